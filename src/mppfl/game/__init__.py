@@ -1,0 +1,1 @@
+"""What everybody does about it."""

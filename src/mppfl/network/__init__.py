@@ -1,0 +1,1 @@
+"""Who can leak about whom."""

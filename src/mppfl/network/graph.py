@@ -1,0 +1,315 @@
+"""SocialGraph: who exposes whom, as a normalised sparse matrix with names; and what the graph looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components
+
+from mppfl.arrays import Array, IntArray
+from mppfl.errors import BadGraph, BadInput, UnknownClient
+
+Normalisation = Literal["row", "none", "symmetric"]
+Isolated = Literal["error", "keep", "drop"]
+SelfLoops = Literal["error", "drop"]
+SparseMatrix = Any  # scipy.sparse.csr_array, which has no types of its own
+
+
+@dataclass(frozen=True, eq=False)
+class SocialGraph:
+    """Direct influence W between clients (model, eq. 1): entry (i, j) says how strongly j's choices expose i.
+
+    influence      csr_array, float64 values, sorted int32 columns, zero diagonal
+    names          one per client, or None: clients are then called "0", "1", ...
+    normalisation  "row": rows sum to 1; "none": strengths as given; "symmetric": D^-1/2 w D^-1/2
+    strengths      row sums of the links as given, so that they can be recovered
+    origin         index of each client in the input, before isolated ones were dropped
+
+    An empty row is an isolated client: nobody exposes it.
+    """
+
+    influence: SparseMatrix
+    names: tuple[str, ...] | None
+    normalisation: Normalisation
+    strengths: Array
+    origin: IntArray
+    _positions: dict[str, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_clients(self) -> int:
+        return int(self.influence.shape[0])
+
+    @property
+    def num_links(self) -> int:
+        return int(self.influence.nnz)
+
+    @property
+    def isolated(self) -> IntArray:
+        """Indices of clients whom nobody exposes."""
+        return np.flatnonzero(np.diff(self.influence.indptr) == 0)
+
+    def name(self, index: int) -> str:
+        return str(int(index)) if self.names is None else self.names[index]
+
+    def index(self, name: str) -> int:
+        """The position of a client by name. Raises UnknownClient with the nearest names."""
+        if self.names is None:
+            if name.isdecimal() and int(name) < self.num_clients:
+                return int(name)
+        else:
+            if not self._positions:
+                self._positions.update((known, i) for i, known in enumerate(self.names))
+            if name in self._positions:
+                return self._positions[name]
+        raise UnknownClient(f"client {name!r} is not in the network of {self.num_clients:,} clients.{self._near(name)}")
+
+    def _near(self, name: str) -> str:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, list(self.names or ())[:20_000], n=3)
+        return f" Did you mean {', '.join(map(repr, near))}?" if near else " Check the spelling."
+
+    def links(self) -> SparseMatrix:
+        """The links as they were given (w, before normalisation), as a csr_array."""
+        if self.normalisation == "none":
+            return self.influence
+        scale = self.strengths if self.normalisation == "row" else np.sqrt(self.strengths)
+        given = self.influence.copy()
+        given.data *= np.repeat(scale, np.diff(given.indptr))
+        if self.normalisation == "symmetric":
+            given.data *= scale[given.indices]
+        return given
+
+
+def graph_from_links(
+    sources: IntArray,
+    targets: IntArray,
+    weights: Array | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    num_clients: int | None = None,
+    normalisation: Normalisation = "row",
+    isolated: Isolated = "error",
+    self_loops: SelfLoops = "error",
+    undirected: bool = False,
+) -> SocialGraph:
+    """A social graph from links "target is exposed by source", given as positions.
+
+    A link given twice with one weight counts once; with two weights it is an error, and so is a self-loop, a weight
+    that is not a positive number, and (unless `isolated` says otherwise) a client whom nobody exposes.
+    """
+    sources, targets = np.asarray(sources), np.asarray(targets)
+    size = num_clients if num_clients is not None else len(names) if names is not None else _largest(sources, targets)
+    values = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
+    label = (lambda i: str(int(i))) if names is None else (lambda i: names[int(i)])
+    _check_links(sources, targets, values, size, label)
+
+    loops = sources == targets
+    if loops.any():
+        if self_loops == "error":
+            raise BadGraph(
+                f"client {label(sources[loops][0])!r} is linked to itself ({int(loops.sum()):,} self-loops); "
+                'a client\'s own risk is counted apart. Remove them, or pass self_loops="drop".'
+            )
+        sources, targets, values = sources[~loops], targets[~loops], values[~loops]
+    if undirected:
+        sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
+        values = np.concatenate([values, values])
+    matrix = _unique_links(sources, targets, values, size, label)
+    return graph_from_matrix(matrix, names=names, normalisation=normalisation, isolated=isolated)
+
+
+def graph_from_matrix(
+    matrix: Any,
+    *,
+    names: Sequence[str] | None = None,
+    normalisation: Normalisation = "row",
+    isolated: Isolated = "error",
+    self_loops: SelfLoops = "error",
+) -> SocialGraph:
+    """A social graph from a square matrix w (dense or sparse) whose entry (i, j) > 0 says that j exposes i."""
+    given = _as_csr(matrix)
+    size = given.shape[0]
+    if names is not None and len(names) != size:
+        raise BadGraph(f"{len(names)} names for {size} clients; give one name per row of the matrix.")
+    label = (lambda i: str(int(i))) if names is None else (lambda i: names[int(i)])
+    loops = np.flatnonzero(given.diagonal())
+    if len(loops):
+        if self_loops == "error":
+            raise BadGraph(
+                f"client {label(loops[0])!r} is linked to itself ({len(loops):,} self-loops); "
+                'a client\'s own risk is counted apart. Zero the diagonal, or pass self_loops="drop".'
+            )
+        given = given - sp.diags_array(given.diagonal(), format="csr")
+        given.eliminate_zeros()
+    if given.nnz == 0:
+        raise BadGraph(f"the graph of {size} clients has no links, so nothing propagates. Give at least one link.")
+    _check_normalisation(normalisation)
+
+    origin = np.arange(size)
+    if isolated not in ("error", "keep", "drop"):
+        raise BadInput(f'isolated={isolated!r} must be "error", "keep" or "drop".')
+    empty = np.diff(given.indptr) == 0
+    if empty.any() and isolated == "error":
+        who = ", ".join(repr(label(i)) for i in np.flatnonzero(empty)[:5])
+        more = ", ..." if empty.sum() > 5 else ""
+        raise BadGraph(
+            f"{int(empty.sum()):,} of {size:,} clients are isolated (nobody exposes them): {who}{more}. "
+            'Give them links, or choose isolated="keep" (no external risk) or isolated="drop".'
+        )
+    while isolated == "drop" and empty.any():  # dropping a client can isolate those whom only it exposed
+        given, origin = given[~empty][:, ~empty].tocsr(), origin[~empty]
+        empty = np.diff(given.indptr) == 0
+    if given.shape[0] == 0:
+        raise BadGraph('every client became isolated once isolated ones were dropped. Use isolated="keep".')
+
+    kept = tuple(names[i] for i in origin) if names is not None else tuple(map(str, origin)) if len(origin) < size else None
+    return _normalised(given, kept, normalisation, origin)
+
+
+def _normalised(
+    given: SparseMatrix, names: tuple[str, ...] | None, normalisation: Normalisation, origin: IntArray
+) -> SocialGraph:
+    strengths = np.asarray(given.sum(axis=1)).ravel()
+    influence = sp.csr_array(
+        (given.data.astype(np.float64), given.indices.astype(np.int32), given.indptr), shape=given.shape
+    )
+    influence.sort_indices()
+    lengths = np.diff(influence.indptr)
+    safe = np.where(strengths > 0, strengths, 1.0)  # an empty row has nothing to divide
+    if normalisation == "row":
+        influence.data /= np.repeat(safe, lengths)
+    elif normalisation == "symmetric":
+        influence.data /= np.repeat(np.sqrt(safe), lengths) * np.sqrt(safe)[influence.indices]
+    for array in (influence.data, influence.indices, influence.indptr, strengths):
+        array.setflags(write=False)
+    return SocialGraph(influence, names, normalisation, strengths, origin)
+
+
+def _as_csr(matrix: Any) -> SparseMatrix:
+    """The matrix as csr_array with positive finite entries, or an error that names the first wrong one."""
+    if not sp.issparse(matrix):
+        matrix = np.asarray(matrix)
+        if matrix.dtype == object or matrix.ndim != 2:
+            raise BadGraph(f"a graph needs a square matrix of numbers, got {type(matrix).__name__} of shape {matrix.shape}.")
+    if matrix.shape[0] != matrix.shape[1]:
+        raise BadGraph(f"a graph needs a square matrix, got shape {matrix.shape}.")
+    if matrix.shape[0] == 0:
+        raise BadGraph("the graph is empty: no clients. Give at least one link.")
+    given = sp.csr_array(matrix, dtype=np.float64)
+    given.sum_duplicates()
+    wrong = ~(np.isfinite(given.data) & (given.data >= 0))
+    if wrong.any():
+        where = int(np.argmax(wrong))
+        row = int(np.searchsorted(given.indptr, where, side="right") - 1)
+        raise BadGraph(
+            f"entry ({row}, {int(given.indices[where])}) of the matrix is {given.data[where]}; "
+            "weights must be positive numbers, 0 for no link."
+        )
+    given.eliminate_zeros()
+    return given
+
+
+def _largest(sources: IntArray, targets: IntArray) -> int:
+    return int(max(sources.max(initial=-1), targets.max(initial=-1))) + 1
+
+
+def _check_normalisation(normalisation: str) -> None:
+    if normalisation not in ("row", "none", "symmetric"):
+        raise BadInput(f'normalisation={normalisation!r} must be "row", "none" or "symmetric".')
+
+
+def _check_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> None:
+    if not len(sources) == len(targets) == len(values):
+        raise BadGraph(f"{len(sources)} sources, {len(targets)} targets and {len(values)} weights do not match.")
+    if len(sources) == 0:
+        raise BadGraph("the graph is empty: no links. Give at least one line `source, target`.")
+    for ends in (sources, targets):
+        if ends.min() < 0 or ends.max() >= size:
+            raise BadGraph(f"link end {int(ends[(ends < 0) | (ends >= size)][0])} is not one of {size} clients.")
+    wrong = ~(np.isfinite(values) & (values > 0))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise BadGraph(
+            f"the link from {label(sources[at])!r} to {label(targets[at])!r} has weight {values[at]}; "
+            "weights must be positive numbers. Correct it, or leave the link out."
+        )
+
+
+def _unique_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> SparseMatrix:
+    """Rows are targets, columns sources; a repeated link counts once if its weights agree."""
+    order = np.lexsort((sources, targets))
+    sources, targets, values = sources[order], targets[order], values[order]
+    again = np.zeros(len(sources), dtype=bool)
+    again[1:] = (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1])
+    clash = again.copy()
+    clash[1:] &= values[1:] != values[:-1]
+    if clash.any():
+        at = int(np.argmax(clash))
+        raise BadGraph(
+            f"the link from {label(sources[at])!r} to {label(targets[at])!r} is given twice, with weights "
+            f"{values[at - 1]:g} and {values[at]:g}. Keep one of them."
+        )
+    sources, targets, values = sources[~again], targets[~again], values[~again]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(targets, minlength=size))])
+    kind = np.int32 if len(values) < 2**31 else np.int64
+    return sp.csr_array((values, sources.astype(np.int32), indptr.astype(kind)), shape=(size, size))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDescription:
+    """What a social graph looks like. Shares lie between 0 and 1."""
+
+    num_clients: int
+    num_links: int
+    exposed_by: tuple[int, float, int]  # how many expose a client: fewest, mean, most
+    exposes: tuple[int, float, int]  # how many a client exposes: fewest, mean, most
+    reciprocity: float  # share of links that also run the other way
+    smallest_influence: float  # ω_min of the paper: measured, not enforced
+    num_isolated: int
+    num_isolated_pairs: int  # two clients exposed by nobody but each other
+    strongly_connected_share: float  # share of clients in the largest strongly connected part
+    num_components: int  # weakly connected parts
+
+
+def describe(graph: SocialGraph) -> GraphDescription:
+    """What the graph looks like: degrees, reciprocity, ω_min, isolated clients, connectedness."""
+    influence = graph.influence
+    exposed_by = np.diff(influence.indptr)
+    exposes = np.bincount(influence.indices, minlength=graph.num_clients)
+    pattern = sp.csr_array((np.ones(influence.nnz, dtype=np.int8), influence.indices, influence.indptr), influence.shape)
+    mutual = int(pattern.multiply(pattern.T).sum()) if influence.nnz else 0
+    parts, weak = connected_components(pattern, directed=True, connection="weak")
+    _, strong = connected_components(pattern, directed=True, connection="strong")
+    lone = np.flatnonzero((exposed_by == 1) & (np.bincount(weak)[weak] == 2))
+    return GraphDescription(
+        num_clients=graph.num_clients,
+        num_links=graph.num_links,
+        exposed_by=_spread(exposed_by),
+        exposes=_spread(exposes),
+        reciprocity=mutual / influence.nnz,
+        smallest_influence=float(influence.data.min()),
+        num_isolated=len(graph.isolated),
+        num_isolated_pairs=int(_pairs(lone, weak)),
+        strongly_connected_share=float(np.bincount(strong).max() / graph.num_clients),
+        num_components=int(parts),
+    )
+
+
+def _spread(degrees: IntArray) -> tuple[int, float, int]:
+    return int(degrees.min()), float(degrees.mean()), int(degrees.max())
+
+
+def _pairs(lone: IntArray, component: IntArray) -> int:
+    _, members = np.unique(component[lone], return_counts=True)
+    return int((members == 2).sum())
+
+
+def joined_names(names: Iterable[str], most: int = 5) -> str:
+    """The first few names, quoted, for messages."""
+    listed = list(names)
+    return ", ".join(repr(n) for n in listed[:most]) + (", ..." if len(listed) > most else "")
