@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,11 +78,10 @@ class SocialGraph:
         """The links as they were given (w, before normalisation), as a csr_array."""
         if self.normalisation == "none":
             return self.influence
-        scale = self.strengths if self.normalisation == "row" else np.sqrt(self.strengths)
         given = self.influence.copy()
-        given.data *= np.repeat(scale, np.diff(given.indptr))
-        if self.normalisation == "symmetric":
-            given.data *= scale[given.indices]
+        given.data *= _divisors(given, self.strengths, self.normalisation)
+        # Division and multiplication may each round: a weight of 1 would come back as 0.9999999999999999.
+        given.data = _nearby_short_decimals(given.data)
         return given
 
 
@@ -105,8 +105,9 @@ def graph_from_links(
     sources, targets = np.asarray(sources), np.asarray(targets)
     size = num_clients if num_clients is not None else len(names) if names is not None else _largest(sources, targets)
     values = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
-    label = (lambda i: str(int(i))) if names is None else (lambda i: names[int(i)])
+    label = _label(names)
     _check_links(sources, targets, values, size, label)
+    _check_self_loops(self_loops)
 
     loops = sources == targets
     if loops.any():
@@ -136,7 +137,11 @@ def graph_from_matrix(
     size = given.shape[0]
     if names is not None and len(names) != size:
         raise BadGraph(f"{len(names)} names for {size} clients; give one name per row of the matrix.")
-    label = (lambda i: str(int(i))) if names is None else (lambda i: names[int(i)])
+    if names is not None and len(set(names)) < size:
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise BadGraph(f"two clients are called {twice!r}. Give every client a name of its own.")
+    label = _label(names)
+    _check_self_loops(self_loops)
     loops = np.flatnonzero(given.diagonal())
     if len(loops):
         if self_loops == "error":
@@ -167,7 +172,9 @@ def graph_from_matrix(
     if given.shape[0] == 0:
         raise BadGraph('every client became isolated once isolated ones were dropped. Use isolated="keep".')
 
-    kept = tuple(names[i] for i in origin) if names is not None else tuple(map(str, origin)) if len(origin) < size else None
+    if names is None and len(origin) < size:
+        names = tuple(map(str, range(size)))
+    kept = None if names is None else tuple(names[i] for i in origin)
     return _normalised(given, kept, normalisation, origin)
 
 
@@ -179,28 +186,49 @@ def _normalised(
         (given.data.astype(np.float64), given.indices.astype(np.int32), given.indptr), shape=given.shape
     )
     influence.sort_indices()
-    lengths = np.diff(influence.indptr)
-    safe = np.where(strengths > 0, strengths, 1.0)  # an empty row has nothing to divide
-    if normalisation == "row":
-        influence.data /= np.repeat(safe, lengths)
-    elif normalisation == "symmetric":
-        influence.data /= np.repeat(np.sqrt(safe), lengths) * np.sqrt(safe)[influence.indices]
-    for array in (influence.data, influence.indices, influence.indptr, strengths):
+    if normalisation != "none":
+        influence.data /= _divisors(influence, strengths, normalisation)
+    if not (np.isfinite(strengths).all() and influence.data.min() > 0):
+        raise BadGraph(
+            f"weights from {given.data.min():g} to {given.data.max():g} are too far apart to be added up and compared. "
+            "Rescale them, for instance to at most 1."
+        )
+    for array in (influence.data, influence.indices, influence.indptr, strengths, origin):
         array.setflags(write=False)
     return SocialGraph(influence, names, normalisation, strengths, origin)
+
+
+def _divisors(links: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Array:
+    """What each stored link is divided by: its row's sum, or the geometric mean of its row's and its column's."""
+    safe = np.where(strengths > 0, strengths, 1.0)  # an isolated client has no links to divide, but may expose others
+    lengths = np.diff(links.indptr)
+    if normalisation == "row":
+        return np.repeat(safe, lengths)
+    root = np.sqrt(safe)
+    return np.asarray(np.repeat(root, lengths) * root[links.indices])
+
+
+def _nearby_short_decimals(values: Array) -> Array:
+    """The values, each replaced by a decimal of 15 digits if one lies within three units in the last place."""
+    with np.errstate(divide="ignore"):  # values outside 1e-7 to 1e15 stay as they are: 10^digits would not be exact
+        digits = 14 - np.floor(np.log10(values))
+        power = 10.0 ** np.clip(digits, 0, 22)
+        short = np.rint(values * power) / power
+    near = (digits >= 0) & (digits <= 22) & (np.abs(short - values) <= 3 * np.spacing(values))
+    return np.where(near, short, values)
 
 
 def _as_csr(matrix: Any) -> SparseMatrix:
     """The matrix as csr_array with positive finite entries, or an error that names the first wrong one."""
     if not sp.issparse(matrix):
         matrix = np.asarray(matrix)
-        if matrix.dtype == object or matrix.ndim != 2:
-            raise BadGraph(f"a graph needs a square matrix of numbers, got {type(matrix).__name__} of shape {matrix.shape}.")
+    if matrix.dtype.kind not in "biuf" or matrix.ndim != 2:
+        raise BadGraph(f"a graph needs a square matrix of real numbers, got {matrix.dtype} of shape {matrix.shape}.")
     if matrix.shape[0] != matrix.shape[1]:
         raise BadGraph(f"a graph needs a square matrix, got shape {matrix.shape}.")
     if matrix.shape[0] == 0:
         raise BadGraph("the graph is empty: no clients. Give at least one link.")
-    given = sp.csr_array(matrix, dtype=np.float64)
+    given = sp.csr_array(matrix, dtype=np.float64, copy=True)  # what follows works in place, not on the caller's matrix
     given.sum_duplicates()
     wrong = ~(np.isfinite(given.data) & (given.data >= 0))
     if wrong.any():
@@ -214,6 +242,11 @@ def _as_csr(matrix: Any) -> SparseMatrix:
     return given
 
 
+def _label(names: Sequence[str] | None) -> Callable[[Any], str]:
+    """How messages call the client at a position."""
+    return lambda i: str(int(i)) if names is None else names[int(i)]
+
+
 def _largest(sources: IntArray, targets: IntArray) -> int:
     return int(max(sources.max(initial=-1), targets.max(initial=-1))) + 1
 
@@ -221,6 +254,11 @@ def _largest(sources: IntArray, targets: IntArray) -> int:
 def _check_normalisation(normalisation: str) -> None:
     if normalisation not in ("row", "none", "symmetric"):
         raise BadInput(f'normalisation={normalisation!r} must be "row", "none" or "symmetric".')
+
+
+def _check_self_loops(self_loops: str) -> None:
+    if self_loops not in ("error", "drop"):
+        raise BadInput(f'self_loops={self_loops!r} must be "error" or "drop".')
 
 
 def _check_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> None:
@@ -242,7 +280,7 @@ def _check_links(sources: IntArray, targets: IntArray, values: Array, size: int,
 
 def _unique_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> SparseMatrix:
     """Rows are targets, columns sources; a repeated link counts once if its weights agree."""
-    order = np.lexsort((sources, targets))
+    order = np.argsort(targets.astype(np.int64) * size + sources, kind="stable")  # a third of lexsort's time
     sources, targets, values = sources[order], targets[order], values[order]
     again = np.zeros(len(sources), dtype=bool)
     again[1:] = (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1])
@@ -281,7 +319,8 @@ def describe(graph: SocialGraph) -> GraphDescription:
     influence = graph.influence
     exposed_by = np.diff(influence.indptr)
     exposes = np.bincount(influence.indices, minlength=graph.num_clients)
-    pattern = sp.csr_array((np.ones(influence.nnz, dtype=np.int8), influence.indices, influence.indptr), influence.shape)
+    ones = np.ones(influence.nnz, dtype=np.int8)
+    pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
     mutual = int(pattern.multiply(pattern.T).sum()) if influence.nnz else 0
     parts, weak = connected_components(pattern, directed=True, connection="weak")
     _, strong = connected_components(pattern, directed=True, connection="strong")

@@ -1,0 +1,99 @@
+"""Compiled sums over clients, for networks of a million clients and a hundred rounds.
+
+Sums go block by block in a fixed order, so they do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from mppfl.arrays import Array
+
+BLOCK = 8192
+
+
+@njit(parallel=True, cache=True)
+def pull_sums(pull: Array, slope: Array, offset: Array, rate: float) -> Any:
+    """Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v."""
+    n = len(pull)
+    blocks = (n + BLOCK - 1) // BLOCK
+    parts = np.empty((blocks, 2))
+    for block in prange(blocks):
+        square = 0.0
+        cube = 0.0
+        for i in range(block * BLOCK, min(n, (block + 1) * BLOCK)):
+            inverse = 1.0 / (rate * slope[i] - offset[i])
+            term = pull[i] * inverse * inverse
+            square += term
+            cube += term * inverse * slope[i]
+        parts[block, 0] = square
+        parts[block, 1] = cube
+    return parts.sum(axis=0)
+
+
+@njit(parallel=True, cache=True)
+def line_totals(
+    slope: Array,
+    offset: Array,
+    loss_slope: Array,
+    loss_offset: Array,
+    quadratic: Array,
+    linear: Array,
+    compute: Array,
+    low: Array,
+    high: Array,
+    harm: Array,
+    weights: Array,
+    rates: Array,
+) -> Any:
+    """Per round: Σε/ρ, Σpρ, Σ(pρ−cost), clients below zero, clients taking part, largest distance from the best
+    response, largest gain from moving alone, the same over the client's utility scale; see `round_totals`.
+    """
+    n = len(slope)
+    num_rounds = len(rates)
+    blocks = (n + BLOCK - 1) // BLOCK
+    parts = np.zeros((blocks, num_rounds, 8))
+    for block in prange(blocks):
+        for t in range(num_rounds):
+            rate = rates[t]
+            noise = paid = welfare = below = taking = distance = gain = relative = 0.0
+            for i in range(block * BLOCK, min(n, (block + 1) * BLOCK)):
+                budget = rate * slope[i] - offset[i]
+                loss = rate * loss_slope[i] - loss_offset[i]
+                price = rate * weights[i]
+                cost = quadratic[i] * loss * loss + linear[i] * loss
+                takes_part = budget > 0.0
+                if takes_part:
+                    noise += harm[i] / budget
+                    taking += 1.0
+                paid += price * budget
+                welfare += price * budget - cost
+                spent = cost + (compute[i] if takes_part else 0.0)
+                size = abs(price * budget) + abs(spent)
+                if price * budget - spent < -1e-12 * size:
+                    below += 1.0
+                wish = (price - linear[i]) / (2 * quadratic[i]) - (loss - budget)
+                answer = min(max(wish, low[i]), high[i])
+                distance = max(distance, abs(answer - budget))
+                mine = quadratic[i] * ((budget - wish) ** 2 - (answer - wish) ** 2)
+                gain = max(gain, mine)
+                relative = max(relative, mine / max(size, 1e-300))
+            parts[block, t, 0] = noise
+            parts[block, t, 1] = paid
+            parts[block, t, 2] = welfare
+            parts[block, t, 3] = below
+            parts[block, t, 4] = taking
+            parts[block, t, 5] = distance
+            parts[block, t, 6] = gain
+            parts[block, t, 7] = relative
+    out = np.zeros((num_rounds, 8))
+    for block in range(blocks):
+        for t in range(num_rounds):
+            for k in range(5):
+                out[t, k] += parts[block, t, k]
+            for k in range(5, 8):
+                out[t, k] = max(out[t, k], parts[block, t, k])
+    return out

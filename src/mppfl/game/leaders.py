@@ -1,0 +1,390 @@
+"""The server's reward rate, by six named leaders (docs/model.md, section 4).
+
+Where every client can be kept strictly inside its bounds, the rate is the root of one equation a round. Where not, the
+server first keeps as many clients as any rate can, then pays as little as it can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.optimize import minimize
+
+from mppfl.arrays import Array, IntArray, require_number
+from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response
+from mppfl.game.model import Game, server_cost
+from mppfl.game.path import (
+    EXACT_BELOW,
+    NUM_SAMPLES,
+    Samples,
+    Segment,
+    join_samples,
+    response_path,
+    sample_response,
+    waking_rates,
+)
+from mppfl.game.plan import AlongLine, PerRound, Stored
+from mppfl.game.rates import RateCondition, crossing_rate, rising_rates
+
+UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
+KEEP_SHARE = 0.99  # of a sampled response: rates that keep this share of the most clients any sample keeps
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """The leader's choice: a reward rate per round, the budgets it leads to, and whether any bound is reached."""
+
+    reward_rates: Array
+    budgets: PerRound
+    reaches_bounds: bool
+
+
+def choose_rates(
+    game: Game,
+    leader: UniformLeader,
+    rounds: IntArray,
+    *,
+    payment_limit: float | None = None,
+    weights: Array | None = None,
+) -> Rates:
+    """The leader's reward rate for every round in `rounds`, and the budgets it leads to.
+
+    `weights` are personal prices per unit of rate, one each unless given (Pigouvian prices).
+    """
+    if leader not in get_args(UniformLeader):
+        raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
+    if leader == "budget_limited":
+        payment_limit = require_number(payment_limit if payment_limit is not None else np.nan, "payment_limit", 0, np.inf)
+    line = equilibrium_response(game, weights)
+    if line.has_interior and line.free.any():
+        rates = interior_rates_of(game, line, leader, rounds, payment_limit)
+        if rates is not None:
+            return Rates(rates, AlongLine(line.slope, line.offset), False)
+    return _rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
+
+
+# ---- inside the bounds ------------------------------------------------------------------------------------------
+
+
+def interior_rates_of(
+    game: Game, line: Response, leader: UniformLeader, rounds: IntArray, payment_limit: float | None = None
+) -> Array | None:
+    """Rates of all rounds if each keeps every free client strictly inside its bounds, else None."""
+    if leader == "budget_limited":
+        if float(line.weights @ line.slope) <= 0:
+            return None
+        best = interior_rates_of(game, line, "anticipating", rounds)
+        rates = np.full(len(rounds), spending_rate(line, float(payment_limit or 0.0)))
+        rates = rates if best is None else np.minimum(rates, best)
+    elif leader == "noise_aware":
+        rates = _noise_aware_rates(game, line, rounds)
+        edge = 1e-9 * max(1.0, line.lowest_rate)
+        if (rates < line.lowest_rate + edge).any() or (rates > line.highest_rate - edge).any():
+            return None  # the search ran into an end: the best rate lies where somebody is at a bound
+    else:
+        condition = rate_condition(game, line, leader)
+        if line.everybody_gains_interest:
+            rates = rising_rates(condition, rounds)
+        else:
+            found = [crossing_rate(condition, int(t)) for t in rounds]
+            if any(rate is None for rate in found):
+                return None
+            rates = np.array(found, dtype=np.float64)
+        if any(condition.relative_gap(float(r), int(t)) > 1e-9 for r, t in zip(rates, rounds, strict=True)):
+            return None
+    inside = (rates > line.lowest_rate) & (rates < line.highest_rate)
+    return rates if inside.all() else None
+
+
+def rate_condition(game: Game, line: Response, leader: Literal["mean_field", "anticipating"]) -> RateCondition:
+    """The first-order condition of the leader on a straight response.
+
+    mean_field (eq. 16):    Σ τε_i/(2t a_i ρ_i²) = (1−τ) Σ(ρ_i + r/2a_i): external risk is taken as it stands
+    anticipating (eq. 17):  Σ τε_i u_i/(t ρ_i²) = (1−τ)(2r Σw_iu_i − Σw_iv_i): the server knows that it moves
+    """
+    clients = game.clients
+    part = line.free | (line.offset < 0)  # a client pinned at 0 is left out of the sum
+    alone = np.where(line.free, line.weights / (2 * clients.quadratic_cost), 0.0)  # own answer, others unmoved
+    paid_slope, paid_offset = float(line.weights @ line.slope), float(line.weights @ line.offset)
+    if leader == "mean_field":
+        pull, steepness = clients.noise_harm * alone, paid_slope + float(line.weights @ alone)
+    else:
+        pull, steepness = clients.noise_harm * line.slope, 2 * paid_slope
+    return RateCondition(
+        steepness=steepness,
+        constant=paid_offset,
+        strength=game.accuracy_weight / (1 - game.accuracy_weight),
+        pull=np.ascontiguousarray(pull[part]),
+        slope=np.ascontiguousarray(line.slope[part]),
+        offset=np.ascontiguousarray(line.offset[part]),
+        lowest=line.lowest_rate,
+        highest=line.highest_rate,
+    )
+
+
+def spending_rate(line: Response, payment_limit: float) -> float:
+    """r = (V + √(V² + 4U·limit))/(2U): the rate whose payments are the limit exactly (model, eq. 19); needs U > 0."""
+    slope, offset = float(line.weights @ line.slope), float(line.weights @ line.offset)
+    return (offset + float(np.sqrt(offset**2 + 4 * slope * payment_limit))) / (2 * slope)
+
+
+def noise_aware_sums(game: Game) -> tuple[Array, float]:
+    """(n_i/n̄)² of every client, and τ N² ε̄/(1−τ): what the noise-aware leader weighs (model, eq. 18)."""
+    clients = game.clients
+    sizes = (clients.data_size / clients.data_size.mean()) ** 2
+    weight = game.accuracy_weight / (1 - game.accuracy_weight)
+    return sizes, weight * game.num_clients**2 * float(clients.noise_harm.mean())
+
+
+def noise_aware_cost(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
+    """τN²ε̄/(t·X) + (1−τ)Σp_iρ_i with X = Σ(n_i/n̄)²ρ_i (model, eq. 18): the cost under noise-aware aggregation."""
+    sizes, strength = noise_aware_sums(game)
+    felt = float(sizes @ budgets)
+    if felt <= 0:
+        return np.inf
+    return (1 - game.accuracy_weight) * (strength / (round_index * felt) + float(np.sum(prices * budgets)))
+
+
+def _noise_aware_rates(game: Game, line: Response, rounds: IntArray) -> Array:
+    """Minimum of κ/(t·X(r)) + r·Y(r) with X and Y straight in r: its derivative has one root where both rise."""
+    sizes, strength = noise_aware_sums(game)
+    felt = _sums_of_line(sizes, line.slope, line.offset)
+    paid = _sums_of_line(line.weights, line.slope, line.offset)
+    return _bisect_noise_aware(strength / rounds, felt, paid, line.lowest_rate, min(line.highest_rate, 1e12))
+
+
+def _sums_of_line(weights: Array, slope: Array, offset: Array) -> tuple[float, float]:
+    return float(weights @ slope), float(weights @ offset)
+
+
+def _bisect_noise_aware(strength: Array, felt: Any, paid: Any, low: Any, high: Any) -> Array:
+    """Where the derivative of strength/X + r·Y turns positive, X = felt₀r − felt₁, Y = paid₀r − paid₁; broadcasts."""
+    low, high = np.broadcast_arrays(low, high, strength)[:2]
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        x = felt[0] * middle - felt[1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rises = (2 * paid[0] * middle - paid[1] - strength * felt[0] / x**2 > 0) & (x > 0)
+        high, low = np.where(rises, middle, high), np.where(rises, low, middle)
+    return np.asarray(0.5 * (low + high))
+
+
+# ---- at the bounds ----------------------------------------------------------------------------------------------
+
+
+def _rates_at_bounds(
+    game: Game, weights: Array, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+) -> Rates:
+    if game.num_clients <= EXACT_BELOW:
+        segments = response_path(game, weights)
+        if leader == "noise_aware":
+            chosen = _noise_aware_on_path(game, weights, segments, rounds)
+        else:
+            chosen = [_best_on_path(game, weights, segments, leader, int(t), payment_limit) for t in rounds]
+        rates = np.array([rate for rate, _ in chosen])
+        rows = np.array([segments[k].budgets(rate) for rate, k in chosen])
+        return Rates(rates, Stored(rows, np.arange(len(rates))), True)
+    rates = _best_of_samples(game, weights, leader, rounds, payment_limit)
+    distinct, row_of_round = np.unique(rates, return_inverse=True)
+    found: list[Array] = []
+    for rate in distinct:
+        found.append(equilibrium_at(game, rate * weights, found[-1] if found else None).budgets)
+    return Rates(rates, Stored(np.array(found), row_of_round), True)
+
+
+def _noise_aware_on_path(
+    game: Game, weights: Array, segments: list[Segment], rounds: IntArray
+) -> list[tuple[float, int]]:
+    """The cheapest rate of every round and its segment; all segments and rounds at once."""
+    sizes, strength = noise_aware_sums(game)
+    felt = np.array([_sums_of_line(sizes, s.slope, s.offset) for s in segments])[:, :, None]
+    paid = np.array([_sums_of_line(weights, s.slope, s.offset) for s in segments])[:, :, None]
+    low, high = np.array([[s.low, min(s.high, 1e12)] for s in segments]).T[:, :, None]
+    value = (strength / rounds)[None, :]
+    rates = _bisect_noise_aware(value, (felt[:, 0], felt[:, 1]), (paid[:, 0], paid[:, 1]), low, high)
+    x = felt[:, 0] * rates - felt[:, 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        costs = np.where(x > 0, value / x, np.inf) + rates * (paid[:, 0] * rates - paid[:, 1])  # [segments, rounds]
+    best = np.argmin(costs, axis=0)
+    return [(float(rates[k, t]), int(k)) for t, k in enumerate(best)]
+
+
+def _best_on_path(
+    game: Game,
+    weights: Array,
+    segments: list[Segment],
+    leader: UniformLeader,
+    round_index: int,
+    payment_limit: float | None,
+) -> tuple[float, int]:
+    """The best rate over all segments, and its segment: the most clients first, then the lowest cost.
+
+    Cost alone would not do: it jumps to infinity as a client's budget falls to 0, and forgets the client at 0.
+    """
+    candidates = []
+    for k, segment in enumerate(segments):
+        for rate in _candidates(game, weights, segment, leader, round_index, payment_limit):
+            budgets = segment.budgets(rate)
+            part = budgets > 0
+            if part.sum() < segment.taking_part.sum() or not part.any():
+                continue  # at this end of the segment somebody drops out; the next segment counts it rightly
+            candidates.append((-int(part.sum()), server_cost(game, round_index, rate * weights, budgets), rate, k))
+    if not candidates:
+        raise NoEquilibrium(
+            f"no reward rate of round {round_index} moves any client to take part"
+            + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
+        )
+    _, _, rate, k = min(candidates)
+    return rate, k
+
+
+def _candidates(
+    game: Game, weights: Array, segment: Segment, leader: UniformLeader, round_index: int, payment_limit: float | None
+) -> list[float]:
+    """Rates of one segment that may be best: where the leader's condition holds, and the two ends."""
+    if not segment.taking_part.any():
+        return []
+    line = Response(segment.slope, segment.offset, segment.low, segment.high, weights, segment.slope != 0)
+    ends = [segment.low, segment.high if np.isfinite(segment.high) else max(4 * segment.low, 1e3)]
+    if leader == "budget_limited":
+        best = crossing_rate(rate_condition(game, line, "anticipating"), round_index, points=60)
+        rates = [*ends, *([best] if best is not None else [])]
+        if float(weights @ line.slope) > 0:
+            rates.append(spending_rate(line, float(payment_limit or 0.0)))
+        allowed = float(payment_limit or 0.0) * (1 + 1e-12)
+        inside = [r for r in rates if segment.low <= r <= segment.high]
+        return [r for r in inside if float(r * weights @ segment.budgets(r)) <= allowed]
+    condition = rate_condition(game, line, leader)
+    root = crossing_rate(condition, round_index, points=60)
+    if root is not None:
+        return [root]
+    # No root: the leader would move on, but past this end a client enters or leaves with a vanishing budget.
+    return ends
+
+
+def _best_of_samples(
+    game: Game, weights: Array, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+) -> Array:
+    """Large games: exact equilibria at sampled rates, refined twice around the rates that some round would choose."""
+    low, high = waking_rates(game, weights)
+    floor = max(low, 1e-3 * high, 1e-6)
+    samples = sample_response(game, weights, np.geomspace(floor, 8 * max(high, floor), NUM_SAMPLES))
+    choice = _choose_samples(game, samples, leader, rounds, payment_limit)
+    for _ in range(2):
+        wanted = np.unique(choice)
+        near = np.unique(np.clip(np.concatenate([wanted - 1, wanted]), 0, len(samples.rates) - 2))
+        middles = np.sqrt(samples.rates[near] * samples.rates[near + 1])
+        samples = join_samples(samples, sample_response(game, weights, middles))
+        choice = _choose_samples(game, samples, leader, rounds, payment_limit)
+    return np.asarray(samples.rates[choice])
+
+
+def _choose_samples(
+    game: Game, samples: Samples, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+) -> IntArray:
+    weight = game.accuracy_weight
+    paid = (1 - weight) * samples.rates * samples.paid  # [samples]
+    if leader == "noise_aware":
+        _, strength = noise_aware_sums(game)
+        with np.errstate(divide="ignore"):
+            noise = (1 - weight) * strength / samples.strength
+        possible = samples.strength > 0
+    else:
+        noise = weight * samples.noise
+        possible = samples.num_taking_part >= KEEP_SHARE * samples.num_taking_part.max()
+    if leader == "budget_limited":
+        affordable = samples.rates * samples.paid <= float(payment_limit or 0.0)
+        possible = affordable & (samples.num_taking_part >= samples.num_taking_part[affordable].max(initial=1))
+    if not possible.any():
+        raise NoEquilibrium("no sampled reward rate moves any client to take part. Raise payment_limit or lower costs.")
+    cost = noise[None, :] / rounds[:, None] + paid[None, :]
+    cost[:, ~possible] = np.inf
+    return np.argmin(cost, axis=1)
+
+
+# ---- personal prices --------------------------------------------------------------------------------------------
+
+
+def pigouvian_weights(game: Game) -> Array:
+    """c = B⁻ᵀ1 (model, eq. 20): paid r·c_i, everybody does what all together would want done."""
+    return game.loss.T.solve(np.ones(game.num_clients))
+
+
+def personalised_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
+    """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21).
+
+    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response. Newton's steps on small
+    networks; where bounds are reached, or on large ones, a quasi-Newton search over log budgets.
+    """
+    clients = game.clients
+    if start is None:
+        value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
+        start = np.sqrt(value / (clients.linear_cost + clients.quadratic_cost))
+    if game.loss.is_dense:
+        budgets = _personalised_by_newton(game, round_index, start)
+        if budgets is not None and ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():
+            return budgets
+    return _personalised_by_search(game, round_index, start)
+
+
+def _personalised_slope(game: Game, round_index: int, budgets: Array) -> tuple[float, Array]:
+    """The server's cost with personal prices, and its gradient."""
+    clients, pay = game.clients, 1 - game.accuracy_weight
+    harm = game.accuracy_weight * clients.noise_harm / round_index
+    prices = 2 * clients.quadratic_cost * (game.loss @ budgets) + clients.linear_cost
+    spill = game.loss.T @ (2 * clients.quadratic_cost * budgets)
+    part = budgets > 0
+    noise = np.divide(harm, budgets, out=np.zeros_like(budgets), where=part)
+    steep = np.divide(harm, budgets**2, out=np.zeros_like(budgets), where=part)
+    return float(noise.sum() + pay * (prices @ budgets)), pay * (prices + spill) - steep
+
+
+def _personalised_by_newton(game: Game, round_index: int, start: Array) -> Array | None:
+    clients = game.clients
+    harm = game.accuracy_weight * clients.noise_harm / round_index
+    scaled = clients.quadratic_cost[:, None] * game.loss.dense
+    curve = 2 * (1 - game.accuracy_weight) * (scaled + scaled.T)
+    budgets = start.copy()
+    for _ in range(60):
+        cost, slope = _personalised_slope(game, round_index, budgets)
+        if np.abs(slope * budgets).max() <= 1e-13 * cost:
+            return budgets
+        try:
+            step = -np.linalg.solve(curve + np.diag(2 * harm / budgets**3), slope)
+        except np.linalg.LinAlgError:
+            return None
+        length = min(1.0, 0.9 / max(1e-300, float((-step / budgets).max())))  # stay positive
+        while length > 1e-6 and _personalised_slope(game, round_index, budgets + length * step)[0] > cost * (1 + 1e-15):
+            length *= 0.5
+        budgets = budgets + length * step
+    return budgets if np.abs(slope * budgets).max() <= 1e-9 * cost else None
+
+
+def _personalised_by_search(game: Game, round_index: int, start: Array) -> Array:
+    clients = game.clients
+    able = clients.budget_max > 0
+
+    def cost_and_slope(logs: Array) -> tuple[float, Array]:
+        budgets = np.zeros(game.num_clients)
+        budgets[able] = np.exp(logs)
+        cost, slope = _personalised_slope(game, round_index, budgets)
+        return cost, (slope * budgets)[able]
+
+    with np.errstate(divide="ignore"):
+        low, high = np.log(clients.budget_min[able]), np.log(clients.budget_max[able])
+        first = np.clip(np.log(start[able]), -60.0, 60.0)
+    bounds = np.column_stack([np.maximum(low, -60.0), np.minimum(high, 60.0)])
+    options = {"maxiter": 3000, "maxfun": 5000, "ftol": 1e-15, "gtol": 1e-11, "maxcor": 20}
+    found = minimize(cost_and_slope, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    budgets = np.zeros(game.num_clients)
+    budgets[able] = np.exp(found.x)
+    return budgets
+
+
+def personalised_prices(game: Game, budgets: Array) -> Array:
+    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who stay out (eq. 21)."""
+    prices = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
+    return np.where(budgets > 0, prices, 0.0)

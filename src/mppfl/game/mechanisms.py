@@ -1,0 +1,284 @@
+"""Mechanisms to compare. Each is a function: a game and a horizon in, a plan out. Yours can be one too.
+
+With `horizon.reward_rates` set, every mechanism faces those rates (the common-reward comparison); without, its own
+server sets them. Exposure happens to everybody alike: whoever ignores it still suffers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from mppfl.arrays import Array, require_number
+from mppfl.errors import BadInput
+from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
+from mppfl.game.leaders import (
+    UniformLeader,
+    choose_rates,
+    personalised_budgets,
+    personalised_prices,
+    pigouvian_weights,
+)
+from mppfl.game.loss import LossOperator
+from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
+from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, plan_of_rounds
+from mppfl.game.welfare import social_optimum
+from mppfl.network.propagation import Propagation
+from mppfl.network.walks import ReturnsHome
+
+Mechanism = Callable[[Game, Horizon], Plan]
+
+AUCTION_TOLERANCE = 1e-12
+LEAST_BUDGET = 1e-3  # SARDA-r's floor: an optimum at 0 would leave the server with infinite noise
+
+
+# ---- clients who know the network -------------------------------------------------------------------------------
+
+
+def mppfl(game: Game, horizon: Horizon) -> Plan:
+    """The paper's mechanism: equilibrium budgets, and a server that takes external risk as it stands (eq. 16)."""
+    return _uniform(game, horizon, "mppfl", "mean_field")
+
+
+def mppfl_exact(game: Game, horizon: Horizon) -> Plan:
+    """The exact Stackelberg equilibrium: the server knows how exposure moves with its rate (eq. 17)."""
+    return _uniform(game, horizon, "mppfl_exact", "anticipating")
+
+
+def mppfl_noise_aware(game: Game, horizon: Horizon) -> Plan:
+    """The server aggregates noise-aware, so no single small budget can drive its rate up (eq. 18)."""
+    return _uniform(game, horizon, "mppfl_noise_aware", "noise_aware")
+
+
+def budget_limited(game: Game, horizon: Horizon, *, payment_limit: float = 1.0) -> Plan:
+    """The server spends at most `payment_limit` in a round (eq. 19)."""
+    require_number(payment_limit, "payment_limit", 0.0, np.inf)
+    return _uniform(game, horizon, "budget_limited", "budget_limited", payment_limit)
+
+
+def pigouvian(game: Game, horizon: Horizon) -> Plan:
+    """Personal prices r·c_i that make everybody do what all together would want (eq. 20).
+
+    A client that harms others more than it earns has c_i < 0; it is offered nothing instead of being charged.
+    """
+    weights = pigouvian_weights(game)
+    charged = int((weights < 0).sum())
+    notes = (f"{charged} clients would be charged for sharing (c_i < 0); they are offered nothing",) if charged else ()
+    weights = np.maximum(weights, 0.0)
+    plan = _uniform(game, horizon, "pigouvian", "anticipating", weights=weights)
+    return replace(plan, prices=AlongLine(weights, np.zeros(game.num_clients)), notes=plan.notes + notes)
+
+
+def personalised(game: Game, horizon: Horizon) -> Plan:
+    """One price for each client, as cheap for the server as can be, and hard on clients (eq. 21)."""
+    terms = []
+    budgets: Array | None = None
+    for round_index in horizon.rounds:
+        budgets = personalised_budgets(game, int(round_index), budgets)
+        terms.append(_priced(int(round_index), personalised_prices(game, budgets), budgets))
+    return plan_of_rounds("personalised", terms)
+
+
+def _uniform(
+    game: Game,
+    horizon: Horizon,
+    name: str,
+    leader: UniformLeader,
+    payment_limit: float | None = None,
+    weights: Array | None = None,
+) -> Plan:
+    if horizon.reward_rates is not None:
+        budgets = equilibrium_along(game, horizon.reward_rates, weights)
+        return Plan(name, horizon.rounds, horizon.reward_rates, budgets, game.num_clients)
+    chosen = choose_rates(game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights)
+    notes = ("some clients are at a bound of their budgets",)
+    return Plan(
+        name,
+        horizon.rounds,
+        chosen.reward_rates,
+        chosen.budgets,
+        game.num_clients,
+        notes=notes if chosen.reaches_bounds else (),
+    )
+
+
+def equilibrium_along(game: Game, reward_rates: Array, weights: Array | None = None) -> PerRound:
+    """Equilibrium budgets at given rates: the line where all of them are inside the bounds, else one by one."""
+    line = equilibrium_response(game, weights)
+    if ((reward_rates > line.lowest_rate) & (reward_rates < line.highest_rate)).all():
+        return AlongLine(line.slope, line.offset)
+    distinct, rows = np.unique(reward_rates, return_inverse=True)
+    found: list[Array] = []
+    for rate in distinct:
+        found.append(equilibrium_at(game, rate * line.weights, found[-1] if found else None).budgets)
+    return Stored(np.array(found), rows)
+
+
+# ---- clients who do not -----------------------------------------------------------------------------------------
+
+
+def social_agnostic(game: Game, horizon: Horizon) -> Plan:
+    """SA: everybody answers as if alone, ρ_i = (r − b_i)/(2a_i); its server expects just that."""
+    blind = replace(game, externality_strength=0.0)
+    return replace(_uniform(blind, horizon, "social_agnostic", "anticipating"), mechanism="social_agnostic")
+
+
+def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8) -> Plan:
+    """Budgets drawn uniformly between `low` and `high` times the mean social-agnostic budget of round 1."""
+    if not 0 < low <= high < np.inf:
+        raise BadInput(f"random budgets need 0 < low <= high, got low={low:g}, high={high:g}.")
+    mean = mean_agnostic_budget(game)
+    drawn = Drawn(game.num_clients, low * mean, high * mean, horizon.seed)
+    return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
+
+
+def fixed(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"] = "min") -> Plan:
+    """DP-FedAvg: one budget ρ_0 for all clients and rounds.
+
+    "min" is the smallest budget of round 1 under MPPFL, the largest that nobody refuses; "mean" is the mean
+    social-agnostic budget of round 1. The choice decides how this compares with MPPFL, so ρ_0 is in the plan's notes.
+    """
+    if budget == "min":
+        first = mppfl(game, Horizon(np.array([1]))).terms(0).budgets
+        size = float(first[first > 0].min())
+    elif budget == "mean":
+        size = mean_agnostic_budget(game)
+    elif isinstance(budget, str):
+        raise BadInput(f'fixed budget={budget!r} must be "min", "mean" or a number above 0.')
+    else:
+        size = require_number(budget, "fixed budget", 0.0, np.inf)
+    everybody = Stored(np.full((1, game.num_clients), size), np.zeros(len(horizon.rounds), dtype=np.int64))
+    return _mandated(game, horizon, "fixed", everybody, (f"fixed budget {size:.6g} ({budget})",))
+
+
+def mean_agnostic_budget(game: Game) -> float:
+    """Mean social-agnostic budget of round 1 at MPPFL's rate: the yardstick of `random` and `fixed`."""
+    rate = float(mppfl(game, Horizon(np.array([1]))).reward_rates[0])
+    return float(np.clip(wanted_loss(game, rate), game.clients.budget_min, game.clients.budget_max).mean())
+
+
+def noiseless(game: Game, horizon: Horizon) -> Plan:
+    """Federated averaging without noise: the ceiling of accuracy. Nobody is protected, nobody is paid."""
+    everybody = Stored(np.full((1, game.num_clients), np.inf), np.zeros(len(horizon.rounds), dtype=np.int64))
+    return Plan("noiseless", horizon.rounds, np.zeros(len(horizon.rounds)), everybody, game.num_clients)
+
+
+def _mandated(game: Game, horizon: Horizon, name: str, budgets: PerRound, notes: tuple[str, ...]) -> Plan:
+    """Budgets that nobody chose. The server's own rate is then the lowest at which no client is worse off than at 0."""
+    rates = horizon.reward_rates
+    if rates is None:
+        rates = np.array([_covering_rate(game, budgets.at(k, 0.0)) for k in range(len(horizon.rounds))])
+        notes = (*notes, "own reward: the lowest rate that covers every client's cost")
+    return Plan(name, horizon.rounds, rates, budgets, game.num_clients, notes=notes)
+
+
+def _covering_rate(game: Game, budgets: Array) -> float:
+    costs = privacy_cost(game, privacy_loss(game, budgets)) + game.clients.compute_cost
+    return float((costs / budgets).max())
+
+
+# ---- one hop only -----------------------------------------------------------------------------------------------
+
+
+def sarda_like(game: Game, horizon: Horizon) -> Plan:
+    """An iterative double auction over one-hop exposure (model, eq. 30), after Sun et al. 2024 as far as is public.
+
+    Price-taking clients ask for the harm they cause and suffer; one sweep ρ ← √(q/B₁ᵀ(2AB₁ρ + b)) contracts by at most
+    a half in the log-sup metric, so the limit is unique: the welfare optimum of the one-hop model.
+    """
+    near = one_hop(game)
+    clients = game.clients
+    strength = game.accuracy_weight / (1 - game.accuracy_weight)
+    low = np.maximum(clients.budget_min, 0.0)
+    terms = []
+    budgets = np.ones(game.num_clients)
+    for round_index in horizon.rounds:
+        bids = strength * clients.noise_harm / int(round_index)  # q_i: the server's value of less noise
+        budgets, marginal = _auction(near.loss, bids, clients.quadratic_cost, clients.linear_cost, budgets)
+        budgets = np.clip(budgets, low, clients.budget_max)
+        received = marginal * (near.loss @ budgets)  # own price times budget, and amends for harm by neighbours
+        prices = np.divide(received, budgets, out=np.zeros_like(budgets), where=budgets > 0)
+        terms.append(_priced(int(round_index), prices, budgets))
+    return plan_of_rounds("sarda_like", terms, ("prices come from the auction, not from a common reward rate",))
+
+
+def _auction(loss: LossOperator, bids: Array, quadratic: Array, linear: Array, start: Array) -> tuple[Array, Array]:
+    """Budgets at which bids meet asks, and each client's marginal cost 2a_i s_i + b_i there."""
+    budgets = np.maximum(start, 1e-300)
+    for _ in range(200):
+        marginal = 2 * quadratic * (loss @ budgets) + linear
+        asked = loss.T @ marginal
+        before, budgets = budgets, np.sqrt(bids / asked)
+        if np.abs(np.log(budgets / before)).max() < AUCTION_TOLERANCE:
+            break
+    return budgets, 2 * quadratic * (loss @ budgets) + linear
+
+
+def sarda_r(game: Game, horizon: Horizon) -> Plan:
+    """The one-hop client-welfare optimum at the common reward rate; own rates anticipate that answer."""
+    near = one_hop(game)
+    weights = pigouvian_weights(near)
+    rates = horizon.reward_rates
+    if rates is None:
+        rates = choose_rates(near, "anticipating", horizon.rounds, weights=np.maximum(weights, 0.0)).reward_rates
+    line = equilibrium_response(near, weights)
+    floor = np.minimum(np.maximum(game.clients.budget_min, LEAST_BUDGET), game.clients.budget_max)
+    if (line.budgets(float(rates.min())) >= floor).all() and (line.budgets(float(rates.max())) >= floor).all():
+        return Plan("sarda_r", horizon.rounds, rates, AlongLine(line.slope, line.offset), game.num_clients)
+    bounded = near.with_bounds(floor, game.clients.budget_max)
+    distinct, rows = np.unique(rates, return_inverse=True)
+    found = np.array([social_optimum(bounded, float(rate), weights).budgets for rate in distinct])
+    return Plan("sarda_r", horizon.rounds, rates, Stored(found, rows), game.num_clients)
+
+
+def one_hop(game: Game) -> Game:
+    """The same game in which exposure stops at direct neighbours: B₁ = I + αW."""
+    wide = game.propagation
+    zeros = np.zeros(game.num_clients)
+    near = Propagation(wide.influence, 1, wide.hop_decay, ReturnsHome(zeros, zeros, 1), wide.normalisation)
+    return replace(game, propagation=near)
+
+
+def _priced(round_index: int, prices: Array, budgets: Array) -> Terms:
+    total = float(budgets.sum())
+    rate = float(prices @ budgets) / total if total > 0 else 0.0
+    return Terms(round_index, rate, prices, budgets)
+
+
+# ---- by name ----------------------------------------------------------------------------------------------------
+
+MECHANISMS: dict[str, Mechanism] = {
+    "mppfl": mppfl,
+    "mppfl_exact": mppfl_exact,
+    "mppfl_noise_aware": mppfl_noise_aware,
+    "social_agnostic": social_agnostic,
+    "random": random,
+    "fixed": fixed,
+    "sarda_like": sarda_like,
+    "sarda_r": sarda_r,
+    "budget_limited": budget_limited,
+    "pigouvian": pigouvian,
+    "personalised": personalised,
+    "noiseless": noiseless,
+}
+
+
+def find_mechanism(name: str) -> Mechanism:
+    """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
+    if name in MECHANISMS:
+        return MECHANISMS[name]
+    from importlib.metadata import entry_points
+
+    offered = {point.name: point for point in entry_points(group="mppfl.mechanisms")}
+    if name in offered:
+        loaded: Mechanism = offered[name].load()
+        return loaded
+    from difflib import get_close_matches
+
+    known = [*MECHANISMS, *offered]
+    near = get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join(known)}.")

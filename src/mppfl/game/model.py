@@ -1,0 +1,188 @@
+"""Clients, Game, and the equations of one round: one function per equation of docs/model.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import Array, read_only, require, require_number
+from mppfl.errors import BadInput
+from mppfl.game.loss import LossOperator
+from mppfl.network.graph import SocialGraph
+from mppfl.network.propagation import Propagation, propagate
+from mppfl.network.walks import Diagonal
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """What privacy is worth to each client: one entry per client.
+
+    quadratic_cost  a_i > 0    money per unit of privacy loss squared
+    linear_cost     b_i >= 0   money per unit of privacy loss
+    noise_harm      ε_i > 0    weight of this client's noise in the server's cost; not a DP epsilon
+    compute_cost    C_i >= 0   money for taking part in one round
+    data_size       |D_i| > 0  examples the client holds
+    budget_min, budget_max     bounds on a budget, 0 <= min <= max; a client held at 0 does not take part
+    """
+
+    quadratic_cost: Array
+    linear_cost: Array
+    noise_harm: Array
+    compute_cost: Array = 0.0  # type: ignore[assignment]  # a scalar stands for everybody
+    data_size: Array = 1.0  # type: ignore[assignment]
+    budget_min: Array = 0.0  # type: ignore[assignment]
+    budget_max: Array = np.inf  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        longest = max(np.size(getattr(self, f.name)) for f in fields(self))
+        for f in fields(self):
+            object.__setattr__(self, f.name, read_only(getattr(self, f.name), f.name, length=longest))
+        for name in ("quadratic_cost", "noise_harm", "data_size"):
+            values = getattr(self, name)
+            require(values, name, np.isfinite(values) & (values > 0), "a number above 0")
+        for name in ("linear_cost", "compute_cost", "budget_min"):
+            values = getattr(self, name)
+            require(values, name, np.isfinite(values) & (values >= 0), "a number of at least 0")
+        require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.quadratic_cost)
+
+    def pick(self, positions: Any) -> Clients:
+        """The clients at these positions, in this order."""
+        return Clients(**{f.name: getattr(self, f.name)[positions] for f in fields(self)})
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """One server, the clients, and the network between them: everything that one round needs.
+
+    externality_strength  α >= 0      how much others' budgets add to one's own privacy loss
+    accuracy_weight       0 < τ < 1   server's weight on accuracy; 1 - τ is its weight on payments
+    """
+
+    graph: SocialGraph
+    clients: Clients
+    propagation: Propagation
+    externality_strength: float
+    accuracy_weight: float
+
+    def __post_init__(self) -> None:
+        if self.clients.num_clients != self.propagation.num_clients:
+            raise BadInput(
+                f"{self.clients.num_clients:,} clients for a network of {self.propagation.num_clients:,}; "
+                "give costs for exactly the clients of the network."
+            )
+        require_number(self.externality_strength, "externality_strength", 0.0, np.inf, open_ends=False)
+        if not np.isfinite(self.externality_strength):
+            raise BadInput(f"externality_strength={self.externality_strength} must be a finite number.")
+        require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0)
+
+    @property
+    def num_clients(self) -> int:
+        return self.clients.num_clients
+
+    @cached_property
+    def loss(self) -> LossOperator:
+        """B = I + αΣ, which turns budgets into privacy losses."""
+        return LossOperator(self.propagation, self.externality_strength)
+
+    @property
+    def contraction(self) -> float:
+        """αS: below 1 the clients' equilibrium is unique for every reward rate (model, eq. 4)."""
+        return self.externality_strength * self.propagation.largest_row_sum()
+
+    @property
+    def is_surely_unique(self) -> bool:
+        """Whether true row sums of αΣ stay below 1, which proves a unique equilibrium for every reward rate."""
+        return bool(self.externality_strength * self.propagation.row_sums.max() < 1)
+
+    def with_bounds(self, budget_min: Array, budget_max: Array) -> Game:
+        """The same game with other bounds on budgets; what was already solved for the network is kept."""
+        changed = replace(self, clients=replace(self.clients, budget_min=budget_min, budget_max=budget_max))
+        changed.__dict__["loss"] = self.loss
+        return changed
+
+
+def make_game(
+    graph: SocialGraph,
+    clients: Clients,
+    *,
+    max_hops: int = 5,
+    hop_decay: float = 0.9,
+    externality_strength: float = 0.05,
+    accuracy_weight: float = 0.5,
+    diagonal: Diagonal = "auto",
+) -> Game:
+    """A game on a social graph; the defaults are those of the preset `paper-like`."""
+    spread = propagate(graph, max_hops, hop_decay, diagonal=diagonal)
+    return Game(graph, clients, spread, externality_strength, accuracy_weight)
+
+
+def privacy_loss(game: Game, budgets: Array) -> Array:
+    """s = ρ + αΣρ: what each client loses, own and through others (model, eq. 5)."""
+    return game.loss @ budgets
+
+
+def privacy_cost(game: Game, losses: Array) -> Array:
+    """a_i s_i² + b_i s_i: what a privacy loss is worth to each client, in money (model, eq. 6)."""
+    return game.clients.quadratic_cost * losses**2 + game.clients.linear_cost * losses
+
+
+def utility(game: Game, prices: Array | float, budgets: Array, losses: Array | None = None) -> Array:
+    """U_i = p_i ρ_i − C_i − (a_i s_i² + b_i s_i) of every client (model, eq. 7).
+
+    A client with budget 0 takes no part and bears no compute cost, but is still exposed by the others.
+    """
+    losses = privacy_loss(game, budgets) if losses is None else losses
+    compute = np.where(budgets > 0, game.clients.compute_cost, 0.0)
+    return np.asarray(prices * budgets - compute - privacy_cost(game, losses))
+
+
+def accuracy_term(game: Game, round_index: int, budgets: Array) -> float:
+    """Σ ε_i/(t ρ_i) over the clients who take part (model, eq. 8): the noise's share of the accuracy loss."""
+    part = budgets > 0
+    return float((game.clients.noise_harm[part] / budgets[part]).sum() / round_index)
+
+
+def server_cost(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
+    """U_t = τ Σ ε_i/(t ρ_i) + (1−τ) Σ p_i ρ_i; clients who stay out are left out of both sums (model, eq. 9)."""
+    weight = game.accuracy_weight
+    return weight * accuracy_term(game, round_index, budgets) + (1 - weight) * float(np.sum(prices * budgets))
+
+
+def accuracy_loss_bound(
+    game: Game, round_index: int, budgets: Array, *, smoothness: float, curvature: float, gradient_bound: float
+) -> float:
+    """β E²/(2 μ² t) + Σ ε_i/(t ρ_i), Proposition 2's bound on the expected excess loss (model, eq. 10)."""
+    start = smoothness * gradient_bound**2 / (2 * curvature**2 * round_index)
+    return start + accuracy_term(game, round_index, budgets)
+
+
+def noise_harm(
+    num_parameters: int, clip_norm: float, data_size: Array, weights: Array | None = None, *, smoothness_ratio: float
+) -> Array:
+    """ε_i = p β 𝒮² θ_i² / (μ² |D_i|²) with `smoothness_ratio` = β/μ² (model, eq. 11).
+
+    With θ_i = |D_i|/Σ|D| (the default) it is the same number for every client, p β 𝒮²/(μ² (Σ|D|)²); other weights θ
+    make it differ.
+    """
+    sizes = np.asarray(data_size, dtype=np.float64)
+    shares = sizes / sizes.sum() if weights is None else np.asarray(weights, dtype=np.float64)
+    return np.asarray(num_parameters * smoothness_ratio * clip_norm**2 * (shares / sizes) ** 2)
+
+
+def compute_cost(
+    chip_factor: Array | float, cycles: Array | float, frequency: Array | float, data_size: Array, local_epochs: int
+) -> Array:
+    """C_i = κ_i ξ_i f_i |D_i| L, money for one round of local training (model, eq. 12)."""
+    return np.asarray(chip_factor * np.asarray(cycles) * np.asarray(frequency) * np.asarray(data_size) * local_epochs)
+
+
+def wanted_loss(game: Game, prices: Array | float) -> Array:
+    """m_i = (p_i − b_i)/(2 a_i): the privacy loss at which one more unit costs what it earns (model, eq. 13)."""
+    return np.asarray((prices - game.clients.linear_cost) / (2 * game.clients.quadratic_cost))

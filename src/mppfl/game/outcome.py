@@ -1,0 +1,220 @@
+"""What a plan brings everybody, round by round, and how far it is from an equilibrium: computed, never assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mppfl.arrays import Array, IntArray
+from mppfl.game.equilibrium import equilibrium_at, response_line
+from mppfl.game.leaders import interior_rates_of, noise_aware_cost
+from mppfl.game.model import Game, privacy_loss, server_cost, utility, wanted_loss
+from mppfl.game.plan import AlongLine, Plan, Terms
+from mppfl.game.welfare import welfare
+
+COMPILED_ABOVE = 4_000_000  # clients × rounds
+LEADER_ROUNDS_ABOVE = 4_000_000  # clients × rounds above which only the first, middle and last round's leader is checked
+PROBES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.001, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Sums over clients, one entry per round. Money, unless said.
+
+    accuracy_terms   Σ ε_i/(t ρ_i) over those who take part, no unit
+    payments         Σ p_i ρ_i
+    server_costs     τ·accuracy + (1−τ)·payments
+    welfare          Σ (p_i ρ_i − privacy cost), compute cost left out
+    total_welfare    welfare − server_costs/(1−τ)
+    below_zero       clients with negative utility
+    taking_part      clients with a positive budget
+    best_response_gap  largest distance of a budget from its owner's best response, in units of budget
+    client_regret    largest gain a client could get by moving alone
+    relative_regret  the same as a share of what that client is paid and loses
+    """
+
+    rounds: IntArray
+    reward_rates: Array
+    accuracy_terms: Array
+    payments: Array
+    server_costs: Array
+    welfare: Array
+    total_welfare: Array
+    below_zero: IntArray
+    taking_part: IntArray
+    best_response_gap: Array
+    client_regret: Array
+    relative_regret: Array
+
+
+def evaluate(game: Game, plan: Plan) -> Outcome:
+    """What every round of a plan brings the server and the clients.
+
+    Plans on a line for many clients and rounds are summed by a compiled twin of `round_totals`.
+    """
+    compiled = isinstance(plan.budgets, AlongLine) and len(plan) * plan.num_clients >= COMPILED_ABOVE
+    rows = _line_totals(game, plan) if compiled else np.array([round_totals(game, terms) for terms in _cheaply(game, plan)])
+    noise, payments, gain, below, taking, gap, regret, relative = rows.T
+    accuracy = noise / plan.rounds
+    weight = game.accuracy_weight
+    costs = weight * accuracy + (1 - weight) * payments
+    return Outcome(
+        rounds=plan.rounds,
+        reward_rates=plan.reward_rates,
+        accuracy_terms=accuracy,
+        payments=payments,
+        server_costs=costs,
+        welfare=gain,
+        total_welfare=gain - costs / (1 - weight),
+        below_zero=below.astype(np.int64),
+        taking_part=taking.astype(np.int64),
+        best_response_gap=gap,
+        client_regret=regret,
+        relative_regret=relative,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _TermsWithLosses:
+    terms: Terms
+    losses: Array | None
+
+
+def _cheaply(game: Game, plan: Plan) -> list[_TermsWithLosses]:
+    """Terms with privacy losses; on a line two products serve all rounds."""
+    if not isinstance(plan.budgets, AlongLine):
+        return [_TermsWithLosses(terms, None) for terms in plan]
+    both = game.loss @ np.column_stack([plan.budgets.slope, plan.budgets.offset])
+    return [_TermsWithLosses(terms, terms.reward_rate * both[:, 0] - both[:, 1]) for terms in plan]
+
+
+def round_totals(game: Game, this: _TermsWithLosses) -> tuple[float, ...]:
+    """Σε/ρ, Σpρ, welfare, clients below zero, clients taking part, gap, regret, relative regret of one round."""
+    terms, clients = this.terms, game.clients
+    budgets, prices = terms.budgets, terms.prices
+    part = budgets > 0
+    if not np.isfinite(budgets).all():  # the noiseless ceiling: nobody is protected, nothing is priced
+        nothing = (0.0, 0.0, -np.inf, float(len(budgets)), float(part.sum()))
+        return (*nothing, np.inf, np.inf, np.inf)
+    losses = privacy_loss(game, budgets) if this.losses is None else this.losses
+    gains = utility(game, prices, budgets, losses)
+    paid = prices * budgets
+    size = np.abs(paid) + np.abs(paid - gains)
+    wish = wanted_loss(game, prices) - (losses - budgets)
+    answer = np.clip(wish, clients.budget_min, clients.budget_max)
+    regret = clients.quadratic_cost * ((budgets - wish) ** 2 - (answer - wish) ** 2)
+    return (
+        float((clients.noise_harm[part] / budgets[part]).sum()),
+        float(paid.sum()),
+        welfare(game, prices, budgets, losses),
+        float((gains < -1e-12 * size).sum()),
+        float(part.sum()),
+        float(np.abs(answer - budgets).max()),
+        float(regret.max()),
+        float((regret / np.maximum(size, 1e-300)).max()),
+    )
+
+
+def _line_totals(game: Game, plan: Plan) -> Array:
+    from mppfl.game import kernels
+
+    line, clients = plan.budgets, game.clients
+    if not isinstance(line, AlongLine):
+        raise TypeError("only budgets on a line have a compiled sum")
+    both = game.loss @ np.column_stack([line.slope, line.offset])
+    weights = plan.prices.slope if isinstance(plan.prices, AlongLine) else np.ones(game.num_clients)
+    rows: Array = kernels.line_totals(
+        line.slope,
+        line.offset,
+        np.ascontiguousarray(both[:, 0]),
+        np.ascontiguousarray(both[:, 1]),
+        clients.quadratic_cost,
+        clients.linear_cost,
+        clients.compute_cost,
+        clients.budget_min,
+        clients.budget_max,
+        clients.noise_harm,
+        weights,
+        plan.reward_rates,
+    )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How far a plan is from an equilibrium.
+
+    residual         largest distance of a budget from its owner's best response, over the largest budget
+    client_regret    largest gain any client could get by moving alone within its bounds, in money
+    relative_regret  the same as a share of what that client is paid and loses
+    leader_regret    largest saving the server could get by another rate with clients responding and no fewer of them
+                     taking part; None for mechanisms without a leader
+    leader_rounds    rounds whose leader was checked
+    """
+
+    residual: float
+    client_regret: float
+    relative_regret: float
+    leader_regret: float | None
+    leader_rounds: tuple[int, ...]
+
+
+def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verification:
+    """The largest gain that any client, and the server, could get by moving alone (docs/model.md, section 5).
+
+    Clients are checked in every round; so is the leader, except in very large plans (first, middle and last round).
+    """
+    found = evaluate(game, plan) if outcome is None else outcome
+    largest = max(1.0, max(float(np.abs(plan.terms(k).budgets).max()) for k in {0, len(plan) - 1}))
+    regret, checked = leader_regret(game, plan)
+    return Verification(
+        residual=float(found.best_response_gap.max()) / largest if np.isfinite(largest) else np.inf,
+        client_regret=max(0.0, float(found.client_regret.max())),
+        relative_regret=max(0.0, float(found.relative_regret.max())),
+        leader_regret=regret,
+        leader_rounds=checked,
+    )
+
+
+LED = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "pigouvian")
+
+
+def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]]:
+    """What the server could save by another rate, in the worst of the checked rounds, and which rounds those are."""
+    if plan.mechanism not in LED:
+        return None, ()
+    from dataclasses import replace
+
+    crowd = replace(game, externality_strength=0.0) if plan.mechanism == "social_agnostic" else game
+    everything = len(plan) * plan.num_clients < LEADER_ROUNDS_ABOVE and isinstance(plan.budgets, AlongLine)
+    positions = np.arange(len(plan)) if everything else np.unique([0, len(plan) // 2, len(plan) - 1])
+    rounds = plan.rounds[positions]
+    better: Array | None = None
+    if isinstance(plan.budgets, AlongLine) and plan.mechanism != "mppfl_noise_aware":
+        weights = plan.prices.slope if isinstance(plan.prices, AlongLine) else None
+        line = response_line(crowd, plan.budgets.slope, plan.budgets.offset, weights)
+        better = interior_rates_of(crowd, line, "anticipating", rounds)
+    worst = 0.0
+    for k, position in enumerate(positions):
+        terms = plan.terms(int(position))
+        rates = [float(better[k])] if better is not None else [terms.reward_rate * probe for probe in PROBES]
+        worst = max(worst, _saving(crowd, plan, terms, rates, int(position)))
+    return worst, tuple(int(t) for t in rounds)
+
+
+def _saving(game: Game, plan: Plan, terms: Terms, rates: list[float], position: int) -> float:
+    cost = noise_aware_cost if plan.mechanism == "mppfl_noise_aware" else server_cost
+    now = cost(game, terms.round_index, terms.prices, terms.budgets)
+    per_rate = terms.prices / terms.reward_rate if np.ndim(terms.prices) and terms.reward_rate > 0 else 1.0
+    saved = 0.0
+    for rate in rates:
+        if isinstance(plan.budgets, AlongLine) and len(rates) == 1:
+            budgets = plan.budgets.at(position, rate)
+        else:
+            budgets = equilibrium_at(game, rate * per_rate, terms.budgets).budgets
+        fewer = (budgets > 0).sum() < (terms.budgets > 0).sum()
+        if fewer and plan.mechanism != "mppfl_noise_aware":
+            continue  # at a lower rate that loses clients the cost forgets their noise
+        saved = max(saved, now - cost(game, terms.round_index, rate * per_rate, budgets))
+    return saved

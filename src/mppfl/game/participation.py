@@ -1,0 +1,101 @@
+"""Who takes part: always, only if better than staying out, or only if not at a loss (model, eq. 31)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from mppfl.arrays import Array, BoolArray
+from mppfl.errors import BadInput
+from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
+from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds
+
+Participation = Literal["always", "if_better_than_staying_out", "if_non_negative"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Decision:
+    leave: BoolArray
+    come_back: BoolArray
+    margin: Array  # how much each client gains by being in rather than out
+
+
+def gain_from_joining(game: Game, prices: Array | float, budgets: Array) -> Array:
+    """What being in is worth against staying out, others unmoved: a_i ρ_i² − C_i at the best response (model, eq. 31).
+
+    Outsiders are still exposed by the others, so only the own budget counts.
+    """
+    wish = wanted_loss(game, prices) - (privacy_loss(game, budgets) - budgets)
+    answer = np.clip(wish, game.clients.budget_min, np.inf)
+    return np.asarray(game.clients.quadratic_cost * (wish**2 - (wish - answer) ** 2) - game.clients.compute_cost)
+
+
+def with_participation(game: Game, horizon: Horizon, mechanism: object, rule: Participation) -> Plan:
+    """The mechanism's plan when clients may stay out: those whom taking part does not suit are held at 0, worst first,
+    and the server sets its rate for the rest, until nobody wants to change.
+    """
+    if rule not in get_args(Participation):
+        raise BadInput(f"participation={rule!r} must be one of {', '.join(get_args(Participation))}.")
+    if not callable(mechanism):
+        raise BadInput("mechanism must be a function (game, horizon) -> plan.")
+    if rule == "always":
+        plan: Plan = mechanism(game, horizon)
+        return plan
+    terms: list[Terms] = []
+    restless = 0
+    name = "custom"
+    for position, round_index in enumerate(horizon.rounds):
+        rates = None if horizon.reward_rates is None else horizon.reward_rates[position : position + 1]
+        single = Horizon(np.array([round_index]), rates, horizon.seed)
+        found, settled, name = _settle(game, single, mechanism, rule)
+        terms.append(found)
+        restless += not settled
+    notes = (f"participation: {rule}",)
+    if restless:
+        notes += (f"in {restless} rounds no choice of who takes part suits everybody; see client_regret",)
+    return plan_of_rounds(name, terms, notes)
+
+
+def _settle(game: Game, single: Horizon, mechanism: object, rule: Participation) -> tuple[Terms, bool, str]:
+    out = game.clients.budget_max <= 0
+    seen: set[bytes] = set()
+    while True:
+        high = np.where(out, 0.0, game.clients.budget_max)
+        low = np.where(out, 0.0, game.clients.budget_min)
+        plan = mechanism(game.with_bounds(low, high), single)  # type: ignore[operator]
+        terms = plan.terms(0)
+        decision = _decide(game, terms, out, rule)
+        seen.add(np.packbits(out).tobytes())
+        change = _worst_first(decision, decision.leave)
+        if not change.any():
+            change = _worst_first(decision, decision.come_back)
+        if not change.any():
+            return terms, True, plan.mechanism
+        out = out ^ change
+        if np.packbits(out).tobytes() in seen or out.all():
+            return terms, False, plan.mechanism
+
+
+def _decide(game: Game, terms: Terms, out: BoolArray, rule: Participation) -> _Decision:
+    inside = terms.budgets > 0
+    if rule == "if_non_negative":
+        # Against "nothing": who leaves also escapes the others' exposure, and does not come back.
+        margin = utility(game, terms.prices, terms.budgets)
+        return _Decision(inside & (margin < -1e-12), np.zeros_like(out), margin)
+    margin = gain_from_joining(game, terms.prices, terms.budgets)
+    able = out & (game.clients.budget_max > 0)
+    return _Decision(inside & (margin < -1e-12), able & (margin > 1e-12), margin)
+
+
+def _worst_first(decision: _Decision, who: BoolArray) -> BoolArray:
+    """One client of a small crowd, a tenth of those concerned in a large one: others may be content once they moved."""
+    concerned = np.flatnonzero(who)
+    if len(concerned) == 0:
+        return np.zeros_like(who)
+    count = 1 if len(who) <= 1000 else max(1, len(concerned) // 10)
+    order = concerned[np.argsort(-np.abs(decision.margin[concerned]), kind="stable")]
+    change = np.zeros_like(who)
+    change[order[:count]] = True
+    return change

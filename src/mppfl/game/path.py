@@ -1,0 +1,136 @@
+"""How the equilibrium bends at the bounds as the reward rate rises: the exact path for small games, samples for large.
+
+Between two rates at which a client meets or leaves a bound the equilibrium is a straight line; a small game's whole path
+is a few hundred such lines. A large game's path has as many bends as clients: it is sampled, every sample being exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mppfl.arrays import Array, BoolArray
+from mppfl.errors import NoEquilibrium, NotConverged
+from mppfl.game.equilibrium import AtBounds, equilibrium_at
+from mppfl.game.model import Game
+
+EXACT_BELOW = 300  # clients
+NUM_SAMPLES = 48
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Rates between two bends, with the line ρ(r) = r·slope − offset that everybody follows there."""
+
+    low: float
+    high: float
+    slope: Array
+    offset: Array
+    taking_part: BoolArray
+
+    def budgets(self, rate: float) -> Array:
+        """Budgets at a rate of this segment; those who stay out are exactly at 0."""
+        return np.where(self.taking_part, np.maximum(rate * self.slope - self.offset, 0.0), 0.0)
+
+
+def response_path(game: Game, weights: Array) -> list[Segment]:
+    """Every segment of the equilibrium's path from rate 0 upward (model, eq. 15); the last one has no end."""
+    clients = game.clients
+    rates_that_wake = clients.linear_cost / np.where(weights > 0, weights, np.inf)
+    rate = 0.0 if (clients.budget_min > 0).any() else float(rates_that_wake[weights > 0].min(initial=np.inf))
+    if not np.isfinite(rate):
+        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to take part.")
+    segments: list[Segment] = []
+    start: Array | None = None
+    for _ in range(20 * game.num_clients + 50):
+        ahead = rate + 1e-9 * max(1.0, rate)  # just past the bend, where it is clear who is on which side
+        here = equilibrium_at(game, ahead * weights, start)
+        start = here.budgets
+        segment = _segment_around(game, weights, here, rate, ahead)
+        segments.append(segment)
+        if not np.isfinite(segment.high):
+            return segments
+        rate = max(segment.high, ahead)
+    raise NotConverged(f"the path of budgets has too many bends; it was followed up to rate {rate:.6g}.", segments, rate)
+
+
+def _segment_around(game: Game, weights: Array, here: AtBounds, rate: float, ahead: float) -> Segment:
+    clients = game.clients
+    free = here.free
+    fixed = np.where(free, 0.0, here.budgets)
+    right = np.column_stack([weights, clients.linear_cost]) / (2 * clients.quadratic_cost)[:, None]
+    right[:, 1] += game.loss @ fixed
+    both = game.loss.solve(right, None if free.all() else free)
+    slope, offset = both[:, 0], both[:, 1] - fixed
+    # What each client would answer without bounds, m − α(Σρ), as a line; it decides when a held client comes free.
+    wish_slope = weights / (2 * clients.quadratic_cost) - (game.loss @ slope - slope)
+    wish_offset = clients.linear_cost / (2 * clients.quadratic_cost) - (game.loss @ offset - offset)
+    high = min(
+        _first_rise(wish_slope, wish_offset, clients.budget_min, ahead, ~free & (here.budgets <= clients.budget_min)),
+        _first_fall(wish_slope, wish_offset, clients.budget_max, ahead, ~free & (here.budgets >= clients.budget_max)),
+        _first_fall(slope, offset, clients.budget_min, ahead, free),
+        _first_rise(slope, offset, clients.budget_max, ahead, free),
+    )
+    return Segment(rate, high, slope, offset, free | (here.budgets > 0))
+
+
+def _first_rise(slope: Array, offset: Array, bound: Array, ahead: float, who: BoolArray) -> float:
+    """The first rate past `ahead` at which a rising line of `who` reaches its bound from below."""
+    rising = who & (slope > 1e-14) & np.isfinite(bound)
+    return _first(slope, offset, bound, ahead, rising)
+
+
+def _first_fall(slope: Array, offset: Array, bound: Array, ahead: float, who: BoolArray) -> float:
+    falling = who & (slope < -1e-14) & np.isfinite(bound)
+    return _first(slope, offset, bound, ahead, falling)
+
+
+def _first(slope: Array, offset: Array, bound: Array, ahead: float, who: BoolArray) -> float:
+    if not who.any():
+        return np.inf
+    crossings = (offset[who] + bound[who]) / slope[who]
+    later = crossings[crossings > ahead]
+    return float(later.min()) if len(later) else np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What the server needs to know about the equilibrium at sampled rates; parallel arrays, rates rising."""
+
+    rates: Array
+    noise: Array  # Σ ε_i/ρ_i over those who take part
+    paid: Array  # Σ w_i ρ_i: payments per unit of rate
+    strength: Array  # Σ (n_i/n̄)² ρ_i, what noise-aware aggregation feels
+    num_taking_part: Array
+
+
+def sample_response(game: Game, weights: Array, rates: Array) -> Samples:
+    """Exact equilibria at these rates, each started from the one before, boiled down to sums."""
+    size = (game.clients.data_size / game.clients.data_size.mean()) ** 2
+    rows = []
+    budgets: Array | None = None
+    for rate in rates:
+        budgets = equilibrium_at(game, rate * weights, budgets).budgets
+        part = budgets > 0
+        noise = float((game.clients.noise_harm[part] / budgets[part]).sum())
+        rows.append((noise, float(weights @ budgets), float(size @ budgets), float(part.sum())))
+    noise_, paid, strength, count = np.array(rows).T
+    return Samples(np.asarray(rates), noise_, paid, strength, count)
+
+
+def join_samples(one: Samples, other: Samples) -> Samples:
+    order = np.argsort(np.concatenate([one.rates, other.rates]), kind="stable")
+    names = ("rates", "noise", "paid", "strength", "num_taking_part")
+    return Samples(*(np.concatenate([getattr(one, n), getattr(other, n)])[order] for n in names))
+
+
+def waking_rates(game: Game, weights: Array) -> tuple[float, float]:
+    """The lowest rate at which anybody wants to share, and one at which everybody would, were they alone."""
+    positive = weights > 0
+    if not positive.any():
+        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to take part.")
+    rates = game.clients.linear_cost[positive] / weights[positive]
+    return float(rates.min()), float(rates.max())
+
+

@@ -1,0 +1,107 @@
+"""Reward rates on a straight response: the leader's first-order condition, solved for every round.
+
+Every leader of the paper's kind asks for the root of  A·r − C = (κ/t) Σ g_i/(r·u_i − v_i)²  in r; they differ only in
+A, C and the pull g. With u_i > 0 both sides are monotone and Newton's steps rise to the root from the left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from mppfl.arrays import Array, IntArray
+from mppfl.errors import NotConverged
+
+COMPILED_ABOVE = 100_000  # clients
+
+
+@dataclass(frozen=True, eq=False)
+class RateCondition:
+    """steepness·r − constant = (strength/t) Σ pull_i/(r·slope_i − offset_i)², for rates between lowest and highest."""
+
+    steepness: float
+    constant: float
+    strength: float
+    pull: Array
+    slope: Array
+    offset: Array
+    lowest: float
+    highest: float
+
+    def value(self, rate: float, round_index: int) -> tuple[float, float]:
+        """Left minus right side at a rate, and its derivative."""
+        square, cube = self._sums(rate)
+        weight = self.strength / round_index
+        return self.steepness * rate - self.constant - weight * square, self.steepness + 2 * weight * cube
+
+    def _sums(self, rate: float) -> tuple[float, float]:
+        if len(self.pull) >= COMPILED_ABOVE:
+            from mppfl.game import kernels
+
+            square, cube = kernels.pull_sums(self.pull, self.slope, self.offset, rate)
+            return float(square), float(cube)
+        inverse = 1.0 / (rate * self.slope - self.offset)
+        terms = self.pull * inverse**2
+        return float(terms.sum()), float((terms * inverse) @ self.slope)
+
+    def relative_gap(self, rate: float, round_index: int) -> float:
+        """How far the condition is from holding, as a share of its left side."""
+        return abs(self.value(rate, round_index)[0]) / (self.steepness * rate + abs(self.constant))
+
+
+def rising_rates(condition: RateCondition, rounds: IntArray) -> Array:
+    """The root of every round when all slopes are positive: unique, above `lowest`.
+
+    Later rounds have lower rates, so each round starts from the next later one and rises: the condition is concave
+    and increasing, and Newton's steps from the left never overshoot.
+    """
+    rates = np.empty(len(rounds))
+    rate = _left_start(condition, int(rounds.max()))
+    for position in np.argsort(-rounds, kind="stable"):
+        rates[position] = rate = _newton_from_left(condition, int(rounds[position]), rate)
+    return rates
+
+
+def _newton_from_left(condition: RateCondition, round_index: int, rate: float) -> float:
+    for _ in range(200):
+        gap, rise = condition.value(rate, round_index)
+        step = -gap / rise
+        if step <= 4e-16 * rate:  # rounding: a root from the left is never passed by more
+            return max(rate + step, np.nextafter(condition.lowest, np.inf))
+        rate += step
+    raise NotConverged(f"the reward rate of round {round_index} did not settle (last {rate:.6g}).", rate, abs(gap))
+
+
+def _left_start(condition: RateCondition, round_index: int) -> float:
+    """A rate left of the root: the root that the most reluctant client alone would cause."""
+    with np.errstate(divide="ignore"):
+        thresholds = np.where(condition.slope > 0, condition.offset / condition.slope, -np.inf)
+    at = int(np.argmax(thresholds))
+    if thresholds[at] < condition.lowest or condition.pull[at] <= 0:  # budget_min, not zero, sets the lowest rate
+        return float(np.nextafter(condition.lowest, np.inf))
+    alone = condition.strength / round_index * condition.pull[at] / condition.slope[at] ** 2
+    above = 1e-8 * max(1.0, abs(condition.lowest))
+    for _ in range(100):
+        above = float(np.sqrt(alone / max(condition.steepness * (condition.lowest + above) - condition.constant, 1e-300)))
+    rate = condition.lowest + 0.5 * above
+    return rate if rate > condition.lowest else float(np.nextafter(condition.lowest, np.inf))
+
+
+def crossing_rate(condition: RateCondition, round_index: int, points: int = 400) -> float | None:
+    """The lowest rate strictly inside a bounded interval where the condition turns from negative to positive."""
+    low, high = condition.lowest, condition.highest
+    if not np.isfinite(high):
+        high = max(2 * abs(low), 1.0)
+        while condition.value(high, round_index)[0] < 0 and high < 1e300:
+            high *= 2
+    inside = low + (high - low) * (0.5 - 0.5 * np.cos(np.pi * (np.arange(points) + 0.5) / points))
+    values = [condition.value(float(r), round_index)[0] for r in inside]
+    for k in range(points - 1):
+        if values[k] < 0 <= values[k + 1]:
+            root = brentq(
+                lambda r: condition.value(r, round_index)[0], inside[k], inside[k + 1], xtol=1e-15, rtol=8.9e-16
+            )
+            return float(root)
+    return None

@@ -1,0 +1,151 @@
+"""solve: a game, a mechanism and a number of rounds in; a plan, its outcome and its quality out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mppfl.arrays import Array
+from mppfl.errors import BadInput
+from mppfl.game.mechanisms import Mechanism, equilibrium_along, find_mechanism
+from mppfl.game.model import Game
+from mppfl.game.outcome import Outcome, Verification, evaluate, verify
+from mppfl.game.participation import Participation, with_participation
+from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds, rounds_up_to
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A plan, what it brings, and how good it is.
+
+    is_unique       whether the clients' equilibrium is proved unique (αΣ's row sums below 1); False means unproved
+    diagonal_error  how far budgets may be off because walks that return home were estimated (two standard errors,
+                    largest client); 0 where they are exact
+    warnings        what a reader should know before using the numbers
+    """
+
+    game: Game
+    plan: Plan
+    outcome: Outcome
+    verification: Verification
+    is_unique: bool
+    diagonal_error: float
+    seconds: float
+    warnings: tuple[str, ...]
+
+    def terms(self, round_index: int) -> Terms:
+        """Terms of a round by its number."""
+        where = np.flatnonzero(self.plan.rounds == round_index)
+        if len(where) == 0:
+            raise BadInput(f"round {round_index} is not in this plan of {len(self.plan)} rounds.")
+        return self.plan.terms(int(where[0]))
+
+
+def solve(
+    game: Game,
+    mechanism: str | Mechanism = "mppfl",
+    *,
+    num_rounds: int = 1,
+    reward_rates: Array | None = None,
+    participation: Participation = "always",
+    seed: int = 0,
+) -> Solution:
+    """What a mechanism does in rounds 1..num_rounds of a game, and how far that is from an equilibrium.
+
+    `mechanism` is a name or a function (game, horizon) -> plan. `reward_rates` fixes the rates of all rounds; without
+    them the mechanism's own server sets them.
+    """
+    began = time.perf_counter()
+    function = find_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    horizon = Horizon(rounds_up_to(num_rounds), reward_rates, seed)
+    plan = with_participation(game, horizon, function, participation)
+    outcome = evaluate(game, plan)
+    quality = verify(game, plan, outcome)
+    warnings = tuple(_warnings(game, plan))
+    for warning in warnings:
+        log.info(warning)
+    return Solution(
+        game=game,
+        plan=plan,
+        outcome=outcome,
+        verification=quality,
+        is_unique=game.is_surely_unique,
+        diagonal_error=_diagonal_error(game, plan),
+        seconds=time.perf_counter() - began,
+        warnings=warnings,
+    )
+
+
+def _warnings(game: Game, plan: Plan) -> list[str]:
+    found = list(plan.notes)
+    if game.contraction >= 1:
+        proof = "true row sums still prove it unique" if game.is_surely_unique else "it may not be the only equilibrium"
+        found.append(f"αS = {game.contraction:.4g} is not below 1; a solution was sought all the same and {proof}")
+    isolated = len(game.graph.isolated)
+    if isolated:
+        found.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
+    return found
+
+
+def _diagonal_error(game: Game, plan: Plan) -> float:
+    """‖δρ‖ <= α‖δD ρ‖/(1 − αS) in the sup norm, with two standard errors for δD."""
+    error = game.propagation.home.standard_error
+    if not error.any():
+        return 0.0
+    budgets = plan.terms(0).budgets
+    reach = game.externality_strength * float(game.propagation.row_sums.max())
+    off = 2 * game.externality_strength * float(np.abs(error * budgets).max())
+    return off / (1 - reach) if reach < 1 else np.inf
+
+
+def follow(games: Iterable[Game], *, tolerance: float = 1e-10) -> Plan:
+    """A plan for a game that changes from round to round (friends come and go): one game per round.
+
+    Each round is solved exactly, started from the one before; the leader is the paper's (eq. 16). All games must have
+    the same clients.
+    """
+    terms: list[Terms] = []
+    for round_index, game in enumerate(games, start=1):
+        if terms and game.num_clients != len(terms[-1].budgets):
+            raise BadInput(
+                f"round {round_index} has {game.num_clients} clients, the one before {len(terms[-1].budgets)}; "
+                "keep those who left, with budget_max 0."
+            )
+        found = solve_round(game, round_index)
+        terms.append(found)
+    if not terms:
+        raise BadInput("there must be at least one game.")
+    return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
+
+
+def solve_round(game: Game, round_index: int) -> Terms:
+    """MPPFL's terms in one round."""
+    horizon = Horizon(np.array([round_index]))
+    return find_mechanism("mppfl")(game, horizon).terms(0)
+
+
+def track(games: Iterable[Game], reward_rates: Array) -> Plan:
+    """Clients who adjust by one sweep a round while the network changes: ρ ← clip(m(r) − αΣρ) from the last budgets.
+
+    What decentralised clients can do without solving anything; compare with `follow`.
+    """
+    terms: list[Terms] = []
+    budgets: Array | None = None
+    for round_index, game in enumerate(games, start=1):
+        rate = float(reward_rates[round_index - 1])
+        if budgets is None:
+            budgets = equilibrium_along(game, np.array([rate])).at(0, rate)
+        else:
+            wanted = (rate - game.clients.linear_cost) / (2 * game.clients.quadratic_cost)
+            wish = wanted - (game.loss @ budgets - budgets)
+            budgets = np.clip(wish, game.clients.budget_min, game.clients.budget_max)
+        terms.append(Terms(round_index, rate, rate, budgets))
+    return plan_of_rounds("tracked", terms)
+
+

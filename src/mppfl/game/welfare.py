@@ -1,0 +1,148 @@
+"""What all clients together gain: welfare, its optimum, the price of anarchy, and the paper's bounds beside the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize
+
+from mppfl.arrays import Array, BoolArray
+from mppfl.errors import NotConverged
+from mppfl.game.leaders import pigouvian_weights
+from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost, wanted_loss
+
+
+def welfare(game: Game, prices: Array | float, budgets: Array, losses: Array | None = None) -> float:
+    """W = Σ_i [p_i ρ_i − a_i s_i² − b_i s_i]: all clients together, compute cost left out (model, eq. 23)."""
+    losses = privacy_loss(game, budgets) if losses is None else losses
+    return float(np.sum(prices * budgets) - privacy_cost(game, losses).sum())
+
+
+def total_welfare(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
+    """W − U_t/(1−τ): clients and server together, payments cancelling (model, eq. 24)."""
+    cost = server_cost(game, round_index, prices, budgets)
+    return welfare(game, prices, budgets) - cost / (1 - game.accuracy_weight)
+
+
+@dataclass(frozen=True, eq=False)
+class SocialOptimum:
+    """Budgets that make welfare largest at a reward rate, within the bounds.
+
+    reaches_bounds  whether a bound changes the answer; if not, `welfare` is Σ(r c_i − b_i)²/(4a_i) exactly
+    """
+
+    budgets: Array
+    welfare: float
+    reaches_bounds: bool
+
+
+def social_optimum(game: Game, reward_rate: float, weights: Array | None = None) -> SocialOptimum:
+    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) where no bound is reached, else a convex QP."""
+    c = pigouvian_weights(game) if weights is None else weights
+    clients = game.clients
+    budgets = game.loss.solve(wanted_loss(game, reward_rate * c))
+    inside = (budgets >= clients.budget_min) & (budgets <= clients.budget_max)
+    if inside.all():
+        return SocialOptimum(budgets, unbounded_optimal_welfare(game, reward_rate, c), False)
+    budgets = _bounded_optimum(game, reward_rate, np.clip(budgets, clients.budget_min, clients.budget_max))
+    return SocialOptimum(budgets, welfare(game, reward_rate, budgets), True)
+
+
+def unbounded_optimal_welfare(game: Game, reward_rate: float, weights: Array) -> float:
+    """W_SW = Σ (r c_i − b_i)²/(4a_i), the optimum if budgets could have any sign (model, eq. 25)."""
+    clients = game.clients
+    return float(((reward_rate * weights - clients.linear_cost) ** 2 / (4 * clients.quadratic_cost)).sum())
+
+
+def welfare_gap(game: Game, reward_rate: float, weights: Array) -> float:
+    """W_SW − W_MPP = Σ r²(1−c_i)²/(4a_i) inside the bounds, exactly (model, eq. 26)."""
+    return float((reward_rate**2 * (1 - weights) ** 2 / (4 * game.clients.quadratic_cost)).sum())
+
+
+def _bounded_optimum(game: Game, reward_rate: float, start: Array) -> Array:
+    if game.loss.is_dense:
+        bent = game.loss.dense
+        matrix = 2 * bent.T @ (game.clients.quadratic_cost[:, None] * bent)
+        right = reward_rate - bent.T @ game.clients.linear_cost
+        return box_complementarity(matrix, right, game.clients.budget_min, game.clients.budget_max)
+    return _bounded_optimum_by_descent(game, reward_rate, start)
+
+
+def _bounded_optimum_by_descent(game: Game, reward_rate: float, start: Array) -> Array:
+    clients = game.clients
+
+    def loss_and_slope(budgets: Array) -> tuple[float, Array]:
+        losses = game.loss @ budgets
+        marginal = 2 * clients.quadratic_cost * losses + clients.linear_cost
+        return -welfare(game, reward_rate, budgets, losses), game.loss.T @ marginal - reward_rate
+
+    limits = np.column_stack([clients.budget_min, clients.budget_max])
+    options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-14, "gtol": 1e-9, "maxcor": 20}
+    found = minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return np.asarray(found.x)
+
+
+def box_complementarity(matrix: Array, right: Array, low: Array, high: Array) -> Array:
+    """x in [low, high] with (Mx − q)_i = 0 inside, >= 0 at low, <= 0 at high, for a positive definite M.
+
+    Active sets; where one returns, single clients are moved in order of their number (Murty's rule), which ends.
+    """
+    scale = np.diag(matrix)
+    state = np.zeros(len(right), dtype=np.int8)  # -1 at low, 0 free, 1 at high
+    seen: set[bytes] = set()
+    for _ in range(200 + 20 * len(right)):
+        x = np.where(state < 0, low, np.where(state > 0, high, 0.0))
+        free = state == 0
+        x[free] = np.linalg.solve(matrix[np.ix_(free, free)], (right - matrix @ x)[free])
+        slack = (matrix @ x - right) / scale
+        tolerance = 1e-12 * max(1.0, float(np.abs(x).max()))
+        to_low = (free & (x < low - tolerance)).astype(bool)
+        to_high = free & (x > high + tolerance)
+        released = ((state < 0) & (slack < -tolerance)) | ((state > 0) & (slack > tolerance))
+        wrong: BoolArray = to_low | to_high | released
+        if not wrong.any():
+            return np.clip(x, low, high)
+        key = state.tobytes()
+        move = wrong if key not in seen else np.arange(len(right)) == np.argmax(wrong)
+        seen.add(key)
+        state[move & to_low] = -1
+        state[move & to_high] = 1
+        state[move & released] = 0
+    raise NotConverged("the social optimum within bounds did not settle.", x, float(np.abs(slack[wrong]).max()))
+
+
+def price_of_anarchy(optimal_welfare: float, reached_welfare: float) -> float | None:
+    """optimum/reached (model, eq. 27), or None where welfare is not positive and a ratio would mean nothing."""
+    if not (reached_welfare > 0 and np.isfinite(reached_welfare)):
+        return None
+    return optimal_welfare / reached_welfare
+
+
+def poa_as_in_paper(game: Game, reward_rate: float, budgets: Array, external_risk: Array) -> float | None:
+    """1 + Σ αr(R_i − Nφ_i) / Σ[(r−b_i)²/(4a_i) − αr R_i], what Theorem 4 calls MPPFL's price of anarchy (eq. 28).
+
+    It compares the equilibrium with itself and tends to 1 as the estimate φ (`external_risk`) tends to R/N, whatever
+    the network does: it says how far Algorithm 1 has come, nothing about efficiency.
+    """
+    clients, strength = game.clients, game.externality_strength
+    suffered = game.propagation @ budgets
+    apart = strength * reward_rate * float((suffered - game.num_clients * external_risk).sum())
+    alone = (reward_rate - clients.linear_cost) ** 2 / (4 * clients.quadratic_cost)
+    reached = float((alone - strength * reward_rate * suffered).sum())
+    return None if reached <= 0 else 1 + apart / reached
+
+
+def poa_bound_of_theorem_3(game: Game, reward_rate: float) -> float | None:
+    """1/(1 − ε²), the paper's lower bound for the social-agnostic price of anarchy (model, eq. 29).
+
+    ε = αS ω_min/(1 − α²S²) · (αS − m_l/m_h). Empty at paper scale, false on some small graphs; None where |ε| >= 1 or
+    αS >= 1, where it has no meaning.
+    """
+    wanted = wanted_loss(game, reward_rate)
+    reach = game.externality_strength * game.propagation.geometric_sum
+    if reach >= 1 or wanted.max() <= 0:
+        return None
+    smallest = float(game.propagation.influence.data.min())
+    deviation = reach * smallest / (1 - reach**2) * (reach - float(wanted.min() / wanted.max()))
+    return None if abs(deviation) >= 1 else 1 / (1 - deviation**2)

@@ -1,0 +1,135 @@
+"""Walks that return home: the diagonal of W + λ W² + ... + λ^(K-1) W^K, exact or estimated with its error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mppfl.arrays import Array
+from mppfl.errors import BadInput
+from mppfl.network.graph import SparseMatrix
+
+Diagonal = Literal["auto", "exact", "estimate"]
+
+DENSE_BELOW = 600  # clients; dense powers are then faster than walking
+WALKS_AT_MOST = 1e9  # what "auto" walks; a few seconds on two cores
+NUM_WALKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnsHome:
+    """Diagonal of the walk sum before it is removed, and how well it is known.
+
+    values          one per client
+    standard_error  one per client; zero where exact
+    exact_hops      hops up to which the values are exact; beyond, they are estimated
+    """
+
+    values: Array
+    standard_error: Array
+    exact_hops: int
+
+
+def returns_home(
+    influence: SparseMatrix, max_hops: int, hop_decay: float, diagonal: Diagonal = "auto", seed: int = 0
+) -> ReturnsHome:
+    """Σ_k λ^{k-1}(W^k)_ii for every client i (the part of eq. 2 that is set to zero).
+
+    "exact" walks however long it takes; "auto" walks as many hops as WALKS_AT_MOST permits and estimates the
+    rest from NUM_WALKERS random walkers per client drawn with `seed`; "estimate" estimates everything beyond two hops.
+    """
+    if diagonal not in ("auto", "exact", "estimate"):
+        raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
+    size = influence.shape[0]
+    if size <= DENSE_BELOW and diagonal != "estimate":
+        return ReturnsHome(_by_dense_powers(influence, max_hops, hop_decay), np.zeros(size), max_hops)
+    exact_hops = max_hops
+    if diagonal == "estimate":
+        exact_hops = min(2, max_hops)
+    elif diagonal == "auto":
+        exact_hops = affordable_hops(influence, max_hops)
+    values = _by_walking(influence, exact_hops, hop_decay)
+    if exact_hops == max_hops:
+        return ReturnsHome(values, np.zeros(size), max_hops)
+    rest, error = _by_walkers(influence, exact_hops, max_hops, hop_decay, seed)
+    return ReturnsHome(values + rest, error, exact_hops)
+
+
+def affordable_hops(influence: SparseMatrix, max_hops: int) -> int:
+    """The most hops whose closed walks cost at most WALKS_AT_MOST steps; at least 2."""
+    lengths = np.diff(influence.indptr).astype(np.float64)
+    back = np.bincount(influence.indices, minlength=len(lengths)).astype(np.float64)
+    spent, grow = 0.0, float(back @ lengths)  # walks of two links: what it costs to grow all vectors by one hop
+    for hops in range(3, max_hops + 1):
+        if spent + grow > WALKS_AT_MOST:
+            return hops - 1
+        spent += grow
+        if hops >= 4 and hops % 2 == 0:  # from here on vectors are longer by one more link
+            pattern = influence.copy()
+            pattern.data = np.ones_like(pattern.data)
+            lengths = np.minimum(pattern @ lengths, influence.nnz)  # no step costs more than one pass over all links
+            grow = float(back @ lengths)
+    return max_hops
+
+
+def _by_dense_powers(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
+    dense = influence.toarray()
+    power, home = dense, np.zeros(len(dense))
+    for hops in range(2, max_hops + 1):
+        power = power @ dense
+        home += hop_decay ** (hops - 1) * np.diag(power)
+    return home
+
+
+def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
+    home = np.zeros(influence.shape[0])
+    if max_hops < 2:
+        return home
+    from numba import get_num_threads
+
+    from mppfl.network import kernels
+
+    back = influence.tocsc()
+    kernels.closed_walks(
+        influence.indptr,
+        influence.indices,
+        influence.data,
+        back.indptr,
+        back.indices,
+        back.data,
+        max_hops,
+        hop_decay,
+        get_num_threads(),
+        home,
+    )
+    return home
+
+
+def _by_walkers(
+    influence: SparseMatrix, exact_hops: int, max_hops: int, hop_decay: float, seed: int
+) -> tuple[Array, Array]:
+    """Mean and standard error of the hops beyond `exact_hops`, from random walkers.
+
+    Most walkers of a client may miss home by chance and suggest an error of 0, so no client's error is taken to be
+    below the root mean square over all clients.
+    """
+    from mppfl.network import kernels
+
+    size = influence.shape[0]
+    mean, squares = np.empty(size), np.empty(size)
+    kernels.walkers(
+        influence.indptr,
+        influence.indices,
+        influence.data,
+        exact_hops,
+        max_hops,
+        hop_decay,
+        NUM_WALKERS,
+        seed,
+        mean,
+        squares,
+    )
+    variance = np.maximum(squares - mean**2, 0.0) / (NUM_WALKERS - 1)
+    return mean, np.sqrt(np.maximum(variance, variance.mean()))
