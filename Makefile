@@ -12,8 +12,8 @@ setup: .venv/ready
 	touch $@
 
 demo: setup
-	.venv/bin/mppfl compare --preset paper-like --clients-count 20 --rounds 60 --seeds 5 --fixed mean --figure demo-output/compare.png
-	.venv/bin/mppfl risk --preset paper-like --clients-count 20
+	.venv/bin/mppfl compare --preset paper-like --num-clients 20 --rounds 60 --seeds 5 --fixed-budget mean --figure demo-output/compare.png
+	.venv/bin/mppfl risk --preset paper-like --num-clients 20
 
 lint: setup
 	$(PY) -m ruff check .

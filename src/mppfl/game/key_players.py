@@ -8,7 +8,6 @@ from mppfl.arrays import Array, IntArray
 from mppfl.game.model import Game
 
 
-
 def effect_of_leaving(game: Game, budgets: Array, who: IntArray | None = None) -> Array:
     """By how much Σρ falls when a client leaves and the others settle anew, c_k ρ_k/(B⁻¹)_kk (model, eq. 32).
 

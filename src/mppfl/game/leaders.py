@@ -57,7 +57,9 @@ def choose_rates(
     if leader not in get_args(UniformLeader):
         raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
     if leader == "budget_limited":
-        payment_limit = require_number(payment_limit if payment_limit is not None else np.nan, "payment_limit", 0, np.inf)
+        payment_limit = require_number(
+            payment_limit if payment_limit is not None else np.nan, "payment_limit", 0, np.inf
+        )
     line = equilibrium_response(game, weights)
     if line.has_interior and line.free.any():
         rates = interior_rates_of(game, line, leader, rounds, payment_limit)
@@ -257,7 +259,7 @@ def _candidates(
         allowed = float(payment_limit or 0.0) * (1 + 1e-12)
         inside = [r for r in rates if segment.low <= r <= segment.high]
         return [r for r in inside if float(r * weights @ segment.budgets(r)) <= allowed]
-    condition = rate_condition(game, line, leader)
+    condition = rate_condition(game, line, "mean_field" if leader == "mean_field" else "anticipating")
     root = crossing_rate(condition, round_index, points=60)
     if root is not None:
         return [root]
@@ -302,7 +304,7 @@ def _choose_samples(
         raise NoEquilibrium("no sampled reward rate moves any client to take part. Raise payment_limit or lower costs.")
     cost = noise[None, :] / rounds[:, None] + paid[None, :]
     cost[:, ~possible] = np.inf
-    return np.argmin(cost, axis=1)
+    return np.asarray(np.argmin(cost, axis=1))
 
 
 # ---- personal prices --------------------------------------------------------------------------------------------

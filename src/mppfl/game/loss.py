@@ -74,11 +74,11 @@ class LossOperator:
         if self.is_dense:
             return self._solve_dense(wanted, free)
         if wanted.ndim == 1:
-            return self._solve_krylov(wanted, free, start)
+            return np.asarray(self._solve_krylov(wanted, free, start))
         # Two right-hand sides travel as the real and the imaginary part of one: each step reads the network once.
         pair = np.ascontiguousarray(wanted).view(np.complex128).ravel()
         first = None if start is None else np.ascontiguousarray(start).view(np.complex128).ravel()
-        return self._solve_krylov(pair, free, first).view(np.float64).reshape(-1, 2)
+        return _columns(self._solve_krylov(pair, free, first))
 
     def _solve_dense(self, wanted: Array, free: BoolArray | None) -> Array:
         if free is None or free.all():
@@ -104,7 +104,11 @@ class LossOperator:
                 if not fast:
                     break  # rounding, or a system too hard, stands in the way
                 fast = False
-            step = self._step_in_walks(residual, allowed / worst) if fast else self._step_in_losses(residual, allowed, free)
+            step = (
+                self._step_in_walks(residual, allowed / worst)
+                if fast
+                else self._step_in_losses(residual, allowed, free)
+            )
             x = x + step
             residual = goal - self._product(x, free)
         worst = float(np.abs(residual).max())

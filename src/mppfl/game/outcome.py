@@ -14,7 +14,9 @@ from mppfl.game.plan import AlongLine, Plan, Terms
 from mppfl.game.welfare import welfare
 
 COMPILED_ABOVE = 4_000_000  # clients × rounds
-LEADER_ROUNDS_ABOVE = 4_000_000  # clients × rounds above which only the first, middle and last round's leader is checked
+LEADER_ROUNDS_ABOVE = (
+    4_000_000  # clients × rounds above which only the first, middle and last round's leader is checked
+)
 PROBES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.001, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0)
 
 
@@ -54,7 +56,11 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
     Plans on a line for many clients and rounds are summed by a compiled twin of `round_totals`.
     """
     compiled = isinstance(plan.budgets, AlongLine) and len(plan) * plan.num_clients >= COMPILED_ABOVE
-    rows = _line_totals(game, plan) if compiled else np.array([round_totals(game, terms) for terms in _cheaply(game, plan)])
+    rows = (
+        _line_totals(game, plan)
+        if compiled
+        else np.array([round_totals(game, terms) for terms in _cheaply(game, plan)])
+    )
     noise, payments, gain, below, taking, gap, regret, relative = rows.T
     accuracy = noise / plan.rounds
     weight = game.accuracy_weight

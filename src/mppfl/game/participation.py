@@ -52,7 +52,7 @@ def with_participation(game: Game, horizon: Horizon, mechanism: object, rule: Pa
         found, settled, name = _settle(game, single, mechanism, rule)
         terms.append(found)
         restless += not settled
-    notes = (f"participation: {rule}",)
+    notes: tuple[str, ...] = (f"participation: {rule}",)
     if restless:
         notes += (f"in {restless} rounds no choice of who takes part suits everybody; see client_regret",)
     return plan_of_rounds(name, terms, notes)

@@ -52,7 +52,9 @@ def response_path(game: Game, weights: Array) -> list[Segment]:
         if not np.isfinite(segment.high):
             return segments
         rate = max(segment.high, ahead)
-    raise NotConverged(f"the path of budgets has too many bends; it was followed up to rate {rate:.6g}.", segments, rate)
+    raise NotConverged(
+        f"the path of budgets has too many bends; it was followed up to rate {rate:.6g}.", segments, rate
+    )
 
 
 def _segment_around(game: Game, weights: Array, here: AtBounds, rate: float, ahead: float) -> Segment:
@@ -132,5 +134,3 @@ def waking_rates(game: Game, weights: Array) -> tuple[float, float]:
         raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to take part.")
     rates = game.clients.linear_cost[positive] / weights[positive]
     return float(rates.min()), float(rates.max())
-
-

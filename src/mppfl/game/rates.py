@@ -69,7 +69,7 @@ def _newton_from_left(condition: RateCondition, round_index: int, rate: float) -
         gap, rise = condition.value(rate, round_index)
         step = -gap / rise
         if step <= 4e-16 * rate:  # rounding: a root from the left is never passed by more
-            return max(rate + step, np.nextafter(condition.lowest, np.inf))
+            return max(rate + step, float(np.nextafter(condition.lowest, np.inf)))
         rate += step
     raise NotConverged(f"the reward rate of round {round_index} did not settle (last {rate:.6g}).", rate, abs(gap))
 
@@ -84,7 +84,9 @@ def _left_start(condition: RateCondition, round_index: int) -> float:
     alone = condition.strength / round_index * condition.pull[at] / condition.slope[at] ** 2
     above = 1e-8 * max(1.0, abs(condition.lowest))
     for _ in range(100):
-        above = float(np.sqrt(alone / max(condition.steepness * (condition.lowest + above) - condition.constant, 1e-300)))
+        above = float(
+            np.sqrt(alone / max(condition.steepness * (condition.lowest + above) - condition.constant, 1e-300))
+        )
     rate = condition.lowest + 0.5 * above
     return rate if rate > condition.lowest else float(np.nextafter(condition.lowest, np.inf))
 

@@ -147,5 +147,3 @@ def track(games: Iterable[Game], reward_rates: Array) -> Plan:
             budgets = np.clip(wish, game.clients.budget_min, game.clients.budget_max)
         terms.append(Terms(round_index, rate, rate, budgets))
     return plan_of_rounds("tracked", terms)
-
-

@@ -181,7 +181,8 @@ def graph_from_matrix(
 def _normalised(
     given: SparseMatrix, names: tuple[str, ...] | None, normalisation: Normalisation, origin: IntArray
 ) -> SocialGraph:
-    strengths = np.asarray(given.sum(axis=1)).ravel()
+    with np.errstate(over="ignore"):  # refused below
+        strengths = np.asarray(given.sum(axis=1)).ravel()
     influence = sp.csr_array(
         (given.data.astype(np.float64), given.indices.astype(np.int32), given.indptr), shape=given.shape
     )

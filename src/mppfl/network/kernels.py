@@ -50,7 +50,9 @@ def csr_times_pair(indptr: Any, indices: Any, data: Any, x: Array, cuts: IntArra
 
 
 @njit(cache=True)
-def _expand(indptr: Any, indices: Any, data: Any, value: Array, support: Any, size: int, new: Array, reached: Any) -> int:
+def _expand(
+    indptr: Any, indices: Any, data: Any, value: Array, support: Any, size: int, new: Array, reached: Any
+) -> int:
     """One hop further: new = value · W on sparse vectors; clears `value`; returns how many entries `reached` holds."""
     count = 0
     for s in range(size):

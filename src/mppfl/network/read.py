@@ -35,10 +35,11 @@ from mppfl.network.graph import (
     graph_from_matrix,
 )
 
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**20
 _LONGEST_PLAIN_LINE = 2**12
 _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t"
+_DIGITS = "0123456789"
 _BLANKS = re.compile(r"[ \t]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')
@@ -97,9 +98,8 @@ def read_graph(
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        content = _content_of(path)
         try:
-            return _graph(content, undirected, normalisation, isolated, self_loops)
+            return _graph(_content_of(path), undirected, normalisation, isolated, self_loops)
         except BadGraph as cause:
             raise BadGraph(f"{_shown(path)}: {cause}") from cause
     networkx = sys.modules.get("networkx")  # whoever has a NetworkX graph has imported NetworkX
@@ -159,6 +159,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, unzipped if it is gzipped; whatever the system objects to becomes a BadFile."""
     shown = _shown(path)
     try:
+        if "\0" in str(path):
+            raise BadFile(f"{shown} is no path: it holds a NUL character. Check the path.")
         if path.is_dir():
             raise BadFile(f"{shown} is a directory. Give the file in it that holds the links.")
         if path.exists() and not path.is_file():
@@ -181,7 +183,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def _matrix_of_npz(stream: IO[bytes], path: Path) -> Any:
     try:
-        return sp.load_npz(stream)
+        matrix = sp.load_npz(stream)
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)  # SciPy's compiled code trusts the indices
+        return matrix
     except Exception as cause:  # a damaged archive fails in whatever part of zipfile, NumPy or SciPy meets the damage
         raise BadFile(
             f"{_shown(path)} holds no sparse matrix ({_one_line(cause)}). Write it with scipy.sparse.save_npz."
@@ -205,16 +210,21 @@ def _links_of_graphml(stream: IO[bytes], path: Path) -> _Links:
 def _links_of_networkx(graph: Any) -> _Links:
     position = {node: i for i, node in enumerate(graph)}
     names = tuple(map(str, graph))
-    edges = [(u, v, w) for u, v, w in graph.edges(data="weight", default=1.0)]
-    for u, v, w in edges:
-        if isinstance(w, (bool, str)) or not isinstance(w, (int, float, np.integer, np.floating)):
+    sources, targets, weights = array("q"), array("q"), array("d")
+    for u, v, weight in graph.edges(data="weight", default=1.0):
+        sources.append(position[u])
+        targets.append(position[v])
+        try:
+            weights.append(float("nan") if isinstance(weight, (bool, str)) else float(weight))
+        except (TypeError, ValueError, OverflowError):
+            weights.append(float("nan"))
+        if not 0.0 < weights[-1] < np.inf:
             raise BadGraph(
-                f"the edge from {str(u)!r} to {str(v)!r} has weight {w!r:.60}; "
+                f"the edge from {_short(str(u))} to {_short(str(v))} has weight {_short(str(weight))}; "
                 "weights must be positive numbers. Correct it, or leave the edge out."
             )
-    ends = np.array([(position[u], position[v]) for u, v, _ in edges], dtype=np.int64).reshape(-1, 2)
-    weights = np.array([float(w) for _, _, w in edges])
-    return _Links(ends[:, 0], ends[:, 1], weights, names, undirected=not graph.is_directed())
+    undirected = not graph.is_directed()
+    return _Links(np.array(sources), np.array(targets), np.array(weights), names, undirected)
 
 
 def _links_of_numbers(stream: IO[bytes]) -> _Links | None:
@@ -238,10 +248,12 @@ def _top_of_numbers(stream: IO[bytes]) -> tuple[bytes, str, int] | None:
     """The first line with a link, its separator and number of fields, once comments and a header are passed."""
     header: tuple[str, int] | None = None
     for raw in iter(lambda: stream.readline(_LONGEST_PLAIN_LINE), b""):
-        if len(raw) == _LONGEST_PLAIN_LINE or not raw.isascii():
+        if len(raw) == _LONGEST_PLAIN_LINE:
             return None
         if _is_comment(raw):
             continue
+        if not raw.isascii():
+            return None
         line = raw.decode("ascii").rstrip("\r\n").strip(_BLANK)
         separator = _separator(line)
         fields = _fields(line, separator)
@@ -255,13 +267,12 @@ def _top_of_numbers(stream: IO[bytes]) -> tuple[bytes, str, int] | None:
 
 
 def _whole_lines(stream: IO[bytes], rest: bytes) -> Iterator[bytes]:
-    """`rest` and what the stream still holds, in blocks that end with a line."""
+    """`rest` and what the stream still holds, in blocks that end with a line; NUL once a line is no plain one."""
     while more := stream.read(_BLOCK_BYTES):
         block = rest + more
         end = block.rfind(b"\n") + 1
         rest = block[end:]
-        if end:
-            yield block[:end]
+        yield block[:end] if len(rest) < _LONGEST_PLAIN_LINE else b"\0"
     yield rest
 
 
@@ -370,9 +381,14 @@ def _links_of_lines(stream: IO[bytes], path: Path, start: int, *, may_have_heade
         raise first.error("is a header, and no link follows it. Write `source, target` lines.")
     if titled and not worded and not set(fields[:2]).isdisjoint(links.names):
         raise first.weight_error(fields[2])  # they are clients, so this is a link
-    if not titled and any(_COLUMN.fullmatch(_word(name)) for name in links.names):
-        stream.seek(start)  # "node1, node2" above "node2, node3" is a link
+    if not titled and _are_numbered_alike(fields, links.names):  # "node1, node2" above "node2, node3" is a link
+        stream.seek(start)
         return _links_of_lines(stream, path, start, may_have_header=False)
+    if not titled and not set(fields).isdisjoint(links.names):
+        raise first.error(
+            "may be a header or a link, for a name in it comes again. "
+            "Begin it with # if it is a header; if it is a link, add a column of weights."
+        )
     return _in_order(links)
 
 
@@ -480,6 +496,14 @@ def _has_titled_weight(fields: list[str]) -> bool:
         and (fields[2][:1].isalpha() or fields[2][:1] == "_")
         and _word(fields[2]) not in _MISSING
         and not any(_INTEGER.fullmatch(name) for name in fields[:2])
+    )
+
+
+def _are_numbered_alike(fields: list[str], names: Iterable[str]) -> bool:
+    """Whether the fields end in numbers, and one of the names is the same but for its number."""
+    stems = {field.rstrip(_DIGITS) for field in fields}
+    return all(field[-1] in _DIGITS for field in fields) and any(
+        name[-1] in _DIGITS and name.rstrip(_DIGITS) in stems for name in names
     )
 
 

@@ -1,0 +1,77 @@
+"""The command line: mppfl solve | compare | risk | graph.
+
+Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
+commands, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from mppfl.apps import compare_command, graph_command, risk_command, solve_command
+from mppfl.errors import MppflError
+
+app = typer.Typer(
+    name="mppfl",
+    help="Prices privacy on a social network, and tells who exposes whom.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("solve")(solve_command.solve_command)
+app.command("compare")(compare_command.compare_command)
+app.command("risk")(risk_command.risk_command)
+app.add_typer(graph_command.app, name="graph")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"mppfl {version('mppfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ["MPPFL_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Runs the command line and turns errors into one line and exit code 1."""
+    debug = "--debug" in sys.argv
+    if debug:  # accepted anywhere on the line
+        sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        app()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
+        sys.exit(1)
+    except (MppflError, OSError, MemoryError) as error:
+        if debug:
+            traceback.print_exc()
+        text = str(error) or type(error).__name__
+        if isinstance(error, OSError):
+            text = f"{error.filename or 'file'}: {error.strerror or error}. Check the path, permissions and free space."
+        elif isinstance(error, MemoryError):
+            text = f"not enough memory ({text}). Use --no-budgets, fewer rounds, or a smaller network."
+        typer.echo(f"error: {' '.join(text.split())}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

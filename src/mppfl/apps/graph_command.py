@@ -1,0 +1,126 @@
+"""mppfl graph: describe, generate and convert social networks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mppfl.apps import inputs as ask
+
+app = typer.Typer(help="Describe, generate and convert social networks.", no_args_is_help=True)
+
+Source = Annotated[Path, typer.Argument(help="Edge list (.csv, .tsv, .txt, .gz), GraphML or .npz.")]
+Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .graphml.")]
+
+
+@app.command("describe")
+def describe_command(
+    source: Source,
+    undirected: ask.UndirectedOption = False,
+    normalisation: ask.NormalisationOption = "row",
+    isolated: ask.IsolatedOption = "keep",
+    self_loops: ask.SelfLoopsOption = "error",
+    json: ask.JsonOption = False,
+) -> None:
+    """What a network looks like: size, degrees, reciprocity, isolated clients, connectedness."""
+    from mppfl.network.graph import describe
+    from mppfl.network.read import read_graph
+
+    with ask.working("reading the network"):
+        graph = read_graph(
+            source,
+            undirected=undirected,
+            normalisation=normalisation,  # type: ignore[arg-type]
+            isolated=isolated,  # type: ignore[arg-type]
+            self_loops=self_loops,  # type: ignore[arg-type]
+        )
+        found = describe(graph)
+    if json:
+        ask.print_json(asdict(found))
+        return
+    low, mean, high = found.exposed_by
+    less, usual, more = found.exposes
+    lines = {
+        "clients": f"{found.num_clients:,}",
+        "links": f"{found.num_links:,}",
+        "exposed by": f"{mean:.3g} others on average ({low} to {high:,})",
+        "exposes": f"{usual:.3g} others on average ({less} to {more:,})",
+        "reciprocity": f"{100 * found.reciprocity:.1f} % of links also run the other way",
+        "influence": f"smallest {found.smallest_influence:.3g}",
+        "isolated": f"{found.num_isolated:,} clients, {found.num_isolated_pairs:,} pairs",
+        "connected": f"{found.num_components:,} parts; {100 * found.strongly_connected_share:.1f} % strongly connected",
+    }
+    for label, text in lines.items():
+        typer.echo(f"{label:<16}{text}")
+
+
+@app.command("generate")
+def generate_command(
+    kind: Annotated[str, typer.Argument(help="erdos_renyi, barabasi_albert, watts_strogatz or skewed.")],
+    target: Target,
+    num_clients: ask.NumClientsOption = 20,
+    seed: ask.SeedOption = 0,
+    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the family, as name=value.")] = None,
+) -> None:
+    """Draw a random network and write it down."""
+    import numpy as np
+
+    from mppfl.errors import BadInput
+    from mppfl.network.generate import random_graph
+
+    options: dict[str, Any] = {}
+    for text in option or []:
+        name, _, value = text.partition("=")
+        try:
+            options[name.replace("-", "_")] = int(value) if value.lstrip("-").isdigit() else float(value)
+        except ValueError:
+            raise BadInput(f"--set {text!r} must be name=number.") from None
+    with ask.working("drawing"):
+        graph = random_graph(kind, num_clients, rng=np.random.default_rng(seed), **options)
+    _write(graph, target)
+
+
+@app.command("convert")
+def convert_command(
+    source: Source,
+    target: Target,
+    undirected: ask.UndirectedOption = False,
+    isolated: ask.IsolatedOption = "keep",
+    self_loops: ask.SelfLoopsOption = "error",
+) -> None:
+    """Read a network in one form and write it in another."""
+    from mppfl.network.read import read_graph
+
+    with ask.working("reading the network"):
+        graph = read_graph(source, undirected=undirected, isolated=isolated, self_loops=self_loops)  # type: ignore[arg-type]
+    _write(graph, target)
+
+
+def _write(graph: object, target: Path) -> None:
+    from mppfl.errors import BadInput
+    from mppfl.network.graph import SocialGraph
+    from mppfl.network.read import write_graphml, write_links
+
+    if not isinstance(graph, SocialGraph):
+        raise TypeError("a SocialGraph is needed")
+    if target.suffix == ".graphml":
+        write_graphml(graph, target)
+    elif target.name.endswith((".csv", ".csv.gz")):
+        if len(graph.isolated) and not _all_linked(graph):
+            raise BadInput("an edge list cannot hold clients without any link; write .graphml instead.")
+        write_links(graph, target)
+    else:
+        raise BadInput(f"{target.name!r} must end in .csv, .csv.gz or .graphml.")
+    typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} links")
+
+
+def _all_linked(graph: object) -> bool:
+    import numpy as np
+
+    influence = graph.influence  # type: ignore[attr-defined]
+    linked = np.diff(influence.indptr) > 0
+    linked[influence.indices] = True
+    return bool(linked.all())

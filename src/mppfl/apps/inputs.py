@@ -1,0 +1,152 @@
+"""What the commands ask for in common, and the game they make of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mppfl.game.model import Game
+    from mppfl.network.graph import SocialGraph
+
+GraphOption = Annotated[
+    Path | None,
+    typer.Option("--graph", help="Links: source, target[, weight], meaning target is exposed by source; or GraphML."),
+]
+ClientsOption = Annotated[
+    Path | None, typer.Option("--clients", help="CSV: name, quadratic_cost, linear_cost, noise_harm, ...")
+]
+PresetOption = Annotated[
+    str, typer.Option("--preset", help="Draw clients, and take constants, from: paper-like, benign.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]
+NumClientsOption = Annotated[int, typer.Option("--num-clients", help="Without --graph: size of the random network.")]
+MaxHopsOption = Annotated[int | None, typer.Option("--max-hops", help="Longest walk along which privacy leaks, links.")]
+HopDecayOption = Annotated[
+    float | None, typer.Option("--hop-decay", help="What remains after each further link, 0 to 1.")
+]
+StrengthOption = Annotated[
+    float | None, typer.Option("--externality-strength", help="How much others' budgets add to one's own privacy loss.")
+]
+AccuracyOption = Annotated[
+    float | None,
+    typer.Option("--accuracy-weight", help="Server's weight on accuracy, 0 to 1; the rest is on payments."),
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", help="Rounds, numbered from 1.")]
+UndirectedOption = Annotated[bool, typer.Option("--undirected", help="Every link runs both ways.")]
+NormalisationOption = Annotated[str, typer.Option("--normalisation", help="row, none or symmetric.")]
+IsolatedOption = Annotated[str, typer.Option("--isolated", help="Clients whom nobody exposes: error, keep or drop.")]
+SelfLoopsOption = Annotated[str, typer.Option("--self-loops", help="Links from a client to itself: error or drop.")]
+DiagonalOption = Annotated[str, typer.Option("--diagonal", help="Walks that return home: auto, exact or estimate.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that makes a game, as given on the command line."""
+
+    graph: Path | None
+    clients: Path | None
+    preset: str
+    seed: int
+    num_clients: int
+    max_hops: int | None
+    hop_decay: float | None
+    externality_strength: float | None
+    accuracy_weight: float | None
+    undirected: bool = False
+    normalisation: str = "row"
+    isolated: str = "error"
+    self_loops: str = "error"
+    diagonal: str = "auto"
+
+    @classmethod
+    def among(cls, options: dict[str, Any]) -> Inputs:
+        """Those of a command's options that make the game."""
+        return cls(**{field.name: options[field.name] for field in fields(cls)})
+
+
+def read_or_draw_graph(inputs: Inputs, rng: Any) -> SocialGraph:
+    """The graph of the file, or the paper's random network."""
+    if inputs.graph is None:
+        from mppfl.network.generate import random_graph
+
+        normalisation: Any = inputs.normalisation
+        return random_graph("erdos_renyi", inputs.num_clients, rng=rng, normalisation=normalisation)
+    from mppfl.network.read import read_graph
+
+    return read_graph(
+        inputs.graph,
+        undirected=inputs.undirected,
+        normalisation=inputs.normalisation,  # type: ignore[arg-type]
+        isolated=inputs.isolated,  # type: ignore[arg-type]
+        self_loops=inputs.self_loops,  # type: ignore[arg-type]
+    )
+
+
+def make_the_game(inputs: Inputs, seed: int | None = None) -> Game:
+    """The game that the options describe; `seed` replaces the one given."""
+    import numpy as np
+
+    from mppfl.game.clients_file import read_clients
+    from mppfl.game.model import make_game
+    from mppfl.game.presets import draw_clients, preset
+
+    constants = preset(inputs.preset)
+    rng = np.random.default_rng(inputs.seed if seed is None else seed)
+    graph = read_or_draw_graph(inputs, rng)
+    if inputs.clients is None:
+        clients = draw_clients(inputs.preset, graph.num_clients, rng)
+    else:
+        clients = read_clients(inputs.clients, graph)
+
+    def given(value: Any, otherwise: Any) -> Any:
+        return otherwise if value is None else value
+
+    return make_game(
+        graph,
+        clients,
+        max_hops=given(inputs.max_hops, constants.max_hops),
+        hop_decay=given(inputs.hop_decay, constants.hop_decay),
+        externality_strength=given(inputs.externality_strength, constants.externality_strength),
+        accuracy_weight=given(inputs.accuracy_weight, constants.accuracy_weight),
+        diagonal=inputs.diagonal,  # type: ignore[arg-type]
+    )
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout; what is not a finite number becomes null."""
+    typer.echo(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not (-float("inf") < value < float("inf")):
+        return None
+    return value
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something takes its time."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def warn(lines: tuple[str, ...]) -> None:
+    for line in lines:
+        typer.echo(f"note: {line}", err=True)

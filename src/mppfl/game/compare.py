@@ -1,0 +1,218 @@
+"""compare: mechanisms side by side, under a common reward and under each server's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from mppfl.arrays import Array
+from mppfl.errors import BadInput
+from mppfl.game.leaders import noise_aware_cost, pigouvian_weights
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, find_mechanism, fixed
+from mppfl.game.mechanisms import mppfl as mppfl_mechanism
+from mppfl.game.model import Game
+from mppfl.game.outcome import evaluate
+from mppfl.game.plan import Horizon, Plan, rounds_up_to
+from mppfl.game.welfare import price_of_anarchy, social_optimum
+
+Convention = Literal["common", "own"]
+CONVENTIONS: tuple[Convention, ...] = ("common", "own")
+OPTIMUM_BELOW = 1000  # clients; the bounded social optimum of every round is dear on larger networks
+
+SAME_AT_COMMON_REWARD = ("mppfl_exact", "mppfl_noise_aware")  # they differ from mppfl in the rate alone
+
+COMPARED = (
+    "mppfl",
+    "mppfl_exact",
+    "mppfl_noise_aware",
+    "social_agnostic",
+    "random",
+    "fixed",
+    "sarda_like",
+    "sarda_r",
+    "pigouvian",
+    "personalised",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One mechanism under one reward convention in one game, summed over its rounds. Money, unless said.
+
+    server_cost       Σ_t U_t (eq. 9)
+    noise_aware_cost  the same with noise-aware aggregation (eq. 18)
+    welfare           Σ_t Σ_i (paid − privacy cost)
+    total_welfare     clients and server together
+    price_of_anarchy  optimal welfare at the same rates over welfare; None where prices are personal, welfare is not
+                      positive, or the network is too large for the optimum
+    below_zero        share of clients with negative utility, mean over rounds
+    taking_part       share of clients with a positive budget, mean over rounds
+    mean_budget       mean budget of a client in a round
+    """
+
+    mechanism: str
+    convention: Convention
+    game: int
+    server_cost: float
+    noise_aware_cost: float
+    payments: float
+    welfare: float
+    total_welfare: float
+    price_of_anarchy: float | None
+    below_zero: float
+    taking_part: float
+    mean_budget: float
+    notes: tuple[str, ...]
+
+
+def compare(
+    games: Game | Sequence[Game],
+    mechanisms: Sequence[str] | Mapping[str, Mechanism] = COMPARED,
+    *,
+    num_rounds: int = 60,
+    fixed_budget: float | Literal["min", "mean"] = "min",
+    conventions: Sequence[Convention] = CONVENTIONS,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Row]:
+    """Every mechanism in every game under both reward conventions.
+
+    common: everybody faces MPPFL's reward rates; those that differ from it in the rate alone are left out. own: each
+    mechanism's server sets its own. `mechanisms` are names, or a mapping from names to functions. `progress` is called
+    with (done, all).
+    """
+    several = [games] if isinstance(games, Game) else list(games)
+    chosen = _functions(mechanisms, fixed_budget)
+    for convention in conventions:
+        if convention not in CONVENTIONS:
+            raise BadInput(f'convention={convention!r} must be "common" or "own".')
+    jobs = [
+        (convention, name)
+        for convention in conventions
+        for name in chosen
+        if convention == "own" or name not in SAME_AT_COMMON_REWARD
+    ]
+    rows: list[Row] = []
+    for number, game in enumerate(several):
+        rounds = rounds_up_to(num_rounds)
+        common = mppfl_mechanism(game, Horizon(rounds, seed=seed)).reward_rates
+        weights = pigouvian_weights(game) if game.num_clients <= OPTIMUM_BELOW else None
+        optima: dict[bytes, float] = {}
+        for convention, name in jobs:
+            rates = common if convention == "common" else None
+            plan = chosen[name](game, Horizon(rounds, rates, seed + number))
+            rows.append(_row(game, plan, name, convention, number, weights, optima))
+            if progress is not None:
+                progress(len(rows), len(several) * len(jobs))
+    return rows
+
+
+def _functions(
+    mechanisms: Sequence[str] | Mapping[str, Mechanism], fixed_budget: float | Literal["min", "mean"]
+) -> dict[str, Mechanism]:
+    if isinstance(mechanisms, Mapping):
+        return dict(mechanisms)
+    found = {name: find_mechanism(name) for name in mechanisms}
+    if found.get("fixed") is MECHANISMS["fixed"]:
+        found["fixed"] = partial(fixed, budget=fixed_budget)
+    return found
+
+
+def _row(
+    game: Game,
+    plan: Plan,
+    name: str,
+    convention: Convention,
+    number: int,
+    weights: Array | None,
+    optima: dict[bytes, float],
+) -> Row:
+    outcome = evaluate(game, plan)
+    reached = float(outcome.welfare.sum())
+    poa = None
+    if weights is not None and plan.prices is None and np.isfinite(reached):
+        key = plan.reward_rates.tobytes()
+        if key not in optima:
+            optima[key] = sum(social_optimum(game, float(rate), weights).welfare for rate in plan.reward_rates)
+        poa = price_of_anarchy(optima[key], reached)
+    aware, budgets = 0.0, 0.0
+    for terms in plan:
+        if np.isfinite(terms.budgets).all():
+            aware += noise_aware_cost(game, terms.round_index, terms.prices, terms.budgets)
+        budgets += float(terms.budgets.mean()) / len(plan)
+    return Row(
+        mechanism=name,
+        convention=convention,
+        game=number,
+        server_cost=float(outcome.server_costs.sum()),
+        noise_aware_cost=aware,
+        payments=float(outcome.payments.sum()),
+        welfare=reached,
+        total_welfare=float(outcome.total_welfare.sum()),
+        price_of_anarchy=poa,
+        below_zero=float(outcome.below_zero.mean() / game.num_clients),
+        taking_part=float(outcome.taking_part.mean() / game.num_clients),
+        mean_budget=budgets,
+        notes=plan.notes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A mechanism under a convention over several games: means, spreads, and how often it is ahead of MPPFL."""
+
+    mechanism: str
+    convention: Convention
+    num_games: int
+    server_cost: float
+    server_cost_sd: float
+    noise_aware_cost: float
+    welfare: float
+    welfare_sd: float
+    total_welfare: float
+    price_of_anarchy: float | None  # median over games where it is defined
+    below_zero: float
+    taking_part: float
+    dearer_than_mppfl: int  # games in which the server pays more than under MPPFL, same convention
+    worse_than_mppfl: int  # games in which clients gain less than under MPPFL, same convention
+
+
+def summarise(rows: Sequence[Row]) -> list[Summary]:
+    """Means over games, in the order of the rows."""
+    found = []
+    for convention in CONVENTIONS:
+        reference = {row.game: row for row in rows if row.convention == convention and row.mechanism == "mppfl"}
+        names = dict.fromkeys(row.mechanism for row in rows if row.convention == convention)
+        for name in names:
+            mine = [row for row in rows if row.convention == convention and row.mechanism == name]
+            found.append(_summary(name, convention, mine, reference))
+    return found
+
+
+def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapping[int, Row]) -> Summary:
+    ratios = [row.price_of_anarchy for row in mine if row.price_of_anarchy is not None]
+    pairs = [(row, reference[row.game]) for row in mine if row.game in reference]
+    return Summary(
+        mechanism=name,
+        convention=convention,
+        num_games=len(mine),
+        server_cost=float(np.mean([row.server_cost for row in mine])),
+        server_cost_sd=_spread([row.server_cost for row in mine]),
+        noise_aware_cost=float(np.mean([row.noise_aware_cost for row in mine])),
+        welfare=float(np.mean([row.welfare for row in mine])),
+        welfare_sd=_spread([row.welfare for row in mine]),
+        total_welfare=float(np.mean([row.total_welfare for row in mine])),
+        price_of_anarchy=float(np.median(ratios)) if ratios else None,
+        below_zero=float(np.mean([row.below_zero for row in mine])),
+        taking_part=float(np.mean([row.taking_part for row in mine])),
+        dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs),
+        worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs),
+    )
+
+
+def _spread(values: list[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else 0.0
