@@ -6,6 +6,7 @@ commands, so that --help is quick.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -50,6 +51,8 @@ def common(
 
 def main() -> None:
     """Runs the command line and turns errors into one line and exit code 1."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Greek letters still gets its answer
+        sys.stdout.reconfigure(errors="backslashreplace")
     debug = "--debug" in sys.argv
     if debug:  # accepted anywhere on the line
         sys.argv = [argument for argument in sys.argv if argument != "--debug"]
@@ -58,19 +61,26 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         sys.exit(1)
-    except (MppflError, OSError, MemoryError) as error:
-        if debug:
-            traceback.print_exc()
-        text = str(error) or type(error).__name__
-        if isinstance(error, OSError):
-            text = f"{error.filename or 'file'}: {error.strerror or error}. Check the path, permissions and free space."
-        elif isinstance(error, MemoryError):
-            text = f"not enough memory ({text}). Use --no-budgets, fewer rounds, or a smaller network."
-        typer.echo(f"error: {' '.join(text.split())}", err=True)
-        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         sys.exit(130)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"error: {' '.join(what_went_wrong(error).split())}", err=True)
+        sys.exit(1)
+
+
+def what_went_wrong(error: Exception) -> str:
+    """An error as a sentence: what, value, remedy."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, MppflError):
+        return text
+    if isinstance(error, OSError):
+        return f"{error.filename or 'file'}: {error.strerror or error}. Check the path, permissions and free space."
+    if isinstance(error, MemoryError):
+        return f"not enough memory ({text}). Use --no-budgets, fewer rounds, or a smaller network."
+    return f"{type(error).__name__}: {text}. This is a fault in mppfl; --debug shows where, please report it."
 
 
 if __name__ == "__main__":

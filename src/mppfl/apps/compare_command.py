@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.apps import inputs as ask
-from mppfl.apps.solve_command import number_or_rule
 
 if TYPE_CHECKING:
     from mppfl.game.compare import Row, Summary
@@ -28,7 +28,8 @@ def compare_command(
     accuracy_weight: ask.AccuracyOption = None,
     rounds: ask.RoundsOption = 60,
     mechanisms: Annotated[str | None, typer.Option(help="Names, separated by commas; default: all.")] = None,
-    fixed_budget: Annotated[str, typer.Option(help="For fixed: min, mean or a number.")] = "min",
+    payment_limit: ask.PaymentOption = None,
+    fixed_budget: ask.FixedBudgetOption = "min",
     undirected: ask.UndirectedOption = False,
     normalisation: ask.NormalisationOption = "row",
     isolated: ask.IsolatedOption = "error",
@@ -44,25 +45,29 @@ def compare_command(
     from rich.progress import Progress
 
     from mppfl.arrays import require_count
+    from mppfl.errors import BadInput
     from mppfl.game.compare import COMPARED, compare, summarise
 
     require_count(seeds, "seeds")
-    require_count(rounds, "rounds")
+    ask.check_rounds(rounds)
     given = ask.Inputs.among(options)
     names = COMPARED if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
-    rule = number_or_rule(fixed_budget)
+    if not names:
+        raise BadInput(f"--mechanisms={mechanisms!r} names none. Name at least one: {', '.join(COMPARED)}.")
+    chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in names}
+    ask.check_payment_limit(payment_limit, names)
     if figure is not None:
         check_figure(figure)
     rows: list[Row] = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("comparing", total=seeds)
         for number in range(seeds):
             game = ask.make_the_game(given, seed + number)
             found = compare(
                 game,
-                names,
+                chosen,
                 num_rounds=rounds,
-                fixed_budget=rule,
                 seed=seed + number,
                 progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
             )
@@ -86,11 +91,20 @@ def compare_command(
 
 def check_figure(path: Path) -> None:
     """Refuses a figure that could not be written before anything is computed."""
-    from mppfl.errors import BadInput
+    from mppfl.errors import BadFile, BadInput
 
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise BadInput(f"--figure={path.name!r} must end in .png, .pdf or .svg.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise BadInput(f"--figure={str(path)!r} must end in .png, .pdf or .svg.")
+    if path.is_dir():
+        raise BadInput(f"--figure={str(path)!r} is a directory. Name a file in it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise BadFile(
+            f"--figure={str(path)!r}: its folder cannot be made ({cause.strerror}). Choose another path."
+        ) from cause
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadFile(f"--figure={str(path)!r} may not be written. Check permissions, or choose another path.")
 
 
 def as_json(summaries: list[Summary], rows: list[Any], rounds: int, seeds: int) -> dict[str, Any]:

@@ -59,28 +59,45 @@ def describe_command(
 
 @app.command("generate")
 def generate_command(
-    kind: Annotated[str, typer.Argument(help="erdos_renyi, barabasi_albert, watts_strogatz or skewed.")],
+    kind: Annotated[
+        str, typer.Argument(help="erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
+    ],
     target: Target,
     num_clients: ask.NumClientsOption = 20,
     seed: ask.SeedOption = 0,
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the family, as name=value.")] = None,
 ) -> None:
     """Draw a random network and write it down."""
-    import numpy as np
-
-    from mppfl.errors import BadInput
     from mppfl.network.generate import random_graph
 
-    options: dict[str, Any] = {}
-    for text in option or []:
-        name, _, value = text.partition("=")
-        try:
-            options[name.replace("-", "_")] = int(value) if value.lstrip("-").isdigit() else float(value)
-        except ValueError:
-            raise BadInput(f"--set {text!r} must be name=number.") from None
+    options = dict(_name_and_value(text) for text in option or [])
+    _check_target(target)
     with ask.working("drawing"):
-        graph = random_graph(kind, num_clients, rng=np.random.default_rng(seed), **options)
+        graph = random_graph(kind, num_clients, rng=ask.generator(seed), **options)
     _write(graph, target)
+
+
+def _name_and_value(text: str) -> tuple[str, Any]:
+    """An option of a family from "name=value": a number, several separated by commas, or a word."""
+    from mppfl.errors import BadInput
+
+    name, equals, value = (part.strip() for part in text.partition("="))
+    name = name.replace("-", "_")
+    if not (name and equals and value):
+        raise BadInput(f"--set {text!r} must be name=value, such as links_each=3.")
+    if name in ("kind", "num_clients", "rng", "normalisation"):
+        raise BadInput(f"--set {text!r}: no family has this option. Use --num-clients or --seed.")
+    parts = [_number_or_word(part.strip()) for part in value.split(",")]
+    return name, parts if len(parts) > 1 else parts[0]
+
+
+def _number_or_word(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 @app.command("convert")
@@ -94,9 +111,18 @@ def convert_command(
     """Read a network in one form and write it in another."""
     from mppfl.network.read import read_graph
 
+    _check_target(target)
     with ask.working("reading the network"):
         graph = read_graph(source, undirected=undirected, isolated=isolated, self_loops=self_loops)  # type: ignore[arg-type]
     _write(graph, target)
+
+
+def _check_target(target: Path) -> None:
+    """Refuses a form that cannot be written before anything is drawn or read."""
+    from mppfl.errors import BadInput
+
+    if not target.name.endswith((".csv", ".csv.gz", ".graphml")):
+        raise BadInput(f"{str(target)!r} must end in .csv, .csv.gz or .graphml.")
 
 
 def _write(graph: object, target: Path) -> None:
@@ -108,12 +134,10 @@ def _write(graph: object, target: Path) -> None:
         raise TypeError("a SocialGraph is needed")
     if target.suffix == ".graphml":
         write_graphml(graph, target)
-    elif target.name.endswith((".csv", ".csv.gz")):
+    else:
         if len(graph.isolated) and not _all_linked(graph):
             raise BadInput("an edge list cannot hold clients without any link; write .graphml instead.")
         write_links(graph, target)
-    else:
-        raise BadInput(f"{target.name!r} must end in .csv, .csv.gz or .graphml.")
     typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} links")
 
 

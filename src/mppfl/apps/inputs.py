@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from mppfl.game.mechanisms import Mechanism
     from mppfl.game.model import Game
     from mppfl.network.graph import SocialGraph
+
+MOST_ROUNDS = 10_000_000  # more would not fit into memory
 
 GraphOption = Annotated[
     Path | None,
@@ -44,6 +48,8 @@ NormalisationOption = Annotated[str, typer.Option("--normalisation", help="row, 
 IsolatedOption = Annotated[str, typer.Option("--isolated", help="Clients whom nobody exposes: error, keep or drop.")]
 SelfLoopsOption = Annotated[str, typer.Option("--self-loops", help="Links from a client to itself: error or drop.")]
 DiagonalOption = Annotated[str, typer.Option("--diagonal", help="Walks that return home: auto, exact or estimate.")]
+PaymentOption = Annotated[float | None, typer.Option("--payment-limit", help="For budget_limited: money per round.")]
+FixedBudgetOption = Annotated[str, typer.Option("--fixed-budget", help="For fixed: min, mean or a number.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -93,19 +99,23 @@ def read_or_draw_graph(inputs: Inputs, rng: Any) -> SocialGraph:
 
 def make_the_game(inputs: Inputs, seed: int | None = None) -> Game:
     """The game that the options describe; `seed` replaces the one given."""
-    import numpy as np
-
+    from mppfl.errors import NoEquilibrium
     from mppfl.game.clients_file import read_clients
     from mppfl.game.model import make_game
     from mppfl.game.presets import draw_clients, preset
 
     constants = preset(inputs.preset)
-    rng = np.random.default_rng(inputs.seed if seed is None else seed)
+    rng = generator(inputs.seed if seed is None else seed)
     graph = read_or_draw_graph(inputs, rng)
     if inputs.clients is None:
         clients = draw_clients(inputs.preset, graph.num_clients, rng)
     else:
         clients = read_clients(inputs.clients, graph)
+    if not clients.budget_max.any():
+        raise NoEquilibrium(
+            f"budget_max is 0 for all {clients.num_clients:,} clients, so nobody can take part. "
+            "Raise budget_max of at least one client."
+        )
 
     def given(value: Any, otherwise: Any) -> Any:
         return otherwise if value is None else value
@@ -121,9 +131,67 @@ def make_the_game(inputs: Inputs, seed: int | None = None) -> Game:
     )
 
 
+def generator(seed: int) -> Any:
+    """NumPy's generator from a seed."""
+    import numpy as np
+
+    from mppfl.arrays import require_count
+
+    return np.random.default_rng(require_count(seed, "seed", 0))
+
+
+def check_rounds(rounds: int) -> None:
+    """Refuses a number of rounds that cannot be, or that no memory holds."""
+    from mppfl.arrays import require_count
+    from mppfl.errors import BadInput
+
+    if require_count(rounds, "rounds") > MOST_ROUNDS:
+        raise BadInput(f"rounds={rounds:,} is too many. Ask for at most {MOST_ROUNDS:,}.")
+
+
+def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) -> Mechanism:
+    """The mechanism with its options bound."""
+    from functools import partial
+
+    from mppfl.errors import BadInput
+    from mppfl.game.mechanisms import budget_limited, find_mechanism, fixed
+
+    if name == "budget_limited":
+        if payment_limit is None:
+            raise BadInput("budget_limited needs --payment-limit, the money it may spend in a round.")
+        return partial(budget_limited, payment_limit=payment_limit)
+    if name == "fixed":
+        return partial(fixed, budget=number_or_rule(fixed_budget))
+    return find_mechanism(name)
+
+
+def check_payment_limit(payment_limit: float | None, mechanisms: Sequence[str]) -> None:
+    """Refuses a limit that nobody would keep."""
+    from mppfl.errors import BadInput
+
+    if payment_limit is not None and "budget_limited" not in mechanisms:
+        raise BadInput(
+            f"--payment-limit={payment_limit:g} means nothing to {', '.join(mechanisms)}. "
+            "Choose the mechanism budget_limited, or leave it out."
+        )
+
+
+def number_or_rule(text: str) -> Any:
+    """ "min", "mean", or the number it spells."""
+    from mppfl.errors import BadInput
+
+    if text in ("min", "mean"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f'--fixed-budget={text!r} must be "min", "mean" or a number above 0.') from None
+
+
 def print_json(value: Any) -> None:
     """One JSON object on stdout; what is not a finite number becomes null."""
-    typer.echo(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+    encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
+    typer.echo(json.dumps(_plain(value), ensure_ascii=encoding != "utf8", allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,8 @@ def risk_command(
     accuracy_weight: ask.AccuracyOption = None,
     round_index: Annotated[int, typer.Option("--round", help="The round whose budgets count.")] = 1,
     mechanism: Annotated[str, typer.Option(help="Whose budgets: mppfl, social_agnostic, ...")] = "mppfl",
+    payment_limit: ask.PaymentOption = None,
+    fixed_budget: ask.FixedBudgetOption = "min",
     client: Annotated[str | None, typer.Option(help="Explain this client's exposure by source and hop.")] = None,
     top: Annotated[int, typer.Option(help="How many clients to list.")] = 10,
     undirected: ask.UndirectedOption = False,
@@ -40,16 +42,20 @@ def risk_command(
     import numpy as np
 
     from mppfl.arrays import require_count
-    from mppfl.game.mechanisms import find_mechanism
+    from mppfl.errors import BadInput
     from mppfl.game.plan import Horizon
 
     require_count(round_index, "round")
     require_count(top, "top")
     given = ask.Inputs.among(options)
+    function = ask.chosen_mechanism(mechanism, payment_limit, fixed_budget)
+    ask.check_payment_limit(payment_limit, [mechanism])
     with ask.working("reading the network"):
         game = ask.make_the_game(given)
     with ask.working("solving"):
-        terms = find_mechanism(mechanism)(game, Horizon(np.array([round_index]), seed=seed)).terms(0)
+        terms = function(game, Horizon(np.array([round_index]), seed=seed)).terms(0)
+        if not np.isfinite(terms.budgets).all():
+            raise BadInput(f"mechanism={mechanism!r} puts no limit on budgets, so risk has none. Choose another.")
         found = everybody(game, terms, top)
         if client is not None:
             found["client"] = one_client(game, terms, client, top)

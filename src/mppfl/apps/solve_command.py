@@ -10,7 +10,6 @@ import typer
 from mppfl.apps import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.game.mechanisms import Mechanism
     from mppfl.game.solve import Solution
 
 
@@ -30,8 +29,8 @@ def solve_command(
         str, typer.Option(help="always, if_better_than_staying_out or if_non_negative.")
     ] = "always",
     reward_rate: Annotated[float | None, typer.Option(help="Fix the reward rate of all rounds.")] = None,
-    payment_limit: Annotated[float | None, typer.Option(help="For budget_limited: money per round.")] = None,
-    fixed_budget: Annotated[str, typer.Option(help="For fixed: min, mean or a number.")] = "min",
+    payment_limit: ask.PaymentOption = None,
+    fixed_budget: ask.FixedBudgetOption = "min",
     undirected: ask.UndirectedOption = False,
     normalisation: ask.NormalisationOption = "row",
     isolated: ask.IsolatedOption = "error",
@@ -46,13 +45,14 @@ def solve_command(
     options = dict(locals())
     import numpy as np
 
-    from mppfl.arrays import require_count, require_number
+    from mppfl.arrays import require_number
     from mppfl.game.solve import solve
 
     began = time.perf_counter()
-    require_count(rounds, "rounds")
+    ask.check_rounds(rounds)
     given = ask.Inputs.among(options)
-    function = chosen_mechanism(mechanism, payment_limit, fixed_budget)
+    function = ask.chosen_mechanism(mechanism, payment_limit, fixed_budget)
+    ask.check_payment_limit(payment_limit, [mechanism])
     rates = None
     if reward_rate is not None:
         rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, np.inf))
@@ -73,34 +73,6 @@ def solve_command(
         ask.print_json(as_json(found, mechanism, seconds, budgets=not no_budgets, prices=prices))
     else:
         show(found, seconds)
-
-
-def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) -> Mechanism:
-    """The mechanism with its options bound."""
-    from functools import partial
-
-    from mppfl.errors import BadInput
-    from mppfl.game.mechanisms import budget_limited, find_mechanism, fixed
-
-    if name == "budget_limited":
-        if payment_limit is None:
-            raise BadInput("budget_limited needs --payment-limit, the money it may spend in a round.")
-        return partial(budget_limited, payment_limit=payment_limit)
-    if name == "fixed":
-        return partial(fixed, budget=number_or_rule(fixed_budget))
-    return find_mechanism(name)
-
-
-def number_or_rule(text: str) -> Any:
-    """ "min", "mean", or the number it spells."""
-    from mppfl.errors import BadInput
-
-    if text in ("min", "mean"):
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f'--fixed-budget={text!r} must be "min", "mean" or a number above 0.') from None
 
 
 def as_json(found: Solution, mechanism: str, seconds: float, *, budgets: bool, prices: bool) -> dict[str, Any]:

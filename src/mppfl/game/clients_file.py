@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,20 +42,29 @@ def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
         ) from cause
     except UnicodeDecodeError as cause:
         raise BadFile(f"{where.name}: not UTF-8 text (byte {cause.start}). Save the file as UTF-8.") from cause
-    except csv.Error as cause:
-        raise BadFile(f"{where.name}: not a CSV file ({cause}). Save it as comma-separated UTF-8 text.") from cause
 
 
 def _parse(file: object, name: str, graph: SocialGraph) -> Clients:
-    reader = csv.reader(file, skipinitialspace=True)  # type: ignore[arg-type]
-    header = [field.strip() for field in next(reader, [])]
-    _check_header(header, name)
+    reader = csv.reader(file, skipinitialspace=True, strict=True)  # type: ignore[arg-type]
+    try:
+        return _read_rows(reader, name, graph)
+    except csv.Error as cause:
+        raise BadFile(
+            f"{name}, line {reader.line_num}: not a line of CSV ({cause}). Close quotes, and double those inside."
+        ) from cause
+
+
+def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
+    first = next((row for row in reader if not _is_blank(row) and not _is_comment(row)), [])
+    header = [field.strip() for field in first]
+    _check_header(header, f"{name}, line {reader.line_num}" if header else name)
     columns = [column for column in header if column != "name"]
     name_at = header.index("name")
     values = {column: np.full(graph.num_clients, np.nan) for column in columns}
-    seen = np.zeros(graph.num_clients, dtype=np.int64)  # line number + 1 of each client, 0 for none
+    seen = np.zeros(graph.num_clients, dtype=np.int64)  # line number of each client, 0 for none
+    sharp_names = {client for client in graph.names or () if client.startswith("#")}
     for row in reader:
-        if not any(field.strip() for field in row) or row[0].lstrip().startswith("#"):
+        if _is_blank(row) or (_is_comment(row) and row[0].strip() not in sharp_names):
             continue
         line = reader.line_num
         if len(row) != len(header):
@@ -77,7 +87,9 @@ def _parse(file: object, name: str, graph: SocialGraph) -> Clients:
     missing = np.flatnonzero(seen == 0)
     if len(missing):
         who = joined_names(graph.name(int(i)) for i in missing[:6])
-        raise BadFile(f"{name}: {len(missing):,} clients of the network have no line: {who}. Add them.")
+        raise BadFile(
+            f"{name}: {len(missing):,} of the network's {graph.num_clients:,} clients have no line: {who}. Add them."
+        )
     if "budget_max" in values and "budget_min" in values:
         wrong = np.flatnonzero(values["budget_max"] < values["budget_min"])
         if len(wrong):
@@ -90,31 +102,41 @@ def _parse(file: object, name: str, graph: SocialGraph) -> Clients:
     return Clients(**values)
 
 
-def _check_header(header: list[str], name: str) -> None:
-    if not any(header):
-        raise BadFile(f"{name}: empty. The first line must be a header: {', '.join(REQUIRED)}.")
+def _is_comment(row: list[str]) -> bool:
+    return row[0].lstrip().startswith("#")
+
+
+def _is_blank(row: list[str]) -> bool:
+    return not any(field.strip() for field in row)
+
+
+def _check_header(header: list[str], where: str) -> None:
+    if not header:
+        raise BadFile(f"{where}: empty. The first line must be a header: {', '.join(REQUIRED)}.")
     for column in header:
         if column not in COLUMNS:
             from difflib import get_close_matches
 
             near = get_close_matches(column, COLUMNS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(COLUMNS)}."
-            raise BadFile(f"{name}, line 1: unknown column {column[:40]!r}.{hint}")
+            if any(mark in column for mark in ";\t"):
+                hint = " Separate columns by commas."
+            raise BadFile(f"{where}: unknown column {column[:40]!r}.{hint}")
         if header.count(column) > 1:
-            raise BadFile(f"{name}, line 1: column {column!r} stands twice. Keep one of them.")
+            raise BadFile(f"{where}: column {column!r} stands twice. Keep one of them.")
     for column in REQUIRED:
         if column not in header:
-            raise BadFile(f"{name}, line 1: column {column!r} is missing. Needed: {', '.join(REQUIRED)}.")
+            raise BadFile(f"{where}: column {column!r} is missing. Needed: {', '.join(REQUIRED)}.")
 
 
 def _number(text: str, column: str, client: str, name: str, line: int) -> float:
     try:
-        value = float(text)
+        value = float(text) if text.isascii() and "_" not in text else np.nan  # float takes 1_0 for 10
     except ValueError:
         value = np.nan
     least_allowed = value > 0 if "above 0" in WANTED[column] else value >= 0
     if not least_allowed or (np.isinf(value) and column != "budget_max"):
-        shown = text.strip()[:40] or "nothing"
+        shown = repr(text.strip()[:40]) if text.strip() else "nothing"
         raise BadFile(f"{name}, line {line}: {column} of client {client!r} is {shown}; it must be {WANTED[column]}.")
     return value
 

@@ -172,7 +172,7 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
     Clients are checked in every round; so is the leader, except in very large plans (first, middle and last round).
     """
     found = evaluate(game, plan) if outcome is None else outcome
-    largest = max(1.0, max(float(np.abs(plan.terms(k).budgets).max()) for k in {0, len(plan) - 1}))
+    largest = max(1.0, *(float(np.abs(plan.terms(k).budgets).max()) for k in (0, len(plan) - 1)))
     regret, checked = leader_regret(game, plan)
     return Verification(
         residual=float(found.best_response_gap.max()) / largest if np.isfinite(largest) else np.inf,

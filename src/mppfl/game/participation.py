@@ -9,6 +9,7 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput
+from mppfl.game.mechanisms import Mechanism
 from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
 from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds
 
@@ -32,19 +33,16 @@ def gain_from_joining(game: Game, prices: Array | float, budgets: Array) -> Arra
     return np.asarray(game.clients.quadratic_cost * (wish**2 - (wish - answer) ** 2) - game.clients.compute_cost)
 
 
-def with_participation(game: Game, horizon: Horizon, mechanism: object, rule: Participation) -> Plan:
+def with_participation(game: Game, horizon: Horizon, mechanism: Mechanism, rule: Participation) -> Plan:
     """The mechanism's plan when clients may stay out: those whom taking part does not suit are held at 0, worst first,
-    and the server sets its rate for the rest, until nobody wants to change.
+    and the server sets its rate for the rest, until nobody inside wishes to leave. It may be that nobody stays.
     """
     if rule not in get_args(Participation):
         raise BadInput(f"participation={rule!r} must be one of {', '.join(get_args(Participation))}.")
-    if not callable(mechanism):
-        raise BadInput("mechanism must be a function (game, horizon) -> plan.")
     if rule == "always":
-        plan: Plan = mechanism(game, horizon)
-        return plan
+        return mechanism(game, horizon)
     terms: list[Terms] = []
-    restless = 0
+    restless = deserted = 0
     name = "custom"
     for position, round_index in enumerate(horizon.rounds):
         rates = None if horizon.reward_rates is None else horizon.reward_rates[position : position + 1]
@@ -52,30 +50,38 @@ def with_participation(game: Game, horizon: Horizon, mechanism: object, rule: Pa
         found, settled, name = _settle(game, single, mechanism, rule)
         terms.append(found)
         restless += not settled
+        deserted += not found.taking_part.any()
     notes: tuple[str, ...] = (f"participation: {rule}",)
     if restless:
-        notes += (f"in {restless} rounds no choice of who takes part suits everybody; see client_regret",)
+        notes += (f"in {restless} rounds some who stay out would rather join at these rates",)
+    if deserted:
+        notes += (f"in {deserted} rounds nobody takes part: no rate of this server suits anybody",)
     return plan_of_rounds(name, terms, notes)
 
 
-def _settle(game: Game, single: Horizon, mechanism: object, rule: Participation) -> tuple[Terms, bool, str]:
+def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participation) -> tuple[Terms, bool, str]:
+    """Terms of one round with nobody inside who wishes to leave; whether also nobody outside wishes to join; a name."""
     out = game.clients.budget_max <= 0
     seen: set[bytes] = set()
-    while True:
+    may_come_back = True
+    name = "custom"
+    while not out.all():
         high = np.where(out, 0.0, game.clients.budget_max)
         low = np.where(out, 0.0, game.clients.budget_min)
-        plan = mechanism(game.with_bounds(low, high), single)  # type: ignore[operator]
-        terms = plan.terms(0)
+        plan = mechanism(game.with_bounds(low, high), single)
+        name, terms = plan.mechanism, plan.terms(0)
         decision = _decide(game, terms, out, rule)
         seen.add(np.packbits(out).tobytes())
         change = _worst_first(decision, decision.leave)
-        if not change.any():
+        if not change.any() and may_come_back:
             change = _worst_first(decision, decision.come_back)
+            if np.packbits(out ^ change).tobytes() in seen:  # they would come and go for ever
+                may_come_back, change = False, np.zeros_like(out)
         if not change.any():
-            return terms, True, plan.mechanism
+            return terms, not decision.come_back.any(), name
         out = out ^ change
-        if np.packbits(out).tobytes() in seen or out.all():
-            return terms, False, plan.mechanism
+    nobody = Terms(int(single.rounds[0]), 0.0, 0.0, np.zeros(game.num_clients))
+    return nobody, True, name
 
 
 def _decide(game: Game, terms: Terms, out: BoolArray, rule: Participation) -> _Decision:

@@ -1,7 +1,8 @@
 """How the equilibrium bends at the bounds as the reward rate rises: the exact path for small games, samples for large.
 
-Between two rates at which a client meets or leaves a bound the equilibrium is a straight line; a small game's whole path
-is a few hundred such lines. A large game's path has as many bends as clients: it is sampled, every sample being exact.
+Between two rates at which a client meets or leaves a bound the equilibrium is a straight line; a small game's whole
+path is a few hundred such lines. A large game's path has as many bends as clients: it is sampled, and every sample is
+exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all clients together gain: welfare, its optimum, the price of anarchy, and the paper's bounds beside the truth."""
+"""What all clients together gain: welfare, its optimum, the price of anarchy, and the paper's bounds beside them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SocialOptimum:
 
 
 def social_optimum(game: Game, reward_rate: float, weights: Array | None = None) -> SocialOptimum:
-    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) where no bound is reached, else a convex QP."""
+    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP."""
     c = pigouvian_weights(game) if weights is None else weights
     clients = game.clients
     budgets = game.loss.solve(wanted_loss(game, reward_rate * c))

@@ -114,7 +114,7 @@ def _clear(value: Array, support: Any, size: int) -> None:
 
 
 @njit(parallel=True, cache=True)
-def closed_walks(
+def closed_walks(  # noqa: PLR0912  (compiled: one loop is what makes it fast)
     indptr: Any,
     indices: Any,
     data: Any,
@@ -182,7 +182,7 @@ def _scrambled(state: Any) -> Any:
 
 
 @njit(cache=True)
-def _entry(indptr: Any, indices: Any, data: Any, row: int, column: int) -> float:
+def _entry(indptr: Any, indices: Any, data: Any, row: Any, column: Any) -> float:
     """W[row, column], by bisection in the sorted row."""
     low = np.int64(indptr[row])
     high = np.int64(indptr[row + 1])

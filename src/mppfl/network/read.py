@@ -42,7 +42,6 @@ _BLANK = " \t"
 _DIGITS = "0123456789"
 _BLANKS = re.compile(r"[ \t]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"')
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _FIELD = {  # one field, quoted or plain, and what ends it
     ",": re.compile(r'[ \t]*(?:"([^"]*(?:""[^"]*)*)"[ \t]*|((?![ \t]*")[^,]*))(,|$)'),
@@ -464,9 +463,8 @@ def _is_comment(raw: bytes) -> bool:
 
 
 def _separator(line: str) -> str:
-    """What separates fields: the first of tab, semicolon and comma that stands outside quotes, else blanks."""
-    bare = _QUOTED.sub("", line)
-    return next((mark for mark in "\t;," if mark in bare), " ")
+    """What separates fields: the first of tab, semicolon and comma that does, with quotes that match; else blanks."""
+    return next((mark for mark in "\t;," if mark in line and len(_fields(line, mark) or ()) > 1), " ")
 
 
 def _fields(line: str, separator: str) -> list[str] | None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mppfl.game.compare import Summary
 
-# Okabe & Ito's colours, distinguishable for all common kinds of colour vision.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442", "#000000", "#8C564B")
+OURS, OTHERS = "#0072B2", "#A7A9AC"  # Okabe & Ito's blue, and grey: told apart by everybody, and in print
 TITLES = {"common": "Common reward", "own": "Own reward"}
 
 
@@ -26,12 +25,10 @@ def comparison_figure(summaries: Sequence[Summary], path: str | Path, num_rounds
     figure = Figure(figsize=(10, 3.4 * len(conventions)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(conventions), 2, squeeze=False)
-    names = list(dict.fromkeys(s.mechanism for s in summaries))
-    colour_of = {name: COLOURS[k % len(COLOURS)] for k, name in enumerate(names)}
     for row, convention in enumerate(conventions):
         mine = [s for s in summaries if s.convention == convention and abs(s.welfare) < float("inf")]
         labels = [s.mechanism.replace("_", " ") for s in mine]
-        shades = [colour_of[s.mechanism] for s in mine]
+        shades = [OURS if s.mechanism.startswith("mppfl") else OTHERS for s in mine]
         _bars(axes[row][0], labels, [s.server_cost for s in mine], [s.server_cost_sd for s in mine], shades)
         _bars(axes[row][1], labels, [s.welfare for s in mine], [s.welfare_sd for s in mine], shades)
         axes[row][0].set_title(f"{TITLES[convention]}: server cost", loc="left")
@@ -43,7 +40,8 @@ def comparison_figure(summaries: Sequence[Summary], path: str | Path, num_rounds
 
 def _bars(axis: Any, labels: list[str], values: list[float], spreads: list[float], colours: list[str]) -> None:
     positions = range(len(labels))
-    axis.barh(positions, values, xerr=spreads, color=colours, ecolor="#555555", capsize=2)
+    whiskers = {"xerr": spreads, "ecolor": "#555555", "capsize": 2} if any(spreads) else {}
+    axis.barh(positions, values, color=colours, **whiskers)
     axis.set_yticks(positions, labels)
     axis.invert_yaxis()
     axis.axvline(0, color="#555555", linewidth=0.8)

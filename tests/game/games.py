@@ -1,0 +1,75 @@
+"""Games for tests: the paper's scale drawn at random, and small ones worked by hand."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+import mppfl
+from mppfl.game.model import Game
+
+
+def paper_scale_game(seed, num_clients=None, externality_strength=None, preset=None) -> Game:
+    """A random game of the paper's kind; what is not given is drawn too."""
+    rng = np.random.default_rng(seed)
+    size = num_clients or int(rng.integers(5, 81))
+    links = rng.random((size, size)) < rng.uniform(0.1, 0.9, (size, size))
+    weights = np.where(links, rng.uniform(0.1, 1.0, (size, size)), 0.0)
+    np.fill_diagonal(weights, 0.0)
+    for i in np.flatnonzero(weights.sum(axis=1) == 0):
+        weights[i, (i + 1) % size] = 0.5
+    name = preset or ("paper-like", "benign")[int(rng.integers(2))]
+    clients = mppfl.draw_clients(name, size, rng)
+    strength = rng.uniform(0.01, 0.1) if externality_strength is None else externality_strength
+    decay = 0.9 if name == "paper-like" else 0.5
+    return mppfl.make_game(
+        mppfl.graph_from_matrix(weights), clients, hop_decay=decay, externality_strength=float(strength)
+    )
+
+
+def two_friends(externality_strength=0.5) -> Game:
+    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    clients = mppfl.Clients([1.0, 1.0], [0.0, 0.0], [0.1, 0.1])
+    return mppfl.make_game(graph, clients, max_hops=1, hop_decay=0.5, externality_strength=externality_strength)
+
+
+def star() -> Game:
+    """Ten leaves a=1, b=0 and a hub a=.05, b=1: the more is paid, the less the leaves share."""
+    weights = np.zeros((11, 11))
+    weights[0, 1:] = weights[1:, 0] = 1.0
+    quadratic, linear = np.ones(11), np.zeros(11)
+    quadratic[0], linear[0] = 0.05, 1.0
+    clients = mppfl.Clients(quadratic, linear, np.full(11, 0.1))
+    return mppfl.make_game(
+        mppfl.graph_from_matrix(weights), clients, max_hops=1, hop_decay=0.5, externality_strength=0.2
+    )
+
+
+def three_cycle() -> Game:
+    """1 is exposed by 3, 2 by 1, 3 by 2: the sweeps of Algorithm 1 diverge, the equilibrium exists."""
+    graph = mppfl.graph_from_links(np.array([2, 0, 1]), np.array([0, 1, 2]))
+    clients = mppfl.Clients([0.2, 0.2, 2.0], [0.0, 0.0, 0.0], [0.001, 0.001, 100.0])
+    return mppfl.make_game(graph, clients, max_hops=1, hop_decay=0.5, externality_strength=0.9)
+
+
+@st.composite
+def games(draw) -> Game:
+    """Any small game with αS < 1: any links, costs, bounds and hops."""
+    size = draw(st.integers(2, 7))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    weights = np.where(rng.random((size, size)) < draw(st.floats(0.2, 1.0)), rng.uniform(0.1, 1, (size, size)), 0.0)
+    np.fill_diagonal(weights, 0.0)
+    weights[0, 1] = 1.0
+    hops, decay = draw(st.integers(1, 6)), draw(st.floats(0.05, 0.95))
+    reach = draw(st.floats(0.0, 0.98)) / sum(decay**k for k in range(hops))
+    low = np.where(rng.random(size) < 0.3, rng.uniform(0, 0.2, size), 0.0)
+    high = np.where(rng.random(size) < 0.3, rng.uniform(0.2, 1.0, size), np.inf)
+    clients = mppfl.Clients(
+        rng.uniform(0.05, 2, size), rng.uniform(0, 2, size), rng.uniform(0.01, 1, size), budget_min=low, budget_max=high
+    )
+    return mppfl.make_game(
+        mppfl.graph_from_matrix(weights, isolated="keep"),
+        clients,
+        max_hops=hops,
+        hop_decay=decay,
+        externality_strength=reach,
+        accuracy_weight=draw(st.floats(0.1, 0.9)),
+    )

@@ -1,0 +1,206 @@
+"""Outcomes and verification: the compiled twin, the regrets, plans kept compactly, participation, changing networks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pytest import approx
+
+import mppfl
+from mppfl.game import outcome as outcome_module
+from mppfl.game.model import Clients, accuracy_loss_bound, compute_cost, noise_harm, server_cost, utility
+from mppfl.game.outcome import evaluate, verify
+from mppfl.game.participation import gain_from_joining
+from mppfl.game.plan import AlongLine, Horizon, rounds_up_to
+from mppfl.game.solve import follow, track
+from mppfl.game.welfare import welfare
+from tests.game.games import paper_scale_game, star, two_friends
+
+
+@pytest.mark.parametrize("name", ["mppfl", "pigouvian", "social_agnostic"])
+def test_the_compiled_sums_equal_the_plain_ones(monkeypatch, name):
+    game = paper_scale_game(6, num_clients=30, preset="benign")
+    plan = mppfl.solve(game, name, num_rounds=7).plan
+    assert isinstance(plan.budgets, AlongLine)
+    plain = evaluate(game, plan)
+    monkeypatch.setattr(outcome_module, "COMPILED_ABOVE", 0)
+    compiled = evaluate(game, plan)
+    for field in (
+        "server_costs",
+        "welfare",
+        "payments",
+        "accuracy_terms",
+        "below_zero",
+        "taking_part",
+        "client_regret",
+    ):
+        assert getattr(compiled, field) == approx(getattr(plain, field), rel=1e-10, abs=1e-14), field
+
+
+def test_outcomes_are_the_equations_summed():
+    game = paper_scale_game(9, num_clients=10)
+    found = mppfl.solve(game, num_rounds=3)
+    for k, terms in enumerate(found.plan):
+        assert found.outcome.server_costs[k] == approx(
+            server_cost(game, terms.round_index, terms.prices, terms.budgets)
+        )
+        assert found.outcome.welfare[k] == approx(welfare(game, terms.prices, terms.budgets))
+        assert found.outcome.below_zero[k] == (utility(game, terms.prices, terms.budgets) < 0).sum()
+
+
+def test_verification_notices_budgets_that_are_not_an_equilibrium():
+    game = two_friends()
+    terms = mppfl.Terms(1, 3.0, 3.0, np.array([1.0, 1.2]))
+    found = verify(game, mppfl.plan_of_rounds("mine", [terms]))
+    # Client 1 would move to 1.5 − .6 = .9 and gain a(.1)²; client 2 to 1.0 and gain a(.2)².
+    assert found.client_regret == approx(0.04)
+    assert found.residual == approx(0.2 / 1.2)
+    assert found.leader_regret is None
+
+
+def test_the_leaders_regret_is_what_anticipating_saves():
+    game = paper_scale_game(0, num_clients=20, preset="benign", externality_strength=0.1)
+    paper, exact = (mppfl.solve(game, name, num_rounds=5) for name in ("mppfl", "mppfl_exact"))
+    saved = (paper.outcome.server_costs - exact.outcome.server_costs).max()
+    assert saved > 0
+    assert paper.verification.leader_regret == approx(saved)
+    assert exact.verification.leader_regret == approx(0.0, abs=1e-10)
+    assert paper.verification.leader_rounds == (1, 2, 3, 4, 5)
+
+
+def test_a_plan_on_the_inside_is_two_vectors_however_many_rounds():
+    plan = mppfl.solve(paper_scale_game(0, num_clients=20, preset="benign"), num_rounds=500).plan
+    assert isinstance(plan.budgets, AlongLine)
+    assert plan.budgets.slope.size + plan.budgets.offset.size == 40
+    assert plan.to_matrix().shape == (500, 20)
+    assert [terms.round_index for terms in plan][:3] == [1, 2, 3]
+
+
+def test_who_stays_out_still_suffers_and_bears_no_compute_cost():
+    game = two_friends()
+    costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.5, 0.5])))
+    gains = utility(costly, 3.0, np.array([0.0, 1.0]))
+    assert gains[0] == approx(-(0.5**2))  # s_1 = .5·1, a = 1, b = 0
+    assert gains[1] == approx(3.0 - 0.5 - 1.0)
+
+
+def test_clients_stay_out_when_taking_part_costs_more_than_it_brings():
+    # Inside, i gains a_i ρ_i² − C_i by taking part. The dear client stays out, the other then shares r/2 as if alone.
+    game = two_friends()
+    costly = replace(game, clients=replace(game.clients, compute_cost=np.array([100.0, 0.0])))
+    rates = np.array([3.0])
+    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_staying_out")
+    assert found.terms(1).budgets == approx([0.0, 1.5])
+    assert gain_from_joining(costly, 3.0, np.array([1.0, 1.0])) == approx([1.0 - 100.0, 1.0])
+    everybody = mppfl.solve(costly, reward_rates=rates)
+    assert everybody.terms(1).budgets == approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
+    game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.08)
+    rng = np.random.default_rng(seed)
+    costs = rng.uniform(0, 0.02, 20)
+    game = replace(game, clients=replace(game.clients, compute_cost=costs))
+    found = mppfl.solve(game, num_rounds=2, participation=rule)
+    assert found.outcome.taking_part[0] < 20
+    for terms in found.plan:
+        part = terms.taking_part
+        margin = (
+            utility(game, terms.prices, terms.budgets)
+            if rule == "if_non_negative"
+            else gain_from_joining(game, terms.prices, terms.budgets)
+        )
+        assert (margin[part] >= -1e-9).all()
+
+
+def test_an_unknown_participation_rule_is_refused():
+    with pytest.raises(mppfl.BadInput, match="participation='maybe'"):
+        mppfl.solve(two_friends(), participation="maybe")
+
+
+def drifting_games(num_rounds=12, size=25):
+    rng = np.random.default_rng(5)
+    weights = np.where(rng.random((size, size)) < 0.4, rng.uniform(0.1, 1, (size, size)), 0.0)
+    np.fill_diagonal(weights, 0.0)
+    clients = mppfl.draw_clients("benign", size, rng)
+    for _ in range(num_rounds):
+        yield mppfl.make_game(mppfl.graph_from_matrix(weights), clients, hop_decay=0.5)
+        i, j = rng.integers(0, size, (2, 12))
+        weights = weights.copy()
+        weights[i, j] = rng.uniform(0.1, 1, 12)
+        np.fill_diagonal(weights, 0.0)
+
+
+def test_a_plan_follows_a_network_that_changes_and_one_sweep_a_round_keeps_up():
+    games = list(drifting_games())
+    plan = follow(games)
+    assert len(plan) == 12
+    for game, terms in zip(games, plan, strict=True):
+        exact = mppfl.solve(game, num_rounds=terms.round_index).terms(terms.round_index)
+        assert terms.budgets == approx(exact.budgets)
+    tracked = track(games, plan.reward_rates)
+    errors = [np.abs(a.budgets - b.budgets).max() for a, b in zip(plan, tracked, strict=True)]
+    assert errors[0] == 0
+    assert max(errors[3:]) < 5e-3
+
+
+def test_a_changing_network_keeps_its_clients():
+    with pytest.raises(mppfl.BadInput, match="budget_max 0"):
+        follow([paper_scale_game(0, num_clients=5), paper_scale_game(0, num_clients=6)])
+
+
+def test_noise_harm_is_the_same_for_everybody_under_size_weights():
+    sizes = np.array([100.0, 300.0, 600.0])
+    harm = noise_harm(1000, 2.0, sizes, smoothness_ratio=5.0)
+    assert harm == approx(np.full(3, 1000 * 5.0 * 4.0 / 1000.0**2))
+    uneven = noise_harm(1000, 2.0, sizes, np.full(3, 1 / 3), smoothness_ratio=5.0)
+    assert uneven[0] > uneven[1] > uneven[2]
+
+
+def test_compute_cost_and_accuracy_bound_are_their_formulas():
+    assert compute_cost(2.0, 3.0, 5.0, np.array([1.0, 7.0]), 4) == approx([120.0, 840.0])
+    game = two_friends()
+    bound = accuracy_loss_bound(game, 2, np.array([0.5, 0.25]), smoothness=3.0, curvature=2.0, gradient_bound=4.0)
+    assert bound == approx(3 * 16 / (2 * 4 * 2) + (0.1 / 0.5 + 0.1 / 0.25) / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quadratic_cost": [1.0, 0.0]}, "quadratic_cost=0"),
+        ({"quadratic_cost": [1.0, -2.0]}, "quadratic_cost=-2"),
+        ({"quadratic_cost": [np.nan, 1.0]}, "quadratic_cost=nan"),
+        ({"linear_cost": [0.0, -1.0]}, "linear_cost=-1"),
+        ({"noise_harm": [0.0, 1.0]}, "noise_harm=0"),
+        ({"noise_harm": [np.inf, 1.0]}, "noise_harm=inf"),
+        ({"budget_max": [0.1, 1.0], "budget_min": [0.2, 0.0]}, "budget_max=0.1"),
+        ({"linear_cost": [0.0, 1.0, 2.0]}, "entries for"),
+        ({"linear_cost": ["x", "y"]}, "numbers"),
+    ],
+)
+def test_impossible_clients_are_refused_in_one_line(changes, said):
+    arguments = {"quadratic_cost": [1.0, 1.0], "linear_cost": [0.0, 0.0], "noise_harm": [1.0, 1.0]} | changes
+    with pytest.raises(mppfl.BadInput, match=said) as caught:
+        Clients(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 1.5, True])
+def test_rounds_are_counted_from_one(rounds):
+    with pytest.raises(mppfl.BadInput, match="rounds"):
+        rounds_up_to(rounds)
+
+
+def test_a_horizon_starts_at_round_one():
+    with pytest.raises(mppfl.BadInput, match="numbered from 1"):
+        Horizon(np.array([0, 1]))
+
+
+def test_values_cannot_be_changed():
+    game = star()
+    with pytest.raises(ValueError, match="read-only"):
+        game.clients.quadratic_cost[0] = 5.0
+    with pytest.raises(ValueError, match="read-only"):
+        game.graph.influence.data[0] = 5.0

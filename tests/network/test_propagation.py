@@ -1,0 +1,143 @@
+"""Propagation and walks that return home, against dense powers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest import approx
+
+import mppfl
+from mppfl.network import product, walks
+from mppfl.network.propagation import attribute, propagate
+
+
+def random_network(seed, size=60, density=0.08, normalisation="row"):
+    rng = np.random.default_rng(seed)
+    weights = np.where(rng.random((size, size)) < density, rng.uniform(0.1, 1, (size, size)), 0.0)
+    np.fill_diagonal(weights, 0.0)
+    weights[0, 1] = 1.0
+    return mppfl.graph_from_matrix(weights, isolated="keep", normalisation=normalisation)
+
+
+def dense_sum(graph, hops, decay):
+    """The definition, with matrix powers."""
+    dense = graph.influence.toarray()
+    total = sum(decay ** (k - 1) * np.linalg.matrix_power(dense, k) for k in range(1, hops + 1))
+    np.fill_diagonal(total, 0.0)
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 8),
+    st.floats(0.05, 0.95),
+    st.sampled_from(["row", "none", "symmetric"]),
+    st.floats(0.02, 0.6),
+)
+def test_the_operator_is_the_sum_of_powers_with_a_zero_diagonal(seed, hops, decay, normalisation, density):
+    graph = random_network(seed, size=25, density=density, normalisation=normalisation)
+    spread, truth = propagate(graph, hops, decay), dense_sum(graph, hops, decay)
+    scale = max(1.0, np.abs(truth).max())
+    rng = np.random.default_rng(seed)
+    for x in (rng.normal(size=25), rng.normal(size=(25, 2)), rng.normal(size=(25, 3))):
+        assert spread @ x == approx(truth @ x, abs=1e-11 * scale * 25)
+        assert spread.T @ x == approx(truth.T @ x, abs=1e-11 * scale * 25)
+    assert spread.to_dense() == approx(truth, abs=1e-12 * scale)
+    assert spread.row_sums == approx(truth.sum(axis=1), abs=1e-11 * scale * 25)
+    assert spread.column_sums == approx(truth.sum(axis=0), abs=1e-11 * scale * 25)
+
+
+@pytest.mark.parametrize("hops", range(1, 9))
+@pytest.mark.parametrize("density", [0.03, 0.3])
+def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(hops, density):
+    graph = random_network(5, density=density)
+    by_powers = walks._by_dense_powers(graph.influence, hops, 0.9)
+    assert walks._by_walking(graph.influence, hops, 0.9) == approx(by_powers, abs=1e-14)
+
+
+def test_an_isolated_pair_returns_home_on_every_second_step():
+    # W² = I, so the diagonal of W + λW² + λ²W³ + λ³W⁴ + λ⁴W⁵ is λ + λ³: 0.625 at λ = 1/2.
+    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
+    assert walks._by_walking(graph.influence, 5, 0.5) == approx([0.625, 0.625])
+
+
+def test_a_directed_cycle_returns_home_after_three_links():
+    graph = mppfl.graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
+    assert propagate(graph, 5, 0.5).home.values == approx([0.25] * 3)
+    assert propagate(graph, 2, 0.5).home.values == approx([0.0] * 3)
+
+
+@pytest.mark.parametrize("normalisation", ["row", "none"])
+def test_random_walkers_are_unbiased_and_know_their_error(normalisation):
+    graph = random_network(9, size=80, density=0.06, normalisation=normalisation)
+    truth = walks._by_dense_powers(graph.influence, 5, 0.7) - walks._by_dense_powers(graph.influence, 2, 0.7)
+    runs = [walks._by_walkers(graph.influence, 2, 5, 0.7, seed) for seed in range(200)]
+    mean = np.mean([estimate for estimate, _ in runs], axis=0)
+    spread = np.std([estimate for estimate, _ in runs], axis=0, ddof=1)
+    # 80 clients, each a t-test at 5 standard errors: false alarm below 1e-4.
+    assert (np.abs(mean - truth) <= 5 * spread / np.sqrt(200) + 1e-12).all()
+    claimed = np.sqrt(np.mean([error**2 for _, error in runs], axis=0))
+    assert (spread <= 1.5 * claimed).all()
+
+
+def test_estimates_are_the_same_for_the_same_seed_and_say_how_far_they_are_exact():
+    graph = random_network(1, size=50)
+    one, two = (propagate(graph, 5, 0.9, diagonal="estimate", seed=3) for _ in range(2))
+    assert np.array_equal(one.home.values, two.home.values)
+    assert one.home.exact_hops == 2
+    assert one.home.standard_error.min() > 0
+    exact = propagate(graph, 5, 0.9, diagonal="exact")
+    assert exact.home.exact_hops == 5
+    assert not exact.home.standard_error.any()
+
+
+def test_auto_walks_as_far_as_it_can_afford(monkeypatch):
+    graph = random_network(2, size=60)
+    monkeypatch.setattr(walks, "DENSE_BELOW", 0)
+    assert propagate(graph, 5, 0.9).home.exact_hops == 5
+    monkeypatch.setattr(walks, "WALKS_AT_MOST", 10)
+    assert propagate(graph, 5, 0.9).home.exact_hops == 2
+
+
+def test_parallel_products_equal_scipys(monkeypatch):
+    graph = random_network(4, size=200, density=0.2)
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(product, "PARALLEL_ABOVE", 0)
+    for x in (rng.normal(size=200), rng.normal(size=(200, 2))):
+        assert product.times(graph.influence, x) == approx(graph.influence @ x, abs=1e-14)
+
+
+def test_attribution_names_every_source_and_hop():
+    # 0 is exposed by 1, and 1 by 2: hop 1 brings W_01 ρ_1 = 3, hop 2 brings λ W_01 W_12 ρ_2 = .5·7.
+    graph = mppfl.graph_from_links(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
+    found = attribute(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
+    assert dict(
+        zip(zip(found.sources.tolist(), found.hops.tolist(), strict=True), found.amounts, strict=True)
+    ) == approx({(1, 1): 3.0, (2, 2): 3.5})
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_attribution_adds_up_to_the_external_risk(seed, hops):
+    graph = random_network(seed, size=20, density=0.2)
+    spread, budgets = propagate(graph, hops, 0.6), np.random.default_rng(seed).random(20)
+    risks = spread @ budgets
+    for client in (0, 7, 19):
+        found = attribute(spread, client, budgets)
+        assert found.amounts.sum() == approx(risks[client], abs=1e-12)
+        assert client not in found.sources
+        assert (np.diff(found.amounts) <= 0).all()
+
+
+def test_row_sums_never_pass_the_geometric_sum():
+    spread = propagate(random_network(3, density=0.3), 5, 0.9)
+    assert spread.geometric_sum == approx((1 - 0.9**5) / (1 - 0.9))
+    assert spread.row_sums.max() <= spread.geometric_sum + 1e-12
+
+
+@pytest.mark.parametrize(("hops", "decay"), [(0, 0.5), (2, 0.0), (2, 1.0), (2, float("nan")), (1.5, 0.5)])
+def test_impossible_hops_and_decays_are_refused(hops, decay):
+    with pytest.raises(mppfl.BadInput, match="must"):
+        propagate(random_network(0), hops, decay)

@@ -1,0 +1,700 @@
+"""Reading and writing graphs: golden files, refusals, random and damaged files, all routes to one graph."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import re
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BadFile, BadGraph, BadInput, MppflError
+from mppfl.network import read
+from mppfl.network.generate import random_graph
+from mppfl.network.graph import SocialGraph, graph_from_links
+from mppfl.network.read import read_graph, to_networkx, write_graphml, write_links
+
+AS_GIVEN = {"normalisation": "none", "isolated": "keep", "self_loops": "drop"}
+
+
+def links_of(graph):
+    """{(source, target): weight as given}."""
+    arcs = graph.links().tocoo()
+    ends = zip(arcs.col.tolist(), arcs.row.tolist(), arcs.data.tolist(), strict=True)
+    return {(graph.name(source), graph.name(target)): weight for source, target, weight in ends}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes text or bytes to a file and returns its path."""
+
+    def written(content, name="links.txt"):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """A folder for property tests, which may not ask for a fresh one each time."""
+    return tmp_path_factory.mktemp("graphs")
+
+
+def refusal(content, scratch, **options):
+    """The graph, or the error that refuses it, whose message must be one line."""
+    path = scratch / "any.txt"
+    path.write_bytes(content)
+    try:
+        return read_graph(path, **{**AS_GIVEN, **options})
+    except MppflError as refused:
+        error = refused
+    assert len(str(error).splitlines()) == 1
+    return error
+
+
+# Golden: b is exposed by a with weight 2, a by b with 1, c by a with 0.5.
+GOLDEN = {("a", "b"): 2.0, ("b", "a"): 1.0, ("a", "c"): 0.5}
+WAYS_TO_WRITE_IT = {
+    "commas": "a,b,2\nb,a,1\na,c,0.5\n",
+    "commas and blanks": "a, b, 2\nb, a, 1\na, c, 0.5\n",
+    "semicolons": "a;b;2\nb;a;1\na;c;0.5\n",
+    "tabs": "a\tb\t2\nb\ta\t1\na\tc\t.5\n",
+    "blanks": "a b 2\nb   a\t1\n  a c 5e-1  \n",
+    "windows line ends": "a,b,2\r\nb,a,1\r\na,c,0.5\r\n",
+    "no last line end": "a,b,2\nb,a,1\na,c,0.5",
+    "comments and blank lines": "# who\n\n  % exposes whom\na,b,2\n\n#\nb,a,1\n   \na,c,0.5\n\n",
+    "a comment in another encoding": "# \udce9\na,b,2\nb,a,1\na,c,0.5\n",
+    "byte order mark": "\ufeffa,b,2\nb,a,1\na,c,0.5\n",
+    "byte order mark and header": "\ufeffsource,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
+    "header": "source,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
+    "header in other words": "From\tTo\tStrength\na\tb\t2\nb\ta\t1\na\tc\t0.5\n",
+    "header of unknown words": "giver,taker,how much\na,b,2\nb,a,1\na,c,0.5\n",
+    "quotes": '"source","target","weight"\n"a","b","2"\n"b" , a,1\n a , "c", 0.5\n',
+    "quotes between blanks": '"a" "b" "2"\n"b" a 1\na "c" 0.5\n',
+    "a link twice": "a,b,2\nb,a,1\na,c,0.5\na,b,2.0\n",
+}
+
+
+@pytest.mark.parametrize("text", WAYS_TO_WRITE_IT.values(), ids=WAYS_TO_WRITE_IT)
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
+def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
+    content = text.encode(errors="surrogateescape")
+    graph = read_graph(file(gzip.compress(content) if zipped else content, "whatever.dat"), **AS_GIVEN)
+    assert links_of(graph) == GOLDEN
+    assert graph.names == ("a", "b", "c")
+
+
+def test_the_target_of_a_line_is_exposed_by_its_source(file):
+    graph = read_graph(file("a,b,2\nb,a,1\na,c,0.5\n"), normalisation="none")
+    assert graph.influence.toarray().tolist() == [[0, 1, 0], [2, 0, 0], [0.5, 0, 0]]
+
+
+def test_links_without_weights_weigh_one(file):
+    assert links_of(read_graph(file("x y\ny x\n"))) == {("x", "y"): 1.0, ("y", "x"): 1.0}
+
+
+def test_undirected_links_run_both_ways(file):
+    graph = read_graph(file("a,b,2\nb,c,3\n"), undirected=True)
+    assert links_of(graph) == {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}
+
+
+def test_integer_names_come_in_numerical_order_and_others_as_they_appear(file):
+    assert read_graph(file("10 9\n9 10\n100 9\n"), **AS_GIVEN).names == ("9", "10", "100")
+    assert read_graph(file("10 9\n-3 10\n100 9\n"), **AS_GIVEN).names == ("-3", "9", "10", "100")
+    assert read_graph(file("10 9\n9 x\n1 9\n"), **AS_GIVEN).names == ("10", "9", "x", "1")
+    huge = "9" * 25
+    assert read_graph(file(f"{huge} 9\n9 {huge}\n2 9\n"), **AS_GIVEN).names == ("2", "9", huge)
+
+
+def test_names_that_are_equal_as_numbers_but_not_as_text_are_two_clients(file):
+    assert read_graph(file("7 8\n07 8\n8 7\n"), **AS_GIVEN).names == ("07", "7", "8")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ('"Smith, Jo","Doe, Al"', ("Smith, Jo", "Doe, Al")),
+        ('"she said ""no""",b', ('she said "no"', "b")),
+        ("Jo Smith,Al Doe", ("Jo Smith", "Al Doe")),
+        ("Jo Smith\tDoe, Al", ("Jo Smith", "Doe, Al")),
+        ('"Jo Smith" "Al Doe"', ("Jo Smith", "Al Doe")),
+        ('" padded ",plain', (" padded ", "plain")),
+        ("Zoë,Łukasz", ("Zoë", "Łukasz")),
+        ("李,王", ("李", "王")),
+        ('"#hash",%percent', ("#hash", "%percent")),
+        ('5" pipe,b', ('5" pipe', "b")),
+        ('"a;b","c,d"', ("a;b", "c,d")),
+        ("no\u00a0break,b", ("no\u00a0break", "b")),
+    ],
+)
+def test_names_may_be_anything_that_can_be_quoted(line, names, file):
+    graph = read_graph(file(line + "\n"), undirected=True)
+    assert graph.names == names
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["source,target", "from,to", "src,dst", "node1,node2", "node_1,node_2", "user_id,friend_id", "userID,friendID",
+     "FromNodeId,ToNodeId", "id_1,id_2", "Source Node,Target Node", "follower,followee", "truster,trustee",
+     "userA,userB"],
+)  # fmt: skip
+def test_a_first_line_of_column_words_is_a_header(header, file):
+    for links in ("1,2\n2,1\n", "ann,bob\nbob,ann\n"):
+        assert read_graph(file(f"{header}\n{links}")).num_clients == 2
+
+
+def test_a_first_line_numbered_like_the_others_is_a_link(file):
+    graph = read_graph(file("node1,node2\nnode2,node3\nnode3,node1\n"))
+    assert links_of(graph) == {("node1", "node2"): 1, ("node2", "node3"): 1, ("node3", "node1"): 1}
+
+
+def test_clients_may_be_called_like_columns_below_a_full_header(file):
+    graph = read_graph(file("source,target,weight\nsource,target,2\ntarget,source,3\n"))
+    assert links_of(graph) == {("source", "target"): 2, ("target", "source"): 3}
+
+
+REFUSED = {
+    "three fields below two": ("a,b\nc,d,1\n", "line 2, 'c,d,1': 3 fields where line 1 has 2"),
+    "two fields below three": ("a,b,1\nb,a,1\nc,d\n", "line 3, 'c,d': 2 fields where line 1 has 3"),
+    "two numbers below three": ("1 2 1\n2 1 1\n3 4\n", "line 3, '3 4': 2 fields where line 1 has 3"),
+    "short and long numbers": ("1 2\n2\n1 3 4\n", "line 2, '2': 1 field where line 1 has 2"),
+    "one field": ("alone\n", "line 1, 'alone': 1 field where 2 or 3 are needed"),
+    "four fields": ("1 2 3 4\n", "line 1, '1 2 3 4': 4 fields where 2 or 3 are needed"),
+    "another separator": ("1,2\n2;1\n", "line 2, '2;1': 1 field where line 1 has 2"),
+    "an empty name": ("a,b\n,c\n", "line 2, ',c': a name is empty"),
+    "an empty number": ("1,2,3\n1,,3\n", "line 2, '1,,3': a name is empty"),
+    "a quoted empty name": ('a,b\n"",c\n', "a name is empty"),
+    "an empty weight": ("1,2,3\n2,1,\n", "line 2, '2,1,': weight '' is not a positive number"),
+    "a word for a weight": ("a,b,1\nb,a,heavy\n", "line 2, 'b,a,heavy': weight 'heavy' is not a positive number"),
+    "weights that are words": ("a,b,much\nb,c,little\n", "line 2, 'b,c,little': weight 'little' is not a positive"),
+    "a word for the first weight": ("a,b,much\nb,a,1\n", "line 1, 'a,b,much': weight 'much' is not a positive number"),
+    "no number for the first weight": ("a,b,NA\nc,d,1\n", "line 1, 'a,b,NA': weight 'NA' is not a positive number"),
+    "NaN": ("1 2 1\n2 1 nan\n", "line 2, '2 1 nan': weight 'nan' is not a positive number"),
+    "infinity": ("1,2,inf\n2,1,1\n", "line 1, '1,2,inf': weight 'inf' is not a positive number"),
+    "too large": ("1,2,1\n2,1,1e999\n", "line 2, '2,1,1e999': weight '1e999' is not a positive number"),
+    "zero": ("1,2,1\n2,1,0\n", "line 2, '2,1,0': weight '0' is not a positive number"),
+    "too small": ("1,2,1\n2,1,1e-999\n", "weight '1e-999' is not a positive number"),
+    "negative": ("1;2;1\n2;1;-0.5\n", "line 2, '2;1;-0.5': weight '-0.5' is not a positive number"),
+    "a decimal comma": ("1;2;1\n2;1;0,5\n", "line 2, '2;1;0,5': weight '0,5' is not a positive number such as 0.5"),
+    "an underscore": ("1,2,1\n2,1,1_0\n", "weight '1_0' is not a positive number"),
+    "digits of another script": ("a,b,1\nb,a,٣\n", "weight '٣' is not a positive number"),
+    "a comment behind a link": ("1 2\n2 1 # back\n", "line 2, '2 1 # back': 4 fields where line 1 has 2"),
+    "an open quote": ('a,b\n"b,a\n', "line 2, '\"b,a': a double quote is left open"),
+    "text behind a quote": ('a,b\n"b"x,a\n', "a double quote is left open or stands beside text"),
+    "columns the other way": ("target,source\n1,2\n2,1\n", "columns must be source, target"),
+    "a time for a weight": ("source,target,timestamp\n1,2,1300\n2,1,1301\n", "columns must be source, target"),
+    "an index column": (",source,target\n0,1,2\n1,2,1\n", "columns must be source, target"),
+    "an unknown header": ("x,y\n1,2\n2,1\n", "line 1, 'x,y': looks like a header of unknown words"),
+    "a header or a link": ("from,to\nto,from\n", "line 1, 'from,to': may be a header or a link"),
+    "a short header": ("source,target\n1,2,3\n", "line 2, '1,2,3': 3 fields where line 1 has 2"),
+    "only a header": ("source,target\n", "line 1, 'source,target': is a header, and no link follows it"),
+    "nothing": ("", "holds no links: it is empty or has only comments"),
+    "only blanks": (" \n\t\n\r\n", "holds no links"),
+    "only comments": ("# a\n% b\n", "holds no links"),
+    "NUL": ("1,2\n2,\0\n", r"line 2, '2,\x00': holds the control character '\x00'"),
+    "a bell": ("a,b\nb,\x07a\n", r"line 2, 'b,\x07a': holds the control character '\x07'"),
+    "old Macintosh line ends": ("a,b\rb,a\r", r"holds the control character '\r'"),
+    "invalid UTF-8": (b"a,b\nb,\xff\n", "line 2, 'b,\ufffd': not valid UTF-8. Save the file as UTF-8 text."),
+    "UTF-16": ("a,b\nb,a\n".encode("utf-16"), "line 1, "),
+    "a picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "line 1, '\ufffdPNG': not valid UTF-8"),
+    "a long line": ("a,b\n" + "x" * 5_000 + "\n", f"line 2, '{'x' * 57}...': 1 field where line 1 has 2"),
+    "a truncated gzip": (gzip.compress(b"1,2\n2,1\n" * 500)[:-20], "is a gzip file that ends too early"),
+    "a damaged gzip": (gzip.compress(b"1,2\n2,1\n")[:-8] + b"\1" * 8, "is a damaged gzip file"),
+    "a gzip in a gzip": (gzip.compress(gzip.compress(b"1,2\n2,1\n")), "line 1, "),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_bad_line_is_refused_with_its_file_number_text_and_remedy(content, message, file):
+    path = file(content, "friends.csv")
+    with pytest.raises(BadFile, match=re.escape(message)) as error:
+        read_graph(path, isolated="keep")
+    assert len(str(error.value).splitlines()) == 1
+    assert str(error.value).startswith(str(path))
+    assert str(error.value).endswith(".")
+
+
+def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monkeypatch):
+    with pytest.raises(BadFile, match="is a directory"):
+        read_graph(tmp_path)
+    with pytest.raises(BadFile, match=r"nobody\.csv does not exist\. Check the path\."):
+        read_graph(str(tmp_path / "nobody.csv"))
+    with pytest.raises(BadFile, match="NUL character"):
+        read_graph("a\0b")
+    with pytest.raises(BadFile, match="cannot be read: File name too long"):
+        read_graph(tmp_path / ("x" * 300))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="is not a regular file"):
+        read_graph(tmp_path / "pipe")
+    path = file("a,b\nb,a\n")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(read, "open", refuse, raising=False)
+    with pytest.raises(BadFile, match=r"may not be read\. Check its permissions\."):
+        read_graph(path)
+
+
+def test_a_path_with_a_line_break_still_gives_a_message_of_one_line(tmp_path):
+    with pytest.raises(BadFile) as error:
+        read_graph(tmp_path / "a\nb.csv")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_links_that_make_no_network_are_refused_with_the_file(file):
+    path = file("a,b\nb,b\n")
+    with pytest.raises(BadGraph, match=r"links\.txt: client 'b' is linked to itself"):
+        read_graph(path)
+    with pytest.raises(BadGraph, match=r"links\.txt: 1 of 2 clients are isolated .*'a'"):
+        read_graph(path, self_loops="drop")
+    with pytest.raises(BadGraph, match=r"links\.txt: the link from 'a' to 'b' is given twice, with weights 1 and 2"):
+        read_graph(file("a,b,1\na,b,2\nb,a,1\n"))
+
+
+def test_what_is_no_graph_is_refused_by_its_type():
+    for nothing in (None, 3, [[0, 1], [1, 0]], b"links.txt"):
+        with pytest.raises(BadInput, match=f"cannot be read from {type(nothing).__name__}"):
+            read_graph(nothing)
+
+
+# Files drawn at random
+
+
+names = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=6).map(lambda name: "n" + name)
+whole_numbers = st.integers(0, 10**20).map(str) | st.integers(0, 30).map(str)
+weights = st.floats(1e-12, 1e12, allow_subnormal=False) | st.integers(1, 9).map(float)
+
+
+@st.composite
+def link_tables(draw):
+    """{(source, target): weight}, without self-loops."""
+    who = draw(st.sampled_from([names, whole_numbers]))
+    clients = draw(st.lists(who, min_size=2, max_size=7, unique=True))
+    ends = st.tuples(st.sampled_from(clients), st.sampled_from(clients)).filter(lambda link: link[0] != link[1])
+    return draw(st.dictionaries(ends, weights, min_size=1, max_size=12))
+
+
+@st.composite
+def files(draw):
+    """A link table and one of the many ways to write it."""
+    table = draw(link_tables())
+    separator = draw(st.sampled_from([",", ";", "\t", " "]))
+    line_end = draw(st.sampled_from(["\n", "\r\n"]))
+    has_weights = draw(st.booleans())
+    if not has_weights:
+        table = dict.fromkeys(table, 1.0)
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=separator, lineterminator=line_end, quoting=csv.QUOTE_NONNUMERIC)
+    if draw(st.booleans()):
+        out.write(separator.join(["source", "target", "weight"][: 2 + has_weights]) + line_end)
+    for (source, target), weight in table.items():
+        if draw(st.integers(0, 5)) == 0:
+            out.write(draw(st.sampled_from(["", "  ", "# note", "% " + separator])) + line_end)
+        if source.isdecimal():
+            out.write(separator.join([source, target] + [repr(weight)] * has_weights) + line_end)
+        else:
+            writer.writerow([source, target] + [weight] * has_weights)
+    content = draw(st.sampled_from(["", "\ufeff"])) + out.getvalue()
+    return table, content.encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(file=files(), zipped=st.booleans(), block=st.sampled_from([5, 64, 2**20]))
+def test_every_well_written_file_is_read_as_it_was_meant(file, zipped, block, scratch):
+    table, content = file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "_BLOCK_BYTES", block)
+        graph = refusal(gzip.compress(content) if zipped else content, scratch)
+    assert isinstance(graph, SocialGraph), graph
+    assert links_of(graph) == table
+    if all(name.isdecimal() for name in graph.names):
+        assert list(graph.names) == sorted(graph.names, key=int)
+    else:
+        assert list(graph.names) == list(dict.fromkeys(name for link in table for name in link))
+
+
+def read_plainly(text):
+    """The links of an edge list, as the csv module sees them; an AssertionError where it is not plainly right."""
+    lines = [line.strip(" \t\r") for line in text.removeprefix("\ufeff").split("\n")]
+    lines = [line for line in lines if line and line[0] not in "#%"]
+    separator = next(s for s in ("\t", ";", ",", " ") if s == " " or separates(s, lines[0]))
+    rows = [row_of(line, separator) for line in lines]
+    assert {len(row) for row in rows} <= {2, 3}
+    assert len({len(row) for row in rows}) == 1
+    if [re.sub(r"\W|_", "", field) for field in rows[0][:2]] == ["source", "target"] or (
+        len(rows[0]) == 3 and not is_number(rows[0][2])
+    ):
+        rows = rows[1:]
+    table = {}
+    for source, target, *rest in rows:
+        weight = float(rest[0]) if rest else 1.0
+        assert source
+        assert target
+        assert 0 < weight < np.inf
+        assert table.setdefault((source, target), weight) == weight
+    return {link: weight for link, weight in table.items() if link[0] != link[1]}
+
+
+def row_of(line, separator):
+    if separator == " ":
+        line = line.replace("\t", " ")
+    reader = csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True)
+    return [field.strip(" \t") for field in next(reader)]
+
+
+def separates(separator, line):
+    try:
+        return len(row_of(line, separator)) > 1
+    except csv.Error:
+        return False
+
+
+def is_number(text):
+    try:
+        return text.isascii() and "_" not in text and float(text) is not None
+    except ValueError:
+        return False
+
+
+def check_against_plain_reading(content, scratch):
+    graph = refusal(content, scratch)
+    if isinstance(graph, MppflError):
+        return
+    assert isinstance(graph, SocialGraph)
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    lines = [line for line in content.split(b"\n") if line.strip(b" \t\r")[:1] not in (b"#", b"%")]
+    text = b"\n".join(lines).decode()  # comments may be in any encoding
+    assume(not re.search(r'"[ \t]|[ \t]"', text))  # csv.reader does not tell blanks within quotes from those around
+    assert links_of(graph) == read_plainly(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=st.binary(max_size=60))
+@example(content=b"\x1f\x8b")
+@example(content=b"PK\x03\x04")
+@example(content=b"<?xml")
+@example(content=b"\xff\xfea\0,\0b\0")
+def test_any_bytes_are_read_as_they_stand_or_refused_in_one_line(content, scratch):
+    check_against_plain_reading(content, scratch)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.text(alphabet=list('ab01.5e-+,;\t "#%\n\r_ñ'), max_size=50))
+@example(text="1\t2\t\n3\t4\n")
+@example(text="1,2\n\n \n3,4 \n")
+@example(text="a,b,e\n1,0,5\n")
+@example(text='"a" b,1\n1,a\n')
+def test_any_text_is_read_as_the_csv_module_reads_it_or_refused_in_one_line(text, scratch):
+    check_against_plain_reading(text.encode(), scratch)
+
+
+@st.composite
+def damaged(draw, contents):
+    """Well-made content with a few bytes changed, cut out, put in or cut off."""
+    content = bytearray(draw(contents))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(content)))
+        match draw(st.sampled_from(["change", "cut out", "put in", "cut off"])):
+            case "change":
+                content[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case "cut out":
+                del content[at : at + draw(st.integers(1, 4))]
+            case "put in":
+                content[at:at] = draw(
+                    st.sampled_from([b"\n", b",", b" ", b"\t", b'"', b"\0", b"\xc3", b"nan", b"#", b"7"])
+                )
+            case "cut off":
+                del content[at:]
+    return bytes(content)
+
+
+@settings(max_examples=400, deadline=None)
+@given(content=damaged(files().map(lambda file: file[1])))
+def test_a_damaged_edge_list_is_read_as_it_stands_or_refused_in_one_line(content, scratch):
+    check_against_plain_reading(content, scratch)
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=damaged(files().map(lambda file: gzip.compress(file[1]))))
+def test_a_damaged_gzip_is_read_as_it_stands_or_refused_in_one_line(content, scratch):
+    check_against_plain_reading(content, scratch)
+
+
+PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n", ".5", "e3", "-"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join), block=st.sampled_from([1, 4, 2**20]))
+@example(text="1 2" + " " * 5000 + "3 4\n", block=1)
+@example(text="1,2,0.5 \n2,1,\t3\n", block=4)
+def test_the_fast_way_reads_what_the_slow_way_reads(text, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "_BLOCK_BYTES", block)
+        fast = read._links_of_numbers(io.BytesIO(text.encode()))
+    if fast is None:
+        return
+    slow = read._links_of_lines(io.BytesIO(text.encode()), Path("some.txt"), 0)
+    assert fast.names == slow.names
+    assert fast.sources.tolist() == slow.sources.tolist()
+    assert fast.targets.tolist() == slow.targets.tolist()
+    assert (fast.weights is None) == (slow.weights is None)
+    assert fast.weights is None or fast.weights.tolist() == slow.weights.tolist()
+
+
+@pytest.mark.parametrize(
+    "text", ["1,2\n2,1\n", "source\ttarget\tweight\r\n5\t6\t0.5\r\n6\t5\t1e-3\r\n", "# c\n\n1 2\n2  1 \n"]
+)
+def test_plain_numbers_take_the_fast_way(text):
+    links = read._links_of_numbers(io.BytesIO(text.encode()))
+    assert links is not None
+    assert len(links.names) == len(links.sources) == 2
+
+
+def test_a_long_file_of_numbers_is_read_to_the_last_line(scratch):
+    rng = np.random.default_rng(0)
+    table = np.unique(rng.integers(0, 10_000, (200_000, 2)), axis=0)
+    table = table[table[:, 0] != table[:, 1]]
+    strengths = rng.uniform(0.1, 1.0, len(table))
+    lines = [f"{s},{t},{w!r}\n" for (s, t), w in zip(table.tolist(), strengths.tolist(), strict=True)]
+    path = scratch / "long.csv"
+    path.write_text("".join(lines))
+    graph = read_graph(path, **AS_GIVEN)
+    who = np.array(graph.names, dtype=int)
+    arcs = graph.influence.tocsc().tocoo()  # by source, then target, as the table
+    assert (np.column_stack([who[arcs.col], who[arcs.row]]) == table).all()
+    assert (arcs.data == strengths).all()
+
+    lines[150_000] = "17,18,-1\n"
+    path.write_text("".join(lines))
+    with pytest.raises(BadFile, match="line 150001, '17,18,-1'"):
+        read_graph(path)
+
+
+# Round trips, and routes that must agree
+
+
+def graph_of(table, **options):
+    who = list(dict.fromkeys(name for link in table for name in link))
+    ends = np.array([[who.index(source), who.index(target)] for source, target in table])
+    options = {"isolated": "keep", **options}
+    return graph_from_links(ends[:, 0], ends[:, 1], np.array(list(table.values())), names=who, **options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(table=link_tables(), ending=st.sampled_from(["csv", "csv.gz", "graphml", "graphml.gz"]))
+@example(table={('a "quoted", name', "#b"): 0.1, ("#b", " c "): 1e-300, ("%", ";\t"): 1.0}, ending="csv")
+@example(table={("a", "<&'\">"): 0.1 + 0.2, ("<&'\">", "a"): 1.0}, ending="graphml")
+def test_what_is_written_is_read_back(table, ending, scratch):
+    path = scratch / f"written.{ending}"
+    write = write_links if ending.startswith("csv") else write_graphml
+    graph = graph_of(table, normalisation="none")
+    write(graph, path)
+    again = read_graph(path, **AS_GIVEN)
+    assert links_of(again) == table
+    assert set(again.names) == set(graph.names)
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == ending.endswith("gz")
+    assert not list(scratch.glob(".*.part"))
+
+
+@pytest.mark.parametrize("normalisation", ["row", "symmetric"])
+def test_a_normalised_graph_is_written_with_the_weights_it_was_given(normalisation, tmp_path):
+    table = {("a", "b"): 0.3, ("c", "b"): 0.7, ("b", "a"): 5.0, ("b", "c"): 1e-9, ("d", "c"): 3.0, ("c", "d"): 0.1}
+    write_links(graph_of(table, normalisation=normalisation), tmp_path / "links.csv")
+    assert links_of(read_graph(tmp_path / "links.csv")) == table
+
+
+def test_written_links_look_like_this(tmp_path):
+    write_links(graph_of({("a", "b, c"): 0.1, ("b, c", "a"): 2.0}), tmp_path / "links.csv")
+    assert (tmp_path / "links.csv").read_text() == 'source,target,weight\n"b, c",a,2.0\na,"b, c",0.1\n'
+
+
+@pytest.mark.parametrize("kind", ["erdos_renyi", "skewed", "barabasi_albert"])
+def test_all_routes_lead_to_one_graph(kind, tmp_path):
+    graph = random_graph(kind, 30, rng=np.random.default_rng(1), normalisation="none")
+    matrix = graph.links()
+    write_links(graph, tmp_path / "links.csv")
+    write_graphml(graph, tmp_path / "links.graphml")
+    (tmp_path / "links.xml").write_bytes((tmp_path / "links.graphml").read_bytes())
+    sp.save_npz(tmp_path / "links.npz", matrix)
+    (tmp_path / "links.npz.gz").write_bytes(gzip.compress((tmp_path / "links.npz").read_bytes()))
+    routes = {
+        "edge list": tmp_path / "links.csv",
+        "path as text": str(tmp_path / "links.csv"),
+        "GraphML": tmp_path / "links.graphml",
+        "GraphML as XML": tmp_path / "links.xml",
+        "npz": tmp_path / "links.npz",
+        "npz, zipped": tmp_path / "links.npz.gz",
+        "NetworkX": to_networkx(graph),
+        "NumPy": matrix.toarray(),
+        "csr": sp.csr_matrix(matrix),
+        "coo": sp.coo_array(matrix),
+        "csc": sp.csc_array(matrix),
+    }
+    for route, source in routes.items():
+        found = read_graph(source)
+        assert [found.name(i) for i in range(30)] == [str(i) for i in range(30)], route
+        assert found.influence.toarray() == pytest.approx(read_graph(matrix).influence.toarray(), rel=1e-15), route
+
+
+@given(table=link_tables(), undirected=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_networkx_numpy_and_links_agree_also_when_undirected(table, undirected, scratch):
+    table = dict.fromkeys(table, 2.0)  # one weight, so that both directions agree
+    graph = graph_of(table, normalisation="none")
+    expected = table | ({(b, a): w for (a, b), w in table.items()} if undirected else {})
+    for source in (to_networkx(graph), graph.links(), graph.links().toarray()):
+        found = read_graph(source, undirected=undirected, **AS_GIVEN)
+        by_name = {(graph.index(a), graph.index(b)): w for (a, b), w in expected.items()}
+        arcs = found.links().tocoo()
+        assert dict(zip(zip(arcs.col.tolist(), arcs.row.tolist(), strict=True), arcs.data, strict=True)) == by_name
+
+
+def test_networkx_edges_point_at_whom_they_expose():
+    graph = nx.DiGraph()
+    graph.add_edge("a", "b", weight=2)
+    graph.add_edge("b", "a")
+    assert links_of(read_graph(graph)) == {("a", "b"): 2.0, ("b", "a"): 1.0}
+
+
+def test_undirected_networkx_edges_run_both_ways():
+    graph = nx.Graph()
+    graph.add_edge(1, 2, weight=np.float32(0.5))
+    assert links_of(read_graph(graph)) == {("1", "2"): 0.5, ("2", "1"): 0.5}
+
+
+def test_nodes_without_edges_are_clients_too(tmp_path):
+    graph = nx.path_graph(3, create_using=nx.DiGraph)
+    graph.add_node("lonely")
+    with pytest.raises(BadGraph, match=r"2 of 4 clients are isolated .*'0', 'lonely'"):
+        read_graph(graph)
+    kept = read_graph(graph, isolated="keep")
+    assert kept.names == ("0", "1", "2", "lonely")
+    write_graphml(kept, tmp_path / "kept.graphml")
+    again = read_graph(tmp_path / "kept.graphml", isolated="keep")
+    assert (again.names, links_of(again)) == (kept.names, links_of(kept))
+    with pytest.raises(BadGraph, match=r"client 'lonely' has no links \(1 such\).*Use write_graphml"):
+        write_links(kept, tmp_path / "kept.csv")
+    assert not (tmp_path / "kept.csv").exists()
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 10**400, "2", None, True, [1], 1j])
+def test_networkx_weights_that_are_no_positive_numbers_are_refused(weight):
+    graph = nx.DiGraph([("b", "a")])
+    graph.add_edge("a", "b", weight=weight)
+    with pytest.raises(BadGraph, match="the edge from 'a' to 'b' has weight") as error:
+        read_graph(graph)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_networkx_graphs_that_make_no_network_are_refused():
+    with pytest.raises(BadGraph, match="two clients are called '1'"):
+        read_graph(nx.Graph([(1, "1")]))
+    with pytest.raises(BadGraph, match="no links"):
+        read_graph(nx.empty_graph(3))
+    with pytest.raises(BadGraph, match="given twice, with weights 1 and 2"):
+        read_graph(nx.MultiGraph([("a", "b", {"weight": 1}), ("a", "b", {"weight": 2})]))
+
+
+def test_parallel_networkx_edges_that_agree_count_once():
+    assert read_graph(nx.MultiGraph([("a", "b"), ("a", "b")])).num_links == 2
+
+
+GRAPHML = b"""<?xml version="1.0" encoding="UTF-8"?>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+<key id="w" for="edge" attr.name="weight" attr.type="double"/>
+<graph edgedefault="directed"><node id="a"/><node id="b"/>
+<edge source="a" target="b"><data key="w">0.5</data></edge><edge source="b" target="a"/>
+</graph></graphml>
+"""
+
+
+def test_graphml_is_known_by_what_it_holds(file):
+    for name in ("links.graphml", "links.xml", "links.txt"):
+        assert links_of(read_graph(file(GRAPHML, name))) == {("a", "b"): 0.5, ("b", "a"): 1.0}
+    undirected = GRAPHML.replace(b'"directed"', b'"undirected"').replace(b'<edge source="b" target="a"/>', b"")
+    assert links_of(read_graph(file(undirected))) == {("a", "b"): 0.5, ("b", "a"): 0.5}
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (GRAPHML[:-30], "x.graphml", "is not valid GraphML"),
+        (b"<?xml version='1.0'?><html/>", "x.html", "is not valid GraphML"),
+        (b"a,b\nb,a\n", "x.graphml", "is not valid GraphML"),
+        (b"", "x.xml", "is not valid GraphML"),
+        (GRAPHML.replace(b"0.5", b"half"), "x.graphml", "is not valid GraphML"),
+        (gzip.compress(GRAPHML * 9)[:-30], "x.graphml", "ends too early"),
+        (b"a,b\nb,a\n", "x.npz", "holds no sparse matrix"),
+        (b"PK\x03\x04", "x.txt", "holds no sparse matrix"),
+    ],
+)
+def test_what_only_looks_like_graphml_or_npz_is_refused(content, name, message, file):
+    with pytest.raises(BadFile, match=message) as error:
+        read_graph(file(content, name))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def npz_bytes(**arrays):
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def test_an_npz_with_indices_out_of_range_is_refused(file):
+    whole = {"format": np.array("csr"), "shape": (2, 2), "data": np.ones(2), "indptr": [0, 1, 2], "_is_array": True}
+    assert read_graph(file(npz_bytes(**whole, indices=[1, 0]), "x.npz")).num_links == 2
+    with pytest.raises(BadFile, match="holds no sparse matrix"):
+        read_graph(file(npz_bytes(**whole, indices=[1, 10**6]), "x.npz"))
+    with pytest.raises(BadFile, match="holds no sparse matrix"):
+        read_graph(file(npz_bytes(links=np.ones((2, 2))), "x.npz"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=damaged(st.sampled_from([GRAPHML, npz_bytes(format=np.array("coo"), shape=(2, 2), data=np.ones(2),
+                                                           row=[0, 1], col=[1, 0], _is_array=True)])))  # fmt: skip
+def test_damaged_graphml_and_npz_are_read_or_refused_in_one_line(content, scratch):
+    found = refusal(content, scratch)
+    assert isinstance(found, SocialGraph | MppflError)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "links.csv"
+    path.write_text("old")
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(read.os, "replace", no_space)
+    with pytest.raises(BadFile, match=r"links\.csv cannot be written: No space left on device"):
+        write_links(graph_of({("a", "b"): 1.0, ("b", "a"): 1.0}), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["links.csv"]
+    assert path.read_text() == "old"
+
+
+def test_a_folder_that_is_not_there_cannot_be_written_to(tmp_path):
+    for write in (write_links, write_graphml):
+        with pytest.raises(BadFile, match="cannot be written: No such file or directory"):
+            write(graph_of({("a", "b"): 1.0}), tmp_path / "nowhere" / "links")
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "half \ud800"])
+def test_names_that_a_file_cannot_hold_are_refused(name, tmp_path):
+    graph = graph_of({("a", name): 1.0, (name, "a"): 1.0})
+    with pytest.raises(BadInput, match="cannot be named in an edge list"):
+        write_links(graph, tmp_path / "links.csv")
+    if name in ("nul\0", "half \ud800"):
+        with pytest.raises(BadInput, match="cannot be named in XML"):
+            write_graphml(graph, tmp_path / "links.graphml")
+    assert not list(tmp_path.iterdir())
