@@ -200,6 +200,7 @@ def test_a_matrix_entry_that_is_no_weight_is_refused_with_its_place(entry):
         (np.ones(3), "square matrix of real numbers"),
         (np.zeros((0, 0)), "no clients"),
         (np.zeros((2, 2)), "no links"),
+        (sp.coo_array((2**40, 2**40)), "at most 2,147,483,647 clients"),
         (np.array([["0", "1"], ["1", "0"]]), "square matrix of real numbers, got <U1"),
         (np.array([[0, 1j], [1j, 0]]), "square matrix of real numbers, got complex128"),
         (np.array([[0, None], [1, 0]]), "square matrix of real numbers, got object"),
@@ -271,6 +272,11 @@ def test_a_pair_of_which_one_is_isolated_is_no_isolated_pair():
     found = describe(graph_from_links([0, 2, 3], [1, 3, 2], isolated="keep"))
     assert (found.num_isolated, found.num_isolated_pairs, found.num_components) == (1, 1, 2)
     assert found.reciprocity == approx(2 / 3)
+
+
+def test_the_two_ends_of_a_path_are_no_isolated_pair():
+    found = describe(graph_from_links([0, 1], [1, 2], undirected=True))
+    assert (found.num_isolated_pairs, found.num_components, found.strongly_connected_share) == (0, 1, 1.0)
 
 
 def test_reciprocity_of_a_complete_graph_of_many_links_is_one():

@@ -45,8 +45,7 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    if debug:
-        os.environ["MPPFL_DEBUG"] = "1"
+    """Prices privacy on a social network, and tells who exposes whom."""
 
 
 def main() -> None:

@@ -73,7 +73,8 @@ def generate_command(
     options = dict(_name_and_value(text) for text in option or [])
     _check_target(target)
     with ask.working("drawing"):
-        graph = random_graph(kind, num_clients, rng=ask.generator(seed), **options)
+        # Not normalised: dividing and multiplying again could change a weight's last digit.
+        graph = random_graph(kind, num_clients, rng=ask.generator(seed), normalisation="none", **options)
     _write(graph, target)
 
 
@@ -113,7 +114,13 @@ def convert_command(
 
     _check_target(target)
     with ask.working("reading the network"):
-        graph = read_graph(source, undirected=undirected, isolated=isolated, self_loops=self_loops)  # type: ignore[arg-type]
+        graph = read_graph(
+            source,
+            undirected=undirected,
+            normalisation="none",  # weights as given, to the last digit
+            isolated=isolated,  # type: ignore[arg-type]
+            self_loops=self_loops,  # type: ignore[arg-type]
+        )
     _write(graph, target)
 
 

@@ -55,7 +55,7 @@ def _parse(file: object, name: str, graph: SocialGraph) -> Clients:
 
 
 def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
-    first = next((row for row in reader if not _is_blank(row) and not _is_comment(row)), [])
+    first: list[str] = next((row for row in reader if not _is_blank(row) and not _is_comment(row)), [])
     header = [field.strip() for field in first]
     _check_header(header, f"{name}, line {reader.line_num}" if header else name)
     columns = [column for column in header if column != "name"]

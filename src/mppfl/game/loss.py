@@ -146,29 +146,31 @@ class LossOperator:
         strength, spread = self.externality_strength, self.propagation
         inverse = 1 / (1 - strength * spread.home.values)
         floor = strength**2 * float(np.abs(spread.home.values).max()) * spread.geometric_sum
-        goal = max(0.1 * wanted_ratio, 0.1 * floor)
+        goal = max(0.1 * wanted_ratio, 0.5 * floor)
         first = inverse * residual
         length = float(np.linalg.norm(first))
-        basis = [first / length]
+        basis = np.empty((KRYLOV_BASIS, self.num_clients), dtype=residual.dtype)
+        basis[0] = first
+        basis[0] /= length
         bent = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=residual.dtype)
+        gemv = scipy.linalg.blas.zgemv if residual.dtype == np.complex128 else scipy.linalg.blas.dgemv
         weights = before = np.zeros(0, dtype=residual.dtype)
         for m in range(1, KRYLOV_BASIS + 1):
-            image = times(spread.influence, basis[-1] if basis[-1].dtype == np.float64 else _columns(basis[-1]))
-            following = inverse * (image if image.ndim == 1 else image.view(np.complex128).ravel())
-            for k, vector in enumerate(basis):
-                bent[k, m - 1] = np.vdot(vector, following)
-                following -= bent[k, m - 1] * vector
+            last = basis[m - 1]
+            image = times(spread.influence, last if last.dtype == np.float64 else _columns(last))
+            following = image if image.ndim == 1 else image.view(np.complex128).ravel()
+            following *= inverse
+            columns = basis[:m].T  # Fortran order: BLAS reads it in place
+            bent[:m, m - 1] = gemv(1.0, columns, following, trans=2)
+            following = gemv(-1.0, columns, bent[:m, m - 1], beta=1.0, y=following, overwrite_y=True)
             bent[m, m - 1] = norm = float(np.linalg.norm(following))
             weights = _answer_of_polynomial(bent[:m, :m], strength, spread.hop_decay, spread.max_hops, length)
             moved = np.linalg.norm(weights - np.concatenate([before, [0.0]])) if m > 1 else np.inf
             before = weights
             if moved <= goal * np.linalg.norm(weights) or norm <= 1e-14 * length or m == KRYLOV_BASIS:
                 break
-            basis.append(following / norm)
-        step = weights[0] * basis[0]
-        for weight, vector in zip(weights[1:], basis[1:], strict=True):
-            step += weight * vector
-        return step
+            np.divide(following, norm, out=basis[m])
+        return gemv(1.0, basis[: len(weights)].T, weights)
 
 
 def _columns(pair: Any) -> Array:

@@ -54,23 +54,46 @@ class RateCondition:
 def rising_rates(condition: RateCondition, rounds: IntArray) -> Array:
     """The root of every round when all slopes are positive: unique, above `lowest`.
 
-    Later rounds have lower rates, so each round starts from the next later one and rises: the condition is concave
-    and increasing, and Newton's steps from the left never overshoot.
+    Rounds are taken from the last, whose rate is lowest, to the first. The condition is concave and increasing, so
+    Newton's steps rise to the root from anywhere left of it, and one step from the right lands left of it; each round
+    starts where the ones before point.
     """
     rates = np.empty(len(rounds))
-    rate = _left_start(condition, int(rounds.max()))
+    start = _left_start(condition, int(rounds.max()))
+    known: list[tuple[float, float]] = []  # log round, log(rate − lowest) of the rounds already solved
     for position in np.argsort(-rounds, kind="stable"):
-        rates[position] = rate = _newton_from_left(condition, int(rounds[position]), rate)
+        round_index = int(rounds[position])
+        guess = max(_pointed_at(known, round_index, condition.lowest), start)
+        rates[position] = start = _newton(condition, round_index, guess, start)
+        if start > condition.lowest:
+            known = [*known[-2:], (float(np.log(round_index)), float(np.log(start - condition.lowest)))]
     return rates
 
 
-def _newton_from_left(condition: RateCondition, round_index: int, rate: float) -> float:
+def _pointed_at(known: list[tuple[float, float]], round_index: int, lowest: float) -> float:
+    """The rate that the last rounds' rates, as a polynomial in log t, lead to."""
+    x = float(np.log(round_index))
+    points = list(dict(known).items())
+    if not points:
+        return lowest
+    total = 0.0
+    for i, (x_i, y_i) in enumerate(points):
+        total += y_i * float(np.prod([(x - x_j) / (x_i - x_j) for j, (x_j, _) in enumerate(points) if j != i]))
+    return lowest + float(np.exp(total))
+
+
+def _newton(condition: RateCondition, round_index: int, rate: float, floor: float) -> float:
+    """The root from a start near it; `floor` is a rate known to lie left of it."""
     for _ in range(200):
         gap, rise = condition.value(rate, round_index)
         step = -gap / rise
-        if step <= 4e-16 * rate:  # rounding: a root from the left is never passed by more
+        above = rate - condition.lowest
+        # The next error is about step²/above; what rounding leaves is no reason to go on.
+        if step * step <= 1e-17 * rate * above or abs(step) <= 4e-16 * rate:
             return max(rate + step, float(np.nextafter(condition.lowest, np.inf)))
-        rate += step
+        if rate == floor and step < 0:
+            return rate  # the condition holds nowhere above: a bound, not a pole, sets the lowest rate
+        rate = max(rate + step, floor)
     raise NotConverged(f"the reward rate of round {round_index} did not settle (last {rate:.6g}).", rate, abs(gap))
 
 

@@ -229,6 +229,10 @@ def _as_csr(matrix: Any) -> SparseMatrix:
         raise BadGraph(f"a graph needs a square matrix, got shape {matrix.shape}.")
     if matrix.shape[0] == 0:
         raise BadGraph("the graph is empty: no clients. Give at least one link.")
+    if matrix.shape[0] >= 2**31:
+        raise BadGraph(
+            f"a graph has at most 2,147,483,647 clients, the matrix {matrix.shape[0]:,}. Is it the right one?"
+        )
     given = sp.csr_array(matrix, dtype=np.float64, copy=True)  # what follows works in place, not on the caller's matrix
     given.sum_duplicates()
     wrong = ~(np.isfinite(given.data) & (given.data >= 0))

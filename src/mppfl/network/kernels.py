@@ -23,19 +23,25 @@ def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
 
 
 @njit(parallel=True, cache=True)
-def csr_times_vector(indptr: Any, indices: Any, data: Any, x: Array, cuts: IntArray, out: Array) -> None:
-    """out = W x."""
+def csr_times_vector(
+    indptr: Any, indices: Any, data: Any, x: Array, scale: float, plus: Array, cuts: IntArray, out: Array
+) -> None:
+    """out = plus + scale · W x; nothing is added where `plus` is empty."""
+    adds = len(plus) > 0
     for piece in prange(len(cuts) - 1):
         for row in range(cuts[piece], cuts[piece + 1]):
             total = 0.0
             for at in range(indptr[row], indptr[row + 1]):
                 total += data[at] * x[indices[at]]
-            out[row] = total
+            out[row] = plus[row] + scale * total if adds else scale * total
 
 
 @njit(parallel=True, cache=True)
-def csr_times_pair(indptr: Any, indices: Any, data: Any, x: Array, cuts: IntArray, out: Array) -> None:
-    """out = W x for x of two columns: one pass over the matrix serves both."""
+def csr_times_pair(
+    indptr: Any, indices: Any, data: Any, x: Array, scale: float, plus: Array, cuts: IntArray, out: Array
+) -> None:
+    """out = plus + scale · W x for two columns: one pass over the matrix serves both."""
+    adds = len(plus) > 0
     for piece in prange(len(cuts) - 1):
         for row in range(cuts[piece], cuts[piece + 1]):
             left = 0.0
@@ -45,8 +51,12 @@ def csr_times_pair(indptr: Any, indices: Any, data: Any, x: Array, cuts: IntArra
                 column = indices[at]
                 left += weight * x[column, 0]
                 right += weight * x[column, 1]
-            out[row, 0] = left
-            out[row, 1] = right
+            if adds:
+                out[row, 0] = plus[row, 0] + scale * left
+                out[row, 1] = plus[row, 1] + scale * right
+            else:
+                out[row, 0] = scale * left
+                out[row, 1] = scale * right
 
 
 @njit(cache=True)
@@ -195,6 +205,16 @@ def _entry(indptr: Any, indices: Any, data: Any, row: Any, column: Any) -> float
     if low < indptr[row + 1] and indices[low] == column:
         return float(data[low])
     return 0.0
+
+
+@njit(parallel=True, cache=True)
+def mutual_links(indptr: Any, indices: Any, data: Any, hop_decay: float, out: Array) -> None:
+    """out_i = λ Σ_j W_ij W_ji: closed walks of two links, without a transposed copy of the network."""
+    for i in prange(len(indptr) - 1):
+        total = 0.0
+        for at in range(indptr[i], indptr[i + 1]):
+            total += data[at] * _entry(indptr, indices, data, np.int64(indices[at]), np.int64(i))
+        out[i] = hop_decay * total
 
 
 @njit(parallel=True, cache=True)

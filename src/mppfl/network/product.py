@@ -1,4 +1,4 @@
-"""Sparse matrix times a few columns, in parallel where that pays."""
+"""Sparse matrix times one or two columns, in parallel where that pays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from mppfl.network.graph import SparseMatrix
 PARALLEL_ABOVE = 1_000_000  # links; below, SciPy on one core is as fast and needs no compiler
 
 
-def times(matrix: SparseMatrix, x: Array) -> Array:
-    """matrix @ x for a csr_array and a vector, or an array of columns."""
+def times(matrix: SparseMatrix, x: Array, scale: float = 1.0, plus: Array | None = None) -> Array:
+    """plus + scale · matrix @ x for a csr_array and a vector, or an array of columns."""
     if matrix.nnz < PARALLEL_ABOVE or x.dtype != np.float64 or (x.ndim == 2 and x.shape[1] != 2):
         product: Array = matrix @ x
+        if scale != 1.0:
+            product *= scale
+        if plus is not None:
+            product += plus
         return product
     from mppfl.network import kernels
 
-    cuts = kernels.even_cuts(matrix.indptr)
     out = np.empty_like(x, order="C")
     kernel = kernels.csr_times_vector if x.ndim == 1 else kernels.csr_times_pair
-    kernel(matrix.indptr, matrix.indices, matrix.data, np.ascontiguousarray(x), cuts, out)
+    added = np.empty((0,) * x.ndim) if plus is None else np.ascontiguousarray(plus)
+    cuts = kernels.even_cuts(matrix.indptr)
+    kernel(matrix.indptr, matrix.indices, matrix.data, np.ascontiguousarray(x), scale, added, cuts, out)
     return out

@@ -33,11 +33,10 @@ class Propagation:
         return int(self.influence.shape[0])
 
     def __matmul__(self, x: Array) -> Array:
-        spread = times(self.influence, x)
+        spread = x
         for _ in range(self.max_hops - 1):
-            spread *= self.hop_decay  # Horner's rule: farthest hop first
-            spread += x
-            spread = times(self.influence, spread)
+            spread = times(self.influence, spread, self.hop_decay, x)  # Horner's rule: farthest hop first
+        spread = times(self.influence, spread)
         # A client's own budget is counted once by the caller, not again when it comes back round a cycle.
         spread -= self.home.values * x if x.ndim == 1 else self.home.values[:, None] * x
         return spread

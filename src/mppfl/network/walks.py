@@ -14,8 +14,8 @@ from mppfl.network.graph import SparseMatrix
 Diagonal = Literal["auto", "exact", "estimate"]
 
 DENSE_BELOW = 600  # clients; dense powers are then faster than walking
-WALKS_AT_MOST = 1e9  # what "auto" walks; a few seconds on two cores
-NUM_WALKERS = 8
+WALKS_AT_MOST = 3e8  # what "auto" walks; one to three seconds of one core
+NUM_WALKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,9 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
 
     from mppfl.network import kernels
 
+    if max_hops == 2:
+        kernels.mutual_links(influence.indptr, influence.indices, influence.data, hop_decay, home)
+        return home
     back = influence.tocsc()
     kernels.closed_walks(
         influence.indptr,

@@ -1,0 +1,226 @@
+"""Equilibria of large networks against the plain SciPy loop, in the same run, taking turns.
+
+    python benchmarks/equilibrium.py                 one million clients, 20 million links, 100 rounds
+    python benchmarks/equilibrium.py --growth        how time grows from 1e4 to 1e6 clients
+
+Both sides get the same network and answer the same question: u, v and the reward rate of every round (eqs. 14, 16), to
+1e-10. Ours finds the walks that return home as well; the loop is given them. Every measurement is a process of its own,
+so that its peak memory can be told; compiled code is warmed up on a small network first, which is not timed.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from record import circumstances, write_record
+
+HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
+
+
+def make_network(num_clients: int, links_each: int, folder: Path) -> None:
+    """A skewed network and clients' costs, as files."""
+    from mppfl.network.generate import skewed
+
+    rng = np.random.default_rng(num_clients)
+    graph = skewed(num_clients, num_clients * links_each, rng=rng)
+    matrix = graph.influence
+    np.savez(folder / "network.npz", data=matrix.data, indices=matrix.indices, indptr=matrix.indptr)
+    np.savez(folder / "clients.npz", a=rng.uniform(0.5, 1, num_clients), b=rng.uniform(0.1, 0.5, num_clients))
+
+
+def load(folder: Path) -> tuple:
+    with np.load(folder / "network.npz") as file:
+        size = len(file["indptr"]) - 1
+        matrix = sp.csr_array((file["data"], file["indices"], file["indptr"]), shape=(size, size))
+    with np.load(folder / "clients.npz") as file:
+        return matrix, file["a"], file["b"]
+
+
+def ours(folder: Path) -> dict:
+    from mppfl.game.leaders import choose_rates
+    from mppfl.game.model import Clients, Game
+    from mppfl.game.outcome import evaluate, verify
+    from mppfl.game.plan import Plan, rounds_up_to
+    from mppfl.network.graph import graph_from_matrix
+    from mppfl.network.propagation import propagate
+
+    def work(matrix, a, b) -> dict:
+        clients = Clients(a, b, np.ones(len(a)))
+        graph = graph_from_matrix(matrix)
+        del matrix
+        started, cpu = time.perf_counter(), time.process_time()
+        spread = propagate(graph, HOPS, DECAY)
+        diagonal = time.perf_counter() - started
+        game = Game(graph, clients, spread, STRENGTH, 0.5)
+        chosen = choose_rates(game, "mean_field", rounds_up_to(ROUNDS))
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        plan = Plan("mppfl", rounds_up_to(ROUNDS), chosen.reward_rates, chosen.budgets, len(a))
+        began = time.perf_counter()
+        quality = verify(game, plan, evaluate(game, plan))
+        checking = time.perf_counter() - began
+        error = spread.home.standard_error
+        np.savez(folder / "ours.npz", home=spread.home.values, rates=chosen.reward_rates, first=plan.terms(0).budgets)
+        return {
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+            "diagonal_seconds": diagonal,
+            "checking_seconds": checking,
+            "exact_hops": spread.home.exact_hops,
+            "diagonal_error_rms": float(np.sqrt((error**2).mean())),
+            "diagonal_error_max": float(error.max()),
+            "residual": quality.residual,
+            "client_regret": quality.client_regret,
+        }
+
+    warm_up()
+    return work(*load(folder))
+
+
+def warm_up() -> None:
+    """Compiles (or loads from the cache) everything, by lowering the sizes above which compiled code is used."""
+    from mppfl.game import kernels as game_kernels
+    from mppfl.network import kernels, product, walks
+
+    rng = np.random.default_rng(0)
+    small = sp.csr_array(np.where(rng.random((1500, 1500)) < 0.01, 1.0, 0.0) - 0.0)
+    small.setdiag(0)
+    small.eliminate_zeros()
+    small.indices, small.indptr = small.indices.astype(np.int32), small.indptr.astype(np.int32)
+    for array in (small.data, small.indices, small.indptr):
+        array.setflags(write=False)
+    pair, out = rng.random((1500, 2)), np.empty((1500, 2))
+    cuts = kernels.even_cuts(small.indptr)
+    kernels.csr_times_pair(small.indptr, small.indices, small.data, pair, 1.0, pair, cuts, out)
+    one = pair[:, 0].copy()
+    kernels.csr_times_vector(small.indptr, small.indices, small.data, one, 1.0, one, cuts, out[:, 0].copy())
+    walks._by_walking(small, 2, 0.5)
+    walks._by_walking(small, 4, 0.5)
+    walks._by_walkers(small, 2, 5, 0.5, 0)
+    ones = np.ones(1500)
+    for values in (ones, frozen(ones)):
+        game_kernels.pull_sums(ones, values * 1, ones * 0.1, 2.0)
+    f = frozen(ones)
+    game_kernels.line_totals(ones, ones, ones, ones, f, f, f, f, f, f, ones, np.array([2.0]))
+    product.times(small, pair)
+
+
+def frozen(values):
+    values = values.copy()
+    values.setflags(write=False)
+    return values
+
+
+def plain_loop(folder: Path) -> dict:
+    """What one would write in ten minutes: Neumann sweeps on two right-hand sides, then Newton in every round."""
+    matrix, a, b = load(folder)
+    home = np.load(folder / "ours.npz")["home"] if (folder / "ours.npz").exists() else np.zeros(len(a))
+    started, cpu = time.perf_counter(), time.process_time()
+    right = np.column_stack([1 / (2 * a), b / (2 * a)])
+    x = right.copy()
+    for _ in range(1000):
+        spread = matrix @ x
+        for _ in range(HOPS - 1):
+            spread = matrix @ (x + DECAY * spread)
+        new = right - STRENGTH * (spread - home[:, None] * x)
+        change, x = np.abs(new - x).max(), new
+        if change < TOLERANCE:
+            break
+    u, v = x[:, 0].copy(), x[:, 1].copy()
+    U, V, alone, pull = u.sum(), v.sum(), (1 / (2 * a)).sum(), 1 / (2 * a)
+    lowest = (v / u).max()
+    rates, rate = np.empty(ROUNDS), lowest * (1 + 1e-3)
+    for t in range(ROUNDS, 0, -1):  # later rounds have lower rates: each starts from the one after it
+        for _ in range(100):
+            budgets = rate * u - v
+            gap = rate * U - V + rate * alone - (pull / budgets**2).sum() / t
+            step = gap / (U + alone + 2 / t * (pull * u / budgets**3).sum())
+            rate = rate - step if rate - step > lowest else (rate + lowest) / 2
+            if abs(step) < TOLERANCE * rate:
+                break
+        rates[t - 1] = rate
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    np.savez(folder / "plain.npz", rates=rates, first=rates[0] * u - v)
+    return {"seconds": seconds, "cpu_seconds": cpu}
+
+
+def measure(side: str, folder: Path) -> dict:
+    """One side in a process of its own."""
+    command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def take_turns(num_clients: int, links_each: int, repeats: int) -> dict:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_network(num_clients, links_each, folder)
+        with np.load(folder / "network.npz") as file:
+            csr_bytes = sum(file[key].nbytes for key in file.files)
+            links = len(file["data"])
+        runs = {"ours": [], "plain": []}
+        for _ in range(repeats):
+            for side in ("ours", "plain"):
+                runs[side].append(measure(side, folder))
+        with np.load(folder / "ours.npz") as mine, np.load(folder / "plain.npz") as theirs:
+            apart = float(np.abs(mine["first"] - theirs["first"]).max())
+            rates_apart = float(np.abs(mine["rates"] - theirs["rates"]).max())
+    ratios = [p["seconds"] / o["seconds"] for o, p in zip(runs["ours"], runs["plain"], strict=True)]
+    return {
+        "clients": num_clients,
+        "links": links,
+        "csr_mb": csr_bytes / 1e6,
+        "ours": runs["ours"],
+        "plain": runs["plain"],
+        "times_faster": statistics.median(ratios),
+        "times_faster_each": ratios,
+        "peak_memory_over_csr": max(o["peak_mb"] for o in runs["ours"]) * 1e6 / csr_bytes,
+        "budgets_apart": apart,
+        "rates_apart": rates_apart,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--links-each", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--side", choices=["ours", "plain"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        found = {"ours": ours, "plain": plain_loop}[options.side](options.folder)
+        found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        print(json.dumps(found))
+        return
+    sizes = [10_000, 30_000, 100_000, 300_000, 1_000_000] if options.growth else [options.clients]
+    around = circumstances("mppfl", "numpy", "scipy", "numba")
+    rows = []
+    print(f"{'clients':>10} {'links':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} {'peak/CSR':>9} {'diagonal':>22} {'apart':>9}")
+    for size in sizes:
+        row = take_turns(size, options.links_each, options.repeats)
+        rows.append(row)
+        mine = sorted(row["ours"], key=lambda o: o["seconds"])[len(row["ours"]) // 2]
+        theirs = statistics.median(p["seconds"] for p in row["plain"])
+        diagonal = f"{mine['exact_hops']} hops, ±{mine['diagonal_error_rms']:.0e}"
+        print(
+            f"{row['clients']:>10,} {row['links']:>12,} {mine['seconds']:>8.2f} {theirs:>8.2f} {row['times_faster']:>6.1f}× "
+            f"{row['peak_memory_over_csr']:>9.2f} {diagonal:>22} {row['budgets_apart']:>9.1e}"
+        )
+    setting = {"hops": HOPS, "decay": DECAY, "strength": STRENGTH, "rounds": ROUNDS, "tolerance": TOLERANCE}
+    name = "equilibrium-growth" if options.growth else "equilibrium"
+    print(write_record(name, around | {"setting": setting, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What every benchmark writes down beside its figures: machine, versions, commit."""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+RECORDS = Path(__file__).parent / "records"
+
+
+def circumstances(*packages: str) -> dict:
+    """Machine, versions and commit of this run."""
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), platform.processor())
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "src"], capture_output=True, text=True, check=False).stdout
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "processor": model,
+            "cores": os.cpu_count(),
+            "load_before": os.getloadavg()[0],
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        },
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "commit": commit + ("+changes" if changed else ""),
+    }
+
+
+def write_record(name: str, content: dict) -> Path:
+    """benchmarks/records/<date>-<name>.json; a second run on one day replaces the first."""
+    RECORDS.mkdir(exist_ok=True)
+    path = RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-{name}.json"
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return path
