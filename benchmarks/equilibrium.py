@@ -206,7 +206,9 @@ def main() -> None:
     sizes = [10_000, 30_000, 100_000, 300_000, 1_000_000] if options.growth else [options.clients]
     around = circumstances("mppfl", "numpy", "scipy", "numba")
     rows = []
-    print(f"{'clients':>10} {'links':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} {'peak/CSR':>9} {'diagonal':>22} {'apart':>9}")
+    print(
+        f"{'clients':>10} {'links':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} {'peak/CSR':>9} {'diagonal':>22} {'apart':>9}"
+    )
     for size in sizes:
         row = take_turns(size, options.links_each, options.repeats)
         rows.append(row)

@@ -7,9 +7,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from by_hand import seven_clients
 
 from mppfl.game.compare import COMPARED
+from tests.apps.by_hand import seven_clients
 
 approx = pytest.approx
 BASELINES = ("social_agnostic", "random", "fixed")

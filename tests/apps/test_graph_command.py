@@ -92,13 +92,8 @@ def test_convert_keeps_names_of_any_kind(mppfl, write, tmp_path):
     assert mppfl("graph", "convert", first, between).code == 0
     assert mppfl("graph", "convert", between, last).code == 0
     rows = ('"Smith, Ann",1,0,1', "Zoë,0.5,0,1", '"#1",0.7,0,1')
-    options = (
-        "--clients",
-        write("c.csv", "name,quadratic_cost,linear_cost,noise_harm", *rows),
-        "--rounds",
-        1,
-        "--json",
-    )
+    clients = write("c.csv", "name,quadratic_cost,linear_cost,noise_harm", *rows)
+    options = ("--clients", clients, "--rounds", 1, "--json")
     before, after = (mppfl("solve", "--graph", path, *options).json["rounds"][0] for path in (first, last))
     assert set(before["budgets"]) == {"Smith, Ann", "Zoë", "#1"}
     assert before["budgets"] == approx(after["budgets"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from by_hand import seven_clients
+
+from tests.apps.by_hand import seven_clients
 
 approx = pytest.approx
 

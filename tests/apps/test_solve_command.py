@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from by_hand import SmallGame, seven_clients, star
 
 from mppfl.game.mechanisms import MECHANISMS
+from tests.apps.by_hand import SmallGame, seven_clients, star
 
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"

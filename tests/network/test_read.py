@@ -336,9 +336,8 @@ def read_plainly(text):
     rows = [row_of(line, separator) for line in lines]
     assert {len(row) for row in rows} <= {2, 3}
     assert len({len(row) for row in rows}) == 1
-    if [re.sub(r"\W|_|\d+$", "", field.casefold()) for field in rows[0][:2]] == ["source", "target"] or (
-        len(rows[0]) == 3 and not is_number(rows[0][2])
-    ):
+    words = [re.sub(r"\W|_|\d+$", "", field.casefold()) for field in rows[0]]
+    if words == ["source", "target"] or (len(words) == 3 and not is_number(rows[0][2])):
         rows = rows[1:]
     table = {}
     for source, target, *rest in rows:

@@ -11,8 +11,8 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.mechanisms import Mechanism, equilibrium_along, find_mechanism
-from mppfl.game.model import Game
+from mppfl.game.mechanisms import Mechanism, equilibrium_along, find_mechanism, mppfl
+from mppfl.game.model import Game, wanted_loss
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import Participation, with_participation
 from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds, rounds_up_to
@@ -104,11 +104,11 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
     return off / (1 - reach) if reach < 1 else np.inf
 
 
-def follow(games: Iterable[Game], *, tolerance: float = 1e-10) -> Plan:
+def follow(games: Iterable[Game]) -> Plan:
     """A plan for a game that changes from round to round (friends come and go): one game per round.
 
-    Each round is solved exactly, started from the one before; the leader is the paper's (eq. 16). All games must have
-    the same clients.
+    Every round is solved exactly, with the paper's leader (eq. 16). All games must have the same clients; `track` is
+    what clients reach who adjust only once a round.
     """
     terms: list[Terms] = []
     for round_index, game in enumerate(games, start=1):
@@ -117,17 +117,10 @@ def follow(games: Iterable[Game], *, tolerance: float = 1e-10) -> Plan:
                 f"round {round_index} has {game.num_clients} clients, the one before {len(terms[-1].budgets)}; "
                 "keep those who left, with budget_max 0."
             )
-        found = solve_round(game, round_index)
-        terms.append(found)
+        terms.append(mppfl(game, Horizon(np.array([round_index]))).terms(0))
     if not terms:
         raise BadInput("there must be at least one game.")
     return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
-
-
-def solve_round(game: Game, round_index: int) -> Terms:
-    """MPPFL's terms in one round."""
-    horizon = Horizon(np.array([round_index]))
-    return find_mechanism("mppfl")(game, horizon).terms(0)
 
 
 def track(games: Iterable[Game], reward_rates: Array) -> Plan:
@@ -142,8 +135,7 @@ def track(games: Iterable[Game], reward_rates: Array) -> Plan:
         if budgets is None:
             budgets = equilibrium_along(game, np.array([rate])).at(0, rate)
         else:
-            wanted = (rate - game.clients.linear_cost) / (2 * game.clients.quadratic_cost)
-            wish = wanted - (game.loss @ budgets - budgets)
+            wish = wanted_loss(game, rate) - (game.loss @ budgets - budgets)
             budgets = np.clip(wish, game.clients.budget_min, game.clients.budget_max)
         terms.append(Terms(round_index, rate, rate, budgets))
     return plan_of_rounds("tracked", terms)

@@ -1,0 +1,296 @@
+"""What cannot be done is refused in one line: what, the value, a remedy. No traceback, nothing on stdout."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+HEADER = "name,quadratic_cost,linear_cost,noise_harm"
+
+
+def refused(answer, *fragments):
+    """The answer is one line of error that holds all fragments, and ends as a sentence."""
+    line = answer.error
+    for fragment in fragments:
+        assert fragment in line
+    assert line[-1] in ".?"
+    assert "Traceback" not in line
+    assert "fault in mppfl" not in line
+
+
+# ---- the clients file -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "fragments"),
+    [
+        ([HEADER, "ann,nan,0,1"], ["line 2", "quadratic_cost of client 'ann' is 'nan'", "must be a number above 0"]),
+        ([HEADER, "ann,-1,0,1"], ["line 2", "quadratic_cost of client 'ann' is '-1'", "above 0"]),
+        ([HEADER, "ann,0,0,1"], ["quadratic_cost of client 'ann' is '0'", "above 0"]),
+        ([HEADER, "ann,inf,0,1"], ["quadratic_cost of client 'ann' is 'inf'", "above 0"]),
+        ([HEADER, "ann,1e999,0,1"], ["quadratic_cost of client 'ann' is '1e999'", "above 0"]),
+        ([HEADER, "bob,1,0,1", "ann,1,nan,1"], ["line 3", "linear_cost of client 'ann' is 'nan'", "at least 0"]),
+        ([HEADER, "ann,1,-0.5,1"], ["linear_cost of client 'ann' is '-0.5'", "at least 0"]),
+        ([HEADER, "ann,1,0,NaN"], ["noise_harm of client 'ann' is 'NaN'", "above 0"]),
+        ([HEADER, "ann,1,0,0"], ["noise_harm of client 'ann' is '0'", "above 0"]),
+        ([HEADER, "ann,1,0,much"], ["noise_harm of client 'ann' is 'much'", "must be a number"]),
+        ([HEADER, "ann,1,0,"], ["noise_harm of client 'ann' is nothing", "must be a number"]),
+        ([HEADER, "ann,1_0,0,1"], ["quadratic_cost of client 'ann' is '1_0'", "must be a number"]),
+        ([HEADER, "ann,1,0,1", "bob,1,0,1", "ann,1,0,1"], ["line 4", "'ann' stands already on line 2", "Keep one"]),
+        ([HEADER, "ann,1,0,1", "bobb,1,0,1"], ["line 3", "client 'bobb' is not in the network", "mean 'bob'?"]),
+        ([HEADER, "ann,1,0,1"], ["1 of the network's 2 clients have no line: 'bob'", "Add them"]),
+        ([HEADER], ["2 of the network's 2 clients have no line: 'ann', 'bob'", "Add them"]),
+        ([HEADER, "ann,1,0"], ["line 2", "3 fields where the header has 4", "Complete the line"]),
+        ([HEADER, 'ann,1,0,"1'], ["line 2", "not a line of CSV", "Close quotes"]),
+        ([], ["empty", "must be a header: name, quadratic_cost, linear_cost, noise_harm"]),
+        (["name,quadratic_cost,linear_cost", "ann,1,0"], ["line 1", "column 'noise_harm' is missing"]),
+        ([HEADER.replace("harm", "harms"), "ann,1,0,1"], ["unknown column 'noise_harms'", "mean 'noise_harm'?"]),
+        ([f"{HEADER},colour", "ann,1,0,1,red"], ["unknown column 'colour'", "Known: name, quadratic_cost"]),
+        ([f"{HEADER},name", "ann,1,0,1,ann"], ["column 'name' stands twice", "Keep one"]),
+        ([HEADER.replace(",", ";"), "ann;1;0;1"], ["unknown column", "Separate columns by commas"]),
+        ([f"{HEADER},budget_max", "ann,1,0,1,nan", "bob,1,0,1,1"], ["budget_max of client 'ann' is 'nan'", "or inf"]),
+        (
+            [f"{HEADER},budget_min,budget_max", "ann,1,0,1,2,1", "bob,1,0,1,0,1"],
+            ["line 2", "budget_max=1 of client 'ann' is below budget_min=2", "correct"],
+        ),
+        (
+            [f"{HEADER},budget_max", "ann,1,0,1,0", "bob,1,0,1,0"],
+            ["budget_max is 0 for all 2 clients", "nobody can take part", "Raise budget_max"],
+        ),
+    ],
+)
+def test_a_clients_file_with_a_fault_is_refused_with_its_place_and_a_remedy(mppfl, friends, write, lines, fragments):
+    path = write("people.csv", *lines)
+    answer = mppfl("solve", *friends, "--clients", path, "--json")
+    refused(answer, *fragments)
+    if "budget_max is 0" not in fragments[0]:
+        assert "people.csv" in answer.stderr
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl", "personalised", "mppfl_noise_aware", "sarda_like", "noiseless"])
+def test_nobody_can_take_part_under_any_mechanism_if_no_budget_may_be_positive(mppfl, friends, write, mechanism):
+    path = write("people.csv", f"{HEADER},budget_max", "ann,1,0,1,0", "bob,1,0,1,0")
+    refused(mppfl("solve", *friends, "--clients", path, "--mechanism", mechanism), "budget_max is 0 for all 2 clients")
+
+
+def test_a_binary_clients_file_is_refused(mppfl, friends, tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_bytes(bytes(range(256)) * 8)
+    refused(mppfl("solve", *friends, "--clients", path), "people.csv", "not UTF-8", "Save the file as UTF-8")
+
+
+def test_a_clients_file_without_a_network_is_refused_by_its_names(mppfl, write):
+    refused(mppfl("solve", "--clients", write("people.csv", HEADER, "ann,1,0,1")), "client 'ann' is not in the network")
+
+
+# ---- files that are not there, or not what they should be -------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--graph", "--clients"])
+def test_a_missing_file_is_refused_by_its_name(mppfl, friends, tmp_path, option):
+    refused(mppfl("solve", *friends, option, tmp_path / "nowhere.csv"), "nowhere.csv", "Check the path")
+
+
+@pytest.mark.parametrize("option", ["--graph", "--clients"])
+def test_a_directory_is_not_a_file(mppfl, friends, tmp_path, option):
+    refused(mppfl("solve", *friends, option, tmp_path), str(tmp_path), "irectory")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("option", ["--graph", "--clients"])
+def test_a_file_that_may_not_be_read_is_refused(mppfl, friends, write, option):
+    path = write("secret.csv", "ann,bob")
+    path.chmod(0)
+    refused(mppfl("solve", *friends, option, path), "secret.csv", "permissions")
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing but a comment\n", b"\n\n"])
+def test_an_empty_network_is_refused(mppfl, tmp_path, content):
+    path = tmp_path / "links.csv"
+    path.write_bytes(content)
+    refused(mppfl("solve", "--graph", path), "links.csv")
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)) * 8, b"\x1f\x8b not gzip", b"ann\n", b"ann,bob,cat,dan\n"])
+def test_a_network_that_cannot_be_read_is_refused(mppfl, tmp_path, content):
+    path = tmp_path / "links.csv"
+    path.write_bytes(content)
+    refused(mppfl("solve", "--graph", path), "links.csv")
+
+
+@pytest.mark.parametrize("weight", ["nan", "-1", "0", "inf", "heavy"])
+def test_a_link_with_an_impossible_weight_is_refused(mppfl, write, weight):
+    refused(mppfl("solve", "--graph", write("links.csv", "ann,bob,1", f"bob,ann,{weight}")), "links.csv", weight)
+
+
+def test_a_self_loop_is_refused_with_the_way_to_drop_it(mppfl, write):
+    answer = mppfl("solve", "--graph", write("links.csv", "ann,bob", "bob,ann", "bob,bob"))
+    refused(answer, "'bob' is linked to itself", "1 self-loop", "drop")
+
+
+def test_isolated_clients_are_counted_and_named(mppfl, write):
+    answer = mppfl("solve", "--graph", write("links.csv", "ann,bob", "bob,ann", "cat,ann", "dan,ann"))
+    refused(answer, "2 of 4 clients are isolated", "'cat', 'dan'", "keep", "drop")
+
+
+# ---- numbers that cannot be -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        (["--hop-decay", "0"], ["hop_decay=0", "(0, 1)"]),
+        (["--hop-decay", "1"], ["hop_decay=1", "(0, 1)"]),
+        (["--hop-decay", "1.5"], ["hop_decay=1.5", "(0, 1)"]),
+        (["--hop-decay", "nan"], ["hop_decay=nan", "(0, 1)"]),
+        (["--max-hops", "0"], ["max_hops=0", "at least 1"]),
+        (["--max-hops", "-2"], ["max_hops=-2", "at least 1"]),
+        (["--accuracy-weight", "0"], ["accuracy_weight=0", "(0, 1)"]),
+        (["--accuracy-weight", "1"], ["accuracy_weight=1", "(0, 1)"]),
+        (["--accuracy-weight", "nan"], ["accuracy_weight=nan", "(0, 1)"]),
+        (["--externality-strength", "-0.1"], ["externality_strength=-0.1"]),
+        (["--externality-strength", "nan"], ["externality_strength=nan"]),
+        (["--externality-strength", "inf"], ["externality_strength=inf", "finite"]),
+        (["--rounds", "0"], ["rounds=0", "at least 1"]),
+        (["--rounds", "-1"], ["rounds=-1", "at least 1"]),
+        (["--rounds", "99999999999999999999"], ["rounds=99,999,999,999,999,999,999", "at most"]),
+        (["--seed", "-1"], ["seed=-1", "at least 0"]),
+        (["--reward-rate", "0"], ["reward_rate=0"]),
+        (["--reward-rate", "-2"], ["reward_rate=-2"]),
+        (["--reward-rate", "nan"], ["reward_rate=nan"]),
+        (["--mechanism", "mpfl"], ["mechanism='mpfl' is not known", "Did you mean 'mppfl'?", "personalised"]),
+        (["--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
+        (["--mechanism", "budget_limited", "--payment-limit", "-1"], ["payment_limit=-1"]),
+        (["--mechanism", "budget_limited", "--payment-limit", "nan"], ["payment_limit=nan"]),
+        (["--payment-limit", "3"], ["--payment-limit=3", "mppfl", "budget_limited"]),
+        (["--mechanism", "fixed", "--fixed-budget", "some"], ["--fixed-budget='some'", '"min", "mean" or a number']),
+        (["--mechanism", "fixed", "--fixed-budget", "0"], ["fixed budget=0"]),
+        (["--participation", "sometimes"], ["participation='sometimes'", "always", "if_non_negative"]),
+        (["--isolated", "maybe"], ["isolated='maybe'", "keep", "drop"]),
+        (["--self-loops", "maybe"], ["self_loops='maybe'", "drop"]),
+        (["--normalisation", "maybe"], ["normalisation='maybe'", "row", "symmetric"]),
+        (["--diagonal", "maybe"], ["diagonal='maybe'", "exact", "estimate"]),
+        (["--preset", "paperlike"], ["preset='paperlike' is not known", "paper-like, benign"]),
+    ],
+)
+def test_an_impossible_option_is_refused_with_its_value_and_what_would_do(mppfl, friends, options, fragments):
+    refused(mppfl("solve", *friends, *options, "--json"), *fragments)
+
+
+@pytest.mark.parametrize("size", ["0", "1", "-3"])
+def test_a_network_needs_two_clients(mppfl, size):
+    refused(mppfl("solve", "--num-clients", size), f"num_clients={size}", "at least 2")
+
+
+# ---- the other commands -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["compare", "--mechanisms", "mppfl,mpfl"], ["mechanism='mpfl' is not known", "Did you mean 'mppfl'?"]),
+        (["compare", "--mechanisms", ","], ["--mechanisms=','", "at least one"]),
+        (["compare", "--mechanisms", "budget_limited"], ["budget_limited needs --payment-limit"]),
+        (["compare", "--payment-limit", "2"], ["--payment-limit=2", "budget_limited"]),
+        (["compare", "--seeds", "0"], ["seeds=0", "at least 1"]),
+        (["compare", "--seed", "-1"], ["seed=-1", "at least 0"]),
+        (["compare", "--rounds", "0"], ["rounds=0", "at least 1"]),
+        (["compare", "--figure", "costs.bmp"], ["--figure='costs.bmp'", ".png, .pdf or .svg"]),
+        (["compare", "--figure", "costs"], ["--figure='costs'", ".png, .pdf or .svg"]),
+        (["compare", "--fixed-budget", "max"], ["--fixed-budget='max'", '"min", "mean"']),
+        (["risk", "--client", "77"], ["client '77' is not in the network of 20 clients"]),
+        (["risk", "--round", "0"], ["round=0", "at least 1"]),
+        (["risk", "--top", "0"], ["top=0", "at least 1"]),
+        (["risk", "--mechanism", "noiseless"], ["mechanism='noiseless'", "Choose another"]),
+        (["risk", "--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
+        (["risk", "--mechanism", "mpfl"], ["mechanism='mpfl' is not known", "Did you mean 'mppfl'?"]),
+        (["graph", "describe", "nowhere.csv"], ["nowhere.csv", "Check the path"]),
+        (["graph", "convert", "nowhere.csv", "out.csv"], ["nowhere.csv", "Check the path"]),
+        (["graph", "convert", "nowhere.csv", "out.xls"], ["'out.xls'", ".csv, .csv.gz or .graphml"]),
+        (["graph", "generate", "erdos_reny", "out.csv"], ["kind='erdos_reny'", "erdos_renyi"]),
+        (["graph", "generate", "erdos_renyi", "out.txt"], ["'out.txt'", ".csv, .csv.gz or .graphml"]),
+        (["graph", "generate", "erdos_renyi", "out.csv", "--seed", "-1"], ["seed=-1", "at least 0"]),
+        (["graph", "generate", "erdos_renyi", "out.csv", "--set", "size"], ["--set 'size'", "name=value"]),
+        (["graph", "generate", "erdos_renyi", "out.csv", "--set", "rng=3"], ["--set 'rng=3'", "--seed"]),
+        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "links=3"], ["'links'", "mean 'links_each'?"]),
+        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "links_each=few"], ["links_each='few'"]),
+        (
+            ["graph", "generate", "erdos_renyi", "no/such/folder/out.csv"],
+            ["no/such/folder/out.csv", "Check"],
+        ),
+    ],
+)
+def test_the_other_commands_refuse_in_the_same_way(mppfl, tmp_path, monkeypatch, arguments, fragments):
+    monkeypatch.chdir(tmp_path)
+    refused(mppfl(*arguments), *fragments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_computed(mppfl, write, tmp_path):
+    in_the_way = write("taken", "a file, not a folder")
+    (tmp_path / "folder.png").mkdir()
+    long = ("compare", "--rounds", 1_000_000, "--seeds", 1_000_000)  # would take days
+    refused(mppfl(*long, "--figure", in_the_way / "costs.png"), "taken/costs.png", "Choose another path")
+    refused(mppfl(*long, "--figure", tmp_path / "folder.png"), "folder.png", "is a directory")
+
+
+def test_an_edge_list_cannot_hold_a_client_without_links(mppfl, tmp_path):
+    path = tmp_path / "links.graphml"
+    body = '<node id="ann"/><node id="bob"/><node id="cat"/><edge source="ann" target="bob"/>'
+    graph = f'<graph edgedefault="directed">{body}</graph>'
+    path.write_text(f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{graph}</graphml>')
+    refused(mppfl("graph", "convert", path, tmp_path / "links.csv"), "without any link", ".graphml")
+
+
+# ---- usage, tracebacks, faults ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["solve", "--nonsense"],
+        ["solve", "--rounds", "many"],
+        ["solve", "--hop-decay"],
+        ["solve", "surplus"],
+        ["slove"],
+        ["graph", "describe"],
+        ["graph", "generate", "erdos_renyi"],
+    ],
+)
+def test_wrong_usage_ends_with_two(mppfl, arguments):
+    answer = mppfl(*arguments)
+    assert (answer.code, answer.stdout) == (2, "")
+    assert "Error" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_debug_shows_the_traceback_wherever_it_stands(mppfl, place):
+    arguments = ["solve", "--rounds", "0"]
+    arguments.insert(place, "--debug")
+    answer = mppfl(*arguments)
+    assert (answer.code, answer.stdout) == (1, "")
+    assert answer.stderr.startswith("Traceback (most recent call last):\n")
+    assert answer.stderr.endswith("\nerror: rounds=0 must be a whole number of at least 1.\n")
+
+
+def test_a_process_fails_in_one_line_and_with_one(mppfl_process):
+    refused(mppfl_process("solve", "--rounds", 0, "--json"), "rounds=0")
+
+
+@pytest.mark.parametrize(
+    ("failure", "fragments"),
+    [
+        (ZeroDivisionError("by\nnothing"), ["ZeroDivisionError: by nothing", "fault in mppfl", "--debug"]),
+        (MemoryError("8 GiB"), ["not enough memory (8 GiB)", "--no-budgets"]),
+        (OSError(28, "No space left on device", "/x"), ["/x: No space left on device", "free space"]),
+    ],
+)
+def test_a_fault_of_our_own_is_one_line_too(mppfl, monkeypatch, failure, fragments):
+    def fails(*_, **__):
+        raise failure
+
+    monkeypatch.setattr("mppfl.game.solve.solve", fails)
+    line = mppfl("solve", "--num-clients", 4).error
+    assert all(fragment in line for fragment in fragments)

@@ -1,0 +1,150 @@
+"""The pages in docs/ agree with the code: equations, names, printed figures, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODEL = (ROOT / "docs" / "model.md").read_text(encoding="utf-8")
+CORRECTIONS = (ROOT / "docs" / "corrections.md").read_text(encoding="utf-8")
+SCRIPTS = sorted((ROOT / "examples" / "corrections").glob("*.py"))
+PAGES = [page for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md") if page.exists()]
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+# ---- equations --------------------------------------------------------------------------------------------------
+
+
+def numbers_cited(text: str) -> set[int]:
+    """Every n in "eq. n", "eqs. n, m" and the like."""
+    lists = re.findall(r"\beqs?\.\s*(\d+(?:(?:,| and| to|–|-)\s*\d+)*)", text)
+    return {int(n) for found in lists for n in re.findall(r"\d+", found)}
+
+
+def docstrings() -> list[str]:
+    """Docstrings of all functions and classes of the package."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src" / "mppfl").rglob("*.py"))
+    return [ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def resolve(name: str) -> Any:
+    """The module, function, class, method or constant that a dotted name stands for."""
+    parts = name.split(".")
+    found: Any = import_module(parts[0])
+    for depth, part in enumerate(parts[1:], start=2):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = import_module(".".join(parts[:depth]))
+    return found
+
+
+def text_after_equations() -> dict[int, str]:
+    """What follows each numbered equation, up to the next one or the next heading."""
+    pieces = re.split(r"\\tag\{(\d+)\} \$\$", MODEL)
+    return {int(n): re.split(r"\n#+ |\n\$\$ ", text)[0] for n, text in zip(pieces[1::2], pieces[2::2], strict=True)}
+
+
+EQUATIONS = text_after_equations()
+
+
+def test_equations_are_numbered_once_each_without_a_gap():
+    assert sorted(map(int, re.findall(r"\\tag\{(\d+)\}", MODEL))) == list(range(1, len(EQUATIONS) + 1))
+
+
+def test_every_equation_that_the_code_cites_exists():
+    for path in (ROOT / "src" / "mppfl").rglob("*.py"):
+        unknown = numbers_cited(path.read_text(encoding="utf-8")) - set(EQUATIONS)
+        assert not unknown, f"{path.relative_to(ROOT)} cites equations {sorted(unknown)}, which docs/model.md lacks"
+
+
+def test_every_equation_is_cited_by_a_docstring():
+    cited = set().union(*map(numbers_cited, docstrings()))
+    assert set(EQUATIONS) <= cited, f"nothing in the code cites {sorted(set(EQUATIONS) - cited)}"
+
+
+@pytest.mark.parametrize("number", sorted(EQUATIONS))
+def test_an_equation_says_who_computes_it_in_which_unit_and_when_it_holds(number):
+    text = EQUATIONS[number]
+    assert all(word in text for word in ("**Code**", "**Unit**", "**Holds**"))
+    named = [resolve(name) for name in re.findall(r"`(mppfl(?:\.\w+)+)", text)]
+    assert any(number in numbers_cited(thing.__doc__ or "") for thing in named), f"none of {named} cites eq. {number}"
+
+
+def test_every_dotted_name_in_the_model_can_be_imported():
+    for name in set(re.findall(r"`(mppfl(?:\.\w+)+)", MODEL)):
+        assert resolve(name) is not None, name
+
+
+def test_every_section_that_the_code_cites_exists():
+    sections = set(re.findall(r"^## (\d+)\. ", MODEL, flags=re.MULTILINE))
+    for path in (ROOT / "src" / "mppfl").rglob("*.py"):
+        cited = re.findall(r"\bmodel(?:\.md)?, section (\d+)", path.read_text(encoding="utf-8"))
+        assert set(cited) <= sections, path
+
+
+# ---- corrections ------------------------------------------------------------------------------------------------
+
+
+def printed_block(script: Path) -> str:
+    """The fenced block that follows the script's command line in docs/corrections.md."""
+    command = f"`python examples/corrections/{script.name}`"
+    assert CORRECTIONS.count(command) == 1, f"docs/corrections.md must show {command} once"
+    return re.search(r"```text\n(.*?)```", CORRECTIONS.split(command)[1], flags=re.DOTALL).group(1)
+
+
+def nearly_equal(shown: str, printed: str) -> bool:
+    """Equal to three significant digits, or to one unit of the last digit shown."""
+    mantissa, _, exponent = shown.partition("e")
+    last_place = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) if "." in shown or exponent else 0.0
+    return abs(float(shown) - float(printed)) <= max(5e-3 * abs(float(shown)), last_place) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_prints_what_the_corrections_show(script):
+    command = [sys.executable, "-X", "utf8", "-W", "error", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    shown, printed = printed_block(script).splitlines(), done.stdout.splitlines()
+    assert len(shown) == len(printed)
+    for before, now in zip(shown, printed, strict=True):
+        assert NUMBER.sub("#", before).split() == NUMBER.sub("#", now).split()
+        for one, other in zip(NUMBER.findall(before), NUMBER.findall(now), strict=True):
+            assert nearly_equal(one, other), f"shown {before!r}, printed {now!r}"
+
+
+def test_the_corrections_scripts_are_short():
+    for script in SCRIPTS:
+        assert len(script.read_text(encoding="utf-8").splitlines()) < 60, script.name
+
+
+# ---- links ------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        where, _, anchor = link.partition("#")
+        target = (page.parent / where) if where else page
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{page.name} links to {link}, but there is no such heading"

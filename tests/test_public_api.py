@@ -1,0 +1,84 @@
+"""The public names, listed so that a change is a decision."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import mppfl
+
+PUBLIC = [
+    "BadInput",
+    "Clients",
+    "Game",
+    "Horizon",
+    "MppflError",
+    "NoEquilibrium",
+    "NotConverged",
+    "Plan",
+    "Propagation",
+    "SocialGraph",
+    "Solution",
+    "Terms",
+    "attribute",
+    "compare",
+    "describe",
+    "draw_clients",
+    "evaluate",
+    "fixed_point_trace",
+    "follow",
+    "graph_from_links",
+    "graph_from_matrix",
+    "make_game",
+    "plan_of_rounds",
+    "propagate",
+    "random_graph",
+    "read_clients",
+    "read_graph",
+    "social_optimum",
+    "solve",
+    "verify",
+]
+
+
+def test_the_public_names_are_these():
+    assert mppfl.__all__ == PUBLIC
+    assert dir(mppfl) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_can_be_had_and_says_what_it_is(name):
+    found = getattr(mppfl, name)
+    text = inspect.cleandoc(found.__doc__ or "")
+    assert found.__name__ == name
+    assert found.__module__.startswith("mppfl.")
+    assert text
+    assert not text.startswith(f"{name}(")  # what dataclass writes where there is no docstring
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_functions_have_types_throughout(name):
+    found = getattr(mppfl, name)
+    if inspect.isfunction(found):
+        signature = inspect.signature(found)
+        assert signature.return_annotation is not inspect.Signature.empty
+        assert all(p.annotation is not inspect.Parameter.empty for p in signature.parameters.values())
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'mppfl' has no attribute 'solv'"):
+        mppfl.solv  # noqa: B018
+
+
+def test_a_star_import_brings_the_public_names():
+    space: dict[str, object] = {}
+    exec("from mppfl import *", space)
+    assert set(PUBLIC) <= set(space)
+
+
+def test_errors_can_be_caught_as_ours_and_as_value_errors():
+    assert set(mppfl.BadInput.__mro__) >= {mppfl.MppflError, ValueError}
+    assert issubclass(mppfl.NoEquilibrium, mppfl.MppflError)
+    lost = mppfl.NotConverged("stopped", last_iterate=[1.0], residual=0.5)
+    assert (lost.last_iterate, lost.residual, str(lost)) == ([1.0], 0.5, "stopped")
