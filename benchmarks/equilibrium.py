@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
+
 from record import circumstances, write_record
 
 HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
@@ -207,7 +208,8 @@ def main() -> None:
     around = circumstances("mppfl", "numpy", "scipy", "numba")
     rows = []
     print(
-        f"{'clients':>10} {'links':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} {'peak/CSR':>9} {'diagonal':>22} {'apart':>9}"
+        f"{'clients':>10} {'links':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} {'peak/CSR':>9} "
+        f"{'diagonal':>22} {'apart':>9}"
     )
     for size in sizes:
         row = take_turns(size, options.links_each, options.repeats)
@@ -216,8 +218,9 @@ def main() -> None:
         theirs = statistics.median(p["seconds"] for p in row["plain"])
         diagonal = f"{mine['exact_hops']} hops, ±{mine['diagonal_error_rms']:.0e}"
         print(
-            f"{row['clients']:>10,} {row['links']:>12,} {mine['seconds']:>8.2f} {theirs:>8.2f} {row['times_faster']:>6.1f}× "
-            f"{row['peak_memory_over_csr']:>9.2f} {diagonal:>22} {row['budgets_apart']:>9.1e}"
+            f"{row['clients']:>10,} {row['links']:>12,} {mine['seconds']:>8.2f} {theirs:>8.2f} "
+            f"{row['times_faster']:>6.1f}× {row['peak_memory_over_csr']:>9.2f} {diagonal:>22} "
+            f"{row['budgets_apart']:>9.1e}"
         )
     setting = {"hops": HOPS, "decay": DECAY, "strength": STRENGTH, "rounds": ROUNDS, "tolerance": TOLERANCE}
     name = "equilibrium-growth" if options.growth else "equilibrium"

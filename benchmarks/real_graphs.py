@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
-from record import circumstances, write_record
 
 import mppfl
 from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.leaders import pigouvian_weights
 from mppfl.game.model import Game
 from mppfl.network.graph import graph_from_matrix
+from record import circumstances, write_record
 
 REACHES = (0.205, 0.5, 0.8, 0.98)  # αS; the first is the preset's
 ROUNDS = 100
@@ -117,8 +117,9 @@ def study(name: str, folder: Path) -> dict:
         row["solved"].append(solved)
         print(
             f"  αS={reach:<6} {seconds:7.2f} s  residual {solved['residual']:.0e}  client regret "
-            f"{solved['client_regret']:.0e}  u≤0: {solved['slopes_not_positive']:,}  c<0: {solved['negative_pigouvian']:,} "
-            f"(min {solved['pigouvian_min']:.1f})  taking part {solved['taking_part_first']:,}/{graph.num_clients:,}"
+            f"{solved['client_regret']:.0e}  u≤0: {solved['slopes_not_positive']:,}  "
+            f"c<0: {solved['negative_pigouvian']:,} (min {solved['pigouvian_min']:.1f})  "
+            f"taking part {solved['taking_part_first']:,}/{graph.num_clients:,}"
         )
     return row
 

@@ -13,9 +13,8 @@ RECORDS = Path(__file__).parent / "records"
 
 def circumstances(*packages: str) -> dict:
     """Machine, versions and commit of this run."""
-    model = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), platform.processor()
-    )
+    listed = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":")[1].strip() for line in listed if "model name" in line), platform.processor())
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     changed = subprocess.run(
         ["git", "status", "--porcelain", "src"], capture_output=True, text=True, check=False

@@ -430,8 +430,10 @@ def test_the_server_of_a_star_notes_that_bounds_are_reached(mppfl, write):
     assert answer.json["residual"] < 1e-9
 
 
-@pytest.mark.xfail(reason="game/leaders.py: a budget of 5e-15 counts as taking part, cost 9e13", strict=True)
-@pytest.mark.parametrize("mechanism", ["mppfl", "mppfl_noise_aware", "fixed"])
+NOT_YET = pytest.mark.xfail(reason="game/leaders.py: a hub's budget of 7e-15 counts as taking part", strict=True)
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl", "fixed", pytest.param("mppfl_noise_aware", marks=NOT_YET)])
 def test_the_server_of_a_star_buys_no_budget_that_is_mere_rounding(mppfl, write, mechanism):
     options = (*star().options(write), "--mechanism", mechanism, "--rounds", 3, "--json")
     for this in mppfl("solve", *options).json["rounds"]:

@@ -19,7 +19,7 @@ from mppfl.game.leaders import (
     personalised_prices,
     pigouvian_weights,
 )
-from mppfl.game.model import server_cost, wanted_loss
+from mppfl.game.model import cost_without_absent, server_cost, wanted_loss
 from mppfl.game.path import response_path
 from mppfl.game.welfare import social_optimum, welfare
 from tests.game.games import games, paper_scale_game, star
@@ -186,16 +186,16 @@ def test_every_leader_finds_a_rate_at_which_clients_are_at_rest(game, leader, ro
 
 @settings(max_examples=25, deadline=None)
 @given(games())
-def test_no_sampled_rate_that_keeps_as_many_is_cheaper_than_anticipating(game):
+def test_no_sampled_rate_is_cheaper_than_anticipating_at_the_bounds(game):
     chosen = choose_rates(game, "anticipating", np.array([1]))
     rate = chosen.reward_rates[0]
-    budgets = chosen.budgets.at(0, rate)
-    mine, part = server_cost(game, 1, rate, budgets), (budgets > 0).sum()
+    mine = cost_without_absent(game, 1, rate, chosen.budgets.at(0, rate))
+    line = equilibrium_response(game)
     for other in np.geomspace(rate / 20, rate * 20, 200):
-        answer = equilibrium_at(game, other).budgets
-        assert (answer > 0).sum() <= part
-        if (answer > 0).sum() == part:
-            assert mine <= server_cost(game, 1, other, answer) * (1 + 1e-7)
+        inside = line.lowest_rate < other < line.highest_rate
+        if chosen.reaches_bounds or inside:  # where everybody can be kept inside, the leader looks only there
+            answer = equilibrium_at(game, other).budgets
+            assert mine <= cost_without_absent(game, 1, other, answer) * (1 + 1e-7)
 
 
 @pytest.mark.parametrize("leader", ["mean_field", "anticipating", "noise_aware", "budget_limited"])
@@ -207,16 +207,28 @@ def test_sampled_rates_of_large_games_come_close_to_the_exact_path(monkeypatch, 
     for module in (path, leaders):
         monkeypatch.setattr(module, "EXACT_BELOW", 5)
     sampled = choose_rates(replace(capped), leader, np.array([1, 30]), payment_limit=limit)
-    cost = noise_aware_cost if leader == "noise_aware" else server_cost
+    cost = noise_aware_cost if leader == "noise_aware" else cost_without_absent
     for k, t in enumerate((1, 30)):
         best = cost(capped, t, exact.reward_rates[k], exact.budgets.at(k, exact.reward_rates[k]))
         rate = sampled.reward_rates[k]
         budgets = sampled.budgets.at(k, rate)
         assert budgets == approx(equilibrium_at(capped, rate).budgets, abs=1e-9)
-        if leader == "noise_aware":
-            assert cost(capped, t, rate, budgets) <= 1.01 * best
+        # Without noise-aware aggregation cost has a pole wherever somebody enters: samples may miss a narrow trough.
+        assert cost(capped, t, rate, budgets) <= (1.01 if leader == "noise_aware" else 1.5) * best
         if leader == "budget_limited":
             assert rate * budgets.sum() <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_leader_keeps_a_client_whose_budget_vanishes(seed):
+    rng = np.random.default_rng(seed)
+    clients = mppfl.Clients(np.exp(rng.uniform(-3, 1, 6)), rng.uniform(0, 2, 6), 0.1)
+    game = mppfl.make_game(mppfl.random_graph("erdos_renyi", 6, rng=rng), clients, externality_strength=0.1)
+    for mechanism in ("mppfl", "mppfl_exact"):
+        found = mppfl.solve(game, mechanism)
+        budgets = found.terms(1).budgets
+        assert found.outcome.server_costs[0] < 1000
+        assert budgets[budgets > 0].min() > 1e-9 * budgets.max()
 
 
 def test_a_crowd_that_may_not_share_is_an_error_with_one_line():

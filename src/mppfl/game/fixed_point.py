@@ -23,7 +23,7 @@ class FixedPointTrace:
     external_risk  φ after each sweep [sweeps, clients]
     reward_rates   r after each sweep
     budgets        ρ after the last sweep
-    converged      whether the last sweep moved no φ_i by more than the threshold, and every budget is positive
+    converged      whether the last sweep moved neither φ nor the rate by more than the threshold, all budgets positive
     """
 
     external_risk: Array
@@ -48,7 +48,9 @@ def fixed_point_trace(
     require_number(threshold, "threshold", 0.0, np.inf)
     risk = np.zeros(game.num_clients)
     rate = 1.0 + float(game.clients.linear_cost.max())
-    risks, rates, budgets = [], [], np.zeros(game.num_clients)
+    risks: list[Array] = []
+    rates: list[float] = []
+    budgets = np.zeros(game.num_clients)
     settled = False
     for _ in range(max_sweeps):
         if literal:
@@ -58,11 +60,13 @@ def fixed_point_trace(
             rate = solved_rate(game, round_index, risk)
             budgets = _answer(game, rate, risk)
         before, risk = risk, (game.propagation @ budgets) / game.num_clients
+        rate_moved = abs(rate - (rates[-1] if rates else np.inf))
         risks.append(risk)
         rates.append(rate)
         if not np.isfinite(rate) or not np.isfinite(risk).all() or np.abs(risk).max() > 1e100:
             break
-        if np.abs(risk - before).max() <= threshold:
+        # A wandering rate may leave φ standing still for one sweep by chance: both must have settled.
+        if np.abs(risk - before).max() <= threshold and rate_moved <= threshold * max(1.0, rate):
             settled = True
             break
     return FixedPointTrace(np.array(risks), np.array(rates), budgets, settled and bool((budgets > 0).all()))

@@ -1,7 +1,8 @@
 """The server's reward rate, by six named leaders (docs/model.md, section 4).
 
 Where every client can be kept strictly inside its bounds, the rate is the root of one equation a round. Where not, the
-server first keeps as many clients as any rate can, then pays as little as it can.
+rate is the one at which the server's cost is lowest, with the noise of those who remain weighed as aggregation over
+them alone really weighs it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scipy.optimize import minimize
 from mppfl.arrays import Array, IntArray, require_number
 from mppfl.errors import BadInput, NoEquilibrium
 from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response
-from mppfl.game.model import Game, server_cost
+from mppfl.game.model import Game, amplification, cost_without_absent
 from mppfl.game.path import (
     EXACT_BELOW,
     NUM_SAMPLES,
@@ -30,7 +31,7 @@ from mppfl.game.plan import AlongLine, PerRound, Stored
 from mppfl.game.rates import RateCondition, crossing_rate, rising_rates
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
-KEEP_SHARE = 0.99  # of a sampled response: rates that keep this share of the most clients any sample keeps
+VANISHING = 1e-9  # of the largest budget: rounding, not taking part
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +102,10 @@ def interior_rates_of(
     return rates if inside.all() else None
 
 
-def rate_condition(game: Game, line: Response, leader: Literal["mean_field", "anticipating"]) -> RateCondition:
-    """The first-order condition of the leader on a straight response.
+def rate_condition(
+    game: Game, line: Response, leader: Literal["mean_field", "anticipating"], amplified: float = 1.0
+) -> RateCondition:
+    """The first-order condition of the leader on a straight response; `amplified` multiplies every ε_i.
 
     mean_field (eq. 16):    Σ τε_i/(2t a_i ρ_i²) = (1−τ) Σ(ρ_i + r/2a_i): external risk is taken as it stands
     anticipating (eq. 17):  Σ τε_i u_i/(t ρ_i²) = (1−τ)(2r Σw_iu_i − Σw_iv_i): the server knows that it moves
@@ -118,7 +121,7 @@ def rate_condition(game: Game, line: Response, leader: Literal["mean_field", "an
     return RateCondition(
         steepness=steepness,
         constant=paid_offset,
-        strength=game.accuracy_weight / (1 - game.accuracy_weight),
+        strength=amplified * game.accuracy_weight / (1 - game.accuracy_weight),
         pull=np.ascontiguousarray(pull[part]),
         slope=np.ascontiguousarray(line.slope[part]),
         offset=np.ascontiguousarray(line.offset[part]),
@@ -222,49 +225,46 @@ def _best_on_path(
     round_index: int,
     payment_limit: float | None,
 ) -> tuple[float, int]:
-    """The best rate over all segments, and its segment: the most clients first, then the lowest cost.
-
-    Cost alone would not do: it jumps to infinity as a client's budget falls to 0, and forgets the client at 0.
-    """
+    """The rate at which the server's cost, noise weighed over those who take part, is lowest; and its segment."""
     candidates = []
     for k, segment in enumerate(segments):
+        if not segment.taking_part.any():
+            continue
         for rate in _candidates(game, weights, segment, leader, round_index, payment_limit):
             budgets = segment.budgets(rate)
-            part = budgets > 0
-            if part.sum() < segment.taking_part.sum() or not part.any():
-                continue  # at this end of the segment somebody drops out; the next segment counts it rightly
-            candidates.append((-int(part.sum()), server_cost(game, round_index, rate * weights, budgets), rate, k))
+            if (budgets > VANISHING * budgets.max()).sum() == segment.taking_part.sum():  # else somebody drops out here
+                candidates.append((cost_without_absent(game, round_index, rate * weights, budgets), rate, k))
     if not candidates:
         raise NoEquilibrium(
             f"no reward rate of round {round_index} moves any client to take part"
             + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
         )
-    _, _, rate, k = min(candidates)
+    _, rate, k = min(candidates)
     return rate, k
 
 
 def _candidates(
     game: Game, weights: Array, segment: Segment, leader: UniformLeader, round_index: int, payment_limit: float | None
 ) -> list[float]:
-    """Rates of one segment that may be best: where the leader's condition holds, and the two ends."""
-    if not segment.taking_part.any():
-        return []
+    """Rates of one segment that may be best: where the leader's condition holds, and else the two ends."""
     line = Response(segment.slope, segment.offset, segment.low, segment.high, weights, segment.slope != 0)
+    grown = amplification(game, segment.taking_part)
     ends = [segment.low, segment.high if np.isfinite(segment.high) else max(4 * segment.low, 1e3)]
     if leader == "budget_limited":
-        best = crossing_rate(rate_condition(game, line, "anticipating"), round_index, points=60)
+        limit = float(payment_limit or 0.0)
+        best = crossing_rate(rate_condition(game, line, "anticipating", grown), round_index, points=60)
         rates = [*ends, *([best] if best is not None else [])]
         if float(weights @ line.slope) > 0:
-            rates.append(spending_rate(line, float(payment_limit or 0.0)))
-        allowed = float(payment_limit or 0.0) * (1 + 1e-12)
+            rates.append(spending_rate(line, limit))
         inside = [r for r in rates if segment.low <= r <= segment.high]
-        return [r for r in inside if float(r * weights @ segment.budgets(r)) <= allowed]
-    condition = rate_condition(game, line, "mean_field" if leader == "mean_field" else "anticipating")
-    root = crossing_rate(condition, round_index, points=60)
-    if root is not None:
-        return [root]
+        return [r for r in inside if float(r * weights @ segment.budgets(r)) <= limit * (1 + 1e-12)]
+    if leader == "mean_field":
+        root = crossing_rate(rate_condition(game, line, "mean_field", grown), round_index, points=60)
+        if root is not None:
+            return [root]
+    root = crossing_rate(rate_condition(game, line, "anticipating", grown), round_index, points=60)
     # No root: the leader would move on, but past this end a client enters or leaves with a vanishing budget.
-    return ends
+    return ends if root is None else [root]
 
 
 def _best_of_samples(
@@ -289,20 +289,17 @@ def _choose_samples(
 ) -> IntArray:
     weight = game.accuracy_weight
     paid = (1 - weight) * samples.rates * samples.paid  # [samples]
-    if leader == "noise_aware":
-        _, strength = noise_aware_sums(game)
-        with np.errstate(divide="ignore"):
-            noise = (1 - weight) * strength / samples.strength
-        possible = samples.strength > 0
-    else:
-        noise = weight * samples.noise
-        possible = samples.num_taking_part >= KEEP_SHARE * samples.num_taking_part.max()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if leader == "noise_aware":
+            noise = (1 - weight) * noise_aware_sums(game)[1] / samples.strength
+        else:
+            noise = weight * samples.amplification * samples.noise
+        cost = noise[None, :] / rounds[:, None] + paid[None, :]
+    possible = samples.strength > 0
     if leader == "budget_limited":
-        affordable = samples.rates * samples.paid <= float(payment_limit or 0.0)
-        possible = affordable & (samples.num_taking_part >= samples.num_taking_part[affordable].max(initial=1))
+        possible &= samples.rates * samples.paid <= float(payment_limit or 0.0)
     if not possible.any():
         raise NoEquilibrium("no sampled reward rate moves any client to take part. Raise payment_limit or lower costs.")
-    cost = noise[None, :] / rounds[:, None] + paid[None, :]
     cost[:, ~possible] = np.inf
     return np.asarray(np.argmin(cost, axis=1))
 

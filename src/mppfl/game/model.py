@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mppfl.arrays import Array, read_only, require, require_number
+from mppfl.arrays import Array, BoolArray, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.game.loss import LossOperator
 from mppfl.network.graph import SocialGraph
@@ -153,6 +153,28 @@ def server_cost(game: Game, round_index: int, prices: Array | float, budgets: Ar
     """U_t = τ Σ ε_i/(t ρ_i) + (1−τ) Σ p_i ρ_i; clients who stay out are left out of both sums (model, eq. 9)."""
     weight = game.accuracy_weight
     return weight * accuracy_term(game, round_index, budgets) + (1 - weight) * float(np.sum(prices * budgets))
+
+
+def amplification(game: Game, taking_part: BoolArray) -> float:
+    """(Σ|D| / Σ|D| of those who take part)²: how much the noise of those who remain grows when others stay out.
+
+    Aggregation weights θ_i = |D_i|/Σ|D| are shared among those who take part, and ε_i goes with θ_i² (eq. 11). It is 1
+    while everybody takes part.
+    """
+    sizes = game.clients.data_size
+    remaining = float(sizes[taking_part].sum())
+    return (float(sizes.sum()) / remaining) ** 2 if remaining > 0 else np.inf
+
+
+def cost_without_absent(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
+    """The server's cost with weights shared among those who take part: what a leader weighs at the bounds (eq. 9).
+
+    U_t alone forgets a client the moment its budget reaches 0, and would be least with nobody left.
+    """
+    if not (budgets > 0).any():
+        return np.inf
+    noise = amplification(game, budgets > 0) * accuracy_term(game, round_index, budgets)
+    return game.accuracy_weight * noise + (1 - game.accuracy_weight) * float(np.sum(prices * budgets))
 
 
 def accuracy_loss_bound(

@@ -9,7 +9,7 @@ import numpy as np
 from mppfl.arrays import Array, IntArray
 from mppfl.game.equilibrium import equilibrium_at, response_line
 from mppfl.game.leaders import interior_rates_of, noise_aware_cost
-from mppfl.game.model import Game, privacy_loss, server_cost, utility, wanted_loss
+from mppfl.game.model import Game, cost_without_absent, privacy_loss, utility, wanted_loss
 from mppfl.game.plan import AlongLine, Plan, Terms
 from mppfl.game.welfare import welfare
 
@@ -154,8 +154,9 @@ class Verification:
     residual         largest distance of a budget from its owner's best response, over the largest budget
     client_regret    largest gain any client could get by moving alone within its bounds, in money
     relative_regret  the same as a share of what that client is paid and loses
-    leader_regret    largest saving the server could get by another rate with clients responding and no fewer of them
-                     taking part; None for mechanisms without a leader
+    leader_regret    largest saving the server could get by another rate with clients responding, noise weighed over
+                     those who take part; inside the bounds over all rates that keep everybody there, else over a dozen
+                     rates around the chosen one; None for mechanisms without a leader
     leader_rounds    rounds whose leader was checked
     """
 
@@ -210,7 +211,7 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
 
 
 def _saving(game: Game, plan: Plan, terms: Terms, rates: list[float], position: int) -> float:
-    cost = noise_aware_cost if plan.mechanism == "mppfl_noise_aware" else server_cost
+    cost = noise_aware_cost if plan.mechanism == "mppfl_noise_aware" else cost_without_absent
     now = cost(game, terms.round_index, terms.prices, terms.budgets)
     per_rate = terms.prices / terms.reward_rate if np.ndim(terms.prices) and terms.reward_rate > 0 else 1.0
     saved = 0.0
@@ -219,8 +220,5 @@ def _saving(game: Game, plan: Plan, terms: Terms, rates: list[float], position: 
             budgets = plan.budgets.at(position, rate)
         else:
             budgets = equilibrium_at(game, rate * per_rate, terms.budgets).budgets
-        fewer = (budgets > 0).sum() < (terms.budgets > 0).sum()
-        if fewer and plan.mechanism != "mppfl_noise_aware":
-            continue  # at a lower rate that loses clients the cost forgets their noise
         saved = max(saved, now - cost(game, terms.round_index, rate * per_rate, budgets))
     return saved

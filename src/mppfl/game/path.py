@@ -14,7 +14,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NoEquilibrium, NotConverged
 from mppfl.game.equilibrium import AtBounds, equilibrium_at
-from mppfl.game.model import Game
+from mppfl.game.model import Game, amplification
 
 EXACT_BELOW = 300  # clients
 NUM_SAMPLES = 48
@@ -105,7 +105,7 @@ class Samples:
     noise: Array  # Σ ε_i/ρ_i over those who take part
     paid: Array  # Σ w_i ρ_i: payments per unit of rate
     strength: Array  # Σ (n_i/n̄)² ρ_i, what noise-aware aggregation feels
-    num_taking_part: Array
+    amplification: Array  # how much the noise of those who remain grows because others stay out
 
 
 def sample_response(game: Game, weights: Array, rates: Array) -> Samples:
@@ -117,14 +117,13 @@ def sample_response(game: Game, weights: Array, rates: Array) -> Samples:
         budgets = equilibrium_at(game, rate * weights, budgets).budgets
         part = budgets > 0
         noise = float((game.clients.noise_harm[part] / budgets[part]).sum())
-        rows.append((noise, float(weights @ budgets), float(size @ budgets), float(part.sum())))
-    noise_, paid, strength, count = np.array(rows).T
-    return Samples(np.asarray(rates), noise_, paid, strength, count)
+        rows.append((noise, float(weights @ budgets), float(size @ budgets), amplification(game, part)))
+    return Samples(np.asarray(rates), *np.array(rows).T)
 
 
 def join_samples(one: Samples, other: Samples) -> Samples:
     order = np.argsort(np.concatenate([one.rates, other.rates]), kind="stable")
-    names = ("rates", "noise", "paid", "strength", "num_taking_part")
+    names = ("rates", "noise", "paid", "strength", "amplification")
     return Samples(*(np.concatenate([getattr(one, n), getattr(other, n)])[order] for n in names))
 
 

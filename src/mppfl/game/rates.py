@@ -36,6 +36,12 @@ class RateCondition:
         weight = self.strength / round_index
         return self.steepness * rate - self.constant - weight * square, self.steepness + 2 * weight * cube
 
+    def values(self, rates: Array, round_index: int) -> Array:
+        """Left minus right side at many rates; for small games."""
+        budgets = rates[:, None] * self.slope - self.offset  # [rates, clients]
+        noise = (self.pull / budgets**2).sum(axis=1)
+        return np.asarray(self.steepness * rates - self.constant - self.strength / round_index * noise)
+
     def _sums(self, rate: float) -> tuple[float, float]:
         if len(self.pull) >= COMPILED_ABOVE:
             from mppfl.game import kernels
@@ -122,11 +128,10 @@ def crossing_rate(condition: RateCondition, round_index: int, points: int = 400)
         while condition.value(high, round_index)[0] < 0 and high < 1e300:
             high *= 2
     inside = low + (high - low) * (0.5 - 0.5 * np.cos(np.pi * (np.arange(points) + 0.5) / points))
-    values = [condition.value(float(r), round_index)[0] for r in inside]
-    for k in range(points - 1):
-        if values[k] < 0 <= values[k + 1]:
-            root = brentq(
-                lambda r: condition.value(r, round_index)[0], inside[k], inside[k + 1], xtol=1e-15, rtol=8.9e-16
-            )
-            return float(root)
-    return None
+    values = condition.values(inside, round_index)
+    turns = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
+    if len(turns) == 0:
+        return None
+    low, high = inside[turns[0]], inside[turns[0] + 1]
+    root = brentq(lambda r: condition.value(r, round_index)[0], low, high, xtol=1e-15, rtol=8.9e-16)
+    return float(root)

@@ -213,10 +213,7 @@ def _links_of_networkx(graph: Any) -> _Links:
     for u, v, weight in graph.edges(data="weight", default=1.0):
         sources.append(position[u])
         targets.append(position[v])
-        try:
-            weights.append(float("nan") if isinstance(weight, (bool, str)) else float(weight))
-        except (TypeError, ValueError, OverflowError):
-            weights.append(float("nan"))
+        weights.append(_as_number(weight))
         if not 0.0 < weights[-1] < np.inf:
             raise BadGraph(
                 f"the edge from {_short(str(u))} to {_short(str(v))} has weight {_short(str(weight))}; "
@@ -224,6 +221,16 @@ def _links_of_networkx(graph: Any) -> _Links:
             )
     undirected = not graph.is_directed()
     return _Links(np.array(sources), np.array(targets), np.array(weights), names, undirected)
+
+
+def _as_number(weight: Any) -> float:
+    """The weight as a float, NaN if it is none; text counts, for that is what GraphML without types gives."""
+    if isinstance(weight, bool) or (isinstance(weight, str) and not _NUMBER.fullmatch(weight)):
+        return float("nan")
+    try:
+        return float(weight)
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
 
 
 def _links_of_numbers(stream: IO[bytes]) -> _Links | None:
@@ -584,7 +591,7 @@ def write_links(graph: SocialGraph, path: str | Path) -> None:
 @contextmanager
 def _replaced(path: Path) -> Iterator[IO[bytes]]:
     """A new file that takes the path's place once it is complete; until then, and on failure, the old one stays."""
-    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    part = path.parent / f".{secrets.token_hex(8)}.part"
     try:
         with open(part, "xb") as file:
             if path.suffix == ".gz":
