@@ -2,7 +2,7 @@
 # make test   set everything up, lint, type-check and run the tests
 PY := .venv/bin/python
 
-.PHONY: setup demo test lint test-slow test-data bench clean
+.PHONY: setup demo test lint test-slow test-data bench results clean
 
 setup: .venv/ready
 
@@ -31,6 +31,10 @@ test-data: setup
 
 bench: setup
 	$(PY) benchmarks/equilibrium.py
+	$(PY) benchmarks/equilibrium.py --growth
+
+results: setup
+	$(PY) docs/make_results.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache demo-output

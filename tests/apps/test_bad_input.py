@@ -163,6 +163,8 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
         (["--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
         (["--mechanism", "budget_limited", "--payment-limit", "-1"], ["payment_limit=-1"]),
         (["--mechanism", "budget_limited", "--payment-limit", "nan"], ["payment_limit=nan"]),
+        (["--mechanism", "personalised", "--reward-rate", "3"], ["--reward-rate=3", "personalised", "Leave it out"]),
+        (["--mechanism", "noiseless", "--reward-rate", "3"], ["--reward-rate=3", "noiseless", "Leave it out"]),
         (["--payment-limit", "3"], ["--payment-limit=3", "mppfl", "budget_limited"]),
         (["--mechanism", "fixed", "--fixed-budget", "some"], ["--fixed-budget='some'", '"min", "mean" or a number']),
         (["--mechanism", "fixed", "--fixed-budget", "0"], ["fixed budget=0"]),

@@ -8,6 +8,7 @@ from pytest import approx
 
 import mppfl
 from mppfl.game import outcome as outcome_module
+from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.model import Clients, accuracy_loss_bound, compute_cost, noise_harm, server_cost, utility
 from mppfl.game.outcome import evaluate, verify
 from mppfl.game.participation import gain_from_joining
@@ -113,6 +114,16 @@ def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
             else gain_from_joining(game, terms.prices, terms.budgets)
         )
         assert (margin[part] >= -1e-9).all()
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+def test_every_mechanism_settles_who_takes_part(name, rule):
+    game = two_friends()
+    game = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
+    budgets = mppfl.solve(game, name, reward_rates=np.array([3.0]), participation=rule).terms(1).budgets
+    if name != "noiseless":  # where nobody is asked
+        assert budgets[1] == 0
 
 
 def test_an_unknown_participation_rule_is_refused():

@@ -46,6 +46,7 @@ def solve_command(
     import numpy as np
 
     from mppfl.arrays import require_number
+    from mppfl.errors import BadInput
     from mppfl.game.solve import solve
 
     began = time.perf_counter()
@@ -66,6 +67,10 @@ def solve_command(
             reward_rates=rates,
             participation=participation,  # type: ignore[arg-type]
             seed=seed,
+        )
+    if rates is not None and not np.allclose(found.plan.reward_rates, rates):
+        raise BadInput(
+            f"--reward-rate={reward_rate:g} means nothing to {mechanism}, which has prices of its own. Leave it out."
         )
     ask.warn(found.warnings)
     seconds = time.perf_counter() - began

@@ -24,7 +24,7 @@ from mppfl.game.leaders import (
 )
 from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
-from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, plan_of_rounds
+from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
 from mppfl.game.welfare import social_optimum
 from mppfl.network.propagation import Propagation
 from mppfl.network.walks import ReturnsHome
@@ -167,8 +167,12 @@ def noiseless(game: Game, horizon: Horizon) -> Plan:
 
 
 def _mandated(game: Game, horizon: Horizon, name: str, budgets: PerRound, notes: tuple[str, ...]) -> Plan:
-    """Budgets that nobody chose. The server's own rate is then the lowest at which no client is worse off than at 0."""
+    """Budgets that nobody chose, within everybody's bounds.
+
+    The server's own rate is then the lowest at which no client that takes part is worse off than at 0.
+    """
     rates = horizon.reward_rates
+    budgets = Within(budgets, game.clients.budget_min, game.clients.budget_max)
     if rates is None:
         rates = np.array([_covering_rate(game, budgets.at(k, 0.0)) for k in range(len(horizon.rounds))])
         notes = (*notes, "own reward: the lowest rate that covers every client's cost")
@@ -176,8 +180,9 @@ def _mandated(game: Game, horizon: Horizon, name: str, budgets: PerRound, notes:
 
 
 def _covering_rate(game: Game, budgets: Array) -> float:
+    part = budgets > 0
     costs = privacy_cost(game, privacy_loss(game, budgets)) + game.clients.compute_cost
-    return float((costs / budgets).max())
+    return float((costs[part] / budgets[part]).max(initial=0.0))
 
 
 # ---- one hop only -----------------------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
         low = np.where(out, 0.0, game.clients.budget_min)
         plan = mechanism(game.with_bounds(low, high), single)
         name, terms = plan.mechanism, plan.terms(0)
+        if not np.isfinite(terms.budgets).all():  # without noise there is nothing to weigh
+            return terms, True, name
         decision = _decide(game, terms, out, rule)
         seen.add(np.packbits(out).tobytes())
         change = _worst_first(decision, decision.leave)
@@ -85,7 +87,7 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
 
 
 def _decide(game: Game, terms: Terms, out: BoolArray, rule: Participation) -> _Decision:
-    inside = terms.budgets > 0
+    inside = (terms.budgets > 0) & ~out
     if rule == "if_non_negative":
         # Against "nothing": who leaves also escapes the others' exposure, and does not come back.
         margin = utility(game, terms.prices, terms.budgets)

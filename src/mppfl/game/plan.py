@@ -59,6 +59,18 @@ class Drawn:
 
 
 @dataclass(frozen=True, eq=False)
+class Within:
+    """The same, held between bounds: nobody can be made to give more than it allows."""
+
+    budgets: PerRound
+    low: Array
+    high: Array
+
+    def at(self, position: int, reward_rate: float) -> Array:
+        return np.clip(self.budgets.at(position, reward_rate), self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
 class Terms:
     """What the server announces for one round and what clients answer.
 

@@ -1,0 +1,104 @@
+"""Re-makes what the README shows: docs/results/*.json, docs/images/compare.png, and the README's tables from them.
+
+python docs/make_results.py            run the comparison, then write the tables (half a minute)
+python docs/make_results.py --tables   only write the tables from the files that are there
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+COMPARISON = ROOT / "docs" / "results" / "compare-paper-like.json"
+SHOWN = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "random", "fixed", "sarda_like", "sarda_r")
+SEEDS, ROUNDS, CLIENTS = 30, 60, 20
+
+
+def run_comparison() -> None:
+    """30 games of the preset `paper-like` on the paper's random network, both reward conventions."""
+    import mppfl
+    from mppfl.game.compare import summarise
+    from mppfl.results.figures import comparison_figure
+
+    games = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        graph = mppfl.random_graph("erdos_renyi", CLIENTS, rng=rng)
+        games.append(mppfl.make_game(graph, mppfl.draw_clients("paper-like", CLIENTS, rng)))
+    summaries = summarise(mppfl.compare(games, num_rounds=ROUNDS, fixed_budget="mean"))
+    COMPARISON.parent.mkdir(exist_ok=True)
+    content = {"seeds": SEEDS, "rounds": ROUNDS, "clients": CLIENTS, "summary": [asdict(s) for s in summaries]}
+    COMPARISON.write_text(json.dumps(content, indent=1) + "\n")
+    comparison_figure(summaries, ROOT / "docs" / "images" / "compare.png", ROUNDS)
+
+
+def comparison_table() -> str:
+    content = json.loads(COMPARISON.read_text())
+    cells = {(s["mechanism"], s["convention"]): s for s in content["summary"]}
+    lines = [
+        "| | server cost, common reward | client welfare | server cost, own reward | client welfare | below zero |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name in SHOWN:
+        common, own = cells.get((name, "common")), cells[name, "own"]
+        same = "as mppfl"
+        lines.append(
+            f"| {name} | {common['server_cost']:,.0f} | {common['welfare']:,.0f} "
+            if common
+            else f"| {name} | {same} | {same} "
+        )
+        lines[-1] += f"| {own['server_cost']:,.0f} | {own['welfare']:,.0f} | {100 * own['below_zero']:.0f} % |"
+    return "\n".join(lines)
+
+
+def speed_table() -> str:
+    lines = ["| clients | links | ours | plain SciPy loop | faster | peak memory |", "|--:|--:|--:|--:|--:|--:|"]
+    for row in newest_record("equilibrium-growth")["rows"] + newest_record("equilibrium")["rows"][-1:]:
+        ours, plain = (float(np.median([r["seconds"] for r in row[side]])) for side in ("ours", "plain"))
+        lines.append(
+            f"| {row['clients']:,} | {row['links']:,} | {ours:.2f} s | {plain:.2f} s | {row['times_faster']:.1f}× "
+            f"| {row['peak_memory_over_csr']:.1f} × the network |"
+        )
+    return "\n".join(lines)
+
+
+def newest_record(name: str) -> dict:
+    dated = "[0-9]" * 4 + "-[0-9][0-9]-[0-9][0-9]"
+    return json.loads(sorted((ROOT / "benchmarks" / "records").glob(f"{dated}-{name}.json"))[-1].read_text())
+
+
+def real_table() -> str:
+    lines = [
+        "| network | clients | links | diagonal | 100 rounds, αS .2 | 100 rounds, αS .98 | largest client regret |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in newest_record("real-graphs")["rows"]:
+        first, last = row["solved"][0], row["solved"][-1]
+        regret = max(s["client_regret"] for s in row["solved"])
+        lines.append(
+            f"| {row['name']} | {row['clients']:,} | {row['links']:,} | {row['diagonal_seconds']:.1f} s "
+            f"| {first['seconds']:.1f} s | {last['seconds']:.1f} s | {regret:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES = {"comparison": comparison_table, "speed": speed_table, "real": real_table}
+
+
+def with_tables(text: str) -> str:
+    """The README with every marked table made anew from its file."""
+    for name, table in TABLES.items():
+        before, rest = text.split(f"<!-- {name} -->\n")
+        _, after = rest.split(f"<!-- end {name} -->")
+        text = f"{before}<!-- {name} -->\n{table()}\n<!-- end {name} -->{after}"
+    return text
+
+
+if __name__ == "__main__":
+    if "--tables" not in sys.argv:
+        run_comparison()
+    readme = ROOT / "README.md"
+    readme.write_text(with_tables(readme.read_text()))
