@@ -215,3 +215,31 @@ def test_values_cannot_be_changed():
         game.clients.quadratic_cost[0] = 5.0
     with pytest.raises(ValueError, match="read-only"):
         game.graph.influence.data[0] = 5.0
+
+
+def test_the_leaders_regret_forgets_clients_who_may_not_share():
+    game = two_friends(externality_strength=0.2)
+    clients = Clients([1.0, 1.0], [0.0, 1.0], [0.4, 0.4], budget_max=[0.0, 1.0])
+    found = mppfl.solve(replace(game, clients=clients), "mppfl_exact")
+    assert found.verification.leader_regret == approx(0.0, abs=1e-9)
+
+
+def test_who_rightly_stays_out_regrets_nothing():
+    game = two_friends()
+    costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
+    rates = np.array([3.0])
+    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_staying_out").verification
+    assert found.client_regret == approx(0.0, abs=1e-12)
+    assert found.residual == approx(0.0, abs=1e-12)
+    # Forced in, the dear one would leave: it saves 50 and gives up a·ρ² = 1.
+    forced = mppfl.solve(costly, reward_rates=rates).plan
+    unhappy = verify(costly, replace(forced, participation="if_better_than_staying_out"))
+    assert unhappy.client_regret == approx(50.0 - 1.0)
+
+
+def test_a_singular_network_has_equilibria_and_one_is_found():
+    # α = 1, one link each way: B = [[1, 1], [1, 1]]. Any ρ₁ + ρ₂ = r/2 is an equilibrium.
+    found = mppfl.solve(two_friends(externality_strength=1.0))
+    assert found.terms(1).budgets.sum() == approx(found.terms(1).reward_rate / 2)
+    assert found.verification.residual <= 1e-12
+    assert not found.is_unique

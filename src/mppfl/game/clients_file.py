@@ -72,6 +72,8 @@ def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
                 f"{name}, line {line}: {len(row)} fields where the header has {len(header)}. Complete the line."
             )
         client = row[name_at].strip()
+        if client in graph.dropped:  # the network was read with isolated="drop"
+            continue
         try:
             position = graph.index(client)
         except UnknownClient as cause:

@@ -6,7 +6,7 @@ every round. At the bounds it is the solution of a box complementarity problem, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,7 +65,14 @@ def equilibrium_response(game: Game, weights: Array | None = None, held: BoolArr
         right[:, 1] += game.loss @ fixed
     both = game.loss.solve(right, None if free.all() else free)
     slope, offset = np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1]) - fixed
-    return response_line(game, slope, offset, prices, free)
+    line = response_line(game, slope, offset, prices, free)
+    if game.contraction >= 1 and not _solves(game, both, right, free):
+        return replace(line, lowest_rate=np.inf, highest_rate=-np.inf)  # a singular B: there is no such line
+    return line
+
+
+def _solves(game: Game, both: Array, right: Array, free: BoolArray) -> bool:
+    return float(np.abs(game.loss @ both - right)[free].max(initial=0.0)) <= 1e-7 * float(np.abs(right).max())
 
 
 def response_line(

@@ -61,12 +61,19 @@ def choose_rates(
         payment_limit = require_number(
             payment_limit if payment_limit is not None else np.nan, "payment_limit", 0, np.inf
         )
+    require_somebody(game)
     line = equilibrium_response(game, weights)
     if line.has_interior and line.free.any():
         rates = interior_rates_of(game, line, leader, rounds, payment_limit)
         if rates is not None:
             return Rates(rates, AlongLine(line.slope, line.offset), False)
     return _rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
+
+
+def require_somebody(game: Game) -> None:
+    """Raises NoEquilibrium where the bounds let nobody take part."""
+    if (game.clients.budget_max <= 0).all():
+        raise NoEquilibrium("budget_max is 0 for everybody, so nobody can take part. Raise it for those who may share.")
 
 
 # ---- inside the bounds ------------------------------------------------------------------------------------------
@@ -318,15 +325,17 @@ def personalised_budgets(game: Game, round_index: int, start: Array | None = Non
     A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response. Newton's steps on small
     networks; where bounds are reached, or on large ones, a quasi-Newton search over log budgets.
     """
+    require_somebody(game)
     clients = game.clients
-    if start is None:
-        value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
-        start = np.sqrt(value / (clients.linear_cost + clients.quadratic_cost))
+    value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
+    alone = np.sqrt(value / (clients.linear_cost + clients.quadratic_cost))
+    able = clients.budget_max > 0
+    first = alone if start is None else np.where(start > 0, start, alone)
     if game.loss.is_dense:
-        budgets = _personalised_by_newton(game, round_index, start)
+        budgets = _personalised_by_newton(game, round_index, np.where(able, first, 0.0))
         if budgets is not None and ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():
             return budgets
-    return _personalised_by_search(game, round_index, start)
+    return _personalised_by_search(game, round_index, first)
 
 
 def _personalised_slope(game: Game, round_index: int, budgets: Array) -> tuple[float, Array]:
@@ -342,20 +351,22 @@ def _personalised_slope(game: Game, round_index: int, budgets: Array) -> tuple[f
 
 
 def _personalised_by_newton(game: Game, round_index: int, start: Array) -> Array | None:
-    clients = game.clients
-    harm = game.accuracy_weight * clients.noise_harm / round_index
-    scaled = clients.quadratic_cost[:, None] * game.loss.dense
-    curve = 2 * (1 - game.accuracy_weight) * (scaled + scaled.T)
+    """The minimum over those with a positive start, the others staying at 0; None if Newton's steps fail."""
+    able = start > 0
+    harm = game.accuracy_weight * game.clients.noise_harm[able] / round_index
+    scaled = game.clients.quadratic_cost[:, None] * game.loss.dense
+    curve = (2 * (1 - game.accuracy_weight) * (scaled + scaled.T))[np.ix_(able, able)]
     budgets = start.copy()
     for _ in range(60):
         cost, slope = _personalised_slope(game, round_index, budgets)
         if np.abs(slope * budgets).max() <= 1e-13 * cost:
             return budgets
+        step = np.zeros_like(budgets)
         try:
-            step = -np.linalg.solve(curve + np.diag(2 * harm / budgets**3), slope)
+            step[able] = -np.linalg.solve(curve + np.diag(2 * harm / budgets[able] ** 3), slope[able])
         except np.linalg.LinAlgError:
             return None
-        length = min(1.0, 0.9 / max(1e-300, float((-step / budgets).max())))  # stay positive
+        length = min(1.0, 0.9 / max(1e-300, float((-step[able] / budgets[able]).max())))  # stay positive
         while length > 1e-6 and _personalised_slope(game, round_index, budgets + length * step)[0] > cost * (1 + 1e-15):
             length *= 0.5
         budgets = budgets + length * step

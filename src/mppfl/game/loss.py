@@ -6,6 +6,7 @@ Krylov steps. Anything with the same four methods can stand in its place.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -46,7 +47,12 @@ class LossOperator:
 
     @cached_property
     def _factors(self) -> Any:
-        return scipy.linalg.lu_factor(self.dense)
+        """B's LU factors, or None where B is singular (possible only when αS is 1 or more)."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", scipy.linalg.LinAlgWarning)
+            factors = scipy.linalg.lu_factor(self.dense)
+        pivots = np.abs(np.diag(factors[0]))
+        return factors if pivots.min() > 1e-13 * pivots.max() else None
 
     @cached_property
     def T(self) -> LossOperator:  # noqa: N802  (the name numpy and scipy use)
@@ -69,7 +75,8 @@ class LossOperator:
     def solve(self, wanted: Array, free: BoolArray | None = None, start: Array | None = None) -> Array:
         """x with (B x)_i = wanted_i on the free clients and x_i = 0 elsewhere; one column or two.
 
-        The residual is at most TOLERANCE of the largest entry of `wanted`. Raises NotConverged otherwise.
+        The residual is at most TOLERANCE of the largest entry of `wanted`. Raises NotConverged otherwise. Where B is
+        singular (αS is then 1 or more) the least-squares answer is returned, which may solve nothing: check it.
         """
         if self.is_dense:
             return self._solve_dense(wanted, free)
@@ -82,10 +89,16 @@ class LossOperator:
 
     def _solve_dense(self, wanted: Array, free: BoolArray | None) -> Array:
         if free is None or free.all():
+            if self._factors is None:  # any solution will do, the shortest is as good as another
+                return np.asarray(np.linalg.lstsq(self.dense, wanted)[0])
             return np.asarray(scipy.linalg.lu_solve(self._factors, wanted))
         x = np.zeros_like(wanted)
         if free.any():
-            x[free] = np.linalg.solve(self.dense[np.ix_(free, free)], wanted[free])
+            part = self.dense[np.ix_(free, free)]
+            try:
+                x[free] = np.linalg.solve(part, wanted[free])
+            except np.linalg.LinAlgError:
+                x[free] = np.linalg.lstsq(part, wanted[free])[0]
         return x
 
     def _solve_krylov(self, wanted: Any, free: BoolArray | None, start: Any) -> Any:
@@ -141,41 +154,47 @@ class LossOperator:
         """A correction from Krylov vectors of W, one product each: B is all but a polynomial in W.
 
         B = (I − αD)(I + αG(W + λW² + ...)) with D the diagonal taken out of Σ and G = (I − αD)⁻¹. Writing GW for every
-        W makes the second factor f(GW)⁻¹ and errs by α²D only; f(GW)Gr is read off an Arnoldi basis.
+        W makes the second factor f(GW)⁻¹ and errs by α²D only; f(GW)Gr is read off an Arnoldi basis. Since the step is
+        corrected by the next, single precision will do, at half the memory.
         """
         strength, spread = self.externality_strength, self.propagation
-        inverse = 1 / (1 - strength * spread.home.values)
+        paired = residual.dtype == np.complex128
+        kind, gemv = (np.complex64, scipy.linalg.blas.cgemv) if paired else (np.float32, scipy.linalg.blas.sgemv)
+        inverse = (1 / (1 - strength * spread.home.values)).astype(np.float32)
         floor = strength**2 * float(np.abs(spread.home.values).max()) * spread.geometric_sum
-        goal = max(0.1 * wanted_ratio, 0.5 * floor)
-        first = inverse * residual
-        length = float(np.linalg.norm(first))
-        basis = np.empty((KRYLOV_BASIS, self.num_clients), dtype=residual.dtype)
-        basis[0] = first
-        basis[0] /= length
-        bent = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=residual.dtype)
-        gemv = scipy.linalg.blas.zgemv if residual.dtype == np.complex128 else scipy.linalg.blas.dgemv
-        weights = before = np.zeros(0, dtype=residual.dtype)
+        goal = max(0.1 * wanted_ratio, 0.5 * floor, 1e-6)
+        length = float(np.linalg.norm(residual))
+        basis = np.empty((KRYLOV_BASIS, self.num_clients), dtype=kind)
+        np.divide(residual, length, out=basis[0], casting="unsafe")
+        basis[0] *= inverse
+        first = float(np.linalg.norm(basis[0]))
+        basis[0] /= first
+        bent = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=np.complex128 if paired else np.float64)
+        weights = before = np.zeros(0, dtype=bent.dtype)
         for m in range(1, KRYLOV_BASIS + 1):
-            last = basis[m - 1]
-            image = times(spread.influence, last if last.dtype == np.float64 else _columns(last))
-            following = image if image.ndim == 1 else image.view(np.complex128).ravel()
+            last = _columns(basis[m - 1]) if paired else basis[m - 1]
+            image = times(spread.light_influence, last)
+            following = image.view(kind).ravel() if paired else image
             following *= inverse
             columns = basis[:m].T  # Fortran order: BLAS reads it in place
-            bent[:m, m - 1] = gemv(1.0, columns, following, trans=2)
-            following = gemv(-1.0, columns, bent[:m, m - 1], beta=1.0, y=following, overwrite_y=True)
+            shares = gemv(1.0, columns, following, trans=2)
+            following = gemv(-1.0, columns, shares, beta=1.0, y=following, overwrite_y=True)
+            bent[:m, m - 1] = shares
             bent[m, m - 1] = norm = float(np.linalg.norm(following))
-            weights = _answer_of_polynomial(bent[:m, :m], strength, spread.hop_decay, spread.max_hops, length)
+            weights = _answer_of_polynomial(bent[:m, :m], strength, spread.hop_decay, spread.max_hops, first)
             moved = np.linalg.norm(weights - np.concatenate([before, [0.0]])) if m > 1 else np.inf
             before = weights
-            if moved <= goal * np.linalg.norm(weights) or norm <= 1e-14 * length or m == KRYLOV_BASIS:
+            if moved <= goal * np.linalg.norm(weights) or norm <= 1e-6 or m == KRYLOV_BASIS:
                 break
             np.divide(following, norm, out=basis[m])
-        return gemv(1.0, basis[: len(weights)].T, weights)
+        step = gemv(1.0, basis[: len(weights)].T, weights.astype(kind)).astype(residual.dtype)
+        step *= length
+        return step
 
 
 def _columns(pair: Any) -> Array:
     """A complex vector as two real columns, without copying."""
-    return np.asarray(pair.view(np.float64).reshape(-1, 2))
+    return np.asarray(pair.view(pair.real.dtype).reshape(-1, 2))
 
 
 def _answer_of_polynomial(bent: Any, strength: float, decay: float, max_hops: int, length: float) -> Any:

@@ -197,13 +197,12 @@ def sarda_like(game: Game, horizon: Horizon) -> Plan:
     near = one_hop(game)
     clients = game.clients
     strength = game.accuracy_weight / (1 - game.accuracy_weight)
-    low = np.maximum(clients.budget_min, 0.0)
     terms = []
-    budgets = np.ones(game.num_clients)
+    settled = np.ones(game.num_clients)
     for round_index in horizon.rounds:
         bids = strength * clients.noise_harm / int(round_index)  # q_i: the server's value of less noise
-        budgets, marginal = _auction(near.loss, bids, clients.quadratic_cost, clients.linear_cost, budgets)
-        budgets = np.clip(budgets, low, clients.budget_max)
+        settled, marginal = _auction(near.loss, bids, clients.quadratic_cost, clients.linear_cost, settled)
+        budgets = np.clip(settled, clients.budget_min, clients.budget_max)
         received = marginal * (near.loss @ budgets)  # own price times budget, and amends for harm by neighbours
         prices = np.divide(received, budgets, out=np.zeros_like(budgets), where=budgets > 0)
         terms.append(_priced(int(round_index), prices, budgets))
@@ -212,7 +211,7 @@ def sarda_like(game: Game, horizon: Horizon) -> Plan:
 
 def _auction(loss: LossOperator, bids: Array, quadratic: Array, linear: Array, start: Array) -> tuple[Array, Array]:
     """Budgets at which bids meet asks, and each client's marginal cost 2a_i s_i + b_i there."""
-    budgets = np.maximum(start, 1e-300)
+    budgets = start
     for _ in range(200):
         marginal = 2 * quadratic * (loss @ budgets) + linear
         asked = loss.T @ marginal
@@ -231,7 +230,8 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
         rates = choose_rates(near, "anticipating", horizon.rounds, weights=np.maximum(weights, 0.0)).reward_rates
     line = equilibrium_response(near, weights)
     floor = np.minimum(np.maximum(game.clients.budget_min, LEAST_BUDGET), game.clients.budget_max)
-    if (line.budgets(float(rates.min())) >= floor).all() and (line.budgets(float(rates.max())) >= floor).all():
+    ends = np.array([line.budgets(float(rate)) for rate in (rates.min(), rates.max())])
+    if ((ends >= floor) & (ends <= game.clients.budget_max)).all():
         return Plan("sarda_r", horizon.rounds, rates, AlongLine(line.slope, line.offset), game.num_clients)
     bounded = near.with_bounds(floor, game.clients.budget_max)
     distinct, rows = np.unique(rates, return_inverse=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mppfl.arrays import Array, IntArray
+from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.game.equilibrium import equilibrium_at, response_line
 from mppfl.game.leaders import interior_rates_of, noise_aware_cost
-from mppfl.game.model import Game, cost_without_absent, privacy_loss, utility, wanted_loss
-from mppfl.game.plan import AlongLine, Plan, Terms
+from mppfl.game.model import Game, cost_without_absent, privacy_cost, privacy_loss, utility, wanted_loss
+from mppfl.game.plan import AlongLine, Participation, Plan, Terms
 from mppfl.game.welfare import welfare
 
 COMPILED_ABOVE = 4_000_000  # clients × rounds
@@ -85,14 +85,16 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
 class _TermsWithLosses:
     terms: Terms
     losses: Array | None
+    participation: Participation
 
 
 def _cheaply(game: Game, plan: Plan) -> list[_TermsWithLosses]:
     """Terms with privacy losses; on a line two products serve all rounds."""
     if not isinstance(plan.budgets, AlongLine):
-        return [_TermsWithLosses(terms, None) for terms in plan]
+        return [_TermsWithLosses(terms, None, plan.participation) for terms in plan]
     both = game.loss @ np.column_stack([plan.budgets.slope, plan.budgets.offset])
-    return [_TermsWithLosses(terms, terms.reward_rate * both[:, 0] - both[:, 1]) for terms in plan]
+    slopes, offsets = both.T
+    return [_TermsWithLosses(t, t.reward_rate * slopes - offsets, plan.participation) for t in plan]
 
 
 def round_totals(game: Game, this: _TermsWithLosses) -> tuple[float, ...]:
@@ -110,16 +112,36 @@ def round_totals(game: Game, this: _TermsWithLosses) -> tuple[float, ...]:
     wish = wanted_loss(game, prices) - (losses - budgets)
     answer = np.clip(wish, clients.budget_min, clients.budget_max)
     regret = clients.quadratic_cost * ((budgets - wish) ** 2 - (answer - wish) ** 2)
+    gap = np.abs(answer - budgets)
+    if this.participation != "always":
+        # Who may stay out weighs the compute cost too: it comes with joining and goes with leaving.
+        regret, kept = _regret_of_free_choice(game, this.participation, budgets, regret, gains, losses)
+        gap = np.where(kept, gap, 0.0)
     return (
         float((clients.noise_harm[part] / budgets[part]).sum()),
         float(paid.sum()),
         welfare(game, prices, budgets, losses),
         float((gains < -1e-12 * size).sum()),
         float(part.sum()),
-        float(np.abs(answer - budgets).max()),
+        float(gap.max()),
         float(regret.max()),
         float((regret / np.maximum(size, 1e-300)).max()),
     )
+
+
+def _regret_of_free_choice(
+    game: Game, rule: Participation, budgets: Array, regret: Array, gains: Array, losses: Array
+) -> tuple[Array, BoolArray]:
+    """Regret where taking part is a choice, and for whom the distance from the best response counts.
+
+    Who is out regrets what joining would bring beyond its compute cost (nothing under "if_non_negative", where leaving
+    is for good). Who is in regrets also what leaving would save.
+    """
+    part = budgets > 0
+    joining = np.maximum(regret - game.clients.compute_cost, 0.0) if rule == "if_better_than_staying_out" else 0.0
+    staying_out = -privacy_cost(game, losses - budgets) if rule == "if_better_than_staying_out" else 0.0
+    found = np.where(part, np.maximum(regret, staying_out - gains), joining)
+    return found, part | (found > 0)
 
 
 def _line_totals(game: Game, plan: Plan) -> Array:
@@ -200,7 +222,8 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
     better: Array | None = None
     if isinstance(plan.budgets, AlongLine) and plan.mechanism != "mppfl_noise_aware":
         weights = plan.prices.slope if isinstance(plan.prices, AlongLine) else None
-        line = response_line(crowd, plan.budgets.slope, plan.budgets.offset, weights)
+        free = crowd.clients.budget_max > crowd.clients.budget_min
+        line = response_line(crowd, plan.budgets.slope, plan.budgets.offset, weights, free)
         better = interior_rates_of(crowd, line, "anticipating", rounds)
     worst = 0.0
     for k, position in enumerate(positions):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput
 from mppfl.game.mechanisms import Mechanism
 from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
-from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds
-
-Participation = Literal["always", "if_better_than_staying_out", "if_non_negative"]
+from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ def with_participation(game: Game, horizon: Horizon, mechanism: Mechanism, rule:
         notes += (f"in {restless} rounds some who stay out would rather join at these rates",)
     if deserted:
         notes += (f"in {deserted} rounds nobody takes part: no rate of this server suits anybody",)
-    return plan_of_rounds(name, terms, notes)
+    return plan_of_rounds(name, terms, notes, rule)
 
 
 def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participation) -> tuple[Terms, bool, str]:

@@ -31,8 +31,9 @@ class Segment:
     taking_part: BoolArray
 
     def budgets(self, rate: float) -> Array:
-        """Budgets at a rate of this segment; those who stay out are exactly at 0."""
-        return np.where(self.taking_part, np.maximum(rate * self.slope - self.offset, 0.0), 0.0)
+        """Budgets at a rate of this segment; those who stay out, or are there but for rounding, are exactly at 0."""
+        budgets = np.where(self.taking_part, rate * self.slope - self.offset, 0.0)
+        return np.where(budgets > 1e-13 * np.abs(self.offset).max(initial=1.0), budgets, 0.0)
 
 
 def response_path(game: Game, weights: Array) -> list[Segment]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadInput
+
+Participation = Literal["always", "if_better_than_staying_out", "if_non_negative"]
 
 
 class PerRound(Protocol):
@@ -98,6 +100,7 @@ class Plan:
     budgets       one per client in every round, kept compactly
     prices        personal prices, where the mechanism has them
     notes         what a reader of the result should know
+    participation the rule by which clients took part
     """
 
     mechanism: str
@@ -107,6 +110,7 @@ class Plan:
     num_clients: int
     prices: PerRound | None = None
     notes: tuple[str, ...] = field(default=())
+    participation: Participation = "always"
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -149,7 +153,9 @@ def rounds_up_to(num_rounds: int) -> IntArray:
     return np.arange(1, require_count(num_rounds, "rounds") + 1)
 
 
-def plan_of_rounds(mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...] = ()) -> Plan:
+def plan_of_rounds(
+    mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...] = (), participation: Participation = "always"
+) -> Plan:
     """A plan from the terms of each round, however they were found."""
     size = len(terms[0].budgets)
     prices = None
@@ -164,4 +170,5 @@ def plan_of_rounds(mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...
         size,
         prices,
         notes,
+        participation,
     )

@@ -14,8 +14,8 @@ from mppfl.errors import BadInput
 from mppfl.game.mechanisms import Mechanism, equilibrium_along, find_mechanism, mppfl
 from mppfl.game.model import Game, wanted_loss
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
-from mppfl.game.participation import Participation, with_participation
-from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds, rounds_up_to
+from mppfl.game.participation import with_participation
+from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds, rounds_up_to
 
 log = logging.getLogger(__name__)
 

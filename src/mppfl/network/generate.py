@@ -47,6 +47,8 @@ def random_graph(
     if kind == "stochastic_block":
         require_count(num_clients, "num_clients", 2)
         sizes = options.pop("sizes", None)
+        if sizes is not None and not isinstance(sizes, Sequence):
+            raise BadInput(f"sizes={sizes!r} must list the size of each block, for instance [10, 20].")
         sizes = _equal_sizes(num_clients, 4) if sizes is None else list(sizes)
         if sum(sizes) != num_clients:
             raise BadInput(f"sizes add up to {sum(sizes)}, not to num_clients={num_clients}. Make the two agree.")

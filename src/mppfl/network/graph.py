@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ class SocialGraph:
     normalisation  "row": rows sum to 1; "none": strengths as given; "symmetric": D^-1/2 w D^-1/2
     strengths      row sums of the links as given, so that they can be recovered
     origin         index of each client in the input, before isolated ones were dropped
+    dropped        names of those who were dropped
 
     An empty row is an isolated client: nobody exposes it.
     """
@@ -38,6 +39,7 @@ class SocialGraph:
     normalisation: Normalisation
     strengths: Array
     origin: IntArray
+    dropped: frozenset[str] = frozenset()
     _positions: dict[str, int] = field(default_factory=dict, repr=False)
 
     @property
@@ -59,13 +61,17 @@ class SocialGraph:
     def index(self, name: str) -> int:
         """The position of a client by name. Raises UnknownClient with the nearest names."""
         if self.names is None:
-            if name.isdecimal() and int(name) < self.num_clients:
+            if name.isdecimal() and int(name) < self.num_clients and name == str(int(name)):
                 return int(name)
         else:
             if not self._positions:
                 self._positions.update((known, i) for i, known in enumerate(self.names))
             if name in self._positions:
                 return self._positions[name]
+        if name in self.dropped:
+            raise UnknownClient(
+                f"client {name!r} was dropped, because nobody exposes it. Leave it out, or keep isolated ones."
+            )
         raise UnknownClient(f"client {name!r} is not in the network of {self.num_clients:,} clients.{self._near(name)}")
 
     def _near(self, name: str) -> str:
@@ -175,7 +181,10 @@ def graph_from_matrix(
     if names is None and len(origin) < size:
         names = tuple(map(str, range(size)))
     kept = None if names is None else tuple(names[i] for i in origin)
-    return _normalised(given, kept, normalisation, origin)
+    graph = _normalised(given, kept, normalisation, origin)
+    if names is None or len(origin) == size:
+        return graph
+    return replace(graph, dropped=frozenset(names) - frozenset(kept or ()))
 
 
 def _normalised(
@@ -183,15 +192,15 @@ def _normalised(
 ) -> SocialGraph:
     with np.errstate(over="ignore"):  # refused below
         strengths = np.asarray(given.sum(axis=1)).ravel()
-    influence = sp.csr_array(
-        (given.data.astype(np.float64), given.indices.astype(np.int32), given.indptr), shape=given.shape
-    )
+    lightest, heaviest = float(given.data.min()), float(given.data.max())
+    # `given` is a copy of our own, so its arrays are taken over: a large network need not stand in memory twice.
+    influence = sp.csr_array((given.data, given.indices.astype(np.int32, copy=False), given.indptr), shape=given.shape)
     influence.sort_indices()
     if normalisation != "none":
         influence.data /= _divisors(influence, strengths, normalisation)
     if not (np.isfinite(strengths).all() and influence.data.min() > 0):
         raise BadGraph(
-            f"weights from {given.data.min():g} to {given.data.max():g} are too far apart to be added up and compared. "
+            f"weights from {lightest:g} to {heaviest:g} are too far apart to be added up and compared. "
             "Rescale them, for instance to at most 1."
         )
     for array in (influence.data, influence.indices, influence.indptr, strengths, origin):

@@ -24,13 +24,14 @@ def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
 
 @njit(parallel=True, cache=True)
 def csr_times_vector(
-    indptr: Any, indices: Any, data: Any, x: Array, scale: float, plus: Array, cuts: IntArray, out: Array
+    indptr: Any, indices: Any, data: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any
 ) -> None:
     """out = plus + scale · W x; nothing is added where `plus` is empty."""
     adds = len(plus) > 0
     for piece in prange(len(cuts) - 1):
+        zero = np.zeros(1, data.dtype)[0]
         for row in range(cuts[piece], cuts[piece + 1]):
-            total = 0.0
+            total = zero
             for at in range(indptr[row], indptr[row + 1]):
                 total += data[at] * x[indices[at]]
             out[row] = plus[row] + scale * total if adds else scale * total
@@ -38,25 +39,36 @@ def csr_times_vector(
 
 @njit(parallel=True, cache=True)
 def csr_times_pair(
-    indptr: Any, indices: Any, data: Any, x: Array, scale: float, plus: Array, cuts: IntArray, out: Array
+    indptr: Any, indices: Any, data: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any
 ) -> None:
-    """out = plus + scale · W x for two columns: one pass over the matrix serves both."""
+    """out = plus + scale · W x for two columns: one pass over the matrix serves both.
+
+    Two links at a time, with sums of their own, so that a link need not wait for the one before to arrive.
+    """
     adds = len(plus) > 0
     for piece in prange(len(cuts) - 1):
+        zero = np.zeros(1, data.dtype)[0]
         for row in range(cuts[piece], cuts[piece + 1]):
-            left = 0.0
-            right = 0.0
-            for at in range(indptr[row], indptr[row + 1]):
-                weight = data[at]
-                column = indices[at]
-                left += weight * x[column, 0]
-                right += weight * x[column, 1]
+            left = left_too = right = right_too = zero
+            at = np.int64(indptr[row])
+            end = np.int64(indptr[row + 1])
+            while at + 1 < end:
+                one = indices[at]
+                two = indices[at + 1]
+                left += data[at] * x[one, 0]
+                right += data[at] * x[one, 1]
+                left_too += data[at + 1] * x[two, 0]
+                right_too += data[at + 1] * x[two, 1]
+                at += 2
+            if at < end:
+                left += data[at] * x[indices[at], 0]
+                right += data[at] * x[indices[at], 1]
             if adds:
-                out[row, 0] = plus[row, 0] + scale * left
-                out[row, 1] = plus[row, 1] + scale * right
+                out[row, 0] = plus[row, 0] + scale * (left + left_too)
+                out[row, 1] = plus[row, 1] + scale * (right + right_too)
             else:
-                out[row, 0] = scale * left
-                out[row, 1] = scale * right
+                out[row, 0] = scale * (left + left_too)
+                out[row, 1] = scale * (right + right_too)
 
 
 @njit(cache=True)

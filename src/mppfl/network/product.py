@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from mppfl.arrays import Array
 from mppfl.network.graph import SparseMatrix
 
 PARALLEL_ABOVE = 1_000_000  # links; below, SciPy on one core is as fast and needs no compiler
 
 
-def times(matrix: SparseMatrix, x: Array, scale: float = 1.0, plus: Array | None = None) -> Array:
-    """plus + scale · matrix @ x for a csr_array and a vector, or an array of columns."""
-    if matrix.nnz < PARALLEL_ABOVE or x.dtype != np.float64 or (x.ndim == 2 and x.shape[1] != 2):
-        product: Array = matrix @ x
+def times(matrix: SparseMatrix, x: Any, scale: float = 1.0, plus: Any = None) -> Any:
+    """plus + scale · matrix @ x for a csr_array and a vector, or an array of columns, of the matrix's own kind."""
+    if matrix.nnz < PARALLEL_ABOVE or x.dtype != matrix.dtype or (x.ndim == 2 and x.shape[1] != 2):
+        product = matrix @ x
         if scale != 1.0:
             product *= scale
         if plus is not None:
@@ -23,7 +24,7 @@ def times(matrix: SparseMatrix, x: Array, scale: float = 1.0, plus: Array | None
 
     out = np.empty_like(x, order="C")
     kernel = kernels.csr_times_vector if x.ndim == 1 else kernels.csr_times_pair
-    added = np.empty((0,) * x.ndim) if plus is None else np.ascontiguousarray(plus)
+    added = np.empty((0,) * x.ndim, dtype=x.dtype) if plus is None else np.ascontiguousarray(plus)
     cuts = kernels.even_cuts(matrix.indptr)
-    kernel(matrix.indptr, matrix.indices, matrix.data, np.ascontiguousarray(x), scale, added, cuts, out)
+    kernel(matrix.indptr, matrix.indices, matrix.data, np.ascontiguousarray(x), x.dtype.type(scale), added, cuts, out)
     return out

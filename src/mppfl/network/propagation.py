@@ -36,7 +36,7 @@ class Propagation:
         spread = x
         for _ in range(self.max_hops - 1):
             spread = times(self.influence, spread, self.hop_decay, x)  # Horner's rule: farthest hop first
-        spread = times(self.influence, spread)
+        spread = np.asarray(times(self.influence, spread))
         # A client's own budget is counted once by the caller, not again when it comes back round a cycle.
         spread -= self.home.values * x if x.ndim == 1 else self.home.values[:, None] * x
         return spread
@@ -56,6 +56,14 @@ class Propagation:
             total += self.hop_decay ** (hop - 1) * power
         np.fill_diagonal(total, 0.0)
         return np.asarray(total)
+
+    @cached_property
+    def light_influence(self) -> SparseMatrix:
+        """W in single precision, sharing its columns: for steps whose errors are corrected afterwards."""
+        given = self.influence
+        light = given.data.astype(np.float32)
+        light.setflags(write=False)
+        return type(given)((light, given.indices, given.indptr), shape=given.shape)
 
     @property
     def geometric_sum(self) -> float:
