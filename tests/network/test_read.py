@@ -17,10 +17,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadGraph, BadInput, MppflError
-from mppfl.network import read
+from mppfl.network.edge_list import links_of_lines
 from mppfl.network.generate import random_graph
 from mppfl.network.graph import SocialGraph, graph_from_links
-from mppfl.network.read import read_graph, to_networkx, write_graphml, write_links
+from mppfl.network.number_list import links_of_numbers
+from mppfl.network.read import read_graph
+from mppfl.network.write import to_networkx, write_graphml, write_links
 
 AS_GIVEN = {"normalisation": "none", "isolated": "keep", "self_loops": "drop"}
 
@@ -245,7 +247,7 @@ def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monke
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(read, "open", refuse, raising=False)
+    monkeypatch.setattr("mppfl.network.read.open", refuse, raising=False)
     with pytest.raises(BadFile, match=r"may not be read\. Check its permissions\."):
         read_graph(path)
 
@@ -318,7 +320,7 @@ def files(draw):
 def test_every_well_written_file_is_read_as_it_was_meant(file, zipped, block, scratch):
     table, content = file
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read, "_BLOCK_BYTES", block)
+        patch.setattr("mppfl.network.number_list._BLOCK_BYTES", block)
         graph = refusal(gzip.compress(content) if zipped else content, scratch)
     assert isinstance(graph, SocialGraph), graph
     assert links_of(graph) == table
@@ -445,11 +447,11 @@ PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n
 @example(text="1,2,0.5 \n2,1,\t3\n", block=4)
 def test_the_fast_way_reads_what_the_slow_way_reads(text, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read, "_BLOCK_BYTES", block)
-        fast = read._links_of_numbers(io.BytesIO(text.encode()))
+        patch.setattr("mppfl.network.number_list._BLOCK_BYTES", block)
+        fast = links_of_numbers(io.BytesIO(text.encode()))
     if fast is None:
         return
-    slow = read._links_of_lines(io.BytesIO(text.encode()), Path("some.txt"), 0)
+    slow = links_of_lines(io.BytesIO(text.encode()), Path("some.txt"), 0)
     assert fast.names == slow.names
     assert fast.sources.tolist() == slow.sources.tolist()
     assert fast.targets.tolist() == slow.targets.tolist()
@@ -461,7 +463,7 @@ def test_the_fast_way_reads_what_the_slow_way_reads(text, block):
     "text", ["1,2\n2,1\n", "source\ttarget\tweight\r\n5\t6\t0.5\r\n6\t5\t1e-3\r\n", "# c\n\n1 2\n2  1 \n"]
 )
 def test_plain_numbers_take_the_fast_way(text):
-    links = read._links_of_numbers(io.BytesIO(text.encode()))
+    links = links_of_numbers(io.BytesIO(text.encode()))
     assert links is not None
     assert len(links.names) == len(links.sources) == 2
 
@@ -682,7 +684,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     def no_space(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(read.os, "replace", no_space)
+    monkeypatch.setattr("os.replace", no_space)
     with pytest.raises(BadFile, match=r"links\.csv cannot be written: No space left on device"):
         write_links(graph_of({("a", "b"): 1.0, ("b", "a"): 1.0}), path)
     assert [p.name for p in tmp_path.iterdir()] == ["links.csv"]

@@ -135,7 +135,7 @@ def _check_target(target: Path) -> None:
 def _write(graph: object, target: Path) -> None:
     from mppfl.errors import BadInput
     from mppfl.network.graph import SocialGraph
-    from mppfl.network.read import write_graphml, write_links
+    from mppfl.network.write import write_graphml, write_links
 
     if not isinstance(graph, SocialGraph):
         raise TypeError("a SocialGraph is needed")

@@ -12,6 +12,7 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
+from mppfl.game.loss import TOLERANCE
 from mppfl.game.model import Game, wanted_loss
 
 MAX_ACTIVE_SETS = 60
@@ -117,13 +118,13 @@ class AtBounds:
     residual: float
 
 
-def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None) -> AtBounds:
+def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None, tolerance: float = 1e-12) -> AtBounds:
     """The Nash equilibrium at given prices within the bounds (model, eq. 15): every client at its best response,
 
         ρ_i = clip(m_i − α(Σρ)_i, budget_min_i, budget_max_i).
 
-    Active sets (semismooth Newton) with projected sweeps, which contract by αS, wherever a set makes things worse.
-    Raises NotConverged if neither settles; that cannot happen while αS < 1.
+    To `tolerance` of the largest wanted loss. Active sets (semismooth Newton) with projected sweeps, which contract by
+    αS, wherever a set comes round again. Raises NotConverged if neither settles; that cannot happen while αS < 1.
     """
     wanted = wanted_loss(game, prices)
     low, high = game.clients.budget_min, game.clients.budget_max
@@ -132,22 +133,22 @@ def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None
     target = wanted - (game.loss @ budgets - budgets)  # everybody's unbounded best response
     best, best_gap = budgets, _distance(budgets, np.clip(target, low, high))
     free = np.zeros(game.num_clients, dtype=bool)
-    steps, tolerance = 0, 1e-12 * scale
+    steps, allowed = 0, tolerance * scale
     seen: set[bytes] = set()
-    while steps < MAX_ACTIVE_SETS + MAX_SWEEPS and best_gap > tolerance:
+    while steps < MAX_ACTIVE_SETS + MAX_SWEEPS and best_gap > allowed:
         steps += 1
         inside = (target > low) & (target < high)
         key = np.packbits(inside).tobytes()
         if steps <= MAX_ACTIVE_SETS and key not in seen:
             seen.add(key)
-            budgets = _budgets_of_active_set(game, wanted, inside, np.clip(target, low, high), best)
+            budgets = _budgets_of_active_set(game, wanted, inside, np.clip(target, low, high), best, tolerance)
         else:  # a set came round again: shrink the distance by projected sweeps instead
             budgets = np.clip(target, low, high)
         target = wanted - (game.loss @ budgets - budgets)
         gap = _distance(budgets, np.clip(target, low, high))
         if gap < best_gap or steps > MAX_ACTIVE_SETS:
             best, best_gap, free = budgets, gap, inside
-    if best_gap > 1e-7 * scale:
+    if best_gap > max(1e-7, 10 * tolerance) * scale:
         raise NotConverged(
             f"budgets within their bounds settled only to {best_gap:.2g} after {steps} steps (αS = "
             f"{game.contraction:.3g}). Lower externality_strength, or narrow the bounds.",
@@ -158,12 +159,15 @@ def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None
     return AtBounds(best, free, steps, best_gap)
 
 
-def _budgets_of_active_set(game: Game, wanted: Array, inside: BoolArray, clipped: Array, start: Array) -> Array:
+def _budgets_of_active_set(
+    game: Game, wanted: Array, inside: BoolArray, clipped: Array, start: Array, tolerance: float
+) -> Array:
     """Free clients solve their equations exactly; the others sit at the bound they were pushed to."""
     fixed = np.where(inside, 0.0, clipped)
     right = wanted - game.loss @ fixed if fixed.any() else wanted
     everybody = bool(inside.all())
-    moved = game.loss.solve(right, None if everybody else inside, None if game.loss.is_dense else start)
+    first = None if game.loss.is_dense else start
+    moved = game.loss.solve(right, None if everybody else inside, first, max(10 * tolerance, TOLERANCE))
     return np.where(inside, moved, fixed)
 
 

@@ -72,20 +72,26 @@ class LossOperator:
         losses += budgets
         return losses
 
-    def solve(self, wanted: Array, free: BoolArray | None = None, start: Array | None = None) -> Array:
+    def solve(
+        self,
+        wanted: Array,
+        free: BoolArray | None = None,
+        start: Array | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> Array:
         """x with (B x)_i = wanted_i on the free clients and x_i = 0 elsewhere; one column or two.
 
-        The residual is at most TOLERANCE of the largest entry of `wanted`. Raises NotConverged otherwise. Where B is
+        The residual is at most `tolerance` of the largest entry of `wanted`. Raises NotConverged otherwise. Where B is
         singular (αS is then 1 or more) the least-squares answer is returned, which may solve nothing: check it.
         """
         if self.is_dense:
             return self._solve_dense(wanted, free)
         if wanted.ndim == 1:
-            return np.asarray(self._solve_krylov(wanted, free, start))
+            return np.asarray(self._solve_krylov(wanted, free, start, tolerance))
         # Two right-hand sides travel as the real and the imaginary part of one: each step reads the network once.
         pair = np.ascontiguousarray(wanted).view(np.complex128).ravel()
         first = None if start is None else np.ascontiguousarray(start).view(np.complex128).ravel()
-        return _columns(self._solve_krylov(pair, free, first))
+        return _columns(self._solve_krylov(pair, free, first, tolerance))
 
     def _solve_dense(self, wanted: Array, free: BoolArray | None) -> Array:
         if free is None or free.all():
@@ -101,9 +107,9 @@ class LossOperator:
                 x[free] = np.linalg.lstsq(part, wanted[free])[0]
         return x
 
-    def _solve_krylov(self, wanted: Any, free: BoolArray | None, start: Any) -> Any:
+    def _solve_krylov(self, wanted: Any, free: BoolArray | None, start: Any, tolerance: float) -> Any:
         goal = wanted if free is None else np.where(free, wanted, 0.0)
-        allowed = TOLERANCE * float(np.abs(goal).max(initial=0.0))
+        allowed = tolerance * float(np.abs(goal).max(initial=0.0))
         if allowed == 0.0:
             return np.zeros_like(goal)
         x = np.zeros_like(goal) if start is None else start

@@ -1,8 +1,7 @@
 """How the equilibrium bends at the bounds as the reward rate rises: the exact path for small games, samples for large.
 
 Between two rates at which a client meets or leaves a bound the equilibrium is a straight line; a small game's whole
-path is a few hundred such lines. A large game's path has as many bends as clients: it is sampled, and every sample is
-exact.
+path is a few hundred such lines. A large game's path has as many bends as clients: it is sampled.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from mppfl.game.model import Game, amplification
 
 EXACT_BELOW = 300  # clients
 NUM_SAMPLES = 48
+SAMPLE_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +110,15 @@ class Samples:
 
 
 def sample_response(game: Game, weights: Array, rates: Array) -> Samples:
-    """Exact equilibria at these rates, each started from the one before, boiled down to sums."""
+    """Equilibria at these rates, each started from the one before, boiled down to sums.
+
+    Good to SAMPLE_TOLERANCE, which is enough to choose among rates; those chosen are then solved exactly.
+    """
     size = (game.clients.data_size / game.clients.data_size.mean()) ** 2
     rows = []
     budgets: Array | None = None
     for rate in rates:
-        budgets = equilibrium_at(game, rate * weights, budgets).budgets
+        budgets = equilibrium_at(game, rate * weights, budgets, SAMPLE_TOLERANCE).budgets
         part = budgets > 0
         noise = float((game.clients.noise_harm[part] / budgets[part]).sum())
         rows.append((noise, float(weights @ budgets), float(size @ budgets), amplification(game, part)))

@@ -14,7 +14,7 @@ from mppfl.network.graph import SparseMatrix
 Diagonal = Literal["auto", "exact", "estimate"]
 
 DENSE_BELOW = 600  # clients; dense powers are then faster than walking
-WALKS_AT_MOST = 3e8  # what "auto" walks; one to three seconds of one core
+WALKS_AT_MOST = 1e8  # what "auto" walks; about one second of one core
 NUM_WALKERS = 4
 
 

@@ -1,0 +1,102 @@
+"""Social graphs to files and NetworkX: edge lists without loss, GraphML."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from mppfl.errors import BadFile, BadGraph, BadInput
+from mppfl.network.edge_list import CONTROL
+from mppfl.network.graph import SocialGraph
+from mppfl.network.links import shortened, shown_path
+
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def to_networkx(graph: SocialGraph) -> Any:
+    """A NetworkX DiGraph: an edge (u, v) for every v exposed by u, `weight` as given before normalisation."""
+    import networkx as nx
+
+    names = _names(graph)
+    arcs = graph.links().tocoo()
+    found = nx.DiGraph()
+    found.add_nodes_from(names)
+    ends = zip(arcs.col.tolist(), arcs.row.tolist(), arcs.data.tolist(), strict=True)
+    found.add_weighted_edges_from((names[source], names[target], weight) for source, target, weight in ends)
+    return found
+
+
+def write_graphml(graph: SocialGraph, path: str | Path) -> None:
+    """Writes the links as given, and all clients, as GraphML; gzipped if the path ends in .gz."""
+    import networkx as nx
+
+    for name in _names(graph):
+        if _NOT_XML.search(name):
+            raise BadInput(f"client {shortened(name)} cannot be named in XML: it holds a control character. Rename it.")
+    with _replaced(Path(path)) as file:
+        nx.write_graphml_xml(to_networkx(graph), file)
+
+
+def write_links(graph: SocialGraph, path: str | Path) -> None:
+    """Writes lines `source,target,weight` with the weights as given; gzipped if the path ends in .gz.
+
+    `read_graph` makes the same graph of them, up to the order of clients. A client without any link cannot be written
+    this way and is an error.
+    """
+    arcs = graph.links().tocoo()
+    unlinked = np.flatnonzero(np.bincount(np.concatenate([arcs.row, arcs.col]), minlength=graph.num_clients) == 0)
+    if len(unlinked):
+        raise BadGraph(
+            f"client {shortened(graph.name(int(unlinked[0])))} has no links ({len(unlinked):,} such), and a list of "
+            "links would lose it. Use write_graphml, or drop isolated clients."
+        )
+    names = [_quoted(name) for name in _names(graph)]
+    with _replaced(Path(path)) as file:
+        file.write(b"source,target,weight\n")
+        for start in range(0, arcs.nnz, 2**16):
+            some = slice(start, start + 2**16)
+            ends = zip(arcs.col[some].tolist(), arcs.row[some].tolist(), arcs.data[some].tolist(), strict=True)
+            lines = (f"{names[source]},{names[target]},{weight!r}\n" for source, target, weight in ends)
+            file.write("".join(lines).encode("utf-8"))
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the path's place once it is complete; until then, and on failure, the old one stays."""
+    part = path.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        with open(part, "xb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
+                    yield cast(IO[bytes], zipped)
+            else:
+                yield file
+        os.replace(part, path)
+    except OSError as cause:
+        raise BadFile(
+            f"{shown_path(path)} cannot be written: {cause.strerror}. Check the folder and the space."
+        ) from cause
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _quoted(name: str) -> str:
+    if not name or CONTROL.search(name) or _NOT_XML.search(name):
+        raise BadInput(
+            f"client {shortened(name)} cannot be named in an edge list: the name is empty, or holds a line break or "
+            "control character. Rename it."
+        )
+    return name if re.fullmatch(r"[\w.:@/+-]+", name) else '"' + name.replace('"', '""') + '"'
+
+
+def _names(graph: SocialGraph) -> tuple[str, ...]:
+    return graph.names if graph.names is not None else tuple(map(str, range(graph.num_clients)))
