@@ -14,9 +14,7 @@ from mppfl.game.plan import AlongLine, Participation, Plan, Terms
 from mppfl.game.welfare import welfare
 
 COMPILED_ABOVE = 4_000_000  # clients × rounds
-LEADER_ROUNDS_ABOVE = (
-    4_000_000  # clients × rounds above which only the first, middle and last round's leader is checked
-)
+LEADER_ROUNDS_ABOVE = 4_000_000  # above that many, only the first, middle and last round's leader is checked
 PROBES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.001, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0)
 
 

@@ -220,13 +220,26 @@ def _entry(indptr: Any, indices: Any, data: Any, row: Any, column: Any) -> float
 
 
 @njit(parallel=True, cache=True)
-def mutual_links(indptr: Any, indices: Any, data: Any, hop_decay: float, out: Array) -> None:
-    """out_i = λ Σ_j W_ij W_ji: closed walks of two links, without a transposed copy of the network."""
-    for i in prange(len(indptr) - 1):
-        total = 0.0
-        for at in range(indptr[i], indptr[i + 1]):
-            total += data[at] * _entry(indptr, indices, data, np.int64(indices[at]), np.int64(i))
-        out[i] = hop_decay * total
+def mutual_links(indptr: Any, indices: Any, data: Any, hop_decay: float, threads: int) -> Any:
+    """λ Σ_j W_ij W_ji of every client i: closed walks of two links, without a transposed copy of the network.
+
+    A link is looked up from its end of lower number only, and what it finds is noted for both ends.
+    """
+    n = len(indptr) - 1
+    found = np.zeros((threads, n))
+    for thread in prange(threads):
+        for i in range(thread, n, threads):
+            total = 0.0
+            for at in range(indptr[i + 1] - 1, indptr[i] - 1, -1):  # columns are sorted: from the highest down
+                j = np.int64(indices[at])
+                if j < i:
+                    break
+                both = data[at] * _entry(indptr, indices, data, j, np.int64(i))
+                if both > 0.0:
+                    total += both
+                    found[thread, j] += both
+            found[thread, i] += total
+    return hop_decay * found.sum(axis=0)
 
 
 @njit(parallel=True, cache=True)

@@ -92,8 +92,9 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
     from mppfl.network import kernels
 
     if max_hops == 2:
-        kernels.mutual_links(influence.indptr, influence.indices, influence.data, hop_decay, home)
-        return home
+        return np.asarray(
+            kernels.mutual_links(influence.indptr, influence.indices, influence.data, hop_decay, get_num_threads())
+        )
     back = influence.tocsc()
     kernels.closed_walks(
         influence.indptr,
