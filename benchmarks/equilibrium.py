@@ -54,9 +54,9 @@ def ours(folder: Path) -> dict:
 
     def work() -> dict:
         matrix, a, b = load(folder)
-        clients = Clients(a, b, np.ones(len(a)))
         graph = graph_from_matrix(matrix)
         del matrix
+        clients = Clients(a, b, np.ones(len(a)))
         started, cpu = time.perf_counter(), time.process_time()
         spread = propagate(graph, HOPS, DECAY)
         diagonal = time.perf_counter() - started

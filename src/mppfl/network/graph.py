@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from mppfl.errors import BadGraph, BadInput, UnknownClient
 Normalisation = Literal["row", "none", "symmetric"]
 Isolated = Literal["error", "keep", "drop"]
 SelfLoops = Literal["error", "drop"]
+ROWS_AT_ONCE = 1 << 16
 SparseMatrix = Any  # scipy.sparse.csr_array, which has no types of its own
 
 
@@ -85,7 +86,8 @@ class SocialGraph:
         if self.normalisation == "none":
             return self.influence
         given = self.influence.copy()
-        given.data *= _divisors(given, self.strengths, self.normalisation)
+        for piece, divisors in _divisors(given, self.strengths, self.normalisation):
+            given.data[piece] *= divisors
         # Division and multiplication may each round: a weight of 1 would come back as 0.9999999999999999.
         given.data = _nearby_short_decimals(given.data)
         return given
@@ -197,7 +199,8 @@ def _normalised(
     influence = sp.csr_array((given.data, given.indices.astype(np.int32, copy=False), given.indptr), shape=given.shape)
     influence.sort_indices()
     if normalisation != "none":
-        influence.data /= _divisors(influence, strengths, normalisation)
+        for piece, divisors in _divisors(influence, strengths, normalisation):
+            influence.data[piece] /= divisors
     if not (np.isfinite(strengths).all() and influence.data.min() > 0):
         raise BadGraph(
             f"weights from {lightest:g} to {heaviest:g} are too far apart to be added up and compared. "
@@ -208,14 +211,21 @@ def _normalised(
     return SocialGraph(influence, names, normalisation, strengths, origin)
 
 
-def _divisors(links: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Array:
-    """What each stored link is divided by: its row's sum, or the geometric mean of its row's and its column's."""
+def _divisors(links: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Iterator[tuple[slice, Array]]:
+    """What each stored link is divided by: its row's sum, or the geometric mean of its row's and its column's.
+
+    Piece by piece, so that a large network does not stand in memory once more.
+    """
     safe = np.where(strengths > 0, strengths, 1.0)  # an isolated client has no links to divide, but may expose others
-    lengths = np.diff(links.indptr)
-    if normalisation == "row":
-        return np.repeat(safe, lengths)
     root = np.sqrt(safe)
-    return np.asarray(np.repeat(root, lengths) * root[links.indices])
+    for start in range(0, len(safe), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        bounds = links.indptr[start : start + ROWS_AT_ONCE + 1]
+        piece, lengths = slice(int(bounds[0]), int(bounds[-1])), np.diff(bounds)
+        if normalisation == "row":
+            yield piece, np.repeat(safe[rows], lengths)
+        else:
+            yield piece, np.repeat(root[rows], lengths) * root[links.indices[piece]]
 
 
 def _nearby_short_decimals(values: Array) -> Array:
