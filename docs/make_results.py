@@ -67,7 +67,7 @@ def speed_table() -> str:
         memory = max(r["peak_mb"] for r in row["ours"])
         lines.append(
             f"| {row['clients']:,} | {row['links']:,} | {walks:.2f} s ({how}) | {ours - walks:.2f} s | {plain:.2f} s "
-            f"| {row['times_faster']:.1f}× | {memory:,.0f} MB, {row['peak_memory_over_csr']:.1f} × the network |"
+            f"| {row['times_faster']:.1f}× | {memory:,.0f} MB |"
         )
     return "\n".join(lines)
 

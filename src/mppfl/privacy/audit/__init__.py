@@ -1,0 +1,1 @@
+"""Audits: does a release protect as much as it says? Measured, with a verdict."""
