@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mppfl.network.graph import SocialGraph, describe, graph_from_links, graph_from_matrix
     from mppfl.network.propagation import Propagation, attribute, propagate
     from mppfl.network.read import read_graph
+    from mppfl.privacy.ledger import PrivacyLedger
+    from mppfl.privacy.mechanism import privacy_mechanism
+    from mppfl.privacy.release import release
 
 _HOME = {
     "errors": ("BadInput", "MppflError", "NoEquilibrium", "NotConverged"),
@@ -36,6 +39,9 @@ _HOME = {
     "network.graph": ("SocialGraph", "describe", "graph_from_links", "graph_from_matrix"),
     "network.propagation": ("Propagation", "attribute", "propagate"),
     "network.read": ("read_graph",),
+    "privacy.ledger": ("PrivacyLedger",),
+    "privacy.mechanism": ("privacy_mechanism",),
+    "privacy.release": ("release",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -48,6 +54,7 @@ __all__ = [
     "NoEquilibrium",
     "NotConverged",
     "Plan",
+    "PrivacyLedger",
     "Propagation",
     "SocialGraph",
     "Solution",
@@ -63,10 +70,12 @@ __all__ = [
     "graph_from_matrix",
     "make_game",
     "plan_of_rounds",
+    "privacy_mechanism",
     "propagate",
     "random_graph",
     "read_clients",
     "read_graph",
+    "release",
     "social_optimum",
     "solve",
     "verify",

@@ -1,4 +1,4 @@
-"""The command line: mppfl solve | compare | risk | graph.
+"""The command line: mppfl solve | compare | risk | graph | audit | ledger.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from mppfl.apps import compare_command, graph_command, risk_command, solve_command
+from mppfl.apps import audit_command, compare_command, graph_command, ledger_command, risk_command, solve_command
 from mppfl.errors import MppflError
 
 app = typer.Typer(
@@ -28,6 +28,8 @@ app.command("solve")(solve_command.solve_command)
 app.command("compare")(compare_command.compare_command)
 app.command("risk")(risk_command.risk_command)
 app.add_typer(graph_command.app, name="graph")
+app.add_typer(audit_command.app, name="audit")
+app.add_typer(ledger_command.app, name="ledger")
 
 
 def _version(wanted: bool) -> None:

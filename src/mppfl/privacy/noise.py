@@ -1,0 +1,200 @@
+"""Noise, added so that the sum hides what it should: seeded for simulation, Gaussian or discrete for deployment.
+
+    seeded    float64 normals of a numpy Generator. Simulation: seeded noise protects no one.
+    gaussian  float64 normals by inverse CDF from the operating system's generator, the sum rounded to a public grid
+    discrete  discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate
+
+`x + randn` in floating point gives x away: the sum lies on the floating-point grid of x (Mironov 2012). Here values and
+noise are rounded to multiples of one public power of two g, and whole numbers are added, which is exact. Rounding the
+values moves two neighbouring vectors apart by at most g√p further, so the cost of a release is (Δ + g√p)²/(2σ²).
+
+Rounded Gaussian noise on whole numbers costs no more than Gaussian noise, because round(k + z) = k + round(z). What is
+left is the quality of z: `gaussian` has 53 bits in every probability, which is approximate and not proof-grade;
+`discrete` states how far its distribution is from the exact one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from mppfl.arrays import Array, require_number
+from mppfl.errors import BadInput
+
+NoiseKind = Literal["seeded", "gaussian", "discrete"]
+NOISE_KINDS: tuple[NoiseKind, ...] = ("seeded", "gaussian", "discrete")
+Words = NDArray[np.uint64]
+Floats = NDArray[np.floating[Any]]
+
+# Grid steps per standard deviation, at least. The Gaussian grid is fine enough that g√p stays below a hundredth of Δ
+# for a million parameters at ρ = 0.01; the discrete one is limited by its table, 8.3 standard deviations long.
+STEPS_PER_STD: dict[NoiseKind, int] = {"gaussian": 2**20, "discrete": 2**14}
+CHUNK = 2**16  # coordinates at a time: temporaries of 0.5 MB each stay in the cache
+LARGEST_WHOLE_NUMBER = 2.0**51  # value / grid beyond which adding noise would round
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyValues:
+    """Values with noise in them, and what the noise was.
+
+    grid               g, of which every value is a multiple; 0 where values are not on a grid
+    sensitivity_added  g√p, by which rounding may move two neighbouring vectors further apart
+    extra_delta        total-variation distance of the noise drawn from the noise meant, over all coordinates: to be
+                       added to the δ of every statement. For `gaussian` it is not known and counts as 0.
+    """
+
+    values: Floats
+    kind: NoiseKind | Literal["none"]
+    noise_std: float
+    grid: float
+    sensitivity_added: float
+    extra_delta: float
+
+    @property
+    def statement(self) -> str:
+        """What a report says about this noise."""
+        return {
+            "none": "no noise",
+            "seeded": "simulation: seeded noise protects no one",
+            "gaussian": f"Gaussian noise of the operating system on a grid of {self.grid:.3g}; approximate",
+            "discrete": f"discrete Gaussian noise on a grid of {self.grid:.3g}, exact up to {self.extra_delta:.1e}",
+        }[self.kind]
+
+
+def add_noise(
+    values: Floats,
+    noise_std: float,
+    kind: NoiseKind,
+    rng: np.random.Generator | None = None,
+    out: Floats | None = None,
+) -> NoisyValues:
+    """The values (float32 or float64, any shape) with independent noise of this standard deviation in each.
+
+    Works through chunks, so only the result takes memory; `out` may be `values` itself. `seeded` needs `rng`, a stream
+    used for nothing else; the other kinds never look at it. noise_std 0 leaves the values as they are: no noise.
+    """
+    if kind not in NOISE_KINDS:
+        raise BadInput(f"noise kind {kind!r} is not known. Known: {', '.join(NOISE_KINDS)}.")
+    std = require_number(noise_std, "noise_std", 0.0, 1e300, open_ends=False)
+    if not isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.float64):
+        raise BadInput("values must be a numpy array of float32 or float64.")
+    result = np.empty_like(values, order="C") if out is None else out
+    if result.shape != values.shape or result.dtype != values.dtype or not result.flags.c_contiguous:
+        raise BadInput("out must have the shape and dtype of values, and be contiguous.")
+    if std > 1e30 and values.dtype == np.float32:
+        raise BadInput(f"noise_std={std:g} does not fit into float32. Use float64, or a smaller clip_norm.")
+    if std == 0:
+        np.copyto(result, values)
+        return NoisyValues(result, "none", 0.0, 0.0, 0.0, 0.0)
+
+    source, target = np.ascontiguousarray(values).reshape(-1), result.reshape(-1)
+    if kind == "seeded":
+        if rng is None:
+            raise BadInput("seeded noise needs rng, a numpy Generator of its own; or ask for noise='gaussian'.")
+        for part in chunks(source.size):
+            target[part] = source[part] + std * rng.standard_normal(part.stop - part.start)
+        return NoisyValues(result, kind, std, 0.0, 0.0, 0.0)
+
+    grid = grid_of(std, kind)
+    table = discrete_gaussian_table(std / grid) if kind == "discrete" else None
+    for part in chunks(source.size):
+        steps = whole_numbers(source[part], grid)
+        count = part.stop - part.start
+        steps += gaussian_steps(count, std / grid) if table is None else table_steps(count, table)
+        target[part] = steps * grid  # in float32 this rounds once more, after the noise: post-processing
+    extra_delta = 0.0 if table is None else min(1.0, source.size * len(table) * 2.0**-64)
+    return NoisyValues(result, kind, std, grid, grid * math.sqrt(source.size), extra_delta)
+
+
+def grid_of(noise_std: float, kind: NoiseKind) -> float:
+    """g: the largest power of two that fits STEPS_PER_STD times into the noise; 0 for seeded noise.
+
+    It depends on the noise alone, never on the values.
+    """
+    if kind == "seeded" or noise_std == 0:
+        return 0.0
+    if not 2.0**-900 < noise_std < 2.0**900:
+        raise BadInput(f"noise_std={noise_std:g} leaves no room for a grid. Use one between 1e-270 and 1e270.")
+    _, exponent = math.frexp(noise_std / STEPS_PER_STD[kind])
+    return math.ldexp(1.0, exponent - 1)
+
+
+def chunks(size: int) -> list[slice]:
+    """0..size in slices of at most CHUNK."""
+    return [slice(start, min(size, start + CHUNK)) for start in range(0, size, CHUNK)]
+
+
+def whole_numbers(values: Floats, grid: float) -> Array:
+    """values / grid, rounded. Raises where the quotient is not a number that adds without rounding."""
+    with np.errstate(over="ignore"):  # infinity is refused below
+        steps: Array = np.rint(values.astype(np.float64) / grid)  # exact division: grid is a power of two
+    if not (np.abs(steps) < LARGEST_WHOLE_NUMBER).all():
+        raise BadInput(
+            f"values hold NaN, infinity or entries beyond {LARGEST_WHOLE_NUMBER * grid:.3g}, too large for noise on a "
+            f"grid of {grid:.3g}. Clip them first."
+        )
+    return steps
+
+
+def system_words(count: int) -> Words:
+    """64-bit words from the operating system's cryptographic generator."""
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+def system_normals(count: int) -> Array:
+    """Standard normals by inverse CDF: one bit for the sign, 63 for a probability in (0, ½].
+
+    Where the first 20 bits are zero (|z| > 4.9) a second word follows the first, so that the far tail is as finely
+    divided as the middle: |z| reaches 13, and every probability has 53 significant bits.
+    """
+    words = system_words(count)
+    half = words >> np.uint64(1)
+    probability = half.astype(np.float64)
+    probability += 0.5
+    deep = np.flatnonzero(half < 2**43)
+    if len(deep):
+        probability[deep] = half[deep] + (system_words(len(deep)).astype(np.float64) + 0.5) * 2.0**-64
+    probability *= 2.0**-64
+    normals: Array = ndtri(probability, out=probability)
+    normals.view(np.uint64)[:] ^= words << np.uint64(63)  # the low bit becomes the sign
+    return normals
+
+
+def gaussian_steps(count: int, std_in_steps: float) -> Array:
+    """Gaussian noise in whole grid steps."""
+    noise = system_normals(count)
+    noise *= std_in_steps
+    return np.rint(noise, out=noise)
+
+
+@lru_cache(maxsize=8)
+def discrete_gaussian_table(std_in_steps: float) -> Words:
+    """Cumulative distribution of |k| in units of 2⁻⁶³, for k of probability ∝ exp(-k²/(2s²)), s = `std_in_steps`.
+
+    Each entry is rounded by at most half a unit, and k = 0 takes what is missing to 1, so the total-variation distance
+    from the exact distribution is at most len(table) · 2⁻⁶⁴.
+    """
+    reach = math.ceil(std_in_steps * math.sqrt(2 * 65 * math.log(2))) + 1
+    weights = np.exp(-0.5 * (np.arange(reach + 1) / std_in_steps) ** 2)
+    weights[1:] *= 2  # both signs
+    units = np.rint(weights / math.fsum(weights) * 2.0**63).astype(np.uint64)
+    units = units[: int(np.flatnonzero(units)[-1]) + 1]
+    units[0] = 2**63 - int(units[1:].sum())
+    table = np.cumsum(units, dtype=np.uint64)
+    table.setflags(write=False)
+    return table
+
+
+def table_steps(count: int, table: Words) -> Array:
+    """Discrete Gaussian noise in whole grid steps: the same work for every draw."""
+    words = system_words(count)
+    steps = np.searchsorted(table, words >> np.uint64(1), side="right").astype(np.float64)
+    steps.view(np.uint64)[:] ^= words << np.uint64(63)  # the low bit becomes the sign
+    return steps

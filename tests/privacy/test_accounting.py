@@ -1,0 +1,179 @@
+"""From budgets to (ε, δ): golden numbers, other accountants, and numbers that cannot be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BadInput
+from mppfl.privacy.accounting import (
+    composed_epsilon,
+    epsilon,
+    gaussian_epsilon,
+    poisson_epsilon,
+    poisson_noise_multiplier,
+    rdp_epsilon,
+    to_dp_event,
+    zcdp_epsilon,
+)
+
+approx = pytest.approx
+EXTREMES = [0.0, 5e-324, 1e-300, 1e-30, 1e-5, 0.5, 1.0, 1e30, 1e300, 1.79e308, math.inf]
+budgets = st.one_of(st.floats(0, 100), st.floats(0, math.inf), st.sampled_from(EXTREMES))
+deltas = st.one_of(st.floats(1e-12, 0.5), st.floats(5e-324, 1 - 1e-16))
+
+
+# ---- properties -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(budgets, deltas)
+def test_the_three_methods_never_fall_below_the_exact_curve(rho, delta):
+    exact, rdp, zcdp = (epsilon(rho, delta, method) for method in ("exact", "rdp", "zcdp"))
+    assert 0 <= exact <= rdp * (1 + 1e-9) + 1e-300
+    assert rdp <= zcdp * (1 + 1e-9) + 1e-300
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=8), deltas)
+def test_more_budget_never_means_less_epsilon(rhos, delta):
+    for method in ("exact", "rdp", "zcdp"):
+        found = epsilon(np.sort(np.array(rhos)), delta, method)
+        assert (np.diff(found) >= -1e-9 * found[1:]).all()
+
+
+@settings(deadline=None)
+@given(st.floats(1e-8, 1e4), st.floats(1e-12, 0.5))
+def test_the_exact_curve_has_the_delta_it_was_asked_for(rho, delta):
+    from scipy.special import log_ndtr, ndtr
+
+    found, mu = gaussian_epsilon(rho, delta), math.sqrt(2 * rho)
+    if found == 0:
+        assert delta >= 2 * ndtr(mu / 2) - 1 - 1e-15
+        return
+    left, right = ndtr(mu / 2 - found / mu), math.exp(min(found + log_ndtr(-mu / 2 - found / mu), 700))
+    cancelled = 1e-9 * delta + 1e-13 * left * (1 + found)  # the textbook's difference is not exact itself
+    assert abs(left - right - delta) <= cancelled
+
+
+def test_an_array_is_answered_as_its_entries_are():
+    rhos = np.array([[0.0, 1e-9, 0.01], [0.5, 30.0, math.inf]])
+    for method in ("exact", "rdp", "zcdp"):
+        one_by_one = [[epsilon(float(rho), 1e-5, method) for rho in row] for row in rhos]
+        assert epsilon(rhos, 1e-5, method) == approx(np.array(one_by_one), rel=1e-14)
+    assert epsilon(np.array([0.5, 0.5]), np.array([1e-5, 1e-6]))[1] == approx(epsilon(0.5, 1e-6))
+
+
+def test_rounds_add_whatever_their_budgets():
+    rounds = [0.01, 0.02, 0.05, 0.1, 0.32]
+    pairs = [(to_dp_event(budget=rho), 1) for rho in rounds]
+    assert composed_epsilon(pairs, 1e-5) == approx(gaussian_epsilon(math.fsum(rounds), 1e-5), rel=1e-4)
+
+
+# ---- golden -----------------------------------------------------------------------------------------------------
+
+
+def test_half_a_unit_of_budget_in_three_ways():
+    assert zcdp_epsilon(0.5, 1e-5) == approx(5.2985, abs=5e-5)
+    assert rdp_epsilon(0.5, 1e-5) == approx(4.7284, abs=5e-5)
+    assert gaussian_epsilon(0.5, 1e-5) == approx(4.3772, abs=5e-5)
+
+
+def test_nothing_spent_is_nothing_lost_and_no_noise_is_everything():
+    for method in ("exact", "rdp", "zcdp"):
+        assert epsilon(0.0, 1e-5, method) == 0
+        assert epsilon(math.inf, 1e-5, method) == math.inf
+
+
+# ---- a second route ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-2])
+@pytest.mark.parametrize("rho", [1e-6, 1e-3, 0.02, 0.5, 4.0, 60.0])
+def test_exact_and_rdp_agree_with_an_independent_accountant(rho, delta):
+    import dp_accounting
+    from dp_accounting import rdp
+
+    assert gaussian_epsilon(rho, delta) == approx(
+        dp_accounting.get_epsilon_gaussian(1 / math.sqrt(2 * rho), delta), rel=1e-8, abs=1e-12
+    )
+    best = 1 + math.sqrt(math.log(1 / delta) / rho)
+    orders = 1 + np.geomspace((best - 1) / 10, (best - 1) * 3, 3000)
+    accountant = rdp.RdpAccountant(orders=orders)
+    accountant.compose(dp_accounting.ZCDpEvent(rho))
+    assert rdp_epsilon(rho, delta) == approx(accountant.get_epsilon(delta), rel=1e-5)
+    assert rdp_epsilon(rho, delta) <= accountant.get_epsilon(delta) + 1e-12
+
+
+@pytest.mark.parametrize("rho", [0.02, 0.5, 4.0])
+def test_exact_agrees_with_the_loss_distribution(rho):
+    found = composed_epsilon([(to_dp_event(budget=rho), 1)], 1e-5)
+    assert found == approx(gaussian_epsilon(rho, 1e-5), rel=1e-3)
+
+
+def test_poisson_sampling_agrees_with_an_independent_accountant():
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant()
+    accountant.compose(to_dp_event(noise_multiplier=0.598, sampling_rate=32 / 2500, num_steps=391))
+    assert poisson_epsilon(0.598, 1e-5, 32 / 2500, 391) == approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    assert poisson_epsilon(1.0, 1e-5, 1.0, 10) == gaussian_epsilon(5.0, 1e-5)  # nobody left out, nothing gained
+    assert poisson_epsilon(1.0, 1e-5, 1e-7, 10) == 0.0  # hardly ever drawn
+
+
+def test_calibrated_noise_keeps_its_promise_and_hardly_more():
+    noise = poisson_noise_multiplier(2.0, 1e-5, 0.05, 40)
+    assert 1.995 <= poisson_epsilon(noise, 1e-5, 0.05, 40) <= 2.0
+    alone = poisson_noise_multiplier(4.377178, 1e-5, 1.0, 1)
+    assert alone == approx(1.0, abs=1e-5)
+
+
+def test_events_carry_noise_over_sensitivity():
+    import dp_accounting
+
+    assert to_dp_event(budget=0.5) == dp_accounting.GaussianDpEvent(1.0)
+    assert to_dp_event(budget=0.5, is_gaussian=False) == dp_accounting.ZCDpEvent(0.5)
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
+    assert to_dp_event(noise_multiplier=2.0, sampling_rate=0.1) == sampled
+    repeated = to_dp_event(noise_multiplier=2.0, sampling_rate=0.1, num_steps=7)
+    assert repeated == dp_accounting.SelfComposedDpEvent(sampled, 7)
+    assert to_dp_event(budget=math.inf) == dp_accounting.NonPrivateDpEvent()
+    with pytest.raises(BadInput, match="either a budget or a noise_multiplier"):
+        to_dp_event()
+    with pytest.raises(BadInput, match="use the method rdp"):
+        composed_epsilon([(dp_accounting.ZCDpEvent(0.5), 1)], 1e-5)
+
+
+# ---- numbers that cannot be -------------------------------------------------------------------------------------
+
+STRANGE = [0, -0.0, -1, math.nan, math.inf, -math.inf, 1e-300, 1e300, 5e-324, 1 - 1e-16, 0.5, "x", None, [], 1j]
+
+
+def is_answered_or_refused(question, *arguments):
+    try:
+        return bool(np.all(np.asarray(question(*arguments)) >= 0))
+    except BadInput as error:
+        return "\n" not in str(error)
+
+
+@pytest.mark.parametrize("method", ["exact", "rdp", "zcdp", "", None, 3])
+def test_strange_budgets_and_deltas_are_answered_or_refused_in_one_line(method):
+    for rho in STRANGE:
+        for delta in STRANGE:
+            assert is_answered_or_refused(epsilon, rho, delta, method)
+
+
+@settings(max_examples=40, deadline=None)
+@given(*[st.sampled_from([0, -1, math.nan, math.inf, 1e-300, 1e300, 0.3, 1e-5, 1, 2, 10**9, 10**12, "x", None])] * 4)
+def test_strange_sampling_is_answered_or_refused_in_one_line(noise, delta, rate, steps):
+    assert is_answered_or_refused(poisson_epsilon, noise, delta, rate, steps)
+
+
+@pytest.mark.parametrize("target", [0, -1, math.nan, math.inf, 1e-300, 1e300, "x", None])
+def test_strange_targets_are_refused(target):
+    with pytest.raises(BadInput, match="dp_epsilon="):
+        poisson_noise_multiplier(target, 1e-5, 0.1, 10)

@@ -1,0 +1,545 @@
+"""The ledger: caps are never passed, units never mix, and no crash makes a release cheaper than it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
+from mppfl.privacy.accounting import epsilon
+from mppfl.privacy.ledger import BudgetExceeded, LedgerEntry, LedgerUnavailable, PrivacyLedger
+
+approx = pytest.approx
+
+
+def cost(client="ann", budget=0.1, **terms):
+    """A release of one client, as full_batch makes it."""
+    return LedgerEntry(
+        client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
+    )
+
+
+def poisson(client="ann", **terms):
+    return cost(client, None, **{"mechanism": "dpsgd_poisson", "adjacency": "add-remove", "noise_multiplier": 1.0,
+                                 "sampling_rate": 0.01, "num_steps": 100, **terms})  # fmt: skip
+
+
+@pytest.fixture
+def ledger():
+    with PrivacyLedger.in_memory() as opened:
+        yield opened
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.db"
+
+
+# ---- properties -------------------------------------------------------------------------------------------------
+
+requests = st.lists(
+    st.tuples(st.sampled_from(["ann", "bob", "cat"]), st.floats(1e-6, 1.0), st.booleans()), min_size=1, max_size=25
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(requests, st.floats(0, 2.0))
+def test_no_sequence_of_requests_passes_a_cap(wanted, cap):
+    with PrivacyLedger.in_memory() as ledger:
+        ledger.set_cap(["ann", "bob"], cap, "record")
+        accepted = {"ann": Fraction(0), "bob": Fraction(0), "cat": Fraction(0)}
+        for round_index, (client, budget, repeat) in enumerate(wanted, 1):
+            for _ in range(1 + repeat):
+                answer = ledger.reserve_each("run", round_index, [cost(client, budget)])
+                accepted[client] += Fraction(budget) * (answer.outcomes[client] == "reserved")
+        for client, total in accepted.items():
+            if client in ledger.clients:
+                assert ledger.spent(client, "record") == approx(float(total), rel=1e-12)
+            if client != "cat":
+                assert total <= Fraction(cap) * (1 + Fraction(1, 10**11))
+        ledger.verify()
+
+
+def test_three_tenths_fill_a_cap_of_three_tenths(ledger):
+    ledger.set_cap("ann", 0.3, "record")
+    for round_index in (1, 2, 3):
+        ledger.reserve("run", round_index, [cost()])
+    assert ledger.remaining("ann") == 0
+    with pytest.raises(BudgetExceeded, match=r"client 'ann' has spent 0\.3 and asks for 1e-06 of a cap of 0\.3"):
+        ledger.reserve("run", 4, [cost(budget=1e-6)])
+
+
+def test_a_round_is_recorded_whole_or_not_at_all(ledger):
+    ledger.set_cap("bob", 0.05, "record")
+    with pytest.raises(BudgetExceeded) as refused:
+        ledger.reserve("run", 1, [cost("ann"), cost("bob"), cost("cat")])
+    assert [each.client for each in refused.value.refusals] == ["bob"]
+    assert len(ledger) == 0
+    answer = ledger.reserve_each("run", 1, [cost("ann"), cost("bob"), cost("cat")])
+    assert answer.outcomes == {"ann": "reserved", "bob": "refused", "cat": "reserved"}
+    assert (answer.reserved, answer.refused[0].cap) == (("ann", "cat"), 0.05)
+    assert ledger.spent(["ann", "bob", "cat"]) == approx([0.1, 0, 0.1])
+
+
+def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
+    assert ledger.reserve("run", 1, [cost()]).outcomes == {"ann": "reserved"}
+    assert ledger.reserve("run", 1, [cost()]).outcomes == {"ann": "already reserved"}
+    for changed in (cost(budget=0.2), cost(noise_kind="seeded"), cost(extra_delta=1e-9), cost(unit="client")):
+        with pytest.raises(BadInput, match="A changed release is a new one"):
+            ledger.reserve("run", 1, [changed])
+    assert (len(ledger), ledger.spent("ann")) == (1, 0.1)
+    ledger.reserve("another run", 1, [cost()])
+    assert ledger.spent("ann") == approx(0.2)
+
+
+def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
+    from mppfl.privacy.release import ReleaseCost
+
+    terms = ("7", 3, "run", "paper", "record", "replace-one", 0.5, 5000.0, 0.02, "gaussian", 0.0, 0.1)
+    paid = ReleaseCost(*terms)
+    ledger.reserve("run", 3, [paid])
+    assert ledger.spent("7", worst_case=True) == 5000.0
+    assert "worst case costs more" in ledger.notes()[0]
+    with pytest.raises(BadInput, match="belongs to round_index=3, not to 4"):
+        ledger.reserve("run", 4, [paid])
+    with pytest.raises(BadInput, match="int is no release"):
+        ledger.reserve("run", 4, [5])
+
+
+# ---- what does not add ------------------------------------------------------------------------------------------
+
+
+def test_units_never_mix(ledger):
+    ledger.reserve("run", 1, [cost()])
+    assert ledger.spent("ann") == 0.1
+    ledger.reserve("run", 2, [cost(mechanism="client", unit="client", budget=0.7)])
+    with pytest.raises(BadInput, match="do not add"):
+        ledger.spent("ann")
+    with pytest.raises(BadInput, match="do not add"):
+        ledger.get_epsilon("ann", 1e-5)
+    assert (ledger.spent("ann", "record"), ledger.spent("ann", "client")) == (0.1, 0.7)
+    ledger.set_cap("ann", 0.15, "record")
+    ledger.reserve("run", 3, [cost(mechanism="client", unit="client", budget=0.7)])  # the cap of the other unit
+
+
+def test_adjacencies_never_mix(ledger):
+    ledger.reserve("run", 1, [cost(unit="client")])
+    with pytest.raises(BadInput, match="does not add to them"):
+        ledger.reserve("run", 2, [cost(unit="client", adjacency="add-remove")])
+
+
+def test_poisson_sampled_releases_stand_apart(ledger):
+    ledger.reserve("run", 1, [poisson()])
+    ledger.reserve("run", 2, [cost(budget=0.02)])
+    assert ledger.spent("ann") == 0.02
+    with pytest.raises(BadInput, match="no part of a zCDP sum"):
+        ledger.get_epsilon("ann", 1e-5)
+    both = ledger.get_epsilon("ann", 1e-5, "pld")
+    assert epsilon(0.02, 1e-5) < both < epsilon(0.02, 1e-5) + 2
+    assert "1 Poisson-sampled releases" in ledger.notes()[0]
+    ledger.set_cap("ann", 5.0, "record")
+    with pytest.raises(BudgetExceeded, match="asks for inf"):
+        ledger.reserve("run", 3, [poisson()])
+    with pytest.raises(BadInput, match="needs noise_multiplier, sampling_rate and num_steps"):
+        ledger.reserve("run", 3, [poisson(num_steps=None)])
+    with pytest.raises(BadInput, match="has no zCDP budget"):
+        ledger.reserve("run", 3, [replace(poisson(), budget=0.1)])
+
+
+# ---- epsilon ----------------------------------------------------------------------------------------------------
+
+
+def test_rounds_add_up_to_the_golden_numbers(ledger):
+    for round_index, budget in enumerate([0.01, 0.02, 0.05, 0.1, 0.32], 1):
+        ledger.reserve("run", round_index, [cost("ann", budget), cost("bob", budget / 10)])
+    wanted = {"exact": 4.3772, "rdp": 4.7284, "zcdp": 5.2985, "pld": 4.3772}
+    for method, answer in wanted.items():
+        assert ledger.get_epsilon("ann", 1e-5, method) == approx(answer, abs=5e-5)
+    assert ledger.get_epsilon(None, 1e-5) == approx(epsilon(np.array([0.5, 0.05]), 1e-5))
+    assert ledger.get_epsilon(["bob"], 1e-5) == approx([epsilon(0.05, 1e-5)])
+
+
+def test_events_go_to_an_independent_accountant(ledger):
+    from dp_accounting import pld
+
+    for round_index, budget in enumerate([0.1, 0.4], 1):
+        ledger.reserve("run", round_index, [cost("ann", budget)])
+    accountant = pld.PLDAccountant()
+    for event in ledger.to_dp_events("ann"):
+        accountant.compose(event)
+    assert accountant.get_epsilon(1e-5) == approx(ledger.get_epsilon("ann", 1e-5), rel=1e-3)
+
+
+def test_exact_needs_gaussian_noise_throughout(ledger):
+    ledger.reserve("run", 1, [cost("ann"), cost("bob", noise_kind="discrete")])
+    assert ledger.get_epsilon("ann", 1e-5) > 0
+    for method in ("exact", "pld"):
+        with pytest.raises(BadInput, match="not Gaussian"):
+            ledger.get_epsilon("bob", 1e-5, method)
+    assert ledger.get_epsilon("bob", 1e-5, "rdp") == ledger.get_epsilon("ann", 1e-5, "rdp")
+
+
+def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
+    for round_index in (1, 2):
+        ledger.reserve("run", round_index, [cost(extra_delta=3e-6)])
+    assert ledger.get_epsilon("ann", 1e-5) == approx(epsilon(0.2, 4e-6))
+    with pytest.raises(BadInput, match="used up by client 'ann'"):
+        ledger.get_epsilon("ann", 6e-6)
+
+
+def test_seeded_noise_is_called_a_simulation(ledger):
+    ledger.reserve("run", 1, [cost()])
+    assert (ledger.is_simulation, ledger.notes()) == (False, ())
+    ledger.reserve("run", 2, [cost(noise_kind="seeded")])
+    assert (ledger.is_simulation, ledger.notes()) == (True, ("simulation: seeded noise protects no one",))
+
+
+def test_a_release_without_noise_costs_everything(ledger):
+    ledger.reserve("run", 1, [cost(budget=math.inf, noise_kind="none")])
+    assert ledger.get_epsilon("ann", 1e-5) == math.inf
+    ledger.set_cap("bob", 1e6, "record")
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("run", 1, [cost("bob", math.inf)])
+    ledger.verify()
+
+
+def test_unknown_clients_are_named(ledger):
+    with pytest.raises(UnknownClient, match="client 'zoe' is not in"):
+        ledger.spent("zoe")
+
+
+@pytest.mark.parametrize("strange", [0, -1, math.nan, 1e-300, 1e300, "x", None, [], True])
+def test_strange_terms_are_refused_in_one_line_and_leave_nothing(ledger, strange):
+    tries = [
+        lambda: ledger.reserve("run", 1, [cost(budget=strange if strange is not True else None)]),
+        lambda: ledger.reserve("run", 1, [cost(extra_delta=-1 if strange in (0, 1e-300, None, True) else strange)]),
+        lambda: ledger.reserve("run", 1, [cost(unit=strange)]),
+        lambda: ledger.reserve("run", 1, [cost(adjacency=strange)]),
+        lambda: ledger.reserve("run", 1, [cost(noise_kind=strange)]),
+        lambda: ledger.reserve("run", strange, [cost()]),
+        lambda: ledger.reserve("run", 1, [cost(client="a\0b" if strange in (0, -1, "x") else strange)]),
+        lambda: ledger.reserve("run", 1, [poisson(sampling_rate=2 if strange in (1e-300, True) else strange)]),
+        lambda: ledger.set_cap("ann", strange if strange in ("x", None) else -1, "record"),
+        lambda: ledger.get_epsilon(None, strange if strange != 1e-300 else 0),
+    ]
+    for attempt in tries:
+        with pytest.raises(BadInput) as refused:
+            attempt()
+        assert "\n" not in str(refused.value)
+    assert len(ledger) == 0
+    ledger.verify()
+
+
+# ---- uploads, and rounds that are repeated ----------------------------------------------------------------------
+
+
+def test_a_repeated_round_sends_the_same_upload(path):
+    with PrivacyLedger.open(path) as first:
+        first.reserve("run", 1, [cost()])
+        assert first.stored_upload("run", 1, "ann") is None
+        first.store_upload("run", 1, "ann", b"noisy")
+    with PrivacyLedger.open(path) as second:
+        assert second.reserve("run", 1, [cost()]).outcomes == {"ann": "already reserved"}
+        assert second.stored_upload("run", 1, "ann") == b"noisy"
+        second.store_upload("run", 1, "ann", b"noisy")
+        with pytest.raises(BadInput, match="for the price of the first"):
+            second.store_upload("run", 1, "ann", b"fresh noise")
+        second.mark_sent("run", 1, "ann")
+        assert second.reserve_again("run", 1, [cost()]).outcomes == {"ann": "already reserved"}
+        assert second.spent("ann") == 0.1
+
+
+def test_a_release_that_may_have_left_is_paid_again(path):
+    with PrivacyLedger.open(path) as first:
+        first.set_cap("ann", 0.25, "record")
+        first.reserve("run", 1, [cost()])
+    with PrivacyLedger.open(path) as second:
+        with pytest.raises(BadInput, match="Pay for this release with reserve_again"):
+            second.store_upload("run", 1, "ann", b"fresh noise")
+        assert second.reserve_again("run", 1, [cost()]).outcomes == {"ann": "reserved"}
+        second.store_upload("run", 1, "ann", b"fresh noise")
+        assert second.spent("ann") == 0.2
+        second.reserve("run", 2, [cost(budget=0.05)])
+        with pytest.raises(BudgetExceeded):
+            second.reserve_again("run", 2, [cost(budget=0.05)])
+        second.verify()
+    with pytest.raises(BadInput, match="Call reserve first"), PrivacyLedger.open(path) as third:
+        third.store_upload("run", 9, "ann", b"")
+
+
+# ---- many processes, and sudden death ---------------------------------------------------------------------------
+
+
+def write_rounds(path, name, rounds):
+    with PrivacyLedger.open(path) as ledger:
+        for round_index in range(1, rounds + 1):
+            ledger.reserve(name, round_index, [cost("shared", 2.0**-10), cost(name, 2.0**-10)])
+
+
+def test_eight_processes_writing_at_once_lose_nothing(path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_rounds, args=(path, f"writer {number}", 25)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 8
+    with PrivacyLedger.open(path) as ledger:
+        assert ledger.verify() == 8 * 25 * 2
+        assert ledger.spent("shared") == 8 * 25 * 2.0**-10
+        assert set(ledger.spent([f"writer {number}" for number in range(8)])) == {25 * 2.0**-10}
+
+
+WRITER = """
+import os, sys
+from mppfl.privacy.ledger import BudgetExceeded, PrivacyLedger, LedgerEntry
+
+path, side, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
+clients = ("ann", "bob", "cat")
+released = os.open(side, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+ledger = PrivacyLedger.open(path)
+ledger.set_cap(clients, 1.0, "record")
+sys.stdout.write("ready\\n"); sys.stdout.flush()
+for round_index in range(start, start + 10_000):
+    entries = [LedgerEntry(c, "full_batch", "record", "replace-one", 2.0**-8) for c in clients]
+    answer = ledger.reserve_each("run", round_index, entries)
+    waiting = [c for c, outcome in answer.outcomes.items() if outcome == "already reserved"]
+    for client in clients:
+        if answer.outcomes[client] == "refused":
+            continue
+        upload = ledger.stored_upload("run", round_index, client) if client in waiting else None
+        if upload is None:
+            if client in waiting:
+                try:
+                    ledger.reserve_again("run", round_index, [e for e in entries if e.client == client])
+                except BudgetExceeded:
+                    continue
+            upload = os.urandom(16)
+            ledger.store_upload("run", round_index, client, upload)
+        os.write(released, f"{round_index} {client} {upload.hex()}\\n".encode())
+        ledger.mark_sent("run", round_index, client)
+    if set(answer.outcomes.values()) == {"refused"}:
+        break
+"""
+
+
+def kill_writers(path, side, times, rng):
+    """Kills a writer at a random moment, again and again; after each death the account must cover what left."""
+    for _ in range(times):
+        lines = side.read_text().splitlines() if side.exists() else []
+        start = max((int(line.split()[0]) for line in lines), default=1)
+        line = [sys.executable, "-c", WRITER, str(path), str(side), str(start)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+            assert writer.stdout.readline() == b"ready\n", writer.stderr.read()
+            time.sleep(rng.uniform(0, 0.03))
+            writer.send_signal(signal.SIGKILL)
+        assert writer.returncode in (-signal.SIGKILL, 0)
+        released = {tuple(line.split()) for line in side.read_text().splitlines()} if side.exists() else set()
+        with PrivacyLedger.open(path) as ledger:
+            ledger.verify()
+            for client in ledger.clients:
+                uploads = {upload for _, name, upload in released if name == client}
+                spent = ledger.spent(client, "record")
+                assert len(uploads) * 2.0**-8 <= spent <= 1.0
+    return released
+
+
+def test_after_sudden_death_the_account_covers_every_release(path, tmp_path):
+    released = kill_writers(path, tmp_path / "released.txt", 25, random.Random(25))
+    assert released
+
+
+@pytest.mark.slow
+def test_after_three_hundred_sudden_deaths_the_account_covers_every_release(tmp_path):
+    rng = random.Random(300)
+    for part in range(30):  # a new ledger each time, so that deaths also meet its making and its caps
+        kill_writers(tmp_path / f"{part}.db", tmp_path / f"{part}.txt", 10, rng)
+
+
+# ---- files that are no ledger, and disks that are full ----------------------------------------------------------
+
+
+def filled(path, rounds=40):
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap("ann", 100.0, "record")
+        for round_index in range(1, rounds + 1):
+            ledger.reserve("run", round_index, [cost(f"client {number}") for number in range(20)])
+        ledger.store_upload("run", 1, "client 3", b"noisy")
+    return path
+
+
+def refused_in_one_line(path, **how):
+    with pytest.raises(BadFile) as refused, PrivacyLedger.open(path, **how) as ledger:
+        ledger.verify()
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_foreign_files_are_refused_and_left_alone(tmp_path):
+    text, empty, other = tmp_path / "text.db", tmp_path / "empty.db", tmp_path / "other.db"
+    text.write_text("name,budget\n" * 100)
+    empty.touch()
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE events (id)")
+    connection.close()
+    for foreign, why in ((text, "is not a privacy ledger"), (empty, "is empty"), (other, "another program")):
+        before = foreign.read_bytes()
+        assert why in refused_in_one_line(foreign)
+        assert foreign.read_bytes() == before
+    assert "is not a file" in refused_in_one_line(tmp_path)
+    assert "Check the path" in refused_in_one_line(tmp_path / "nowhere" / "ledger.db")
+    assert "no such ledger" in refused_in_one_line(tmp_path / "missing.db", must_exist=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["empty.db", "other.db", "text.db"]
+
+
+def test_a_newer_ledger_is_refused(path):
+    filled(path, 1)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=2")
+    connection.close()
+    assert "version 2" in refused_in_one_line(path)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_ledger_is_refused(path, share):
+    filled(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    refused_in_one_line(path)
+
+
+def test_damaged_bytes_are_noticed_or_harmless(path, tmp_path):
+    filled(path)
+    content, rng = path.read_bytes(), random.Random(7)
+    with PrivacyLedger.open(path) as ledger:
+        spent = ledger.spent()
+    noticed: list[str] = []
+    for number in range(40):
+        damaged = bytearray(content)
+        at = rng.randrange(100, len(content))
+        damaged[at : at + 8] = rng.randbytes(8)
+        copy = tmp_path / f"{number}.db"
+        copy.write_bytes(damaged)
+        try:
+            with PrivacyLedger.open(copy) as ledger:
+                ledger.verify()
+                assert (ledger.spent() == spent).all()  # what was hit held nothing
+        except MppflError as error:
+            noticed.append(str(error))
+    assert len(noticed) > 20
+    assert not [line for line in noticed if "\n" in line]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE events SET budget = 0.01 WHERE id = 5",
+        "UPDATE events SET noise_kind = 'discrete' WHERE id = 5",
+        "DELETE FROM events WHERE id = 5",
+        "DELETE FROM events WHERE id = 800",
+        "UPDATE totals SET budget = budget / 2 WHERE client = 3",
+        "DELETE FROM totals WHERE client = 3",
+        "UPDATE caps SET budget = 1000",
+        "UPDATE clients SET name = 'somebody' WHERE id = 3",
+        "UPDATE uploads SET content = x'00'",
+        "DELETE FROM uploads",
+        "UPDATE state SET events = 799",
+    ],
+)
+def test_edits_are_noticed(path, edit):
+    filled(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute(edit)
+    connection.close()
+    refused_in_one_line(path)
+
+
+def test_a_full_disk_is_told_and_nothing_may_be_released(path):
+    with PrivacyLedger.open(path) as ledger:
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count={pages + 4}")
+        with pytest.raises(LedgerUnavailable, match="the disk is full; nothing was recorded"):
+            ledger.reserve("run", 1, [cost(f"client {number}") for number in range(5000)])
+        assert (len(ledger), ledger.clients) == (0, ())
+        ledger.reserve("run", 1, [cost()])  # a small one still fits
+        assert ledger.verify() == 1
+
+
+def reserved_until_refused(ledger):
+    for round_index in range(1, 1000):
+        try:
+            ledger.reserve("run", round_index, [cost(f"client {number}") for number in range(50)])
+        except LedgerUnavailable:
+            return round_index - 1
+    return pytest.fail("a disk of 400 kB took everything")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root mounts a small disk")
+def test_a_really_full_disk_is_told_and_the_account_stays_whole(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with PrivacyLedger.open(disk / "ledger.db") as ledger:
+            released = reserved_until_refused(ledger)
+        with PrivacyLedger.open(disk / "ledger.db", read_only=True) as ledger:
+            assert ledger.verify() == 50 * released > 0
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_what_cannot_be_written_can_still_be_read(path):
+    filled(path, 1)
+    with PrivacyLedger.open(path, read_only=True) as ledger:
+        assert ledger.verify() == 20
+        with pytest.raises(BadFile, match="cannot be written to"):
+            ledger.reserve("run", 2, [cost()])
+    assert "no such ledger" in refused_in_one_line(path.with_name("none.db"), read_only=True)
+
+
+def test_a_file_without_permission_is_refused(path, monkeypatch):
+    filled(path, 1)
+    monkeypatch.setattr(os, "access", lambda where, mode: mode != os.W_OK or Path(where) != path)
+    assert "Give write permission" in refused_in_one_line(path)
+
+
+# ---- export -----------------------------------------------------------------------------------------------------
+
+
+def test_exports_hold_every_release(ledger, tmp_path):
+    import csv
+
+    ledger.reserve("run", 1, [cost('ann, "the" 1st', 0.1), cost("bob", math.inf, noise_kind="none")])
+    ledger.reserve("run", 2, [poisson("bob")])
+    assert ledger.export_csv(tmp_path / "out.csv") == ledger.export_json(tmp_path / "out.json") == 3
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == ['ann, "the" 1st', "bob", "bob"]
+    assert [row["budget"] for row in rows] == ["0.1", "inf", ""]
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [each["budget"] for each in content["events"]] == [0.1, "Infinity", None]
+    assert content["head"] == ledger.head
+    with pytest.raises(BadFile, match="Check the path"):
+        ledger.export_csv(tmp_path / "nowhere" / "out.csv")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.csv", "out.json"]

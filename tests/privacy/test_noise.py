@@ -1,0 +1,183 @@
+"""Noise of three kinds. Tests draw from the operating system; each states how often sound noise would fail it."""
+
+import math
+from decimal import Decimal, getcontext
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import chi2, kstest
+
+from mppfl.errors import BadInput
+from mppfl.privacy import noise as noise_module
+from mppfl.privacy.noise import NOISE_KINDS, add_noise, discrete_gaussian_table, grid_of, system_normals
+
+FALSE_ALARM = 1e-7  # of each statistical test here
+SYSTEM_KINDS = ("gaussian", "discrete")
+
+
+def stream():
+    return np.random.default_rng(7)
+
+
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("std", [3e-5, 1.0, 700.0])
+def test_noise_has_the_variance_asked_for(kind, dtype, std):
+    values = np.linspace(-1, 1, 300_000).astype(dtype)
+    noise = (add_noise(values, std, kind, stream()).values - values).astype(float)
+    # Rounding to float32 moves each sum by up to 2⁻²⁵ of its size.
+    spare = 1 + (1e-2 if dtype == "float32" and std < 1e-3 else 1e-5)
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], noise.size)
+    assert low / spare <= (noise / std) @ (noise / std) <= high * spare
+
+
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+def test_noise_has_the_shape_of_a_gaussian_and_independent_neighbours(kind):
+    noise = add_noise(np.zeros(200_000), 2.0, kind, stream()).values / 2
+    assert kstest(noise, "norm").pvalue > FALSE_ALARM
+    assert abs(noise[:-1] @ noise[1:]) < 6 * math.sqrt(noise.size)  # 6 standard deviations: 2e-9
+
+
+@pytest.mark.parametrize("kind", SYSTEM_KINDS)
+def test_released_values_are_multiples_of_a_public_grid(kind):
+    for dtype in ("float32", "float64"):
+        noisy = add_noise(np.full(10_000, math.pi, dtype=dtype), 0.7, kind)
+        steps = noisy.values.astype(float) / noisy.grid
+        assert (steps == np.rint(steps)).all()
+        assert noisy.grid == grid_of(0.7, kind) == 2.0 ** math.floor(math.log2(noisy.grid))
+        assert noisy.sensitivity_added == noisy.grid * 100
+
+
+@given(st.floats(1e-200, 1e200))
+def test_the_grid_is_the_largest_power_of_two_that_fits(std):
+    for kind, steps in noise_module.STEPS_PER_STD.items():
+        assert grid_of(std, kind) <= std / steps < 2 * grid_of(std, kind)
+
+
+def test_a_table_holds_the_exact_discrete_gaussian():  # second route: 60 decimal digits
+    getcontext().prec = 60
+    for std in (1.5, 40.25, 1000.0):
+        table = discrete_gaussian_table(std)
+        weights = [(-(Decimal(k) ** 2) / (2 * Decimal(std) ** 2)).exp() for k in range(int(15 * std))]
+        total = weights[0] + 2 * sum(weights[1:])
+        exact = [weights[0] / total] + [2 * weight / total for weight in weights[1:]]
+        got = np.diff(table.astype(object), prepend=0)
+        distance = sum(abs(Decimal(int(got[k]) if k < len(got) else 0) / 2**63 - exact[k]) for k in range(len(weights)))
+        # Below a thousand entries the rounding of doubles counts for more than the table's.
+        assert distance / 2 <= Decimal(max(len(table), 10_000)) * Decimal(2) ** -64
+        assert int(table[-1]) == 2**63
+
+
+def test_discrete_noise_occurs_as_often_as_its_probabilities_say(monkeypatch):
+    monkeypatch.setitem(noise_module.STEPS_PER_STD, "discrete", 4)
+    drawn = add_noise(np.zeros(400_000), 4.0, "discrete").values
+    inside = np.arange(-12, 13)
+    expected = np.exp(-(inside**2) / 32)
+    expected *= drawn.size / np.exp(-(np.arange(-80, 81) ** 2) / 32).sum()
+    seen = np.array([(drawn == k).sum() for k in inside])
+    assert ((seen - expected) ** 2 / expected).sum() < chi2.ppf(1 - FALSE_ALARM, len(inside))
+
+
+def test_what_discrete_noise_lacks_to_exactness_is_stated():
+    noisy = add_noise(np.zeros(1000), 1.0, "discrete")
+    assert noisy.extra_delta == 1000 * len(discrete_gaussian_table(2.0**14)) * 2.0**-64
+    assert 0 < noisy.extra_delta < 1e-10
+    assert add_noise(np.zeros(1000), 1.0, "gaussian").extra_delta == 0
+
+
+@pytest.mark.parametrize(("word", "at_least"), [(0, 9.1), (1, 9.1), (2**63 + 1, 0.6), (2**43, 4.9)])
+def test_the_tails_of_system_noise_are_finite_and_on_their_side(monkeypatch, word, at_least):
+    monkeypatch.setattr(noise_module, "system_words", lambda count: np.full(count, word, dtype=np.uint64))
+    normal = system_normals(1)[0]
+    assert at_least <= abs(normal) < 14
+    assert math.copysign(1, normal) == (1 if word % 2 else -1)
+
+
+def test_system_noise_passes_the_cap_of_single_precision():
+    # |z| > 5 has probability 5.7e-7: 3 million draws have none with probability 0.18, so look at |z| > 4.5 (6.8e-6).
+    normals = np.concatenate([system_normals(500_000) for _ in range(6)])
+    assert 2 <= (np.abs(normals) > 4.5).sum() <= 60  # 20 expected; either side fails less than once in 1e7
+
+
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+def test_chunks_do_not_change_the_noise(kind, monkeypatch):
+    stored = np.random.default_rng(3).integers(2**43 * 2, 2**64, 5000, dtype=np.uint64)
+
+    def drawn(chunk):
+        words = iter(stored)
+        monkeypatch.setattr(
+            noise_module, "system_words", lambda count: np.array([next(words) for _ in range(count)], dtype=np.uint64)
+        )
+        monkeypatch.setattr(noise_module, "CHUNK", chunk)
+        return add_noise(np.linspace(0, 1, 5000), 1.0, kind, stream()).values
+
+    assert (drawn(5000) == drawn(333)).all()
+
+
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+def test_noise_may_be_added_in_place_and_keeps_shape_and_dtype(kind):
+    values = np.ones((3, 5), dtype=np.float32)
+    noisy = add_noise(values, 0.5, kind, stream(), out=values)
+    assert noisy.values is values
+    assert values.shape == (3, 5)
+    assert (values != 1).any()
+    assert add_noise(np.ones(0), 0.5, kind, stream()).values.shape == (0,)
+
+
+def test_seeded_noise_is_repeatable_and_says_that_it_protects_no_one():
+    first, again = (add_noise(np.zeros(9), 1.0, "seeded", stream()) for _ in range(2))
+    assert (first.values == again.values).all()
+    assert "protects no one" in first.statement
+    with pytest.raises(BadInput, match="needs rng"):
+        add_noise(np.zeros(9), 1.0, "seeded")
+
+
+@pytest.mark.parametrize("kind", SYSTEM_KINDS)
+def test_system_noise_never_looks_at_a_generator_or_repeats(kind):
+    rng = stream()
+    first, second = (add_noise(np.zeros(9), 1.0, kind, rng).values for _ in range(2))
+    assert (first != second).any()
+    assert rng.random() == stream().random()
+
+
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+def test_an_infinite_budget_adds_no_noise_and_says_so(kind):
+    noisy = add_noise(np.array([0.1, 0.2]), 0.0, kind)
+    assert noisy.values.tolist() == [0.1, 0.2]
+    assert noisy.statement == "no noise"
+
+
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+@pytest.mark.parametrize("std", [-1.0, math.nan, math.inf, -math.inf, "loud"])
+def test_noise_that_cannot_be_is_refused(kind, std):
+    with pytest.raises(BadInput, match="noise_std"):
+        add_noise(np.zeros(3), std, kind, stream())
+
+
+@given(
+    arrays(np.float64, st.integers(0, 20), elements=st.floats(allow_nan=True, allow_infinity=True)),
+    st.floats(0, 1e308),
+    st.sampled_from(SYSTEM_KINDS),
+)
+def test_any_vector_is_answered_on_the_grid_or_refused(values, std, kind):
+    try:
+        noisy = add_noise(values, std, kind)
+    except BadInput:
+        return
+    if noisy.grid:
+        steps = noisy.values / noisy.grid
+        assert (steps == np.rint(steps)).all()
+
+
+def test_wrong_kinds_and_arrays_are_refused():
+    with pytest.raises(BadInput, match="Known: seeded"):
+        add_noise(np.zeros(3), 1.0, "loud")
+    with pytest.raises(BadInput, match="float32 or float64"):
+        add_noise(np.zeros(3, dtype=int), 1.0, "gaussian")
+    with pytest.raises(BadInput, match="out must"):
+        add_noise(np.zeros(3), 1.0, "gaussian", out=np.zeros(4))
+    with pytest.raises(BadInput, match="float32"):
+        add_noise(np.zeros(3, dtype=np.float32), 1e35, "gaussian")

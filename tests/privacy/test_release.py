@@ -1,0 +1,175 @@
+"""Releases: updates clipped, made noisy, and priced."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from pytest import approx
+from scipy.stats import chi2
+
+from mppfl.errors import BadInput
+from mppfl.privacy.mechanism import MECHANISMS, LocalWork, privacy_mechanism
+from mppfl.privacy.noise import NOISE_KINDS, grid_of
+from mppfl.privacy.release import clip_rows, noisy_answer, release, std_with_grid
+
+WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
+CLIENT = privacy_mechanism("client")
+UPDATE_LEVEL = ["paper", "client"]
+GRADIENT_LEVEL = ["full_batch", "full_batch_steps", "dpsgd_shuffle"]
+FALSE_ALARM = 1e-7
+
+
+def released(updates, budgets, mechanism=CLIENT, noise="gaussian", **changed):
+    asked = {"clip_norm": 1.0, "work": WORK, "rng": np.random.default_rng(5), "round_index": 3, "run": "test"}
+    return release(updates, budgets, mechanism=mechanism, noise=noise, **asked | changed)
+
+
+@pytest.mark.parametrize("noise", NOISE_KINDS)
+@pytest.mark.parametrize("name", UPDATE_LEVEL)
+def test_a_released_update_carries_the_noise_its_budget_buys(name, noise):
+    mechanism, size = privacy_mechanism(name), 100_000
+    got = released(np.zeros(size), 0.5, mechanism, noise)
+    (cost,) = got.costs
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], size)
+    assert low <= (got.updates / cost.noise_std) @ (got.updates / cost.noise_std) <= high
+    assert cost.noise_std >= mechanism.noise_std(0.5, 1.0, WORK)
+    if noise == "seeded":
+        assert cost.noise_std == approx(mechanism.noise_std(0.5, 1.0, WORK))
+
+
+@pytest.mark.parametrize("noise", NOISE_KINDS)
+@pytest.mark.parametrize("name", GRADIENT_LEVEL)
+def test_a_noisy_answer_carries_its_share_of_the_budget(name, noise):
+    mechanism, size = privacy_mechanism(name), 100_000
+    got, cost = noisy_answer(np.zeros(size), 0.5, mechanism, 1.0, WORK, noise, np.random.default_rng(6))
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], size)
+    assert low <= (got / cost.noise_std) @ (got / cost.noise_std) <= high
+    assert cost.budget * mechanism.queries(WORK) == approx(0.5)
+    assert 1 / (2 * cost.noise_multiplier**2) == approx(cost.budget)
+    moved = mechanism.sensitivity(1.0, WORK) + grid_of(cost.noise_std, noise) * math.sqrt(size)
+    assert moved**2 / (2 * cost.noise_std**2) == approx(cost.budget)  # rounding included
+
+
+@given(st.floats(1e-4, 1e6), st.floats(1e-3, 1e3), st.integers(1, 10**7), st.sampled_from(NOISE_KINDS))
+def test_noise_on_a_grid_is_raised_until_rounding_is_paid_for(multiplier, sensitivity, size, kind):
+    try:
+        std = std_with_grid(sensitivity, multiplier, size, kind)
+    except BadInput:
+        assert kind != "seeded"
+        assert multiplier * math.sqrt(size) > 2**13
+        return
+    assert std == approx(multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(size)))
+
+
+def test_the_cost_says_who_when_what_and_how():
+    cost = released(np.zeros((1, 4)), [2.0], privacy_mechanism("paper"), "discrete", clients=["ann"]).costs[0]
+    assert (cost.client, cost.round_index, cost.run, cost.mechanism) == ("ann", 3, "test", "paper")
+    assert (cost.unit, cost.adjacency, cost.noise_kind) == ("record", "replace-one", "discrete")
+    assert (cost.budget, cost.worst_case_budget) == (2.0, 2.0 * 50**2)
+    assert 0 < cost.extra_delta < 1e-10
+    assert cost.noise_multiplier == approx(0.5)
+
+
+@given(
+    arrays(np.float64, (3, 5), elements=st.floats(-1e200, 1e200)),
+    st.floats(1e-100, 1e100),
+    st.sampled_from(["float32", "float64"]),
+)
+def test_clipping_shortens_long_rows_and_leaves_short_ones(rows, clip_norm, dtype):
+    raw = rows.clip(-1e37, 1e37).astype(dtype)
+    clip_norm = max(clip_norm, 1e-30)
+    clipped, was = clip_rows(raw, clip_norm)
+    assert (np.linalg.norm(clipped.astype(float), axis=1) <= clip_norm * (1 + 1e-12)).all()
+    assert (clipped[~was] == raw[~was]).all()
+    assert clipped.dtype == dtype
+
+
+def test_a_clipped_update_keeps_its_direction():
+    got = released(np.array([[3.0, 4.0], [0.3, 0.4]]), [math.inf, math.inf])
+    assert got.updates == approx(np.array([[0.6, 0.8], [0.3, 0.4]]), rel=1e-6)
+    assert got.clipped.tolist() == [True, False]
+
+
+def test_an_infinite_budget_releases_without_noise_and_says_so():
+    cost = released(np.ones(2), math.inf).costs[0]
+    assert (cost.budget, cost.noise_kind, cost.noise_multiplier) == (math.inf, "none", 0.0)
+
+
+def test_a_client_with_budget_0_releases_nothing_and_pays_nothing():
+    got = released(np.ones((3, 4)), [1.0, 0.0, 2.0], clients=["ann", "bob", "cy"])
+    assert (got.updates[1] == 0).all()
+    assert (got.updates[0] != 0).any()
+    assert [cost.client for cost in got.costs] == ["ann", "cy"]
+    assert got.participating.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_refused_by_name(wrong):
+    updates = np.ones((2, 3))
+    updates[1, 2] = wrong
+    with pytest.raises(BadInput, match="client 'bob' holds NaN or infinity"):
+        released(updates, [1.0, 1.0], clients=["ann", "bob"])
+    with pytest.raises(BadInput, match="example number 1"):
+        clip_rows(updates, 1.0)
+
+
+@pytest.mark.parametrize("budget", [-1.0, math.nan, 1e-300, 1e300, -math.inf])
+def test_a_budget_that_cannot_be_is_refused_by_name(budget):
+    with pytest.raises(BadInput, match="client 'bob'"):
+        released(np.ones((2, 3)), [1.0, budget], clients=["ann", "bob"])
+
+
+def test_a_budget_too_large_for_a_grid_is_refused_whatever_the_update():
+    with pytest.raises(BadInput, match="too little for a grid"):
+        released(np.zeros(3), 1e40)
+
+
+@given(st.floats(allow_nan=True), st.sampled_from(NOISE_KINDS), st.floats(allow_nan=True))
+def test_every_release_is_finite_and_priced_or_refused(budget, noise, clip_norm):
+    try:
+        got = released(np.array([1e3, -2.0, 0.0]), budget, noise=noise, clip_norm=clip_norm)
+    except BadInput:
+        return
+    assert np.isfinite(got.updates).all()
+    assert [cost.budget for cost in got.costs] == ([budget] if budget else [])
+
+
+def test_one_update_or_a_stack_of_one_are_the_same():
+    one = released(np.arange(4.0), 1.0, noise="seeded").updates
+    stack = released(np.arange(4.0)[None], [1.0], noise="seeded").updates
+    assert one.shape == (4,)
+    assert (one == stack[0]).all()
+
+
+def test_the_number_of_examples_may_differ_between_clients():
+    works = [LocalWork(num_examples=10), LocalWork(num_examples=1000)]
+    few, many = released(np.zeros((2, 3)), [1.0, 1.0], privacy_mechanism("paper"), work=works).costs
+    assert few.noise_std == approx(100 * many.noise_std, rel=1e-3)
+
+
+def test_poisson_sampled_answers_take_a_multiplier_and_have_no_budget():
+    poisson = MECHANISMS["dpsgd_poisson"]
+    _, cost = noisy_answer(np.zeros(9), None, poisson, 2.0, WORK, "gaussian", noise_multiplier=1.5)
+    assert cost.budget is None
+    assert cost.noise_multiplier == approx(1.5)
+    with pytest.raises(BadInput, match="noise_multiplier alone"):
+        noisy_answer(np.zeros(9), 1.0, poisson, 2.0, WORK, "gaussian")
+
+
+def test_each_mechanism_is_sent_to_the_function_that_fits_it():
+    with pytest.raises(BadInput, match="use noisy_answer"):
+        released(np.zeros(3), 1.0, privacy_mechanism("full_batch"))
+    with pytest.raises(BadInput, match="use release"):
+        noisy_answer(np.zeros(3), 1.0, CLIENT, 1.0, WORK, "gaussian")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"clients": ["ann"]}, {"work": [WORK]}, {"budgets": [1.0]}, {"updates": np.zeros((2, 3), dtype=int)}]
+)
+def test_lists_of_the_wrong_length_are_refused(changed):
+    asked = {"updates": np.zeros((2, 3)), "budgets": [1.0, 1.0]} | changed
+    with pytest.raises(BadInput):
+        released(asked.pop("updates"), asked.pop("budgets"), **asked)
