@@ -172,5 +172,5 @@ def test_privacy_losses_on_the_inside_are_the_same_on_every_network():
     # s_i = m_i(r) whatever the network: only its split into own and external risk depends on friends.
     game = paper_scale_game(8)
     terms = mppfl.solve(game, "mppfl").terms(1)
-    if (terms.budgets > 0).all():
-        assert privacy_loss(game, terms.budgets) == approx(wanted_loss(game, terms.reward_rate))
+    assert (terms.budgets > 0).all()
+    assert privacy_loss(game, terms.budgets) == approx(wanted_loss(game, terms.reward_rate))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -51,10 +50,6 @@ class Clients:
     @property
     def num_clients(self) -> int:
         return len(self.quadratic_cost)
-
-    def pick(self, positions: Any) -> Clients:
-        """The clients at these positions, in this order."""
-        return Clients(**{f.name: getattr(self, f.name)[positions] for f in fields(self)})
 
 
 @dataclass(frozen=True, eq=False)

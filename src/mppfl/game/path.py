@@ -61,22 +61,37 @@ def response_path(game: Game, weights: Array) -> list[Segment]:
 
 def _segment_around(game: Game, weights: Array, here: AtBounds, rate: float, ahead: float) -> Segment:
     clients = game.clients
-    free = here.free
-    fixed = np.where(free, 0.0, here.budgets)
+    low, high = clients.budget_min, clients.budget_max
+    at_low, at_high = ~here.free & (here.budgets <= low), ~here.free & (here.budgets > low)
+    for _ in range(game.num_clients + 1):
+        free = ~(at_low | at_high)
+        slope, offset = _line_of(game, weights, free, np.where(at_low, low, np.where(at_high, high, 0.0)))
+        # What each client would answer without bounds, m − α(Σρ), as a line; it decides when a held client comes free.
+        wish_slope = weights / (2 * clients.quadratic_cost) - (game.loss @ slope - slope)
+        wish_offset = clients.linear_cost / (2 * clients.quadratic_cost) - (game.loss @ offset - offset)
+        wish, budgets = ahead * wish_slope - wish_offset, ahead * slope - offset
+        # Just past a bend a wish may differ from its bound by less than the solver's tolerance; the lines know better.
+        freed = (at_low & (wish > low) & (wish_slope > 0)) | (at_high & (wish < high) & (wish_slope < 0))
+        fallen, risen = free & (budgets < low) & (slope < 0), free & (budgets > high) & (slope > 0)
+        if not (freed | fallen | risen).any():
+            break
+        at_low, at_high = (at_low & ~freed) | fallen, (at_high & ~freed) | risen
+    end = min(
+        _first_rise(wish_slope, wish_offset, low, ahead, at_low),
+        _first_fall(wish_slope, wish_offset, high, ahead, at_high),
+        _first_fall(slope, offset, low, ahead, free),
+        _first_rise(slope, offset, high, ahead, free),
+    )
+    return Segment(rate, end, slope, offset, free | (np.where(at_high, high, low) > 0))
+
+
+def _line_of(game: Game, weights: Array, free: BoolArray, fixed: Array) -> tuple[Array, Array]:
+    """Slope and offset of everybody's budget while the free clients answer and the others stay at `fixed`."""
+    clients = game.clients
     right = np.column_stack([weights, clients.linear_cost]) / (2 * clients.quadratic_cost)[:, None]
     right[:, 1] += game.loss @ fixed
     both = game.loss.solve(right, None if free.all() else free)
-    slope, offset = both[:, 0], both[:, 1] - fixed
-    # What each client would answer without bounds, m − α(Σρ), as a line; it decides when a held client comes free.
-    wish_slope = weights / (2 * clients.quadratic_cost) - (game.loss @ slope - slope)
-    wish_offset = clients.linear_cost / (2 * clients.quadratic_cost) - (game.loss @ offset - offset)
-    high = min(
-        _first_rise(wish_slope, wish_offset, clients.budget_min, ahead, ~free & (here.budgets <= clients.budget_min)),
-        _first_fall(wish_slope, wish_offset, clients.budget_max, ahead, ~free & (here.budgets >= clients.budget_max)),
-        _first_fall(slope, offset, clients.budget_min, ahead, free),
-        _first_rise(slope, offset, clients.budget_max, ahead, free),
-    )
-    return Segment(rate, high, slope, offset, free | (here.budgets > 0))
+    return both[:, 0], both[:, 1] - fixed
 
 
 def _first_rise(slope: Array, offset: Array, bound: Array, ahead: float, who: BoolArray) -> float:
