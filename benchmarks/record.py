@@ -26,15 +26,28 @@ def circumstances(*packages: str) -> dict:
             "cores": os.cpu_count(),
             "load_before": os.getloadavg()[0],
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "gpu": _gpu(),
         },
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "commit": commit + ("+changes" if changed else ""),
     }
 
 
-def write_record(name: str, content: dict) -> Path:
-    """benchmarks/records/<date>-<name>.json; a second run on one day replaces the first."""
-    RECORDS.mkdir(exist_ok=True)
-    path = RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-{name}.json"
+def _gpu() -> str | None:
+    """The first GPU's name, without loading PyTorch for it."""
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return found.stdout.strip().splitlines()[0] if found.stdout.strip() else None
+
+
+def write_record(name: str, content: dict, folder: Path | None = None) -> Path:
+    """<folder>/<date>-<name>.json, by default in benchmarks/records; a second run on one day replaces the first."""
+    folder = folder or RECORDS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{name}.json"
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path

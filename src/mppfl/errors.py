@@ -5,12 +5,15 @@ MppflError
 │   ├── BadFile                       a file that cannot be read as what it should be
 │   ├── BadGraph                      links that do not make a social network
 │   └── UnknownClient                 a name that nobody in the network has
+├── BudgetExceeded                    a release that would take a client past its cap; carries who was refused
+├── LedgerUnavailable                 an account that cannot be written or read, so nothing may be released
 ├── NoEquilibrium                     a game in which nobody can be moved to take part
 └── NotConverged                      a solver that stopped short; carries its last iterate and residual
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -32,6 +35,22 @@ class BadGraph(BadInput):
 
 class UnknownClient(BadInput):
     """A name that nobody in the network has."""
+
+
+class BudgetExceeded(MppflError):
+    """A release that would take a client past its cap; nothing of its round was recorded.
+
+    refusals  who was refused, with what was spent, asked and allowed
+    """
+
+    def __init__(self, refusals: Sequence[Any]) -> None:
+        more = f" (and {len(refusals) - 1:,} others)" if len(refusals) > 1 else ""
+        super().__init__(f"{refusals[0]}{more}. Ask for less, leave the client out, or raise its cap.")
+        self.refusals = tuple(refusals)
+
+
+class LedgerUnavailable(MppflError):
+    """The ledger could not be written or read, so nothing may be released."""
 
 
 class NoEquilibrium(MppflError):

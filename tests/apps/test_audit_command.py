@@ -11,6 +11,7 @@ import pytest
 from pytest import approx
 
 from mppfl.apps import audit_command
+from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.mechanism import MECHANISMS
 from mppfl.privacy.noise import NOISE_KINDS
 
@@ -51,7 +52,9 @@ def test_the_paper_fails_with_code_1_and_nothing_on_stderr_but_in_words(mppfl):
     told = mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW)
     assert told.code == 1
     assert told.stderr == "audit sensitivity failed\n"
-    assert labels_of(told) == ["audit", "audited", "claimed", "measured", "verdict"]
+    assert labels_of(told) == ["audit", "audited", "claimed", "measured", "worst case", "verdict"]
+    assert "22,500    times every nominal budget" in told.stdout
+    assert found["worst_case_multiplier"] == 150**2
     assert "fail: one changed record moves the update" in told.stdout
 
 
@@ -109,6 +112,19 @@ def test_the_mechanism_audit_tells_epsilon_and_the_size_of_the_noise(mppfl):
     assert (told.code, told.stderr) == (0, "")
     assert labels_of(told) == ["audit", "audited", "claimed", "measured", "noise", "verdict"]
     assert "ε 4.377" in told.stdout
+
+
+def test_the_papers_budget_is_told_nominal_and_worst_case(mppfl):
+    paper = ("audit", "mechanism", "--mechanism", "paper", "--noise", "seeded", "--num-examples", 10, *QUICK)
+    found = object_of(mppfl(*paper, "--json"))
+    assert (found["budget"], found["worst_case_budget"]) == (approx(0.5), approx(50))
+    assert found["claimed"] == approx(4.3772, abs=1e-4)
+    assert found["worst_case_epsilon"] == approx(epsilon(50.0, 1e-5))
+    told = mppfl(*paper)
+    assert labels_of(told) == ["audit", "audited", "claimed", "measured", "worst case", "noise", "verdict"]
+    assert "for ρ = 50; the claim is for the nominal 0.5" in told.stdout
+    sound = object_of(mppfl("audit", "mechanism", "--noise", "seeded", *QUICK, "--json"))
+    assert sound["budget"] == sound["worst_case_budget"] == approx(0.5)
 
 
 def test_poisson_needs_a_noise_multiplier(mppfl):

@@ -54,6 +54,20 @@ def test_epsilon_by_three_methods(mppfl, ledger, method, wanted):
     assert f"{wanted:.4f}" in mppfl(*options).stdout
 
 
+def test_epsilon_of_the_papers_mechanism_is_shown_nominal_and_worst_case(mppfl, ledger):
+    from mppfl.privacy.accounting import epsilon
+
+    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
+    (row,) = mppfl(*options, "--json").json["clients"]
+    assert (row["dp_epsilon"], row["worst_case"]) == (approx(epsilon(0.1, 1e-5)), approx(epsilon(1000.0, 1e-5)))
+    answer = mppfl(*options)
+    assert answer.stdout.splitlines()[0].split()[-3:] == ["dp_epsilon", "worst", "case"]
+    assert "worst case costs more than its nominal budget" in answer.stderr
+    shown = mppfl("ledger", "show", ledger, "--client", "bob")
+    assert shown.stdout.splitlines()[1].split() == ["bob", "record", "0.1", "1000", "inf"]
+    assert "worst case costs more than its nominal budget" in shown.stderr
+
+
 def test_export_writes_every_release(mppfl, ledger, tmp_path):
     answer = mppfl("ledger", "export", ledger, "--out", tmp_path / "out.csv")
     assert answer.stdout == f"{tmp_path / 'out.csv'}: 3 releases\n"
@@ -102,3 +116,84 @@ def test_failures_are_one_line(mppfl, ledger, tmp_path):
     assert "'house' is not known" in mppfl("ledger", "show", ledger, "--unit", "house").error
     assert "must end in .csv or .json" in mppfl("ledger", "export", ledger, "--out", tmp_path / "x.txt").error
     assert "Check the path" in mppfl("ledger", "export", ledger, "--out", tmp_path / "nowhere" / "x.csv").error
+
+
+# ---- what the others' releases say ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def per_client(tmp_path):
+    """Everybody on a path of twelve spent 0.1 for all of their data."""
+    path = tmp_path / "client.db"
+    with PrivacyLedger.open(path) as opened:
+        opened.reserve("run", 1, [cost(f"c{n}", 0.1, unit="client", mechanism="client") for n in range(12)])
+    return path
+
+
+@pytest.fixture
+def path_of_twelve(write):
+    return write("path.csv", *(f"c{n},c{n + 1}" for n in range(11)))
+
+
+def test_show_with_a_network_adds_three_columns(mppfl, per_client, path_of_twelve, write):
+    sample = write("sample.csv", "name,value", *(f"c{n},{int(n < 6)}" for n in range(12)))
+    network = ("--graph", path_of_twelve, "--undirected", "--max-hops", 1)
+    found = mppfl("ledger", "show", per_client, *network, "--attribute", sample, "--coupling", 0.5, "--json").json
+    first, second = found["clients"][:2]
+    assert [first["R_model"], second["R_model"]] == approx([0.1, 0.1])
+    assert first["R_model_worst_case"] == approx(0.1)
+    share = 0.21355
+    assert first["R_bound"] == approx(0.1 / 4 * share * (1 - share**11) / (1 - share), rel=1e-4)
+    assert 0 < first["R_leak"] < 0.7
+    about = found["external"]["client"]
+    assert (about["R_bound"]["theorem"], about["R_bound"]["reason"], about["R_leak"]["reason"]) == ("tree", "", "")
+
+    told = mppfl("ledger", "show", per_client, *network, "--attribute", sample, "--coupling", 0.5).stdout.splitlines()
+    assert told[0].split()[-3:] == ["R_model", "R_bound", "R_leak"]
+    assert len(told[1].split()) == 8
+    assert any(line.startswith("R_bound   per client: nats, by tree, if forest") for line in told)
+    decayed = mppfl(
+        "ledger", "show", per_client, "--graph", path_of_twelve, "--undirected", "--hop-decay", 0.1, "--json"
+    )
+    assert decayed.json["clients"][0]["R_model"] != approx(0.1)
+
+
+def test_empty_columns_say_why_they_are_empty(mppfl, per_client, path_of_twelve):
+    network = ("--graph", path_of_twelve, "--undirected")
+    told = mppfl("ledger", "show", per_client, *network).stdout.splitlines()
+    assert told[1].split()[-2:] == ["-", "-"]
+    assert any(line.startswith("R_bound   per client: none: no couplings were given") for line in told)
+    assert any(line.startswith("R_leak    per client: none: no public sample") for line in told)
+    found = mppfl("ledger", "show", per_client, *network, "--client", "c3", "--json").json
+    assert [(row["client"], row["R_bound"], row["R_leak"]) for row in found["clients"]] == [("c3", None, None)]
+
+
+def test_budgets_per_record_are_shown_nominal_and_worst_case_and_need_counts_for_nats(mppfl, ledger, write):
+    network = ("--graph", write("two.csv", "ann,bob"), "--undirected", "--max-hops", 1, "--coupling", 0.5)
+    found = mppfl("ledger", "show", ledger, *network, "--json").json
+    ann, bob = found["clients"]
+    assert (ann["R_model"], ann["R_model_worst_case"], bob["R_model"]) == (0.1, 1000.0, 0.5)
+    assert ann["R_bound"] is None
+    assert "attribute that all records share" in found["external"]["record"]["R_bound"]["reason"]
+    for counts in ("100", write("counts.csv", "ann,100", "bob,100")):
+        counted = mppfl("ledger", "show", ledger, *network, "--num-examples", counts)
+        assert counted.stdout.splitlines()[2].split()[:7] == ["bob", "record", "0.1", "1000", "inf", "0.5", "0.6931"]
+        assert "nominal budgets, R_bound is of worst-case" in counted.stderr
+
+
+def test_bad_networks_and_attributes_are_one_line(mppfl, per_client, ledger, path_of_twelve, write, tmp_path):
+    network = ("ledger", "show", per_client, "--graph", path_of_twelve, "--undirected")
+    for option in (("--coupling", 1), ("--attribute", "x.csv"), ("--max-hops", 2), ("--hop-decay", 0.5)):
+        assert f"{option[0]} is about a network" in mppfl("ledger", "show", per_client, *option).error
+    assert "--undirected is about a network" in mppfl("ledger", "show", per_client, "--undirected").error
+    assert "nowhere.csv" in mppfl("ledger", "show", per_client, "--graph", tmp_path / "nowhere.csv").error
+    assert "client 'ann' is not in the network" in mppfl("ledger", "show", ledger, "--graph", path_of_twelve).error
+    assert "'zoe' is not in the network" in mppfl(*network, "--attribute", write("zoe.csv", "zoe,1")).error
+    assert "at least 10" in mppfl(*network, "--attribute", write("few.csv", "c1,1", "c2,0")).error
+    assert "line 2" in mppfl(*network, "--attribute", write("bad.csv", "c1,1", "c2,x")).error
+    assert "twice" in mppfl(*network, "--attribute", write("twice.csv", "c1,1", "c1,0")).error
+    assert "missing.csv" in mppfl(*network, "--attribute", "missing.csv").error
+    assert "max_hops=0" in mppfl(*network, "--max-hops", 0).error
+    assert "hop_decay=2" in mppfl(*network, "--hop-decay", 2).error
+    assert "couplings=" in mppfl(*network, "--coupling", "nan").error
+    assert "num_examples=0" in mppfl(*network, "--num-examples", 0).error

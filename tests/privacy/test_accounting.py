@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
+from mppfl.privacy import accounting
 from mppfl.privacy.accounting import (
     composed_epsilon,
     epsilon,
     gaussian_epsilon,
+    history_epsilon,
     poisson_epsilon,
     poisson_noise_multiplier,
     rdp_epsilon,
@@ -146,6 +148,91 @@ def test_events_carry_noise_over_sensitivity():
         to_dp_event()
     with pytest.raises(BadInput, match="use the method rdp"):
         composed_epsilon([(dp_accounting.ZCDpEvent(0.5), 1)], 1e-5)
+
+
+# ---- mixed histories, which could take for ever -----------------------------------------------------------------
+
+MIXED = [(1.5, 0.05, 40), (2.5, 0.1, 30)]
+
+
+def by_another_accountant(sampled, budget, accountant):
+    for noise, rate, steps in sampled:
+        accountant.compose(to_dp_event(noise_multiplier=noise, sampling_rate=rate), steps)
+    if budget:
+        accountant.compose(to_dp_event(budget=budget))
+    return accountant.get_epsilon(1e-5)
+
+
+def grids_used(monkeypatch):
+    """The grids on which anything was composed from now on."""
+    used, compose = [], accounting.composed_epsilon
+    monkeypatch.setattr(
+        accounting, "composed_epsilon", lambda *given, grid: used.append(grid) or compose(*given, grid=grid)
+    )
+    return used
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.05])
+def test_a_mixed_history_agrees_with_an_independent_accountant(budget):
+    from dp_accounting import pld
+
+    found = history_epsilon(MIXED, 1e-5, budget=budget)
+    assert found == approx(by_another_accountant(MIXED, budget, pld.PLDAccountant()), rel=2e-3)
+    assert found < gaussian_epsilon(budget + 40 / (2 * 1.5**2) + 30 / (2 * 2.5**2), 1e-5)
+
+
+def test_the_same_steps_in_other_words_are_the_same_history():
+    assert history_epsilon([(2.0, 1.0, 6)], 1e-5, budget=0.1) == approx(gaussian_epsilon(0.1 + 6 / 8, 1e-5))
+    assert history_epsilon([], 1e-5, budget=0.5) == gaussian_epsilon(0.5, 1e-5)
+    assert history_epsilon([(2.0, 0.1, 5), (2.0, 0.1, 25)], 1e-5) == poisson_epsilon(2.0, 1e-5, 0.1, 30)
+
+
+def test_a_history_with_many_points_is_composed_on_a_coarser_grid_and_hardly_overstated(monkeypatch):
+    fine = history_epsilon(MIXED, 1e-5, budget=0.05)
+    for points in (3e3, 1e3):
+        monkeypatch.setattr(accounting, "MOST_LOSS_POINTS", points)
+        used = grids_used(monkeypatch)
+        coarse = history_epsilon(MIXED, 1e-5, budget=0.05)
+        assert used[0] > 10 * accounting.FINEST_GRID
+        assert fine * (1 - 1e-9) <= coarse <= fine * 1.02
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MOST_LOSS_POINTS", 10), ("MOST_KINDS", 1)])
+def test_a_history_too_large_to_compose_is_bounded_by_rdp(monkeypatch, limit, value):
+    from dp_accounting import rdp
+
+    fine = history_epsilon(MIXED, 1e-5, budget=0.05)
+    monkeypatch.setattr(accounting, limit, value)
+    used = grids_used(monkeypatch)
+    found = history_epsilon(MIXED, 1e-5, budget=0.05)
+    assert used == []
+    orders = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
+    assert found == approx(by_another_accountant(MIXED, 0.05, rdp.RdpAccountant(orders=orders)))
+    assert fine < found < 2 * fine
+
+
+def test_many_kinds_that_hardly_differ_are_taken_together_and_hardly_overstated():
+    many = [(2 + number / 1000, 0.01, 10) for number in range(100)]
+    found = history_epsilon(many, 1e-5)
+    tenths = [(2 + number / 100, 0.01, 100) for number in range(10)]  # the least noise of every ten
+    assert history_epsilon([(2.1, 0.01, 1000)], 1e-5) < found <= history_epsilon(tenths, 1e-5) * 1.01
+    assert found <= history_epsilon([(2.0, 0.01, 1000)], 1e-5)
+
+
+def test_more_kinds_than_can_be_accounted_for_are_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(accounting, "MOST_KINDS_BY_RDP", 30)
+    with pytest.raises(BadInput, match="history of 40 different kinds") as refused:
+        history_epsilon([(1.1**number, 0.01, 10) for number in range(40)], 1e-5)
+    assert "\n" not in str(refused.value)
+
+
+def test_noise_too_small_or_steps_too_many_for_a_distribution_are_bounded(monkeypatch):
+    used = grids_used(monkeypatch)
+    for sampled, budget in (([(1e-3, 0.5, 10)], 1.0), ([(5.0, 0.01, 10**8)], 0.0), ([(1.0, 0.1, 5)], 1e9)):
+        unsampled = budget + sum(steps / (2 * noise**2) for noise, _, steps in sampled)
+        assert 0 < history_epsilon(sampled, 1e-5, budget=budget) <= gaussian_epsilon(unsampled, 1e-5)
+    assert len(used) <= 1
+    assert history_epsilon(MIXED, 1e-5, budget=math.inf) == math.inf
 
 
 # ---- numbers that cannot be -------------------------------------------------------------------------------------

@@ -14,17 +14,16 @@ from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.network.graph import SocialGraph, graph_from_links
-from mppfl.privacy.audit.neighbour import (
+from mppfl.privacy.audit.ising_tree import (
     IsingTree,
-    audit_neighbour,
-    client_release,
-    clopper_pearson,
     pair_information,
     random_ising_tree,
     sample_ising_tree,
     tree_information,
     tree_logits,
 )
+from mppfl.privacy.audit.neighbour import audit_neighbour, clopper_pearson
+from mppfl.privacy.audit.signals import client_release
 from mppfl.privacy.exposure import r_bound
 
 

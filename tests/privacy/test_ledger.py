@@ -163,6 +163,26 @@ def test_poisson_sampled_releases_stand_apart(ledger):
         ledger.reserve("run", 3, [replace(poisson(), budget=0.1)])
 
 
+def test_a_round_of_one_kind_or_of_several_costs_the_same(ledger):
+    for round_index, steps in enumerate([30, 30, 40], 1):
+        ledger.reserve("run", round_index, [poisson("ann", num_steps=steps)])
+    ledger.reserve("run", 1, [poisson("bob", num_steps=100)])
+    assert ledger.get_epsilon("ann", 1e-5, "pld") == ledger.get_epsilon("bob", 1e-5, "pld")
+
+
+def test_too_many_different_histories_are_refused_before_they_take_hours(ledger, monkeypatch):
+    from mppfl.privacy import ledger_epsilon
+
+    monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 2)
+    clients = [poisson(f"client {number}", num_steps=10 + min(number, 2)) for number in range(6)]
+    ledger.reserve("run", 1, [*clients, cost("ann", 0.1), cost("bob", 0.2), cost("cat", 0.3)])
+    with pytest.raises(BadInput, match=r"here are 3\. Ask for at most 2 clients at a time"):
+        ledger.get_epsilon(None, 1e-5, "pld")
+    found = ledger.get_epsilon(["client 5", "client 1", "client 2", "ann", "bob", "cat"], 1e-5, "pld")
+    assert found[0] == found[2]  # the same history
+    assert found[3:] == approx(epsilon(np.array([0.1, 0.2, 0.3]), 1e-5))
+
+
 # ---- epsilon ----------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Releases: updates clipped, made noisy, and priced."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from pytest import approx
 from scipy.stats import chi2
 
 from mppfl.errors import BadInput
+from mppfl.privacy.cost import std_with_grid
 from mppfl.privacy.mechanism import MECHANISMS, LocalWork, privacy_mechanism
 from mppfl.privacy.noise import NOISE_KINDS, grid_of
-from mppfl.privacy.release import clip_rows, noisy_answer, release, std_with_grid
+from mppfl.privacy.release import clip_rows, cost_of_round, noisy_answer, release, round_cost
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
 CLIENT = privacy_mechanism("client")
@@ -173,3 +175,117 @@ def test_lists_of_the_wrong_length_are_refused(changed):
     asked = {"updates": np.zeros((2, 3)), "budgets": [1.0, 1.0]} | changed
     with pytest.raises(BadInput):
         released(asked.pop("updates"), asked.pop("budgets"), **asked)
+
+
+# ---- the cost of a round, before it happens ---------------------------------------------------------------------
+
+
+def price(mechanism, budget, noise, num_parameters=40, **changed):
+    asked = {"clip_norm": 1.0, "work": WORK, "client": "ann", "round_index": 3, "run": "test"} | changed
+    return round_cost(mechanism, budget, noise=noise, num_parameters=num_parameters, **asked)
+
+
+@pytest.mark.parametrize("budget", [1e-3, 0.7, math.inf])
+@pytest.mark.parametrize("noise", NOISE_KINDS)
+@pytest.mark.parametrize("mechanism", [MECHANISMS["paper"], CLIENT, privacy_mechanism("client", "add-remove")])
+def test_the_cost_of_an_update_is_known_exactly_before_it_is_made(mechanism, noise, budget):
+    got = released(np.ones((1, 40)), [budget], mechanism, noise, clients=["ann"])
+    assert price(mechanism, budget, noise) == got.costs[0]
+
+
+@pytest.mark.parametrize("budget", [1e-3, 0.7, math.inf])
+@pytest.mark.parametrize("noise", NOISE_KINDS)
+@pytest.mark.parametrize(("name", "num_answers"), [("full_batch", 1), ("full_batch_steps", 9), ("dpsgd_shuffle", 20)])
+def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, num_answers, noise, budget):
+    mechanism, rng = MECHANISMS[name], np.random.default_rng(1)
+    asked = {"client": "ann", "round_index": 3, "run": "test"}
+    answers = [
+        noisy_answer(np.ones(40), budget, mechanism, 1.0, WORK, noise, rng, **asked)[1] for _ in range(num_answers)
+    ]
+    before, after = price(mechanism, budget, noise), cost_of_round(answers, WORK)
+    assert before.budget == before.worst_case_budget == budget
+    assert after.budget == approx(budget)
+    assert replace(after, budget=budget, worst_case_budget=budget) == before
+    assert before.noise_std == answers[0].noise_std
+    assert before.extra_delta == mechanism.queries(WORK) * answers[0].extra_delta
+
+
+@pytest.mark.parametrize("noise", NOISE_KINDS)
+def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
+    poisson, rng = MECHANISMS["dpsgd_poisson"], np.random.default_rng(1)
+    asked = {"noise_multiplier": 1.5, "client": "ann", "round_index": 3, "run": "test"}
+    answers = [noisy_answer(np.ones(40), None, poisson, 1.0, WORK, noise, rng, **asked)[1] for _ in range(20)]
+    before = price(poisson, None, noise, noise_multiplier=1.5)
+    assert cost_of_round(answers, WORK) == before
+    assert (before.budget, before.worst_case_budget) == (None, None)
+    assert (before.sampling_rate, before.num_steps) == (10 / 50, 4 * 5)
+    assert before.noise_multiplier == answers[0].noise_multiplier == approx(1.5)
+    assert before.extra_delta == approx(20 * answers[0].extra_delta)
+    uneven = LocalWork(num_examples=51, local_epochs=4, batch_size=10)
+    assert price(poisson, None, noise, noise_multiplier=1.5, work=uneven).num_steps == 4 * 6
+
+
+@pytest.mark.parametrize("noise", NOISE_KINDS)
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_rounds_cost_can_be_reserved_as_it_is(name, noise):
+    from mppfl.privacy.ledger import PrivacyLedger
+
+    poisson = name == "dpsgd_poisson"
+    paid = price(MECHANISMS[name], None if poisson else 0.5, noise, noise_multiplier=2.0 if poisson else None)
+    with PrivacyLedger.in_memory() as ledger:
+        assert ledger.reserve("test", 3, [paid]).reserved == ("ann",)
+        assert ledger.spent("ann") == (0 if poisson else 0.5)
+        assert ledger.spent("ann", worst_case=True) == (0 if poisson else 0.5 * 50**2 if name == "paper" else 0.5)
+        (event,) = ledger.events()
+    assert (event["sampling_rate"], event["num_steps"]) == ((0.2, 20) if poisson else (None, None))
+    assert event["noise_kind"] == noise
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: price(CLIENT, 0.0, "gaussian"), "client 'ann' cannot be met"),
+        (lambda: price(CLIENT, math.nan, "gaussian"), "client 'ann' cannot be met"),
+        (lambda: price(CLIENT, None, "gaussian"), "a budget alone"),
+        (lambda: price(CLIENT, 1.0, "gaussian", noise_multiplier=1.0), "a budget alone"),
+        (lambda: price(CLIENT, 1.0, "white"), "'white' is not known"),
+        (lambda: price(CLIENT, 1.0, "gaussian", num_parameters=0), "num_parameters=0"),
+        (lambda: price(CLIENT, 1.0, "gaussian", clip_norm=-1.0), "clip_norm=-1"),
+        (lambda: price(CLIENT, 1e40, "gaussian"), "too little for a grid"),
+        (lambda: price(MECHANISMS["dpsgd_poisson"], None, "gaussian", noise_multiplier=1e-20), "too little for a grid"),
+        (lambda: price(MECHANISMS["dpsgd_poisson"], 1.0, "gaussian"), "noise_multiplier alone"),
+        (
+            lambda: price(
+                MECHANISMS["dpsgd_poisson"], None, "seeded", noise_multiplier=1.0, work=LocalWork(5, batch_size=6)
+            ),
+            "batch_size=6 is more than num_examples=5",
+        ),
+    ],
+)
+def test_a_round_that_cannot_be_is_refused_before_it_starts(wrong, says):
+    with pytest.raises(BadInput, match=says) as refused:
+        wrong()
+    assert "\n" not in str(refused.value)
+
+
+def test_answers_that_do_not_belong_together_are_not_added_up():
+    def answer(name="dpsgd_shuffle", **changed):
+        asked = {"client": "ann", "round_index": 3, "run": "test"} | changed
+        multiplier = asked.pop("multiplier", None)
+        budget = asked.pop("budget", 0.5) if multiplier is None else None
+        rng = np.random.default_rng(1)
+        return noisy_answer(
+            np.ones(4), budget, MECHANISMS[name], 1.0, WORK, "seeded", rng, noise_multiplier=multiplier, **asked
+        )[1]
+
+    for changed in ({"client": "bob"}, {"round_index": 4}, {"run": "other"}, {"budget": 0.6}, {"name": "full_batch"}):
+        with pytest.raises(BadInput, match="must agree"):
+            cost_of_round([answer(), answer(**changed)], WORK)
+    with pytest.raises(BadInput, match="21 answers in a round whose work has 20"):
+        cost_of_round([answer()] * 21, WORK)
+    with pytest.raises(BadInput, match="2 answers in a round whose work has 1"):
+        cost_of_round([answer("full_batch")] * 2, WORK)
+    with pytest.raises(BadInput, match="without answers"):
+        cost_of_round([], WORK)
+    with pytest.raises(BadInput, match=r"not at 0\.4 in 12"):
+        cost_of_round([answer("dpsgd_poisson", multiplier=1.0)], LocalWork(50, local_epochs=4, batch_size=20))

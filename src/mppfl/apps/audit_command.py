@@ -51,6 +51,8 @@ def sensitivity_command(
         )
     one, other = found.details["between"]
     unit, answer = found.details["unit"], found.details["noise_on"]
+    worst = found.details["worst_case_multiplier"] or 1.0
+    beside = {"worst case": f"{worst:<10,.0f}times every nominal budget, as reports print it"} if worst > 1 else {}
     passes = "one step" if mechanism == "full_batch" else f"{local_epochs} local epochs"
     tell(
         found,
@@ -58,6 +60,7 @@ def sensitivity_command(
         audited=f"{mechanism}, {num_examples:,} examples, {passes}",
         claimed=f"{found.claimed:<10.4g}how far one {unit} moves the {answer} at most",
         measured=f'{found.measured:<10.4g}between "{one}" and "{other}"',
+        **beside,
         meaning=found.details["meaning"],
     )
 
@@ -100,6 +103,11 @@ def mechanism_command(
         )
     details = found.details
     std, declared = details["noise_std"], details["declared_noise_std"]
+    nominal, worst = details["budget"], details["worst_case_budget"]
+    beside = {}
+    if nominal is not None and worst > nominal:
+        told = f"ε {details['worst_case_epsilon']:<8.4g}for ρ = {worst:.4g}; the claim is for the nominal {nominal:.4g}"
+        beside["worst case"] = told
     size = "as declared" if details["variance_p_value"] >= details["variance_false_alarm"] else "not as declared"
     tell(
         found,
@@ -107,6 +115,7 @@ def mechanism_command(
         audited=f"{mechanism}, {noise} noise, noise multiplier {multiplier:.4g}",
         claimed=f"ε {found.claimed:<8.4g}of one noisy answer at δ = {delta:g}",
         measured=f"ε {found.measured:<8.4g}at least, with {100 * (found.confidence or 0):.3g} % confidence",
+        **beside,
         noise=f"{std:<10.4g}standard deviation, {size} ({declared:.4g})",
         meaning="the canaries show more than the budget allows, or the noise has another size"
         if found.verdict == "fail"
@@ -157,7 +166,8 @@ def neighbour_command(
     With --attribute the attribute is real; with --coupling it is drawn from an Ising model on the forest in --graph;
     without either, from a random tree with random couplings.
     """
-    from mppfl.privacy.audit.neighbour import audit_neighbour, random_ising_tree
+    from mppfl.privacy.audit.ising_tree import random_ising_tree
+    from mppfl.privacy.audit.neighbour import audit_neighbour
 
     rng = ask.generator(seed)
     _check_neighbour(graph, coupling, attribute)
@@ -167,9 +177,10 @@ def neighbour_command(
             network, values, model = tree.graph, None, {"couplings": tree.couplings, "fields": tree.fields}
         else:
             from mppfl.network.read import read_graph
+            from mppfl.privacy.attribute_file import read_values
 
             network = read_graph(graph, undirected=True, isolated="keep", self_loops="drop")
-            values = _read_attribute(attribute) if attribute is not None else None
+            values = read_values(attribute) if attribute is not None else None
             model = {"couplings": coupling}
         found = audit_neighbour(network, values, budget, rng=rng, **model)
     details = found.details
@@ -251,32 +262,6 @@ def _check_neighbour(graph: Path | None, coupling: float | None, attribute: Path
         raise BadInput("--coupling and --attribute are about a network. Give it with --graph.")
     if graph is not None and (coupling is None) == (attribute is None):
         raise BadInput("--graph needs either --coupling (a model on a forest) or --attribute (a real attribute).")
-
-
-def _read_attribute(path: Path) -> dict[str, float]:
-    """Values by name from a CSV of name, value; a first line without a number is a heading."""
-    import csv
-
-    from mppfl.errors import BadFile
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as cause:
-        raise BadFile(f"{path} is not UTF-8 text. Save it as CSV in UTF-8.") from cause
-    found: dict[str, float] = {}
-    for line, row in enumerate(csv.reader(text.splitlines()), start=1):
-        if not row:
-            continue
-        try:
-            name, value = row[0].strip(), float(row[1])
-        except (ValueError, IndexError):
-            if line == 1:
-                continue
-            raise BadFile(f"{path}, line {line}: {','.join(row)!r:.60} must be name,value.") from None
-        if name in found:
-            raise BadFile(f"{path}, line {line}: {name!r} stands twice. Keep one line for each client.")
-        found[name] = value
-    return found
 
 
 def _interval(details: dict[str, Any]) -> tuple[float, float]:

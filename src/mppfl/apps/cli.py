@@ -1,4 +1,4 @@
-"""The command line: mppfl solve | compare | risk | graph | audit | ledger.
+"""The command line: mppfl solve | compare | train | report | risk | graph | audit | ledger | data.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
@@ -14,7 +14,17 @@ from typing import Annotated
 
 import typer
 
-from mppfl.apps import audit_command, compare_command, graph_command, ledger_command, risk_command, solve_command
+from mppfl.apps import (
+    audit_command,
+    compare_command,
+    data_command,
+    graph_command,
+    ledger_command,
+    report_command,
+    risk_command,
+    solve_command,
+    train_command,
+)
 from mppfl.errors import MppflError
 
 app = typer.Typer(
@@ -26,10 +36,13 @@ app = typer.Typer(
 )
 app.command("solve")(solve_command.solve_command)
 app.command("compare")(compare_command.compare_command)
+app.command("train")(train_command.train_command)
+app.command("report")(report_command.report_command)
 app.command("risk")(risk_command.risk_command)
 app.add_typer(graph_command.app, name="graph")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(ledger_command.app, name="ledger")
+app.add_typer(data_command.app, name="data")
 
 
 def _version(wanted: bool) -> None:

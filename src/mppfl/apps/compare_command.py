@@ -1,8 +1,9 @@
-"""mppfl compare: mechanisms side by side."""
+"""mppfl compare: mechanisms side by side, in the game or trained."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,11 @@ def compare_command(
     self_loops: ask.SelfLoopsOption = "error",
     diagonal: ask.DiagonalOption = "auto",
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="Train as well: the experiment, a TOML file that says all but --mechanisms.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="With --train: no progress on stderr.")] = False,
     json: ask.JsonOption = False,
     debug: ask.DebugOption = False,
 ) -> None:
@@ -48,12 +54,17 @@ def compare_command(
     from mppfl.errors import BadInput
     from mppfl.game.compare import COMPARED, compare, summarise
 
-    require_count(seeds, "seeds")
-    ask.check_rounds(rounds)
-    given = ask.Inputs.among(options)
     names = COMPARED if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
     if not names:
         raise BadInput(f"--mechanisms={mechanisms!r} names none. Name at least one: {', '.join(COMPARED)}.")
+    if train is not None:
+        compare_trained(train, None if mechanisms is None else names, report, json=json, quiet=quiet)
+        return
+    if report is not None:
+        raise BadInput(f"--report={str(report)!r} shows trainings. Give --train, too.")
+    require_count(seeds, "seeds")
+    ask.check_rounds(rounds)
+    given = ask.Inputs.among(options)
     chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in names}
     ask.check_payment_limit(payment_limit, names)
     if figure is not None:
@@ -87,6 +98,51 @@ def compare_command(
             typer.echo(f"fixed: {note}")
         if figure is not None:
             typer.echo(f"figure: {figure}")
+
+
+def compare_trained(
+    path: Path, mechanisms: Sequence[str] | None, report: Path | None, *, json: bool, quiet: bool
+) -> None:
+    """Trains the mechanisms of an experiment side by side, in memory, and shows what came out."""
+    from mppfl.apps import train_command
+    from mppfl.apps.progress import training_progress
+    from mppfl.errors import BadInput
+    from mppfl.results.experiment import read_experiment
+    from mppfl.results.train import train
+
+    _refuse_options_of_the_game()
+    if report is not None and (report.suffix.lower() not in (".html", ".htm") or report.is_dir()):
+        raise BadInput(f"--report={str(report)!r} must be a file that ends in .html.")
+    chosen = read_experiment(path)
+    chosen = replace(
+        chosen, output=replace(chosen.output, folder=None), mechanisms=tuple(mechanisms or chosen.mechanisms)
+    )
+    with training_progress(chosen.game.num_rounds, quiet=quiet) as tell:
+        runs = train(chosen, on_round=tell)
+    if report is not None:
+        from mppfl.results.report import write_report
+
+        write_report(runs, report)
+    if json:
+        ask.print_json(train_command.as_json(chosen, runs, None))
+        return
+    train_command.show(runs)
+    if report is not None:
+        typer.echo(f"report: {report}")
+
+
+def _refuse_options_of_the_game() -> None:
+    """With --train the file says everything else; an option that changed nothing would mislead."""
+    import click
+
+    from mppfl.errors import BadInput
+
+    context = click.get_current_context()
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        if typed and name not in ("train", "mechanisms", "report", "quiet", "json", "debug"):
+            raise BadInput(f"--{name.replace('_', '-')} means nothing with --train. Set it in the file instead.")
 
 
 def check_figure(path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from mppfl.apps import inputs as ask
 
 if TYPE_CHECKING:
+    from mppfl.privacy.external import ExternalColumns
     from mppfl.privacy.ledger import PrivacyLedger
 
 app = typer.Typer(help="Show, convert and verify an account of spent privacy.", no_args_is_help=True)
@@ -34,9 +35,33 @@ def _units(ledger: PrivacyLedger, unit: str | None) -> tuple[Any, ...]:
 
 @app.command("show")
 def show_command(
-    source: Source, unit: UnitOption = None, client: ClientOption = None, json: ask.JsonOption = False
+    source: Source,
+    unit: UnitOption = None,
+    client: ClientOption = None,
+    graph: ask.GraphOption = None,
+    undirected: ask.UndirectedOption = False,
+    attribute: Annotated[
+        Path | None, typer.Option("--attribute", help="CSV: name, value (two values), a public sample; for R_leak.")
+    ] = None,
+    coupling: Annotated[
+        float | None, typer.Option("--coupling", help="Ising coupling J of every link, taken as known; for R_bound.")
+    ] = None,
+    num_examples: Annotated[
+        str | None,
+        typer.Option("--num-examples", help="Records of every client, or CSV: name, count; for budgets per record."),
+    ] = None,
+    max_hops: ask.MaxHopsOption = None,
+    hop_decay: ask.HopDecayOption = None,
+    json: ask.JsonOption = False,
 ) -> None:
-    """What each client has spent, and what its cap leaves."""
+    """What each client has spent, and what its cap leaves; with --graph also what the others' releases say about it."""
+    from mppfl.errors import BadInput
+
+    options: dict[str, Any] = {"attribute": attribute, "coupling": coupling, "num_examples": num_examples}
+    options |= {"undirected": undirected or None, "max_hops": max_hops, "hop_decay": hop_decay}
+    given = {name: value for name, value in options.items() if value is not None}
+    if graph is None and given:
+        raise BadInput(f"--{next(iter(given)).replace('_', '-')} is about a network. Give it with --graph.")
     with _open(source) as ledger:
         names = client or list(ledger.clients)
         columns = {
@@ -47,6 +72,15 @@ def show_command(
             }
             for each in _units(ledger, unit)
         }
+        external: dict[str, ExternalColumns] = {}
+        if graph is not None:
+            with ask.working("reading the network"):
+                ways = _ways(graph, given)
+            with ask.working("adding up what others released"):
+                external = _external(ledger, names, tuple(columns), ways)
+        for each, found in external.items():
+            columns[each] |= {"R_model": found.r_model, "R_model_worst_case": found.r_model_worst_case}
+            columns[each] |= {"R_bound": found.r_bound, "R_leak": found.r_leak}
         num_events, notes, head = len(ledger), ledger.notes(), ledger.head
     rows = [
         {"client": name, "unit": each, **{key: float(values[place]) for key, values in found.items()}}
@@ -54,15 +88,74 @@ def show_command(
         for place, name in enumerate(names)
     ]
     if json:
-        ask.print_json({"num_events": num_events, "head": head, "notes": notes, "clients": rows})
+        content = {"num_events": num_events, "head": head, "notes": notes, "clients": rows}
+        if external:
+            content["external"] = {each: _about(found) for each, found in external.items()}
+        ask.print_json(content)
         return
-    typer.echo(f"{'client':<24}{'unit':<8}{'spent ρ':>12}{'worst case':>12}{'remaining':>12}")
+    shown = {"spent": "spent ρ", "worst_case": "worst case", "remaining": "remaining"}
+    if external:
+        shown |= {"R_model": "R_model", "R_bound": "R_bound", "R_leak": "R_leak"}
+    typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{title:>12}" for title in shown.values()))
     for row in rows[:SHOWN]:
-        figures = "".join(f"{row[key]:>12.4g}" for key in ("spent", "worst_case", "remaining"))
+        figures = "".join(f"{_figure(row[key]):>12}" for key in shown)
         typer.echo(f"{row['client']:<24}{row['unit']:<8}{figures}")
     _cut_short(len(rows))
+    _say_what_they_are(external)
     typer.echo(f"{num_events:,} releases by {len(names):,} clients")
-    ask.warn(notes)
+    ask.warn((*notes, *dict.fromkeys(note for found in external.values() for note in found.notes)))
+
+
+def _ways(graph: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What `external_columns` is asked with, but for the ledger."""
+    from mppfl.network.propagation import propagate
+    from mppfl.network.read import read_graph
+    from mppfl.privacy.attribute_file import read_values
+
+    network = read_graph(graph, undirected="undirected" in given, isolated="keep", self_loops="drop")
+    counts = given.get("num_examples")
+    if counts is not None:
+        counts = int(counts) if counts.isdecimal() else read_values(Path(counts))
+    return {
+        "graph": network,
+        "attribute": read_values(given["attribute"]) if "attribute" in given else None,
+        "propagation": propagate(network, **{name: given[name] for name in ("max_hops", "hop_decay") if name in given}),
+        "couplings": given.get("coupling"),
+        "num_examples": counts,
+    }
+
+
+def _external(
+    ledger: PrivacyLedger, names: list[str], units: tuple[Any, ...], ways: dict[str, Any]
+) -> dict[str, ExternalColumns]:
+    from mppfl.privacy.external import external_columns
+
+    return {each: external_columns(ledger, clients=names, unit=each, **ways) for each in units}
+
+
+def _say_what_they_are(external: dict[str, ExternalColumns]) -> None:
+    """A line for each column of each unit: its unit of measure and premises, or why it is empty."""
+    for each, found in external.items():
+        bound = (
+            f"none: {found.bound_reason}" if found.bound_reason else f"nats, by {found.theorem}, if {found.premises}"
+        )
+        leak = f"none: {found.leak_reason}" if found.leak_reason else "nats, an estimate fitted on the public sample"
+        typer.echo(f"{'R_model':<10}per {each}: the paper's index, no unit")
+        typer.echo(f"{'R_bound':<10}per {each}: {bound}")
+        typer.echo(f"{'R_leak':<10}per {each}: {leak}")
+
+
+def _figure(value: float) -> str:
+    """Four digits, or a dash where there is no number."""
+    import math
+
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _about(found: ExternalColumns) -> dict[str, Any]:
+    """What the columns are, and why one is empty."""
+    bound = {"theorem": found.theorem, "premises": found.premises, "reason": found.bound_reason}
+    return {"R_bound": bound, "R_leak": {"reason": found.leak_reason}, "notes": found.notes}
 
 
 @app.command("epsilon")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from mppfl.errors import BadFile, MppflError
+from mppfl.errors import BadFile, LedgerUnavailable
 
 APPLICATION_ID = 0x6D70706C  # "mppl"
 VERSION = 1
@@ -67,10 +67,6 @@ CREATE TABLE uploads (event INTEGER PRIMARY KEY REFERENCES events, sha256 BLOB N
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), events INTEGER NOT NULL, head BLOB NOT NULL) STRICT;
 INSERT INTO state VALUES (1, 0, zeroblob(32));
 """
-
-
-class LedgerUnavailable(MppflError):
-    """The ledger could not be written or read, so nothing may be released."""
 
 
 def open_file(path: Path, *, must_exist: bool, read_only: bool) -> sqlite3.Connection:

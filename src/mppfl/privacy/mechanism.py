@@ -44,6 +44,21 @@ class LocalWork:
         for name in ("num_examples", "local_epochs", "num_steps", "batch_size"):
             require_count(getattr(self, name), name)
 
+    @property
+    def num_batches(self) -> int:
+        """Noisy steps of a round that goes through the data in batches: local_epochs · ⌈n / batch_size⌉."""
+        return self.local_epochs * -(-self.num_examples // self.batch_size)
+
+    @property
+    def sampling_rate(self) -> float:
+        """Chance of a record to be in a Poisson-sampled batch: batch_size / n. Raises where that is above 1."""
+        if self.batch_size > self.num_examples:
+            raise BadInput(
+                f"batch_size={self.batch_size} is more than num_examples={self.num_examples}, so it is no Poisson "
+                "sample. Use smaller batches."
+            )
+        return self.batch_size / self.num_examples
+
 
 @dataclass(frozen=True, slots=True)
 class PrivacyMechanism:

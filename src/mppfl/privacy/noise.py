@@ -41,6 +41,16 @@ LARGEST_WHOLE_NUMBER = 2.0**51  # value / grid beyond which adding noise would r
 
 
 @dataclass(frozen=True, slots=True)
+class NoisePrice:
+    """What noise costs beside its standard deviation; see NoisyValues. Public: no value enters it."""
+
+    kind: NoiseKind | Literal["none"]
+    grid: float
+    sensitivity_added: float
+    extra_delta: float
+
+
+@dataclass(frozen=True, slots=True)
 class NoisyValues:
     """Values with noise in them, and what the noise was.
 
@@ -102,15 +112,24 @@ def add_noise(
             target[part] = source[part] + std * rng.standard_normal(part.stop - part.start)
         return NoisyValues(result, kind, std, 0.0, 0.0, 0.0)
 
-    grid = grid_of(std, kind)
+    price = price_of_noise(std, kind, source.size)
+    grid = price.grid
     table = discrete_gaussian_table(std / grid) if kind == "discrete" else None
     for part in chunks(source.size):
         steps = whole_numbers(source[part], grid)
         count = part.stop - part.start
         steps += gaussian_steps(count, std / grid) if table is None else table_steps(count, table)
         target[part] = steps * grid  # in float32 this rounds once more, after the noise: post-processing
-    extra_delta = 0.0 if table is None else min(1.0, source.size * len(table) * 2.0**-64)
-    return NoisyValues(result, kind, std, grid, grid * math.sqrt(source.size), extra_delta)
+    return NoisyValues(result, kind, std, grid, price.sensitivity_added, price.extra_delta)
+
+
+def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoisePrice:
+    """What `add_noise` will say of noise of this standard deviation on so many values, before any is drawn."""
+    grid = grid_of(noise_std, kind)
+    if noise_std == 0:
+        return NoisePrice("none", 0.0, 0.0, 0.0)
+    far = len(discrete_gaussian_table(noise_std / grid)) * 2.0**-64 if kind == "discrete" else 0.0
+    return NoisePrice(kind, grid, grid * math.sqrt(num_values), min(1.0, num_values * far))
 
 
 def grid_of(noise_std: float, kind: NoiseKind) -> float:

@@ -2,10 +2,7 @@
 
 `release` serves the mechanisms that put noise on a whole update (`paper`, `client`); `clip_rows` and `noisy_answer`
 serve those that put it on every gradient inside local training. The cost is returned with the noisy values, so that an
-account cannot drift from the noise that was drawn.
-
-Noise on a grid g raises the sensitivity from Δ to Δ + g√p (see noise.py). The standard deviation is raised with it,
-σ = (Δ + g√p)·√(queries/(2ρ)), so the cost is the budget that was asked for, and a client never pays for rounding.
+account cannot drift from the noise that was drawn; `round_cost` says the same before anything is drawn.
 """
 
 from __future__ import annotations
@@ -13,42 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.mechanism import Adjacency, LocalWork, PrivacyMechanism, Unit, require_budget
-from mppfl.privacy.noise import LARGEST_WHOLE_NUMBER, Floats, NoiseKind, add_noise, chunks, grid_of
+from mppfl.privacy.cost import ReleaseCost, answer_cost, cost_of_round, round_cost
+from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
+from mppfl.privacy.noise import Floats, NoiseKind, add_noise, chunks
+
+__all__ = ["Release", "ReleaseCost", "clip_rows", "cost_of_round", "noisy_answer", "release", "round_cost"]
 
 NORM_GUARD = 1 - 2.0**-23  # a clipped row stays within clip_norm although float32 rounds its coordinates
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseCost:
-    """What one release, or one noisy answer inside local training, cost one client.
-
-    budget             ρ spent, rounding to the grid included; for `paper` nominal; None where noise was calibrated to
-                       (ε, δ) and must not enter a zCDP sum; infinite where nothing was added
-    worst_case_budget  what the budget amounts to whatever the data: n² times as much for `paper`
-    noise_multiplier   σ / (Δ + g√p)
-    extra_delta        to be added to the δ of every statement about this release
-    noise_std          σ, in the unit of the update
-    """
-
-    client: str
-    round_index: int
-    run: str
-    mechanism: str
-    unit: Unit
-    adjacency: Adjacency
-    budget: float | None
-    worst_case_budget: float | None
-    noise_multiplier: float
-    noise_kind: NoiseKind | Literal["none"]
-    extra_delta: float
-    noise_std: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,37 +74,18 @@ def release(
             f"{asked.shape}; give one of each per update."
         )
     scales = [_scale(row, clip, f"the update of client {name!r}") for row, name in zip(rows, names, strict=True)]
-    stds = [
-        _noise_std(mechanism, rho, clip, done, noise, num_parameters, f" of client {name!r}") if rho != 0 else 0.0
+    prices = [
+        round_cost(mechanism, rho, clip, done, noise, num_parameters, name, round_index, run) if rho != 0 else None
         for rho, done, name in zip(asked.tolist(), works, names, strict=True)
     ]
-    out, costs = np.zeros_like(rows, order="C"), []
-    for row, released, scale, rho, std, done, name in zip(
-        rows, out, scales, asked.tolist(), stds, works, names, strict=True
-    ):
-        if rho == 0:
-            continue
-        _shorten(row, scale, released)
-        noisy = add_noise(released, std, noise, rng, out=released)
-        sensitivity = mechanism.sensitivity(clip, done) + noisy.sensitivity_added
-        costs.append(
-            ReleaseCost(
-                name,
-                round_index,
-                run,
-                mechanism.name,
-                mechanism.unit,
-                mechanism.adjacency,
-                rho,
-                mechanism.worst_case_budget(rho, done),
-                std / sensitivity,
-                noisy.kind,
-                noisy.extra_delta,
-                std,
-            )
-        )
+    out = np.zeros_like(rows, order="C")
+    for row, released, scale, price in zip(rows, out, scales, prices, strict=True):
+        if price is not None:
+            _shorten(row, scale, released)
+            add_noise(released, price.noise_std, noise, rng, out=released)
+    costs = tuple(price for price in prices if price is not None)
     participating = asked > 0
-    return Release(out.reshape(np.shape(updates)), tuple(costs), (np.array(scales) < 1) & participating, participating)
+    return Release(out.reshape(np.shape(updates)), costs, (np.array(scales) < 1) & participating, participating)
 
 
 def clip_rows(per_example: Floats, clip_norm: float) -> tuple[Floats, BoolArray]:
@@ -164,80 +119,15 @@ def noisy_answer(
 
     `budget` is that of the whole round; the cost is this answer's share, budget / queries. A record pays for the
     answers it is in: all steps of full_batch_steps, one batch per epoch of dpsgd_shuffle. dpsgd_poisson takes
-    budget=None and `noise_multiplier`, and its cost has no budget.
+    budget=None and `noise_multiplier`; its cost has no budget, but the sampling rate and the steps of the whole round.
     """
     if mechanism.noise_on == "update":
         raise BadInput(f"{mechanism.name} puts its noise on the whole update; use release.")
-    clip = require_number(clip_norm, "clip_norm", 0.0, math.inf)
     values = _floats(total, "total")
-    if mechanism.is_zcdp == (budget is None) or mechanism.is_zcdp != (noise_multiplier is None):
-        raise BadInput(f"{mechanism.name} takes {'a budget' if mechanism.is_zcdp else 'a noise_multiplier'} alone.")
-    if budget is not None:
-        std = _noise_std(mechanism, budget, clip, work, noise, values.size, "")
-    else:
-        multiplier = require_number(noise_multiplier or 0.0, "noise_multiplier", 0.0, 1e100)
-        std = std_with_grid(mechanism.sensitivity(clip, work), multiplier, values.size, noise)
-    noisy = add_noise(values, std, noise, rng)
-    share = None if budget is None else budget / mechanism.queries(work)
-    cost = ReleaseCost(
-        client,
-        round_index,
-        run,
-        mechanism.name,
-        mechanism.unit,
-        mechanism.adjacency,
-        share,
-        share,
-        std / (mechanism.sensitivity(clip, work) + noisy.sensitivity_added),
-        noisy.kind,
-        noisy.extra_delta,
-        std,
+    cost = answer_cost(
+        mechanism, budget, clip_norm, work, noise, values.size, client, round_index, run, noise_multiplier
     )
-    return noisy.values, cost
-
-
-def std_with_grid(sensitivity: float, noise_multiplier: float, num_parameters: int, kind: NoiseKind) -> float:
-    """σ with σ = noise_multiplier · (Δ + g√p), where g is the grid of σ itself.
-
-    Raises where no σ is enough because the grid grows with it faster than the noise does.
-    """
-    std = noise_multiplier * sensitivity
-    for _ in range(64):
-        wanted = noise_multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(num_parameters))
-        if grid_of(wanted, kind) == grid_of(std, kind):
-            return wanted
-        std = wanted
-    raise BadInput(
-        f"{kind} noise of {noise_multiplier:.3g} times the sensitivity on {num_parameters:,} parameters drowns in its "
-        f"own rounding. Use noise='gaussian', a larger budget, or fewer parameters."
-    )
-
-
-def _noise_std(
-    mechanism: PrivacyMechanism,
-    budget: float,
-    clip_norm: float,
-    work: LocalWork,
-    kind: NoiseKind,
-    num_parameters: int,
-    whose: str,
-) -> float:
-    """σ that makes one round cost `budget`; 0 for an infinite budget. Checks, from public values alone, that it can."""
-    try:
-        rho = require_budget(budget)
-        if math.isinf(rho):
-            return 0.0
-        multiplier = math.sqrt(mechanism.queries(work) / (2 * rho))
-        std = std_with_grid(mechanism.sensitivity(clip_norm, work), multiplier, num_parameters, kind)
-    except BadInput as cause:
-        raise BadInput(f"The budget{whose} cannot be met. {cause}") from cause
-    reach = clip_norm * (work.num_examples if mechanism.noise_on == "batch sum" else 1)
-    if kind != "seeded" and reach >= LARGEST_WHOLE_NUMBER * grid_of(std, kind) / 2:
-        raise BadInput(
-            f"budget={rho:g}{whose} buys noise of {std:.3g} on updates of length {clip_norm:g}: too little for a grid. "
-            f"Use a smaller budget, or an infinite one for no noise."
-        )
-    return std
+    return add_noise(values, cost.noise_std, noise, rng).values, cost
 
 
 def _floats(values: Floats, name: str) -> Floats:

@@ -16,9 +16,10 @@ from mppfl.arrays import Array, BoolArray, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.privacy.accounting import gaussian_epsilon
 from mppfl.privacy.audit.result import AuditResult
+from mppfl.privacy.cost import std_with_grid
 from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism, privacy_mechanism
 from mppfl.privacy.noise import Floats, NoiseKind
-from mppfl.privacy.release import clip_rows, noisy_answer, release, std_with_grid
+from mppfl.privacy.release import clip_rows, noisy_answer, release
 
 # From raw rows, longer than the clip norm, to what is released: a row for each (noise on updates), or one vector for
 # all of them (noise on a mean or a sum).
@@ -120,6 +121,8 @@ def audit_mechanism(
     mu_low = mu - float(norm.ppf(level)) * standard_error if noise_std else mu
     measured = _epsilon_of_mu(mu_low, dp_delta)
 
+    budget = audited.queries(done) / (2 * multiplier**2) if audited.is_zcdp else None
+    worst = None if budget is None else audited.worst_case_budget(budget, done)
     declared_std = std_with_grid(audited.sensitivity(clip_norm, done), multiplier, size, noise)
     ratio = noise_std / declared_std
     tail = chi2(num_values - 1)
@@ -135,6 +138,9 @@ def audit_mechanism(
             "method": "canaries",
             "mechanism": audited.name,
             "noise": noise if answer is None else "as given",
+            "budget": budget,
+            "worst_case_budget": worst,
+            "worst_case_epsilon": None if worst is None else gaussian_epsilon(worst / audited.queries(done), dp_delta),
             "estimate": _epsilon_of_mu(mu, dp_delta),
             "dp_delta": dp_delta,
             "noise_std": noise_std,

@@ -8,98 +8,29 @@ there is no theorem to contradict: a Gaussian field and loopy belief propagation
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.optimize import minimize_scalar
-from scipy.sparse.csgraph import breadth_first_order, connected_components
 from scipy.special import expit, log_expit
 from scipy.stats import beta as beta_distribution
 from scipy.stats import norm, spearmanr
 
-from mppfl.arrays import Array, IntArray, read_only, require_count, require_number
+from mppfl.arrays import Array, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, SparseMatrix, graph_from_links
+from mppfl.network.graph import SocialGraph
+from mppfl.privacy.audit.attackers import Attack, attack_by_field, attack_by_messages
+from mppfl.privacy.audit.ising_tree import sample_ising_tree, tree_logits
 from mppfl.privacy.audit.result import AuditResult, Verdict
-from mppfl.privacy.exposure import (
-    FieldFit,
-    as_signs,
-    client_budgets,
-    coupled_links,
-    field_kernel,
-    fit_field,
-    friendships,
-    graph_modes,
-    is_forest,
-    leave_one_out,
-    r_bound,
-    read_attribute,
-    require_dense,
-)
-from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
+from mppfl.privacy.audit.signals import Release, Signals, client_release, learn_signals
+from mppfl.privacy.couplings import is_forest
+from mppfl.privacy.exposure import as_signs, client_budgets, r_bound, read_attribute, require_dense
+from mppfl.privacy.gaussian_field import FieldFit, fit_field, graph_modes
 
-# (attribute ±1 [draws, clients], budgets, clip_norm, generator) -> what each client uploads [draws, clients]. A vector
-# upload enters by its projection on the direction in which the attribute moves it: all that isotropic noise leaves.
-Release = Callable[[Array, Array, float, np.random.Generator], Array]
 ATTACKERS = ("gaussian_field", "belief_propagation")
 SURE = 4.0  # standard errors beyond which a leak contradicts the bound, or more where Bonferroni asks for more
-SHADOWS = 400  # releases of a known value on either side, from which the attacker learns what the noise really is
-SHADOW_SURE = 6.0  # standard errors: 1e-9 per client
-STRONGEST_EVIDENCE = 20.0  # half log-likelihood ratio at which tanh is 1 to 17 digits
-LOOPY_SWEEPS = 4  # more only turn evidence round the cycles
-LOOPY_COUPLINGS = (0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-FIELD_DRAWS, LOOPY_DRAWS = 8, 2  # noise draws per target
-MESSAGES_AT_ONCE = 1 << 21
-
-
-@dataclass(frozen=True, slots=True)
-class IsingTree:
-    """P(x) ∝ exp(Σ_links J x_u x_v + Σ_v h_v x_v), x = ±1, on a tree: `couplings` J as a matrix, `fields` h."""
-
-    graph: SocialGraph
-    couplings: SparseMatrix
-    fields: Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Signals:
-    """What an attacker takes uploads for: N(middle ± half_gap, std²); half_gap 0 where a client is silent."""
-
-    middle: Array
-    half_gap: Array
-    std: Array
-
-    def evidence(self, uploads: Array) -> Array:
-        """Half the log-likelihood ratio of +1 against -1."""
-        lean = self.half_gap * (uploads - self.middle) / self.std**2
-        return np.clip(lean, -STRONGEST_EVIDENCE, STRONGEST_EVIDENCE)
-
-    def values(self, uploads: Array) -> tuple[Array, Array]:
-        """Unbiased noisy values of x and their variances, infinite for the silent."""
-        heard = self.half_gap != 0  # below 0: an upload turned round tells as much
-        gap = np.where(heard, self.half_gap, 1.0)
-        noise = np.maximum((self.std / gap) ** 2, 1e-9)
-        return np.where(heard, (uploads - self.middle) / gap, 0.0), np.where(heard, noise, np.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attack:
-    gains: Array  # [targets, draws] log-loss gain over the prior, nats
-    hits: int  # right guesses in the first draw
-    predicted: Array | None = None  # [targets] the level the attacker expects
-
-
-def client_release(
-    attribute: Array, budgets: Array, clip_norm: float, rng: np.random.Generator
-) -> Array:  # [draws, clients]
-    """x·clip_norm plus the noise of the `client` mechanism; clients with budget 0 upload 0."""
-    heard = budgets > 0
-    std = _noise_std(budgets, clip_norm)
-    noisy = attribute * clip_norm + np.where(heard, std, 0.0) * rng.standard_normal(attribute.shape)
-    return np.where(heard, noisy, 0.0)
+FIELD_DRAWS = 8  # noise draws per target
 
 
 def audit_neighbour(
@@ -136,7 +67,7 @@ def audit_neighbour(
         raise BadInput(f"attackers={tuple(attackers)!r} must be some of {', '.join(ATTACKERS)}.")
     if not (spent > 0).any():
         raise BadInput("every budget is 0: nobody uploads anything, so nothing can be inferred.")
-    signals, shadow = _learn_signals(release, spent, clip, rng)
+    signals, shadow = learn_signals(release, spent, clip, rng)
     if couplings is not None:
         known = _ising_draws(graph, attribute, couplings, fields, require_count(draws, "draws", 100), rng)
         return _audit_tree(graph, known, spent, couplings, fields, release, signals, shadow, clip, rng)
@@ -151,143 +82,12 @@ def audit_neighbour(
     return _audit_attribute(graph, signs, spent, release, signals, shadow, clip, tuple(attackers), share, rng)
 
 
-def random_ising_tree(
-    num_clients: int, rng: np.random.Generator, *, strongest: float = 1.5, strongest_field: float = 1.0
-) -> IsingTree:
-    """A random recursive tree with couplings and fields uniform in ± their strongest."""
-    size = require_count(num_clients, "num_clients", 2)
-    children = np.arange(1, size)
-    parents = np.array([int(rng.integers(child)) for child in children])
-    graph = graph_from_links(parents, children, num_clients=size, undirected=True)
-    strengths = rng.uniform(-strongest, strongest, size - 1)
-    matrix = sp.coo_array((strengths, (parents, children)), shape=(size, size)).tocsr()
-    return IsingTree(graph, (matrix + matrix.T).tocsr(), rng.uniform(-strongest_field, strongest_field, size))
-
-
-def sample_ising_tree(
-    graph: SocialGraph, couplings: Any, fields: Any, draws: int, rng: np.random.Generator
-) -> Array:  # [draws, clients]
-    """Exact draws of ±1 from an Ising model on a forest: roots from their marginals, children given their parents."""
-    links = _Links.of(graph, couplings)
-    local = _fields(fields, graph)
-    towards, total = links.settle(local[:, None])
-    message = {(int(a), int(b)): float(m) for a, b, m in zip(links.source, links.target, towards[:, 0], strict=True)}
-    strength = {(int(a), int(b)): float(j) for a, b, j in zip(links.source, links.target, links.coupling, strict=True)}
-    drawn = np.empty((draws, graph.num_clients))
-    linked = friendships(graph)
-    _, part = connected_components(linked, directed=False)
-    for root in np.unique(part, return_index=True)[1]:
-        lean = local[root] + total[root, 0]
-        drawn[:, root] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
-        order, parent = breadth_first_order(linked, root, directed=False)
-        for node in order[1:]:
-            above = int(parent[node])
-            below = local[node] + total[node, 0] - message[(above, int(node))]
-            lean = below + strength[(above, int(node))] * drawn[:, above]
-            drawn[:, node] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
-    return drawn
-
-
-def tree_information(
-    graph: SocialGraph, couplings: Any, fields: Any, budgets: Any, draws: int, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """I(X_i; all others' uploads) in nats with its standard error, by exact belief propagation over drawn uploads.
-
-    The mean of KL(posterior ‖ prior): the same mean as the log-loss gain of true labels, with less variance.
-    """
-    spent = client_budgets(budgets, graph.num_clients)
-    drawn = sample_ising_tree(graph, couplings, fields, draws, rng)
-    uploads = client_release(drawn, spent, 1.0, rng)
-    prior, posterior = tree_logits(graph, couplings, fields, _declared(spent, 1.0).evidence(uploads))
-    chance = expit(posterior)
-    told = chance * (log_expit(posterior) - log_expit(prior)) + (1 - chance) * (
-        log_expit(-posterior) - log_expit(-prior)
-    )
-    return told.mean(axis=0), told.std(axis=0) / math.sqrt(draws)
-
-
-def tree_logits(
-    graph: SocialGraph, couplings: Any, fields: Any, evidence: Array
-) -> tuple[Array, Array]:  # [clients], [draws, clients]
-    """Exact log-odds of X_i = +1 on a forest: before, and given the evidence [draws, clients] of everyone but i."""
-    links = _Links.of(graph, couplings)
-    local = _fields(fields, graph)
-    _, before = links.settle(local[:, None])
-    _, after = links.settle(local[:, None] + evidence.T)
-    return 2 * (local + before[:, 0]), 2 * (local + after.T)
-
-
-def pair_information(graph: SocialGraph, couplings: Any, fields: Any, target: int, source: int, budget: float) -> float:
-    """I(X_target; the upload of `source` alone) in nats on a forest, by quadrature."""
-    links = _Links.of(graph, couplings)
-    local = _fields(fields, graph)
-    clamp = np.zeros((graph.num_clients, 3))
-    clamp[source, 1:] = STRONGEST_EVIDENCE, -STRONGEST_EVIDENCE
-    _, total = links.settle(local[:, None] + clamp)
-    at_source = expit(2 * (local[source] + total[source, 0]))
-    weights = np.array([at_source, 1 - at_source])  # of the source's two values
-    given = expit(2 * (local[target] + total[target, 1:]))  # P(target = + | source)
-    gap = math.sqrt(budget / 2)
-    grid = np.linspace(-gap - 10, gap + 10, 4001)  # trapezia on a smooth integrand: exact to rounding
-    densities = norm.pdf(grid - gap * np.array([[1.0], [-1.0]]))  # [source value, grid]
-    mixture = weights @ densities
-    information = 0.0
-    for chances in (given, 1 - given):
-        share = float(weights @ chances)
-        joint = (weights * chances) @ densities
-        information += float(np.trapezoid(joint * np.log(joint / (share * mixture)), grid))
-    return information
-
-
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact two-sided interval for a chance of success."""
     tail = (1 - confidence) / 2
     low = 0.0 if hits == 0 else float(beta_distribution.ppf(tail, hits, trials - hits + 1))
     high = 1.0 if hits == trials else float(beta_distribution.isf(tail, hits + 1, trials - hits))
     return low, high
-
-
-@dataclass(frozen=True, slots=True)
-class _Links:
-    """Every link in both directions, for belief propagation: message k travels source[k] -> target[k]."""
-
-    source: IntArray
-    target: IntArray
-    back: IntArray  # the same link the other way
-    coupling: Array
-    gather: SparseMatrix  # [clients, messages], sums what arrives
-
-    @classmethod
-    def of(cls, graph: SocialGraph, couplings: Any) -> _Links:
-        firsts, seconds, strengths = coupled_links(graph, couplings)
-        if len(strengths) and np.abs(strengths).max() > 15:
-            raise BadInput(f"a coupling of {np.abs(strengths).max():g} is a certainty in all but name; use at most 15.")
-        count = len(firsts)
-        target = np.concatenate([seconds, firsts])
-        ends = (target, np.arange(2 * count))
-        gather = sp.csr_array((np.ones(2 * count), ends), shape=(graph.num_clients, 2 * count))
-        back = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
-        return cls(np.concatenate([firsts, seconds]), target, back, np.concatenate([strengths, strengths]), gather)
-
-    def sweep(self, leaning: Array, messages: Array) -> Array:
-        """One round of messages atanh(tanh J · tanh(what the sender knows without the receiver))."""
-        known = leaning + self.gather @ messages
-        without = known[self.source] - messages[self.back]
-        return np.asarray(np.arctanh(np.tanh(self.coupling)[:, None] * np.tanh(without)))
-
-    def settle(self, leaning: Array, sweeps: int | None = None) -> tuple[Array, Array]:
-        """Messages [links both ways, draws] and their sums at each client, from fields [clients, draws].
-
-        Without `sweeps`, until they stand still: on a forest after as many sweeps as the longest path has links.
-        """
-        messages = np.zeros((len(self.source), leaning.shape[1]))
-        for _ in range(sweeps if sweeps is not None else leaning.shape[0]):
-            moved = self.sweep(leaning, messages)
-            still = sweeps is None and np.array_equal(moved, messages)
-            messages = moved
-            if still:
-                break
-        return messages, self.gather @ messages
 
 
 def _audit_tree(
@@ -297,7 +97,7 @@ def _audit_tree(
     couplings: Any,
     fields: Any,
     release: Release,
-    signals: _Signals,
+    signals: Signals,
     shadow: dict[str, Any],
     clip: float,
     rng: np.random.Generator,
@@ -348,7 +148,7 @@ def _audit_attribute(
     signs: Array,
     spent: Array,
     release: Release,
-    signals: _Signals,
+    signals: Signals,
     shadow: dict[str, Any],
     clip: float,
     attackers: tuple[str, ...],
@@ -364,15 +164,15 @@ def _audit_attribute(
         raise BadInput(f"public_share={share:g} leaves {len(targets)} of {size} clients to attack. Lower it.")
     modes = graph_modes(graph)
 
-    def attack(labels: Array, names: tuple[str, ...]) -> tuple[FieldFit, dict[str, _Attack]]:
+    def attack(labels: Array, names: tuple[str, ...]) -> tuple[FieldFit, dict[str, Attack]]:
         fit = fit_field(graph, np.where(public, labels, np.nan), modes)
         learn, test = (release(np.tile(labels, (FIELD_DRAWS, 1)), spent, clip, rng) for _ in range(2))
         found = {}
         for name in names:
             if name == "gaussian_field":
-                found[name] = _attack_by_field(graph, labels, public, modes, fit, signals, learn, test)
+                found[name] = attack_by_field(graph, labels, public, modes, fit, signals, learn, test)
             else:
-                found[name] = _attack_by_messages(graph, labels, public, fit.rate, signals, learn, test)
+                found[name] = attack_by_messages(graph, labels, public, fit.rate, signals, learn, test)
         return fit, found
 
     fit, found = attack(signs, attackers)
@@ -408,101 +208,6 @@ def _audit_attribute(
     return AuditResult("neighbour", "fail" if failures else "pass", None, mean, None, details)
 
 
-def _attack_by_field(
-    graph: SocialGraph,
-    labels: Array,
-    public: Any,
-    modes: tuple[Array, Array],
-    fit: FieldFit,
-    signals: _Signals,
-    learn: Array,
-    test: Array,
-) -> _Attack:
-    """The Gaussian field's exact leave-one-out estimate and the friends' sum, scaled on the public clients."""
-    p = fit.rate
-    middle, spread = 2 * p - 1, 2 * math.sqrt(p * (1 - p))
-    _, noise = signals.values(learn)
-    left, weights = leave_one_out(field_kernel(modes, fit.beta, fit.eta), noise / spread**2)
-    upper, lower = (1 - middle) / spread, (-1 - middle) / spread
-    linked = friendships(graph)
-    degrees = np.maximum(linked.sum(axis=1), 1.0)
-
-    def features(uploads: Array, of: IntArray) -> Array:  # [targets, draws, features]
-        values, _ = signals.values(uploads)
-        centred = np.where(np.isfinite(noise), (values - middle) / spread, 0.0)
-        means = weights[of] @ centred.T
-        left_of = left[of][:, None]
-        odds = (upper - lower) * means / left_of - 0.5 * (upper**2 - lower**2) * (1 / left_of - 1)
-        lean = np.where(np.isfinite(noise), centred / (1 + noise), 0.0)
-        friends = (linked[of] @ lean.T) / np.sqrt(degrees[of])[:, None]
-        return np.stack([odds, means, friends], axis=2)
-
-    known, hidden = np.flatnonzero(public), np.flatnonzero(~public)
-    found = _scaled(features(learn, known), labels[known], features(test, hidden), labels[hidden], p)
-    return _Attack(found.gains, found.hits, np.maximum(0.0, -0.5 * np.log(left[hidden])))
-
-
-def _attack_by_messages(
-    graph: SocialGraph, labels: Array, public: Any, rate: float, signals: _Signals, learn: Array, test: Array
-) -> _Attack:
-    """Belief propagation with one coupling for all links, the one that serves the public clients best."""
-    base = 0.5 * math.log(rate / (1 - rate))
-    known, hidden = np.flatnonzero(public), np.flatnonzero(~public)
-    forest = is_forest(graph)
-
-    def features(coupling: float, uploads: Array, of: IntArray, each: int) -> Array:  # [targets, each, 1]
-        links = _Links.of(graph, coupling)
-        sweeps = None if forest else LOOPY_SWEEPS
-        _, silent = links.settle(np.full((graph.num_clients, 1), base), sweeps)
-        targets = np.repeat(of, each)
-        # Targets take turns with the draws: one draw for all would calibrate to its own luck, which loops amplify.
-        draws = (np.arange(len(of))[:, None] + np.arange(each)).ravel() % len(uploads)
-        leaning = base + signals.evidence(uploads).T  # [clients, draws]
-        if forest:  # no message returns to its sender, so nothing need be withheld
-            told = links.settle(leaning)[1][targets, draws]
-        else:
-            told = np.empty(len(targets))
-            at_once = max(1, MESSAGES_AT_ONCE // len(links.source))
-            for start in range(0, len(targets), at_once):
-                some, columns = targets[start : start + at_once], draws[start : start + at_once]
-                withheld = leaning[:, columns]
-                withheld[some, np.arange(len(some))] = base  # else the target's own upload would return round a cycle
-                told[start : start + at_once] = links.settle(withheld, sweeps)[1][some, np.arange(len(some))]
-        return np.asarray(2 * (told.reshape(len(of), each) - silent[of])[:, :, None])
-
-    best, coupling = -math.inf, LOOPY_COUPLINGS[0]
-    for tried in LOOPY_COUPLINGS:
-        seen = features(tried, learn, known, 1)
-        score = float(_scaled(seen, labels[known], seen, labels[known], rate).gains.mean())
-        if score > best:
-            best, coupling = score, tried
-    seen, met = features(coupling, learn, known, 1), features(coupling, test, hidden, LOOPY_DRAWS)
-    return _scaled(seen, labels[known], met, labels[hidden], rate)
-
-
-def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, rate: float) -> _Attack:
-    """Log-odds = prior + features · weights, by ridge logistic regression on `learn` [targets, draws, features]."""
-    offset = math.log(rate / (1 - rate))
-    _, draws, width = learn.shape
-    scale = np.sqrt((learn**2).mean(axis=(0, 1)))
-    scale[scale == 0] = 1.0
-    rows = (learn / scale).reshape(-1, width)
-    sides = np.repeat(learn_labels, draws)
-    weights = np.zeros(width)
-    for _ in range(50):  # Newton; the ridge of one row in `draws` keeps it well posed
-        chance = expit(offset + rows @ weights)
-        slope = rows.T @ ((sides > 0) - chance) - draws * weights
-        curve = (rows * (chance * (1 - chance))[:, None]).T @ rows + draws * np.eye(width)
-        step = np.linalg.solve(curve, slope)
-        weights = weights + step
-        if np.abs(step).max() < 1e-10:
-            break
-    odds = offset + (test / scale) @ weights  # [targets, draws]
-    labels = test_labels[:, None]
-    gains = log_expit(labels * odds) - log_expit(labels * offset)
-    return _Attack(gains, int((labels[:, 0] * odds[:, 0] > 0).sum()))
-
-
 def _tree_null(known: Array, prior: Array, posterior: Array, rng: np.random.Generator) -> tuple[float, float]:
     """Leak about permuted labels, with the scale of the odds fitted on one half of the draws and tried on the other."""
     mixed = known[rng.permutation(len(known))]
@@ -517,51 +222,6 @@ def _tree_null(known: Array, prior: Array, posterior: Array, rng: np.random.Gene
     best = minimize_scalar(lambda scale: -gains(scale, first).mean(), bounds=(-1.0, 1.0), method="bounded")
     per_draw = gains(float(best.x), second).mean(axis=1)
     return float(per_draw.mean()), float(per_draw.std() / math.sqrt(len(per_draw)))
-
-
-def _learn_signals(
-    release: Release, spent: Array, clip: float, rng: np.random.Generator
-) -> tuple[_Signals, dict[str, Any]]:
-    """What uploads look like: as declared where shadow releases agree with it, else as the shadows show."""
-    size = len(spent)
-    plus, minus = (release(np.full((SHADOWS, size), side), spent, clip, rng) for side in (1.0, -1.0))
-    if plus.shape != (SHADOWS, size) or not (np.isfinite(plus).all() and np.isfinite(minus).all()):
-        raise BadInput(f"release gave shape {plus.shape} or values not finite; it must give a number per client.")
-    declared = _declared(spent, clip)
-    heard = spent > 0
-    std = np.sqrt((plus.var(axis=0, ddof=1) + minus.var(axis=0, ddof=1)) / 2)
-    gap = (plus.mean(axis=0) - minus.mean(axis=0)) / 2
-    center = (plus.mean(axis=0) + minus.mean(axis=0)) / 2
-    means_error = declared.std / math.sqrt(2 * SHADOWS)
-    differs = np.abs(std / declared.std - 1) > SHADOW_SURE / math.sqrt(4 * SHADOWS)
-    differs |= np.abs(gap - declared.half_gap) > SHADOW_SURE * means_error
-    differs |= np.abs(center - declared.middle) > SHADOW_SURE * means_error
-    differs &= heard | (std > 0) | (gap != 0)
-    floor = np.maximum(std, 1e-6 * np.maximum(np.abs(gap), 1e-300))
-    ratio = np.abs(gap) / floor  # of half the gap to the noise; √(ρ/2) is what the budget pays for
-    allowed = np.sqrt(spent / 2)
-    loud = ratio - allowed > SHADOW_SURE * np.sqrt((1 + ratio**2 / 2) / (2 * SHADOWS))
-    seen = _Signals(
-        np.where(differs, center, declared.middle),
-        np.where(differs, gap, declared.half_gap),
-        np.where(differs, floor, declared.std),
-    )
-    told = {
-        "clients_unlike_declared": int(differs.sum()),
-        "clients_louder_than_budget": int(loud.sum()),
-        "shadow_releases": 2 * SHADOWS,
-    }
-    return seen, told
-
-
-def _declared(spent: Array, clip: float) -> _Signals:
-    heard = spent > 0
-    return _Signals(np.zeros(len(spent)), np.where(heard, clip, 0.0), _noise_std(spent, clip))
-
-
-def _noise_std(spent: Array, clip: float) -> Array:
-    client, work = privacy_mechanism("client"), LocalWork(num_examples=1)
-    return np.array([client.noise_std(rho, clip, work) if rho > 0 else 1.0 for rho in spent])
 
 
 def _ising_draws(
@@ -581,13 +241,6 @@ def _ising_draws(
     if np.isnan(signs).any():
         raise BadInput("attribute has unknown values; draws of the model must be complete.")
     return signs
-
-
-def _fields(fields: Any, graph: SocialGraph) -> Array:
-    local = read_only(fields, "fields", length=graph.num_clients)
-    if not np.isfinite(local).all():
-        raise BadInput("fields must be finite numbers.")
-    return local
 
 
 def _failures(shadow: dict[str, Any]) -> list[str]:

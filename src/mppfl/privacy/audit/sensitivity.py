@@ -105,6 +105,7 @@ def audit_sensitivity(
             "between": [names[worst[0]], names[worst[1]]],
             "ratio": ratio,
             "budget_multiplier": multiplier,
+            "worst_case_multiplier": mechanism.worst_case_budget(1.0, work) if counted else None,
             "answers_touched": touched if counted else None,
             "answers_declared": declared if counted else None,
             "change_of_each": {
@@ -270,9 +271,9 @@ def _poisson_batches(work: LocalWork, generator: Generator) -> Iterator[Tensor]:
     """Indices of batches that every record joins by its own coin."""
     import torch
 
-    for _ in range(math.ceil(work.local_epochs * work.num_examples / work.batch_size)):
+    for _ in range(work.num_batches):
         coins = torch.rand(work.num_examples, generator=generator, dtype=torch.float64)
-        yield (coins < work.batch_size / work.num_examples).nonzero()[:, 0]
+        yield (coins < work.sampling_rate).nonzero()[:, 0]
 
 
 # ---- the network ------------------------------------------------------------------------------------------------

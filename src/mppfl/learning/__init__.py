@@ -1,0 +1,1 @@
+"""Learning under the plan: models, local training, release, aggregation, rounds."""

@@ -1,0 +1,159 @@
+"""Arm: one training as it is asked for; Standing: where it is between two rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mppfl.arrays import Array
+from mppfl.data.split import ClientData
+from mppfl.errors import BadInput
+from mppfl.game.plan import Plan
+from mppfl.learning.aggregate import server_step
+from mppfl.learning.batches import local_work
+from mppfl.learning.checkpoint import Checkpoint
+from mppfl.learning.cohort import device_of
+from mppfl.learning.config import FIRST_ROUND_MEDIAN, TrainingConfig
+from mppfl.learning.flat import FlatModel, flat_model, normalises_over_examples
+from mppfl.learning.local import as_array
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.privacy.release import ReleaseCost
+
+# What does not decide where a training goes: a checkpoint may be taken up with another of these.
+NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
+# Arms that agree in these, and in their data, can be computed in one batch.
+COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "engine", "device", "precision", "clients_at_once",
+                  "processes")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One training: a plan on clients' data, under one configuration.
+
+    name    also the run's name in the ledger
+    ledger  None for one in memory. Arms are alternatives to each other: give each a ledger of its own.
+    resume  where to go on from; it must come from the same training
+    """
+
+    name: str
+    plan: Plan
+    data: ClientData
+    config: TrainingConfig
+    ledger: PrivacyLedger | None = None
+    resume: Checkpoint | None = None
+
+    @property
+    def computed_with(self) -> tuple[object, ...]:
+        """Arms with the same answer are computed in one batch."""
+        private = self.config.mechanism.noise_on != "update"
+        table = (id(self.data.features), id(self.data.labels))
+        alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
+        return (*alike, *table, private and (self.config.privacy, self.config.clip_norm))
+
+
+def training_key(model: nn.Module, arm: Arm) -> str:
+    """Fingerprint of what decides a training's course: configuration, plan, data and initial model."""
+    config = {k: v for k, v in dataclasses.asdict(arm.config).items() if k not in NOT_IN_KEY}
+    digest = hashlib.sha256(json.dumps([arm.name, config], sort_keys=True).encode())
+    for terms in arm.plan:
+        digest.update(np.float64(terms.reward_rate).tobytes() + np.ascontiguousarray(terms.budgets).tobytes())
+    arrays: list[Any] = [arm.data.features, arm.data.labels, *arm.data.members]
+    for array in arrays:
+        digest.update(str(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(as_array(flat_model(model).initial_weights(arm.config.seed)).tobytes())
+    return digest.hexdigest()
+
+
+class Standing:
+    """Where one arm stands between two rounds: the model, the server's memory, the clip norm, the ledger.
+
+    `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
+    that were reserved before an interruption and are computed again.
+    """
+
+    def __init__(self, model: FlatModel, arm: Arm) -> None:
+        config, data = arm.config, arm.data
+        if arm.plan.num_clients != data.num_clients:
+            raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
+        if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
+            raise BadInput(
+                f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
+                "norm='group', or privacy='client'."
+            )
+        self.arm, self.model = arm, model
+        self.works = [
+            local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)
+        ]
+        self.ledger = PrivacyLedger.in_memory() if arm.ledger is None else arm.ledger
+        self.position = 0
+        self.clip_norm = math.nan if isinstance(config.clip_norm, str) else config.clip_norm
+        self.memory: dict[str, Tensor] = {}
+        self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
+        device = device_of(config.device)
+        if arm.resume is None:
+            dtype = torch.float64 if config.precision == "float64" else torch.float32
+            self.weights = model.initial_weights(config.seed).to(device, dtype)
+            self.handed_out = self.weights
+            return
+        if arm.resume.key != training_key(model.module, arm):
+            raise BadInput(
+                f"the checkpoint of {arm.name!r} belongs to another training: its configuration, plan, data or initial "
+                "model differ. Start anew, or resume with what it was started with."
+            )
+        self.handed_out = torch.from_numpy(arm.resume.weights).to(device)
+        kept = dict(arm.resume.server)
+        self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
+        self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
+        self.weights = self.memory.pop("current", self.handed_out)
+        self.position, self.clip_norm = arm.resume.rounds_done, arm.resume.clip_norm
+
+    def pay(self, client: int, cost: ReleaseCost) -> None:
+        """Adds a cost that stands in the ledger to this training's own account."""
+        self.account["spent"][client] += 0.0 if cost.budget is None else cost.budget
+        self.account["extra_delta"][client] += cost.extra_delta
+
+    @property
+    def is_done(self) -> bool:
+        return self.position == len(self.arm.plan)
+
+    def settle_clip_norm(self, updates: Tensor) -> None:
+        """Takes the median length of the first round's updates for 𝒮, where the configuration says so."""
+        if self.arm.config.clip_norm != FIRST_ROUND_MEDIAN or not math.isnan(self.clip_norm) or not len(updates):
+            return
+        self.clip_norm = float(np.median(as_array(torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64))))
+        if not 0 < self.clip_norm < math.inf:
+            raise BadInput(
+                f"the median length of the first round's updates is {self.clip_norm:g}, which is no length to clip to. "
+                "Check learning_rate and the data, or give clip_norm a number."
+            )
+
+    def move(self, mean_update: Tensor | None) -> None:
+        """The next model, from the mean update of the round; None where nobody took part."""
+        if mean_update is not None:
+            averaged = {name: value for name, value in self.memory.items() if name == "average"}
+            self.weights, memory = server_step(self.weights, mean_update, self.memory, self.arm.config)
+            self.memory = memory | averaged
+        self.position += 1
+        self.handed_out = self.weights
+        averaged_rounds = self.position - (len(self.arm.plan) - self.arm.config.average_rounds)
+        if self.arm.config.average_rounds > 1 and averaged_rounds > 0:
+            before = self.memory.get("average", torch.zeros_like(self.weights))
+            self.memory["average"] = before + (self.weights - before) / averaged_rounds
+            self.handed_out = self.memory["average"]
+
+    def server_memory(self) -> dict[str, Array]:
+        """All that a resumed training needs beside the model that was handed out."""
+        kept = {name: as_array(value).copy() for name, value in self.memory.items()}
+        kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
+        if self.handed_out is not self.weights:
+            kept["current"] = as_array(self.weights).copy()
+        return kept

@@ -1,0 +1,216 @@
+"""All clients at once: chooses how, holds the examples where they are computed, and says what it chose.
+
+dense      dense networks, gradients written out, clients in step               CPU and GPU
+batched    rows of layers, every layer with one kernel per client, in step      GPU
+vmap       any module, clients in step by torch.func.vmap                       GPU
+processes  the plain loop, one single-threaded process per core                 CPU
+loop       the plain loop: what the others are held equal to                    CPU and GPU
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mppfl.errors import BadInput
+from mppfl.learning.config import Engine, Precision, TrainingConfig
+from mppfl.learning.dense import dense_gradients, is_dense
+from mppfl.learning.flat import FlatModel, normalises_over_examples
+from mppfl.learning.layered import is_layered, layered_gradients
+from mppfl.learning.local import Descent, Lane, Table, as_tensor, local_update
+from mppfl.learning.lockstep import LaneGradients, lockstep_updates, vmapped_gradients
+from mppfl.learning.processes import Workers, can_travel
+
+log = logging.getLogger(__name__)
+
+DENSE_AT_ONCE = 10  # clients whose weights and activations stay in a core's cache together
+MOST_ENTRIES = 2**26  # of the inputs of one step on a CPU: 256 MB in float32
+SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that a step may take
+
+
+class Cohort:
+    """Computes lanes on one device by one engine. Close it when done, or use `with`."""
+
+    def __init__(
+        self, model: FlatModel, features: np.ndarray, labels: np.ndarray, config: TrainingConfig, num_lanes: int
+    ) -> None:
+        self.model, self.config = model, config
+        self.device = device_of(config.device)
+        self.dtype = torch.float64 if config.precision == "float64" else torch.float32
+        self.engine = choose_engine(model, config, self.device, num_lanes)
+        self.table = Table(as_tensor(features).to(self.device, self.dtype), as_tensor(labels).to(self.device))
+        model.module.to(self.device, self.dtype)
+        self.descent = Descent(config.learning_rate, config.momentum)
+        self._gradients: LaneGradients | None = None
+        self._workers: Workers | None = None
+        processes = min(config.processes or os.cpu_count() or 1, num_lanes)
+        if self.engine == "processes":
+            self._workers = Workers(model, self.table, processes)
+        elif self.engine == "dense":
+            self._gradients = dense_gradients(model)
+        elif self.engine == "vmap":
+            self._gradients = vmapped_gradients(model)
+        elif self.engine == "batched":
+            low = torch.bfloat16 if config.precision == "bf16" else None
+            self._gradients = layered_gradients(model, low, compiled=self.device.type == "cuda")
+        self.at_once = config.clients_at_once or self._fitting(num_lanes)
+        self.name = self._described(processes)
+
+    def updates(self, lanes: Sequence[Lane]) -> Tensor:
+        """How far each lane's training moves its weights [lanes, parameters], on the cohort's device."""
+        with arithmetic(self.config.precision, self.device):
+            if self._workers is not None:
+                return self._workers.updates(lanes, self.descent)
+            if self._gradients is None:
+                return torch.stack([local_update(self.model, lane, self.table, self.descent) for lane in lanes])
+            return self._in_step(lanes, self._gradients)
+
+    def _in_step(self, lanes: Sequence[Lane], gradients: LaneGradients) -> Tensor:
+        """Lanes in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""
+        width = self.config.batch_size if self.engine == "batched" else None
+        found: list[Tensor] = []
+        done = 0
+        while done < len(lanes):
+            group = lanes[done : done + self.at_once]
+            try:
+                found.append(lockstep_updates(self.model, group, self.table, self.descent, gradients, width))
+                done += len(group)
+            except torch.cuda.OutOfMemoryError:
+                if self.at_once == 1:
+                    raise
+                self.at_once = max(1, self.at_once // 2)
+                log.warning("out of GPU memory: %d clients at once from now on", self.at_once)
+                torch.cuda.empty_cache()
+        return torch.cat(found)
+
+    def _fitting(self, num_lanes: int) -> int:
+        """How many lanes fit into memory in step."""
+        examples = self.config.batch_size
+        if self.config.privacy in ("full_batch", "full_batch_steps"):
+            examples = len(self.table.labels) // max(1, num_lanes)
+        if self.device.type == "cpu":
+            entries = examples * math.prod(self.table.features.shape[1:])
+            return min(num_lanes, max(1, min(DENSE_AT_ONCE, MOST_ENTRIES // max(1, entries))))
+        free, _ = torch.cuda.mem_get_info(self.device)
+        per_lane = bytes_per_lane(self.model, tuple(self.table.features.shape[1:]), examples)
+        return min(num_lanes, max(1, int(SHARE_OF_MEMORY * free / per_lane)))
+
+    def _described(self, processes: int) -> str:
+        where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        how = {"processes": f"{processes} processes", "loop": "one client at a time"}
+        return f"{self.engine}, {where}, {self.config.precision}, " + how.get(
+            self.engine, f"{self.at_once} clients at once"
+        )
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+    def __enter__(self) -> Cohort:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name, if it is there. Nothing falls back from a GPU to the CPU."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as cause:
+        raise BadInput(f"device={name!r} is not known. Use 'cpu' or 'cuda'.") from cause
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device={name!r} is not supported. Use 'cpu' or 'cuda'.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"device={name!r} was asked for, but PyTorch finds no CUDA device here. Use device='cpu'.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"device={name!r} is not there: {torch.cuda.device_count()} CUDA devices are.")
+    return device
+
+
+def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device, num_lanes: int) -> Engine:
+    """The engine asked for, if it can do the work; for "auto" the fastest that can."""
+    wanted, module = config.engine, model.module
+    private = config.mechanism.noise_on != "update"
+    mixes = normalises_over_examples(module)
+    reasons: dict[str, str | None] = {
+        "loop": None,
+        "processes": "it computes on the CPU alone" if device.type != "cpu" else _cannot_travel(module),
+        "dense": None if is_dense(module) else "the model is not Linear layers with ReLU between them",
+        "batched": _not_batched(module, private),
+        "vmap": "the model normalises over a batch, which padding would change" if mixes else None,
+    }
+    if model.draws_at_random:
+        reasons |= dict.fromkeys(("dense", "batched", "vmap"), "the model has layers that draw at random")
+    if config.precision == "bf16":
+        reasons |= {name: "it computes in float32" for name in reasons if name != "batched" and reasons[name] is None}
+    if wanted != "auto":
+        if reasons[wanted] is not None:
+            raise BadInput(f"engine={wanted!r} cannot run this training: {reasons[wanted]}. Use engine='auto'.")
+        return wanted
+    several = num_lanes > 1 and (config.processes or os.cpu_count() or 1) > 1
+    order: list[Engine] = ["dense", "batched"] if device.type == "cuda" else ["dense"]
+    if device.type == "cuda" and not private:
+        order.append("vmap")  # with clipping it would hold every example's gradient in every lane
+    if device.type == "cpu" and several:
+        order.append("processes")
+    for name in (*order, "loop", "batched"):
+        if reasons[name] is None:
+            return name
+    raise BadInput(f"precision={config.precision!r} has no engine for this model. Use precision='float32'.")
+
+
+def _cannot_travel(module: nn.Module) -> str | None:
+    return None if can_travel(module) else "the model's class cannot be loaded by another process"
+
+
+def _not_batched(module: nn.Module, private: bool) -> str | None:
+    if not is_layered(module):
+        return "the model is not a row of layers that it knows"
+    return "it clips whole updates alone" if private else None
+
+
+def bytes_per_lane(model: FlatModel, input_shape: tuple[int, ...], examples: int) -> int:
+    """About what one lane takes in one step: weights and gradients, activations and the patches of convolutions."""
+    entries = 0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal entries
+        patch = math.prod(layer.kernel_size) if isinstance(layer, nn.Conv2d) else 1
+        entries += 3 * output.numel() + patch * inputs[0].numel()
+
+    device = next(model.module.parameters()).device
+    hooks = [layer.register_forward_hook(count) for layer in model.module.modules() if not list(layer.children())]
+    try:
+        with torch.no_grad():
+            model.module(torch.zeros((2, *input_shape), device=device, dtype=next(model.module.parameters()).dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 4 * (5 * model.num_parameters + entries // 2 * examples)
+
+
+@contextmanager
+def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
+    """One thread on a CPU, so that results do not depend on how many cores there are; TF32 only where asked for."""
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        else:
+            torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
+            torch.backends.cudnn.allow_tf32 = precision in ("tf32", "bf16")
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = tf32

@@ -1,0 +1,113 @@
+"""TrainingConfig: how clients train, what protects them, and how the server puts their updates together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from mppfl.arrays import require_count, require_number
+from mppfl.errors import BadInput
+from mppfl.privacy.mechanism import MECHANISMS, Adjacency, PrivacyMechanism, privacy_mechanism
+from mppfl.privacy.noise import NoiseKind
+
+Engine = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
+Precision = Literal["float32", "tf32", "bf16", "float64"]
+Aggregation = Literal["size", "uniform", "noise_aware"]
+ServerOptimizer = Literal["plain", "momentum", "adam"]
+FIRST_ROUND_MEDIAN = "first_round_median"
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "privacy": tuple(MECHANISMS),
+    "noise": ("seeded", "gaussian", "discrete"),
+    "aggregation": ("size", "uniform", "noise_aware"),
+    "server_optimizer": ("plain", "momentum", "adam"),
+    "engine": ("auto", "loop", "processes", "dense", "batched", "vmap"),
+    "precision": ("float32", "tf32", "bf16", "float64"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """How a federated training runs. The defaults are the paper's where it states them.
+
+    learning_rate         η of local SGD
+    momentum              of local SGD, forgotten between rounds
+    batch_size            examples per local step
+    local_epochs          L, passes over a client's data in a round
+    num_steps             full-batch steps in a round (privacy="full_batch_steps")
+    privacy               named mechanism of mppfl.privacy
+    adjacency             None for the mechanism's own; "add-remove" is possible with privacy="client"
+    clip_norm             𝒮, length to which updates or gradients are shortened; "first_round_median" takes the median
+                          length of the first round's updates before clipping (not a private choice; reports say so)
+    budget_unit           ρ of the training = budget_unit · ρ of the game
+    noise                 "seeded" for simulation, "gaussian" or "discrete" for noise that protects
+    dp_delta              δ of every ε that is reported
+    aggregation           weights of clients' updates: "size", "uniform" or "noise_aware"
+    server_optimizer      what the server does with the mean update: "plain", "momentum" or "adam"
+    average_rounds        the model handed out at the end is the mean of the last so many rounds' (0: the last one)
+    seed                  of the initial weights, the order of examples and seeded noise
+    engine                how clients are computed; "auto" chooses by model and device
+    device                "cpu", "cuda" or "cuda:1"
+    precision             of the arithmetic inside local training; weights are float32 (float64 with "float64")
+    clients_at_once       how many clients are computed at once; None chooses from the memory there is
+    processes             processes of engine "processes"; None takes one per core
+    evaluate_every        rounds between evaluations on the test data; the last round is always evaluated
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    batch_size: int = 32
+    local_epochs: int = 5
+    num_steps: int = 1
+    privacy: str = "paper"
+    adjacency: Adjacency | None = None
+    clip_norm: float | Literal["first_round_median"] = "first_round_median"
+    budget_unit: float = 1.0
+    noise: NoiseKind = "seeded"
+    dp_delta: float = 1e-5
+    aggregation: Aggregation = "noise_aware"
+    server_optimizer: ServerOptimizer = "plain"
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.9
+    average_rounds: int = 0
+    seed: int = 0
+    engine: Engine = "auto"
+    device: str = "cpu"
+    precision: Precision = "float32"
+    clients_at_once: int | None = None
+    processes: int | None = None
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "local_epochs", "num_steps", "evaluate_every"):
+            require_count(getattr(self, name), name)
+        for name in ("clients_at_once", "processes"):
+            if getattr(self, name) is not None:
+                require_count(getattr(self, name), name)
+        for name in ("learning_rate", "server_learning_rate", "budget_unit"):
+            require_number(getattr(self, name), name, 0.0, math.inf)
+        for name in ("momentum", "server_momentum"):
+            require_number(getattr(self, name), name, 0.0, 1.0, open_ends=False)
+        require_number(self.dp_delta, "dp_delta", 0.0, 1.0)
+        if not isinstance(self.clip_norm, str):
+            require_number(self.clip_norm, "clip_norm", 0.0, math.inf)
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise BadInput(f"{name}={getattr(self, name)!r} is not known. Known: {', '.join(known)}.")
+        for name in ("seed", "average_rounds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise BadInput(f"{name}={value!r} must be a whole number, 0 or more.")
+        if isinstance(self.clip_norm, str) and self.clip_norm != FIRST_ROUND_MEDIAN:
+            raise BadInput(f"clip_norm={self.clip_norm!r} must be a number above 0, or 'first_round_median'.")
+        if self.clip_norm == FIRST_ROUND_MEDIAN and self.mechanism.noise_on != "update":
+            raise BadInput(
+                f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
+                "gradient. Give clip_norm a number."
+            )
+
+    @property
+    def mechanism(self) -> PrivacyMechanism:
+        """The privacy mechanism that `privacy` and `adjacency` name."""
+        return privacy_mechanism(self.privacy, self.adjacency)

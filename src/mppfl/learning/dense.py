@@ -1,0 +1,60 @@
+"""Gradients of dense networks for all lanes at once, written out by hand: softmax regression and ReLU networks.
+
+For a network of linear layers the gradient of one example in one layer is the product of two vectors, δ aᵀ, so its
+length is |δ||a| and clipping needs no per-example gradients (Goodfellow 2015, arXiv:1510.01799).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mppfl.learning.flat import FlatModel
+from mppfl.learning.local import clip_factors
+from mppfl.learning.lockstep import LaneGradients, Parts
+
+
+def is_dense(module: nn.Module) -> bool:
+    """Whether the module is Flatten and Linear layers with ReLU between them, and nothing else."""
+    if not isinstance(module, nn.Sequential):
+        return False
+    layers = list(module)
+    layers = layers[1:] if layers and isinstance(layers[0], nn.Flatten) else layers
+    linear = all(isinstance(layer, nn.Linear) for layer in layers[::2])
+    return len(layers) % 2 == 1 and linear and all(isinstance(layer, nn.ReLU) for layer in layers[1::2])
+
+
+def dense_gradients(model: FlatModel) -> LaneGradients:
+    """Gradients of cross-entropy for a module that `is_dense`."""
+    names = [name for name, layer in model.module.named_children() if isinstance(layer, nn.Linear)]
+
+    def gradients(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+        activations = [inputs.flatten(2)]  # [lanes, examples, width] going into each layer
+        for number, name in enumerate(names):
+            out = torch.bmm(activations[-1], parts[f"{name}.weight"].transpose(1, 2))
+            if f"{name}.bias" in parts:
+                out += parts[f"{name}.bias"][:, None]
+            activations.append(out if number == len(names) - 1 else out.relu_())
+        errors = torch.softmax(activations.pop(), 2)  # δ of the last layer: probabilities minus the truth
+        errors.scatter_add_(2, labels[..., None], torch.full_like(labels[..., None], -1, dtype=errors.dtype))
+        if clip_norm is None:
+            errors *= weight[..., None]
+        deltas = [errors]
+        for number in range(len(names) - 1, 0, -1):
+            back = torch.bmm(deltas[0], parts[f"{names[number]}.weight"])
+            deltas.insert(0, back * (activations[number] > 0))
+        if clip_norm is not None:
+            squares = sum(
+                delta.double().square().sum(2) * (before.double().square().sum(2) + (f"{name}.bias" in parts))
+                for name, delta, before in zip(names, deltas, activations, strict=True)
+            )
+            factors = clip_factors(torch.as_tensor(squares).sqrt(), clip_norm).to(weight) * weight
+            deltas = [delta * factors[..., None] for delta in deltas]
+        found: Parts = {}
+        for name, delta, before in zip(names, deltas, activations, strict=True):
+            found[f"{name}.weight"] = torch.bmm(delta.transpose(1, 2), before)
+            if f"{name}.bias" in parts:
+                found[f"{name}.bias"] = delta.sum(1)
+        return found
+
+    return gradients

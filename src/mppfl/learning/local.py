@@ -1,0 +1,174 @@
+"""One client's round, plain: what a lone device would run, and what the fast engines are held equal to."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mppfl.arrays import Array, IntArray
+from mppfl.learning.flat import FlatModel, flattened
+from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
+from mppfl.privacy.noise import NoiseKind
+from mppfl.privacy.release import NORM_GUARD, noisy_answer
+
+LARGEST_STACK = 2**25  # entries of per-example gradients held at once: 128 MB in float32
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GradientNoise:
+    """How one client makes each answer of a round private: every example clipped, noise on the mean or the sum.
+
+    budget            ρ of the whole round; infinite for no noise; None for dpsgd_poisson
+    noise_multiplier  of dpsgd_poisson, None for the others
+    rng               stream of seeded noise
+    """
+
+    mechanism: PrivacyMechanism
+    clip_norm: float
+    work: LocalWork
+    kind: NoiseKind
+    budget: float | None
+    noise_multiplier: float | None = None
+    rng: np.random.Generator | None = None
+
+    @property
+    def answer_divisor(self) -> int:
+        """What the clipped sum is divided by before noise: n where the noise is on a mean."""
+        return self.work.num_examples if self.mechanism.noise_on == "mean gradient" else 1
+
+    @property
+    def step_divisor(self) -> int:
+        """What the noisy answer is divided by to be a step: the public batch size where the noise is on a sum."""
+        return 1 if self.mechanism.noise_on == "mean gradient" else self.work.batch_size
+
+    def gradient(self, clipped_sum: Tensor) -> Tensor:
+        """The noisy mean gradient from the sum of clipped ones."""
+        answer = (clipped_sum / self.answer_divisor).cpu().numpy()
+        noisy, _ = noisy_answer(
+            answer,
+            self.budget,
+            self.mechanism,
+            self.clip_norm,
+            self.work,
+            self.kind,
+            self.rng,
+            noise_multiplier=self.noise_multiplier,
+        )
+        return torch.from_numpy(noisy).to(clipped_sum) / self.step_divisor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lane:
+    """One client of one training in one round.
+
+    start        the server's weights [parameters]
+    batches      rows of the table of examples, step by step
+    noise        how each gradient is made private; None where the whole update is, after training
+    layers_seed  for layers that draw at random themselves
+    """
+
+    start: Tensor
+    batches: Sequence[IntArray]
+    noise: GradientNoise | None = None
+    layers_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """Stochastic gradient descent of all lanes: w ← w − η v, v ← momentum · v + gradient."""
+
+    learning_rate: float
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """The examples that lanes' batches point into, where they are computed."""
+
+    features: Tensor
+    labels: Tensor
+
+    def take(self, rows: IntArray) -> tuple[Tensor, Tensor]:
+        found = torch.as_tensor(rows, device=self.features.device)
+        return self.features[found], self.labels[found]
+
+
+def local_update(model: FlatModel, lane: Lane, table: Table, descent: Descent) -> Tensor:
+    """How far one round of local training moves the weights: w_i − w [parameters]."""
+    weights, velocity = lane.start.clone(), torch.zeros_like(lane.start)
+    with torch.random.fork_rng(devices=[], enabled=model.draws_at_random):
+        if model.draws_at_random:
+            torch.manual_seed(lane.layers_seed)
+        for rows in lane.batches:
+            inputs, labels = table.take(rows)
+            if lane.noise is None:
+                gradient = mean_gradient(model, weights, inputs, labels)
+            else:
+                gradient = lane.noise.gradient(clipped_sum(model, weights, inputs, labels, lane.noise.clip_norm))
+            velocity = descent.momentum * velocity + gradient
+            weights = weights - descent.learning_rate * velocity
+    return weights - lane.start
+
+
+def mean_gradient(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of the mean cross-entropy over the examples [parameters]."""
+    parts = {name: part.detach().requires_grad_() for name, part in model.parts(weights).items()}
+    loss = cross_entropy(model.logits(parts, inputs), labels)
+    return flattened(torch.autograd.grad(loss, list(parts.values())))
+
+
+def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tensor, clip_norm: float) -> Tensor:
+    """Sum of the examples' gradients, each shortened to `clip_norm` in ℓ2 [parameters]."""
+    parts = model.parts(weights)
+
+    def loss_of_one(parts: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(model.logits(parts, example[None]), label[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+    total = torch.zeros_like(weights)
+    at_once = max(1, LARGEST_STACK // weights.numel())
+    for start in range(0, len(inputs), at_once):
+        each = gradients(parts, inputs[start : start + at_once], labels[start : start + at_once])
+        rows = torch.cat([part.flatten(1) for part in each.values()], 1)  # [examples, parameters]
+        total += clip_factors(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64), clip_norm).to(rows) @ rows
+    return total
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """What to multiply vectors of these lengths by: 1, or less where they are longer than `clip_norm`."""
+    return torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
+
+
+def evaluate(model: FlatModel, weights: Tensor, table: Table, at_once: int = 1000) -> tuple[float, float]:
+    """Accuracy and mean cross-entropy over a table of examples."""
+    parts, right, loss = model.parts(weights), 0, 0.0
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            for start in range(0, len(table.labels), at_once):
+                logits = model.logits(parts, table.features[start : start + at_once])
+                labels = table.labels[start : start + at_once]
+                right += int((logits.argmax(1) == labels).sum())
+                loss += float(cross_entropy(logits.double(), labels, reduction="sum"))
+    finally:
+        model.module.train()
+    return right / len(table.labels), loss / len(table.labels)
+
+
+def as_tensor(array: Any) -> Tensor:
+    """The array as a tensor on the same memory, which nobody writes to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> Array:
+    """The tensor as a numpy array of this process."""
+    return tensor.detach().cpu().numpy()

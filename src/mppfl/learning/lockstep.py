@@ -1,0 +1,148 @@
+"""Many clients in step: the k-th batches of all lanes at once, each lane with weights of its own.
+
+Lanes of unequal length are padded with examples of weight 0, and a lane that has run out of batches stands still. What
+differs between engines is only how the gradients of all lanes are found; see dense.py and layered.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mppfl.arrays import Array, IntArray
+from mppfl.learning.flat import FlatModel
+from mppfl.learning.local import Descent, Lane, Table
+
+Parts = dict[str, Tensor]  # of all lanes: [lanes, *shape]
+
+
+class LaneGradients(Protocol):
+    """Gradients of all lanes at once.
+
+    `weight` [lanes, examples] multiplies each example's gradient: 1/batch for a mean, 0 for padding. With `clip_norm`
+    each example's gradient is shortened first, and weight is 1 or 0.
+    """
+
+    def __call__(
+        self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None
+    ) -> Parts: ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One step of all lanes.
+
+    rows    [lanes, width] rows of the table; padding points to row 0
+    weight  [lanes, width] weight of each example, 0 for padding
+    moves   [lanes] 1 where the lane still has a batch, else 0
+    """
+
+    rows: Tensor
+    weight: Tensor
+    moves: Tensor
+
+
+def lockstep_updates(
+    model: FlatModel,
+    lanes: Sequence[Lane],
+    table: Table,
+    descent: Descent,
+    gradients: LaneGradients,
+    width: int | None = None,
+) -> Tensor:
+    """Updates of all lanes [lanes, parameters]. `width` pads every batch to one length, so that shapes stay alike."""
+    starts = torch.stack([lane.start for lane in lanes])
+    parts = {name: part.clone() for name, part in model.parts(starts).items()}
+    velocity = {name: torch.zeros_like(part) for name, part in parts.items()} if descent.momentum else {}
+    private = lanes[0].noise is not None
+    clip_norm = lanes[0].noise.clip_norm if lanes[0].noise else None
+    for step in steps_of(lanes, table, width):
+        inputs, labels = table.features[step.rows], table.labels[step.rows]
+        found = gradients(parts, inputs, labels, step.weight, clip_norm)
+        if not private and not descent.momentum:  # a lane that stands still has gradient 0
+            torch._foreach_add_(list(parts.values()), [found[name] for name in parts], alpha=-descent.learning_rate)
+            continue
+        if private:
+            found = _made_private(model, found, lanes, step.moves)
+        for name, part in parts.items():
+            if descent.momentum:
+                velocity[name].mul_(descent.momentum).add_(found[name])
+            direction = velocity[name] if descent.momentum else found[name]
+            moves = (descent.learning_rate * step.moves).view(-1, *[1] * (part.ndim - 1))
+            part.sub_(moves * direction)
+    return torch.cat([part.flatten(1) for part in parts.values()], 1) - starts
+
+
+def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> Iterator[Step]:
+    """The lanes' batches side by side, step by step."""
+    device, dtype = table.features.device, table.features.dtype
+    num_steps = max(len(lane.batches) for lane in lanes)
+    if width is not None:  # all steps of the round travel to the device at once
+        padded = _padded(lanes, range(num_steps), width)
+        rows, weight, moves = (torch.from_numpy(array).to(device) for array in padded)
+        weight, moves = weight.to(dtype), moves.to(dtype)
+        yield from (Step(rows[k], weight[k], moves[k]) for k in range(num_steps))
+        return
+    for number in range(num_steps):
+        own, share, going = _padded(lanes, range(number, number + 1), None)
+        yield Step(
+            torch.from_numpy(own[0]).to(device),
+            torch.from_numpy(share[0]).to(device, dtype),
+            torch.from_numpy(going[0]).to(device, dtype),
+        )
+
+
+def _padded(lanes: Sequence[Lane], numbers: range, width: int | None) -> tuple[IntArray, Array, Array]:
+    """Rows and weights [steps, lanes, width] of these steps, and who moves [steps, lanes]."""
+    batches = [[lane.batches[k] if k < len(lane.batches) else None for lane in lanes] for k in numbers]
+    most = width or max((len(batch) for step in batches for batch in step if batch is not None), default=0) or 1
+    rows = np.zeros((len(numbers), len(lanes), most), dtype=np.int64)
+    weight, moves = np.zeros(rows.shape), np.zeros(rows.shape[:2])
+    for k, step in enumerate(batches):
+        for at, batch in enumerate(step):
+            if batch is None:
+                continue
+            moves[k, at] = 1
+            if len(batch):
+                rows[k, at, : len(batch)] = batch
+                weight[k, at, : len(batch)] = 1.0 if lanes[at].noise else 1.0 / len(batch)
+    return rows, weight, moves
+
+
+def _made_private(model: FlatModel, sums: Parts, lanes: Sequence[Lane], moves: Tensor) -> Parts:
+    """Each lane's noisy gradient from its sum of clipped ones; a lane that stands still answers nothing."""
+    flat = torch.cat([part.flatten(1) for part in sums.values()], 1)
+    for at, (lane, is_moving) in enumerate(zip(lanes, moves.tolist(), strict=True)):
+        if is_moving and lane.noise is not None:
+            flat[at] = lane.noise.gradient(flat[at])
+    return model.parts(flat)
+
+
+def vmapped_gradients(model: FlatModel) -> LaneGradients:
+    """Gradients of any module, by torch.func.vmap over lanes (and over examples where each is clipped)."""
+    from mppfl.learning.local import clip_factors
+
+    def weighted_loss(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return (cross_entropy(model.logits(parts, inputs), labels, reduction="none") * weight).sum()
+
+    def loss_of_one(parts: Parts, example: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(model.logits(parts, example[None]), label[None])
+
+    of_lanes = torch.func.vmap(torch.func.grad(weighted_loss))
+    of_examples = torch.func.vmap(torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0)))
+
+    def gradients(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+        if clip_norm is None:
+            return dict(of_lanes(parts, inputs, labels, weight))
+        each = of_examples(parts, inputs, labels)  # [lanes, examples, *shape]
+        squares = sum(part.double().flatten(2).square().sum(2) for part in each.values())
+        factors = clip_factors(torch.as_tensor(squares).sqrt(), clip_norm).to(weight) * weight
+        return {name: torch.einsum("le,le...->l...", factors, part) for name, part in each.items()}
+
+    return gradients

@@ -1,0 +1,145 @@
+"""From raw updates to what the server sees: cost, reservation in the ledger, then the noisy release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mppfl.arrays import Array, IntArray
+from mppfl.errors import BadInput, BudgetExceeded
+from mppfl.learning.arms import Standing
+from mppfl.learning.batches import stream
+from mppfl.learning.local import GradientNoise, as_array
+from mppfl.learning.poisson import poisson_multiplier
+from mppfl.privacy.device_release import release_on_device
+from mppfl.privacy.release import ReleaseCost, release, round_cost
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Uploads:
+    """What the server got in one round.
+
+    who            positions of the clients who uploaded
+    rows           their noisy updates [uploads, parameters]
+    noise_std      standard deviation of the noise in each row, per parameter
+    share_clipped  share of them that was shortened; NaN where gradients are clipped instead
+    """
+
+    who: IntArray
+    rows: Tensor
+    noise_std: Array
+    share_clipped: float
+
+
+def admitted(standing: Standing, round_index: int, asked: Array, who: IntArray) -> tuple[IntArray, list[ReleaseCost]]:
+    """Who may release this round, and what each pays. It stands in the ledger when this returns.
+
+    A round that was interrupted after its reservation is computed again. Seeded noise then gives the same upload, which
+    is paid for; fresh noise gives another one, which is paid for again.
+    """
+    costs = [cost_of_client(standing, round_index, int(k), float(asked[k])) for k in who]
+    run, ledger = standing.arm.name, standing.ledger
+    outcomes = ledger.reserve_each(run, round_index, costs).outcomes if costs else {}
+    refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
+    for k, cost in zip(who.tolist(), costs, strict=True):
+        if outcomes[cost.client] == "already reserved" and cost.noise_kind not in ("seeded", "none"):
+            standing.pay(k, cost)  # for the first time, whether its upload ever left or not
+            try:
+                ledger.reserve_again(run, round_index, [cost])
+            except BudgetExceeded:
+                refused.add(cost.client)
+        if cost.client not in refused:
+            standing.pay(k, cost)
+    kept = [number for number, cost in enumerate(costs) if cost.client not in refused]
+    return who[kept], [costs[number] for number in kept]
+
+
+def cost_of_client(standing: Standing, round_index: int, client: int, budget: float) -> ReleaseCost:
+    """What the round costs one client, before anything is drawn."""
+    config, work = standing.arm.config, standing.works[client]
+    multiplier = None if config.mechanism.is_zcdp else poisson_multiplier(budget, config.dp_delta, work)
+    return round_cost(
+        config.mechanism,
+        budget if multiplier is None else None,
+        standing.clip_norm,
+        work,
+        config.noise,
+        standing.model.num_parameters,
+        standing.arm.data.names[client],
+        round_index,
+        standing.arm.name,
+        multiplier,
+    )
+
+
+def gradient_noise(standing: Standing, cost: ReleaseCost, client: int, budget: float) -> GradientNoise:
+    """How a client makes each of its gradients private, at the cost that was reserved."""
+    config = standing.arm.config
+    is_zcdp = config.mechanism.is_zcdp
+    return GradientNoise(
+        config.mechanism,
+        standing.clip_norm,
+        standing.works[client],
+        config.noise,
+        budget if is_zcdp else None,
+        None if is_zcdp else poisson_multiplier(budget, config.dp_delta, standing.works[client]),
+        stream(config.seed, "noise", cost.round_index, client),
+    )
+
+
+def noisy_uploads(standing: Standing, who: IntArray, updates: Tensor, costs: Sequence[ReleaseCost]) -> Uploads:
+    """What leaves the clients whose costs are reserved: updates with noise, or updates made of noisy gradients."""
+    config = standing.arm.config
+    if config.mechanism.noise_on != "update":
+        for cost, is_finite in zip(costs, torch.isfinite(updates).all(1).tolist(), strict=True):
+            if not is_finite:
+                raise BadInput(
+                    f"The update of client {cost.client!r} holds NaN or infinity and is not released. Check its "
+                    "training."
+                )
+        added = np.array([_noise_in_update(standing, int(k), cost) for k, cost in zip(who, costs, strict=True)])
+        return Uploads(who, updates, added, math.nan)
+    stds = np.array([cost.noise_std for cost in costs])
+    if not len(who):
+        return Uploads(who, updates, stds, math.nan)
+    streams = [stream(config.seed, "noise", cost.round_index, int(k)) for cost, k in zip(costs, who, strict=True)]
+    if updates.is_cuda and config.noise == "seeded":
+        seeds = [int(rng.integers(2**62)) for rng in streams]
+        rows, clipped = release_on_device(updates, costs, standing.clip_norm, seeds)
+        return Uploads(who, rows, stds, float(clipped.double().mean()))
+    released, shortened = [], []
+    for k, row, cost, rng in zip(who, as_array(updates), costs, streams, strict=True):
+        found = release(
+            row,
+            [cost.budget],
+            mechanism=config.mechanism,
+            clip_norm=standing.clip_norm,
+            work=standing.works[int(k)],
+            noise=config.noise,
+            rng=rng,
+            clients=[cost.client],
+            round_index=cost.round_index,
+            run=cost.run,
+        )
+        if found.costs[0] != cost:
+            raise BadInput(f"the release of client {cost.client!r} cost {found.costs[0]}, but {cost} was reserved.")
+        released.append(found.updates)
+        shortened.append(bool(found.clipped[0]))
+    rows = torch.from_numpy(np.stack(released)).to(updates.device)
+    return Uploads(who, rows, stds, float(np.mean(shortened)))
+
+
+def _noise_in_update(standing: Standing, client: int, cost: ReleaseCost) -> float:
+    """Standard deviation that noise in every gradient leaves in the whole update, as far as steps just add up."""
+    config, work = standing.arm.config, standing.works[client]
+    steps = {"full_batch": 1, "full_batch_steps": work.num_steps}.get(config.privacy, work.num_batches)
+    divisor = 1 if config.mechanism.noise_on == "mean gradient" else work.batch_size
+    # With momentum μ the noise of step k is counted (1 − μ^(steps−k+1))/(1 − μ) times by the end of the round.
+    mu = config.momentum
+    counted = [(1 - mu ** (steps - k)) / (1 - mu) if mu < 1 else float(steps - k) for k in range(steps)]
+    return config.learning_rate * cost.noise_std / divisor * math.sqrt(sum(c * c for c in counted))

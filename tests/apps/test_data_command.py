@@ -1,0 +1,111 @@
+"""mppfl data: list, check and get."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from mppfl.data.dataset import Dataset, Examples
+from tests.data.drawn import draw, small, write_npz
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(monkeypatch):
+    monkeypatch.delenv("MPPFL_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setattr("mppfl.data.hub.has_hub", lambda: False)
+    monkeypatch.setattr("mppfl.data.sources.has_hub", lambda: False)
+
+
+@pytest.fixture
+def small_svhn(monkeypatch):
+    monkeypatch.setattr("mppfl.data.sources.KNOWN", {"svhn": small("svhn")})
+
+
+def test_list_tells_what_there_is_and_what_is_here(mppfl, tmp_path):
+    write_npz(tmp_path / "svhn", draw((32, 32, 3)))
+    rows = {row["name"]: row for row in mppfl("data", "list", "--folder", tmp_path, "--json").json["data_sets"]}
+    assert list(rows) == ["digits", "fashion-mnist", "cifar-10", "cifar-100", "svhn", "cinic-10"]
+    assert {name: row["here"] for name, row in rows.items() if row["here"]} == {"digits": "built in", "svhn": ".npz"}
+    assert rows["svhn"]["folder"] == str(tmp_path / "svhn")
+    assert (rows["cifar-100"]["num_train"], rows["cifar-100"]["num_classes"]) == (50_000, 100)
+    assert rows["fashion-mnist"]["licence"] == "MIT"
+
+
+def test_list_reads_aloud(mppfl):
+    answer = mppfl("data", "list")
+    assert (answer.code, answer.stderr) == (0, "")
+    assert "fashion-mnist     60,000  10,000       10  -              articles of clothing" in answer.stdout
+    assert "https://github.com/zalandoresearch/fashion-mnist" in answer.stdout
+
+
+def test_check_tells_what_a_set_holds(mppfl):
+    found = mppfl("data", "check", "digits", "--json").json
+    assert (found["num_train"], found["num_test"], found["shape"]) == (1433, 364, [8, 8, 1])
+    assert found["provenance"] == "scikit-learn"
+    assert sum(row["num_train"] for row in found["classes"]) == 1433
+    assert found["classes"][3] == {"name": "3", "num_train": 146, "num_test": 37}
+
+
+def test_check_reads_aloud(mppfl):
+    answer = mppfl("data", "check", "digits")
+    lines = answer.stdout.splitlines()
+    assert (answer.code, answer.stderr) == (0, "")
+    assert "examples        1,433 to train, 364 to test; 8 x 8 x 1, float32" in lines
+    assert "  3                  146      37" in lines
+    assert lines[-1] == "sound"
+
+
+def test_check_reads_a_file_of_ones_own(mppfl, tmp_path):
+    arrays = {
+        "x_train": np.zeros((4, 3)),
+        "y_train": np.arange(4),
+        "x_test": np.ones((1, 3)),
+        "y_test": np.zeros(1, int),
+    }
+    np.savez(tmp_path / "own.npz", **arrays, users=np.array(["ann", "bob", "ann", "ann"]))
+    found = mppfl("data", "check", tmp_path / "own.npz", "--json").json
+    assert (found["name"], found["num_users"], found["num_classes"], found["shape"]) == ("own", 2, 4, [3])
+
+
+def test_check_fails_in_one_line(mppfl, tmp_path, small_svhn):
+    assert "MPPFL_DATA is not set" in mppfl("data", "check", "svhn").error
+    assert "Known: svhn" in mppfl("data", "check", "weather").error
+    write_npz(tmp_path / "svhn", draw((32, 32, 3)))
+    assert "re-cropped" in mppfl("data", "check", "svhn", "--folder", tmp_path, "--json").json["provenance"]
+    (tmp_path / "svhn" / "test.npz").write_bytes(b"PK\x03\x04")
+    assert "test.npz is no .npz" in mppfl("data", "check", "svhn", "--folder", tmp_path, "--json").error
+
+
+def test_get_needs_the_extra_and_a_folder(mppfl, tmp_path):
+    assert "mppfl[hub]" in mppfl("data", "get", "svhn", "--folder", tmp_path).error
+    assert "Give --folder" in mppfl("data", "get", "svhn").error
+    assert "built in" in mppfl("data", "get", "digits").error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_get_keeps_what_the_hub_gave_with_its_provenance(mppfl, tmp_path, monkeypatch, small_svhn):
+    parts = {part: Examples(*drawn) for part, drawn in draw((32, 32, 3)).items()}
+    monkeypatch.setattr("mppfl.data.sources.read_hub", lambda known: (*parts.values(), "Hugging Face hub, svhn"))
+    answer = mppfl("data", "get", "svhn", "--folder", tmp_path / "new")
+    assert answer.stdout == f"{tmp_path / 'new' / 'svhn'}: 9 examples to train, 4 to test\n"
+    assert sorted(path.name for path in (tmp_path / "new" / "svhn").iterdir()) == ["test.npz", "train.npz"]
+    found = mppfl("data", "check", "svhn", "--folder", tmp_path / "new", "--json").json
+    assert found["provenance"] == "Hugging Face hub, svhn, kept as .npz"
+    assert "is there already" in mppfl("data", "get", "svhn", "--folder", tmp_path / "new").error
+
+
+def test_get_that_fails_halfway_leaves_no_file_behind(tmp_path, monkeypatch):
+    from mppfl.data.npz import write_known_npz
+    from mppfl.errors import BadFile
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    part = Examples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(BadFile, match="No space left"):
+        write_known_npz(Dataset("tiny", part, part, 1, ("a",), "", (0.0,), (1.0,)), tmp_path / "tiny")
+    assert list((tmp_path / "tiny").iterdir()) == []

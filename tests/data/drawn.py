@@ -1,0 +1,129 @@
+"""Small data sets of our own drawing, in the form of the official files."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from dataclasses import replace
+
+import numpy as np
+
+from mppfl.data.known import KNOWN
+
+COUNTS = {"train": (3, 2, 4), "test": (1, 2, 1)}  # of three classes
+
+
+def small(name, **changes):
+    """A known data set cut down to three classes and a few examples, without checksums."""
+    known = KNOWN[name]
+    cut = {"class_names": known.class_names[:3], "train_counts": COUNTS["train"], "test_counts": COUNTS["test"]}
+    return replace(known, **{**cut, "md5": {}, **changes})
+
+
+def draw(shape, seed=0):
+    """{part: (images uint8, labels)} with the counts above, in mixed order."""
+    rng = np.random.default_rng(seed)
+    parts = {}
+    for part, counts in COUNTS.items():
+        labels = rng.permutation(np.repeat(np.arange(3), counts))
+        parts[part] = rng.integers(0, 256, (len(labels), *shape), dtype=np.uint8), labels
+    return parts
+
+
+def idx_bytes(array):
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
+    return header + array.astype(np.uint8).tobytes()
+
+
+def write_idx(folder, parts, zipped=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        images, labels = parts[part]
+        for name, array in (("images-idx3", images[..., 0]), ("labels-idx1", labels)):
+            path = folder / f"{prefix}-{name}-ubyte{'.gz' if zipped else ''}"
+            path.write_bytes(gzip.compress(idx_bytes(array)) if zipped else idx_bytes(array))
+
+
+def planes(images):
+    """Images [n, 32, 32, 3] as rows of red, green, blue."""
+    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+
+
+def write_cifar_binary(folder, parts, hundred=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, (images, labels) in parts.items():
+        columns = [labels[:, None] // 2, labels[:, None]] if hundred else [labels[:, None]]
+        rows = np.concatenate([*columns, planes(images)], axis=1).astype(np.uint8)
+        names = cifar_names(part, hundred)
+        for name, batch in zip(names, np.array_split(rows, len(names)), strict=True):
+            (folder / f"{name}.bin").write_bytes(batch.tobytes())
+
+
+def write_cifar_python(folder, parts, protocol=2, hundred=False, as_python_2=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, (images, labels) in parts.items():
+        names = cifar_names(part, hundred)
+        batches = zip(np.array_split(planes(images), len(names)), np.array_split(labels, len(names)), strict=True)
+        for name, (pixels, each) in zip(names, batches, strict=True):
+            key = "fine_labels" if hundred else "labels"
+            content = {"data": pixels, key: each.tolist(), "filenames": [f"{k}.png" for k in range(len(each))]}
+            raw = python_2_pickle(pixels, key, each.tolist()) if as_python_2 else pickle.dumps(content, protocol)
+            (folder / name).write_bytes(raw)
+
+
+def cifar_names(part, hundred):
+    if hundred:
+        return [part]
+    return [f"data_batch_{k}" for k in range(1, 6)] if part == "train" else ["test_batch"]
+
+
+def python_2_pickle(pixels, key, labels):
+    """What Python 2 wrote: byte strings for text and for an array's content."""
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + _int(len(value)) + value
+
+    def number(value):
+        return b"K" + bytes([value]) if value < 256 else b"J" + _int(value)
+
+    array = b"".join(
+        [
+            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n",
+            *(number(0), b"\x85", text(b"b"), b"\x87R"),
+            *(b"(", number(1), number(pixels.shape[0]), number(pixels.shape[1]), b"\x86"),
+            *(b"cnumpy\ndtype\n", text(b"u1"), number(0), number(1), b"\x87R"),
+            *(b"(", number(3), text(b"|"), b"NNN", b"J\xff\xff\xff\xffJ\xff\xff\xff\xff", number(0), b"tb"),
+            *(b"\x89", text(pixels.tobytes()), b"tb"),
+        ]
+    )
+    listed = b"](" + b"".join(map(number, labels)) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(key.encode()) + listed + b"u."
+
+
+def _int(value):
+    return int(value).to_bytes(4, "little")
+
+
+def write_mat(folder, parts):
+    from scipy.io import savemat
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, (images, labels) in parts.items():
+        digits = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
+        savemat(folder / f"{part}_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": digits}, do_compression=True)
+
+
+def write_pngs(folder, parts, class_names):
+    from PIL import Image
+
+    for part, (images, labels) in parts.items():
+        for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+            place = folder / part / class_names[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place / f"cifar10-{part}-{row}.png")
+
+
+def write_npz(folder, parts, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, (images, labels) in parts.items():
+        np.savez(folder / f"{part}.npz", images=images, labels=labels.astype(np.uint8), **more)

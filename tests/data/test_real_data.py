@@ -1,0 +1,73 @@
+"""The official files, read whole and verified. Needs MPPFL_DATA (docs/data-sets.md)."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mppfl.data.known import KNOWN
+from mppfl.data.sources import find_files, load_data, model_inputs
+from mppfl.data.split import split
+from mppfl.errors import BadFile
+
+pytestmark = pytest.mark.data
+NAMES = [name for name in KNOWN if name != "digits"]
+
+
+def here(name):
+    if not os.environ.get("MPPFL_DATA"):
+        pytest.skip("set MPPFL_DATA to the folder that holds the data sets (docs/data-sets.md)")
+    found = find_files(name)
+    if found is None:
+        pytest.skip(f"{name} is not under MPPFL_DATA={os.environ['MPPFL_DATA']}")
+    return found
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def real(request):
+    here(request.param)
+    return load_data(request.param, source="files")
+
+
+def test_a_real_set_is_what_it_should_be(real):
+    known = KNOWN[real.name]
+    assert np.bincount(real.train.labels).tolist() == list(known.train_counts)
+    assert np.bincount(real.test.labels).tolist() == list(known.test_counts)
+    assert real.train.features.dtype == np.uint8
+    assert ("checksums verified" in real.provenance) == (real.name in ("fashion-mnist", "cifar-10"))
+
+
+def test_the_published_constants_standardise_the_training_part(real):
+    inputs = model_inputs(real, real.train.features)
+    tolerance = 0.05 if real.name == "svhn" else 2e-3  # SVHN may be re-cropped, which is no longer quite the same
+    for channel in range(inputs.shape[1]):
+        assert inputs[:, channel].mean(dtype=np.float64) == pytest.approx(0.0, abs=tolerance)
+        assert inputs[:, channel].std(dtype=np.float64) == pytest.approx(1.0, abs=tolerance)
+
+
+def test_a_real_set_is_divided_whole(real):
+    data = split(real, "dirichlet", 100, rng=np.random.default_rng(0))
+    assert data.num_examples.sum() == len(real.train)
+    assert data.num_examples.min() >= 10
+    assert len(np.unique(np.concatenate(data.members))) == len(real.train)
+
+
+def test_one_changed_byte_of_an_official_file_is_noticed(tmp_path):
+    folder = here("fashion-mnist").folder
+    copy = tmp_path / "fashion-mnist"
+    copy.mkdir()
+    for path in Path(folder).iterdir():
+        (copy / path.name).symlink_to(path)
+    name = "t10k-images-idx3-ubyte"
+    path = next(path for path in copy.iterdir() if path.name.startswith(name))
+    content = path.read_bytes()
+    content = bytearray(gzip.decompress(content) if path.suffix == ".gz" else content)
+    content[5000] ^= 1
+    path.unlink()
+    (copy / name).write_bytes(content)
+    with pytest.raises(BadFile, match=f"{name} is not the official file"):
+        load_data("fashion-mnist", tmp_path)

@@ -1,0 +1,372 @@
+"""load_data finds a data set by name, verifies it, and says in one line what is missing or wrong."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from mppfl.data import known as catalogue
+from mppfl.data.dataset import Dataset, Examples
+from mppfl.data.hub import has_hub
+from mppfl.data.known import KNOWN
+from mppfl.data.sources import find_files, load_data, model_inputs
+from mppfl.errors import BadFile, BadInput, MppflError
+from tests.data.drawn import (
+    draw,
+    small,
+    write_cifar_binary,
+    write_cifar_python,
+    write_idx,
+    write_mat,
+    write_npz,
+    write_pngs,
+)
+
+approx = pytest.approx
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(monkeypatch):
+    """No folder from the environment, and no hub."""
+    monkeypatch.delenv("MPPFL_DATA", raising=False)
+    monkeypatch.setattr("mppfl.data.sources.has_hub", lambda: False)
+
+
+@pytest.fixture
+def small_sets(monkeypatch):
+    """The known data sets, cut down to what the tests draw."""
+    cut = {name: small(name) for name in KNOWN if name != "digits"}
+    monkeypatch.setattr("mppfl.data.sources.KNOWN", cut)
+    return cut
+
+
+WAYS = {
+    "fashion-mnist": ("fashion-mnist", write_idx, "idx"),
+    "fashion-mnist as torchvision keeps it": ("FashionMNIST/raw", write_idx, "idx"),
+    "cifar-10": ("cifar-10-batches-bin", write_cifar_binary, "binary"),
+    "cifar-10 pickled": ("cifar-10-batches-py", write_cifar_python, "python"),
+    "cifar-100": ("cifar-100-binary", lambda *given: write_cifar_binary(*given, hundred=True), "binary"),
+    "cifar-100 pickled": ("cifar-100-python", lambda *given: write_cifar_python(*given, hundred=True), "python"),
+    "cifar-100 as npz": ("cifar-100", write_npz, ".npz"),
+    "svhn": ("svhn", write_mat, ".mat"),
+    "svhn as npz": ("svhn", write_npz, ".npz"),
+    "cinic-10": ("CINIC-10", lambda *given: write_pngs(*given, KNOWN["cinic-10"].class_names), "image folders"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("by", ["folder", "folder itself", "MPPFL_DATA"])
+def test_every_set_is_found_in_every_form(tmp_path, monkeypatch, small_sets, way, by):
+    name = way.split()[0]
+    folder, write, form = WAYS[way]
+    write(tmp_path / folder, draw(KNOWN[name].shape))
+    if by == "MPPFL_DATA":
+        monkeypatch.setenv("MPPFL_DATA", str(tmp_path))
+    place = {"folder": tmp_path, "folder itself": tmp_path / folder, "MPPFL_DATA": None}[by]
+    assert find_files(name, place).form.what == form
+    found = load_data(name, place)
+    assert (len(found.train), len(found.test), found.num_classes) == (9, 4, 3)
+    assert found.train.features.shape[1:] == KNOWN[name].shape
+    assert (found.mean, found.std) == (KNOWN[name].mean, KNOWN[name].std)
+    assert found.users is None
+    assert form.strip(".") in found.provenance or "re-cropped" in found.provenance
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if name != "digits"])
+def test_what_is_not_here_is_told_with_where_it_was_looked_for_and_how_to_get_it(tmp_path, name):
+    for folder, words in ((None, "MPPFL_DATA is not set"), (tmp_path / "no", "is no folder"), (tmp_path, "looked for")):
+        with pytest.raises(BadFile, match=words) as caught:
+            load_data(name, folder)
+        assert KNOWN[name].source in str(caught.value)
+        assert f"mppfl data get {name}" in str(caught.value)
+
+
+def test_a_missing_file_among_others_is_named(tmp_path, small_sets):
+    write_idx(tmp_path / "fashion-mnist", draw((28, 28, 1)))
+    (tmp_path / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(
+        BadFile, match=r"t10k-labels-idx1-ubyte of fashion-mnist is missing in .*/fashion-mnist\. Point"
+    ):
+        load_data("fashion-mnist", tmp_path)
+
+
+def test_files_of_something_else_are_refused_by_their_checksum(tmp_path):
+    write_idx(tmp_path / "fashion-mnist", draw((28, 28, 1)))
+    with pytest.raises(BadFile, match=r"train-images-idx3-ubyte\.gz is not the official file: what it holds has md5"):
+        load_data("fashion-mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train_counts": (3, 2, 5)}, r"train, from .*cifar-100\) has 9 examples, expected 10"),
+        ({"test_counts": (2, 1, 1)}, r"test, .* has 1 examples of 'apple', expected 2 \(2 such classes\)"),
+        ({"class_names": ("a", "b")}, r"label 2 of example \d is out of range 0 to 1"),
+        ({"shape": (28, 28, 3)}, r"examples of shape \(32, 32, 3\), expected \(28, 28, 3\)"),
+    ],
+)
+def test_another_number_of_examples_is_refused(tmp_path, monkeypatch, changes, words):
+    write_npz(tmp_path / "cifar-100", draw((32, 32, 3)))
+    monkeypatch.setattr("mppfl.data.sources.KNOWN", {"cifar-100": small("cifar-100", **changes)})
+    with pytest.raises(BadFile, match=words):
+        load_data("cifar-100", tmp_path)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(BadInput, match=r"'Fashion_MNIST' is not known\. Did you mean 'fashion-mnist'\?"):
+        load_data("Fashion_MNIST")
+    with pytest.raises(BadInput, match="Known: digits, fashion-mnist"):
+        load_data("weather")
+    with pytest.raises(BadInput, match="source='web' must be \"auto\""):
+        load_data("digits", source="web")
+
+
+def test_the_catalogue_is_consistent():
+    for name, known in catalogue.KNOWN.items():
+        assert (
+            len(known.class_names) == len(set(known.class_names)) == len(known.train_counts) == len(known.test_counts)
+        )
+        assert len(known.mean) == len(known.std) == known.shape[2], name
+        assert all(len(md5) == 32 for md5 in known.md5.values())
+    totals = {name: (sum(known.train_counts), sum(known.test_counts)) for name, known in KNOWN.items()}
+    assert totals == {
+        "digits": (1433, 364),
+        "fashion-mnist": (60_000, 10_000),
+        "cifar-10": (50_000, 10_000),
+        "cifar-100": (50_000, 10_000),
+        "svhn": (73_257, 26_032),
+        "cinic-10": (90_000, 90_000),
+    }
+
+
+# ---- digits, and model inputs -----------------------------------------------------------------------------------
+
+
+def test_digits_need_nothing():
+    found = load_data("digits")
+    assert found.provenance == "scikit-learn"
+    assert found.train.features.shape == (1433, 8, 8, 1)
+    inputs = np.concatenate([model_inputs(found, part.features) for part in (found.train, found.test)])
+    assert inputs.dtype == np.float32
+    assert inputs.shape == (1797, 1, 8, 8)
+    assert (inputs.mean(), inputs.std()) == approx((0.0, 1.0), abs=1e-3)  # the constants are those of the whole set
+
+
+def tiny(features, mean, std):
+    examples = Examples(np.asarray(features), np.zeros(len(features), dtype=np.int64))
+    return Dataset("tiny", examples, examples, 1, ("only",), "drawn", mean, std)
+
+
+def test_images_are_standardised_by_channel_and_channels_come_first():
+    pixels = np.zeros((5000, 2, 3, 2), dtype=np.uint8)  # more than are converted at once
+    pixels[..., 0], pixels[-1, 1, 2, 1] = 255, 51
+    inputs = model_inputs(tiny(pixels, (0.5, 0.2), (0.25, 0.1)), pixels)
+    assert inputs.shape == (5000, 2, 2, 3)
+    assert inputs[:, 0] == approx(2.0)  # (1 - 0.5) / 0.25
+    assert inputs[0, 1] == approx(-2.0)  # (0 - 0.2) / 0.1
+    assert inputs[-1, 1, 1, 2] == approx(0.0, abs=1e-6)  # (51 / 255 - 0.2) / 0.1
+
+
+def test_flat_examples_stay_flat():
+    rows = np.array([[1.0, 3.0], [5.0, 7.0]], dtype=np.float32)
+    assert model_inputs(tiny(rows, (1.0,), (2.0,)), rows) == approx(np.array([[0.0, 1.0], [2.0, 3.0]]))
+    with pytest.raises(BadInput, match=r"shape \(3,\) are none of tiny's"):
+        model_inputs(tiny(rows, (1.0,), (2.0,)), np.zeros((1, 3)))
+
+
+def test_a_data_set_cannot_exist_in_a_wrong_state():
+    rows = np.zeros((2, 2), dtype=np.float32)
+    for mean, std in (((0.0, 0.0), (1.0, 1.0)), ((0.0,), (0.0,))):
+        with pytest.raises(BadInput, match="mean and std need 1 entries"):
+            tiny(rows, mean, std)
+    with pytest.raises(BadInput, match="2 examples have 3 labels"):
+        Examples(rows, np.zeros(3, dtype=np.int64))
+    with pytest.raises(BadInput, match="label -1 of example 1"):
+        Examples(rows, np.array([0, -1]))
+    with pytest.raises(BadInput, match=r"shape \(2,\) must be"):
+        Examples(np.zeros(2), np.zeros(2, dtype=np.int64))
+    with pytest.raises(BadInput, match="must be numbers"):
+        Examples(np.array([["a"]]), np.zeros(1, dtype=np.int64))
+    with pytest.raises(BadInput, match="example 1 hold NaN or an infinity"):
+        Examples(np.array([[0.0], [1e300]]), np.zeros(2, dtype=np.int64))
+
+
+# ---- a user's own .npz ------------------------------------------------------------------------------------------
+
+
+def user_arrays(rng, shape, dtype):
+    keys = {"x_train": (6, *shape), "x_test": (3, *shape)}
+    arrays = {key: (rng.random(size) * 255).astype(dtype) for key, size in keys.items()}
+    return {**arrays, "y_train": np.array([0, 1, 2, 0, 1, 2]), "y_test": np.array([[2], [1], [0]])}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "stored", "inputs", "mean", "std"),
+    [
+        ((4, 5, 3), "uint8", "uint8", (3, 4, 5), (0.5,) * 3, (0.5,) * 3),
+        ((4, 5), "uint8", "uint8", (1, 4, 5), (0.5,), (0.5,)),
+        ((7,), "float64", "float32", (7,), (0.0,), (1.0,)),
+        ((7,), "int64", "float32", (7,), (0.0,), (1.0,)),
+        ((4, 5, 1), "float32", "float32", (1, 4, 5), (0.0,), (1.0,)),
+    ],
+)
+def test_a_users_own_arrays_are_read(tmp_path, shape, dtype, stored, inputs, mean, std):
+    path = tmp_path / "own.npz"
+    np.savez(path, **user_arrays(np.random.default_rng(0), shape, dtype), users=np.array(list("aabbcc")))
+    found = load_data(str(path))
+    assert (found.name, found.num_classes, found.class_names) == ("own", 3, ("0", "1", "2"))
+    assert (str(found.train.features.dtype), found.mean, found.std) == (stored, mean, std)
+    assert found.test.labels.tolist() == [2, 1, 0]
+    assert found.users == tuple("aabbcc")
+    assert model_inputs(found, found.test.features).shape == (3, *inputs)
+
+
+def test_a_users_own_arrays_may_have_the_other_names_and_names_of_classes(tmp_path):
+    arrays = user_arrays(np.random.default_rng(0), (4, 4), "uint8")
+    renamed = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+    np.savez(
+        tmp_path / "own.npz",
+        **{new: arrays[old] for new, old in renamed.items()},
+        class_names=np.array(["cat", "dog", "owl", "never seen"]),
+    )
+    found = load_data(str(tmp_path / "own.npz"))
+    assert found.class_names == ("cat", "dog", "owl", "never seen")
+    assert found.users is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x_train": None}, "needs the arrays x_train, y_train, x_test, y_test or train_images"),
+        ({"x_train": np.full((6, 4), np.nan)}, "example 0 hold NaN"),
+        ({"x_train": np.zeros((6, 3, 32, 32), np.uint8)}, "channels first"),
+        ({"x_train": np.zeros((5, 4))}, "5 examples have 6 labels"),
+        ({"x_test": np.zeros((3, 5))}, r"test examples have shape \(5,\), training ones \(4,\)"),
+        ({"x_test": np.zeros((3, 4), np.uint8)}, "test examples are uint8, training ones float32"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, -3])}, "label -3 of example 5 is out of range"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, 10**9])}, "Number the classes from 0"),
+        ({"y_train": np.array(list("abcabc"))}, "labels must be whole numbers"),
+        ({"class_names": np.array(["a", "b"])}, "label 2 of example 2 is out of range 0 to 1"),
+        ({"class_names": np.array([1, 2, 3])}, "class_names must be text"),
+        ({"users": np.array(["a"])}, "1 users for 6 training examples"),
+        ({"users": np.zeros((6, 2))}, "users must be one name"),
+        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, int)}, "0 training and 3 test examples"),
+    ],
+)
+def test_a_fault_in_a_users_own_file_is_told_with_its_name(tmp_path, changes, words):
+    arrays = {**user_arrays(np.random.default_rng(0), (4,), "float64"), **changes}
+    np.savez(tmp_path / "own.npz", **{key: value for key, value in arrays.items() if value is not None})
+    with pytest.raises(BadFile, match=words) as caught:
+        load_data(str(tmp_path / "own.npz"))
+    assert str(caught.value).startswith(str(tmp_path / "own.npz"))
+
+
+def test_a_users_file_that_is_not_there_or_no_archive_is_refused(tmp_path):
+    with pytest.raises(BadFile, match="does not exist"):
+        load_data(str(tmp_path / "own.npz"))
+    (tmp_path / "own.npz").mkdir()
+    with pytest.raises(BadFile, match="is a directory"):
+        load_data(str(tmp_path / "own.npz"))
+    np.save(tmp_path / "alone.npy", np.zeros(3))
+    (tmp_path / "alone.npy").rename(tmp_path / "alone.npz")
+    with pytest.raises(BadFile, match=r"is no \.npz"):
+        load_data(str(tmp_path / "alone.npz"))
+    with pytest.raises(BadInput, match="is a file"):
+        load_data(str(tmp_path / "own.npz"), source="hub")
+
+
+# ---- the hub ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch, small_sets):
+    """A stand-in for the `datasets` library that hands out what the tests draw, and notes what it was asked for."""
+    from PIL import Image
+
+    asked = []
+
+    def load_dataset(*arguments, split):
+        asked.append((*arguments, split))
+        name = next(name for name, known in small_sets.items() if known.hub.path == arguments[0])
+        place, (images, labels) = small_sets[name].hub, draw(KNOWN[name].shape)[split]
+        return [
+            {place.image: Image.fromarray(image.squeeze()), place.label: int(label)}
+            for image, label in zip(images, labels, strict=True)
+        ]
+
+    library = ModuleType("datasets")
+    library.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.setattr("mppfl.data.sources.has_hub", lambda: True)
+    monkeypatch.setattr("mppfl.data.hub.has_hub", lambda: True)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("fashion-mnist", ("fashion_mnist",)),
+        ("cifar-10", ("cifar10",)),
+        ("cifar-100", ("cifar100",)),
+        ("svhn", ("svhn", "cropped_digits")),
+        ("cinic-10", ("flwrlabs/cinic10",)),
+    ],
+)
+def test_the_hub_has_every_set_that_must_be_fetched(hub, name, path):
+    found = load_data(name, source="hub")
+    assert hub == [(*path, "train"), (*path, "test")]
+    for examples, (images, labels) in zip((found.train, found.test), draw(KNOWN[name].shape).values(), strict=True):
+        np.testing.assert_array_equal(examples.features, images)
+        np.testing.assert_array_equal(examples.labels, labels)
+    assert "Hugging Face hub" in found.provenance
+
+
+def test_files_come_before_the_hub_and_going_there_is_announced(tmp_path, hub, caplog):
+    write_npz(tmp_path / "cifar-10", draw((32, 32, 3)))
+    assert "npz" in load_data("cifar-10", tmp_path).provenance
+    assert hub == []
+    with caplog.at_level(logging.WARNING):
+        assert "hub" in load_data("svhn", tmp_path).provenance
+    assert "svhn is in no folder here; loading it from the Hugging Face hub" in caplog.text
+    with pytest.raises(BadFile, match="was not found"):
+        load_data("svhn", tmp_path, source="files")
+
+
+def test_a_damaged_file_is_never_replaced_by_the_hub_in_silence(tmp_path, hub):
+    write_npz(tmp_path / "svhn", draw((32, 32, 3)))
+    (tmp_path / "svhn" / "train.npz").write_bytes(b"damaged")
+    with pytest.raises(BadFile, match=r"train\.npz"):
+        load_data("svhn", tmp_path)
+    assert hub == []
+
+
+def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra(monkeypatch):
+    monkeypatch.setattr("mppfl.data.hub.has_hub", lambda: False)
+    with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
+        load_data("svhn", source="hub")
+
+
+def test_a_folder_called_datasets_is_not_taken_for_the_library(tmp_path, monkeypatch):
+    found = has_hub()
+    (tmp_path / "datasets").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert has_hub() == found
+
+
+def test_what_the_hub_objects_to_is_told_in_one_line(monkeypatch, hub):
+    def unreachable(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", unreachable)
+    with pytest.raises(MppflError, match=r"the hub did not give 'cifar10' \(ConnectionError: no route to host\)"):
+        load_data("cifar-10", source="hub")
+
+
+def test_other_columns_on_the_hub_are_refused(monkeypatch, hub):
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *_, **__: [{"photo": 1, "tag": 2}])
+    with pytest.raises(BadFile, match="has columns photo, tag"):
+        load_data("cifar-10", source="hub")

@@ -1,0 +1,299 @@
+"""Every training example has one owner, every client enough examples, and one stream gives one division."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mppfl
+from mppfl.data.communities import communities_of
+from mppfl.data.dataset import Dataset, Examples
+from mppfl.data.partition import _evened
+from mppfl.data.split import client_data, split
+from mppfl.errors import BadInput
+
+approx = pytest.approx
+
+
+def dataset(labels, num_classes=None, users=None):
+    """Flat examples whose one feature is their row, so that it can be told who got which."""
+    labels = np.asarray(labels, dtype=np.int64)
+    rows = np.arange(len(labels), dtype=np.float32)[:, None]
+    num_classes = num_classes or int(labels.max()) + 1
+    names = tuple(map(str, range(num_classes)))
+    test = Examples(rows[:2], labels[:2])
+    return Dataset("rows", Examples(rows, labels), test, num_classes, names, "drawn", (0.0,), (1.0,), users)
+
+
+def balanced(num_rows, num_classes=10):
+    return dataset(np.arange(num_rows) % num_classes)
+
+
+def two_circles(size=10):
+    """Two groups in which everyone knows everyone, joined by one link."""
+    options = {"sizes": [size, size], "within": 1.0, "between": 0.01}
+    return mppfl.random_graph("stochastic_block", 2 * size, rng=np.random.default_rng(0), **options)
+
+
+def is_a_partition(data):
+    rows = np.sort(np.concatenate(data.members))
+    return np.array_equal(rows, np.arange(len(data.labels)))
+
+
+# ---- properties -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def divisions(draw):
+    num_clients = draw(st.integers(1, 12))
+    min_examples = draw(st.integers(1, 6))
+    num_rows = num_clients * min_examples + draw(st.integers(0, 200))
+    num_rows = max(num_rows, 2)
+    labels = draw(st.lists(st.integers(0, draw(st.integers(0, 9))), min_size=num_rows, max_size=num_rows))
+    how = draw(st.sampled_from(["iid", "dirichlet", "community"]))
+    options = {"min_examples": min_examples, "concentration": draw(st.sampled_from([1e-8, 0.01, 0.3, 1.0, 1e5]))}
+    if how == "iid":
+        options["uneven"] = draw(st.sampled_from([0.0, 0.5, 3.0, 10.0]))
+    if how == "community":
+        chosen = draw(st.integers(0, 1000))
+        num_clients = max(num_clients, 2)
+        options["min_examples"] = min(min_examples, num_rows // num_clients)
+        graph = mppfl.random_graph("erdos_renyi", num_clients, rng=np.random.default_rng(chosen))
+        options["graph"] = graph
+    return dataset(labels), how, num_clients, options, draw(st.integers(0, 2**32))
+
+
+@given(divisions())
+@settings(max_examples=150, deadline=None)
+def test_every_example_has_one_owner_and_every_client_enough(division):
+    data, how, num_clients, options, seed = division
+    found = split(data, how, num_clients, rng=np.random.default_rng(seed), **options)
+    assert is_a_partition(found)
+    assert found.num_clients == num_clients == len(found.names)
+    assert found.num_examples.min() >= options["min_examples"]
+    assert found.num_examples.sum() == len(data.train)
+
+
+@given(divisions())
+@settings(max_examples=50, deadline=None)
+def test_one_stream_gives_one_division(division):
+    data, how, num_clients, options, seed = division
+    once, again = (split(data, how, num_clients, rng=np.random.default_rng(seed), **options) for _ in range(2))
+    assert once.split == again.split
+    assert all(np.array_equal(one, other) for one, other in zip(once.members, again.members, strict=True))
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=60))
+def test_a_natural_split_gives_everyone_their_own(owners):
+    users = tuple(f"user {number}" for number in owners)
+    found = split(dataset([0] * len(users), users=users), "natural", rng=np.random.default_rng(0), min_examples=1)
+    assert is_a_partition(found)
+    assert found.names == tuple(dict.fromkeys(users))
+    for name, rows in zip(found.names, found.members, strict=True):
+        assert all(users[row] == name for row in rows)
+
+
+# ---- each way of dividing ---------------------------------------------------------------------------------------
+
+
+def test_iid_sizes_are_equal_up_to_one():
+    found = split(balanced(103), "iid", 10, rng=np.random.default_rng(0))
+    assert sorted(found.num_examples) == [10] * 7 + [11] * 3
+    assert found.split == "IID, equal sizes"
+
+
+def test_iid_shuffles_rows_that_are_sorted_by_class():
+    found = split(dataset(np.repeat(np.arange(10), 100)), "iid", 5, rng=np.random.default_rng(0))
+    # 200 of 1,000 rows: 20 of each class on average, standard deviation 3.8; outside 2 to 38 once in a million.
+    assert all(2 <= count <= 38 for client in range(5) for count in np.bincount(found.of(client)[1], minlength=10))
+
+
+def test_uneven_sizes_are_lognormal():
+    found = split(balanced(200_000), "iid", 500, rng=np.random.default_rng(0), uneven=0.7, min_examples=1)
+    logs = np.log(found.num_examples)
+    assert logs.std() == approx(0.7, abs=0.1)  # standard error 0.022
+    assert found.split == "IID, lognormal(0.7) sizes"
+
+
+def shares_of_largest_label(data):
+    counts = [np.bincount(data.of(client)[1], minlength=10) for client in range(data.num_clients)]
+    return np.mean([count.max() / count.sum() for count in counts])
+
+
+def test_a_small_concentration_gives_each_few_labels_and_a_large_one_all_alike():
+    few, some, alike = (
+        shares_of_largest_label(split(balanced(10_000), "dirichlet", 20, rng=np.random.default_rng(1), concentration=c))
+        for c in (0.01, 0.3, 1e4)
+    )
+    assert few > 0.7 > some > 0.3
+    assert alike < 0.13
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution():
+    # A share of Dirichlet(β) over N clients has mean 1/N and variance (1/N)(1 - 1/N) / (Nβ + 1).
+    data, shares = dataset(np.arange(40_000) % 2), []
+    for seed in range(200):
+        found = split(data, "dirichlet", 4, rng=np.random.default_rng(seed), concentration=0.5, min_examples=1)
+        shares += [(found.of(client)[1] == 0).sum() / 20_000 for client in range(4)]
+    assert np.mean(shares) == approx(0.25)
+    assert np.var(shares) == approx(0.25 * 0.75 / 3, rel=0.3)
+
+
+def test_examples_are_moved_where_no_draw_gives_everyone_enough_and_that_is_told():
+    found = split(balanced(1000), "dirichlet", 100, rng=np.random.default_rng(0), concentration=0.01)
+    assert (found.num_examples == 10).all()  # there are no more than that
+    assert "at least 10 each" in found.split
+    assert "examples moved for that" in found.split
+    found = split(balanced(10_000), "dirichlet", 10, rng=np.random.default_rng(0), concentration=1.0)
+    assert found.split == "Dirichlet(1) over labels, at least 10 each"
+    assert len(set(found.num_examples)) > 5  # sizes differ
+
+
+def test_only_the_largest_clients_give_and_they_end_alike():
+    # 30, 20, 12, 8 and 0 examples, at least 10 each: 12 are needed. The first two give them and end at 19.
+    before = np.repeat(np.arange(5), [30, 20, 12, 8, 0])
+    after = _evened(before, 5, np.random.default_rng(0), 10)
+    assert np.bincount(after).tolist() == [19, 19, 12, 10, 10]
+    moved = before != after
+    assert np.bincount(before[moved]).tolist() == [11, 1]
+    assert np.bincount(after[moved]).tolist() == [0, 0, 0, 2, 10]
+
+
+def test_communities_are_those_who_know_each_other():
+    communities = communities_of(two_circles(), np.random.default_rng(0))
+    assert communities.tolist() == [0] * 10 + [1] * 10
+
+
+def test_members_of_a_community_prefer_the_same_labels():
+    graph = two_circles()
+    found = split(balanced(20_000), "community", graph=graph, rng=np.random.default_rng(0), concentration=0.3)
+    shares = np.array(
+        [np.bincount(found.of(client)[1], minlength=10) / found.num_examples[client] for client in range(20)]
+    )
+    apart = np.abs(shares[:, None] - shares[None]).sum(axis=2) / 2  # total variation between two clients
+    same = np.arange(20)[:, None] // 10 == np.arange(20)[None] // 10
+    assert apart[same].max() < 0.15
+    assert apart[~same].min() > 0.4
+    assert found.split.startswith("2 communities, each with label preferences from Dirichlet(0.3)")
+    assert found.names == tuple(graph.name(i) for i in range(20))
+
+
+def test_a_natural_split_follows_the_graph_where_there_is_one():
+    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]), names=["bob", "ann"])
+    data = dataset([0, 1, 0, 1], users=("ann", "bob", "ann", "ann"))
+    found = split(data, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
+    assert found.names == ("bob", "ann")
+    assert [rows.tolist() for rows in found.members] == [[1], [0, 2, 3]]
+    stranger = dataclasses.replace(data, users=("ann", "bob", "eve", "ann"))
+    with pytest.raises(BadInput, match="1 users of rows are not in the graph: 'eve'"):
+        split(stranger, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
+
+
+def test_clients_have_what_they_own():
+    data = split(load_digits(), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
+    assert data.input_shape == (1, 8, 8)
+    assert data.names == tuple("abcdefg")
+    assert data.num_examples.dtype == np.int64
+    features, labels = data.of(3)
+    assert features.shape == (data.num_examples[3], 1, 8, 8)
+    assert np.array_equal(labels, data.labels[data.members[3]])
+    for array in (data.features, data.labels, data.test_features, data.members[0]):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def load_digits():
+    from mppfl.data.sources import load_data
+
+    return load_data("digits")
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "num_clients", "options", "words"),
+    [
+        ("iid", 11, {}, "100 training examples are too few for 11 clients with at least 10 each. Take at most 10"),
+        ("dirichlet", 11, {}, "too few for 11 clients"),
+        ("sorted", 5, {}, "how='sorted' must be"),
+        ("iid", None, {}, "num_clients is missing"),
+        ("iid", 0, {}, "num_clients=0 must be a whole number of at least 1"),
+        ("iid", 5, {"min_examples": 0}, "min_examples=0"),
+        ("iid", 5, {"uneven": -1}, "uneven=-1 must lie in"),
+        ("dirichlet", 5, {"uneven": 1}, "uneven=1 is for how"),
+        ("dirichlet", 5, {"concentration": 0}, "concentration=0 must lie in"),
+        ("dirichlet", 5, {"concentration": float("nan")}, "concentration=nan"),
+        ("dirichlet", 5, {"names": ["a", "b"]}, "2 names do not fit 5 clients"),
+        ("dirichlet", 2, {"names": ["a", "a"]}, "2 clients are called 'a'"),
+        ("community", 5, {}, "needs the graph"),
+        ("natural", None, {}, "rows does not say whose its examples are"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(how, num_clients, options, words):
+    with pytest.raises(BadInput) as caught:
+        split(balanced(100), how, num_clients, rng=np.random.default_rng(0), **options)
+    assert words in str(caught.value)
+
+
+def test_a_graph_of_another_size_is_refused():
+    with pytest.raises(BadInput, match="num_clients=7 does not fit: there are 20 clients in the graph"):
+        split(balanced(1000), "community", 7, graph=two_circles(), rng=np.random.default_rng(0))
+
+
+def test_users_with_too_few_examples_are_refused_by_name():
+    data = dataset([0] * 12, users=("ann",) * 11 + ("bob",))
+    with pytest.raises(BadInput, match=r"user 'bob' has 1 examples, min_examples is 10 \(1 such of 2\)"):
+        split(data, "natural", rng=np.random.default_rng(0))
+    with pytest.raises(BadInput, match="num_clients=3 does not fit: there are 2 users"):
+        split(data, "natural", 3, rng=np.random.default_rng(0), min_examples=1)
+
+
+# ---- a user's own arrays ----------------------------------------------------------------------------------------
+
+OWN = {
+    "features": np.zeros((5, 3)),
+    "labels": [0, 1, 2, 1, 0],
+    "members": [[0, 3], [1]],
+    "test_features": np.zeros((2, 3)),
+    "test_labels": [0, 3],
+}
+
+
+def test_own_arrays_become_client_data():
+    found = client_data(**OWN, names=["ann", "bob"])
+    assert (found.num_clients, found.num_classes, found.input_shape) == (2, 4, (3,))
+    assert found.num_examples.tolist() == [2, 1]
+    assert found.features.dtype == np.float32
+    assert found.of(0)[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"features": np.zeros((5, 3), np.uint8)}, "features of uint8 are no model inputs"),
+        ({"features": np.zeros(5)}, "float32 [n, C, H, W] or [n, d], got float32 of shape (5,)"),
+        ({"features": np.full((5, 3), np.inf)}, "features of example 0 hold NaN or an infinity"),
+        ({"test_features": np.zeros((2, 4))}, "test features have shape (4,), the others (3,)"),
+        ({"labels": [0, 1]}, "5 examples have labels of int64 (2,)"),
+        ({"labels": [0.5] * 5}, "labels must be whole numbers"),
+        ({"labels": [0, 1, -2, 1, 0]}, "label -2 of example 2"),
+        ({"num_classes": 3}, "test label 3 of example 1 is out of range 0 to 2"),
+        ({"members": []}, "no clients"),
+        ({"members": [[0], []]}, "members of client 1 must be row numbers"),
+        ({"members": [[0], np.zeros(0, int)]}, "client '1' has no examples"),
+        ({"members": [[0], [5]]}, "client '1' has row 5, which is none of 0 to 4"),
+        ({"members": [[0], [-1]]}, "row -1"),
+        ({"members": [[0, 1], [2, 1]]}, "row 1 is '1''s and '0''s"),
+        ({"members": [[0, 0], [1]]}, "client '0' has a row twice"),
+        ({"names": ["ann"]}, "1 names do not fit 2 clients"),
+    ],
+)
+def test_own_arrays_that_do_not_fit_are_refused(changes, words):
+    with pytest.raises(BadInput) as caught:
+        client_data(**{**OWN, **changes})
+    assert words in str(caught.value)
