@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mppfl.data.sources import load_data
+    from mppfl.data.split import ClientData, client_data, split
     from mppfl.errors import BadInput, MppflError, NoEquilibrium, NotConverged
     from mppfl.game.clients_file import read_clients
     from mppfl.game.compare import compare
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from mppfl.game.presets import draw_clients
     from mppfl.game.solve import Solution, follow, solve
     from mppfl.game.welfare import social_optimum
+    from mppfl.learning.arms import Arm
+    from mppfl.learning.config import TrainingConfig
+    from mppfl.learning.models import make_model
+    from mppfl.learning.rounds import rounds_together, training_rounds
     from mppfl.network.generate import random_graph
     from mppfl.network.graph import SocialGraph, describe, graph_from_links, graph_from_matrix
     from mppfl.network.propagation import Propagation, attribute, propagate
@@ -23,8 +29,16 @@ if TYPE_CHECKING:
     from mppfl.privacy.ledger import PrivacyLedger
     from mppfl.privacy.mechanism import privacy_mechanism
     from mppfl.privacy.release import release
+    from mppfl.results.experiment import Experiment
+    from mppfl.results.experiment_file import read_experiment
+    from mppfl.results.report import write_report
+    from mppfl.results.run import Run
+    from mppfl.results.run_folder import load_run
+    from mppfl.results.train import train
 
 _HOME = {
+    "data.sources": ("load_data",),
+    "data.split": ("ClientData", "client_data", "split"),
     "errors": ("BadInput", "MppflError", "NoEquilibrium", "NotConverged"),
     "game.clients_file": ("read_clients",),
     "game.compare": ("compare",),
@@ -35,6 +49,10 @@ _HOME = {
     "game.presets": ("draw_clients",),
     "game.solve": ("Solution", "follow", "solve"),
     "game.welfare": ("social_optimum",),
+    "learning.arms": ("Arm",),
+    "learning.config": ("TrainingConfig",),
+    "learning.models": ("make_model",),
+    "learning.rounds": ("rounds_together", "training_rounds"),
     "network.generate": ("random_graph",),
     "network.graph": ("SocialGraph", "describe", "graph_from_links", "graph_from_matrix"),
     "network.propagation": ("Propagation", "attribute", "propagate"),
@@ -42,12 +60,21 @@ _HOME = {
     "privacy.ledger": ("PrivacyLedger",),
     "privacy.mechanism": ("privacy_mechanism",),
     "privacy.release": ("release",),
+    "results.experiment": ("Experiment",),
+    "results.experiment_file": ("read_experiment",),
+    "results.report": ("write_report",),
+    "results.run": ("Run",),
+    "results.run_folder": ("load_run",),
+    "results.train": ("train",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "Arm",
     "BadInput",
+    "ClientData",
     "Clients",
+    "Experiment",
     "Game",
     "Horizon",
     "MppflError",
@@ -56,10 +83,13 @@ __all__ = [
     "Plan",
     "PrivacyLedger",
     "Propagation",
+    "Run",
     "SocialGraph",
     "Solution",
     "Terms",
+    "TrainingConfig",
     "attribute",
+    "client_data",
     "compare",
     "describe",
     "draw_clients",
@@ -68,17 +98,26 @@ __all__ = [
     "follow",
     "graph_from_links",
     "graph_from_matrix",
+    "load_data",
+    "load_run",
     "make_game",
+    "make_model",
     "plan_of_rounds",
     "privacy_mechanism",
     "propagate",
     "random_graph",
     "read_clients",
+    "read_experiment",
     "read_graph",
     "release",
+    "rounds_together",
     "social_optimum",
     "solve",
+    "split",
+    "train",
+    "training_rounds",
     "verify",
+    "write_report",
 ]
 
 

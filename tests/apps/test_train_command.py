@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mppfl.apps import progress
-from mppfl.results.run import load_run
+from mppfl.results.run_folder import load_run
 from mppfl.results.train import train as trained
 from tests.results.test_tracking import FakeMlflow, record
 from tests.test_architecture import HEAVY, guarded
@@ -111,6 +111,19 @@ def test_a_finished_folder_is_resumed_or_overwritten_only_when_asked(mppfl, expe
     assert mppfl(*line, "--resume", "--overwrite").code == 2
 
 
+def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told(mppfl, experiment, tmp_path):
+    line = ("train", experiment, "--output", tmp_path / "out", "--quiet", "--set", "training.dp_epsilon=2")
+    answer = mppfl(*line)
+    assert answer.code == 0, answer.stderr
+    for name in ("mppfl", "fixed"):
+        run = load_run(tmp_path / "out" / name)
+        assert 1.999 < run.accounts.dp_epsilon.max() <= 2
+        assert f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen: nominal ε" in answer.stdout
+    again = mppfl(*line, "--resume", "--json").json
+    assert all(run["dp_epsilon"] <= 2 for run in again["runs"])
+    assert "training.dp_epsilon: 3.0, was 2.0" in mppfl(*line[:-1], "training.dp_epsilon=3", "--resume").error
+
+
 def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
     import mppfl.results.train as module
 
@@ -148,7 +161,7 @@ def test_a_narrow_terminal_loses_columns_and_no_digits():
 
     from mppfl.apps.train_command import DISPENSABLE, fit
     from mppfl.results.tables import comparison_table
-    from tests.results.test_train import small
+    from tests.results.small import small
 
     runs = trained(small(game={"num_rounds": 1}))
     wide, narrow = comparison_table(runs), comparison_table(runs)

@@ -36,6 +36,20 @@ CONFIG = {
     "training": {"model": "mlp", "learning_rate": 0.01, "privacy": "paper", "aggregation": "noise_aware"},
     "ledger": {"cap": None, "caps": {}},
 }
+STRANGE = ["<script>alert(1)</script>", 'a "quoted", name', "Ünïcødé ρ", "=1+1", " blank ", "nan", "x" * 300]
+
+CASES = {
+    "usual": {},
+    "noiseless": {"noiseless": True},
+    "unevaluated rounds": {"evaluate_every": 5},
+    "one client": {"num_clients": 1},
+    "one round": {"num_rounds": 1},
+    "one of each": {"num_clients": 1, "num_rounds": 1, "noiseless": True},
+    "isolated and absent": {"isolated": 3, "absent": True},
+    "strange names": {"names": STRANGE},
+    "600 clients": {"num_clients": 600, "num_rounds": 3},
+    "honest mechanism": {"privacy": "client", "noise": "gaussian", "notes": ("a note",)},
+}
 
 
 def graph_of(names, rng, isolated=0):

@@ -13,8 +13,7 @@ import pytest
 from mppfl.errors import BadInput, MppflError
 from mppfl.results import report_graph
 from mppfl.results.report import report_page, write_report
-from tests.results.runs import make_run
-from tests.results.test_run import CASES, STRANGE
+from tests.results.runs import CASES, STRANGE, make_run
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 

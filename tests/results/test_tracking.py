@@ -12,7 +12,7 @@ import pytest
 from mppfl.errors import BadInput, MppflError
 from mppfl.learning.record import RoundRecord
 from mppfl.results import tracking as module
-from mppfl.results.experiment import experiment_from
+from mppfl.results.experiment_file import experiment_from
 from mppfl.results.tracking import scalars, tracking
 
 EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "fixed"], "training": {"clip_norm": 0.5}})

@@ -107,7 +107,7 @@ def compare_trained(
     from mppfl.apps import train_command
     from mppfl.apps.progress import training_progress
     from mppfl.errors import BadInput
-    from mppfl.results.experiment import read_experiment
+    from mppfl.results.experiment_file import read_experiment
     from mppfl.results.train import train
 
     _refuse_options_of_the_game()

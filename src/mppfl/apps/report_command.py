@@ -19,7 +19,7 @@ def report_command(
     """Write one self-contained HTML page: curves, prices, the social graph, exposure, accounts, payments."""
     from mppfl.errors import BadInput
     from mppfl.results.report import write_report
-    from mppfl.results.run import find_runs, load_run
+    from mppfl.results.run_folder import find_runs, load_run
 
     if output.is_dir():
         raise BadInput(f"--output={str(output)!r} is a directory. Name a file in it, such as report.html.")

@@ -30,6 +30,7 @@ DISPENSABLE = (
     "server cost",
     "client welfare",
 )
+SAID_OF_BUDGETS = ("fixed budget", "budget_unit")  # notes without which the figures cannot be compared
 
 
 def train_command(
@@ -51,7 +52,7 @@ def train_command(
     """Train: every mechanism of an experiment on the same network, data and seed, side by side."""
     if resume and overwrite:
         raise typer.BadParameter("--resume goes on, --overwrite starts anew. Choose one of them.")
-    from mppfl.results.experiment import read_experiment
+    from mppfl.results.experiment_file import read_experiment
     from mppfl.results.train import train
 
     chosen = read_experiment(experiment, [*(changes or []), *([f'training.device="{device}"'] if device else [])])
@@ -103,7 +104,7 @@ def show(runs: Sequence[Run]) -> None:
         typer.echo(f"left out for want of room: {', '.join(left_out)}")
     for run in runs:
         for note in run.notes:
-            if note.startswith("fixed budget"):
+            if note.startswith(SAID_OF_BUDGETS):
                 typer.echo(f"{run.name}: {note}")
     for note in dict.fromkeys(note for run in runs for note in run.accounts.notes):
         typer.echo(f"note: {note}")

@@ -39,8 +39,8 @@ def drawn_shapes(number: int, height: int, width: int, rng: np.random.RandomStat
 
 
 def _cover(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState) -> Pixels:
-    """How much of each pixel lies within a random shape, 0 to 1: an ellipse of two in five, else a box, at times skew."""
-    right, below = (across - _off_centre(rng, number)), (down - _off_centre(rng, number))
+    """How much of each pixel a random shape covers, 0 to 1: two of five are ellipses, the others boxes, some skew."""
+    right, below = across - _off_centre(rng, number), down - _off_centre(rng, number)
     half_length, half_width = (_uniform(rng, *HALF_LENGTHS, number) for _ in range(2))
     turn = _for_half(rng, _uniform(rng, 0.0, np.pi, number))
     along = right * np.cos(turn) + below * np.sin(turn)
@@ -52,7 +52,8 @@ def _cover(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState
     inside_ellipse = (1 - radius) * np.minimum(half_length, half_width)
     inside = np.where(is_ellipse[:, None, None], inside_ellipse, inside_box)  # distance from the edge, about, in sides
     pixels_a_side = np.float32(min(across.size, down.size))
-    return np.clip(inside * pixels_a_side + np.float32(0.5), 0, 1)
+    cover: Pixels = np.clip(inside * pixels_a_side + np.float32(0.5), 0, 1)
+    return cover
 
 
 def _texture(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState) -> Pixels:
@@ -67,7 +68,8 @@ def _texture(number: int, across: Pixels, down: Pixels, rng: np.random.RandomSta
     shade = level + slopes[0] * across + slopes[1] * down
     shade += stripes * np.sin(wave_number * (across * np.cos(turn) + down * np.sin(turn)) + phase)
     shade += grain * rng.standard_normal(shade.shape).astype(np.float32)
-    return np.clip(shade, 0, 1)
+    texture: Pixels = np.clip(shade, 0, 1)
+    return texture
 
 
 def _centred(length: int) -> Pixels:

@@ -23,16 +23,17 @@ class Whitening:
     matrix: Rows
 
     def __call__(self, rows: Rows) -> Rows:
-        return (rows - self.mean) @ self.matrix
+        whitened: Rows = np.matmul(rows - self.mean, self.matrix)
+        return whitened
 
 
 def whitening_of(sample: NDArray[Any], ridge: float) -> Whitening:
     """The whitening by mean μ and covariance Σ of `sample` [n, d]: matrix = (Σ + c I)^(-1/2), c = ridge · tr Σ / d.
 
-    The sample itself then has covariance Σ (Σ + c I)^(-1): nearly 1 in directions of variance above c, below it what
-    varies little is stretched at most by 1 / √c and so cannot drown the rest. The sample has to be public: mean and
-    matrix are functions of it that no noise protects. Raises BadInput where it has fewer than two rows, or does not
-    vary at all.
+    The sample itself then has covariance Σ (Σ + c I)^(-1): close to 1 in directions of variance far above c. No
+    direction is stretched by more than 1 / √c, so what hardly varies cannot drown the rest. The sample has to be
+    public: mean and matrix follow from it, and no noise protects it. Raises BadInput where it has fewer than two rows,
+    or does not vary at all.
     """
     ridge = require_number(ridge, "ridge", 0.0, float("inf"))
     if sample.ndim != 2 or len(sample) < 2:

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from mppfl.errors import BadInput
+from mppfl.learning.captured import CapturedDescent
 from mppfl.learning.config import Engine, Precision, TrainingConfig
-from mppfl.learning.dense import dense_gradients, is_dense
+from mppfl.learning.dense import DenseGradients, is_dense
 from mppfl.learning.flat import FlatModel, normalises_over_examples
-from mppfl.learning.layered import is_layered, layered_gradients
+from mppfl.learning.layered import LayeredGradients, is_layered
 from mppfl.learning.local import Descent, Lane, Table, as_tensor, local_update
-from mppfl.learning.lockstep import LaneGradients, lockstep_updates, vmapped_gradients
+from mppfl.learning.lockstep import LaneGradients, VmappedGradients, lockstep_updates
 from mppfl.learning.processes import Workers, can_travel
 
 log = logging.getLogger(__name__)
@@ -55,13 +56,17 @@ class Cohort:
         if self.engine == "processes":
             self._workers = Workers(model, self.table, processes)
         elif self.engine == "dense":
-            self._gradients = dense_gradients(model)
+            self._gradients = DenseGradients(model)
         elif self.engine == "vmap":
-            self._gradients = vmapped_gradients(model)
+            self._gradients = VmappedGradients(model)
         elif self.engine == "batched":
             low = torch.bfloat16 if config.precision == "bf16" else None
-            self._gradients = layered_gradients(model, low, compiled=self.device.type == "cuda")
+            self._gradients = LayeredGradients(model, low, compiled=self.device.type == "cuda")
         self.at_once = config.clients_at_once or self._fitting(num_lanes)
+        self._captured: CapturedDescent | None = None
+        plain = config.mechanism.noise_on == "update"
+        if self._gradients is not None and self.engine == "batched" and self.device.type == "cuda" and plain:
+            self._captured = CapturedDescent(model, self.table, self.descent, self._gradients, config.batch_size)
         self.name = self._described(processes)
 
     def updates(self, lanes: Sequence[Lane]) -> Tensor:
@@ -75,19 +80,24 @@ class Cohort:
 
     def _in_step(self, lanes: Sequence[Lane], gradients: LaneGradients) -> Tensor:
         """Lanes in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""
-        width = self.config.batch_size if self.engine == "batched" else None
+        width = _longest_batch(lanes) if self.engine == "batched" else None
         found: list[Tensor] = []
         done = 0
         while done < len(lanes):
             group = lanes[done : done + self.at_once]
             try:
-                found.append(lockstep_updates(self.model, group, self.table, self.descent, gradients, width))
+                if self._captured is not None:
+                    found.append(self._captured.updates(group, _rounded_up(len(group), self.at_once)))
+                else:
+                    found.append(lockstep_updates(self.model, group, self.table, self.descent, gradients, width))
                 done += len(group)
             except torch.cuda.OutOfMemoryError:
                 if self.at_once == 1:
                     raise
                 self.at_once = max(1, self.at_once // 2)
                 log.warning("out of GPU memory: %d clients at once from now on", self.at_once)
+                if self._captured is not None:
+                    self._captured.forget()
                 torch.cuda.empty_cache()
         return torch.cat(found)
 
@@ -168,6 +178,19 @@ def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device
     raise BadInput(f"precision={config.precision!r} has no engine for this model. Use precision='float32'.")
 
 
+def _longest_batch(lanes: Sequence[Lane]) -> int:
+    """To which all batches are padded: a multiple of 8, so that sampled batches come in few shapes."""
+    longest = max((len(batch) for lane in lanes for batch in lane.batches), default=1)
+    return -(-longest // 8) * 8
+
+
+def _rounded_up(count: int, most: int) -> int:
+    """The least of `most`, most/2, most/4, ... that holds `count`: few sizes, so that recordings serve again."""
+    while most > 1 and -(-most // 2) >= count:
+        most = -(-most // 2)
+    return most
+
+
 def _cannot_travel(module: nn.Module) -> str | None:
     return None if can_travel(module) else "the model's class cannot be loaded by another process"
 
@@ -175,7 +198,7 @@ def _cannot_travel(module: nn.Module) -> str | None:
 def _not_batched(module: nn.Module, private: bool) -> str | None:
     if not is_layered(module):
         return "the model is not a row of layers that it knows"
-    return "it clips whole updates alone" if private else None
+    return "the model normalises over the batch" if private and normalises_over_examples(module) else None
 
 
 def bytes_per_lane(model: FlatModel, input_shape: tuple[int, ...], examples: int) -> int:

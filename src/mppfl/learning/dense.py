@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import clip_factors
-from mppfl.learning.lockstep import LaneGradients, Parts
+from mppfl.learning.lockstep import Parts
 
 
 def is_dense(module: nn.Module) -> bool:
@@ -24,11 +24,20 @@ def is_dense(module: nn.Module) -> bool:
     return len(layers) % 2 == 1 and linear and all(isinstance(layer, nn.ReLU) for layer in layers[1::2])
 
 
-def dense_gradients(model: FlatModel) -> LaneGradients:
+class DenseGradients:
     """Gradients of cross-entropy for a module that `is_dense`."""
-    names = [name for name, layer in model.module.named_children() if isinstance(layer, nn.Linear)]
 
-    def gradients(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+    def __init__(self, model: FlatModel) -> None:
+        self._names = [name for name, layer in model.module.named_children() if isinstance(layer, nn.Linear)]
+
+    def held(self, parts: Parts) -> Parts:
+        return {name: part.clone() for name, part in parts.items()}
+
+    def given(self, parts: Parts) -> Parts:
+        return parts
+
+    def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+        names = self._names
         activations = [inputs.flatten(2)]  # [lanes, examples, width] going into each layer
         for number, name in enumerate(names):
             out = torch.bmm(activations[-1], parts[f"{name}.weight"].transpose(1, 2))
@@ -56,5 +65,3 @@ def dense_gradients(model: FlatModel) -> LaneGradients:
             if f"{name}.bias" in parts:
                 found[f"{name}.bias"] = delta.sum(1)
         return found
-
-    return gradients

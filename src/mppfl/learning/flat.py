@@ -18,7 +18,7 @@ from mppfl.learning.models import Stack
 class FlatModel:
     """A module as a function of a flat vector of weights.
 
-    module   gives the computation; its own weights are only where a training starts
+    module   a copy of the caller's, in which the plain loop trains
     shapes   of its parameters, by name, in the order in which they lie in the vector
     """
 
@@ -49,6 +49,12 @@ class FlatModel:
         """What the module says about the inputs under these weights."""
         answer: Tensor = torch.func.functional_call(self.module, parts, (inputs,))
         return answer
+
+    def load(self, weights: Tensor) -> None:
+        """Puts the flat vector into the module's own parameters."""
+        with torch.no_grad():
+            for parameter, part in zip(self.module.parameters(), self.parts(weights).values(), strict=True):
+                parameter.copy_(part)
 
     def initial_weights(self, seed: int) -> Tensor:
         """Where training starts: named models are drawn from the seed, your own module starts from its own weights."""

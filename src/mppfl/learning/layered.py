@@ -1,22 +1,29 @@
 """Gradients of a row of layers for all lanes at once: every layer with weights of its own in each lane.
 
-Pictures travel channels last, [lanes, examples, height, width, channels]; a convolution is a batched matrix product of
-picture patches with kernels, which keeps a GPU's matrix units busy although every lane has another kernel.
+Pictures travel channels last, [lanes, examples, height, width, channels].
+
+Clipping needs the length of every example's gradient. It follows, layer by layer, from what went into the layer and the
+error that came back to its output, so one backward pass finds all lengths and a second one the sum of what is left
+(ghost norms: Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, max_pool2d, pad
+from torch.nn.functional import cross_entropy, max_pool2d
 
 from mppfl.errors import BadInput
-from mppfl.learning.flat import FlatModel
-from mppfl.learning.lockstep import LaneGradients, Parts
+from mppfl.learning.convolution import lane_convolution, squared_norms_of_taps
+from mppfl.learning.flat import FlatModel, normalises_over_examples
+from mppfl.learning.local import clip_factors
+from mppfl.learning.lockstep import Parts
 
-KNOWN_LAYERS = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.GroupNorm, nn.BatchNorm2d)
+# By how much an example's gradient may come out longer than computed, where products are rounded.
+ROUNDING_GUARD = {torch.bfloat16: 1 - 2.0**-6, torch.float32: 1 - 2.0**-9, torch.float64: 1.0}
 
 
 def is_layered(module: nn.Module) -> bool:
@@ -31,128 +38,191 @@ def _is_known(layer: nn.Module) -> bool:
         return bool(odd and same and layer.groups == 1 and layer.dilation == (1, 1) and layer.bias is not None)
     if isinstance(layer, nn.MaxPool2d):
         return layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2)) and layer.padding in (0, (0, 0))
-    if isinstance(layer, nn.Linear):
-        return layer.bias is not None
     if isinstance(layer, (nn.GroupNorm, nn.BatchNorm2d)):
         return layer.weight is not None and getattr(layer, "running_mean", None) is None
-    return isinstance(layer, (nn.ReLU, nn.Flatten))
+    return isinstance(layer, (nn.ReLU, nn.Flatten, nn.Linear))
 
 
-def layered_gradients(model: FlatModel, precision: torch.dtype | None = None, compiled: bool = False) -> LaneGradients:
+class LayeredGradients:
     """Gradients of cross-entropy for a module that `is_layered`.
 
-    precision  of products and activations, such as bfloat16; weights and their gradients stay as they are
+    precision  of products, activations and gradients, such as bfloat16; the weights that descend stay as they are
     compiled   by torch.compile, which takes some seconds once
+
+    Kernels of convolutions are held as [lanes, k, k, C, out], in which they are multiplied and their gradients come.
     """
 
-    def loss(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        if precision is not None:
-            parts, inputs = {name: part.to(precision) for name, part in parts.items()}, inputs.to(precision)
-        logits = lane_logits(model.module, parts, inputs, weight)
-        each = cross_entropy(logits.flatten(0, 1).to(weight.dtype), labels.flatten(), reduction="none")
-        return (each * weight.flatten()).sum()
+    def __init__(self, model: FlatModel, precision: torch.dtype | None = None, compiled: bool = False) -> None:
+        self.model, self.precision = model, precision
+        children = model.module.named_children()
+        self._convolutions = {f"{name}.weight" for name, layer in children if isinstance(layer, nn.Conv2d)}
+        self._loss = _compiled(self._weighted_loss) if compiled else self._weighted_loss
 
-    if compiled:
-        loss = torch.compile(loss, dynamic=False)
-
-    def gradients(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
-        if clip_norm is not None:
-            raise BadInput(
-                "engine='batched' clips whole updates alone. Use engine='loop' or 'vmap' for this mechanism."
+    def held(self, parts: Parts) -> Parts:
+        return {
+            name: (part.permute(0, 3, 4, 2, 1) if name in self._convolutions else part).clone(
+                memory_format=torch.contiguous_format
             )
+            for name, part in parts.items()
+        }
+
+    def given(self, parts: Parts) -> Parts:
+        return {
+            name: part.permute(0, 4, 3, 1, 2) if name in self._convolutions else part for name, part in parts.items()
+        }
+
+    def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+        if self.precision is not None:
+            parts = {name: part.to(self.precision) for name, part in parts.items()}
+            inputs = inputs.to(self.precision)
+        if clip_norm is not None:
+            weight = self._clipped_weight(parts, inputs, labels, weight, clip_norm)
         leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
-        found = torch.autograd.grad(loss(leaves, inputs, labels, weight), list(leaves.values()))
+        total, _ = self._loss(leaves, inputs, labels, weight, None)
+        found = torch.autograd.grad(total, list(leaves.values()))
         return dict(zip(leaves, found, strict=True))
 
-    return gradients
+    def _weighted_loss(
+        self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, nudges: list[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, seen = lane_logits(self.model.module, parts, inputs, weight, nudges)
+        each = cross_entropy(logits.flatten(0, 1).to(weight.dtype), labels.flatten(), reduction="none")
+        return (each * weight.flatten()).sum(), seen
+
+    def _clipped_weight(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float) -> Tensor:
+        """The weight of every example times what clipping leaves of its gradient."""
+        nudges = [tensor.requires_grad_() for tensor in _outputs_like(self.model, parts, inputs)]
+        total, seen = self._loss(parts, inputs, labels, weight, nudges)
+        errors = torch.autograd.grad(total, nudges)
+        with torch.no_grad():
+            squares = squared_norms(self.model.module, [tensor.detach() for tensor in seen], errors)
+        guard = ROUNDING_GUARD[inputs.dtype]
+        return clip_factors(squares.double().sqrt() / guard, clip_norm).to(weight) * weight
 
 
-def lane_logits(module: nn.Module, parts: Parts, inputs: Tensor, weight: Tensor) -> Tensor:
-    """What every lane's model says about that lane's inputs [lanes, examples, classes]."""
+def _compiled(function: Any) -> Any:
+    """By torch.compile, which gives up on a function after a few shapes unless told that there may be more."""
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function)
+
+
+def lane_logits(
+    module: nn.Module, parts: Parts, inputs: Tensor, weight: Tensor, nudges: list[Tensor] | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """What every lane's model says about that lane's inputs [lanes, examples, classes].
+
+    With `nudges`, one is added to the output of each layer that has weights, so that its gradient is the error there;
+    then what went into each of those layers is returned too.
+    """
     # Pictures [lanes, examples, C, H, W] become channels last; flat inputs stay as they are.
     x = inputs.permute(0, 1, 3, 4, 2) if inputs.ndim == 5 else inputs
+    seen: list[Tensor] = []
     for name, layer in module.named_children():
-        own = {kind: parts[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in parts}
-        if isinstance(layer, nn.Conv2d):
-            x = lane_convolution(x, own["weight"]) + own["bias"][:, None, None, None]
-        elif isinstance(layer, nn.Linear):
-            x = torch.baddbmm(own["bias"][:, None], x, own["weight"].transpose(1, 2))
-        elif isinstance(layer, nn.ReLU):
+        if isinstance(layer, nn.ReLU):
             x = x.relu()
         elif isinstance(layer, nn.MaxPool2d):
             x = _pooled(x)
         elif isinstance(layer, nn.Flatten):
             x = (x.permute(0, 1, 4, 2, 3) if x.ndim == 5 else x).flatten(2)
-        elif isinstance(layer, nn.GroupNorm):
-            x = _group_normed(x, own["weight"], own["bias"], layer)
-        elif isinstance(layer, nn.BatchNorm2d):
-            x = _batch_normed(x, own["weight"], own["bias"], layer, weight)
-    return x
+        else:
+            own = {kind: parts[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in parts}
+            entering, x = _weighted(layer, x, own, weight)
+            if nudges is not None:
+                x = x + nudges[len(seen)]
+                seen.append(entering)
+    return x, seen
 
 
-class _Convolution(torch.autograd.Function):
-    """Stride 1, same size: patches times kernels, one matrix product per lane."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: Tensor) -> Tensor:
-        ctx.save_for_backward(x, kernels)
-        return torch.bmm(patches(x, kernels.shape[3:]), _as_matrix(kernels)).view(*x.shape[:4], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor]:
-        x, kernels = ctx.saved_tensors
-        lanes, out, channels, *sides = kernels.shape
-        back = upstream[0].contiguous()
-        flat = torch.bmm(patches(x, sides).transpose(1, 2), back.view(lanes, -1, out))
-        to_kernels = flat.view(lanes, *sides, channels, out).permute(0, 4, 3, 1, 2)
-        if not ctx.needs_input_grad[0]:
-            return None, to_kernels
-        turned = kernels.flip(3, 4).transpose(1, 2)  # the adjoint of a convolution is one with the kernel turned round
-        return torch.bmm(patches(back, sides), _as_matrix(turned)).view(*x.shape[:4], channels), to_kernels
+def _weighted(layer: nn.Module, x: Tensor, own: dict[str, Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer that has weights: what its weights are multiplied with, and what comes out."""
+    if isinstance(layer, nn.Conv2d):
+        return x, lane_convolution(x, own["weight"]) + own["bias"][:, None, None, None]
+    if isinstance(layer, nn.Linear):
+        product = torch.bmm(x, own["weight"].transpose(1, 2))
+        return x, product + own["bias"][:, None] if "bias" in own else product
+    if isinstance(layer, nn.GroupNorm):
+        normal = _group_normal(x, layer)
+    elif isinstance(layer, nn.BatchNorm2d):
+        normal = _batch_normal(x, layer, weight)
+    else:
+        raise BadInput(f"{type(layer).__name__} is not a layer that engine='batched' knows. Use engine='vmap'.")
+    return normal, normal * own["weight"][:, None, None, None] + own["bias"][:, None, None, None]
 
 
-def lane_convolution(x: Tensor, kernels: Tensor) -> Tensor:
-    """[lanes, examples, H, W, C] with kernels [lanes, out, C, k, k] of each lane -> [lanes, examples, H, W, out]."""
-    found: Tensor = _Convolution.apply(x, kernels)  # type: ignore[no-untyped-call]
+def squared_norms(module: nn.Module, seen: list[Tensor], errors: Any) -> Tensor:
+    """|gradient|² of every example over all weights [lanes, examples], from what entered each layer and its error."""
+    total: Tensor | None = None
+    for layer, entering, error in zip(_layers_with_weights(module), seen, errors, strict=True):
+        if isinstance(layer, nn.Conv2d):
+            found = squared_norms_of_taps(entering.contiguous(), error.contiguous(), *layer.kernel_size)
+            found = found + _exact(error).sum((2, 3)).square().sum(2)
+        elif isinstance(layer, nn.Linear):
+            inner = _exact(entering).square().sum(2) + (layer.bias is not None)
+            found = _exact(error).square().sum(2) * inner
+        else:
+            scale = (_exact(error) * _exact(entering)).sum((2, 3))
+            found = scale.square().sum(2) + _exact(error).sum((2, 3)).square().sum(2)
+        total = found if total is None else total + found
+    if total is None:
+        raise BadInput("the model has no weights to clip.")
+    return total
+
+
+def _layers_with_weights(module: nn.Module) -> Iterator[nn.Module]:
+    return (layer for layer in module.children() if any(True for _ in layer.parameters(recurse=False)))
+
+
+def _outputs_like(model: FlatModel, parts: Parts, inputs: Tensor) -> list[Tensor]:
+    """Zeros in the shape of every weighted layer's output."""
+    if normalises_over_examples(model.module):
+        raise BadInput("a layer that normalises over the batch leaves no example a gradient of its own.")
+    lanes, examples = inputs.shape[:2]
+    height, width = inputs.shape[3:] if inputs.ndim == 5 else (1, 1)
+    dtype = inputs.dtype
+    found = []
+    for name, layer in model.module.named_children():
+        if isinstance(layer, nn.MaxPool2d):
+            height, width = height // 2, width // 2
+        elif isinstance(layer, nn.Linear):
+            found.append(torch.zeros((lanes, examples, layer.out_features), device=inputs.device, dtype=dtype))
+        elif isinstance(layer, (nn.Conv2d, nn.GroupNorm)):
+            channels = parts[f"{name}.bias"].shape[1]
+            shape = (lanes, examples, height, width, channels)
+            found.append(torch.zeros(shape, device=inputs.device, dtype=dtype))
     return found
-
-
-def patches(x: Tensor, sides: Any) -> Tensor:
-    """The neighbourhood of every pixel as a row [lanes, examples·H·W, sides·C]."""
-    high, wide = sides
-    padded = pad(x, (0, 0, wide // 2, wide // 2, high // 2, high // 2))
-    around = padded.unfold(2, high, 1).unfold(3, wide, 1)  # [lanes, examples, H, W, C, high, wide]
-    return around.permute(0, 1, 2, 3, 5, 6, 4).reshape(x.shape[0], -1, high * wide * x.shape[4])
-
-
-def _as_matrix(kernels: Tensor) -> Tensor:
-    lanes, out = kernels.shape[:2]
-    return kernels.permute(0, 3, 4, 2, 1).reshape(lanes, -1, out)
 
 
 def _pooled(x: Tensor) -> Tensor:
     lanes, examples, height, width, channels = x.shape
     if height % 2 == 0 and width % 2 == 0:
-        return x.reshape(lanes, examples, height // 2, 2, width // 2, 2, channels).amax((3, 5))
+        # By maximum, not amax: amax's gradient looks for its result among its inputs, and a compiler that keeps inputs
+        # in higher precision than results finds none.
+        quads = x.reshape(lanes, examples, height // 2, 2, width // 2, 2, channels)
+        upper = torch.maximum(quads[:, :, :, 0, :, 0], quads[:, :, :, 0, :, 1])
+        lower = torch.maximum(quads[:, :, :, 1, :, 0], quads[:, :, :, 1, :, 1])
+        return torch.maximum(upper, lower)
     small = max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
     return small.reshape(lanes, examples, *small.shape[1:])
 
 
-def _group_normed(x: Tensor, weight: Tensor, bias: Tensor, layer: nn.GroupNorm) -> Tensor:
+def _group_normal(x: Tensor, layer: nn.GroupNorm) -> Tensor:
     lanes, examples, height, width, _ = x.shape
     groups = x.reshape(lanes, examples, height * width, layer.num_groups, -1)
     exact = groups.float() if groups.dtype in (torch.bfloat16, torch.float16) else groups
     variance, mean = torch.var_mean(exact, (2, 4), correction=0, keepdim=True)
-    normal = ((exact - mean) * torch.rsqrt(variance + layer.eps)).to(x.dtype).view(x.shape)
-    return normal * weight[:, None, None, None] + bias[:, None, None, None]
+    return ((exact - mean) * torch.rsqrt(variance + layer.eps)).to(x.dtype).view(x.shape)
 
 
-def _batch_normed(x: Tensor, scale: Tensor, bias: Tensor, layer: nn.BatchNorm2d, weight: Tensor) -> Tensor:
+def _batch_normal(x: Tensor, layer: nn.BatchNorm2d, weight: Tensor) -> Tensor:
     """Over the examples of each lane's batch, padding left out."""
     present = (weight > 0).to(torch.promote_types(x.dtype, torch.float32))[:, :, None, None, None]
     exact = x.to(present.dtype)
     count = (present.sum(1, keepdim=True) * (x.shape[2] * x.shape[3])).clamp(min=1)
     mean = (exact * present).sum((1, 2, 3), keepdim=True) / count
     variance = ((exact - mean).square() * present).sum((1, 2, 3), keepdim=True) / count
-    normal = ((exact - mean) * torch.rsqrt(variance + layer.eps)).to(x.dtype)
-    return normal * scale[:, None, None, None] + bias[:, None, None, None]
+    return ((exact - mean) * torch.rsqrt(variance + layer.eps)).to(x.dtype)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """In a type in which sums of squares are worth something."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mppfl.arrays import Array, IntArray
+from mppfl.errors import BadInput
 from mppfl.learning.flat import FlatModel, flattened
+from mppfl.privacy.cost import answer_cost
 from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
 from mppfl.privacy.noise import NoiseKind
 from mppfl.privacy.release import NORM_GUARD, noisy_answer
@@ -47,6 +49,28 @@ class GradientNoise:
     def step_divisor(self) -> int:
         """What the noisy answer is divided by to be a step: the public batch size where the noise is on a sum."""
         return 1 if self.mechanism.noise_on == "mean gradient" else self.work.batch_size
+
+    def noise_std(self, num_parameters: int) -> float:
+        """Standard deviation of the noise on each answer."""
+        cost = answer_cost(
+            self.mechanism,
+            self.budget,
+            self.clip_norm,
+            self.work,
+            self.kind,
+            num_parameters,
+            "",
+            1,
+            "",
+            self.noise_multiplier,
+        )
+        return cost.noise_std
+
+    def next_seed(self) -> int:
+        """A seed for noise that is drawn elsewhere, from this client's stream."""
+        if self.rng is None:
+            raise BadInput("seeded noise needs a stream of its own.")
+        return int(self.rng.integers(2**62))
 
     def gradient(self, clipped_sum: Tensor) -> Tensor:
         """The noisy mean gradient from the sum of clipped ones."""
@@ -102,26 +126,37 @@ class Table:
 
 def local_update(model: FlatModel, lane: Lane, table: Table, descent: Descent) -> Tensor:
     """How far one round of local training moves the weights: w_i − w [parameters]."""
-    weights, velocity = lane.start.clone(), torch.zeros_like(lane.start)
     with torch.random.fork_rng(devices=[], enabled=model.draws_at_random):
         if model.draws_at_random:
             torch.manual_seed(lane.layers_seed)
-        for rows in lane.batches:
-            inputs, labels = table.take(rows)
-            if lane.noise is None:
-                gradient = mean_gradient(model, weights, inputs, labels)
-            else:
-                gradient = lane.noise.gradient(clipped_sum(model, weights, inputs, labels, lane.noise.clip_norm))
-            velocity = descent.momentum * velocity + gradient
-            weights = weights - descent.learning_rate * velocity
-    return weights - lane.start
+        if lane.noise is None:
+            return plain_descent(model, lane, table, descent) - lane.start
+        return private_descent(model, lane, lane.noise, table, descent) - lane.start
 
 
-def mean_gradient(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of the mean cross-entropy over the examples [parameters]."""
-    parts = {name: part.detach().requires_grad_() for name, part in model.parts(weights).items()}
-    loss = cross_entropy(model.logits(parts, inputs), labels)
-    return flattened(torch.autograd.grad(loss, list(parts.values())))
+def plain_descent(model: FlatModel, lane: Lane, table: Table, descent: Descent) -> Tensor:
+    """Weights after stochastic gradient descent on the mean cross-entropy of each batch [parameters]."""
+    model.load(lane.start)
+    weights = list(model.module.parameters())
+    optimizer = torch.optim.SGD(weights, descent.learning_rate, descent.momentum)
+    for rows in lane.batches:
+        inputs, labels = table.take(rows)
+        optimizer.zero_grad()
+        cross_entropy(model.module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    optimizer.zero_grad()
+    return flattened(weights)
+
+
+def private_descent(model: FlatModel, lane: Lane, noise: GradientNoise, table: Table, descent: Descent) -> Tensor:
+    """The same with every example's gradient clipped and noise in every step [parameters]."""
+    weights, velocity = lane.start.clone(), torch.zeros_like(lane.start)
+    for rows in lane.batches:
+        inputs, labels = table.take(rows)
+        gradient = noise.gradient(clipped_sum(model, weights, inputs, labels, noise.clip_norm))
+        velocity = descent.momentum * velocity + gradient
+        weights = weights - descent.learning_rate * velocity
+    return weights
 
 
 def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tensor, clip_norm: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from mppfl.arrays import Array, IntArray
 from mppfl.learning.flat import FlatModel
-from mppfl.learning.local import Descent, Lane, Table
+from mppfl.learning.local import Descent, Lane, Table, clip_factors
 
 Parts = dict[str, Tensor]  # of all lanes: [lanes, *shape]
 
@@ -27,7 +27,14 @@ class LaneGradients(Protocol):
 
     `weight` [lanes, examples] multiplies each example's gradient: 1/batch for a mean, 0 for padding. With `clip_norm`
     each example's gradient is shortened first, and weight is 1 or 0.
+
+    Weights and gradients are in the layout that the engine likes best: `held` brings named tensors [lanes, *shape] into
+    it, as copies, and `given` brings them back.
     """
+
+    def held(self, parts: Parts) -> Parts: ...
+
+    def given(self, parts: Parts) -> Parts: ...
 
     def __call__(
         self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None
@@ -58,7 +65,7 @@ def lockstep_updates(
 ) -> Tensor:
     """Updates of all lanes [lanes, parameters]. `width` pads every batch to one length, so that shapes stay alike."""
     starts = torch.stack([lane.start for lane in lanes])
-    parts = {name: part.clone() for name, part in model.parts(starts).items()}
+    parts = gradients.held(model.parts(starts))
     velocity = {name: torch.zeros_like(part) for name, part in parts.items()} if descent.momentum else {}
     private = lanes[0].noise is not None
     clip_norm = lanes[0].noise.clip_norm if lanes[0].noise else None
@@ -69,14 +76,14 @@ def lockstep_updates(
             torch._foreach_add_(list(parts.values()), [found[name] for name in parts], alpha=-descent.learning_rate)
             continue
         if private:
-            found = _made_private(model, found, lanes, step.moves)
+            found = gradients.held(_made_private(model, gradients.given(found), lanes, step.moves))
         for name, part in parts.items():
             if descent.momentum:
                 velocity[name].mul_(descent.momentum).add_(found[name])
             direction = velocity[name] if descent.momentum else found[name]
             moves = (descent.learning_rate * step.moves).view(-1, *[1] * (part.ndim - 1))
             part.sub_(moves * direction)
-    return torch.cat([part.flatten(1) for part in parts.values()], 1) - starts
+    return torch.cat([part.flatten(1) for part in gradients.given(parts).values()], 1) - starts
 
 
 def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> Iterator[Step]:
@@ -84,13 +91,13 @@ def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> I
     device, dtype = table.features.device, table.features.dtype
     num_steps = max(len(lane.batches) for lane in lanes)
     if width is not None:  # all steps of the round travel to the device at once
-        padded = _padded(lanes, range(num_steps), width)
+        padded = padded_steps(lanes, range(num_steps), width)
         rows, weight, moves = (torch.from_numpy(array).to(device) for array in padded)
         weight, moves = weight.to(dtype), moves.to(dtype)
         yield from (Step(rows[k], weight[k], moves[k]) for k in range(num_steps))
         return
     for number in range(num_steps):
-        own, share, going = _padded(lanes, range(number, number + 1), None)
+        own, share, going = padded_steps(lanes, range(number, number + 1), None)
         yield Step(
             torch.from_numpy(own[0]).to(device),
             torch.from_numpy(share[0]).to(device, dtype),
@@ -98,7 +105,7 @@ def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> I
         )
 
 
-def _padded(lanes: Sequence[Lane], numbers: range, width: int | None) -> tuple[IntArray, Array, Array]:
+def padded_steps(lanes: Sequence[Lane], numbers: range, width: int | None) -> tuple[IntArray, Array, Array]:
     """Rows and weights [steps, lanes, width] of these steps, and who moves [steps, lanes]."""
     batches = [[lane.batches[k] if k < len(lane.batches) else None for lane in lanes] for k in numbers]
     most = width or max((len(batch) for step in batches for batch in step if batch is not None), default=0) or 1
@@ -117,32 +124,51 @@ def _padded(lanes: Sequence[Lane], numbers: range, width: int | None) -> tuple[I
 
 def _made_private(model: FlatModel, sums: Parts, lanes: Sequence[Lane], moves: Tensor) -> Parts:
     """Each lane's noisy gradient from its sum of clipped ones; a lane that stands still answers nothing."""
-    flat = torch.cat([part.flatten(1) for part in sums.values()], 1)
+    flat = torch.cat([part.flatten(1).to(moves.dtype) for part in sums.values()], 1)
+    if flat.is_cuda and all(lane.noise is not None and lane.noise.kind == "seeded" for lane in lanes):
+        return model.parts(_made_private_on_device(flat, lanes, moves))
     for at, (lane, is_moving) in enumerate(zip(lanes, moves.tolist(), strict=True)):
         if is_moving and lane.noise is not None:
             flat[at] = lane.noise.gradient(flat[at])
     return model.parts(flat)
 
 
-def vmapped_gradients(model: FlatModel) -> LaneGradients:
+def _made_private_on_device(sums: Tensor, lanes: Sequence[Lane], moves: Tensor) -> Tensor:
+    """The same with seeded noise drawn where the sums lie: a simulation need not carry them to the CPU and back."""
+    generator = torch.Generator(device=sums.device)
+    found = torch.zeros_like(sums)
+    for row, total, lane, is_moving in zip(found, sums, lanes, moves.tolist(), strict=True):
+        if is_moving and lane.noise is not None:
+            generator.manual_seed(lane.noise.next_seed())
+            noise = torch.randn(row.shape, generator=generator, device=row.device, dtype=row.dtype)
+            std = lane.noise.noise_std(len(row))
+            row.copy_((total / lane.noise.answer_divisor + std * noise) / lane.noise.step_divisor)
+    return found
+
+
+class VmappedGradients:
     """Gradients of any module, by torch.func.vmap over lanes (and over examples where each is clipped)."""
-    from mppfl.learning.local import clip_factors
 
-    def weighted_loss(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        return (cross_entropy(model.logits(parts, inputs), labels, reduction="none") * weight).sum()
+    def __init__(self, model: FlatModel) -> None:
+        def weighted_loss(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+            return (cross_entropy(model.logits(parts, inputs), labels, reduction="none") * weight).sum()
 
-    def loss_of_one(parts: Parts, example: Tensor, label: Tensor) -> Tensor:
-        return cross_entropy(model.logits(parts, example[None]), label[None])
+        def loss_of_one(parts: Parts, example: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(model.logits(parts, example[None]), label[None])
 
-    of_lanes = torch.func.vmap(torch.func.grad(weighted_loss))
-    of_examples = torch.func.vmap(torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0)))
+        self._of_lanes = torch.func.vmap(torch.func.grad(weighted_loss))
+        self._of_examples = torch.func.vmap(torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0)))
 
-    def gradients(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+    def held(self, parts: Parts) -> Parts:
+        return {name: part.clone() for name, part in parts.items()}
+
+    def given(self, parts: Parts) -> Parts:
+        return parts
+
+    def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if clip_norm is None:
-            return dict(of_lanes(parts, inputs, labels, weight))
-        each = of_examples(parts, inputs, labels)  # [lanes, examples, *shape]
+            return dict(self._of_lanes(parts, inputs, labels, weight))
+        each = self._of_examples(parts, inputs, labels)  # [lanes, examples, *shape]
         squares = sum(part.double().flatten(2).square().sum(2) for part in each.values())
         factors = clip_factors(torch.as_tensor(squares).sqrt(), clip_norm).to(weight) * weight
         return {name: torch.einsum("le,le...->l...", factors, part) for name, part in each.items()}
-
-    return gradients

@@ -1,7 +1,7 @@
 """Which noise a budget of the game buys under Poisson sampling: the least with the same ε at δ as that many ρ-zCDP.
 
-Calibration is a search through privacy loss distributions, seconds each. Budgets are therefore rounded down to a
-public grid of four steps an octave, so that a training needs few of them; rounding down adds noise, never takes any.
+The search goes by RDP, some per cent more noise than the least possible, and budgets are rounded down to a public grid
+of four steps an octave, so that a training needs few searches: both add noise, neither takes any.
 """
 
 from __future__ import annotations
@@ -33,4 +33,4 @@ def _multiplier(rho: float, dp_delta: float, sampling_rate: float, num_steps: in
             f"a budget of {rho:.3g} is ε = {dp_epsilon:.3g} at δ = {dp_delta:g}, outside what Poisson sampling is "
             "calibrated for (1e-6 to 1e3). Change budget_unit."
         )
-    return poisson_noise_multiplier(dp_epsilon, dp_delta, sampling_rate, num_steps)
+    return poisson_noise_multiplier(dp_epsilon, dp_delta, sampling_rate, num_steps, by_orders_alone=True)

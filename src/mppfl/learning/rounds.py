@@ -198,7 +198,7 @@ def _spread(values: Array, who: IntArray, num_clients: int) -> Array:
 def worst_epsilon(standing: Standing) -> float:
     """ε of the client who has spent most in this training so far, at the configured δ.
 
-    Under Poisson sampling it takes long and is found after the last round, from the ledger.
+    Under Poisson sampling it takes longer and is found after the last round, from the ledger, by RDP.
     """
     config, data = standing.arm.config, standing.arm.data
     if not config.mechanism.is_zcdp:
@@ -206,7 +206,7 @@ def worst_epsilon(standing: Standing) -> float:
         names = [name for name in data.names if name in known]
         if not standing.is_done or not names:
             return math.nan
-        return float(np.max(standing.ledger.get_epsilon(names, config.dp_delta, "pld")))
+        return float(np.max(standing.ledger.get_epsilon(names, config.dp_delta, "rdp")))
     worst = int(np.argmax(standing.account["spent"]))
     spent, extra_delta = (float(standing.account[name][worst]) for name in ("spent", "extra_delta"))
     if spent == 0 or math.isinf(spent) or extra_delta >= config.dp_delta:

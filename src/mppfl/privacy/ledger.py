@@ -334,7 +334,8 @@ class PrivacyLedger:
         """dp_epsilon of each client's releases so far, at `dp_delta` in all.
 
         What the releases add to δ by themselves is taken out of `dp_delta` first. "exact" needs Gaussian noise
-        throughout. Clients with Poisson-sampled releases need the method "pld", about a second per history.
+        throughout. Clients with Poisson-sampled releases need the method "pld", some seconds for every different
+        history, or "rdp", which is quick and some per cent larger.
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
         account = self.account(clients, unit)
@@ -346,14 +347,15 @@ class PrivacyLedger:
                 f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
                 f"{account.extra_delta[worst]:.3g}. Ask for a larger dp_delta."
             )
-        if method == "pld":
+        if method == "pld" or (method == "rdp" and account.poisson.any()):
             with self._reading() as read:
-                found = pld_epsilons(read, account, numbers_of(read, names, self.path), left, worst_case)
+                numbers = numbers_of(read, names, self.path)
+                found = pld_epsilons(read, account, numbers, left, worst_case, by_orders_alone=method == "rdp")
             return _one_or_all(clients, found)
         if account.poisson.any():
             name = names[int(np.argmax(account.poisson > 0))]
             raise BadInput(
-                f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use the method pld."
+                f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
             )
         if method == "exact" and account.not_gaussian.any():
             name = names[int(np.argmax(account.not_gaussian > 0))]

@@ -35,7 +35,13 @@ class Kind(NamedTuple):
 
 
 def pld_epsilons(
-    read: sqlite3.Connection, account: Account, numbers: dict[str, int], deltas: Array, worst_case: bool
+    read: sqlite3.Connection,
+    account: Account,
+    numbers: dict[str, int],
+    deltas: Array,
+    worst_case: bool,
+    *,
+    by_orders_alone: bool = False,
 ) -> Array:
     """dp_epsilon of each client of the account by composing loss distributions; the same history is composed once.
 
@@ -53,16 +59,19 @@ def pld_epsilons(
     ]
     different = set(questions)
     composed = sum(any(kind.budget is None for kind in history) for history, _ in different)
-    if composed > MOST_HISTORIES:
+    if composed > MOST_HISTORIES and not by_orders_alone:
         raise BadInput(
             f"the method pld takes some seconds for every different history; here are {composed:,}. Ask for at most "
             f"{MOST_HISTORIES} clients at a time."
         )
-    answers = {(history, delta): pld_epsilon(history, delta, worst_case) for history, delta in different}
+    answers = {
+        (history, delta): pld_epsilon(history, delta, worst_case, by_orders_alone=by_orders_alone)
+        for history, delta in different
+    }
     return np.array([answers[question] for question in questions], dtype=np.float64)
 
 
-def pld_epsilon(history: tuple[Kind, ...], delta: float, worst_case: bool) -> float:
+def pld_epsilon(history: tuple[Kind, ...], delta: float, worst_case: bool, *, by_orders_alone: bool = False) -> float:
     """Gaussian releases add up to one; each kind of Poisson-sampled release is composed as often as it happened."""
     if any(kind.budget is not None and kind.noise_kind not in GAUSSIAN_KINDS for kind in history):
         raise BadInput("releases whose noise was not Gaussian have no loss distribution here. Use the method rdp.")
@@ -72,7 +81,9 @@ def pld_epsilon(history: tuple[Kind, ...], delta: float, worst_case: bool) -> fl
         for kind in history
         if kind.noise_multiplier is not None and kind.sampling_rate is not None and kind.num_steps is not None
     ]
-    return history_epsilon(sampled, delta, budget=total) if sampled else epsilon(total, delta)
+    if not sampled:
+        return epsilon(total, delta)
+    return history_epsilon(sampled, delta, budget=total, by_orders_alone=by_orders_alone)
 
 
 def dp_event(kind: Kind, worst_case: bool) -> Any:

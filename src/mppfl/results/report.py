@@ -21,7 +21,8 @@ from mppfl.results import report_figures as draw
 from mppfl.results import report_graph
 from mppfl.results.report_run import run_section
 from mppfl.results.report_words import headline, labels_of, subtitle, tiles, verdict
-from mppfl.results.run import Run, require_folder
+from mppfl.results.run import Run
+from mppfl.results.run_folder import require_folder
 from mppfl.results.tables import (
     comparison_cells,
     comparison_rows,

@@ -1,0 +1,38 @@
+"""Your own model and data: any nn.Module, any arrays; here two interleaved spirals, spread unevenly over five clients."""
+
+import numpy as np
+import torch
+from torch import nn
+
+import mppfl
+
+rng = np.random.default_rng(0)
+
+
+def spirals(count: int) -> tuple[np.ndarray, np.ndarray]:
+    turn, arm = rng.uniform(0.3, 2.0, count) * np.pi, rng.integers(0, 2, count)
+    points = np.stack([np.cos(turn + np.pi * arm), np.sin(turn + np.pi * arm)], 1) * turn[:, None] / 3
+    return (points + rng.normal(0, 0.05, points.shape)).astype(np.float32), arm
+
+
+class Spirals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 32), nn.Linear(32, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.tanh(self.inner(torch.cat([x, x.square()], 1))))
+
+
+features, labels = spirals(2000)
+members = np.split(rng.permutation(2000), [100, 300, 700, 1200])  # 100, 200, 400, 500 and 800 examples
+data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2)
+
+graph = mppfl.random_graph("erdos_renyi", 5, rng=rng)
+game = mppfl.make_game(graph, mppfl.draw_clients("benign", 5, rng))
+plan = mppfl.solve(game, num_rounds=25).plan
+torch.manual_seed(1)
+config = mppfl.TrainingConfig(learning_rate=0.5, batch_size=20, local_epochs=4, budget_unit=0.01)
+for record in mppfl.training_rounds(Spirals(), data, plan, config):
+    if record.round_index % 5 == 0:
+        print(f"round {record.round_index:>2}  accuracy {record.accuracy:.3f}  engine {record.engine}")

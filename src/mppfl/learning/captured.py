@@ -1,0 +1,157 @@
+"""Steps of many lanes recorded once as a CUDA graph and then replayed: the GPU never waits for Python.
+
+A recorded step reads its batch at a counter that lies on the GPU and moves on with every replay. Lanes stand in the
+order of their length, so those that still have batches are always the first ones; as lanes run out, shorter recordings
+(three quarters, half, a quarter of the lanes) take over, and no lane is computed long after its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mppfl.learning.flat import FlatModel
+from mppfl.learning.local import Descent, Lane, Table
+from mppfl.learning.lockstep import LaneGradients, padded_steps
+
+QUARTERS = 4
+WARM_UPS = 3  # runs before a recording, in which kernels are compiled and memory is found
+
+
+@dataclass(eq=False, slots=True)
+class _Buffers:
+    """What all recordings of one number of lanes share.
+
+    rows, weight  [steps, lanes, width] of the whole round
+    step          the number of the next step
+    """
+
+    rows: Tensor
+    weight: Tensor
+    step: Tensor
+    parts: dict[str, Tensor]
+    velocity: dict[str, Tensor]
+
+
+class CapturedDescent:
+    """Stochastic gradient descent of lanes without noise in their gradients, on one GPU."""
+
+    def __init__(self, model: FlatModel, table: Table, descent: Descent, gradients: LaneGradients, width: int) -> None:
+        self.model, self.table, self.descent, self.gradients, self.width = model, table, descent, gradients, width
+        self._buffers: dict[int, _Buffers] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+    def updates(self, lanes: Sequence[Lane], padded_to: int) -> Tensor:
+        """Updates of the lanes [lanes, parameters]; idle lanes fill up to `padded_to`, so that recordings fit again."""
+        order = sorted(range(len(lanes)), key=lambda at: -len(lanes[at].batches))
+        sorted_lanes = [lanes[at] for at in order]
+        starts = torch.stack([lane.start for lane in sorted_lanes])
+        buffers = self._loaded(sorted_lanes, starts, max(padded_to, len(lanes)))
+        for count, steps in self._stages([len(lane.batches) for lane in sorted_lanes], len(buffers.rows[0])):
+            graph = self._graph(buffers, count)
+            for _ in range(steps):
+                graph.replay()
+        parts = self.gradients.given({name: part[: len(lanes)] for name, part in buffers.parts.items()})
+        flat = torch.cat([part.flatten(1) for part in parts.values()], 1) - starts
+        back = torch.empty(len(lanes), dtype=torch.long)
+        back[torch.tensor(order)] = torch.arange(len(lanes))
+        return flat[back.to(flat.device)]
+
+    def forget(self) -> None:
+        """Lets go of all recordings and their memory."""
+        self._graphs, self._buffers = {}, {}
+
+    def _stages(self, lengths: list[int], most: int) -> list[tuple[int, int]]:
+        """(lanes computed, steps) one after another: as few lanes as still hold everybody who moves."""
+        sizes = sorted({max(1, -(-most * quarter // QUARTERS)) for quarter in range(1, QUARTERS + 1)}, reverse=True)
+        stages, done = [], 0
+        for number, size in enumerate(sizes):
+            smaller = sizes[number + 1] if number + 1 < len(sizes) else 0
+            until = lengths[smaller] if smaller < len(lengths) else done
+            if until > done:
+                stages.append((size, until - done))
+                done = until
+        return stages
+
+    def _loaded(self, lanes: Sequence[Lane], starts: Tensor, count: int) -> _Buffers:
+        """The buffers for so many lanes, holding this round's batches and starting weights."""
+        num_steps = max(len(lane.batches) for lane in lanes)
+        found = self._buffers.get(count)
+        device, dtype = self.table.features.device, self.table.features.dtype
+        if found is None or len(found.rows) < num_steps:
+            self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] != count}
+            shape = (num_steps, count, self.width)
+            idle = {
+                name: torch.zeros((count, *size), device=device, dtype=dtype)
+                for name, size in self.model.shapes.items()
+            }
+            parts = self.gradients.held(idle)
+            momentum = self.descent.momentum
+            found = _Buffers(
+                torch.zeros(shape, device=device, dtype=torch.long),
+                torch.zeros(shape, device=device, dtype=dtype),
+                torch.zeros((1,), device=device, dtype=torch.long),
+                parts,
+                {name: torch.zeros_like(part) for name, part in parts.items()} if momentum else {},
+            )
+            self._buffers[count] = found
+        rows, weight, _ = padded_steps(lanes, range(num_steps), self.width)
+        found.rows[:num_steps, : len(lanes)] = torch.from_numpy(rows).to(device)
+        found.weight.zero_()
+        found.weight[:num_steps, : len(lanes)] = torch.from_numpy(weight).to(device, dtype)
+        self._rewind(found, starts)
+        return found
+
+    def _rewind(self, buffers: _Buffers, starts: Tensor) -> None:
+        buffers.step.zero_()
+        for name, part in self.gradients.held(self.model.parts(starts)).items():
+            buffers.parts[name][: len(starts)] = part
+        for velocity in buffers.velocity.values():
+            velocity.zero_()
+
+    def _graph(self, buffers: _Buffers, count: int) -> torch.cuda.CUDAGraph:
+        """The recording of one step of the first `count` lanes, made at its first use."""
+        key = (buffers.rows.shape[1], count)
+        if key in self._graphs:
+            return self._graphs[key]
+        kept = [tensor.clone() for tensor in self._changing(buffers)]
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UPS):
+                buffers.step.zero_()  # a warm-up must not run past the last batch
+                self._one_step(buffers, count)
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._one_step(buffers, count)
+        for tensor, before in zip(self._changing(buffers), kept, strict=True):
+            tensor.copy_(before)
+        self._graphs[key] = graph
+        return graph
+
+    @staticmethod
+    def _changing(buffers: _Buffers) -> list[Tensor]:
+        return [buffers.step, *buffers.parts.values(), *buffers.velocity.values()]
+
+    def _one_step(self, buffers: _Buffers, count: int) -> None:
+        rows = buffers.rows.index_select(0, buffers.step)[0, :count]
+        weight = buffers.weight.index_select(0, buffers.step)[0, :count]
+        inputs, labels = self.table.features[rows], self.table.labels[rows]
+        own = {name: part[:count] for name, part in buffers.parts.items()}
+        found = self.gradients(own, inputs, labels, weight, None)
+        names = list(own)
+        direction = [found[name] for name in names]
+        if buffers.velocity:
+            # A lane at its end keeps its velocity but must not move: it has no weight in this step.
+            moves = (weight.sum(1) > 0).to(weight.dtype)
+            for name, gradient in zip(names, direction, strict=True):
+                velocity = buffers.velocity[name][:count]
+                velocity.mul_(self.descent.momentum).add_(gradient)
+                own[name].sub_(velocity * (self.descent.learning_rate * moves).view(-1, *[1] * (velocity.ndim - 1)))
+        else:
+            torch._foreach_add_([own[name] for name in names], direction, alpha=-self.descent.learning_rate)
+        buffers.step.add_(1)

@@ -1,0 +1,14 @@
+"""What the tests of trainings have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from mppfl.results.train import train
+from tests.results.small import small
+
+
+@pytest.fixture(scope="session")
+def undisturbed():
+    """What the small experiment comes to when nothing happens."""
+    return train(small())
