@@ -1,8 +1,8 @@
-# make demo   set everything up and solve the embedded example
+# make demo   set everything up, train the embedded example under five mechanisms, write its report
 # make test   set everything up, lint, type-check and run the tests
 PY := .venv/bin/python
 
-.PHONY: setup demo test lint test-slow test-data bench results clean
+.PHONY: setup demo test lint test-slow test-data bench results picture clean
 
 setup: .venv/ready
 
@@ -12,8 +12,8 @@ setup: .venv/ready
 	touch $@
 
 demo: setup
-	.venv/bin/mppfl compare --preset paper-like --num-clients 20 --rounds 60 --seeds 5 --fixed-budget mean --figure demo-output/compare.png
-	.venv/bin/mppfl risk --preset paper-like --num-clients 20
+	.venv/bin/mppfl train examples/demo.toml --output demo-output/run --overwrite
+	.venv/bin/mppfl report demo-output/run --output demo-output/report.html
 
 lint: setup
 	$(PY) -m ruff check .
@@ -35,6 +35,9 @@ bench: setup
 
 results: setup
 	$(PY) docs/make_results.py
+
+picture: demo  # of the README; needs chromium
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1180,1390 --screenshot=docs/images/report.png demo-output/report.html
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache demo-output

@@ -1,4 +1,4 @@
-"""Re-makes what the README shows: docs/results/*.json, docs/images/compare.png, and the README's tables from them.
+"""Re-makes what README and docs/performance.md show: docs/results/*.json, docs/images/compare.png, and their tables.
 
 python docs/make_results.py            run the comparison, then write the tables (half a minute)
 python docs/make_results.py --tables   only write the tables from the files that are there
@@ -92,12 +92,43 @@ def real_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"comparison": comparison_table, "speed": speed_table, "real": real_table}
+def learning_table() -> str:
+    lines = ["| | model | rounds | weights | accuracy |", "|---|---|--:|---|--:|"]
+    titles = {"fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}
+    for case, title in titles.items():
+        record = newest_record(f"accuracy-{case}")
+        for name, accuracy in record["final_accuracy"].items():
+            mechanism, weights = name.removesuffix(" weights").split(", ")
+            rounds = len(record["curves"][name])
+            lines.append(
+                f"| {title}, {mechanism} | {record['model']} | {rounds} | {weights} | {100 * accuracy:.1f} % |"
+            )
+    return "\n".join(lines)
+
+
+def private_table() -> str:
+    rows = newest_record("private-accuracy")["results"]
+    asked = " | ".join(f"{row['dp_epsilon']:g}" for row in rows)
+    reached = " | ".join(f"{100 * row['mean_accuracy']:.1f} %" for row in rows)
+    title = f"| Fashion-MNIST, ε at δ = 1e-5, per record | {asked} |"
+    return "\n".join([title, "|---|" + "--:|" * len(rows), f"| test accuracy | {reached} |"])
+
+
+TABLES = {
+    "comparison": comparison_table,
+    "speed": speed_table,
+    "real": real_table,
+    "learning": learning_table,
+    "private": private_table,
+}
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 
 
 def with_tables(text: str) -> str:
-    """The README with every marked table made anew from its file."""
+    """The page with every marked table in it made anew from its file."""
     for name, table in TABLES.items():
+        if f"<!-- {name} -->" not in text:
+            continue
         before, rest = text.split(f"<!-- {name} -->\n")
         _, after = rest.split(f"<!-- end {name} -->")
         text = f"{before}<!-- {name} -->\n{table()}\n<!-- end {name} -->{after}"
@@ -107,5 +138,5 @@ def with_tables(text: str) -> str:
 if __name__ == "__main__":
     if "--tables" not in sys.argv:
         run_comparison()
-    readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))

@@ -1,4 +1,4 @@
-"""Your own model and data: any nn.Module, any arrays; here two interleaved spirals, spread unevenly over five clients."""
+"""Your own model and data: any nn.Module, any arrays; here two spirals, spread unevenly over five clients."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ rng = np.random.default_rng(0)
 
 
 def spirals(count: int) -> tuple[np.ndarray, np.ndarray]:
-    turn, arm = rng.uniform(0.3, 2.0, count) * np.pi, rng.integers(0, 2, count)
+    turn, arm = rng.uniform(0.3, 3.0, count) * np.pi, rng.integers(0, 2, count)
     points = np.stack([np.cos(turn + np.pi * arm), np.sin(turn + np.pi * arm)], 1) * turn[:, None] / 3
-    return (points + rng.normal(0, 0.05, points.shape)).astype(np.float32), arm
+    return (points + rng.normal(0, 0.1, points.shape)).astype(np.float32), arm
 
 
 class Spirals(nn.Module):
@@ -30,9 +30,9 @@ data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2
 
 graph = mppfl.random_graph("erdos_renyi", 5, rng=rng)
 game = mppfl.make_game(graph, mppfl.draw_clients("benign", 5, rng))
-plan = mppfl.solve(game, num_rounds=25).plan
+plan = mppfl.solve(game, num_rounds=40).plan
 torch.manual_seed(1)
-config = mppfl.TrainingConfig(learning_rate=0.5, batch_size=20, local_epochs=4, budget_unit=0.01)
+config = mppfl.TrainingConfig(learning_rate=0.2, batch_size=20, local_epochs=4, budget_unit=1e-3)
 for record in mppfl.training_rounds(Spirals(), data, plan, config):
-    if record.round_index % 5 == 0:
+    if record.round_index % 10 == 0:
         print(f"round {record.round_index:>2}  accuracy {record.accuracy:.3f}  engine {record.engine}")

@@ -16,19 +16,19 @@ plan = mppfl.solve(game, num_rounds=20).plan
 config = mppfl.TrainingConfig(
     privacy="full_batch_steps",  # every example's gradient is clipped, every step has noise: ρ-zCDP per record
     num_steps=2,
-    clip_norm=1.0,
+    clip_norm=0.3,
+    budget_unit=0.03,  # ρ of the training = 0.03 · ρ of the game
     learning_rate=1.0,
     noise="gaussian",
     server_optimizer="momentum",
 )
 with tempfile.TemporaryDirectory() as folder, mppfl.PrivacyLedger.open(Path(folder) / "ledger.sqlite") as ledger:
-    ledger.set_cap(data.names, 10.0, "record")
+    ledger.set_cap(data.names, 0.35, "record")
     for record in mppfl.training_rounds(
         mppfl.make_model("softmax", data.input_shape, 10), data, plan, config, ledger=ledger, run="digits"
     ):
         if record.refused:
-            print(f"round {record.round_index}: {len(record.refused)} clients would pass their cap and stay out")
-            break
+            print(f"round {record.round_index}: client {record.refused[0]} would pass its cap and stays out")
     worst = ledger.get_epsilon(list(data.names), 1e-5).max()
     print(f"accuracy {record.accuracy:.3f} after {record.round_index} rounds; nobody above ε = {worst:.2f} at δ = 1e-5")
     print(f"{config.mechanism.name}: {config.mechanism.guarantee}")

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SAYS = {"two_friends": "a third of the rate", "own_mechanism": "steady", "own_graph": "key player"}
+SAYS = {
+    "two_friends": "a third of the rate",
+    "own_mechanism": "steady",
+    "own_graph": "key player",
+    "own_model_and_data": "engine loop",
+    "sound_privacy": "would pass its cap and stays out",
+}
 
 
 def test_every_example_is_listed_here():

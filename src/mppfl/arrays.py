@@ -44,6 +44,8 @@ def require_number(value: float, name: str, low: float, high: float, *, open_end
     """The value as a float if it lies between `low` and `high`, else an error that says so."""
     try:
         number = float(value)
+    except OverflowError as cause:
+        raise BadInput(f"{name} has more than 308 digits; it must lie in [{low:g}, {high:g}].") from cause
     except (TypeError, ValueError) as cause:
         raise BadInput(f"{name}={value!r} is not a number.") from cause
     inside = low < number < high if open_ends else low <= number <= high

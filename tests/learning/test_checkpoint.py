@@ -129,7 +129,6 @@ def test_a_truncated_checkpoint_is_refused(tmp_path, checkpoint, share):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are not listed here")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.xfail(strict=True, reason="bug: np.load(path) leaves the file open where the zip file is truncated")
 def test_a_refused_checkpoint_is_not_left_open(tmp_path, checkpoint):
     path = tmp_path / "run.ckpt"
     save_checkpoint(path, checkpoint)
@@ -185,9 +184,6 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(tmp_path, c
     assert "checkpoint of format 99, this version reads 1" in refused_in_one_line(path)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: NotImplementedError and RuntimeError of zipfile pass through load_checkpoint"
-)
 @pytest.mark.parametrize(("offset", "bit"), [(6, 0x80), (8, 0x01), (10, 0x20)], ids=["version", "encrypted", "method"])
 def test_a_damaged_table_of_contents_is_refused(tmp_path, checkpoint, offset, bit):
     path = tmp_path / "run.ckpt"
@@ -240,9 +236,6 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_draft(tmp_path, checkpoint
     assert_same(load_checkpoint(path), later)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: where only the folder's fsync fails, the message says the old file is untouched"
-)
 def test_an_error_that_says_the_old_checkpoint_is_untouched_is_right(tmp_path, checkpoint, monkeypatch):
     path = tmp_path / "run.ckpt"
     save_checkpoint(path, checkpoint)
@@ -363,7 +356,6 @@ def test_a_checkpoint_of_other_first_weights_of_ones_own_module_is_refused():
         rounds_of(config, plan, model=TwoPaths(), resume=kept)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: round numbers decide every random stream, but are no part of the key")
 def test_a_checkpoint_of_a_plan_with_other_round_numbers_is_refused():
     kept = checkpoint_of(rounds_of()[:2])
     plan = plan_of_rounds("by hand", [Terms(t, 2.0, 2.0, np.array([0.5, 1.0, 2.0])) for t in (5, 6, 7, 8)])

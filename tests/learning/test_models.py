@@ -124,9 +124,6 @@ def test_drawing_weights_and_training_leave_the_global_generator_alone():
     assert stands_still(lambda: list(training_rounds(own, data, plan_with([1.0] * 3), config)))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: layers draw from the global generator when they are made, before draw(seed)"
-)
 def test_making_a_model_leaves_the_global_generator_alone():
     assert stands_still(lambda: make_model("mlp", (1, 8, 8), 4, seed=5))
 

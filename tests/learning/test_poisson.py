@@ -71,7 +71,6 @@ def test_a_client_with_a_cap_in_zcdp_takes_no_part_in_poisson_sampling():
     assert record.refused == ("2",)
 
 
-@pytest.mark.xfail(strict=True, raises=BadInput, reason="bug: ε is asked for without the unit, after all is trained")
 def test_a_poisson_training_ends_well_in_a_ledger_that_holds_client_level_releases_too():
     data, ledger = pictures((40, 30, 50)), PrivacyLedger.in_memory()
     model = make_model("softmax", data.input_shape, 4)

@@ -153,7 +153,6 @@ def test_a_training_with_nobody_at_all_is_no_error():
     assert math.isnan(records[-1].clip_norm)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a NaN or negative budget in a plan counts as staying out, in silence")
 @pytest.mark.parametrize("wrong", [math.nan, -1.0])
 def test_a_budget_that_is_no_budget_is_refused(wrong):
     with pytest.raises(BadInput, match="budget"):
@@ -199,9 +198,6 @@ def test_the_model_handed_out_is_the_mean_of_the_last_rounds_models(last):
     assert np.abs(records[-1].weights - each[-1]).max() > 1e-3
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: with more rounds to average than there are, the first model is divided too far"
-)
 def test_averaging_over_more_rounds_than_there_are_is_the_mean_of_all_or_refused():
     each = [record.weights for record in trained(num_rounds=2, precision="float64")]
     try:
@@ -317,7 +313,6 @@ def test_an_update_that_is_not_finite_is_refused_with_its_clients_name(privacy, 
     assert list(rounds) == []
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the round is reserved for all clients before updates are looked at")
 def test_an_update_that_is_refused_is_not_charged():
     data, ledger = with_a_client_that_explodes(), PrivacyLedger.in_memory()
     with pytest.raises(BadInput, match="bob"):
@@ -332,18 +327,12 @@ def test_an_update_that_is_refused_is_never_noted_as_stored_or_sent():
     assert all(event["status"] == "reserved" for event in ledger.events())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: the median of lengths with NaN is refused before anybody says whose it was"
-)
 def test_an_update_that_is_not_finite_is_refused_by_name_before_the_median_is_taken():
     with pytest.raises(BadInput, match="bob"):
         trained([1.0] * 3, 1, data=with_a_client_that_explodes(), clip_norm="first_round_median", **EXPLODES)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
-@pytest.mark.xfail(
-    strict=True, reason="bug: noise on a grid refuses the gradient in the middle of a step, without a name"
-)
 def test_a_gradient_that_is_not_finite_is_refused_by_name_whatever_the_noise(noise):
     with pytest.raises(BadInput, match="bob"):
         trained([1.0] * 3, 1, data=with_a_client_that_explodes(), privacy="dpsgd_shuffle", noise=noise, **EXPLODES)

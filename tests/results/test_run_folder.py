@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import fields
 
 import numpy as np
@@ -173,10 +174,11 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path):
         make_run().save(tmp_path / "file")
 
 
-def test_runs_are_found_alone_or_side_by_side(tmp_path):
-    for name in ("b", "a"):
+def test_runs_are_found_alone_or_side_by_side_in_the_order_they_were_saved(tmp_path):
+    for second, name in enumerate(("b", "a", "c")):
         make_run(name, num_clients=3, num_rounds=1).save(tmp_path / name)
-    assert find_runs(tmp_path) == (tmp_path / "a", tmp_path / "b")
+        os.utime(tmp_path / name / "run.json", (second, second))
+    assert find_runs(tmp_path) == (tmp_path / "b", tmp_path / "a", tmp_path / "c")
     assert find_runs(tmp_path / "a") == (tmp_path / "a",)
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadFile, match="neither a run nor a folder with runs"):

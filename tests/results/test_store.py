@@ -30,7 +30,7 @@ from tests.results.small import require_same, small
 def test_a_folder_keeps_runs_ledgers_and_the_experiment(tmp_path, undisturbed):
     runs = train(small(), folder=tmp_path / "out")
     require_same(runs, undisturbed)
-    require_same([load_run(path) for path in find_runs(tmp_path / "out")], sorted(runs, key=lambda run: run.name))
+    require_same([load_run(path) for path in find_runs(tmp_path / "out")], runs)
     assert read_experiment(tmp_path / "out" / "experiment.toml") == small()
     with PrivacyLedger.open(tmp_path / "out" / "mppfl" / "ledger.sqlite", must_exist=True) as ledger:
         assert ledger.spent(list(runs[0].names)) == pytest.approx(runs[0].accounts.spent)
@@ -190,7 +190,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_last_checkpoint_stays(tmp_path,
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(MppflError, match="could not be written: No space left on device") as told:
+    with pytest.raises(MppflError, match=r"could not be .*: No space left on device") as told:
         train(small(), folder=tmp_path / "out")
     assert "\n" not in str(told.value)
     monkeypatch.setattr(os, "fsync", real)
@@ -224,4 +224,4 @@ def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_p
     (tmp_path / "small.toml").write_text(chosen.to_toml())
     killed_at_random(tmp_path / "small.toml", tmp_path / "out", times, random.Random(times))
     runs = [load_run(path) for path in find_runs(tmp_path / "out")]
-    require_same(runs, sorted(train(chosen), key=lambda run: run.name))
+    require_same(runs, train(chosen))

@@ -20,6 +20,7 @@ from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.learning.config import Aggregation, TrainingConfig
 
+NEXT_TO_NOTHING = 1e-200  # of the largest noise energy: smaller ones count as none
 ADAM_DECAY = 0.99
 ADAM_FLOOR = 1e-3  # the server's Adam of Reddi et al. 2021 (arXiv:2003.00295), which works with updates, not gradients
 
@@ -51,14 +52,15 @@ def noise_aware_weights(by_size: Array, energy: Array, dispersion: float) -> Arr
     """
     if np.isinf(dispersion) or not energy.any():
         return by_size
-    spread = dispersion + energy
-    if (spread == 0).any():  # d = 0: noiseless uploads are all the same, and exact
-        alone = np.where(spread == 0, by_size, 0.0)
+    largest = max(dispersion, float(energy.max()))
+    d, spread = dispersion / largest, dispersion / largest + energy / largest  # only ratios matter
+    exact = spread < NEXT_TO_NOTHING
+    if exact.any():  # d = 0: uploads without noise are all the same, and exact
+        alone = np.where(exact, by_size, 0.0)
         return np.asarray(alone / alone.sum())
-    with np.errstate(over="ignore"):
-        inverse = 1 / spread
-    missing = (1 - (by_size * dispersion * inverse).sum()) / inverse.sum()
-    return np.asarray((by_size * dispersion + missing) * inverse)
+    inverse = 1 / spread
+    missing = (1 - (by_size * d * inverse).sum()) / inverse.sum()
+    return np.asarray((by_size * d + missing) * inverse)
 
 
 def estimated_dispersion(updates: Tensor, energy: Array) -> float:
@@ -68,8 +70,9 @@ def estimated_dispersion(updates: Tensor, energy: Array) -> float:
     """
     if len(updates) < 2:
         return float("inf")  # one participant has nobody to differ from: its weight is 1 whatever d
-    scale = float(np.median(energy))
-    v = 1 / (energy + scale) if scale > 0 else np.where(energy > 0, 0.0, 1.0)
+    scale, largest = float(np.median(energy)), float(energy.max(initial=0.0)) or 1.0
+    relative = (energy + scale) / largest
+    v = 1 / np.maximum(relative, NEXT_TO_NOTHING) if scale > 0 else np.where(energy > 0, 0.0, 1.0)
     v = v / v.sum()
     rows, along = updates.double(), torch.as_tensor(v, device=updates.device)
     squares = float((along * rows.square().sum(1)).sum())
@@ -94,6 +97,6 @@ def server_step(
         return weights + rate * velocity, {"momentum": velocity}
     beta = config.server_momentum
     first = beta * before + (1 - beta) * mean_update
-    second = memory.get("variance", torch.zeros_like(weights))
+    second = memory.get("variance", torch.full_like(weights, ADAM_FLOOR**2))
     second = ADAM_DECAY * second + (1 - ADAM_DECAY) * mean_update.square()
     return weights + rate * first / (second.sqrt() + ADAM_FLOOR), {"momentum": first, "variance": second}

@@ -62,9 +62,13 @@ class Arm:
 def training_key(model: nn.Module, arm: Arm) -> str:
     """Fingerprint of what decides a training's course: configuration, plan, data and initial model."""
     config = {k: v for k, v in dataclasses.asdict(arm.config).items() if k not in NOT_IN_KEY}
-    digest = hashlib.sha256(json.dumps([arm.name, config], sort_keys=True).encode())
+    facts = json.dumps([arm.name, config, arm.data.names], sort_keys=True, default=lambda number: number.item())
+    digest = hashlib.sha256(facts.encode())
     for terms in arm.plan:
-        digest.update(np.float64(terms.reward_rate).tobytes() + np.ascontiguousarray(terms.budgets).tobytes())
+        digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
+        digest.update(
+            np.ascontiguousarray([terms.budgets, np.broadcast_to(terms.prices, len(terms.budgets))]).tobytes()
+        )
     arrays: list[Any] = [arm.data.features, arm.data.labels, *arm.data.members]
     for array in arrays:
         digest.update(str(array.shape).encode())
@@ -88,6 +92,10 @@ class Standing:
             raise BadInput(
                 f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
                 "norm='group', or privacy='client'."
+            )
+        if config.average_rounds > len(arm.plan):
+            raise BadInput(
+                f"average_rounds={config.average_rounds} is more than the plan's {len(arm.plan)} rounds. Use fewer."
             )
         self.arm, self.model = arm, model
         self.works = [

@@ -10,8 +10,6 @@ import io
 import json
 import os
 import secrets
-import zipfile
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +73,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """The checkpoint at `path`. Refuses what is not one, or not whole."""
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts = json.loads(arrays.pop("facts").tobytes())
         if facts["format"] != FORMAT:
@@ -90,9 +88,9 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         return Checkpoint(facts["rounds_done"], arrays["weights"], server, facts["clip_norm"], history, facts["key"])
     except FileNotFoundError as cause:
         raise BadFile(f"{path}: no checkpoint there. Train without --resume first.") from cause
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as cause:
-        if isinstance(cause, BadFile):
-            raise
+    except BadFile:
+        raise
+    except Exception as cause:  # a damaged archive fails in as many ways as there are bytes in it
         raise BadFile(f"{path}: not a whole checkpoint ({cause}). Restore a copy, or start anew.") from cause
 
 
@@ -106,11 +104,6 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name itself must survive a power cut
-        finally:
-            os.close(folder)
     except OSError as cause:
         raise MppflError(
             f"{path} could not be written: {cause.strerror or cause}. Whatever was there is untouched; make room or "
@@ -119,3 +112,14 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     finally:
         with suppress(OSError):  # where the folder itself could not be made, there is no draft
             draft.unlink(missing_ok=True)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name itself must survive a power cut
+        finally:
+            os.close(folder)
+    except OSError as cause:
+        raise MppflError(
+            f"{path} is written, but its folder could not be made durable: {cause.strerror or cause}. After a power "
+            "cut the file before it may be back; check the disk."
+        ) from cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,28 +81,14 @@ class TrainingConfig:
     evaluate_every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "local_epochs", "num_steps", "evaluate_every"):
-            require_count(getattr(self, name), name)
-        for name in ("clients_at_once", "processes"):
-            if getattr(self, name) is not None:
-                require_count(getattr(self, name), name)
-        for name in ("learning_rate", "server_learning_rate", "budget_unit"):
-            require_number(getattr(self, name), name, 0.0, math.inf)
-        for name in ("momentum", "server_momentum"):
-            require_number(getattr(self, name), name, 0.0, 1.0, open_ends=False)
-        require_number(self.dp_delta, "dp_delta", 0.0, 1.0)
-        if not isinstance(self.clip_norm, str):
-            require_number(self.clip_norm, "clip_norm", 0.0, math.inf)
+        _require_counts(self)
+        _require_numbers(self)
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise BadInput(f"{name}={getattr(self, name)!r} is not known. Known: {', '.join(known)}.")
-        for name in ("seed", "average_rounds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise BadInput(f"{name}={value!r} must be a whole number, 0 or more.")
-        if isinstance(self.clip_norm, str) and self.clip_norm != FIRST_ROUND_MEDIAN:
-            raise BadInput(f"clip_norm={self.clip_norm!r} must be a number above 0, or 'first_round_median'.")
-        if self.clip_norm == FIRST_ROUND_MEDIAN and self.mechanism.noise_on != "update":
+        if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise BadInput(f"device={self.device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
+        if self.mechanism.noise_on != "update" and self.clip_norm == FIRST_ROUND_MEDIAN:
             raise BadInput(
                 f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
                 "gradient. Give clip_norm a number."
@@ -111,3 +98,31 @@ class TrainingConfig:
     def mechanism(self) -> PrivacyMechanism:
         """The privacy mechanism that `privacy` and `adjacency` name."""
         return privacy_mechanism(self.privacy, self.adjacency)
+
+
+def _require_counts(config: TrainingConfig) -> None:
+    for name in ("batch_size", "local_epochs", "num_steps", "evaluate_every"):
+        require_count(getattr(config, name), name)
+    for name in ("clients_at_once", "processes"):
+        if getattr(config, name) is not None:
+            require_count(getattr(config, name), name)
+    for name in ("seed", "average_rounds"):
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+            raise BadInput(f"{name}={value!r} must be a whole number from 0 to 2⁶³ − 1.")
+
+
+def _require_numbers(config: TrainingConfig) -> None:
+    for name in ("learning_rate", "server_learning_rate", "budget_unit", "momentum", "server_momentum", "dp_delta"):
+        value = getattr(config, name)
+        if isinstance(value, (str, bytes, bool)):
+            raise BadInput(f"{name}={value!r} must be a number, not {type(value).__name__}.")
+    for name in ("learning_rate", "server_learning_rate", "budget_unit"):
+        require_number(getattr(config, name), name, 0.0, math.inf)
+    for name in ("momentum", "server_momentum"):
+        require_number(getattr(config, name), name, 0.0, 1.0, open_ends=False)
+    require_number(config.dp_delta, "dp_delta", 0.0, 1.0)
+    if not isinstance(config.clip_norm, str):
+        require_number(config.clip_norm, "clip_norm", 0.0, math.inf)
+    elif config.clip_norm != FIRST_ROUND_MEDIAN:
+        raise BadInput(f"clip_norm={config.clip_norm!r} must be a number above 0, or 'first_round_median'.")

@@ -49,27 +49,29 @@ class LayeredGradients:
     precision  of products, activations and gradients, such as bfloat16; the weights that descend stay as they are
     compiled   by torch.compile, which takes some seconds once
 
-    Kernels of convolutions are held as [lanes, k, k, C, out], in which they are multiplied and their gradients come.
+    Weights are held as they are multiplied and as their gradients come: [lanes, k, k, C, out] and [lanes, in, out].
     """
 
     def __init__(self, model: FlatModel, precision: torch.dtype | None = None, compiled: bool = False) -> None:
         self.model, self.precision = model, precision
-        children = model.module.named_children()
-        self._convolutions = {f"{name}.weight" for name, layer in children if isinstance(layer, nn.Conv2d)}
+        layers = dict(model.module.named_children())
+        self._convolutions = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, nn.Conv2d)}
+        self._linear = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, nn.Linear)}
         self._loss = _compiled(self._weighted_loss) if compiled else self._weighted_loss
 
     def held(self, parts: Parts) -> Parts:
         return {
-            name: (part.permute(0, 3, 4, 2, 1) if name in self._convolutions else part).clone(
-                memory_format=torch.contiguous_format
-            )
+            name: self._turned(name, part, (0, 3, 4, 2, 1)).clone(memory_format=torch.contiguous_format)
             for name, part in parts.items()
         }
 
     def given(self, parts: Parts) -> Parts:
-        return {
-            name: part.permute(0, 4, 3, 1, 2) if name in self._convolutions else part for name, part in parts.items()
-        }
+        return {name: self._turned(name, part, (0, 4, 3, 1, 2)) for name, part in parts.items()}
+
+    def _turned(self, name: str, part: Tensor, axes: tuple[int, ...]) -> Tensor:
+        if name in self._convolutions:
+            return part.permute(axes)
+        return part.transpose(1, 2) if name in self._linear else part
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if self.precision is not None:
@@ -103,7 +105,7 @@ class LayeredGradients:
 def _compiled(function: Any) -> Any:
     """By torch.compile, which gives up on a function after a few shapes unless told that there may be more."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function)
+    return torch.compile(function, dynamic=False)  # kernels for any shape would be several times slower
 
 
 def lane_logits(
@@ -138,7 +140,7 @@ def _weighted(layer: nn.Module, x: Tensor, own: dict[str, Tensor], weight: Tenso
     if isinstance(layer, nn.Conv2d):
         return x, lane_convolution(x, own["weight"]) + own["bias"][:, None, None, None]
     if isinstance(layer, nn.Linear):
-        product = torch.bmm(x, own["weight"].transpose(1, 2))
+        product = torch.bmm(x, own["weight"])
         return x, product + own["bias"][:, None] if "bias" in own else product
     if isinstance(layer, nn.GroupNorm):
         normal = _group_normal(x, layer)

@@ -20,6 +20,7 @@ from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
 from mppfl.privacy.noise import NoiseKind
 from mppfl.privacy.release import NORM_GUARD, noisy_answer
 
+SMALLEST_FACTOR = 1e-35
 LARGEST_STACK = 2**25  # entries of per-example gradients held at once: 128 MB in float32
 
 
@@ -39,6 +40,7 @@ class GradientNoise:
     budget: float | None
     noise_multiplier: float | None = None
     rng: np.random.Generator | None = None
+    client: str = ""
 
     @property
     def answer_divisor(self) -> int:
@@ -75,6 +77,10 @@ class GradientNoise:
     def gradient(self, clipped_sum: Tensor) -> Tensor:
         """The noisy mean gradient from the sum of clipped ones."""
         answer = (clipped_sum / self.answer_divisor).cpu().numpy()
+        if not np.isfinite(answer).all():
+            raise BadInput(
+                f"A gradient of client {self.client!r} holds NaN or infinity and is not released. Check its training."
+            )
         noisy, _ = noisy_answer(
             answer,
             self.budget,
@@ -177,8 +183,12 @@ def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tenso
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """What to multiply vectors of these lengths by: 1, or less where they are longer than `clip_norm`."""
-    return torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
+    """What to multiply vectors of these lengths by: 1, or less where they are longer than `clip_norm`.
+
+    Where the factor is too small for float32 to hold exactly, the vector is left out: 0 is within every clip norm.
+    """
+    factors = torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
+    return torch.where(factors < SMALLEST_FACTOR, 0.0, factors)
 
 
 def evaluate(model: FlatModel, weights: Tensor, table: Table, at_once: int = 1000) -> tuple[float, float]:

@@ -64,6 +64,15 @@ def make_model(
             evaluation normalises with the test batch's own. Record-level mechanisms refuse it.
     hidden  widths of the MLP's hidden layers
     """
+    with torch.random.fork_rng(devices=[]):  # layers draw when they are made, before they are drawn anew from the seed
+        model = Stack(*_layers(name, input_shape, num_classes, norm, hidden))
+    model.draw(seed)
+    return model
+
+
+def _layers(
+    name: str, input_shape: Sequence[int], num_classes: int, norm: Norm, hidden: Sequence[int]
+) -> list[nn.Module]:
     if norm not in NORMS:
         raise BadInput(f"norm={norm!r} is not known. Known: {', '.join(NORMS)}.")
     size = math.prod(input_shape)
@@ -85,9 +94,7 @@ def make_model(
         layers = _vgg(name, input_shape, num_classes, norm)
     else:
         raise BadInput(f"model {name!r} is not known. Known: {', '.join(MODEL_NAMES)}; or give an nn.Module.")
-    model = Stack(*layers)
-    model.draw(seed)
-    return model
+    return layers
 
 
 def _cnn(name: str, input_shape: Sequence[int], num_classes: int) -> list[nn.Module]:

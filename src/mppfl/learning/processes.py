@@ -135,6 +135,8 @@ def _ask(worker: subprocess.Popen[bytes], job: tuple[Lane, Descent]) -> Any:
         jobs.flush()
         kind, content = pickle.load(answers)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as cause:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(1)
         code = worker.poll()
         raise MppflError(
             f"a worker process ended in the middle of a round (exit code {code}), perhaps for want of memory. Use "

@@ -31,7 +31,7 @@ from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model
 from mppfl.learning.local import Lane, Table, as_array, as_tensor, evaluate
 from mppfl.learning.record import RoundRecord
-from mppfl.learning.uploads import admitted, gradient_noise, noisy_uploads
+from mppfl.learning.uploads import admitted, gradient_noise, noisy_uploads, require_finite_updates
 from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
@@ -125,7 +125,13 @@ def _assigned(standing: Standing) -> _Work:
     """Terms of the round, who takes part, and the batches of each."""
     config, data = standing.arm.config, standing.arm.data
     terms = standing.arm.plan.terms(standing.position)
-    asked = np.where(terms.budgets > 0, config.budget_unit * terms.budgets, 0.0)
+    wrong = np.flatnonzero(~(terms.budgets >= 0))
+    if len(wrong):
+        raise BadInput(
+            f"the plan's budget of client {data.names[wrong[0]]!r} in round {terms.round_index} is "
+            f"{terms.budgets[wrong[0]]:g}. Budgets are 0 for those who stay out, else above 0."
+        )
+    asked = config.budget_unit * terms.budgets
     who: IntArray = np.flatnonzero(asked > 0)
     costs: list[ReleaseCost] | None = None
     if config.mechanism.noise_on != "update":  # training itself releases, so the ledger comes first
@@ -147,6 +153,7 @@ def _concluded(
     started = time.perf_counter()
     config, data, terms = standing.arm.config, standing.arm.data, work.terms
     who, costs = work.who, work.costs
+    require_finite_updates(updates, [data.names[k] for k in who])  # before anybody is charged for them
     if costs is None:
         standing.settle_clip_norm(updates)
         who, costs = admitted(standing, terms.round_index, work.asked, who)
@@ -206,7 +213,8 @@ def worst_epsilon(standing: Standing) -> float:
         names = [name for name in data.names if name in known]
         if not standing.is_done or not names:
             return math.nan
-        return float(np.max(standing.ledger.get_epsilon(names, config.dp_delta, "rdp")))
+        unit = config.mechanism.unit
+        return float(np.max(standing.ledger.get_epsilon(names, config.dp_delta, "rdp", unit=unit)))
     worst = int(np.argmax(standing.account["spent"]))
     spent, extra_delta = (float(standing.account[name][worst]) for name in ("spent", "extra_delta"))
     if spent == 0 or math.isinf(spent) or extra_delta >= config.dp_delta:

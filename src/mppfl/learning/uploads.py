@@ -89,19 +89,23 @@ def gradient_noise(standing: Standing, cost: ReleaseCost, client: int, budget: f
         budget if is_zcdp else None,
         None if is_zcdp else poisson_multiplier(budget, config.dp_delta, standing.works[client]),
         stream(config.seed, "noise", cost.round_index, client),
+        cost.client,
     )
+
+
+def require_finite_updates(updates: Tensor, names: Sequence[str]) -> None:
+    """Refuses updates that hold NaN or infinity, naming the first client whose does."""
+    for name, is_finite in zip(names, torch.isfinite(updates).all(1).tolist(), strict=True):
+        if not is_finite:
+            raise BadInput(
+                f"The update of client {name!r} holds NaN or infinity and is not released. Check its training."
+            )
 
 
 def noisy_uploads(standing: Standing, who: IntArray, updates: Tensor, costs: Sequence[ReleaseCost]) -> Uploads:
     """What leaves the clients whose costs are reserved: updates with noise, or updates made of noisy gradients."""
     config = standing.arm.config
     if config.mechanism.noise_on != "update":
-        for cost, is_finite in zip(costs, torch.isfinite(updates).all(1).tolist(), strict=True):
-            if not is_finite:
-                raise BadInput(
-                    f"The update of client {cost.client!r} holds NaN or infinity and is not released. Check its "
-                    "training."
-                )
         added = np.array([_noise_in_update(standing, int(k), cost) for k, cost in zip(who, costs, strict=True)])
         return Uploads(who, updates, added, math.nan)
     stds = np.array([cost.noise_std for cost in costs])

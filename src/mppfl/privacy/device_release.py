@@ -35,7 +35,9 @@ def release_on_device(
                 f"The update of client {cost.client!r} holds NaN or infinity and is not released. Check its training."
             )
     scales = torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
-    released = updates * scales.to(updates)[:, None]
+    released = torch.empty_like(updates)
+    for row, update, scale in zip(released, updates, scales, strict=True):
+        row.copy_(update.double() * scale)  # row by row, so that float64 takes little memory
     generator = torch.Generator(device=updates.device)
     for row, cost, seed in zip(released, costs, seeds, strict=True):
         if cost.noise_std > 0:

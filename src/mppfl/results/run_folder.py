@@ -102,13 +102,14 @@ def require_folder(folder: Path) -> None:
 
 
 def find_runs(folder: str | Path) -> tuple[Path, ...]:
-    """The folder itself if it is a run, else the runs directly inside it, by name. Raises where there is none."""
+    """The folder itself if it is a run, else the runs directly inside it, in the order in which they were saved."""
     folder = Path(folder)
     if not folder.is_dir():
         raise BadFile(f"{folder}: no such folder. Give the folder of a run, as `mppfl train` writes it.")
     if (folder / SUMMARY).is_file():
         return (folder,)
-    inside = tuple(sorted(path.parent for path in folder.glob(f"*/{SUMMARY}")))
+    saved = sorted(folder.glob(f"*/{SUMMARY}"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    inside = tuple(path.parent for path in saved)
     if not inside:
         raise BadFile(f"{folder}: neither a run nor a folder with runs in it (no {SUMMARY} there).")
     return inside

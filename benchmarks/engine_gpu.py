@@ -1,0 +1,161 @@
+"""The training engine on one GPU against a plain PyTorch loop over clients, in the same run.
+
+    python benchmarks/engine_gpu.py                       all cases
+    python benchmarks/engine_gpu.py cnn vgg16 --repeats 3
+
+One federated round of local training: 20 clients × 2,500 examples, one epoch, the model's shape of data at random. The
+loop is learning/local.py: one client after another, torch.optim.SGD, float32. Arithmetic counts the products of
+convolutions and dense layers, forward once and backward twice. Writes benchmarks/records/<date>-engine-gpu.json.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from mppfl.learning.cohort import Cohort
+from mppfl.learning.config import TrainingConfig
+from mppfl.learning.flat import flat_model
+from mppfl.learning.local import GradientNoise, Lane
+from mppfl.learning.models import make_model
+from mppfl.privacy.mechanism import LocalWork
+from record import circumstances, write_record
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    num_classes: int
+    batch_size: int
+    clients: int = 20
+    precision: str = "bf16"
+    engine: str = "auto"
+    privacy: str = "paper"
+    uneven: bool = False
+    examples: int = 2500
+    shape: tuple[int, ...] = (3, 32, 32)
+
+
+CNN = Case("cnn_cifar", 10, 32)
+VGG16, VGG11 = Case("vgg16", 100, 64), Case("vgg11", 10, 256)
+CASES = {
+    "cnn": {
+        "plain loop": replace(CNN, precision="float32", engine="loop"),
+        "float32": replace(CNN, precision="float32"),
+        "tf32": replace(CNN, precision="tf32"),
+        "bf16": CNN,
+        "bf16, five mechanisms": replace(CNN, clients=100),
+        "bf16, uneven clients": replace(CNN, uneven=True),
+        "bf16, every example clipped": replace(CNN, privacy="dpsgd_shuffle"),
+    },
+    "vgg16": {"plain loop": replace(VGG16, precision="float32", engine="loop", clients=2), "bf16": VGG16},
+    "vgg11": {"plain loop": replace(VGG11, precision="float32", engine="loop", clients=2), "bf16": VGG11},
+}
+
+
+def gflop_per_example(model: nn.Sequential, shape: tuple[int, ...]) -> float:
+    total = 0
+
+    def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        nonlocal total
+        if isinstance(layer, nn.Conv2d):
+            total += 2 * output.numel() * layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]
+        elif isinstance(layer, nn.Linear):
+            total += 2 * output.numel() * layer.in_features
+
+    for layer in model:
+        layer.register_forward_hook(count)
+    model(torch.zeros(1, *shape))
+    return 3 * total / 1e9
+
+
+def lanes_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int) -> list[Lane]:
+    rng, lanes = np.random.default_rng(seed), []
+    for k in range(case.clients):
+        size = case.examples if not case.uneven else max(case.batch_size, case.examples * (k + 1) // case.clients)
+        order = rng.permutation(case.examples)[:size]
+        noise = None
+        if case.privacy != "paper":
+            work = LocalWork(size, 1, 1, case.batch_size)
+            noise = GradientNoise(config.mechanism, 1.0, work, "seeded", 1.0, None, np.random.default_rng(k))
+        lanes.append(Lane(start, np.split(order, range(case.batch_size, size, case.batch_size)), noise))
+    return lanes
+
+
+def measure(case: Case, repeats: int) -> dict:
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((case.examples, *case.shape)).astype(np.float32)
+    labels = rng.integers(0, case.num_classes, case.examples)
+    config = TrainingConfig(
+        batch_size=case.batch_size, precision=case.precision, device="cuda", engine=case.engine, privacy=case.privacy,
+        clip_norm=1.0, processes=1,
+    )  # fmt: skip
+    module = make_model(case.model, case.shape, case.num_classes)
+    gflop = gflop_per_example(make_model(case.model, case.shape, case.num_classes), case.shape)
+    model = flat_model(module)
+    start = model.initial_weights(0).to("cuda")
+    torch.cuda.reset_peak_memory_stats()
+    with Cohort(model, features, labels, config, case.clients) as cohort:
+        seconds = []
+        for repeat in range(repeats + 1):
+            lanes = lanes_of(case, config, start, repeat)
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            updates = cohort.updates(lanes)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+        if not torch.isfinite(updates).all():
+            raise RuntimeError("updates are not finite")
+        examples = sum(len(batch) for lane in lanes for batch in lane.batches)
+        best = statistics.median(seconds[1:])
+        found = {
+            "clients": case.clients,
+            "engine": cohort.name,
+            "first_seconds": seconds[0],
+            "seconds": seconds[1:],
+            "examples_per_second": examples / best,
+            "tflop_per_second": examples * gflop / best / 1e3,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        }
+    torch.cuda.empty_cache()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", help="cases whose name contains this, and the plain loop")
+    parser.add_argument("--output", type=Path)
+    chosen = parser.parse_args()
+    content = circumstances("torch", "numpy")
+    content["rows"] = []
+    for group in chosen.groups:
+        plain = None
+        for name, case in CASES[group].items():
+            if chosen.only and name != "plain loop" and chosen.only not in name:
+                continue
+            try:
+                found = measure(case, 1 if name == "plain loop" else chosen.repeats)
+            except Exception as error:
+                print(f"{group:<6} {name:<28} failed: {error!r:.300}", flush=True)
+                continue
+            plain = found if name == "plain loop" else plain
+            ratio = found["examples_per_second"] / plain["examples_per_second"] if plain else None
+            content["rows"].append({"model": case.model, "case": name, "times_plain_loop": ratio} | found)
+            print(
+                f"{group:<6} {name:<28} {statistics.median(found['seconds']):8.4f} s  "
+                f"{found['examples_per_second']:>9,.0f} examples/s  {found['tflop_per_second']:6.1f} TFLOP/s  "
+                f"{ratio or float('nan'):6.1f}x  first {found['first_seconds']:5.1f} s  {found['peak_gib']:5.1f} GiB",
+                flush=True,
+            )
+            write_record("engine-gpu", content, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
