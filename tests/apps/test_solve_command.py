@@ -512,3 +512,43 @@ def test_help_and_version_go_to_stdout(mppfl):
 def test_json_is_written_in_one_line(mppfl, friends):
     text = mppfl("solve", *friends, "--rounds", 2, "--json").stdout
     assert json.loads(text.splitlines()[0])["num_clients"] == 2
+
+
+# ---- on another device ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl", "mppfl_exact"])
+def test_a_device_gives_the_same_json(mppfl, mechanism):
+    options = ("--num-clients", 30, "--seed", 3, "--preset", "benign", "--rounds", 5, "--mechanism", mechanism)
+    plain = mppfl("solve", *options, "--json")
+    found = mppfl("solve", *options, "--json", "--device", "cpu")
+    assert list(found.json) == list(plain.json)
+    for ours, theirs in zip(found.json["rounds"], plain.json["rounds"], strict=True):
+        assert ours["budgets"] == approx(theirs["budgets"], rel=1e-10)
+        assert ours["server_cost"] == approx(theirs["server_cost"], rel=1e-10)
+        assert ours["welfare"] == approx(theirs["welfare"], rel=1e-9)
+        assert ours["clients_below_zero"] == theirs["clients_below_zero"]
+    assert found.json["residual"] < 1e-10
+    assert (found.json["exact_hops"], found.json["diagonal_error"], found.stderr) == (5, 0.0, "")
+
+
+def test_a_device_is_quiet_beside_its_result(mppfl_process, friends):
+    answer = mppfl_process("solve", *friends, "--rounds", 1, "--json", "--device", "cpu")
+    assert answer.json["rounds"][0]["budgets"] == approx({"ann": 0.2 ** (1 / 3), "bob": 0.2 ** (1 / 3)})
+    assert answer.stderr == ""
+
+
+def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    error = mppfl("solve", "--graph", "nowhere.csv", "--device", "cuda").error
+    assert error == "device='cuda', but PyTorch finds no GPU here. Leave it out, and NumPy solves."
+    assert "is not known" in mppfl("solve", "--device", "tpu").error
+
+
+def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends, write):
+    assert "not pigouvian" in mppfl("solve", *friends, "--mechanism", "pigouvian", "--device", "cpu").error
+    assert "not fixed" in mppfl("solve", *friends, "--mechanism", "fixed", "--device", "cpu").error
+    clients = write("c.csv", f"{HEADER},budget_max", "ann,1,0,1,0.01", "bob,1,0,1,inf")
+    assert "at a bound" in mppfl("solve", *friends, "--clients", clients, "--device", "cpu").error

@@ -50,6 +50,9 @@ SelfLoopsOption = Annotated[str, typer.Option("--self-loops", help="Links from a
 DiagonalOption = Annotated[str, typer.Option("--diagonal", help="Walks that return home: auto, exact or estimate.")]
 PaymentOption = Annotated[float | None, typer.Option("--payment-limit", help="For budget_limited: money per round.")]
 FixedBudgetOption = Annotated[str, typer.Option("--fixed-budget", help="For fixed: min, mean or a number.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Solve by PyTorch on cuda, cuda:1 or cpu; default: NumPy, without it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -97,7 +100,7 @@ def read_or_draw_graph(inputs: Inputs, rng: Any) -> SocialGraph:
     )
 
 
-def make_the_game(inputs: Inputs, seed: int | None = None) -> Game:
+def make_the_game(inputs: Inputs, seed: int | None = None, device: str | None = None) -> Game:
     """The game that the options describe; `seed` replaces the one given."""
     from mppfl.errors import NoEquilibrium
     from mppfl.game.clients_file import read_clients
@@ -128,7 +131,16 @@ def make_the_game(inputs: Inputs, seed: int | None = None) -> Game:
         externality_strength=given(inputs.externality_strength, constants.externality_strength),
         accuracy_weight=given(inputs.accuracy_weight, constants.accuracy_weight),
         diagonal=inputs.diagonal,  # type: ignore[arg-type]
+        device=device,
     )
+
+
+def check_device(device: str | None) -> None:
+    """Refuses a device that is not there, before anything is read; PyTorch is loaded only if one is asked for."""
+    if device is not None:
+        from mppfl.network.device import find_device
+
+        find_device(device)
 
 
 def generator(seed: int) -> Any:

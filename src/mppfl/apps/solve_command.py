@@ -36,6 +36,7 @@ def solve_command(
     isolated: ask.IsolatedOption = "error",
     self_loops: ask.SelfLoopsOption = "error",
     diagonal: ask.DiagonalOption = "auto",
+    device: ask.DeviceOption = None,
     json: ask.JsonOption = False,
     no_budgets: Annotated[bool, typer.Option("--no-budgets", help="Leave budgets out of the JSON.")] = False,
     prices: Annotated[bool, typer.Option("--prices", help="Add personal prices to the JSON.")] = False,
@@ -51,6 +52,7 @@ def solve_command(
 
     began = time.perf_counter()
     ask.check_rounds(rounds)
+    ask.check_device(device)
     given = ask.Inputs.among(options)
     function = ask.chosen_mechanism(mechanism, payment_limit, fixed_budget)
     ask.check_payment_limit(payment_limit, [mechanism])
@@ -58,7 +60,7 @@ def solve_command(
     if reward_rate is not None:
         rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, np.inf))
     with ask.working("reading the network"):
-        game = ask.make_the_game(given)
+        game = ask.make_the_game(given, device=device)
     with ask.working(f"solving {game.num_clients:,} clients"):
         found = solve(
             game,
@@ -67,6 +69,7 @@ def solve_command(
             reward_rates=rates,
             participation=participation,  # type: ignore[arg-type]
             seed=seed,
+            device=device,
         )
     if rates is not None and not np.allclose(found.plan.reward_rates, rates):
         raise BadInput(

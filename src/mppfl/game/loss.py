@@ -187,7 +187,7 @@ class LossOperator:
             following = gemv(-1.0, columns, shares, beta=1.0, y=following, overwrite_y=True)
             bent[:m, m - 1] = shares
             bent[m, m - 1] = norm = float(np.linalg.norm(following))
-            weights = _answer_of_polynomial(bent[:m, :m], strength, spread.hop_decay, spread.max_hops, first)
+            weights = answer_of_polynomial(bent[:m, :m], strength, spread.hop_decay, spread.max_hops, first)
             moved = np.linalg.norm(weights - np.concatenate([before, [0.0]])) if m > 1 else np.inf
             before = weights
             if moved <= goal * np.linalg.norm(weights) or norm <= 1e-6 or m == KRYLOV_BASIS:
@@ -203,7 +203,7 @@ def _columns(pair: Any) -> Array:
     return np.asarray(pair.view(pair.real.dtype).reshape(-1, 2))
 
 
-def _answer_of_polynomial(bent: Any, strength: float, decay: float, max_hops: int, length: float) -> Any:
+def answer_of_polynomial(bent: Any, strength: float, decay: float, max_hops: int, length: float) -> Any:
     """(I + α(H + λH² + ... + λ^(K-1)H^K))⁻¹ e₁·length for a small matrix H."""
     size = len(bent)
     total = bent

@@ -112,9 +112,13 @@ def make_game(
     externality_strength: float = 0.05,
     accuracy_weight: float = 0.5,
     diagonal: Diagonal = "auto",
+    device: str | None = None,
 ) -> Game:
-    """A game on a social graph; the defaults are those of the preset `paper-like`."""
-    spread = propagate(graph, max_hops, hop_decay, diagonal=diagonal)
+    """A game on a social graph; the defaults are those of the preset `paper-like`.
+
+    `device` ("cuda", "cuda:1", "cpu") lets PyTorch count the walks that return home; the game stays in main memory.
+    """
+    spread = propagate(graph, max_hops, hop_decay, diagonal=diagonal, device=device)
     return Game(graph, clients, spread, externality_strength, accuracy_weight)
 
 

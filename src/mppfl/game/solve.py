@@ -55,18 +55,25 @@ def solve(
     reward_rates: Array | None = None,
     participation: Participation = "always",
     seed: int = 0,
+    device: str | None = None,
 ) -> Solution:
     """What a mechanism does in rounds 1..num_rounds of a game, and how far that is from an equilibrium.
 
     `mechanism` is a name or a function (game, horizon) -> plan. `reward_rates` fixes the rates of all rounds; without
-    them the mechanism's own server sets them.
+    them the mechanism's own server sets them. `device` ("cuda", "cuda:1", "cpu") asks PyTorch for mppfl or mppfl_exact
+    strictly inside everybody's bounds, and refuses anything else; without it NumPy solves.
     """
     began = time.perf_counter()
     function = find_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
     horizon = Horizon(rounds_up_to(num_rounds), reward_rates, seed)
-    plan = with_participation(game, horizon, function, participation)
-    outcome = evaluate(game, plan)
-    quality = verify(game, plan, outcome)
+    if device is None:
+        plan = with_participation(game, horizon, function, participation)
+        outcome = evaluate(game, plan)
+        quality = verify(game, plan, outcome)
+    else:
+        from mppfl.game.device_solve import play_on_device
+
+        plan, outcome, quality = play_on_device(game, function, horizon, participation, device)
     warnings = tuple(_warnings(game, plan))
     for warning in warnings:
         log.info(warning)

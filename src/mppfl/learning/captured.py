@@ -3,6 +3,9 @@
 A recorded step reads its batch at a counter that lies on the GPU and moves on with every replay. Lanes stand in the
 order of their length, so those that still have batches are always the first ones; as lanes run out, shorter recordings
 (three quarters, half, a quarter of the lanes) take over, and no lane is computed long after its end.
+
+Noise in gradients is seeded and drawn for all lanes from one stream of the GPU: a simulation, whose noise depends on
+who is computed together.
 """
 
 from __future__ import annotations
@@ -26,23 +29,29 @@ class _Buffers:
     """What all recordings of one number of lanes share.
 
     rows, weight  [steps, lanes, width] of the whole round
+    moves         [steps, lanes] 1 where the lane has a batch, else 0
     step          the number of the next step
+    noise         [3, lanes] of private lanes: standard deviation on an answer; what sums are divided by before noise is
+                  added, and after
     """
 
     rows: Tensor
     weight: Tensor
+    moves: Tensor
     step: Tensor
+    noise: Tensor
     parts: dict[str, Tensor]
     velocity: dict[str, Tensor]
 
 
 class CapturedDescent:
-    """Stochastic gradient descent of lanes without noise in their gradients, on one GPU."""
+    """Stochastic gradient descent of lanes on one GPU, plain or with clipped examples and seeded noise in each step."""
 
     def __init__(self, model: FlatModel, table: Table, descent: Descent, gradients: LaneGradients, width: int) -> None:
         self.model, self.table, self.descent, self.gradients, self.width = model, table, descent, gradients, width
         self._buffers: dict[int, _Buffers] = {}
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int, float | None], torch.cuda.CUDAGraph] = {}
+        self._generator = torch.Generator(device=table.features.device)
 
     def updates(self, lanes: Sequence[Lane], padded_to: int) -> Tensor:
         """Updates of the lanes [lanes, parameters]; idle lanes fill up to `padded_to`, so that recordings fit again."""
@@ -50,8 +59,12 @@ class CapturedDescent:
         sorted_lanes = [lanes[at] for at in order]
         starts = torch.stack([lane.start for lane in sorted_lanes])
         buffers = self._loaded(sorted_lanes, starts, max(padded_to, len(lanes)))
+        noises = [lane.noise for lane in lanes if lane.noise is not None]
+        clip_norm = noises[0].clip_norm if noises else None
+        if noises:
+            self._generator.manual_seed(sum(noise.next_seed() for noise in noises) % 2**62)
         for count, steps in self._stages([len(lane.batches) for lane in sorted_lanes], len(buffers.rows[0])):
-            graph = self._graph(buffers, count)
+            graph = self._graph(buffers, count, clip_norm)
             for _ in range(steps):
                 graph.replay()
         parts = self.gradients.given({name: part[: len(lanes)] for name, part in buffers.parts.items()})
@@ -93,15 +106,23 @@ class CapturedDescent:
             found = _Buffers(
                 torch.zeros(shape, device=device, dtype=torch.long),
                 torch.zeros(shape, device=device, dtype=dtype),
+                torch.zeros(shape[:2], device=device, dtype=dtype),
                 torch.zeros((1,), device=device, dtype=torch.long),
+                torch.ones((3, count), device=device, dtype=dtype),
                 parts,
                 {name: torch.zeros_like(part) for name, part in parts.items()} if momentum else {},
             )
             self._buffers[count] = found
-        rows, weight, _ = padded_steps(lanes, range(num_steps), self.width)
+        rows, weight, moves = padded_steps(lanes, range(num_steps), self.width)
         found.rows[:num_steps, : len(lanes)] = torch.from_numpy(rows).to(device)
         found.weight.zero_()
         found.weight[:num_steps, : len(lanes)] = torch.from_numpy(weight).to(device, dtype)
+        found.moves.zero_()
+        found.moves[:num_steps, : len(lanes)] = torch.from_numpy(moves).to(device, dtype)
+        for at, lane in enumerate(lanes):
+            if lane.noise is not None:
+                std = lane.noise.noise_std(self.model.num_parameters)
+                found.noise[:, at] = torch.tensor([std, lane.noise.answer_divisor, lane.noise.step_divisor])
         self._rewind(found, starts)
         return found
 
@@ -112,9 +133,9 @@ class CapturedDescent:
         for velocity in buffers.velocity.values():
             velocity.zero_()
 
-    def _graph(self, buffers: _Buffers, count: int) -> torch.cuda.CUDAGraph:
+    def _graph(self, buffers: _Buffers, count: int, clip_norm: float | None) -> torch.cuda.CUDAGraph:
         """The recording of one step of the first `count` lanes, made at its first use."""
-        key = (buffers.rows.shape[1], count)
+        key = (buffers.rows.shape[1], count, clip_norm)
         if key in self._graphs:
             return self._graphs[key]
         kept = [tensor.clone() for tensor in self._changing(buffers)]
@@ -123,11 +144,13 @@ class CapturedDescent:
         with torch.cuda.stream(beside):
             for _ in range(WARM_UPS):
                 buffers.step.zero_()  # a warm-up must not run past the last batch
-                self._one_step(buffers, count)
+                self._one_step(buffers, count, clip_norm)
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
+        if clip_norm is not None:
+            graph.register_generator_state(self._generator)
         with torch.cuda.graph(graph):
-            self._one_step(buffers, count)
+            self._one_step(buffers, count, clip_norm)
         for tensor, before in zip(self._changing(buffers), kept, strict=True):
             tensor.copy_(before)
         self._graphs[key] = graph
@@ -137,21 +160,32 @@ class CapturedDescent:
     def _changing(buffers: _Buffers) -> list[Tensor]:
         return [buffers.step, *buffers.parts.values(), *buffers.velocity.values()]
 
-    def _one_step(self, buffers: _Buffers, count: int) -> None:
+    def _one_step(self, buffers: _Buffers, count: int, clip_norm: float | None) -> None:
         rows = buffers.rows.index_select(0, buffers.step)[0, :count]
         weight = buffers.weight.index_select(0, buffers.step)[0, :count]
+        moves = buffers.moves.index_select(0, buffers.step)[0, :count]
         inputs, labels = self.table.features[rows], self.table.labels[rows]
         own = {name: part[:count] for name, part in buffers.parts.items()}
-        found = self.gradients(own, inputs, labels, weight, None)
-        names = list(own)
-        direction = [found[name] for name in names]
-        if buffers.velocity:
-            # A lane at its end keeps its velocity but must not move: it has no weight in this step.
-            moves = (weight.sum(1) > 0).to(weight.dtype)
-            for name, gradient in zip(names, direction, strict=True):
-                velocity = buffers.velocity[name][:count]
-                velocity.mul_(self.descent.momentum).add_(gradient)
-                own[name].sub_(velocity * (self.descent.learning_rate * moves).view(-1, *[1] * (velocity.ndim - 1)))
-        else:
-            torch._foreach_add_([own[name] for name in names], direction, alpha=-self.descent.learning_rate)
         buffers.step.add_(1)
+        if clip_norm is None and not buffers.velocity:  # a lane at its end has gradient 0
+            self.gradients.descend(own, inputs, labels, weight, self.descent.learning_rate)
+            return
+        found = self.gradients(own, inputs, labels, weight, clip_norm)
+        if clip_norm is not None:
+            found = {name: self._noisy(part, buffers.noise[:, :count]) for name, part in found.items()}
+        for name, part in own.items():
+            step = found[name]
+            if buffers.velocity:
+                step = buffers.velocity[name][:count].mul_(self.descent.momentum).add_(step)
+            part.sub_(step * _over(self.descent.learning_rate * moves, step))
+
+    def _noisy(self, sums: Tensor, noise: Tensor) -> Tensor:
+        """Noisy mean gradients from sums of clipped ones."""
+        std, before, after = (_over(row, sums) for row in noise)
+        drawn = torch.randn(sums.shape, generator=self._generator, device=sums.device, dtype=noise.dtype)
+        return (sums / before + std * drawn) / after
+
+
+def _over(per_lane: Tensor, like: Tensor) -> Tensor:
+    """One number per lane, shaped to multiply [lanes, *shape]."""
+    return per_lane.view(-1, *[1] * (like.ndim - 1))

@@ -43,7 +43,7 @@ class Cohort:
     def __init__(
         self, model: FlatModel, features: np.ndarray, labels: np.ndarray, config: TrainingConfig, num_lanes: int
     ) -> None:
-        self.model, self.config = model, config
+        self.model, self.config, self.num_lanes = model, config, num_lanes
         self.device = device_of(config.device)
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.engine = choose_engine(model, config, self.device, num_lanes)
@@ -62,12 +62,15 @@ class Cohort:
         elif self.engine == "batched":
             low = torch.bfloat16 if config.precision == "bf16" else None
             self._gradients = LayeredGradients(model, low, compiled=self.device.type == "cuda")
-        self.at_once = config.clients_at_once or self._fitting(num_lanes)
+        self.at_once = min(num_lanes, config.clients_at_once or DENSE_AT_ONCE)
         self._captured: CapturedDescent | None = None
-        plain = config.mechanism.noise_on == "update"
-        if self._gradients is not None and self.engine == "batched" and self.device.type == "cuda" and plain:
+        seeded = config.mechanism.noise_on == "update" or config.noise == "seeded"
+        records = self.engine == "batched" and self.device.type == "cuda" and seeded
+        sampled = config.privacy in ("dpsgd_poisson", "full_batch", "full_batch_steps")  # batches of other lengths
+        if records and not sampled and self._gradients is not None:
             self._captured = CapturedDescent(model, self.table, self.descent, self._gradients, config.batch_size)
-        self.name = self._described(processes)
+        self._planned_for = 0  # examples in a step for which `at_once` was found
+        self._processes = processes
 
     def updates(self, lanes: Sequence[Lane]) -> Tensor:
         """How far each lane's training moves its weights [lanes, parameters], on the cohort's device."""
@@ -80,7 +83,10 @@ class Cohort:
 
     def _in_step(self, lanes: Sequence[Lane], gradients: LaneGradients) -> Tensor:
         """Lanes in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""
-        width = _longest_batch(lanes) if self.engine == "batched" else None
+        longest = _longest_batch(lanes)
+        width = longest if self.engine == "batched" else None
+        if self.config.clients_at_once is None and longest > self._planned_for:
+            self._planned_for, self.at_once = longest, self._fitting(longest)
         found: list[Tensor] = []
         done = 0
         while done < len(lanes):
@@ -101,21 +107,20 @@ class Cohort:
                 torch.cuda.empty_cache()
         return torch.cat(found)
 
-    def _fitting(self, num_lanes: int) -> int:
-        """How many lanes fit into memory in step."""
-        examples = self.config.batch_size
-        if self.config.privacy in ("full_batch", "full_batch_steps"):
-            examples = len(self.table.labels) // max(1, num_lanes)
+    def _fitting(self, examples: int) -> int:
+        """How many lanes fit into memory in step, with so many examples in each."""
         if self.device.type == "cpu":
             entries = examples * math.prod(self.table.features.shape[1:])
-            return min(num_lanes, max(1, min(DENSE_AT_ONCE, MOST_ENTRIES // max(1, entries))))
+            return min(self.num_lanes, max(1, min(DENSE_AT_ONCE, MOST_ENTRIES // max(1, entries))))
         free, _ = torch.cuda.mem_get_info(self.device)
         per_lane = bytes_per_lane(self.model, tuple(self.table.features.shape[1:]), examples)
-        return min(num_lanes, max(1, int(SHARE_OF_MEMORY * free / per_lane)))
+        return min(self.num_lanes, max(1, int(SHARE_OF_MEMORY * free / per_lane)))
 
-    def _described(self, processes: int) -> str:
+    @property
+    def name(self) -> str:
+        """What computes the clients, in words."""
         where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
-        how = {"processes": f"{processes} processes", "loop": "one client at a time"}
+        how = {"processes": f"{self._processes} processes", "loop": "one client at a time"}
         return f"{self.engine}, {where}, {self.config.precision}, " + how.get(
             self.engine, f"{self.at_once} clients at once"
         )

@@ -36,32 +36,52 @@ class DenseGradients:
     def given(self, parts: Parts) -> Parts:
         return parts
 
-    def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
-        names = self._names
-        activations = [inputs.flatten(2)]  # [lanes, examples, width] going into each layer
-        for number, name in enumerate(names):
-            out = torch.bmm(activations[-1], parts[f"{name}.weight"].transpose(1, 2))
+    def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
+        activations, errors = self._forward(parts, inputs, labels)
+        deltas = self._backward(parts, activations, errors * weight[..., None])
+        for name, delta, before in zip(self._names, deltas, activations, strict=True):
+            # The product is added where the weights lie: no gradient is ever written down.
+            parts[f"{name}.weight"].baddbmm_(delta.transpose(1, 2), before, alpha=-learning_rate)
             if f"{name}.bias" in parts:
-                out += parts[f"{name}.bias"][:, None]
-            activations.append(out if number == len(names) - 1 else out.relu_())
-        errors = torch.softmax(activations.pop(), 2)  # δ of the last layer: probabilities minus the truth
-        errors.scatter_add_(2, labels[..., None], torch.full_like(labels[..., None], -1, dtype=errors.dtype))
+                parts[f"{name}.bias"].sub_(delta.sum(1), alpha=learning_rate)
+
+    def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+        activations, errors = self._forward(parts, inputs, labels)
         if clip_norm is None:
-            errors *= weight[..., None]
-        deltas = [errors]
-        for number in range(len(names) - 1, 0, -1):
-            back = torch.bmm(deltas[0], parts[f"{names[number]}.weight"])
-            deltas.insert(0, back * (activations[number] > 0))
-        if clip_norm is not None:
+            deltas = self._backward(parts, activations, errors * weight[..., None])
+        else:
+            deltas = self._backward(parts, activations, errors)
             squares = sum(
                 delta.double().square().sum(2) * (before.double().square().sum(2) + (f"{name}.bias" in parts))
-                for name, delta, before in zip(names, deltas, activations, strict=True)
+                for name, delta, before in zip(self._names, deltas, activations, strict=True)
             )
             factors = clip_factors(torch.as_tensor(squares).sqrt(), clip_norm).to(weight) * weight
             deltas = [delta * factors[..., None] for delta in deltas]
         found: Parts = {}
-        for name, delta, before in zip(names, deltas, activations, strict=True):
+        for name, delta, before in zip(self._names, deltas, activations, strict=True):
             found[f"{name}.weight"] = torch.bmm(delta.transpose(1, 2), before)
             if f"{name}.bias" in parts:
                 found[f"{name}.bias"] = delta.sum(1)
         return found
+
+    def _forward(self, parts: Parts, inputs: Tensor, labels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What goes into each layer [lanes, examples, width], and the error at the end: probabilities minus truth."""
+        activations = [inputs.flatten(2)]
+        for name in self._names:
+            weights = parts[f"{name}.weight"].transpose(1, 2)
+            if f"{name}.bias" in parts:
+                out = torch.baddbmm(parts[f"{name}.bias"][:, None], activations[-1], weights)
+            else:
+                out = torch.bmm(activations[-1], weights)
+            activations.append(out if name == self._names[-1] else out.relu_())
+        errors = torch.softmax(activations.pop(), 2)
+        minus_one = torch.full((), -1.0, dtype=errors.dtype, device=errors.device)
+        return activations, errors.scatter_add_(2, labels[..., None], minus_one.expand(*labels.shape, 1))
+
+    def _backward(self, parts: Parts, activations: list[Tensor], errors: Tensor) -> list[Tensor]:
+        """The error at the output of every layer."""
+        deltas = [errors]
+        for number in range(len(self._names) - 1, 0, -1):
+            back = torch.bmm(deltas[0], parts[f"{self._names[number]}.weight"])
+            deltas.insert(0, back * (activations[number] > 0))
+        return deltas

@@ -20,7 +20,8 @@ from mppfl.errors import BadInput
 from mppfl.learning.convolution import lane_convolution, squared_norms_of_taps
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.local import clip_factors
-from mppfl.learning.lockstep import Parts
+from mppfl.learning.lockstep import Parts, descend_along
+from mppfl.learning.normalisation import group_norm_relu, group_normal
 
 # By how much an example's gradient may come out longer than computed, where products are rounded.
 ROUNDING_GUARD = {torch.bfloat16: 1 - 2.0**-6, torch.float32: 1 - 2.0**-9, torch.float64: 1.0}
@@ -73,6 +74,9 @@ class LayeredGradients:
             return part.permute(axes)
         return part.transpose(1, 2) if name in self._linear else part
 
+    def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
+        descend_along(parts, self(parts, inputs, labels, weight, None), learning_rate)
+
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if self.precision is not None:
             parts = {name: part.to(self.precision) for name, part in parts.items()}
@@ -119,8 +123,15 @@ def lane_logits(
     # Pictures [lanes, examples, C, H, W] become channels last; flat inputs stay as they are.
     x = inputs.permute(0, 1, 3, 4, 2) if inputs.ndim == 5 else inputs
     seen: list[Tensor] = []
-    for name, layer in module.named_children():
-        if isinstance(layer, nn.ReLU):
+    layers = list(module.named_children())
+    is_done = False  # whether a layer was computed together with the one before it
+    for (name, layer), (_, following) in zip(layers, [*layers[1:], ("", None)], strict=True):
+        if is_done:
+            is_done = False
+        elif isinstance(layer, nn.GroupNorm) and isinstance(following, nn.ReLU) and nudges is None:
+            scale, shift = parts[f"{name}.weight"], parts[f"{name}.bias"]
+            x, is_done = group_norm_relu(x, scale, shift, layer.num_groups, layer.eps), True
+        elif isinstance(layer, nn.ReLU):
             x = x.relu()
         elif isinstance(layer, nn.MaxPool2d):
             x = _pooled(x)
@@ -143,7 +154,7 @@ def _weighted(layer: nn.Module, x: Tensor, own: dict[str, Tensor], weight: Tenso
         product = torch.bmm(x, own["weight"])
         return x, product + own["bias"][:, None] if "bias" in own else product
     if isinstance(layer, nn.GroupNorm):
-        normal = _group_normal(x, layer)
+        normal, _, _ = group_normal(x, layer.num_groups, layer.eps)
     elif isinstance(layer, nn.BatchNorm2d):
         normal = _batch_normal(x, layer, weight)
     else:
@@ -205,14 +216,6 @@ def _pooled(x: Tensor) -> Tensor:
         return torch.maximum(upper, lower)
     small = max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
     return small.reshape(lanes, examples, *small.shape[1:])
-
-
-def _group_normal(x: Tensor, layer: nn.GroupNorm) -> Tensor:
-    lanes, examples, height, width, _ = x.shape
-    groups = x.reshape(lanes, examples, height * width, layer.num_groups, -1)
-    exact = groups.float() if groups.dtype in (torch.bfloat16, torch.float16) else groups
-    variance, mean = torch.var_mean(exact, (2, 4), correction=0, keepdim=True)
-    return ((exact - mean) * torch.rsqrt(variance + layer.eps)).to(x.dtype).view(x.shape)
 
 
 def _batch_normal(x: Tensor, layer: nn.BatchNorm2d, weight: Tensor) -> Tensor:

@@ -36,6 +36,9 @@ class LaneGradients(Protocol):
 
     def given(self, parts: Parts) -> Parts: ...
 
+    def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
+        """One plain step, in place: parts ← parts − η · gradient."""
+
     def __call__(
         self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None
     ) -> Parts: ...
@@ -71,10 +74,10 @@ def lockstep_updates(
     clip_norm = lanes[0].noise.clip_norm if lanes[0].noise else None
     for step in steps_of(lanes, table, width):
         inputs, labels = table.features[step.rows], table.labels[step.rows]
-        found = gradients(parts, inputs, labels, step.weight, clip_norm)
         if not private and not descent.momentum:  # a lane that stands still has gradient 0
-            torch._foreach_add_(list(parts.values()), [found[name] for name in parts], alpha=-descent.learning_rate)
+            gradients.descend(parts, inputs, labels, step.weight, descent.learning_rate)
             continue
+        found = gradients(parts, inputs, labels, step.weight, clip_norm)
         if private:
             found = gradients.held(_made_private(model, gradients.given(found), lanes, step.moves))
         for name, part in parts.items():
@@ -146,6 +149,11 @@ def _made_private_on_device(sums: Tensor, lanes: Sequence[Lane], moves: Tensor) 
     return found
 
 
+def descend_along(parts: Parts, gradients: Parts, learning_rate: float) -> None:
+    """parts ← parts − η · gradients, in place."""
+    torch._foreach_add_(list(parts.values()), [gradients[name] for name in parts], alpha=-learning_rate)
+
+
 class VmappedGradients:
     """Gradients of any module, by torch.func.vmap over lanes (and over examples where each is clipped)."""
 
@@ -164,6 +172,9 @@ class VmappedGradients:
 
     def given(self, parts: Parts) -> Parts:
         return parts
+
+    def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
+        descend_along(parts, self(parts, inputs, labels, weight, None), learning_rate)
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if clip_norm is None:

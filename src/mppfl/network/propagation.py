@@ -86,15 +86,27 @@ class Propagation:
 
 
 def propagate(
-    graph: SocialGraph, max_hops: int = 5, hop_decay: float = 0.9, *, diagonal: Diagonal = "auto", seed: int = 0
+    graph: SocialGraph,
+    max_hops: int = 5,
+    hop_decay: float = 0.9,
+    *,
+    diagonal: Diagonal = "auto",
+    seed: int = 0,
+    device: str | None = None,
 ) -> Propagation:
     """How privacy loss spreads over `graph` (model, eq. 2), with the walks that return home taken out.
 
-    `diagonal` says how those are found: "exact", "estimate" (with its standard error in `home`), or "auto".
+    `diagonal` says how those are found: "exact", "estimate" (with its standard error in `home`), or "auto"; `device`
+    where: by NumPy and compiled code unless "cuda", "cuda:1" or "cpu" asks for PyTorch.
     """
     hops = require_count(max_hops, "max_hops")
     decay = require_number(hop_decay, "hop_decay", 0.0, 1.0)
-    home = returns_home(graph.influence, hops, decay, diagonal, seed)
+    if device is None:
+        home = returns_home(graph.influence, hops, decay, diagonal, seed)
+    else:
+        from mppfl.network.device_walks import home_by_device
+
+        home = home_by_device(graph.influence, hops, decay, diagonal, seed, device)
     return Propagation(graph.influence, hops, decay, home, graph.normalisation)
 
 

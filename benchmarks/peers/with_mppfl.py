@@ -1,0 +1,41 @@
+"""The same round by mppfl's engine, as it chooses it itself."""
+
+import numpy as np
+import torch
+from lap import Stopwatch, Workload, hand_in, task_from_command_line
+
+from mppfl.learning.aggregate import server_step, weights_of_updates
+from mppfl.learning.cohort import Cohort
+from mppfl.learning.config import TrainingConfig
+from mppfl.learning.flat import flat_model, flattened
+from mppfl.learning.local import Lane
+from mppfl.learning.models import make_model
+
+
+def main() -> None:
+    task = task_from_command_line()
+    workload, clock = Workload.load(task.workload), Stopwatch()
+    clients, examples = workload.num_clients, workload.num_examples
+    shape = workload.features.shape[2:]
+    model = flat_model(make_model(workload.model, shape, 10))
+    weights = flattened(torch.from_numpy(workload.weights[name]) for name in model.shapes)
+    config = TrainingConfig(
+        learning_rate=workload.learning_rate, batch_size=workload.batch_size, local_epochs=1, aggregation="size",
+        processes=task.cores,
+    )  # fmt: skip
+    features, labels = workload.features.reshape(-1, *shape), workload.labels.reshape(-1)
+    rows = np.arange(clients * examples).reshape(clients, examples)
+    with Cohort(model, features, labels, config, clients) as cohort:
+        clock.start()
+        for number in range(task.rounds):
+            lanes = [Lane(weights, [own[batch] for batch in workload.batches()]) for own in rows]
+            updates = cohort.updates(lanes)
+            share, _ = weights_of_updates("size", [examples] * clients, np.zeros(clients), updates)
+            weights, _ = server_step(weights, torch.from_numpy(share).to(updates) @ updates, {}, config)
+            clock.lap(last=number == task.rounds - 1)
+        engine = cohort.name
+    hand_in(task, clock, model.parts(weights), "mppfl", "torch", "numpy", note=engine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""GPU kernels behind normalisation.py: one program per example, which reads its picture from the cache after the first.
+
+Sums run over pixels for each channel first, and over the channels of a group last.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ENTRIES = 8192  # of a picture that a program holds at once
+
+
+def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """relu(normal(x) · scale + shift), and mean and 1/deviation of every group [2, lanes, examples, groups]."""
+    lanes, examples, height, width, channels = x.shape
+    y = torch.empty_like(x)
+    of_groups = torch.empty((2, lanes, examples, groups), device=x.device, dtype=torch.float32)
+    _norm_relu[(lanes * examples,)](
+        x, scale, shift, y, of_groups, examples, lanes * examples, height * width, channels, groups, eps,
+        max(1, ENTRIES // channels), num_warps=8,
+    )  # fmt: skip
+    return y, of_groups
+
+
+def norm_relu_back(
+    upstream: Tensor, x: Tensor, scale: Tensor, shift: Tensor, of_groups: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, scale and shift."""
+    lanes, examples, height, width, channels = x.shape
+    to_x = torch.empty_like(x)
+    sums = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
+    _norm_relu_back[(lanes * examples,)](
+        upstream, x, scale, shift, of_groups, to_x, sums, examples, lanes * examples, height * width, channels,
+        of_groups.shape[3], max(1, ENTRIES // channels), num_warps=8,
+    )  # fmt: skip
+    to_shift, to_scale = sums.sum(2)
+    return to_x, to_scale.to(scale.dtype), to_shift.to(shift.dtype)
+
+
+@triton.jit
+def _of_channels(of_groups, channels: tl.constexpr, groups: tl.constexpr):
+    """One value per group [groups] as one per channel [channels]."""
+    spread = tl.broadcast_to(of_groups[:, None], (groups, channels // groups))
+    return tl.reshape(spread, (channels,))
+
+
+@triton.jit
+def _of_groups(of_channels, channels: tl.constexpr, groups: tl.constexpr):
+    """Sums over the channels of each group [groups]."""
+    return tl.sum(tl.reshape(of_channels, (groups, channels // groups)), 1)
+
+
+@triton.jit
+def _norm_relu(
+    x, scale, shift, y, of_groups, examples: tl.constexpr, pictures: tl.constexpr, pixels: tl.constexpr,
+    channels: tl.constexpr, groups: tl.constexpr, eps: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    picture = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, channels)
+    g = tl.arange(0, groups)
+    count: tl.constexpr = pixels * channels // groups
+    at = picture * pixels * channels
+    total = tl.zeros((channels,), dtype=tl.float32)
+    for start in range(0, pixels, block):
+        p = start + tl.arange(0, block)
+        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=(p < pixels)[:, None], other=0.0)
+        total += tl.sum(entries.to(tl.float32), 0)
+    mean_of_groups = _of_groups(total, channels, groups) / count
+    mean = _of_channels(mean_of_groups, channels, groups)
+    squares = tl.zeros((channels,), dtype=tl.float32)
+    for start in range(0, pixels, block):
+        p = start + tl.arange(0, block)
+        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=(p < pixels)[:, None], other=0.0)
+        apart = tl.where((p < pixels)[:, None], entries.to(tl.float32) - mean[None, :], 0.0)
+        squares += tl.sum(apart * apart, 0)
+    inverse_of_groups = 1.0 / tl.sqrt(_of_groups(squares, channels, groups) / count + eps)
+    inverse = _of_channels(inverse_of_groups, channels, groups)
+    tl.store(of_groups + picture * groups + g, mean_of_groups)
+    tl.store(of_groups + (pictures + picture) * groups + g, inverse_of_groups)
+    lane = picture // examples
+    factor = inverse * tl.load(scale + lane * channels + c).to(tl.float32)
+    offset = tl.load(shift + lane * channels + c).to(tl.float32) - mean * factor
+    for start in range(0, pixels, block):
+        p = start + tl.arange(0, block)
+        place = at + p[:, None] * channels + c[None, :]
+        entries = tl.load(x + place, mask=(p < pixels)[:, None], other=0.0)
+        result = tl.maximum(entries.to(tl.float32) * factor[None, :] + offset[None, :], 0.0)
+        tl.store(y + place, result.to(y.dtype.element_ty), mask=(p < pixels)[:, None])
+
+
+@triton.jit
+def _norm_relu_back(
+    upstream, x, scale, shift, of_groups, to_x, sums, examples: tl.constexpr, pictures: tl.constexpr,
+    pixels: tl.constexpr, channels: tl.constexpr, groups: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    picture = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, channels)
+    g = tl.arange(0, groups)
+    count: tl.constexpr = pixels * channels // groups
+    at = picture * pixels * channels
+    mean = _of_channels(tl.load(of_groups + picture * groups + g), channels, groups)
+    inverse = _of_channels(tl.load(of_groups + (pictures + picture) * groups + g), channels, groups)
+    lane = picture // examples
+    own_scale = tl.load(scale + lane * channels + c).to(tl.float32)
+    own_shift = tl.load(shift + lane * channels + c).to(tl.float32)
+    of_shift = tl.zeros((channels,), dtype=tl.float32)
+    of_scale = tl.zeros((channels,), dtype=tl.float32)
+    for start in range(0, pixels, block):
+        p = start + tl.arange(0, block)
+        place = at + p[:, None] * channels + c[None, :]
+        known = (p < pixels)[:, None]
+        normal = (tl.load(x + place, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        error = tl.load(upstream + place, mask=known, other=0.0).to(tl.float32)
+        error = tl.where(normal * own_scale[None, :] + own_shift[None, :] > 0, error, 0.0)
+        of_shift += tl.sum(error, 0)
+        of_scale += tl.sum(error * normal, 0)
+    tl.store(sums + picture * channels + c, of_shift)
+    tl.store(sums + (pictures + picture) * channels + c, of_scale)
+    first = _of_channels(_of_groups(of_shift * own_scale, channels, groups) / count, channels, groups)
+    second = _of_channels(_of_groups(of_scale * own_scale, channels, groups) / count, channels, groups)
+    for start in range(0, pixels, block):
+        p = start + tl.arange(0, block)
+        place = at + p[:, None] * channels + c[None, :]
+        known = (p < pixels)[:, None]
+        normal = (tl.load(x + place, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        error = tl.load(upstream + place, mask=known, other=0.0).to(tl.float32)
+        error = tl.where(normal * own_scale[None, :] + own_shift[None, :] > 0, error, 0.0)
+        found = inverse[None, :] * (error * own_scale[None, :] - first[None, :] - normal * second[None, :])
+        tl.store(to_x + place, found.to(to_x.dtype.element_ty), mask=known)

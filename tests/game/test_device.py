@@ -1,0 +1,396 @@
+"""The solver on a device of PyTorch's gives the numbers of the plain one, and says in one line what it does not do."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from pytest import approx
+
+import mppfl
+from mppfl.errors import BadInput, NotConverged
+from mppfl.game import device_equilibrium, device_loss
+from mppfl.game.device_loss import DeviceLoss
+from mppfl.game.device_solve import solution_bytes
+from mppfl.game.loss import LossOperator
+from mppfl.network import device, device_matrix, device_walks
+from mppfl.network.device_matrix import matrix_on_device
+from mppfl.network.device_propagation import propagation_on_device
+from mppfl.network.device_walks import home_by_device
+from mppfl.network.generate import skewed
+from mppfl.network.propagation import Propagation
+from mppfl.network.walks import ReturnsHome, returns_home
+from tests.game.games import paper_scale_game, star, three_cycle, two_friends
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+on_every_device = pytest.mark.parametrize("where", DEVICES)
+
+
+def sparse_links(seed, size, links_each, isolated=0):
+    """Random links with weights, mutual ones among them; the first few clients are exposed by nobody."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(isolated, size, size * links_each)
+    sources = rng.integers(0, size, size * links_each)
+    targets = np.concatenate([np.arange(isolated, size), targets, np.maximum(sources[: size // 4], isolated)])
+    sources = np.concatenate([(np.arange(isolated, size) + 1) % size, sources, targets[size : size + size // 4]])
+    apart = targets != sources
+    links = sp.coo_array((np.ones(apart.sum()), (targets[apart], sources[apart])), shape=(size, size)).tocsr()
+    links.data = rng.uniform(0.1, 1.0, links.nnz)
+    return links
+
+
+def sparse_game(seed, size, links_each, *, normalisation="row", isolated=0, strength=0.05, **options):
+    """A game on such links with αS the same under every normalisation."""
+    links = sparse_links(seed, size, links_each, isolated)
+    graph = mppfl.graph_from_matrix(links, normalisation=normalisation, isolated="keep")
+    clients = mppfl.draw_clients("benign", size, np.random.default_rng(seed))
+    if normalisation == "none":
+        strength /= float(graph.strengths.max()) ** options.get("max_hops", 5)
+    return mppfl.make_game(graph, clients, hop_decay=0.5, externality_strength=strength, **options)
+
+
+def assert_same_solution(game, where, mechanism="mppfl", **options):
+    plain = mppfl.solve(game, mechanism, **options)
+    found = mppfl.solve(game, mechanism, device=where, **options)
+    assert found.plan.mechanism == plain.plan.mechanism
+    assert (found.plan.rounds == plain.plan.rounds).all()
+    assert found.plan.reward_rates == approx(plain.plan.reward_rates, rel=1e-10)
+    for position in (0, len(plain.plan) - 1):
+        scale = np.abs(plain.plan.terms(position).budgets).max()
+        assert found.plan.terms(position).budgets == approx(plain.plan.terms(position).budgets, abs=1e-10 * scale)
+    for name in ("accuracy_terms", "payments", "server_costs", "total_welfare"):
+        assert getattr(found.outcome, name) == approx(getattr(plain.outcome, name), rel=1e-10), name
+    assert found.outcome.welfare == approx(plain.outcome.welfare, abs=1e-10 * plain.outcome.payments.max())
+    assert (found.outcome.below_zero == plain.outcome.below_zero).all()
+    assert (found.outcome.taking_part == plain.outcome.taking_part).all()
+    assert found.verification.residual <= 1e-10
+    assert found.verification.client_regret <= 1e-10
+    assert found.verification.leader_rounds == plain.verification.leader_rounds
+    assert found.verification.leader_regret == approx(
+        plain.verification.leader_regret, abs=1e-10 * max(1.0, plain.outcome.server_costs.max())
+    )
+    assert found.is_unique == plain.is_unique
+    assert found.diagonal_error == approx(plain.diagonal_error)
+    assert found.warnings == plain.warnings
+    return found
+
+
+# ---- the same results -------------------------------------------------------------------------------------------
+
+
+@on_every_device
+@pytest.mark.parametrize("seed", range(12))
+def test_a_game_of_the_papers_kind_is_solved_as_without_a_device(where, seed):
+    mechanism, rounds = ("mppfl", "mppfl_exact")[seed % 2], (1, 2, 10, 60, 100)[seed % 5]
+    assert_same_solution(paper_scale_game(seed), where, mechanism, num_rounds=rounds)
+
+
+@on_every_device
+@pytest.mark.parametrize("isolated", [0, 7])
+@pytest.mark.parametrize("normalisation", ["row", "symmetric", "none"])
+@pytest.mark.parametrize("size", [90, 1500])
+def test_every_normalisation_is_solved_with_isolated_clients_and_without(where, size, normalisation, isolated):
+    game = sparse_game(size + isolated, size, 6, normalisation=normalisation, isolated=isolated)
+    assert_same_solution(game, where, num_rounds=20)
+
+
+@on_every_device
+def test_twenty_thousand_clients_and_a_hundred_rounds_are_solved_as_without_a_device(where):
+    game = sparse_game(1, 20_000, 12, isolated=40, strength=0.02, diagonal="estimate")
+    found = assert_same_solution(game, where, num_rounds=100)
+    assert found.verification.residual <= 1e-13
+
+
+@on_every_device
+@pytest.mark.parametrize("max_hops", [1, 2, 3, 6])
+def test_any_number_of_hops_is_solved(where, max_hops):
+    assert_same_solution(sparse_game(3, 1200, 5, max_hops=max_hops), where, num_rounds=3)
+
+
+@on_every_device
+def test_golden_cases_are_solved(where):
+    third = mppfl.solve(two_friends(), num_rounds=4, device=where)
+    for terms in third.plan:
+        assert terms.budgets == approx([terms.reward_rate / 3] * 2)  # worked in test_equilibrium.py
+    assert_same_solution(star(), where, num_rounds=8)  # where leaves share less the more is paid
+    assert mppfl.solve(three_cycle(), device=where).terms(1).budgets == approx([61.2288, 6.44326, 0.355981], rel=1e-5)
+
+
+@on_every_device
+def test_without_externality_everybody_answers_as_if_alone(where):
+    assert_same_solution(paper_scale_game(3, externality_strength=0.0), where, num_rounds=4)
+
+
+@on_every_device
+def test_given_rates_hold_in_all_rounds(where):
+    game = paper_scale_game(5)
+    rate = mppfl.solve(game).terms(1).reward_rate
+    assert_same_solution(game, where, num_rounds=3, reward_rates=np.array([rate, 1.5 * rate, 2 * rate]))
+
+
+@on_every_device
+def test_clients_who_have_no_choice_stay_where_they_are_and_the_others_answer_them(where):
+    game = sparse_game(4, 1100, 5)
+    low, high = np.zeros(1100), np.full(1100, np.inf)
+    low[:200] = high[:200] = 0.3
+    high[200:300] = 0.0
+    found = assert_same_solution(game.with_bounds(low, high), where, num_rounds=5)
+    assert found.terms(1).budgets[:200] == approx(0.3)
+    assert found.outcome.taking_part[0] == 1000
+
+
+@on_every_device
+def test_compute_costs_and_lower_bounds_count(where):
+    plain = sparse_game(6, 1100, 5)
+    clients = mppfl.Clients(
+        plain.clients.quadratic_cost,
+        plain.clients.linear_cost,
+        plain.clients.noise_harm,
+        compute_cost=np.linspace(0, 2, 1100),
+        budget_min=0.01,
+    )
+    assert_same_solution(mppfl.Game(plain.graph, clients, plain.propagation, 0.05, 0.3), where, num_rounds=3)
+
+
+def test_clients_summed_in_pieces_give_the_same_sums(monkeypatch):
+    monkeypatch.setattr(device_equilibrium, "CLIENTS_AT_ONCE", 17)
+    assert_same_solution(paper_scale_game(1), "cpu", num_rounds=5)
+
+
+# ---- the operator -----------------------------------------------------------------------------------------------
+
+
+def both_operators(game, where):
+    return LossOperator(game.propagation, game.externality_strength), DeviceLoss(
+        propagation_on_device(game.propagation, torch.device(where)), game.externality_strength
+    )
+
+
+@on_every_device
+@pytest.mark.parametrize("size", [60, 1500])
+def test_the_operator_its_transpose_and_their_inverses_agree(where, size):
+    plain, ours = both_operators(sparse_game(9, size, 5, isolated=3, strength=0.3), where)
+    rng = np.random.default_rng(0)
+    for shape in ((size,), (size, 2)):
+        x = rng.uniform(-1, 1, shape)
+        there = torch.from_numpy(x).to(where)
+        for one, other in ((plain, ours), (plain.T, ours.T), (plain.T.T, ours.T.T)):
+            assert (other @ there).cpu().numpy() == approx(one @ x, abs=1e-13)
+            assert other.solve(there).cpu().numpy() == approx(one.solve(x), abs=1e-10)
+            assert (other @ other.solve(there)).cpu().numpy() == approx(x, abs=1e-12)
+
+
+@on_every_device
+def test_clients_that_are_not_free_stay_at_zero(where):
+    plain, ours = both_operators(sparse_game(9, 1500, 5, strength=0.3), where)
+    rng = np.random.default_rng(0)
+    x, free = rng.uniform(0, 1, (1500, 2)), rng.random(1500) < 0.6
+    found = ours.solve(torch.from_numpy(x).to(where), torch.from_numpy(free).to(where)).cpu().numpy()
+    assert found == approx(plain.solve(x, free), abs=1e-10)
+    assert (found[~free] == 0).all()
+
+
+@on_every_device
+def test_isolated_pairs_whose_diagonal_the_polynomial_misses_are_solved(where):
+    # 600 pairs who expose only each other: what comes home is as large as what goes out, and αS is close to 1.
+    size = 1200
+    partner = np.arange(size) ^ 1
+    graph = mppfl.graph_from_links(np.arange(size), partner)
+    clients = mppfl.draw_clients("benign", size, np.random.default_rng(0))
+    game = mppfl.make_game(graph, clients, hop_decay=0.9, externality_strength=0.23, diagonal="exact")
+    plain, ours = both_operators(game, where)
+    right = np.random.default_rng(1).uniform(0, 1, (size, 2))
+    there = torch.from_numpy(right).to(where)
+    assert ours.solve(there).cpu().numpy() == approx(plain.solve(right), abs=1e-9)
+    assert (ours @ ours.solve(there)).cpu().numpy() == approx(right, abs=1e-12)
+
+
+def test_a_start_near_the_answer_saves_steps_and_changes_nothing():
+    _, ours = both_operators(sparse_game(9, 1500, 5), "cpu")
+    right = torch.from_numpy(np.random.default_rng(0).uniform(0, 1, 1500))
+    answer = ours.solve(right)
+    assert ours.solve(right, start=answer + 1e-6).numpy() == approx(answer.numpy(), abs=1e-12)
+    assert not ours.solve(torch.zeros_like(right)).any()
+
+
+def test_a_system_that_has_no_answer_raises_with_the_last_iterate():
+    game = two_friends(externality_strength=1.0)  # B = [[1, 1], [1, 1]]
+    _, ours = both_operators(game, "cpu")
+    with pytest.raises(NotConverged, match="solved only to") as raised:
+        ours.solve(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert raised.value.last_iterate.shape == (2,)
+
+
+def test_gmres_alone_gives_the_same_answer(monkeypatch):
+    _, ours = both_operators(sparse_game(9, 1500, 5), "cpu")
+    right = torch.from_numpy(np.random.default_rng(0).uniform(0, 1, (1500, 2)))
+    usual = ours.solve(right)
+    monkeypatch.setattr(device_loss.DeviceLoss, "_step_in_walks", lambda self, residual, _: torch.zeros_like(residual))
+    assert ours.solve(right).numpy() == approx(usual.numpy(), abs=1e-11)
+
+
+@pytest.mark.parametrize("links_per_block", [1, 50, 100_000])
+def test_a_matrix_cut_into_blocks_multiplies_as_a_whole(monkeypatch, links_per_block):
+    monkeypatch.setattr(device_matrix, "LINKS_PER_BLOCK", links_per_block)
+    links = sparse_links(2, 80, 4, isolated=9)
+    ours = matrix_on_device(links, torch.device("cpu"))
+    x, plus = np.random.default_rng(0).uniform(0, 1, (2, 80, 2))
+    there = torch.from_numpy(x)
+    assert ours.times(there).numpy() == approx(links @ x)
+    assert ours.times(there, 0.3, torch.from_numpy(plus)).numpy() == approx(plus + 0.3 * (links @ x))
+    one = ours.times(there[:, 0].contiguous(), 0.3)
+    assert one.numpy() == approx(0.3 * (links @ x[:, 0]))
+    assert ours.T.times(there).numpy() == approx(links.T @ x)
+    assert ours.T.T is ours
+
+
+def test_entries_are_found_where_links_are_and_nowhere_else():
+    links = sparse_links(3, 40, 3, isolated=5)
+    ours = matrix_on_device(links, torch.device("cpu"))
+    rows, columns = torch.meshgrid(torch.arange(40), torch.arange(40), indexing="ij")
+    found = ours.entries(rows.ravel(), columns.ravel()).numpy().reshape(40, 40)
+    assert (found == links.toarray()).all()
+
+
+# ---- walks that return home -------------------------------------------------------------------------------------
+
+
+@on_every_device
+@pytest.mark.parametrize("max_hops", [1, 2, 3, 5])
+@pytest.mark.parametrize("diagonal", ["auto", "exact"])
+def test_exact_walks_home_are_those_of_the_matrix_powers(where, max_hops, diagonal):
+    links = sparse_links(5, 120, 4, isolated=6) / 4
+    plain = returns_home(links, max_hops, 0.7)  # dense powers at this size
+    found = home_by_device(links, max_hops, 0.7, diagonal, 0, where)
+    assert found.values == approx(plain.values, abs=1e-13)
+    assert (found.exact_hops, found.standard_error.any()) == (max_hops, False)
+
+
+@on_every_device
+def test_estimated_walks_home_are_those_of_the_same_walkers(monkeypatch, where):
+    monkeypatch.setattr(device_walks, "WALKERS_AT_ONCE", 1000)
+    monkeypatch.setattr(device_walks, "LINKS_AT_ONCE", 3000)
+    links = mppfl.graph_from_matrix(sparse_links(7, 2500, 6, isolated=20), isolated="keep").influence
+    for seed in (0, 3):
+        plain = returns_home(links, 5, 0.8, "estimate", seed)
+        found = home_by_device(links, 5, 0.8, "estimate", seed, where)
+        assert found.exact_hops == plain.exact_hops == 2
+        assert found.values == approx(plain.values, abs=1e-14)
+        assert found.standard_error == approx(plain.standard_error, abs=1e-14)
+
+
+def test_the_estimate_is_as_good_as_it_says():
+    graph = skewed(3000, 24_000, rng=np.random.default_rng(0))
+    exact = home_by_device(graph.influence, 5, 0.8, "exact", 0, "cpu")
+    estimate = home_by_device(graph.influence, 5, 0.8, "estimate", 1, "cpu")
+    off = (estimate.values - exact.values) / estimate.standard_error
+    # Were errors normal, 4.6 % would lie beyond two standard errors; the floor of the error makes them fewer.
+    assert (np.abs(off) > 2).mean() < 0.05
+    assert np.sqrt((off**2).mean()) < 1.5
+
+
+def test_large_networks_are_estimated_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(device_walks, "EXACT_AT_MOST", 1e3)
+    links = sparse_links(5, 120, 4) / 4
+    assert home_by_device(links, 4, 0.5, "auto", 0, "cpu").exact_hops == 2
+    assert home_by_device(links, 4, 0.5, "exact", 0, "cpu").exact_hops == 4
+    with pytest.raises(BadInput, match="must be"):
+        home_by_device(links, 4, 0.5, "guess", 0, "cpu")
+
+
+@on_every_device
+def test_a_game_can_be_made_on_the_device_too(where):
+    links = sparse_links(5, 400, 4)
+    clients = mppfl.draw_clients("benign", 400, np.random.default_rng(0))
+    plain, ours = (mppfl.make_game(mppfl.graph_from_matrix(links), clients, device=d) for d in (None, where))
+    assert ours.propagation.home.values == approx(plain.propagation.home.values, abs=1e-13)
+    assert mppfl.solve(ours, device=where).terms(1).budgets == approx(mppfl.solve(plain).terms(1).budgets, abs=1e-10)
+
+
+# ---- what is refused --------------------------------------------------------------------------------------------
+
+
+def test_equilibria_at_the_bounds_are_refused_in_one_line():
+    capped = two_friends().with_bounds(np.zeros(2), np.array([0.01, np.inf]))
+    with pytest.raises(BadInput, match=r"at a bound of their budgets.*NumPy solves at the bounds too") as raised:
+        mppfl.solve(capped, device="cpu")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(BadInput, match="at a bound"):
+        mppfl.solve(star(), reward_rates=np.array([2.0]), device="cpu")
+
+
+@pytest.mark.parametrize("mechanism", ["pigouvian", "fixed", lambda game, horizon: None])
+def test_other_mechanisms_are_refused(mechanism):
+    with pytest.raises(BadInput, match="solves the mechanisms mppfl and mppfl_exact, not"):
+        mppfl.solve(two_friends(), mechanism, device="cpu")
+
+
+def test_a_choice_whether_to_take_part_is_refused():
+    with pytest.raises(BadInput, match="participation"):
+        mppfl.solve(two_friends(), participation="if_non_negative", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "CPU", "", 3])
+def test_an_unknown_device_is_refused(name):
+    with pytest.raises(BadInput, match="is not known"):
+        mppfl.solve(two_friends(), device=name)
+
+
+def test_a_gpu_that_is_not_there_is_refused_and_not_replaced(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput, match="PyTorch finds no GPU here"):
+        mppfl.solve(two_friends(), device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadInput, match="there are 1 GPUs"):
+        mppfl.solve(two_friends(), device="cuda:1")
+
+
+def test_a_game_that_does_not_fit_is_refused_with_figures(monkeypatch):
+    monkeypatch.setattr(device, "free_bytes", lambda _: 1000.0)
+    with pytest.raises(BadInput, match=r"equilibria of 2 clients and 2 links need .* GiB on cpu, where .* are free"):
+        mppfl.solve(two_friends(), device="cpu")
+    clients = mppfl.draw_clients("benign", 400, np.random.default_rng(0))
+    with pytest.raises(BadInput, match=r"closed walks of 400 clients .* need"):
+        mppfl.make_game(mppfl.graph_from_matrix(sparse_links(5, 400, 4)), clients, device="cpu")
+
+
+def test_memory_grows_with_links_and_clients_as_stated():
+    assert solution_bytes(50_000_000, 1_000_000_000) / 2**30 == approx(35.4, abs=2)  # fits an 80 GB device
+    assert solution_bytes(10**6, 10**9) - solution_bytes(10**6, 10**8) == 12 * 9 * 10**8
+
+
+# ---- what it needs ----------------------------------------------------------------------------------------------
+
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+import numpy as np, mppfl
+from tests.game.test_device import sparse_links
+clients = mppfl.draw_clients("benign", 110_000, np.random.default_rng(0))
+graph = mppfl.graph_from_matrix(sparse_links(1, 110_000, 10))
+game = mppfl.make_game(graph, clients, hop_decay=0.5, externality_strength=0.02, device="cpu")
+found = mppfl.solve(game, num_rounds=40, device="cpu")
+print(found.verification.residual, game.propagation.home.exact_hops, found.verification.leader_rounds)
+"""
+
+
+def test_no_compiler_is_needed_at_sizes_where_the_plain_solver_needs_one():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_NUMBA], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    residual, hops, rounds = done.stdout.split(maxsplit=2)
+    assert float(residual) <= 1e-10
+    assert (hops, rounds.strip()) == ("2", "(1, 21, 40)")
+
+
+def test_an_operator_without_a_diagonal_is_fine():
+    links = sparse_links(2, 80, 4)
+    nothing = ReturnsHome(np.zeros(80), np.zeros(80), 1)
+    plain = Propagation(links, 1, 0.5, nothing, "none")
+    x = np.linspace(0, 1, 80)
+    ours = propagation_on_device(plain, torch.device("cpu"))
+    assert (ours @ torch.from_numpy(x)).numpy() == approx(links @ x)
