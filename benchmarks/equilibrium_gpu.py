@@ -10,6 +10,7 @@ given the same walks home, then `mppfl.solve(game, device=...)` from main memory
 """
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 import time
@@ -281,10 +282,8 @@ def around_here(device: torch.device) -> dict:
         around = circumstances("numpy", "scipy", "torch")
     except OSError:
         around = {"versions": {"numpy": np.__version__, "torch": torch.__version__}, "commit": None}
-    try:
+    with contextlib.suppress(PackageNotFoundError):
         around["versions"]["mppfl"] = version("mppfl")
-    except PackageNotFoundError:
-        pass
     if device.type == "cuda":
         around["device"] = torch.cuda.get_device_name(device)
         around["device_gib"] = torch.cuda.get_device_properties(device).total_memory / GIB
@@ -315,6 +314,16 @@ def show(rows: list[dict], reference: dict | None) -> None:
         say(
             f"plain loop recorded on 2 cores {RECORDED_PLAIN_SECONDS} s: {ratio:.0f} times faster, given the walks home"
         )
+
+
+def attempt(what: str, work) -> dict | None:
+    """What the work gives; where it fails, the reason on the screen, and the rest goes on."""
+    try:
+        return work()
+    except Exception as problem:
+        traceback.print_exc()
+        say(f"  {what} failed: {problem}")
+        return None
 
 
 def main() -> None:
@@ -349,15 +358,8 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if options.reference and kept:
-        for name, work in (("whole", lambda: from_main_memory(kept, options.device)), ("plain", None)):
-            try:
-                if name == "whole":
-                    whole = work()
-                else:
-                    reference = compare_with_plain(kept)
-            except Exception as problem:
-                traceback.print_exc()
-                say(f"  {name} failed: {problem}")
+        whole = attempt("mppfl.solve from main memory", lambda: from_main_memory(kept, options.device))
+        reference = attempt("the plain loop", lambda: compare_with_plain(kept))
     show(rows, reference)
     setting = {"hops": HOPS, "decay": DECAY, "strength": STRENGTH, "rounds": ROUNDS, "tolerance": TOLERANCE}
     content = around | {"setting": setting, "rows": rows, "plain": reference, "from_main_memory": whole}
