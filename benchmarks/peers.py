@@ -34,7 +34,7 @@ from record import circumstances, write_record
 
 PROGRAMS = Path(__file__).parent / "peers"
 sys.path.append(str(PROGRAMS))
-from lap import Workload, family_of, running  # noqa: E402
+from lap import Workload, family_of, running
 
 ENVIRONMENTS = Path.home() / ".cache" / "mppfl-peers"
 REQUIREMENTS = {
@@ -84,14 +84,14 @@ PLAIN = Entrant("plain loop, 1 thread", "with_loop", None, one_core=True)
 FLOWER = Entrant("Flower 1.41.0", "with_flower", "flower")
 RACES = (
     # Small steps: overhead decides, and a second thread would only burn time.
-    Race("MLP 784-64-10, 100 clients × 60, batch 20", "mlp", 100, 60, 20, 0.05, "cpu", 4.0, 5, 10, (
+    Race("MLP 784-64-10, 100 clients × 60, batch 20", "mlp", 100, 60, 20, 0.01, "cpu", 4.0, 5, 10, (
         PLAIN,
         Entrant("pfl 0.6.0", "with_pfl", "pfl", one_core=True),
         FLOWER,
         Entrant("fedjax 0.0.17, mended", "with_fedjax", "fedjax", one_core=True),
     )),
     # Arithmetic decides: everybody but the reference has all cores.
-    Race("CNN 1.66 M parameters, 20 clients × 300, batch 32", "cnn_fmnist", 20, 300, 32, 0.05, "wall", 1.7, 3, 2, (
+    Race("CNN 1.66 M parameters, 20 clients × 300, batch 32", "cnn_fmnist", 20, 300, 32, 0.01, "wall", 1.7, 3, 2, (
         PLAIN,
         Entrant("plain loop, all cores", "with_loop", None),
         Entrant("pfl 0.6.0", "with_pfl", "pfl"),
@@ -125,14 +125,14 @@ def seconds(run: dict[str, Any], measure: str) -> float:
 
 
 def workload_of(race: Race, seed: int = 0) -> tuple[Workload, np.ndarray, np.ndarray]:
-    """The race's examples and starting weights, and a test batch: pictures of ten classes under much noise."""
+    """The race's examples and starting weights, and a test batch: ten coarse patterns, one a class, under noise."""
     from mppfl.learning.models import make_model
 
     rng = np.random.default_rng(seed)
     shape = (1, 28, 28)
-    patterns = rng.standard_normal((10, *shape), dtype=np.float32)
+    patterns = np.kron(rng.standard_normal((10, 1, 7, 7), dtype=np.float32), np.ones((4, 4), dtype=np.float32))
     labels = rng.integers(0, 10, race.num_clients * race.num_examples + TEST_EXAMPLES)
-    features = 0.25 * patterns[labels] + rng.standard_normal((len(labels), *shape), dtype=np.float32)
+    features = patterns[labels] + 0.5 * rng.standard_normal((len(labels), *shape), dtype=np.float32)
     weights = make_model(race.model, shape, 10, seed=seed).state_dict()
     train, by_client = slice(TEST_EXAMPLES, None), (race.num_clients, race.num_examples)
     workload = Workload(
@@ -373,7 +373,7 @@ def small(race: Race) -> Race:
     """The same race in a minute: six clients, one turn of two rounds, and no bars, which mean nothing at this size."""
     return replace(
         race, name=f"QUICK, 6 CLIENTS: {race.name}", num_clients=6, turns=1, rounds=2, bar=None,
-        num_examples=min(race.num_examples, 76), learning_rate=0.1,
+        num_examples=min(race.num_examples, 76),
     )  # fmt: skip
 
 
@@ -392,6 +392,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="folder of the peers' environments")
     parser.add_argument("--quick", action="store_true", help="small and once; a record only with --output")
     parser.add_argument("--only", choices=sorted({race.model for race in RACES}), help="one of the two workloads")
+    parser.add_argument("--turns", type=int, help="turns of each race, instead of its own number")
     parser.add_argument("--output", type=Path, help="folder of the record")
     chosen = parser.parse_args()
     environments = chosen.environments.resolve()
@@ -404,7 +405,8 @@ def main() -> int:
     content = circumstances("torch", "numpy") | {"cores_used": cores, "requirements": REQUIREMENTS, "races": []}
     for race in RACES:
         if chosen.only in (None, race.model):
-            content["races"].append(run_race(small(race) if chosen.quick else race, environments, cores))
+            run = small(race) if chosen.quick else replace(race, turns=chosen.turns or race.turns)
+            content["races"].append(run_race(run, environments, cores))
             print(table(content["races"][-1]), flush=True)
             if chosen.output or not chosen.quick:
                 tell(f"written to {write_record('peers', content, chosen.output)}")

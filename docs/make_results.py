@@ -114,7 +114,45 @@ def private_table() -> str:
     return "\n".join([title, "|---|" + "--:|" * len(rows), f"| test accuracy | {reached} |"])
 
 
+def engine_table() -> str:
+    lines = [
+        "| model | one round of 2,500 examples each | clients | s | examples/s | TFLOP/s | × plain loop | GiB |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in newest_record("engine-gpu")["rows"]:
+        lines.append(
+            f"| {row['model']} | {row['case']} | {row['clients']} | {np.median(row['seconds']):.3f} "
+            f"| {row['examples_per_second']:,.0f} | {row['tflop_per_second']:.0f} | {row['times_plain_loop']:.1f} "
+            f"| {row['peak_gib']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def gpu_equilibrium_table() -> str:
+    lines = [
+        "| clients | links | walks that return home | 100 rounds, given them | residual | peak memory |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in newest_record("equilibrium-gpu-billion")["rows"]:
+        lines.append(
+            f"| {row['clients']:,} | {row['links']:,} | {row['diagonal_seconds']:.2f} s "
+            f"| {row['seconds_given_the_diagonal']:.2f} s | {row['residual']:.0e} | {row['peak_gib']:.1f} GiB |"
+        )
+    reference = newest_record("equilibrium-gpu")
+    first = reference["rows"][0]
+    lines.append("")
+    lines.append(
+        f"In one run on that machine: {first['seconds_given_the_diagonal']:.3f} s against "
+        f"{reference['plain']['seconds']:.1f} s for the plain SciPy loop at {first['clients']:,} clients, "
+        f"{reference['plain']['seconds'] / first['seconds_given_the_diagonal']:.0f} times; budgets agree to "
+        f"{reference['plain']['budgets_apart']:.0e}."
+    )
+    return "\n".join(lines)
+
+
 TABLES = {
+    "engine": engine_table,
+    "gpu equilibrium": gpu_equilibrium_table,
     "comparison": comparison_table,
     "speed": speed_table,
     "real": real_table,

@@ -17,6 +17,7 @@ from mppfl.network.device import to_device
 from mppfl.network.graph import SparseMatrix
 
 LINKS_PER_BLOCK = 2**30  # products take 32-bit positions: half the memory of 64-bit ones, and below their limit
+FEW_COLUMNS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,13 @@ class DeviceMatrix:
         return tuple(self.rows(first, last) for first, last in pairwise(cuts))
 
     def times(self, x: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:
-        """plus + scale · W x for one column [clients] or several [clients, columns]."""
+        """plus + scale · W x for one column [clients] or several [clients, columns].
+
+        A few columns are multiplied one by one: on an H200 two columns at once took 1.14 ms, one after the other 0.36.
+        """
+        if x.ndim == 2 and x.shape[1] <= FEW_COLUMNS:
+            alone = [None if plus is None else plus[:, k] for k in range(x.shape[1])]
+            return torch.stack([self.times(x[:, k].contiguous(), scale, each) for k, each in enumerate(alone)], 1)
         parts = []
         begin = 0
         for block in self._blocks:
@@ -96,7 +103,7 @@ class DeviceMatrix:
         starts = (self.starts[first : last + 1] - begin).to(torch.int32)
         held = self.values[begin:end] if values is None else values
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta|Sparse invariant checks")
             return torch.sparse_csr_tensor(
                 starts,
                 self.columns[begin:end],

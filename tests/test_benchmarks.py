@@ -1,0 +1,160 @@
+"""The race against other simulators: its bookkeeping, and the form of its record. Nothing is timed here."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pytest import approx
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(1, str(BENCHMARKS / "peers"))
+import lap
+from torch_models import layers_of
+
+import peers
+from mppfl.learning.models import make_model
+from record import write_record
+
+
+def a_run(cpu, wall, loss=1.0):
+    return {
+        "warm_up_seconds": 1.0, "wall_seconds": [wall], "cpu_seconds": cpu, "versions": {"python": "3"}, "note": "",
+        "other_seconds": 1.0, "load_before": 0.0, "loss": loss,
+    }  # fmt: skip
+
+
+def a_result(plain_cpu=5.0, peer_loss=1.0, failure=None):
+    """A race of two peers against an mppfl that takes 1 s."""
+    race = replace(peers.RACES[0], peers=(peers.PLAIN, peers.FLOWER), turns=1)
+    plain = peers.Standing(peers.PLAIN, [a_run(plain_cpu, 5.0)], [a_run(1.0, 1.0)])
+    flower = peers.Standing(peers.FLOWER, [a_run(9.0, 9.0, peer_loss)], [a_run(1.0, 1.0)], failure)
+    weights = {name: {"1.weight": np.zeros(3)} for name in ("mppfl", peers.PLAIN.name, peers.FLOWER.name)}
+    return peers.summary(race, [plain, flower], weights, loss_before=2.3)
+
+
+def test_a_workload_comes_back_from_its_file_as_it_was(tmp_path):
+    workload, _, _ = peers.workload_of(peers.small(peers.RACES[0]))
+    workload.save(tmp_path / "workload.npz")
+    back = lap.Workload.load(tmp_path / "workload.npz")
+    assert (back.model, back.batch_size, back.learning_rate) == ("mlp", 20, 0.01)
+    np.testing.assert_array_equal(back.features, workload.features)
+    np.testing.assert_array_equal(back.labels, workload.labels)
+    assert back.weights.keys() == workload.weights.keys()
+    assert all((back.weights[name] == value).all() for name, value in workload.weights.items())
+
+
+def test_batches_cover_every_example_once_and_the_last_may_be_short():
+    workload = lap.Workload("mlp", 20, 0.1, np.zeros((2, 50, 1)), np.zeros((2, 50)), {})
+    covered = [at for rows in workload.batches() for at in range(50)[rows]]
+    assert covered == list(range(50))
+    assert [rows.stop - rows.start for rows in workload.batches()] == [20, 20, 10]
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn_fmnist"])
+def test_peers_train_the_model_that_mppfl_trains(model):
+    ours = make_model(model, (1, 28, 28), 10)
+    theirs = torch.nn.Sequential(*layers_of(model))
+    theirs.load_state_dict(ours.state_dict())
+    inputs = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(ours(inputs), theirs(inputs))
+
+
+def test_a_family_is_a_process_with_all_that_descend_from_it():
+    parents = {1: 0, 10: 1, 11: 10, 12: 11, 20: 1}
+    assert sorted(lap.family_of(parents, 10)) == [10, 11, 12]
+
+
+def test_a_program_may_have_any_name():
+    assert lap.stat_fields("7 (a) b (c) S 3 7")[:2] == ["S", "3"]
+
+
+def test_the_work_of_a_child_counts_while_it_lives_and_after():
+    before = lap.descendants_cpu_seconds()
+    busy = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        alive = lap.descendants_cpu_seconds() - before
+        child.communicate(b"\n")
+    assert alive >= 0.1
+    assert lap.descendants_cpu_seconds() - before >= 0.1
+
+
+def test_the_stopwatch_keeps_the_first_round_apart():
+    clock = lap.Stopwatch()
+    for number in range(3):
+        clock.lap(last=number == 2)
+    assert len(clock.wall) == 3
+    assert 0 <= clock.cpu_per_round < time.process_time()
+
+
+def test_ratios_are_to_the_run_just_before():
+    theirs, ours = [a_run(4.0, 8.0), a_run(9.0, 3.0)], [a_run(2.0, 2.0), a_run(3.0, 3.0)]
+    assert peers.ratios(theirs, ours, "cpu") == approx([2.0, 3.0])
+    assert peers.ratios(theirs, ours, "wall") == approx([4.0, 1.0])
+
+
+def test_a_bar_is_reached_or_missed_by_the_median_ratio():
+    assert [bar["reached"] for bar in a_result(plain_cpu=5.0)["bars"]] == [True, True]
+    assert [bar["reached"] for bar in a_result(plain_cpu=3.9)["bars"]] == [False, True]
+    assert peers.is_well(a_result())
+    assert not peers.is_well(a_result(plain_cpu=3.9))
+
+
+def test_a_peer_that_ends_at_another_loss_is_told():
+    result = a_result(peer_loss=1.0 + 2 * peers.LOSS_TOLERANCE)
+    assert [row["agrees"] for row in result["rows"]] == [True, True, False]
+    assert " NO " in peers.table(result)
+    assert not peers.is_well(result)
+
+
+def test_agreement_without_progress_says_nothing():
+    assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
+
+
+def test_a_peer_that_fails_stays_in_the_table():
+    result = a_result(failure="exit code 1: no such module")
+    assert "NOT MEASURED  exit code 1: no such module" in peers.table(result)
+    assert [bar["reached"] for bar in result["bars"]] == [True, None]
+    assert not peers.is_well(result)
+
+
+def test_an_environment_that_is_missing_or_old_is_named(tmp_path):
+    assert "run with --setup" in peers.missing("pfl", tmp_path)
+    (tmp_path / "pfl").mkdir()
+    ready = tmp_path / "pfl" / "ready.json"
+    ready.write_text(json.dumps(["pfl==0.1"]))
+    assert "is not of pfl==0.6.0" in peers.missing("pfl", tmp_path)
+    ready.write_text(json.dumps(peers.REQUIREMENTS["pfl"]))
+    assert peers.missing("pfl", tmp_path) is None
+
+
+def test_a_program_that_fails_is_reported_with_its_last_words(tmp_path):
+    with pytest.raises(RuntimeError, match=r"exit code 1: .*No such file"):
+        peers.run_once(peers.PLAIN, peers.RACES[0], tmp_path / "nothing.npz", tmp_path, cores=1)
+
+
+def test_the_record_holds_every_turn(tmp_path):
+    path = write_record("peers", {"races": [a_result()]}, tmp_path)
+    assert path.name.endswith("-peers.json")
+    (race,) = json.loads(path.read_text())["races"]
+    assert (race["turns"], race["warm_up_rounds"], race["rounds_per_turn"]) == (1, 1, 10)
+    assert [row["name"] for row in race["rows"]] == ["mppfl", peers.PLAIN.name, peers.FLOWER.name]
+    for row in race["rows"]:
+        assert row["versions"]
+        assert {"wall_seconds", "cpu_seconds", "warm_up_seconds", "loss", "load_before"} <= row["runs"][0].keys()
+
+
+def test_every_peer_has_a_program_and_an_environment():
+    for race in peers.RACES:
+        for entrant in (peers.OURS, *race.peers):
+            assert (peers.PROGRAMS / f"{entrant.program}.py").exists()
+            assert entrant.environment is None or entrant.environment in peers.REQUIREMENTS
+    assert os.access(peers.python_of(peers.OURS, Path()), os.X_OK)
