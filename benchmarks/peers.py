@@ -32,10 +32,10 @@ import numpy as np
 
 from record import circumstances, write_record
 
-PROGRAMS = Path(__file__).parent / "peers"
-sys.path.append(str(PROGRAMS))
+sys.path.append(str(Path(__file__).parent / "peers"))
 from lap import Workload, family_of, running
 
+PROGRAMS = Path(__file__).parent / "peers"
 ENVIRONMENTS = Path.home() / ".cache" / "mppfl-peers"
 REQUIREMENTS = {
     "pfl": ("pfl==0.6.0", "torch==2.13.0"),

@@ -13,9 +13,8 @@ import pytest
 import torch
 from pytest import approx
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-sys.path.insert(1, str(BENCHMARKS / "peers"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "peers"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import lap
 from torch_models import layers_of
 
