@@ -30,9 +30,9 @@ data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2
 
 graph = mppfl.random_graph("erdos_renyi", 5, rng=rng)
 game = mppfl.make_game(graph, mppfl.draw_clients("benign", 5, rng))
-plan = mppfl.solve(game, num_rounds=40).plan
+plan = mppfl.solve(game, num_rounds=20).plan
 torch.manual_seed(1)
-config = mppfl.TrainingConfig(learning_rate=0.2, batch_size=20, local_epochs=4, budget_unit=1e-3)
+config = mppfl.TrainingConfig(learning_rate=0.3, batch_size=20, local_epochs=4, budget_unit=1e-3)
 for record in mppfl.training_rounds(Spirals(), data, plan, config):
-    if record.round_index % 10 == 0:
+    if record.round_index % 5 == 0:
         print(f"round {record.round_index:>2}  accuracy {record.accuracy:.3f}  engine {record.engine}")

@@ -377,6 +377,7 @@ print(found.verification.residual, game.propagation.home.exact_hops, found.verif
 """
 
 
+@pytest.mark.slow
 def test_no_compiler_is_needed_at_sizes_where_the_plain_solver_needs_one():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_NUMBA], capture_output=True, text=True, timeout=120, check=False
