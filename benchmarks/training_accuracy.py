@@ -4,7 +4,7 @@
     python benchmarks/training_accuracy.py cifar-10 --device cuda
 
 Needs the official files under MPPFL_DATA. Each case writes benchmarks/records/<date>-accuracy-<case>.json; with
---output elsewhere. A training goes on from its last checkpoint when it is started again.
+--output elsewhere.
 """
 
 import argparse
