@@ -29,7 +29,7 @@ from mppfl.errors import MppflError
 
 app = typer.Typer(
     name="mppfl",
-    help="Prices privacy on a social network, trains under those prices, accounts for what was spent, audits what was promised.",
+    help="Prices privacy on a social network, trains under those prices, accounts for it, audits it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,7 +60,7 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Prices privacy on a social network, trains under those prices, accounts for what was spent, audits what was promised."""
+    """Prices privacy on a social network, trains under those prices, accounts for it, audits it."""
 
 
 def main() -> None:
