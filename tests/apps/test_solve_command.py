@@ -543,7 +543,7 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = mppfl("solve", "--graph", "nowhere.csv", "--device", "cuda").error
-    assert error == "device='cuda', but PyTorch finds no GPU here. Leave it out, and NumPy solves."
+    assert error == "device='cuda', but PyTorch finds no GPU here. Use 'cpu', or leave it out."
     assert "is not known" in mppfl("solve", "--device", "tpu").error
 
 

@@ -97,7 +97,7 @@ def test_a_missing_gpu_is_told_and_nothing_runs_on_the_cpu_instead(mppfl, experi
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     line = mppfl("train", experiment, "--output", tmp_path / "out", "--device", "cuda").error
-    assert line == "training.device='cuda', but PyTorch finds no GPU here. Use training.device='cpu'."
+    assert line == "training.device='cuda', but PyTorch finds no GPU here. Use 'cpu', or leave it out."
     assert not (tmp_path / "out").exists()
 
 

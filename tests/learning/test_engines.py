@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from mppfl.errors import BadInput
-from mppfl.learning.cohort import Cohort, choose_engine, device_of
+from mppfl.learning.cohort import Cohort, choose_engine
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import flat_model
 from mppfl.learning.models import make_model
 from mppfl.learning.rounds import Arm, rounds_together, training_rounds
+from mppfl.network.device import find_device
 from tests.learning.trainings import TwoPaths, batch_normed, pictures, plan_with, small_cnn
 
 EXACT = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2}
@@ -168,10 +169,10 @@ def test_an_engine_that_cannot_do_the_work_is_refused(change, match):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_gpu_is_no_reason_to_fall_back_in_silence():
-    with pytest.raises(BadInput, match="finds no CUDA device"):
-        device_of("cuda")
+    with pytest.raises(BadInput, match="finds no GPU here"):
+        find_device("cuda")
     with pytest.raises(BadInput, match="not known"):
-        device_of("quantum")
+        find_device("quantum")
 
 
 def test_dropout_is_drawn_from_the_training_seed():

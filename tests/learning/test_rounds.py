@@ -368,7 +368,7 @@ def test_a_plan_for_other_clients_is_refused_with_both_counts():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_gpu_that_is_not_there_is_refused_before_anything_happens():
     ledger = PrivacyLedger.in_memory()
-    with pytest.raises(BadInput, match=r"device='cuda:1' was asked for, but PyTorch finds no CUDA device here"):
+    with pytest.raises(BadInput, match=r"device='cuda:1', but PyTorch finds no GPU here"):
         trained(device="cuda:1", ledger=ledger)
     assert len(ledger) == 0
 

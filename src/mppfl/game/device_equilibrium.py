@@ -17,7 +17,7 @@ from torch import Tensor
 from mppfl.arrays import Array, IntArray
 from mppfl.game.device_loss import DeviceLoss
 from mppfl.game.model import Clients
-from mppfl.game.rates import RateCondition, crossing_rate, rising_rates
+from mppfl.game.rates import RateCondition, rates_by_condition
 from mppfl.network.device import to_device
 
 CLIENTS_AT_ONCE = 2**22  # summed together: some 80 bytes each
@@ -183,16 +183,8 @@ def rates_on_device(
 ) -> Array | None:
     """Rates of all rounds if each keeps every free client strictly inside its bounds, else None."""
     condition = condition_on_device(line, clients, accuracy_weight, leader)
-    if line.everybody_gains_interest:
-        rates = rising_rates(condition, rounds)
-    else:
-        found = [crossing_rate(condition, int(t)) for t in rounds]
-        if any(rate is None for rate in found):
-            return None
-        rates = np.array(found, dtype=np.float64)
-    if any(condition.relative_gap(float(r), int(t)) > 1e-9 for r, t in zip(rates, rounds, strict=True)):
-        return None
-    return rates if line.holds(rates) else None
+    rates = rates_by_condition(condition, line.everybody_gains_interest, rounds)
+    return rates if rates is not None and line.holds(rates) else None
 
 
 # ---- sums over clients --------------------------------------------------------------------------------------------

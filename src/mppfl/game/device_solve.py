@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.game.device_equilibrium import (
     DeviceClients,
@@ -27,7 +26,7 @@ from mppfl.game.leaders import require_somebody
 from mppfl.game.loss import KRYLOV_BASIS
 from mppfl.game.mechanisms import Mechanism, mppfl, mppfl_exact
 from mppfl.game.model import Game, amplification
-from mppfl.game.outcome import LEADER_ROUNDS_ABOVE, PROBES, Outcome, Verification
+from mppfl.game.outcome import LEADER_ROUNDS_ABOVE, PROBES, Outcome, Verification, outcome_of_sums
 from mppfl.game.plan import AlongLine, Horizon, Participation, Plan
 from mppfl.network.device import find_device, require_room
 from mppfl.network.device_matrix import matrix_bytes
@@ -85,7 +84,7 @@ def play_on_device(
         )
     budgets = AlongLine(line.slope.cpu().numpy(), line.offset.cpu().numpy())
     plan = Plan(name, horizon.rounds, np.asarray(rates, dtype=np.float64), budgets, size)
-    outcome = _outcome(game, plan, totals_on_device(line, loss, clients, plan.reward_rates))
+    outcome = outcome_of_sums(game, plan, totals_on_device(line, loss, clients, plan.reward_rates))
     return plan, outcome, _verify(game, plan, outcome, line, loss, clients)
 
 
@@ -93,27 +92,6 @@ def _note_row_sums(game: Game, loss: DeviceLoss) -> None:
     """Σ·1, which the proof of uniqueness asks for, found here and kept where the plain way would keep it."""
     ones = torch.ones(game.num_clients, dtype=torch.float64, device=loss.propagation.home.device)
     game.propagation.__dict__.setdefault("row_sums", (loss.propagation @ ones).cpu().numpy())
-
-
-def _outcome(game: Game, plan: Plan, rows: Array) -> Outcome:
-    """The twin of `outcome.evaluate` from totals that are already there."""
-    noise, payments, gain, below, taking, gap, regret, relative = rows.T
-    weight = game.accuracy_weight
-    costs = weight * noise / plan.rounds + (1 - weight) * payments
-    return Outcome(
-        rounds=plan.rounds,
-        reward_rates=plan.reward_rates,
-        accuracy_terms=noise / plan.rounds,
-        payments=payments,
-        server_costs=costs,
-        welfare=gain,
-        total_welfare=gain - costs / (1 - weight),
-        below_zero=below.astype(np.int64),
-        taking_part=taking.astype(np.int64),
-        best_response_gap=gap,
-        client_regret=regret,
-        relative_regret=relative,
-    )
 
 
 def _verify(

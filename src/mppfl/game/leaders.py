@@ -28,7 +28,7 @@ from mppfl.game.path import (
     waking_rates,
 )
 from mppfl.game.plan import AlongLine, PerRound, Stored
-from mppfl.game.rates import RateCondition, crossing_rate, rising_rates
+from mppfl.game.rates import RateCondition, crossing_rate, rates_by_condition
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
 VANISHING = 1e-9  # of the largest budget: rounding, not taking part
@@ -95,16 +95,10 @@ def interior_rates_of(
         if (rates < line.lowest_rate + edge).any() or (rates > line.highest_rate - edge).any():
             return None  # the search ran into an end: the best rate lies where somebody is at a bound
     else:
-        condition = rate_condition(game, line, leader)
-        if line.everybody_gains_interest:
-            rates = rising_rates(condition, rounds)
-        else:
-            found = [crossing_rate(condition, int(t)) for t in rounds]
-            if any(rate is None for rate in found):
-                return None
-            rates = np.array(found, dtype=np.float64)
-        if any(condition.relative_gap(float(r), int(t)) > 1e-9 for r, t in zip(rates, rounds, strict=True)):
+        found = rates_by_condition(rate_condition(game, line, leader), line.everybody_gains_interest, rounds)
+        if found is None:
             return None
+        rates = found
     inside = (rates > line.lowest_rate) & (rates < line.highest_rate)
     return rates if inside.all() else None
 

@@ -59,6 +59,13 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
         if compiled
         else np.array([round_totals(game, terms) for terms in _cheaply(game, plan)])
     )
+    return outcome_of_sums(game, plan, rows)
+
+
+def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
+    """From sums over clients, one row a round: noise harm, payments, gain, how many below zero, how many taking part,
+    best-response gap, regret, relative regret.
+    """
     noise, payments, gain, below, taking, gap, regret, relative = rows.T
     accuracy = noise / plan.rounds
     weight = game.accuracy_weight

@@ -57,6 +57,20 @@ class RateCondition:
         return abs(self.value(rate, round_index)[0]) / (self.steepness * rate + abs(self.constant))
 
 
+def rates_by_condition(condition: RateCondition, everybody_gains_interest: bool, rounds: IntArray) -> Array | None:
+    """The leader's rate of every round, where its condition has a root to rounding in each; else None."""
+    if everybody_gains_interest:
+        rates = rising_rates(condition, rounds)
+    else:
+        found = [crossing_rate(condition, int(t)) for t in rounds]
+        if any(rate is None for rate in found):
+            return None
+        rates = np.array(found, dtype=np.float64)
+    if any(condition.relative_gap(float(r), int(t)) > 1e-9 for r, t in zip(rates, rounds, strict=True)):
+        return None
+    return rates
+
+
 def rising_rates(condition: RateCondition, rounds: IntArray) -> Array:
     """The root of every round when all slopes are positive: unique, above `lowest`.
 

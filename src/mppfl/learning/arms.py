@@ -20,10 +20,10 @@ from mppfl.game.plan import Plan
 from mppfl.learning.aggregate import server_step
 from mppfl.learning.batches import local_work
 from mppfl.learning.checkpoint import Checkpoint
-from mppfl.learning.cohort import device_of
 from mppfl.learning.config import FIRST_ROUND_MEDIAN, TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model, normalises_over_examples
 from mppfl.learning.local import as_array
+from mppfl.network.device import find_device
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
 
@@ -106,7 +106,7 @@ class Standing:
         self.clip_norm = math.nan if isinstance(config.clip_norm, str) else config.clip_norm
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
-        device = device_of(config.device)
+        device = find_device(config.device)
         if arm.resume is None:
             dtype = torch.float64 if config.precision == "float64" else torch.float32
             self.weights = model.initial_weights(config.seed).to(device, dtype)

@@ -26,9 +26,10 @@ from mppfl.learning.config import Engine, Precision, TrainingConfig
 from mppfl.learning.dense import DenseGradients, is_dense
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.layered import LayeredGradients, is_layered
-from mppfl.learning.local import Descent, Lane, Table, as_tensor, local_update
+from mppfl.learning.local import Descent, Lane, Table, local_update
 from mppfl.learning.lockstep import LaneGradients, VmappedGradients, lockstep_updates
 from mppfl.learning.processes import Workers, can_travel
+from mppfl.network.device import find_device, free_bytes, to_device
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,10 @@ class Cohort:
         self, model: FlatModel, features: np.ndarray, labels: np.ndarray, config: TrainingConfig, num_lanes: int
     ) -> None:
         self.model, self.config, self.num_lanes = model, config, num_lanes
-        self.device = device_of(config.device)
+        self.device = find_device(config.device)
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.engine = choose_engine(model, config, self.device, num_lanes)
-        self.table = Table(as_tensor(features).to(self.device, self.dtype), as_tensor(labels).to(self.device))
+        self.table = Table(to_device(features, self.device).to(self.dtype), to_device(labels, self.device))
         model.module.to(self.device, self.dtype)
         self.descent = Descent(config.learning_rate, config.momentum)
         self._gradients: LaneGradients | None = None
@@ -112,7 +113,7 @@ class Cohort:
         if self.device.type == "cpu":
             entries = examples * math.prod(self.table.features.shape[1:])
             return min(self.num_lanes, max(1, min(DENSE_AT_ONCE, MOST_ENTRIES // max(1, entries))))
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free = free_bytes(self.device)
         per_lane = bytes_per_lane(self.model, tuple(self.table.features.shape[1:]), examples)
         return min(self.num_lanes, max(1, int(SHARE_OF_MEMORY * free / per_lane)))
 
@@ -134,21 +135,6 @@ class Cohort:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name, if it is there. Nothing falls back from a GPU to the CPU."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as cause:
-        raise BadInput(f"device={name!r} is not known. Use 'cpu' or 'cuda'.") from cause
-    if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"device={name!r} is not supported. Use 'cpu' or 'cuda'.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device={name!r} was asked for, but PyTorch finds no CUDA device here. Use device='cpu'.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(f"device={name!r} is not there: {torch.cuda.device_count()} CUDA devices are.")
-    return device
 
 
 def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device, num_lanes: int) -> Engine:

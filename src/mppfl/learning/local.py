@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -205,13 +203,6 @@ def evaluate(model: FlatModel, weights: Tensor, table: Table, at_once: int = 100
     finally:
         model.module.train()
     return right / len(table.labels), loss / len(table.labels)
-
-
-def as_tensor(array: Any) -> Tensor:
-    """The array as a tensor on the same memory, which nobody writes to."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(array)
 
 
 def as_array(tensor: Tensor) -> Array:

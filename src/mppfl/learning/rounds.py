@@ -29,9 +29,10 @@ from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.cohort import Cohort
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model
-from mppfl.learning.local import Lane, Table, as_array, as_tensor, evaluate
+from mppfl.learning.local import Lane, Table, as_array, evaluate
 from mppfl.learning.record import RoundRecord
 from mppfl.learning.uploads import admitted, gradient_noise, noisy_uploads, require_finite_updates
+from mppfl.network.device import to_device
 from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
@@ -85,8 +86,8 @@ def _cohort(model: FlatModel, members: Sequence[Standing]) -> Cohort:
 
 
 def _test_table(cohort: Cohort, data: ClientData) -> Table:
-    features = as_tensor(data.test_features).to(cohort.device, cohort.dtype)
-    return Table(features, as_tensor(data.test_labels).to(cohort.device))
+    features = to_device(data.test_features, cohort.device).to(cohort.dtype)
+    return Table(features, to_device(data.test_labels, cohort.device))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -24,7 +24,7 @@ def find_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     if not torch.cuda.is_available():
-        raise BadInput(f"device={name!r}, but PyTorch finds no GPU here. Leave it out, and NumPy solves.")
+        raise BadInput(f"device={name!r}, but PyTorch finds no GPU here. Use 'cpu', or leave it out.")
     number = int(name.partition(":")[2] or 0)
     if number >= torch.cuda.device_count():
         raise BadInput(f"device={name!r}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")

@@ -243,15 +243,12 @@ def notes_on(experiment: Experiment) -> tuple[str, ...]:
 
 def require_device(device: str) -> None:
     """Refuses a device that is not there; nothing falls back to another in silence."""
-    import torch
+    from mppfl.network.device import find_device
 
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise BadInput(f"training.device={device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"training.device={device!r}, but PyTorch finds no GPU here. Use training.device='cpu'.")
-    if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
-        raise BadInput(f"training.device={device!r}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on.")
+    try:
+        find_device(device)
+    except BadInput as cause:
+        raise BadInput(f"training.{cause}") from cause
 
 
 def require_batches(config: TrainingConfig, data: ClientData) -> None:
