@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Descent, Lane, Table
-from mppfl.learning.lockstep import LaneGradients, padded_steps
+from mppfl.learning.lockstep import LaneGradients, moved, padded_steps, starts_of
 
 QUARTERS = 4
 WARM_UPS = 3  # runs before a recording, in which kernels are compiled and memory is found
@@ -53,11 +53,11 @@ class CapturedDescent:
         self._graphs: dict[tuple[int, int, float | None], torch.cuda.CUDAGraph] = {}
         self._generator = torch.Generator(device=table.features.device)
 
-    def updates(self, lanes: Sequence[Lane], padded_to: int) -> Tensor:
-        """Updates of the lanes [lanes, parameters]; idle lanes fill up to `padded_to`, so that recordings fit again."""
+    def updates(self, lanes: Sequence[Lane], padded_to: int, out: Tensor) -> None:
+        """Writes the lanes' updates to `out`; idle lanes fill up to `padded_to`, so that recordings fit again."""
         order = sorted(range(len(lanes)), key=lambda at: -len(lanes[at].batches))
         sorted_lanes = [lanes[at] for at in order]
-        starts = torch.stack([lane.start for lane in sorted_lanes])
+        starts = starts_of(sorted_lanes)
         buffers = self._loaded(sorted_lanes, starts, max(padded_to, len(lanes)))
         noises = [lane.noise for lane in lanes if lane.noise is not None]
         clip_norm = noises[0].clip_norm if noises else None
@@ -68,10 +68,10 @@ class CapturedDescent:
             for _ in range(steps):
                 graph.replay()
         parts = self.gradients.given({name: part[: len(lanes)] for name, part in buffers.parts.items()})
-        flat = torch.cat([part.flatten(1) for part in parts.values()], 1) - starts
-        back = torch.empty(len(lanes), dtype=torch.long)
-        back[torch.tensor(order)] = torch.arange(len(lanes))
-        return flat[back.to(flat.device)]
+        if order == list(range(len(lanes))):
+            moved(self.model, starts, parts, out)
+        else:
+            out[torch.tensor(order, device=out.device)] = moved(self.model, starts, parts)
 
     def forget(self) -> None:
         """Lets go of all recordings and their memory."""
@@ -113,7 +113,7 @@ class CapturedDescent:
                 {name: torch.zeros_like(part) for name, part in parts.items()} if momentum else {},
             )
             self._buffers[count] = found
-        rows, weight, moves = padded_steps(lanes, range(num_steps), self.width)
+        rows, weight, moves = padded_steps(lanes, num_steps, self.width)
         found.rows[:num_steps, : len(lanes)] = torch.from_numpy(rows).to(device)
         found.weight.zero_()
         found.weight[:num_steps, : len(lanes)] = torch.from_numpy(weight).to(device, dtype)
@@ -164,7 +164,7 @@ class CapturedDescent:
         rows = buffers.rows.index_select(0, buffers.step)[0, :count]
         weight = buffers.weight.index_select(0, buffers.step)[0, :count]
         moves = buffers.moves.index_select(0, buffers.step)[0, :count]
-        inputs, labels = self.table.features[rows], self.table.labels[rows]
+        inputs, labels = self.table.at(rows)
         own = {name: part[:count] for name, part in buffers.parts.items()}
         buffers.step.add_(1)
         if clip_norm is None and not buffers.velocity:  # a lane at its end has gradient 0

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.learning.captured import CapturedDescent
 from mppfl.learning.config import Engine, Precision, TrainingConfig
@@ -33,7 +34,7 @@ from mppfl.network.device import find_device, free_bytes, to_device
 
 log = logging.getLogger(__name__)
 
-DENSE_AT_ONCE = 10  # clients whose weights and activations stay in a core's cache together
+DENSE_AT_ONCE = 20  # more share the overhead of a call; with many more, weights and activations leave the cache
 MOST_ENTRIES = 2**26  # of the inputs of one step on a CPU: 256 MB in float32
 SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that a step may take
 
@@ -82,21 +83,27 @@ class Cohort:
                 return torch.stack([local_update(self.model, lane, self.table, self.descent) for lane in lanes])
             return self._in_step(lanes, self._gradients)
 
+    def mean(self, theta: Array, rows: Tensor) -> Tensor:
+        """Σ θ_i row_i [parameters], in the arithmetic of the updates: threads woken for so little cost more than it."""
+        with arithmetic(self.config.precision, self.device):
+            return torch.from_numpy(theta).to(rows) @ rows
+
     def _in_step(self, lanes: Sequence[Lane], gradients: LaneGradients) -> Tensor:
         """Lanes in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""
         longest = _longest_batch(lanes)
         width = longest if self.engine == "batched" else None
         if self.config.clients_at_once is None and longest > self._planned_for:
             self._planned_for, self.at_once = longest, self._fitting(longest)
-        found: list[Tensor] = []
+        found = torch.empty((len(lanes), self.model.num_parameters), device=self.device, dtype=self.dtype)
         done = 0
         while done < len(lanes):
             group = lanes[done : done + self.at_once]
+            own = found[done : done + len(group)]
             try:
                 if self._captured is not None:
-                    found.append(self._captured.updates(group, _rounded_up(len(group), self.at_once)))
+                    self._captured.updates(group, _rounded_up(len(group), self.at_once), own)
                 else:
-                    found.append(lockstep_updates(self.model, group, self.table, self.descent, gradients, width))
+                    lockstep_updates(self.model, group, self.table, self.descent, gradients, width, own)
                 done += len(group)
             except torch.cuda.OutOfMemoryError:
                 if self.at_once == 1:
@@ -106,7 +113,7 @@ class Cohort:
                 if self._captured is not None:
                     self._captured.forget()
                 torch.cuda.empty_cache()
-        return torch.cat(found)
+        return found
 
     def _fitting(self, examples: int) -> int:
         """How many lanes fit into memory in step, with so many examples in each."""

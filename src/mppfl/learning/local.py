@@ -127,6 +127,12 @@ class Table:
         found = torch.as_tensor(rows, device=self.features.device)
         return self.features[found], self.labels[found]
 
+    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples and labels at the rows [*shape], as [*shape, ...]."""
+        flat = rows.flatten()
+        inputs = self.features.index_select(0, flat).view(*rows.shape, *self.features.shape[1:])
+        return inputs, self.labels.index_select(0, flat).view(rows.shape)
+
 
 def local_update(model: FlatModel, lane: Lane, table: Table, descent: Descent) -> Tensor:
     """How far one round of local training moves the weights: w_i − w [parameters]."""

@@ -65,15 +65,19 @@ def lockstep_updates(
     descent: Descent,
     gradients: LaneGradients,
     width: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Updates of all lanes [lanes, parameters]. `width` pads every batch to one length, so that shapes stay alike."""
-    starts = torch.stack([lane.start for lane in lanes])
+    """Updates of all lanes [lanes, parameters], in `out` where it is given.
+
+    `width` pads every batch to one length, so that shapes stay alike.
+    """
+    starts = starts_of(lanes)
     parts = gradients.held(model.parts(starts))
     velocity = {name: torch.zeros_like(part) for name, part in parts.items()} if descent.momentum else {}
     private = lanes[0].noise is not None
     clip_norm = lanes[0].noise.clip_norm if lanes[0].noise else None
     for step in steps_of(lanes, table, width):
-        inputs, labels = table.features[step.rows], table.labels[step.rows]
+        inputs, labels = table.at(step.rows)
         if not private and not descent.momentum:  # a lane that stands still has gradient 0
             gradients.descend(parts, inputs, labels, step.weight, descent.learning_rate)
             continue
@@ -86,42 +90,50 @@ def lockstep_updates(
             direction = velocity[name] if descent.momentum else found[name]
             moves = (descent.learning_rate * step.moves).view(-1, *[1] * (part.ndim - 1))
             part.sub_(moves * direction)
-    return torch.cat([part.flatten(1) for part in gradients.given(parts).values()], 1) - starts
+    return moved(model, starts, gradients.given(parts), out)
+
+
+def starts_of(lanes: Sequence[Lane]) -> Tensor:
+    """Where the lanes start [lanes, parameters]: one row seen many times where they all start from the same."""
+    first = lanes[0].start
+    if all(lane.start is first for lane in lanes):
+        return first.expand(len(lanes), -1)
+    return torch.stack([lane.start for lane in lanes])
+
+
+def moved(model: FlatModel, starts: Tensor, parts: Parts, out: Tensor | None = None) -> Tensor:
+    """How far the parts are from where they started [lanes, parameters]."""
+    found = torch.empty(starts.shape, dtype=starts.dtype, device=starts.device) if out is None else out
+    before = model.parts(starts)
+    for name, place in model.parts(found).items():  # views: every entry is written once, where it is to lie
+        torch.sub(parts[name], before[name], out=place)
+    return found
 
 
 def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> Iterator[Step]:
-    """The lanes' batches side by side, step by step."""
+    """The lanes' batches side by side, step by step, each as wide as its longest batch or as `width`."""
     device, dtype = table.features.device, table.features.dtype
     num_steps = max(len(lane.batches) for lane in lanes)
-    if width is not None:  # all steps of the round travel to the device at once
-        padded = padded_steps(lanes, range(num_steps), width)
-        rows, weight, moves = (torch.from_numpy(array).to(device) for array in padded)
-        weight, moves = weight.to(dtype), moves.to(dtype)
-        yield from (Step(rows[k], weight[k], moves[k]) for k in range(num_steps))
-        return
-    for number in range(num_steps):
-        own, share, going = padded_steps(lanes, range(number, number + 1), None)
-        yield Step(
-            torch.from_numpy(own[0]).to(device),
-            torch.from_numpy(share[0]).to(device, dtype),
-            torch.from_numpy(going[0]).to(device, dtype),
-        )
+    # All steps of the round travel to the device at once.
+    padded = padded_steps(lanes, num_steps, width)
+    rows, weight, moves = (torch.from_numpy(array).to(device) for array in padded)
+    weight, moves = weight.to(dtype), moves.to(dtype)
+    for k in range(num_steps):
+        longest = width or max((len(lane.batches[k]) for lane in lanes if k < len(lane.batches)), default=0) or 1
+        yield Step(rows[k, :, :longest], weight[k, :, :longest], moves[k])
 
 
-def padded_steps(lanes: Sequence[Lane], numbers: range, width: int | None) -> tuple[IntArray, Array, Array]:
-    """Rows and weights [steps, lanes, width] of these steps, and who moves [steps, lanes]."""
-    batches = [[lane.batches[k] if k < len(lane.batches) else None for lane in lanes] for k in numbers]
-    most = width or max((len(batch) for step in batches for batch in step if batch is not None), default=0) or 1
-    rows = np.zeros((len(numbers), len(lanes), most), dtype=np.int64)
+def padded_steps(lanes: Sequence[Lane], num_steps: int, width: int | None) -> tuple[IntArray, Array, Array]:
+    """Rows and weights [steps, lanes, width] of the round, and who moves [steps, lanes]."""
+    most = width or max((len(batch) for lane in lanes for batch in lane.batches), default=0) or 1
+    rows = np.zeros((num_steps, len(lanes), most), dtype=np.int64)
     weight, moves = np.zeros(rows.shape), np.zeros(rows.shape[:2])
-    for k, step in enumerate(batches):
-        for at, batch in enumerate(step):
-            if batch is None:
-                continue
-            moves[k, at] = 1
+    for at, lane in enumerate(lanes):
+        moves[: len(lane.batches), at] = 1
+        for k, batch in enumerate(lane.batches):
             if len(batch):
                 rows[k, at, : len(batch)] = batch
-                weight[k, at, : len(batch)] = 1.0 if lanes[at].noise else 1.0 / len(batch)
+                weight[k, at, : len(batch)] = 1.0 if lane.noise else 1.0 / len(batch)
     return rows, weight, moves
 
 

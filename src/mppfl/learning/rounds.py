@@ -165,7 +165,7 @@ def _concluded(
         theta, dispersion = weights_of_updates(
             config.aggregation, data.num_examples[who], uploads.noise_std, uploads.rows
         )
-        mean = torch.from_numpy(theta).to(uploads.rows) @ uploads.rows
+        mean = cohort.mean(theta, uploads.rows)
     standing.move(mean)
     accuracy, loss = math.nan, math.nan
     if standing.is_done or standing.position % config.evaluate_every == 0:
