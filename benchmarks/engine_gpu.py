@@ -39,6 +39,8 @@ class Case:
     uneven: bool = False
     examples: int = 2500
     shape: tuple[int, ...] = (3, 32, 32)
+    device: str = "cuda"
+    hidden: tuple[int, ...] = (64,)
 
 
 CNN = Case("cnn_cifar", 10, 32)
@@ -92,22 +94,27 @@ def measure(case: Case, repeats: int) -> dict:
     features = rng.standard_normal((case.examples, *case.shape)).astype(np.float32)
     labels = rng.integers(0, case.num_classes, case.examples)
     config = TrainingConfig(
-        batch_size=case.batch_size, precision=case.precision, device="cuda", engine=case.engine, privacy=case.privacy,
-        clip_norm=1.0, processes=1,
+        batch_size=case.batch_size, precision=case.precision, device=case.device, engine=case.engine,
+        privacy=case.privacy, clip_norm=1.0, processes=1,
     )  # fmt: skip
-    module = make_model(case.model, case.shape, case.num_classes)
-    gflop = gflop_per_example(make_model(case.model, case.shape, case.num_classes), case.shape)
+    module = make_model(case.model, case.shape, case.num_classes, hidden=case.hidden)
+    gflop = gflop_per_example(make_model(case.model, case.shape, case.num_classes, hidden=case.hidden), case.shape)
     model = flat_model(module)
-    start = model.initial_weights(0).to("cuda")
-    torch.cuda.reset_peak_memory_stats()
+    start = model.initial_weights(0).to(case.device)
+    settle, at_rest = nothing, 0.0
+    if case.device == "cuda":
+        settle = torch.cuda.synchronize
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        at_rest = memory_gib("VmRSS")
     with Cohort(model, features, labels, config, case.clients) as cohort:
         seconds = []
         for repeat in range(repeats + 1):
             lanes = lanes_of(case, config, start, repeat)
-            torch.cuda.synchronize()
+            settle()
             started = time.perf_counter()
             updates = cohort.updates(lanes)
-            torch.cuda.synchronize()
+            settle()
             seconds.append(time.perf_counter() - started)
         if not torch.isfinite(updates).all():
             raise RuntimeError("updates are not finite")
@@ -120,10 +127,21 @@ def measure(case: Case, repeats: int) -> dict:
             "seconds": seconds[1:],
             "examples_per_second": examples / best,
             "tflop_per_second": examples * gflop / best / 1e3,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "parameters": model.num_parameters,
         }
-    torch.cuda.empty_cache()
-    return found
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
+        return found | {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+    return found | {"peak_gib": memory_gib("VmHWM") - at_rest}
+
+
+def nothing() -> None:
+    """A CPU has no queue to wait for."""
+
+
+def memory_gib(line: str) -> float:
+    """What the kernel says of this process's memory, now (VmRSS) or at its most (VmHWM)."""
+    return int(Path("/proc/self/status").read_text().split(f"{line}:")[1].split()[0]) / 2**20
 
 
 def main() -> None:

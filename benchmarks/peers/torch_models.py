@@ -17,6 +17,12 @@ def layers_of(model: str) -> list[nn.Module]:
             nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10),
         ]  # fmt: skip
+    if model == "cnn_cifar":
+        return [
+            nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(4096, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10),
+        ]  # fmt: skip
     raise ValueError(f"no model {model!r} in the race")
 
 
@@ -25,4 +31,4 @@ def put(weights: Mapping[str, np.ndarray], module: nn.Module) -> None:
 
 
 def taken(module: nn.Module) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy() for name, value in module.named_parameters()}
+    return {name: value.detach().cpu().numpy() for name, value in module.named_parameters()}

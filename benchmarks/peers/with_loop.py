@@ -11,15 +11,21 @@ def main() -> None:
     task = task_from_command_line()
     torch.set_num_threads(task.cores)
     workload, clock = Workload.load(task.workload), Stopwatch()
-    features, labels = torch.from_numpy(workload.features), torch.from_numpy(workload.labels)
+    module = train(workload, task.rounds, clock)
+    hand_in(task, clock, taken(module), "torch", "numpy", note=f"{task.cores} threads")
+
+
+def train(workload: Workload, rounds: int, clock: Stopwatch, device: str = "cpu") -> nn.Module:
+    features, labels = (torch.from_numpy(array).to(device) for array in (workload.features, workload.labels))
     module = nn.Sequential(*layers_of(workload.model))
     put(workload.weights, module)
+    module.to(device)
     local = list(module.parameters())
     optimizer = torch.optim.SGD(local, workload.learning_rate)
     server = [value.detach().clone() for value in local]
     batches = workload.batches()
     clock.start()
-    for number in range(task.rounds):
+    for number in range(rounds):
         total = [torch.zeros_like(value) for value in server]
         for client in range(workload.num_clients):
             with torch.no_grad():
@@ -31,10 +37,12 @@ def main() -> None:
             with torch.no_grad():
                 torch._foreach_add_(total, local)  # every client has as many examples
         server = [value / workload.num_clients for value in total]
-        clock.lap(last=number == task.rounds - 1)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        clock.lap(last=number == rounds - 1)
     with torch.no_grad():
         torch._foreach_copy_(local, server)
-    hand_in(task, clock, taken(module), "torch", "numpy", note=f"{task.cores} threads")
+    return module
 
 
 if __name__ == "__main__":

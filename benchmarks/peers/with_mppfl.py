@@ -1,5 +1,7 @@
 """The same round by mppfl's engine, as it chooses it itself."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from lap import Stopwatch, Workload, hand_in, task_from_command_line
@@ -15,26 +17,35 @@ from mppfl.learning.models import make_model
 def main() -> None:
     task = task_from_command_line()
     workload, clock = Workload.load(task.workload), Stopwatch()
+    weights, engine = train(workload, task.rounds, clock, processes=task.cores)
+    hand_in(task, clock, weights, "mppfl", "torch", "numpy", note=engine)
+
+
+def train(workload: Workload, rounds: int, clock: Stopwatch, **chosen: Any) -> tuple[dict[str, torch.Tensor], str]:
+    """Weights after the rounds by the names of parameters, and what computed them."""
     clients, examples = workload.num_clients, workload.num_examples
     shape = workload.features.shape[2:]
     model = flat_model(make_model(workload.model, shape, 10))
     weights = flattened(torch.from_numpy(workload.weights[name]) for name in model.shapes)
     config = TrainingConfig(
         learning_rate=workload.learning_rate, batch_size=workload.batch_size, local_epochs=1, aggregation="size",
-        processes=task.cores,
+        **chosen,
     )  # fmt: skip
+    weights = weights.to(config.device)
     features, labels = workload.features.reshape(-1, *shape), workload.labels.reshape(-1)
     rows = np.arange(clients * examples).reshape(clients, examples)
     with Cohort(model, features, labels, config, clients) as cohort:
         clock.start()
-        for number in range(task.rounds):
+        for number in range(rounds):
             lanes = [Lane(weights, [own[batch] for batch in workload.batches()]) for own in rows]
             updates = cohort.updates(lanes)
-            share, _ = weights_of_updates("size", [examples] * clients, np.zeros(clients), updates)
-            weights, _ = server_step(weights, cohort.mean(share, updates), {}, config)
-            clock.lap(last=number == task.rounds - 1)
-        engine = cohort.name
-    hand_in(task, clock, model.parts(weights), "mppfl", "torch", "numpy", note=engine)
+            with cohort.server_arithmetic():
+                share, _ = weights_of_updates("size", [examples] * clients, np.zeros(clients), updates)
+                weights, _ = server_step(weights, torch.from_numpy(share).to(updates) @ updates, {}, config)
+            if config.device == "cuda":
+                torch.cuda.synchronize()
+            clock.lap(last=number == rounds - 1)
+        return model.parts(weights.cpu()), cohort.name
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.learning.captured import CapturedDescent
 from mppfl.learning.config import Engine, Precision, TrainingConfig
@@ -83,10 +82,9 @@ class Cohort:
                 return torch.stack([local_update(self.model, lane, self.table, self.descent) for lane in lanes])
             return self._in_step(lanes, self._gradients)
 
-    def mean(self, theta: Array, rows: Tensor) -> Tensor:
-        """Σ θ_i row_i [parameters], in the arithmetic of the updates: threads woken for so little cost more than it."""
-        with arithmetic(self.config.precision, self.device):
-            return torch.from_numpy(theta).to(rows) @ rows
+    def server_arithmetic(self) -> AbstractContextManager[None]:
+        """For what is done with the updates: float32 is full, and no threads are woken for next to nothing."""
+        return arithmetic("float32", self.device)
 
     def _in_step(self, lanes: Sequence[Lane], gradients: LaneGradients) -> Tensor:
         """Lanes in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""

@@ -154,19 +154,20 @@ def _concluded(
     started = time.perf_counter()
     config, data, terms = standing.arm.config, standing.arm.data, work.terms
     who, costs = work.who, work.costs
-    require_finite_updates(updates, [data.names[k] for k in who])  # before anybody is charged for them
-    if costs is None:
-        standing.settle_clip_norm(updates)
-        who, costs = admitted(standing, terms.round_index, work.asked, who)
-        updates = updates[torch.from_numpy(np.isin(work.who, who)).to(updates.device)]
-    uploads = noisy_uploads(standing, who, updates, costs)
-    theta, dispersion, mean = np.zeros(0), math.nan, None
-    if len(who):
-        theta, dispersion = weights_of_updates(
-            config.aggregation, data.num_examples[who], uploads.noise_std, uploads.rows
-        )
-        mean = cohort.mean(theta, uploads.rows)
-    standing.move(mean)
+    with cohort.server_arithmetic():
+        require_finite_updates(updates, [data.names[k] for k in who])  # before anybody is charged for them
+        if costs is None:
+            standing.settle_clip_norm(updates)
+            who, costs = admitted(standing, terms.round_index, work.asked, who)
+            updates = updates[torch.from_numpy(np.isin(work.who, who)).to(updates.device)]
+        uploads = noisy_uploads(standing, who, updates, costs)
+        theta, dispersion, mean = np.zeros(0), math.nan, None
+        if len(who):
+            theta, dispersion = weights_of_updates(
+                config.aggregation, data.num_examples[who], uploads.noise_std, uploads.rows
+            )
+            mean = torch.from_numpy(theta).to(uploads.rows) @ uploads.rows
+        standing.move(mean)
     accuracy, loss = math.nan, math.nan
     if standing.is_done or standing.position % config.evaluate_every == 0:
         accuracy, loss = evaluate(standing.model, standing.handed_out, test)

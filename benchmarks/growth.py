@@ -1,0 +1,138 @@
+"""How time and memory grow: with clients and parameters in training, with links in an equilibrium.
+
+    python benchmarks/growth.py                                        on this machine's CPU
+    PYTHONPATH=src python benchmarks/growth.py --device cuda --output FOLDER
+
+Training: one epoch of every client, as engine_gpu.py measures it. On a CPU small dense clients, every measurement in a
+process of its own, whose memory is counted from before the data are loaded; on a GPU the CNN of CIFAR-10 in bf16.
+Equilibria: u, v and the rates of 100 rounds to 1e-10, walks that return home included. The exponent is the slope of
+log time (or memory) over log size, with its standard error; over the larger half as well, because small sizes mostly
+pay for overhead. Writes benchmarks/records/<date>-growth-<device>.json.
+"""
+
+import argparse
+import math
+import multiprocessing
+import statistics
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import engine_gpu
+import equilibrium
+from engine_gpu import Case
+from record import circumstances, write_record
+
+CLIENTS = (20, 40, 80, 160, 320)
+WIDTHS = {"cpu": (16, 32, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}
+LINKS = {"cpu": (10**5, 10**6, 10**7, 2 * 10**7), "cuda": (10**5, 10**6, 10**7, 10**8, 2 * 10**8)}
+LINKS_EACH = 20  # of every client
+REPEATS = 3
+SMALL = Case("mlp", 10, 20, 100, "float32", examples=60, shape=(1, 28, 28))
+LARGE = {"cpu": SMALL, "cuda": Case("cnn_cifar", 10, 32, 20, "bf16", examples=500)}
+
+
+def fitted(sizes: list[float], values: list[float]) -> dict:
+    """Slope of log value over log size, with its standard error, and the slope over the larger half."""
+    x, y = np.log(sizes), np.log(values)
+    slope = float(np.polyfit(x, y, 1)[0])
+    off = y - y.mean() - slope * (x - x.mean())
+    spread = math.sqrt(float(off @ off) / max(1, len(x) - 2) / float((x - x.mean()) @ (x - x.mean())))
+    half = len(x) // 2
+    return {"exponent": slope, "standard_error": spread, "larger_half": float(np.polyfit(x[half:], y[half:], 1)[0])}
+
+
+def trained(case: Case) -> dict:
+    """One training step by step; on a CPU in a process of its own, so that its peak memory can be told."""
+    if case.device == "cuda":
+        return engine_gpu.measure(case, REPEATS)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(engine_gpu.measure, case, REPEATS).result()
+
+
+def training_row(size: int, case: Case) -> dict:
+    found = trained(case)
+    return {
+        "size": size,
+        "seconds": statistics.median(found["seconds"]),
+        "peak_gib": found["peak_gib"],
+        "engine": found["engine"],
+    }
+
+
+def by_clients(device: str) -> list[dict]:
+    case = LARGE[device]
+    return [training_row(count, replace(case, clients=count, device=device)) for count in CLIENTS]
+
+
+def by_parameters(device: str) -> list[dict]:
+    rows = []
+    for width in WIDTHS[device]:
+        case = Case("mlp", 10, 20, 100, "float32", examples=60, shape=(1, 28, 28), device=device, hidden=(width,))
+        rows.append(training_row(785 * width + 10 * (width + 1), case))
+    return rows
+
+
+def by_links(device: str) -> list[dict]:
+    rows = []
+    for links in LINKS[device]:
+        clients = links // LINKS_EACH
+        if device == "cuda":
+            import equilibrium_gpu
+
+            found, _ = equilibrium_gpu.measure(clients, links, torch.device(device), keep=False)
+            rows.append({"size": found["links"], "seconds": found["seconds"], "peak_gib": found["peak_gib"]})
+            torch.cuda.empty_cache()
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            equilibrium.make_network(clients, LINKS_EACH, folder)
+            runs = [equilibrium.measure("ours", folder) for _ in range(REPEATS)]
+            matrix, _, _ = equilibrium.load(folder)
+        rows.append(
+            {
+                "size": matrix.nnz,
+                "seconds": statistics.median(run["seconds"] for run in runs),
+                "peak_gib": max(run["peak_mb"] for run in runs) / 1024,
+            }
+        )
+    return rows
+
+
+AXES = {"clients": by_clients, "parameters": by_parameters, "links": by_links}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("axes", nargs="*", default=list(AXES), choices=list(AXES))
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--output", type=Path)
+    chosen = parser.parse_args()
+    content = circumstances("torch", "numpy", "scipy") | {"device": chosen.device, "axes": {}}
+    if chosen.device == "cuda":
+        import equilibrium_gpu
+
+        equilibrium_gpu.warm_up(torch.device("cuda"))
+    for axis in chosen.axes:
+        rows = AXES[axis](chosen.device)
+        sizes = [row["size"] for row in rows]
+        fits = {what: fitted(sizes, [row[what] for row in rows]) for what in ("seconds", "peak_gib")}
+        content["axes"][axis] = {"rows": rows} | fits
+        print(f"{axis:>12} {'seconds':>10} {'peak GiB':>9}")
+        for row in rows:
+            print(f"{row['size']:>12,} {row['seconds']:>10.4f} {row['peak_gib']:>9.3f}")
+        for what, fit in fits.items():
+            print(
+                f"  {what} ∝ {axis}^{fit['exponent']:.2f} ± {fit['standard_error']:.2f}, "
+                f"over the larger half ^{fit['larger_half']:.2f}",
+                flush=True,
+            )
+        write_record(f"growth-{chosen.device}", content, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
