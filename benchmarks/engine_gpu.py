@@ -146,14 +146,16 @@ def memory_gib(line: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("groups", nargs="*", metavar="|".join(CASES), help="default: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", help="cases whose name contains this, and the plain loop")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
+    if unknown := set(chosen.groups) - set(CASES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     content = circumstances("torch", "numpy")
     content["rows"] = []
-    for group in chosen.groups:
+    for group in chosen.groups or CASES:
         plain = None
         for name, case in CASES[group].items():
             if chosen.only and name != "plain loop" and chosen.only not in name:

@@ -108,16 +108,18 @@ AXES = {"clients": by_clients, "parameters": by_parameters, "links": by_links}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("axes", nargs="*", default=list(AXES), choices=list(AXES))
+    parser.add_argument("axes", nargs="*", metavar="|".join(AXES), help="default: all")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
+    if unknown := set(chosen.axes) - set(AXES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     content = circumstances("torch", "numpy", "scipy") | {"device": chosen.device, "axes": {}}
     if chosen.device == "cuda":
         import equilibrium_gpu
 
         equilibrium_gpu.warm_up(torch.device("cuda"))
-    for axis in chosen.axes:
+    for axis in chosen.axes or AXES:
         rows = AXES[axis](chosen.device)
         sizes = [row["size"] for row in rows]
         fits = {what: fitted(sizes, [row[what] for row in rows]) for what in ("seconds", "peak_gib")}

@@ -67,11 +67,11 @@ def test_running_out_of_memory_takes_fewer_clients_at_once(monkeypatch):
 
     real, asked = captured.CapturedDescent.updates, []
 
-    def short_of_memory(self, lanes, padded_to):
+    def short_of_memory(self, lanes, padded_to, out):
         asked.append(len(lanes))
         if len(lanes) > 1:
             raise torch.cuda.OutOfMemoryError("as if")
-        return real(self, lanes, padded_to)
+        real(self, lanes, padded_to, out)
 
     monkeypatch.setattr(captured.CapturedDescent, "updates", short_of_memory)
     config = TrainingConfig(engine="batched", device="cuda", **EXACT)
@@ -80,3 +80,29 @@ def test_running_out_of_memory_takes_fewer_clients_at_once(monkeypatch):
     np.testing.assert_allclose(fast.weights, plain.weights, atol=1e-9, rtol=0)
     assert asked[0] > 1
     assert asked[-1] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooling_kernels_are_the_plain_way(dtype):
+    from mppfl.learning.pooling import relu_pool
+
+    x, shift = torch.randn((3, 5, 28, 20, 32)).to(dtype), torch.randn((3, 32)).to(dtype)
+    found, upstream = {}, torch.randn((3, 5, 14, 10, 32)).to(dtype)
+    for device in ("cpu", "cuda"):
+        leaves = [tensor.to(device, copy=True).requires_grad_() for tensor in (x, shift)]
+        pooled = relu_pool(*leaves)
+        found[device] = [pooled, *torch.autograd.grad(pooled, leaves, upstream.to(device))]
+    exact = dtype == torch.float32
+    for plain, fast in zip(found["cpu"], found["cuda"], strict=True):
+        apart = torch.linalg.vector_norm(plain.float() - fast.cpu().float()) / torch.linalg.vector_norm(plain.float())
+        assert apart < (1e-6 if exact else 0.05)  # rounding to bfloat16 lets another of four pixels be the largest
+
+
+def test_the_kernel_of_a_step_rounds_what_it_has_moved():
+    from mppfl.learning.descent_kernels import descend
+
+    exact, gradient = torch.randn(100_003, device="cuda"), torch.randn(100_003, device="cuda").bfloat16()
+    low, expected = exact.bfloat16(), exact - 0.1 * gradient.float()
+    descend(exact, low, gradient, 0.1)
+    torch.testing.assert_close(exact, expected)
+    assert torch.equal(low, exact.bfloat16())

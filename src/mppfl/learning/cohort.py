@@ -62,7 +62,8 @@ class Cohort:
             self._gradients = VmappedGradients(model)
         elif self.engine == "batched":
             low = torch.bfloat16 if config.precision == "bf16" else None
-            self._gradients = LayeredGradients(model, low, compiled=self.device.type == "cuda")
+            plain = not config.momentum and config.mechanism.noise_on == "update"
+            self._gradients = LayeredGradients(model, low, self.device.type == "cuda", low is not None and plain)
         self.at_once = min(num_lanes, config.clients_at_once or DENSE_AT_ONCE)
         self._captured: CapturedDescent | None = None
         seeded = config.mechanism.noise_on == "update" or config.noise == "seeded"

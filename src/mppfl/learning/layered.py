@@ -10,6 +10,7 @@ error that came back to its output, so one backward pass finds all lengths and a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.local import clip_factors
 from mppfl.learning.lockstep import Parts, descend_along
 from mppfl.learning.normalisation import group_norm_relu, group_normal
+from mppfl.learning.pooling import relu_pool
 
+ROUNDED = ", rounded"  # ends the names of rounded copies
+POOLED = [nn.ReLU, nn.MaxPool2d]
 # By how much an example's gradient may come out longer than computed, where products are rounded.
 ROUNDING_GUARD = {torch.bfloat16: 1 - 2.0**-6, torch.float32: 1 - 2.0**-9, torch.float64: 1.0}
 
@@ -49,25 +53,34 @@ class LayeredGradients:
 
     precision  of products, activations and gradients, such as bfloat16; the weights that descend stay as they are
     compiled   by torch.compile, which takes some seconds once
+    rounded    beside the weights, their copies in `precision` are held, which each step renews as it descends. For
+               plain descent alone: whatever else moves the weights would leave the copies behind.
 
     Weights are held as they are multiplied and as their gradients come: [lanes, k, k, C, out] and [lanes, in, out].
     """
 
-    def __init__(self, model: FlatModel, precision: torch.dtype | None = None, compiled: bool = False) -> None:
+    def __init__(
+        self, model: FlatModel, precision: torch.dtype | None = None, compiled: bool = False, rounded: bool = False
+    ) -> None:
         self.model, self.precision = model, precision
+        self._rounded_to = precision if rounded else None
         layers = dict(model.module.named_children())
         self._convolutions = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, nn.Conv2d)}
         self._linear = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, nn.Linear)}
         self._loss = _compiled(self._weighted_loss) if compiled else self._weighted_loss
 
     def held(self, parts: Parts) -> Parts:
-        return {
+        found = {
             name: self._turned(name, part, (0, 3, 4, 2, 1)).clone(memory_format=torch.contiguous_format)
             for name, part in parts.items()
         }
+        if self._rounded_to is not None:
+            found |= {name + ROUNDED: part.to(self._rounded_to) for name, part in found.items()}
+        return found
 
     def given(self, parts: Parts) -> Parts:
-        return {name: self._turned(name, part, (0, 4, 3, 1, 2)) for name, part in parts.items()}
+        exact = {name: part for name, part in parts.items() if not name.endswith(ROUNDED)}
+        return {name: self._turned(name, part, (0, 4, 3, 1, 2)) for name, part in exact.items()}
 
     def _turned(self, name: str, part: Tensor, axes: tuple[int, ...]) -> Tensor:
         if name in self._convolutions:
@@ -75,7 +88,12 @@ class LayeredGradients:
         return part.transpose(1, 2) if name in self._linear else part
 
     def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
-        descend_along(parts, self(parts, inputs, labels, weight, None), learning_rate)
+        if self._rounded_to is None:
+            descend_along(parts, self(parts, inputs, labels, weight, None), learning_rate)
+            return
+        low = {name.removesuffix(ROUNDED): part for name, part in parts.items() if name.endswith(ROUNDED)}
+        for name, gradient in self(low, inputs, labels, weight, None).items():
+            _descend_rounded(parts[name], low[name], gradient, learning_rate)
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if self.precision is not None:
@@ -106,6 +124,23 @@ class LayeredGradients:
         return clip_factors(squares.double().sqrt() / guard, clip_norm).to(weight) * weight
 
 
+def _descend_rounded(exact: Tensor, low: Tensor, gradient: Tensor, learning_rate: float) -> None:
+    if kernels := _kernels() if exact.is_cuda and exact.dtype == torch.float32 else None:
+        kernels.descend(exact, low, gradient.contiguous(), learning_rate)
+        return
+    exact.sub_(gradient.to(exact.dtype), alpha=learning_rate)
+    low.copy_(exact)
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        from mppfl.learning import descent_kernels
+    except ImportError:  # no Triton here: the plain way computes the same
+        return None
+    return descent_kernels
+
+
 def _compiled(function: Any) -> Any:
     """By torch.compile, which gives up on a function after a few shapes unless told that there may be more."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
@@ -124,25 +159,29 @@ def lane_logits(
     x = inputs.permute(0, 1, 3, 4, 2) if inputs.ndim == 5 else inputs
     seen: list[Tensor] = []
     layers = list(module.named_children())
-    is_done = False  # whether a layer was computed together with the one before it
-    for (name, layer), (_, following) in zip(layers, [*layers[1:], ("", None)], strict=True):
-        if is_done:
-            is_done = False
-        elif isinstance(layer, nn.GroupNorm) and isinstance(following, nn.ReLU) and nudges is None:
-            scale, shift = parts[f"{name}.weight"], parts[f"{name}.bias"]
-            x, is_done = group_norm_relu(x, scale, shift, layer.num_groups, layer.eps), True
+    kinds = [type(layer) for _, layer in layers]
+    at = 0
+    while at < len(layers):
+        name, layer = layers[at]
+        own = {kind: parts[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in parts}
+        together = 1  # layers computed by one operator
+        if isinstance(layer, nn.GroupNorm) and kinds[at + 1 : at + 2] == [nn.ReLU] and nudges is None:
+            x, together = group_norm_relu(x, own["weight"], own["bias"], layer.num_groups, layer.eps), 2
+        elif isinstance(layer, nn.Conv2d) and kinds[at + 1 : at + 3] == POOLED and _halves(x) and nudges is None:
+            x, together = relu_pool(lane_convolution(x, own["weight"]), own["bias"]), 3
         elif isinstance(layer, nn.ReLU):
             x = x.relu()
         elif isinstance(layer, nn.MaxPool2d):
-            x = _pooled(x)
+            is_open = kinds[at - 1 : at] == [nn.ReLU]  # nothing below 0 comes in, so ReLU once more changes nothing
+            x = relu_pool(x) if is_open and _halves(x) else _pooled(x)
         elif isinstance(layer, nn.Flatten):
             x = (x.permute(0, 1, 4, 2, 3) if x.ndim == 5 else x).flatten(2)
         else:
-            own = {kind: parts[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in parts}
             entering, x = _weighted(layer, x, own, weight)
             if nudges is not None:
                 x = x + nudges[len(seen)]
                 seen.append(entering)
+        at += together
     return x, seen
 
 
@@ -205,15 +244,12 @@ def _outputs_like(model: FlatModel, parts: Parts, inputs: Tensor) -> list[Tensor
     return found
 
 
+def _halves(x: Tensor) -> bool:
+    return x.ndim == 5 and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
+
+
 def _pooled(x: Tensor) -> Tensor:
-    lanes, examples, height, width, channels = x.shape
-    if height % 2 == 0 and width % 2 == 0:
-        # By maximum, not amax: amax's gradient looks for its result among its inputs, and a compiler that keeps inputs
-        # in higher precision than results finds none.
-        quads = x.reshape(lanes, examples, height // 2, 2, width // 2, 2, channels)
-        upper = torch.maximum(quads[:, :, :, 0, :, 0], quads[:, :, :, 0, :, 1])
-        lower = torch.maximum(quads[:, :, :, 1, :, 0], quads[:, :, :, 1, :, 1])
-        return torch.maximum(upper, lower)
+    lanes, examples = x.shape[:2]
     small = max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
     return small.reshape(lanes, examples, *small.shape[1:])
 
