@@ -128,7 +128,12 @@ def padded_steps(lanes: Sequence[Lane], num_steps: int, width: int | None) -> tu
     most = width or max((len(batch) for lane in lanes for batch in lane.batches), default=0) or 1
     rows = np.zeros((num_steps, len(lanes), most), dtype=np.int64)
     weight, moves = np.zeros(rows.shape), np.zeros(rows.shape[:2])
+    first: dict[tuple[int, bool], int] = {}  # arms of one seed share batches: what is written out once is copied
     for at, lane in enumerate(lanes):
+        same = first.setdefault((id(lane.batches), lane.noise is None), at)
+        if same < at:
+            rows[:, at], weight[:, at], moves[:, at] = rows[:, same], weight[:, same], moves[:, same]
+            continue
         moves[: len(lane.batches), at] = 1
         for k, batch in enumerate(lane.batches):
             if len(batch):

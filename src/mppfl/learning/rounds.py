@@ -90,6 +90,9 @@ def _test_table(cohort: Cohort, data: ClientData) -> Table:
     return Table(features, to_device(data.test_labels, cohort.device))
 
 
+Drawn = dict[tuple[object, ...], list[IntArray]]  # batches of this round, by all that decides them
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Work:
     """What one arm does in one round: who was asked for how much, and what each participant computes.
@@ -108,7 +111,8 @@ class _Work:
 def _one_round(cohort: Cohort, test: Table, standings: Sequence[Standing]) -> dict[str, RoundRecord]:
     """One round of all arms of a cohort, their clients computed together."""
     started = time.perf_counter()
-    works = [_assigned(standing) for standing in standings]
+    drawn: Drawn = {}
+    works = [_assigned(standing, drawn) for standing in standings]
     lanes = [lane for work in works for lane in work.lanes]
     none = torch.zeros((0, cohort.model.num_parameters), device=cohort.device, dtype=cohort.dtype)
     updates = cohort.updates(lanes) if lanes else none
@@ -122,8 +126,8 @@ def _one_round(cohort: Cohort, test: Table, standings: Sequence[Standing]) -> di
     }
 
 
-def _assigned(standing: Standing) -> _Work:
-    """Terms of the round, who takes part, and the batches of each."""
+def _assigned(standing: Standing, drawn: Drawn) -> _Work:
+    """Terms of the round, who takes part, and the batches of each; arms of one seed draw the same, and draw once."""
     config, data = standing.arm.config, standing.arm.data
     terms = standing.arm.plan.terms(standing.position)
     wrong = np.flatnonzero(~(terms.budgets >= 0))
@@ -139,11 +143,14 @@ def _assigned(standing: Standing) -> _Work:
         who, costs = admitted(standing, terms.round_index, asked, who)
     lanes = []
     for number, k in enumerate(who.tolist()):
-        order = stream(config.seed, "batches", terms.round_index, k)
-        batches = batches_of_round(standing.works[k], config.privacy, order)
+        key = (config.seed, config.privacy, standing.works[k], terms.round_index, k, id(data))
+        if key not in drawn:
+            order = stream(config.seed, "batches", terms.round_index, k)
+            batches = batches_of_round(standing.works[k], config.privacy, order)
+            drawn[key] = [data.members[k][rows] for rows in batches]
         noise = None if costs is None else gradient_noise(standing, costs[number], k, float(asked[k]))
         layers_seed = int(stream(config.seed, "layers", terms.round_index, k).integers(2**62))
-        lanes.append(Lane(standing.weights, [data.members[k][rows] for rows in batches], noise, layers_seed))
+        lanes.append(Lane(standing.weights, drawn[key], noise, layers_seed))
     return _Work(terms, asked, who, lanes, costs)
 
 

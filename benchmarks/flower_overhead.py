@@ -1,0 +1,149 @@
+"""Seconds per round of Flower's own FedAvg and of PricedFedAvg, on the same app, the same nodes, in the same run.
+
+    python benchmarks/flower_overhead.py                  4 nodes, 10 rounds of each, taking turns
+    python benchmarks/flower_overhead.py --pairs 3        fewer
+
+Real processes on loopback, TLS and node keys on. One server app lets the two strategies take turns, so that both meet
+the same load. A client imports mppfl only when a message carries terms, so its import counts against PricedFedAvg.
+Flower's server looks for replies every three seconds and a node for messages as often: single rounds come in steps.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from record import circumstances, write_record
+
+SERVER = """
+import json, time
+from pathlib import Path
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from mppfl.apps.flower import PricedFedAvg
+from mppfl.apps.flower.identity import Registry
+from mppfl.game.plan import Terms, plan_of_rounds
+from mppfl.learning.checkpoint import write_whole
+from mppfl.learning.config import TrainingConfig
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    given = context.run_config
+    state, keys, pairs = Path(given["state"]), Path(given["keys"]), PAIRS
+    clients = list(json.loads(keys.read_text()))
+    plan = plan_of_rounds("by hand", [Terms(t + 1, 1.0, 1.0, np.full(len(clients), 0.1)) for t in range(pairs + 1)])
+    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", aggregation="size")
+    arrays = ArrayRecord([np.zeros((64, 128), np.float32), np.zeros((128, 10), np.float32)])
+    size = len(clients)
+    theirs = FedAvg(fraction_evaluate=0.0, min_train_nodes=size, min_available_nodes=size)
+    ours = PricedFedAvg(plan, clients, config, folder=state, registry=Registry.read(keys))
+    found = {"theirs": [], "ours": []}
+    for turn in range(pairs + 1):  # the first turn warms up and is not counted
+        order = (("theirs", theirs), ("ours", ours))
+        for name, strategy in order if turn % 2 else order[::-1]:
+            began = time.monotonic()
+            strategy.start(grid, arrays, num_rounds=1)
+            if turn:
+                found[name].append(time.monotonic() - began)
+            (state / "turns.json").write_text(json.dumps(found))
+    write_whole(state / "ended.json", b'{"error": ""}')
+"""
+
+CLIENT = """
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from sklearn.datasets import load_digits
+
+app = ClientApp()
+
+
+def priced(message, context, call_next):
+    if "mppfl.terms" not in message.content:
+        return call_next(message, context)
+    from mppfl.apps.flower import PrivateUpload
+
+    return PrivateUpload(num_examples=300)(message, context, call_next)
+
+
+@app.train(mods=[priced])
+def train(message, context):
+    torch.set_num_threads(1)
+    weights = [torch.tensor(each, requires_grad=True) for each in message.content["arrays"].to_numpy_ndarrays()]
+    features, labels = load_digits(return_X_y=True)
+    rows = np.random.default_rng(context.node_id % 2**32).choice(len(labels), 300, replace=False)
+    inputs, labels = torch.tensor(features[rows] / 16, dtype=torch.float32), torch.tensor(labels[rows])
+    for _ in range(5):
+        for start in range(0, 300, 30):
+            at = slice(start, start + 30)
+            logits = torch.tanh(inputs[at] @ weights[0]) @ weights[1]
+            gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels[at]), weights)
+            weights = [(w - 0.1 * g).detach().requires_grad_() for w, g in zip(weights, gradients)]
+    arrays = ArrayRecord([each.detach().numpy() for each in weights])
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 300})}), reply_to=message)
+"""
+
+
+def measured(folder: Path, num_nodes: int, pairs: int) -> dict[str, list[float]]:
+    """Seconds of every counted round of both."""
+    from mppfl.apps.flower.experiment_case import deployed_experiment
+    from mppfl.apps.flower.federation import Federation
+    from mppfl.apps.flower.layout import Layout, make_nodes, write_app
+
+    write_app(folder, num_nodes)
+    (folder / "federation" / "server_app.py").write_text(SERVER.replace("PAIRS", str(pairs)))
+    (folder / "federation" / "client_app.py").write_text(CLIENT)
+    experiment = folder / "experiment.toml"
+    experiment.write_text(experiment.read_text().replace('privacy = "full_batch" ', 'privacy = "client" '))
+    layout = Layout(folder)
+    clients = make_nodes(layout, deployed_experiment(experiment))
+    for position in range(num_nodes):
+        settings = layout.node(position) / "node.toml"
+        settings.write_text(settings.read_text().replace("cap = 1.0", "cap = 100.0"))
+    federation = Federation(layout, clients, lambda line: print(line, file=sys.stderr))
+    try:
+        federation.start()
+        federation.watch(lambda facts: None)
+        found: dict[str, list[float]] = json.loads((layout.server / "turns.json").read_text())
+        return found
+    finally:
+        federation.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--no-record", action="store_true", help="only print")
+    chosen = parser.parse_args()
+    about = circumstances("flwr", "torch", "numpy")
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = measured(Path(folder) / "app", chosen.nodes, chosen.pairs)
+    theirs, ours = seconds["theirs"], seconds["ours"]
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    result = {
+        "nodes": chosen.nodes,
+        "pairs": chosen.pairs,
+        "fedavg_seconds": theirs,
+        "priced_seconds": ours,
+        "mean_fedavg": statistics.mean(theirs),
+        "mean_priced": statistics.mean(ours),
+        "ratio_of_means": statistics.mean(ours) / statistics.mean(theirs),
+        "median_of_paired_ratios": statistics.median(ratios),
+    }
+    print(f"FedAvg        {result['mean_fedavg']:.2f} s a round")
+    print(f"PricedFedAvg  {result['mean_priced']:.2f} s a round, {100 * (result['ratio_of_means'] - 1):+.1f} %")
+    if not chosen.no_record:
+        print(write_record("flower-overhead", about | {"result": result}))
+
+
+if __name__ == "__main__":
+    main()
