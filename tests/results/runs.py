@@ -133,7 +133,7 @@ def make_run(
         name=name,
         mechanism=mechanism or name,
         config=CONFIG if config is None else config,
-        history=History(series, tables, ("loop",) * num_rounds, tuple(refused)),
+        history=History(series, tables, ("loop",) * num_rounds, tuple(refused), ((),) * num_rounds),
         weights=rng.normal(size=650).astype(np.float32),
         names=names,
         num_examples=examples,

@@ -40,7 +40,7 @@ def test_values_that_cannot_be_are_refused():
         replace(run, server_cost=np.zeros(99))
     with pytest.raises(BadInput, match="no plain value"):
         replace(run, config={"a": {"b": object()}})
-    with pytest.raises(BadInput, match="'zoe' was refused"):
+    with pytest.raises(BadInput, match="'zoe' refused in a round is not one"):
         replace(run, history=replace(run.history, refused=(("zoe",),) * 12))
     for array in (run.weights, run.exposure, run.accounts.spent, run.num_examples):
         with pytest.raises(ValueError, match="read-only"):

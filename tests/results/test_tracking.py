@@ -53,6 +53,7 @@ def test_scalars_are_the_figures_of_a_round():
         "median_budget": 1.0,
         "taking_part": 2.0,
         "refused": 0.0,
+        "diverged": 0.0,
         "dp_epsilon": 3.0,
         "clip_norm": 0.5,
         "update_norm": 0.75,

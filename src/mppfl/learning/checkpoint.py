@@ -59,6 +59,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         "key": checkpoint.key,
         "engine": checkpoint.history.engine,
         "refused": checkpoint.history.refused,
+        "diverged": checkpoint.history.diverged,
     }
     arrays = {"weights": checkpoint.weights, "facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
     arrays |= {f"server.{name}": value for name, value in checkpoint.server.items()}
@@ -83,6 +84,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             {name: arrays[f"clients.{name}"] for name in PER_CLIENT},
             tuple(facts["engine"]),
             tuple(tuple(names) for names in facts["refused"]),
+            tuple(tuple(names) for names in facts.get("diverged", [()] * len(facts["engine"]))),
         )
         server = {name.removeprefix("server."): arrays[name] for name in arrays if name.startswith("server.")}
         return Checkpoint(facts["rounds_done"], arrays["weights"], server, facts["clip_norm"], history, facts["key"])

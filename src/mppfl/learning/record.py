@@ -34,6 +34,7 @@ class RoundRecord:
     server          the server optimiser's memory after the round, by name: what a resumed training needs beside weights
     engine          what computed the clients
     refused         clients whose cap forbade the round
+    diverged        clients whose update held NaN or infinity: left out, and not charged where noise is on the update
     """
 
     round_index: int
@@ -56,13 +57,14 @@ class RoundRecord:
     server: dict[str, Array]
     engine: str
     refused: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()
 
 
 PER_CLIENT = ("budgets", "payments", "spent", "participating", "noise_std", "theta")
 PER_ROUND = tuple(
     field.name
     for field in fields(RoundRecord)
-    if field.name not in (*PER_CLIENT, "weights", "server", "engine", "refused")
+    if field.name not in (*PER_CLIENT, "weights", "server", "engine", "refused", "diverged")
 )
 
 
@@ -74,6 +76,7 @@ class History:
     clients: dict[str, Array]
     engine: tuple[str, ...]
     refused: tuple[tuple[str, ...], ...]
+    diverged: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.engine)
@@ -89,6 +92,7 @@ def history_of(records: Sequence[RoundRecord], num_clients: int) -> History:
         },
         tuple(record.engine for record in records),
         tuple(record.refused for record in records),
+        tuple(record.diverged for record in records),
     )
 
 
@@ -99,4 +103,5 @@ def joined(first: History, then: History) -> History:
         {name: np.concatenate([first.clients[name], then.clients[name]]) for name in PER_CLIENT},
         first.engine + then.engine,
         first.refused + then.refused,
+        first.diverged + then.diverged,
     )

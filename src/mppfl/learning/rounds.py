@@ -31,7 +31,7 @@ from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model
 from mppfl.learning.local import Lane, Table, as_array, evaluate
 from mppfl.learning.record import RoundRecord
-from mppfl.learning.uploads import admitted, gradient_noise, noisy_uploads, require_finite_updates
+from mppfl.learning.uploads import admitted, finite_updates, gradient_noise, noisy_uploads
 from mppfl.network.device import to_device
 from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.ledger import PrivacyLedger
@@ -162,11 +162,17 @@ def _concluded(
     config, data, terms = standing.arm.config, standing.arm.data, work.terms
     who, costs = work.who, work.costs
     with cohort.server_arithmetic():
-        require_finite_updates(updates, [data.names[k] for k in who])  # before anybody is charged for them
+        where = f"{standing.arm.name}, round {terms.round_index}"
+        finite = finite_updates(updates, [data.names[k] for k in who], where)  # before anybody is charged for them
+        diverged = tuple(data.names[k] for k in who[~finite])
+        if diverged:
+            who, updates = who[finite], updates[torch.from_numpy(finite).to(updates.device)]
+            costs = None if costs is None else [cost for cost, is_whole in zip(costs, finite, strict=True) if is_whole]
+        could_release = who
         if costs is None:
             standing.settle_clip_norm(updates)
             who, costs = admitted(standing, terms.round_index, work.asked, who)
-            updates = updates[torch.from_numpy(np.isin(work.who, who)).to(updates.device)]
+            updates = updates[torch.from_numpy(np.isin(could_release, who)).to(updates.device)]
         uploads = noisy_uploads(standing, who, updates, costs)
         theta, dispersion, mean = np.zeros(0), math.nan, None
         if len(who):
@@ -179,6 +185,7 @@ def _concluded(
     if standing.is_done or standing.position % config.evaluate_every == 0:
         accuracy, loss = evaluate(standing.model, standing.handed_out, test)
     taking_part = np.isin(np.arange(data.num_clients), who)
+    left_out = (work.asked > 0) & ~taking_part
     # Without noise there is no budget to pay for: an infinite one is a reference, not an offer.
     paid = np.where(taking_part & np.isfinite(terms.budgets), terms.budgets, 0.0)
     return RoundRecord(
@@ -201,7 +208,8 @@ def _concluded(
         weights=as_array(standing.handed_out).copy(),
         server=standing.server_memory(),
         engine=cohort.name,
-        refused=tuple(data.names[k] for k in np.flatnonzero((work.asked > 0) & ~taking_part)),
+        refused=tuple(data.names[k] for k in np.flatnonzero(left_out) if data.names[k] not in diverged),
+        diverged=diverged,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mppfl.arrays import Array, IntArray
+from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import BadInput, BudgetExceeded
 from mppfl.learning.arms import Standing
 from mppfl.learning.batches import stream
@@ -18,6 +19,8 @@ from mppfl.learning.local import GradientNoise, as_array
 from mppfl.learning.poisson import poisson_multiplier
 from mppfl.privacy.device_release import release_on_device
 from mppfl.privacy.release import ReleaseCost, release, round_cost
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,13 +96,22 @@ def gradient_noise(standing: Standing, cost: ReleaseCost, client: int, budget: f
     )
 
 
-def require_finite_updates(updates: Tensor, names: Sequence[str]) -> None:
-    """Refuses updates that hold NaN or infinity, naming the first client whose does."""
-    for name, is_finite in zip(names, torch.isfinite(updates).all(1).tolist(), strict=True):
-        if not is_finite:
-            raise BadInput(
-                f"The update of client {name!r} holds NaN or infinity and is not released. Check its training."
-            )
+def finite_updates(updates: Tensor, names: Sequence[str], where: str) -> BoolArray:
+    """Whose update can be released. One that holds NaN or infinity cannot, and its client is left out and named.
+
+    Where nobody's can, the training as a whole has diverged, and that is an error.
+    """
+    found: BoolArray = torch.isfinite(updates).all(1).cpu().numpy()
+    wrong = [name for name, is_finite in zip(names, found.tolist(), strict=True) if not is_finite]
+    if wrong and len(wrong) == len(names):
+        raise BadInput(
+            f"{where}: every update holds NaN or infinity, client {wrong[0]!r}'s first. Nothing was released. Lower "
+            "learning_rate, or raise the budgets: noise may have driven the model away."
+        )
+    if wrong:
+        others = f" and {len(wrong) - 1} others" if len(wrong) > 1 else ""
+        log.warning("%s: the update of client %r%s holds NaN or infinity; left out", where, wrong[0], others)
+    return found
 
 
 def noisy_uploads(standing: Standing, who: IntArray, updates: Tensor, costs: Sequence[ReleaseCost]) -> Uploads:

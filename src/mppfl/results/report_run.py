@@ -143,7 +143,7 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
 
 
 def _absent(run: Run) -> list[dict[str, str]]:
-    """Who stayed out, and who was refused, as lines of heading and names."""
+    """Who stayed out, who was refused and whose training diverged, as lines of heading and names."""
     took, refused = run.rounds_taken_part, run.rounds_refused
     everybody, rounds = run.num_clients, run.num_rounds
 
@@ -168,6 +168,10 @@ def _absent(run: Run) -> list[dict[str, str]]:
     if len(capped):
         what = f"{len(capped):,} of {everybody:,} refused: a release would have passed the client's cap"
         lines.append({"what": what, "who": named(capped, refused)})
+    wild = np.flatnonzero(run.rounds_diverged > 0)
+    if len(wild):
+        what = f"{len(wild):,} of {everybody:,} left out of some rounds: their updates held NaN or infinity"
+        lines.append({"what": what, "who": named(wild, run.rounds_diverged)})
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,13 @@ class Run:
         for name, values in self.history.clients.items():
             if values.shape != (rounds, clients):
                 raise BadInput(f"{name} has shape {values.shape}, not {rounds} rounds × {clients} clients.")
-        strangers = {name for refused in self.history.refused for name in refused} - set(self.names)
-        if strangers:
-            raise BadInput(f"client {min(strangers)!r} was refused a round, but is not one of the {clients} clients.")
+        for what in ("refused", "diverged"):
+            listed = getattr(self.history, what)
+            if len(listed) != rounds:
+                raise BadInput(f"{what} lists {len(listed)} rounds, the history has {rounds}.")
+            strangers = {name for names in listed for name in names} - set(self.names)
+            if strangers:
+                raise BadInput(f"client {min(strangers)!r} {what} in a round is not one of the {clients} clients.")
         put = object.__setattr__
         put(self, "config", plain(self.config, "config"))
         put(self, "names", tuple(map(str, self.names)))
@@ -164,10 +169,18 @@ class Run:
     @property
     def rounds_refused(self) -> IntArray:
         """In how many rounds each client's cap forbade its release."""
+        return self._rounds_listed(self.history.refused)
+
+    @property
+    def rounds_diverged(self) -> IntArray:
+        """In how many rounds each client's update held NaN or infinity and was left out."""
+        return self._rounds_listed(self.history.diverged)
+
+    def _rounds_listed(self, listed: Sequence[Sequence[str]]) -> IntArray:
         position = {name: at for at, name in enumerate(self.names)}
         counts = np.zeros(self.num_clients, dtype=np.int64)
-        for refused in self.history.refused:
-            for name in refused:
+        for names in listed:
+            for name in names:
                 counts[position[name]] += 1
         return counts
 

@@ -147,11 +147,11 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _rounds_csv(run: Run) -> bytes:
     rounds, clients = run.history.rounds, run.history.clients
-    headings = [*PER_ROUND, "payments", "taking_part", "server_cost", "welfare", "engine", "refused"]
+    headings = [*PER_ROUND, "payments", "taking_part", "server_cost", "welfare", "engine", "refused", "diverged"]
     columns = [rounds[name].tolist() for name in PER_ROUND]
     columns += [clients["payments"].sum(axis=1).tolist(), clients["participating"].sum(axis=1).tolist()]
     columns += [run.server_cost.tolist(), run.welfare.tolist(), list(run.history.engine)]
-    columns += [[" ".join(names) for names in run.history.refused]]
+    columns += [[" ".join(names) for names in listed] for listed in (run.history.refused, run.history.diverged)]
     return _csv(headings, zip(*columns, strict=True))
 
 
@@ -208,6 +208,7 @@ def _arrays(run: Run) -> dict[str, Any]:
         "names": run.names,
         "engine": run.history.engine,
         "refused": run.history.refused,
+        "diverged": run.history.diverged,
         "graph_names": graph.names if graph.names != run.names else True,
         "normalisation": graph.normalisation,
         "dropped": sorted(graph.dropped),
@@ -243,6 +244,7 @@ def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run
             {name: arrays[f"clients.{name}"] for name in PER_CLIENT},
             tuple(facts["engine"]),
             tuple(tuple(refused) for refused in facts["refused"]),
+            tuple(tuple(diverged) for diverged in facts.get("diverged", [()] * len(facts["engine"]))),
         ),
         weights=weights,
         names=names,

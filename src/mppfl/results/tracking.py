@@ -37,6 +37,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "median_budget": float(np.median(budgets)) if len(budgets) else math.nan,
         "taking_part": float(record.participating.sum()),
         "refused": float(len(record.refused)),
+        "diverged": float(len(record.diverged)),
         "dp_epsilon": record.dp_epsilon,
         "clip_norm": record.clip_norm,
         "update_norm": record.update_norm,

@@ -1,0 +1,506 @@
+"""measure: trains what is missing of the paper's cells, side by side, and files each arm as soon as it is done.
+
+    python -m mppfl.results.paper.measure --data DIR --device cuda --only fashion-mnist --minutes 8
+
+Needs PyTorch, NumPy and SciPy alone, so that a borrowed machine can run it. A run that is killed loses the arms in
+flight and no others; the next one goes on from the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from mppfl.arrays import require_count, require_number
+from mppfl.data.dataset import Dataset, Examples
+from mppfl.data.sources import find_files, load_data
+from mppfl.errors import BadInput, MppflError
+from mppfl.learning.config import Aggregation, Precision, TrainingConfig
+from mppfl.learning.record import RoundRecord
+from mppfl.learning.rounds import Arm, rounds_together
+from mppfl.network.device import find_device
+from mppfl.results.paper.cells import (
+    CELLS,
+    ArmName,
+    Case,
+    Cell,
+    all_cells,
+    arms_of,
+    chosen_cells,
+    clients_of,
+    gflop_per_example,
+    training_choices,
+)
+from mppfl.results.paper.settings import SETTINGS, Setting
+from mppfl.results.paper.store import (
+    Measured,
+    add_arms,
+    add_trials,
+    every_training,
+    note_available,
+    note_unavailable,
+    read_cell,
+    read_trials,
+)
+from mppfl.results.paper.units import Job, next_trials, place_of_unit, reusable, units_of
+from mppfl.results.provenance import Provenance, provenance_here
+
+COMMIT = "MPPFL_COMMIT"  # environment variable that says the commit where the source lies outside a work tree
+EVERY_ROUND = ("cifar-100",)  # whose curves the paper shows
+EVALUATE_EVERY = 5  # elsewhere: a test set after every round would cost as much as a tenth of the training
+SETTLED_AFTER = 3  # rounds after which the speed is known: the first compiles
+RESERVE = 0.9  # of the time left that an estimate may fill
+NOT_AVAILABLE = "not measured: data not available"
+
+Tell = Callable[[str], None]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one call of `measure` did.
+
+    trained        arms, trials of units included
+    cells          cells that are now whole
+    unavailable    data sets whose files are not there
+    out_of_time    whether something was left for another run
+    """
+
+    trained: int
+    cells: tuple[Cell, ...]
+    unavailable: tuple[str, ...]
+    out_of_time: bool
+    seconds: float
+
+
+def measure(
+    cells: Sequence[Cell] = CELLS,
+    folder: str | Path = "results/paper",
+    *,
+    device: str = "cpu",
+    precision: str | None = None,
+    minutes: float | None = None,
+    at_most_arms: int | None = None,
+    data: str | Path | None = None,
+    settings: Mapping[str, Setting] = SETTINGS,
+    tell: Tell = log.info,
+) -> Done:
+    """Trains the arms that the cells' files lack, in order, units first; writes each batch of arms when it is done.
+
+    precision     default: bf16 on a GPU, float32 on a CPU
+    minutes       take only as many arms as should fit by what earlier files took on this device, but at least one
+    at_most_arms  the same by number
+    data          folder of the official files; default: MPPFL_DATA
+    settings      other than the paper's are a rehearsal: their files cannot be mixed with real ones
+    """
+    find_device(device)
+    chosen = default_precision(device) if precision is None else precision
+    TrainingConfig(device=device, precision=cast(Precision, chosen))  # refuses what is not known, before any loading
+    deadline = math.inf
+    if minutes is not None:
+        deadline = time.monotonic() + 60 * require_number(minutes, "minutes", 0.0, math.inf)
+    most = math.inf if at_most_arms is None else require_count(at_most_arms, "at_most_arms")
+    session = _Session(Path(folder), device, chosen, provenance_here(device), deadline, most, tell)
+    began = time.monotonic()
+    unavailable, out_of_time = [], False
+    for name, group in groupby(cells, key=lambda cell: cell.dataset):
+        setting, several = settings[name], list(group)
+        several = [cell for cell in several if missing_arms(session.folder, cell, setting)]
+        if not several:
+            continue
+        dataset = loaded(setting, data)
+        if dataset is None:
+            tell(f"{name}: {NOT_AVAILABLE}")
+            note_unavailable(session.folder, name)
+            unavailable.append(name)
+            continue
+        note_available(session.folder, name)
+        if not _settle_units(session, setting, dataset) or not all(
+            _measure_cell(session, cell, setting, dataset) for cell in several
+        ):
+            out_of_time = True
+            break
+    whole = tuple(cell for cell in cells if not missing_arms(session.folder, cell, settings[cell.dataset]))
+    return Done(session.trained, whole, tuple(unavailable), out_of_time, time.monotonic() - began)
+
+
+def default_precision(device: str) -> str:
+    """The engine's fast one where there is a GPU."""
+    return "bf16" if device.startswith("cuda") else "float32"
+
+
+def missing_arms(folder: Path, cell: Cell, setting: Setting) -> list[ArmName]:
+    """Arms of the cell that no file has."""
+    found = read_cell(folder, cell, setting)
+    return [arm for arm in arms_of(cell) if arm not in found]
+
+
+def loaded(setting: Setting, folder: str | Path | None) -> Dataset | None:
+    """The data set, as many of its first examples as the setting has; None where no files are there."""
+    if find_files(setting.dataset, folder) is None:
+        return None
+    dataset = load_data(setting.dataset, folder, source="files")
+    return replace(
+        dataset,
+        train=_first(dataset.train, setting.num_train, f"{setting.dataset}, training"),
+        test=_first(dataset.test, setting.num_test, f"{setting.dataset}, test"),
+    )
+
+
+def _first(examples: Examples, size: int, what: str) -> Examples:
+    if len(examples) < size:
+        raise BadInput(f"{what}: {len(examples):,} examples are fewer than the setting's {size:,}.")
+    return examples if len(examples) == size else Examples(examples.features[:size], examples.labels[:size])
+
+
+# ---- what is trained next -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Session:
+    """One call of `measure`: where, on what, until when, and how much it has trained."""
+
+    folder: Path
+    device: str
+    precision: str
+    origin: Provenance
+    deadline: float
+    arms_left: float
+    tell: Tell
+    trained: int = 0
+
+    @property
+    def device_name(self) -> str:
+        return self.origin.gpu or self.origin.cpu
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+def _settle_units(session: _Session, setting: Setting, dataset: Dataset) -> bool:
+    """Trains trials until the data set's units are fixed; False where time ran out before."""
+    at = place_of_unit(setting.dataset)
+    folder = session.folder
+    case: Case | None = None
+    while jobs := next_trials(setting.dataset, trials := read_trials(folder, at, setting)):
+        case = case or Case(at, setting, clients_of(at, setting, dataset))
+        found = _train_some(session, case, jobs)
+        if not found:
+            return False
+        told = {name: asdict(unit) for name, unit in units_of(setting.dataset, [*trials, *found]).items()}
+        add_trials(folder, at, setting, found, told)
+        for name, unit in told.items():
+            session.tell(f"{setting.dataset}, {name}: unit {unit['unit']:g} ({unit['why']})")
+    return True
+
+
+def _measure_cell(session: _Session, cell: Cell, setting: Setting, dataset: Dataset) -> bool:
+    """Trains the arms that the cell lacks; False where time ran out before."""
+    folder, at = session.folder, place_of_unit(cell.dataset)
+    trials = read_trials(folder, at, setting)
+    units = units_of(cell.dataset, trials)
+    if cell == at:  # the trial that fixed a unit is the cell's arm
+        wanted = missing_arms(folder, cell, setting)
+        again = [each for each in reusable(cell.dataset, trials) if each.arm in wanted]
+        if again:
+            add_arms(folder, cell, setting, again)
+    case: Case | None = None
+    while missing := missing_arms(folder, cell, setting):
+        case = case or Case(cell, setting, clients_of(cell, setting, dataset))
+        jobs: list[Job] = [
+            (arm, None if arm.mechanism == "noiseless" else units[arm.aggregation].unit) for arm in missing
+        ]
+        found = _train_some(session, case, jobs)
+        if not found:
+            return False
+        add_arms(folder, cell, setting, found)
+    session.tell(f"{cell.path}: measured")
+    return True
+
+
+def _train_some(session: _Session, case: Case, jobs: Sequence[Job]) -> list[Measured]:
+    """Trains as many of the jobs as fit into what is left, side by side; none where nothing fits any more."""
+    count = _fitting(session, case, len(jobs))
+    if count == 0:
+        return []
+    found = trained(
+        case, jobs[:count], session.device, session.precision, session.origin, session.deadline, session.tell
+    )
+    session.trained += len(found)
+    session.arms_left -= len(found)
+    return found
+
+
+def _fitting(session: _Session, case: Case, wanted: int) -> int:
+    """How many arms should fit, by what arms took on this device before."""
+    most = int(min(wanted, session.arms_left))
+    if most == 0 or math.isinf(session.deadline):
+        return most
+    left = max(0.0, session.seconds_left)
+    each = seconds_per_arm(session.folder, case.setting, session.device_name, session.precision)
+    if each is None:
+        session.tell(
+            f"{case.cell.path}: speed not known on {session.device_name}; it shows after {SETTLED_AFTER} rounds"
+        )
+        return most if left > 0 or session.trained == 0 else 0
+    fits = int(RESERVE * left / each)
+    count = min(most, max(fits, 0 if session.trained else 1))
+    session.tell(f"{case.cell.path}: about {each:.0f} s for an arm, {left:.0f} s left: {count} of {wanted} arms")
+    return count
+
+
+def seconds_per_arm(folder: Path, setting: Setting, device_name: str, precision: str) -> float | None:
+    """What one more arm should take, from arms of this data set on such a device; else by arithmetic from others.
+
+    None where nothing was measured on such a device.
+    """
+    examples = setting.num_rounds * setting.local_epochs * setting.num_train
+    alike = [
+        (dataset, each)
+        for dataset, each in every_training(folder)
+        if (each.device, each.precision) == (device_name, precision)
+    ]
+    same = [each.seconds / each.num_examples for dataset, each in alike if dataset == setting.dataset]
+    if same:
+        return examples * median(same)
+    if not alike:
+        return None
+    per_gflop = median(each.seconds / each.num_examples / each.gflop_per_example for _, each in alike)
+    return examples * per_gflop * gflop_per_example(setting)
+
+
+# ---- one batch of arms --------------------------------------------------------------------------------------------
+
+
+def trained(
+    case: Case,
+    jobs: Sequence[Job],
+    device: str,
+    precision: str,
+    origin: Provenance,
+    deadline: float = math.inf,
+    tell: Tell = log.info,
+) -> list[Measured]:
+    """Trains the jobs side by side and returns what came of each.
+
+    Where the first rounds show that they would not end before the deadline, it starts again with as many of the first
+    jobs as should, at least one.
+    """
+    while True:
+        _clear(device)
+        began, origin = time.monotonic(), replace(origin, started=datetime.now(UTC).isoformat(timespec="seconds"))
+        logs: dict[str, list[RoundRecord]] = {}
+        fewer = len(jobs)
+        with closing(_rounds(case, jobs, device, precision)) as rounds:
+            for records in rounds:
+                for name, record in records.items():
+                    logs.setdefault(name, []).append(replace(record, weights=np.empty(0), server={}))
+                now = time.monotonic()
+                at = next(iter(records.values())).round_index
+                if at == 1:
+                    first_done = now
+                if at == SETTLED_AFTER and at < case.setting.num_rounds:
+                    a_round = (now - first_done) / (at - 1)
+                    to_come = a_round * (case.setting.num_rounds - at)
+                    fewer = _able_to_end(len(jobs), to_come, deadline - now)
+                    if fewer < len(jobs):
+                        break
+                    if to_come > deadline - now:
+                        tell(f"{case.cell.path}: this one arm takes {to_come:.0f} s more, longer than there is time")
+                _tell_round(case, records, tell)
+        if fewer == len(jobs):
+            seconds = time.monotonic() - began
+            return [
+                _measured(case, job, logs[_name(job)], precision, seconds / len(jobs), len(jobs), origin)
+                for job in jobs
+            ]
+        tell(f"{case.cell.path}: {a_round:.1f} s a round is too slow for {len(jobs)} arms; again with {fewer}")
+        jobs = jobs[:fewer]
+
+
+def _clear(device: str) -> None:
+    """Gives back what a batch left on a GPU: recordings keep their memory, compiled shapes count against a limit."""
+    if device.startswith("cuda"):
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _able_to_end(arms: int, seconds: float, left: float) -> int:
+    """How many arms can end in the time left, if all of them take so many seconds together."""
+    return arms if seconds <= left else max(1, min(arms - 1, int(arms * RESERVE * left / seconds)))
+
+
+def _rounds(
+    case: Case, jobs: Sequence[Job], device: str, precision: str
+) -> Generator[dict[str, RoundRecord], None, None]:
+    every = 1 if case.cell.dataset in EVERY_ROUND else EVALUATE_EVERY
+    arms = []
+    for job in jobs:
+        arm, unit = job
+        config = TrainingConfig(
+            **training_choices(case.setting),
+            privacy="paper",
+            aggregation=cast(Aggregation, arm.aggregation),
+            budget_unit=1.0 if unit is None else unit,
+            seed=case.cell.seed_of("training"),
+            device=device,
+            precision=cast(Precision, precision),
+            evaluate_every=every,
+        )
+        arms.append(Arm(_name(job), case.plan(arm.mechanism), case.data, config))
+    yield from rounds_together(case.model(), arms)
+
+
+def _name(job: Job) -> str:
+    arm, unit = job
+    return str(arm) if unit is None else f"{arm} at {unit:g}"
+
+
+def _tell_round(case: Case, records: Mapping[str, RoundRecord], tell: Tell) -> None:
+    first = next(iter(records.values()))
+    if math.isfinite(first.accuracy):
+        told = "  ".join(f"{name} {100 * record.accuracy:.2f}" for name, record in records.items())
+        tell(f"{case.cell.path}: round {first.round_index}/{case.setting.num_rounds}  {told}")
+
+
+def _measured(
+    case: Case,
+    job: Job,
+    records: Sequence[RoundRecord],
+    precision: str,
+    seconds: float,
+    arms_together: int,
+    origin: Provenance,
+) -> Measured:
+    arm, unit = job
+    last, setting = records[-1], case.setting
+    evaluated = [record for record in records if math.isfinite(record.accuracy)]
+    examples = len(records) * setting.local_epochs * int(case.data.num_examples.sum())
+    gflop = gflop_per_example(setting)
+    clipped = [record.share_clipped for record in records if math.isfinite(record.share_clipped)]
+    return Measured(
+        arm=arm,
+        unit=unit,
+        accuracy=round(last.accuracy, 6),
+        best_accuracy=round(max(record.accuracy for record in evaluated), 6),
+        curve={
+            "round": [record.round_index for record in evaluated],
+            "accuracy": [round(record.accuracy, 4) for record in evaluated],
+        },
+        clip_norm=_significant(last.clip_norm),
+        fixed_budget=_significant(float(records[0].budgets.max())) if arm.mechanism.startswith("fixed") else None,
+        share_clipped=round(float(np.mean(clipped)), 4) if clipped else None,
+        budgets=_budgets(records),
+        dp_epsilon=_significant(last.dp_epsilon) if math.isfinite(last.dp_epsilon) else None,
+        dp_delta=TrainingConfig().dp_delta,
+        num_rounds=len(records),
+        num_examples=examples,
+        seconds=_significant(seconds),
+        arms_together=arms_together,
+        samples_per_second=round(examples / seconds, 1),
+        tflop_per_second=_significant(examples * gflop / seconds / 1e3),
+        gflop_per_example=_significant(gflop),
+        engine=last.engine,
+        precision=precision,
+        device=origin.gpu or origin.cpu,
+        versions={name: getattr(origin, name) for name in ("mppfl", "python", "torch", "numpy", "scipy")},
+        commit=os.environ.get(COMMIT, "") or origin.commit or "unknown",
+        source=origin.source,
+        started=origin.started,
+        diverged=sum(len(record.diverged) for record in records),
+    )
+
+
+def _budgets(records: Sequence[RoundRecord]) -> dict[str, list[float | None]]:
+    """Number, mean and harmonic mean of budgets in three rounds; size weights make the harmonic one count."""
+    chosen = [records[k] for k in dict.fromkeys((0, (len(records) - 1) // 2, len(records) - 1))]
+    given = [record.budgets[record.participating] for record in chosen]
+    noisy = [len(budgets) > 0 and bool(np.isfinite(budgets).all()) for budgets in given]
+    return {
+        "round": [record.round_index for record in chosen],
+        "taking_part": [len(budgets) for budgets in given],
+        "mean": [_significant(float(b.mean())) if ok else None for b, ok in zip(given, noisy, strict=True)],
+        "harmonic_mean": [
+            _significant(float(1 / (1 / b).mean())) if ok else None for b, ok in zip(given, noisy, strict=True)
+        ],
+    }
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line of this module; `mppfl reproduce` is the one for people."""
+    parser = argparse.ArgumentParser(prog="measure", description="Train what is missing of the paper's cells.")
+    parser.add_argument("--data", type=Path, help="folder of the official files; default: MPPFL_DATA")
+    parser.add_argument("--folder", type=Path, default=Path("results/paper"), help="where results are kept")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", help="bf16, tf32 or float32; default: bf16 on a GPU, float32 on a CPU")
+    parser.add_argument("--only", action="append", default=[], help="as cifar-10/dir0.3; may be repeated")
+    parser.add_argument("--seeds", type=int, help="seeds of every cell; default: as planned")
+    parser.add_argument("--minutes", type=float, help="take only what should fit")
+    parser.add_argument("--at-most-arms", type=int, help="train at most so many arms")
+    parser.add_argument("--rounds", type=int, help="rehearse with fewer rounds")
+    parser.add_argument("--examples", type=int, help="rehearse with the first so many training and test examples")
+    given = parser.parse_args(arguments)
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        done = measure(
+            chosen_cells(given.only, all_cells(given.seeds)),
+            given.folder,
+            device=given.device,
+            precision=given.precision,
+            minutes=given.minutes,
+            at_most_arms=given.at_most_arms,
+            data=given.data,
+            settings=rehearsal(given.rounds, given.examples),
+            tell=tell,
+        )
+    except MppflError as error:
+        tell(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        tell("stopped: the arms in flight are lost, the others are filed. Run it again to go on.")
+        return 130
+    more = "; more is left for another run" if done.out_of_time else ""
+    print(f"{done.trained} arms trained in {done.seconds:.0f} s, {len(done.cells)} cells measured{more}")
+    return 0
+
+
+def rehearsal(num_rounds: int | None, num_examples: int | None) -> dict[str, Setting]:
+    """The paper's settings, cut down where asked; what they give is refused among real results."""
+    changes: dict[str, Any] = {}
+    if num_rounds is not None:
+        changes["num_rounds"] = require_count(num_rounds, "rounds")
+    if num_examples is not None:
+        changes |= dict.fromkeys(("num_train", "num_test"), require_count(num_examples, "examples"))
+    return {name: replace(setting, **changes) for name, setting in SETTINGS.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""status: which cells are measured, in part or not at all, which cannot be here, and how long the rest will take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mppfl.data.sources import find_files
+from mppfl.results.paper.cells import CELLS, NOISELESS, Cell, arms_of
+from mppfl.results.paper.measure import missing_arms, seconds_per_arm
+from mppfl.results.paper.settings import SETTINGS, Setting
+from mppfl.results.paper.store import every_training, read_trials
+from mppfl.results.paper.units import SA, next_trials, place_of_unit
+
+State = Literal["measured", "partly", "missing", "not measurable"]
+NO_DATA = "data not available"
+
+
+@dataclass(frozen=True, slots=True)
+class CellStatus:
+    """Where one cell stands. `hours` of what is left, on the device of the others; None where nothing tells."""
+
+    cell: Cell
+    state: State
+    measured: int
+    arms: int
+    hours: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """All cells, and the trials that units still need.
+
+    device, precision  of most of what is measured, for which hours are estimated; "" where nothing is
+    unit_trials        by data set, at least: each round of trials decides whether another is needed
+    """
+
+    cells: tuple[CellStatus, ...]
+    device: str
+    precision: str
+    unit_trials: dict[str, int]
+    unit_hours: float | None
+
+    @property
+    def hours_left(self) -> float | None:
+        """Of all that is not measured, whether its data are here or not; None where nothing tells."""
+        hours = [each.hours for each in self.cells] + [self.unit_hours]
+        return None if None in hours else sum(hour for hour in hours if hour is not None)
+
+    def count(self, state: State) -> int:
+        return sum(each.state == state for each in self.cells)
+
+    def as_dict(self) -> dict[str, Any]:
+        states: tuple[State, ...] = ("measured", "partly", "missing", "not measurable")
+        return {
+            "device": self.device,
+            "precision": self.precision,
+            "counts": {state: self.count(state) for state in states},
+            "hours_left": self.hours_left,
+            "unit_trials": self.unit_trials,
+            "unit_hours": self.unit_hours,
+            "cells": [asdict(each) | {"cell": each.cell.path} for each in self.cells],
+        }
+
+
+def status(
+    folder: str | Path = "results/paper",
+    *,
+    data: str | Path | None = None,
+    cells: Sequence[Cell] = CELLS,
+    settings: Mapping[str, Setting] = SETTINGS,
+) -> Status:
+    """What the files say of the cells, and whether the data of the others are in `data` (default: MPPFL_DATA)."""
+    place = Path(folder)
+    device, precision = _usual_device(place)
+    datasets = list(dict.fromkeys(cell.dataset for cell in cells))
+    here = {name: find_files(name, data) is not None for name in datasets}
+    seconds = {name: seconds_per_arm(place, settings[name], device, precision) for name in datasets}
+    found = [
+        _status_of(place, cell, settings[cell.dataset], here[cell.dataset], seconds[cell.dataset]) for cell in cells
+    ]
+    undone = {each.cell.dataset for each in found if each.state != "measured"}
+    trials = {
+        name: len(next_trials(name, read_trials(place, place_of_unit(name), settings[name])))
+        for name in datasets
+        if name in undone
+    }
+    of_trials = [_hours(count, seconds[name]) for name, count in trials.items()]
+    known = [hours for hours in of_trials if hours is not None]
+    return Status(tuple(found), device, precision, trials, sum(known) if len(known) == len(of_trials) else None)
+
+
+def _status_of(folder: Path, cell: Cell, setting: Setting, is_here: bool, seconds: float | None) -> CellStatus:
+    arms, missing = len(arms_of(cell)), missing_arms(folder, cell, setting)
+    measured = arms - len(missing)
+    if not missing:
+        return CellStatus(cell, "measured", measured, arms, 0.0, "")
+    # On the cell of the unit these arms come from its trials, which are counted by themselves.
+    from_trials = [arm for arm in missing if arm.mechanism == SA or arm == NOISELESS]
+    to_train = len(missing) - (len(from_trials) if cell == place_of_unit(cell.dataset) else 0)
+    hours, reason = _hours(to_train, seconds), "" if is_here else NO_DATA
+    if measured:
+        return CellStatus(cell, "partly", measured, arms, hours, reason)
+    return CellStatus(cell, "missing" if is_here else "not measurable", 0, arms, hours, reason)
+
+
+def _hours(arms: int, seconds: float | None) -> float | None:
+    return 0.0 if arms == 0 else None if seconds is None else arms * seconds / 3600
+
+
+def _usual_device(folder: Path) -> tuple[str, str]:
+    """Device and precision on which most arms were trained."""
+    counted = Counter((each.device, each.precision) for _, each in every_training(folder))
+    return counted.most_common(1)[0][0] if counted else ("", "")

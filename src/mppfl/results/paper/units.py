@@ -1,0 +1,136 @@
+"""The unit of budgets: ρ of the training = unit · ρ of the game, fixed once per data set and aggregation.
+
+The paper gives no scale of budgets. It is fixed on one cell (SA, IID, N = 20, seed 0) so that SA's accuracy after the
+last round is the paper's within .3 points; where training without noise stays below that, it is 2e-3. Every other cell
+is then a prediction (docs/reproduction.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mppfl.results.paper.cells import NOISELESS, ArmName, Cell, aggregations_of
+from mppfl.results.paper.printed import printed_accuracy
+from mppfl.results.paper.store import Measured
+
+GRID = (2e-3, 1e-3, 5e-4)  # the first trials; the fallback leads, because it may serve as it is
+FALLBACK = 2e-3
+TOLERANCE = 0.3  # points of accuracy
+MOST_REFINEMENTS = 4
+SA = "social_agnostic"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of one aggregation, how near it brings SA to the paper, and how it was found.
+
+    accuracy  of SA with this unit, in percent; None where that was not needed to fix it
+    """
+
+    unit: float
+    accuracy: float | None
+    target: float
+    why: str
+
+
+Job = tuple[ArmName, float | None]  # a training to do: which, and with which unit (None without noise)
+
+
+def place_of_unit(dataset: str) -> Cell:
+    """The cell on which a data set's unit is fixed."""
+    return Cell(dataset, "iid", 20, 0)
+
+
+def target_of(dataset: str) -> float:
+    """The paper's SA accuracy there, in percent."""
+    return printed_accuracy(1, dataset, "iid", 20)["SA"]
+
+
+def units_of(dataset: str, trials: Sequence[Measured]) -> dict[str, Unit]:
+    """The units that the trials so far fix, by aggregation."""
+    found = {weights: fixed_unit(dataset, weights, trials) for weights in aggregations_of(place_of_unit(dataset))}
+    return {weights: unit for weights, unit in found.items() if unit is not None}
+
+
+def fixed_unit(dataset: str, aggregation: str, trials: Sequence[Measured]) -> Unit | None:
+    """The unit of one aggregation, or None while more trials are needed."""
+    target, ceiling, tried = target_of(dataset), _ceiling(trials), _tried(aggregation, trials)
+    if ceiling is not None and ceiling < target:
+        why = f"noiseless training reaches {ceiling:.2f}, below the paper's SA: fixed at {FALLBACK:g} by the protocol"
+        return Unit(FALLBACK, tried.get(FALLBACK), target, why)
+    if ceiling is None or not tried:
+        return None
+    nearest = min(tried, key=lambda unit: abs(tried[unit] - target))
+    off = tried[nearest] - target
+    if within(off, TOLERANCE):
+        return Unit(nearest, tried[nearest], target, f"SA is {off:+.2f} points from the paper's, {len(tried)} trials")
+    if set(GRID) <= set(tried) and _next_unit(tried, target) is None:
+        why = f"nearest of {len(tried)} trials, {off:+.2f} points from the paper's SA: not within {TOLERANCE:g}"
+        return Unit(nearest, tried[nearest], target, why)
+    return None
+
+
+def next_trials(dataset: str, trials: Sequence[Measured]) -> list[Job]:
+    """What to train next, side by side, to fix the units; empty when they are fixed."""
+    open_ones = [
+        weights for weights in aggregations_of(place_of_unit(dataset)) if fixed_unit(dataset, weights, trials) is None
+    ]
+    if not open_ones:
+        return []
+    jobs: list[Job] = [] if _ceiling(trials) is not None else [(NOISELESS, None)]
+    for unit in GRID:
+        jobs += [(ArmName(SA, weights), unit) for weights in open_ones if unit not in _tried(weights, trials)]
+    if jobs:
+        return jobs
+    proposed = [(weights, _next_unit(_tried(weights, trials), target_of(dataset))) for weights in open_ones]
+    return [(ArmName(SA, weights), unit) for weights, unit in proposed if unit is not None]
+
+
+def reusable(dataset: str, trials: Iterable[Measured]) -> list[Measured]:
+    """Trials that are arms of the cell on which the unit was fixed: SA with the unit that was kept, and noiseless."""
+    every = list(trials)
+    units = units_of(dataset, every)
+    return [
+        each
+        for each in every
+        if each.arm == NOISELESS or (each.arm.aggregation in units and each.unit == units[each.arm.aggregation].unit)
+    ]
+
+
+def within(difference: float, points: float) -> bool:
+    """Whether two accuracies in percent are so near; a difference of just so many points is."""
+    return round(abs(difference), 6) <= points
+
+
+def _ceiling(trials: Iterable[Measured]) -> float | None:
+    return next((100 * each.accuracy for each in trials if each.arm == NOISELESS), None)
+
+
+def _tried(aggregation: str, trials: Iterable[Measured]) -> dict[float, float]:
+    """Unit → accuracy of SA in percent."""
+    name = ArmName(SA, aggregation)
+    return {each.unit: 100 * each.accuracy for each in trials if each.arm == name and each.unit is not None}
+
+
+def _next_unit(tried: dict[float, float], target: float) -> float | None:
+    """Where accuracy, taken as rising with the logarithm of the unit, should be the target; None when to give up."""
+    if len(tried) - len(GRID) >= MOST_REFINEMENTS:
+        return None
+    known = sorted((math.log(unit), accuracy - target) for unit, accuracy in tried.items())
+    around = [(low, high) for low, high in pairwise(known) if low[1] < 0 <= high[1]]
+    if around:
+        (x, below), (y, above) = min(around, key=lambda pair: pair[1][1] - pair[0][1])
+        part = min(0.9, max(0.1, -below / (above - below)))  # never a unit that was tried
+        found = math.exp(x + part * (y - x))
+    else:
+        is_above = known[0][1] >= 0  # all are: less budget is wanted
+        (x, first), (y, second) = known[:2] if is_above else known[-2:]
+        slope = (second - first) / (y - x)
+        step = abs((known[0] if is_above else known[-1])[1]) / slope if slope > 0 else math.inf
+        factor = math.exp(min(math.log(4), max(math.log(2), step)))  # a far extrapolation is no measurement
+        found = math.exp(known[0][0]) / factor if is_above else math.exp(known[-1][0]) * factor
+    rounded = float(f"{found:.3g}")
+    return None if rounded in tried else rounded
