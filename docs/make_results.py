@@ -133,12 +133,12 @@ def gpu_equilibrium_table() -> str:
         "| clients | links | walks that return home | 100 rounds, given them | residual | peak memory |",
         "|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in newest_record("equilibrium-gpu-billion")["rows"]:
+    reference = newest_record("equilibrium-gpu")
+    for row in reference["rows"]:
         lines.append(
             f"| {row['clients']:,} | {row['links']:,} | {row['diagonal_seconds']:.2f} s "
             f"| {row['seconds_given_the_diagonal']:.2f} s | {row['residual']:.0e} | {row['peak_gib']:.1f} GiB |"
         )
-    reference = newest_record("equilibrium-gpu")
     first = reference["rows"][0]
     lines.append("")
     lines.append(
@@ -150,7 +150,69 @@ def gpu_equilibrium_table() -> str:
     return "\n".join(lines)
 
 
+def gpu_peers_table() -> str:
+    record = newest_record("peers-gpu")
+    lines = ["| peer | its seconds a round | mppfl's just before | times faster |", "|---|--:|--:|--:|"]
+    for name in dict.fromkeys(row["peer"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["peer"] == name]
+        theirs, ours = (float(np.median([row[side]["seconds"] for row in rows])) for side in ("theirs", "mppfl"))
+        each = ", ".join(f"{row['times_faster']:.0f}" for row in rows)
+        lines.append(f"| {name} | {theirs:.2f} | {ours:.3f} | {each} |")
+    return "\n".join(lines)
+
+
+def precision_table() -> str:
+    lines = ["| computed in | accuracy after 10 rounds, each seed | mean |", "|---|---|--:|"]
+    for row in newest_record("precision-accuracy")["rows"]:
+        each = ", ".join(f"{100 * accuracy:.2f}" for accuracy in row["accuracies"])
+        lines.append(f"| {row['way']} | {each} | {100 * np.mean(row['accuracies']):.2f} % |")
+    return "\n".join(lines)
+
+
+def race_table() -> str:
+    lines = ["| round | who | CPU s | wall s | CPU, × mppfl's | wall, × mppfl's |", "|---|---|--:|--:|--:|--:|"]
+    for race in newest_record("peers")["races"]:
+        for row in race["rows"]:
+            if row.get("failure"):
+                lines.append(f"| {race['workload']} | {row['name']} | {row['failure']} | | | |")
+                continue
+            ratios = [row.get(f"{what}_ratios") for what in ("cpu", "wall")]
+            told = ["" if found is None else f"{np.median(found):.2f}" for found in ratios]
+            lines.append(
+                f"| {race['workload']} | {row['name']} | {row['cpu_seconds']:.3f} | {row['wall_seconds']:.3f} "
+                f"| {told[0]} | {told[1]} |"
+            )
+    return "\n".join(lines)
+
+
+def growth_table() -> str:
+    lines = [
+        "| on | with | from | to | time grows like | its larger half | memory grows like | its larger half |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for device, title in (("cpu", "2 cores"), ("cuda", "H200")):
+        for axis, found in newest_record(f"growth-{device}")["axes"].items():
+            ends = [f"{found['rows'][at]['size']:,}" for at in (0, -1)]
+            told = []
+            for what in ("seconds", "peak_gib"):
+                told += [f"n^{found[what]['exponent']:.2f} ± {found[what]['standard_error']:.2f}"]
+                told += [f"n^{found[what]['larger_half']:.2f}"]
+            lines.append(f"| {title} | {axis} | {' | '.join(ends)} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def paper_table() -> str:
+    from mppfl.results.paper.tables import readme_table
+
+    return readme_table(ROOT / "results" / "paper").rstrip()
+
+
 TABLES = {
+    "paper": paper_table,
+    "race": race_table,
+    "gpu peers": gpu_peers_table,
+    "precision": precision_table,
+    "growth": growth_table,
     "engine": engine_table,
     "gpu equilibrium": gpu_equilibrium_table,
     "comparison": comparison_table,

@@ -167,8 +167,12 @@ def lane_logits(
         together = 1  # layers computed by one operator
         if isinstance(layer, nn.GroupNorm) and kinds[at + 1 : at + 2] == [nn.ReLU] and nudges is None:
             x, together = group_norm_relu(x, own["weight"], own["bias"], layer.num_groups, layer.eps), 2
-        elif isinstance(layer, nn.Conv2d) and kinds[at + 1 : at + 3] == POOLED and _halves(x) and nudges is None:
-            x, together = relu_pool(lane_convolution(x, own["weight"]), own["bias"]), 3
+        elif isinstance(layer, nn.Conv2d) and kinds[at + 1 : at + 3] == POOLED and _halves(x):
+            entering, x = x, lane_convolution(x, own["weight"])
+            if nudges is not None:  # before the bias, which comes to the same
+                x = x + nudges[len(seen)]
+                seen.append(entering)
+            x, together = relu_pool(x, own["bias"]), 3
         elif isinstance(layer, nn.ReLU):
             x = x.relu()
         elif isinstance(layer, nn.MaxPool2d):
@@ -225,22 +229,21 @@ def _layers_with_weights(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _outputs_like(model: FlatModel, parts: Parts, inputs: Tensor) -> list[Tensor]:
-    """Zeros in the shape of every weighted layer's output."""
+    """Zeros in the shape of every weighted layer's output; one zero seen everywhere, which takes no memory to read."""
     if normalises_over_examples(model.module):
         raise BadInput("a layer that normalises over the batch leaves no example a gradient of its own.")
     lanes, examples = inputs.shape[:2]
     height, width = inputs.shape[3:] if inputs.ndim == 5 else (1, 1)
-    dtype = inputs.dtype
+    nothing = torch.zeros((), device=inputs.device, dtype=inputs.dtype)
     found = []
     for name, layer in model.module.named_children():
         if isinstance(layer, nn.MaxPool2d):
             height, width = height // 2, width // 2
         elif isinstance(layer, nn.Linear):
-            found.append(torch.zeros((lanes, examples, layer.out_features), device=inputs.device, dtype=dtype))
+            found.append(nothing.expand(lanes, examples, layer.out_features))
         elif isinstance(layer, (nn.Conv2d, nn.GroupNorm)):
             channels = parts[f"{name}.bias"].shape[1]
-            shape = (lanes, examples, height, width, channels)
-            found.append(torch.zeros(shape, device=inputs.device, dtype=dtype))
+            found.append(nothing.expand(lanes, examples, height, width, channels))
     return found
 
 
