@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from mppfl.learning.cohort import Cohort
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import flat_model
+from mppfl.learning.flops import gflop_per_example
 from mppfl.learning.local import GradientNoise, Lane
 from mppfl.learning.models import make_model
 from mppfl.privacy.mechanism import LocalWork
@@ -60,22 +60,6 @@ CASES = {
 }
 
 
-def gflop_per_example(model: nn.Sequential, shape: tuple[int, ...]) -> float:
-    total = 0
-
-    def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal total
-        if isinstance(layer, nn.Conv2d):
-            total += 2 * output.numel() * layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]
-        elif isinstance(layer, nn.Linear):
-            total += 2 * output.numel() * layer.in_features
-
-    for layer in model:
-        layer.register_forward_hook(count)
-    model(torch.zeros(1, *shape))
-    return 3 * total / 1e9
-
-
 def lanes_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int) -> list[Lane]:
     rng, lanes = np.random.default_rng(seed), []
     for k in range(case.clients):
@@ -98,7 +82,7 @@ def measure(case: Case, repeats: int) -> dict:
         privacy=case.privacy, clip_norm=1.0, processes=1,
     )  # fmt: skip
     module = make_model(case.model, case.shape, case.num_classes, hidden=case.hidden)
-    gflop = gflop_per_example(make_model(case.model, case.shape, case.num_classes, hidden=case.hidden), case.shape)
+    gflop = gflop_per_example(module, case.shape)
     model = flat_model(module)
     start = model.initial_weights(0).to(case.device)
     settle, at_rest = nothing, 0.0

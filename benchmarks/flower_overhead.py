@@ -86,7 +86,7 @@ app = ClientApp()
 
 
 def priced(message, context, call_next):
-    if "mppfl.terms" not in message.content:
+    if "mppfl-run" not in message.content["config"]:
         return call_next(message, context)
     from mppfl.apps.flower import PrivateUpload
 

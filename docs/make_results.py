@@ -161,6 +161,14 @@ def gpu_peers_table() -> str:
     return "\n".join(lines)
 
 
+def steps_table() -> str:
+    lines = ["| model | step | expected because | TFLOP/s |", "|---|---|---|--:|"]
+    for row in newest_record("engine-steps")["steps"]:
+        told = f"{row['before']:.0f} → {row['after']:.0f}"
+        lines.append(f"| {row['model']} | {row['step']} | {row['expected']} | {told} |")
+    return "\n".join(lines)
+
+
 def precision_table() -> str:
     lines = ["| computed in | accuracy after 10 rounds, each seed | mean |", "|---|---|--:|"]
     for row in newest_record("precision-accuracy")["rows"]:
@@ -211,6 +219,7 @@ TABLES = {
     "paper": paper_table,
     "race": race_table,
     "gpu peers": gpu_peers_table,
+    "steps": steps_table,
     "precision": precision_table,
     "growth": growth_table,
     "engine": engine_table,

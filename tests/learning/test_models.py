@@ -10,6 +10,7 @@ from torch import nn
 from mppfl.errors import BadInput
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import flat_model
+from mppfl.learning.flops import gflop_per_example
 from mppfl.learning.models import MODEL_NAMES, make_model
 from mppfl.learning.rounds import training_rounds
 from tests.learning.trainings import TwoPaths, batch_normed, pictures, plan_with
@@ -180,3 +181,10 @@ def test_flat_weights_and_named_parts_are_two_views_of_one_thing():
     assert {name: part.shape for name, part in parts.items()} == model.shapes
     stacked = model.parts(torch.stack([weights, -weights]))
     assert all(torch.equal(stacked[name][1], -parts[name]) for name in parts)
+
+
+def test_arithmetic_is_counted_by_hand():
+    model = make_model("cnn_fmnist", (1, 28, 28), 10)
+    forward = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 25 * 32 + 3136 * 512 + 512 * 10  # products of each layer
+    assert gflop_per_example(model, (1, 28, 28)) == pytest.approx(3 * 2 * forward / 1e9)
+    assert not any(layer._forward_hooks for layer in model)

@@ -337,7 +337,9 @@ def test_a_training_in_which_nobodys_update_is_finite_has_diverged():
 
 
 def test_an_update_that_is_not_finite_is_left_out_before_the_median_is_taken():
-    (record,) = trained([1.0] * 3, 1, data=with_a_client_that_explodes(), clip_norm="first_round_median", learning_rate=1e10)
+    (record,) = trained(
+        [1.0] * 3, 1, data=with_a_client_that_explodes(), clip_norm="first_round_median", learning_rate=1e10
+    )
     assert record.diverged == ("bob",)
     assert math.isfinite(record.clip_norm)
 

@@ -15,9 +15,11 @@ import pytest
 from mppfl.data.dataset import Dataset, Examples
 from mppfl.errors import BadFile, BadInput
 from mppfl.learning.rounds import rounds_together
+from mppfl.results.paper import batch
 from mppfl.results.paper import measure as module
+from mppfl.results.paper.batch import trained
 from mppfl.results.paper.cells import ArmName, Case, Cell, arms_of, clients_of
-from mppfl.results.paper.measure import main, measure, missing_arms, rehearsal, trained
+from mppfl.results.paper.measure import main, measure, missing_arms, rehearsal
 from mppfl.results.paper.settings import SETTINGS
 from mppfl.results.paper.store import cell_path, every_training, read_cell, read_trials, unit_path
 from mppfl.results.paper.units import place_of_unit, units_of
@@ -121,7 +123,7 @@ def test_a_killed_run_loses_only_the_arms_in_flight(finished, tmp_path, told, mo
         yield next(iter(rounds_together(model, arms)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "rounds_together", killed)
+    monkeypatch.setattr(batch, "rounds_together", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, told)
     assert {str(arm) for arm in missing_arms(tmp_path, IID, SETTING)} == lost
@@ -153,7 +155,7 @@ def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, to
 def test_arms_that_turn_out_too_slow_for_the_deadline_start_again_as_fewer(told, monkeypatch):
     case = Case(IID, SETTING, clients_of(IID, SETTING, drawn()))
     clock = iter(np.arange(0.0, 1e6, 10.0))  # every look at the clock is ten seconds later
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(batch.time, "monotonic", lambda: next(clock))
     jobs = [(arm, 1e-3) for arm in arms_of(IID)[:3]]
     found = trained(case, jobs, "cpu", "float32", provenance_here(), deadline=35.0, tell=told.append)
     assert len(found) < 3

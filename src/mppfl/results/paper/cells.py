@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any, Literal, cast
 
 import numpy as np
-import torch
 from torch import nn
 
 from mppfl.arrays import IntArray, require_count
@@ -26,6 +24,7 @@ from mppfl.game.mechanisms import MECHANISMS, Mechanism, fixed
 from mppfl.game.model import Game, make_game
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
 from mppfl.game.presets import draw_clients, preset
+from mppfl.learning import flops
 from mppfl.learning.config import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
 from mppfl.learning.models import Norm, make_model
 from mppfl.network.generate import random_graph
@@ -267,17 +266,4 @@ def clients_of(cell: Cell, setting: Setting, dataset: Dataset) -> ClientData:
 def gflop_per_example(setting: Setting) -> float:
     """Arithmetic of one example: products of convolutions and dense layers, forward once and backward twice."""
     model = make_model(setting.model, setting.input_shape, setting.num_classes, norm=cast(Norm, setting.norm))
-    total = 0
-
-    def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal total
-        if isinstance(layer, nn.Conv2d):
-            total += 2 * output.numel() * layer.in_channels * math.prod(layer.kernel_size)
-        elif isinstance(layer, nn.Linear):
-            total += 2 * output.numel() * layer.in_features
-
-    for layer in model:
-        layer.register_forward_hook(count)
-    with torch.no_grad():
-        model(torch.zeros(1, *setting.input_shape))
-    return 3 * total / 1e9
+    return flops.gflop_per_example(model, setting.input_shape)
