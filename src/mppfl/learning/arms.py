@@ -30,8 +30,8 @@ from mppfl.privacy.release import ReleaseCost
 # What does not decide where a training goes: a checkpoint may be taken up with another of these.
 NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
 # Arms that agree in these, and in their data, can be computed in one batch.
-COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "engine", "device", "precision", "clients_at_once",
-                  "processes")  # fmt: skip
+COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "augmentation", "engine", "device", "precision",
+                  "clients_at_once", "processes")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

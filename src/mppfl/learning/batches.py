@@ -13,7 +13,7 @@ from mppfl.errors import BadInput
 from mppfl.learning.config import TrainingConfig
 from mppfl.privacy.mechanism import LocalWork
 
-PURPOSES = {"batches": 1, "noise": 2, "layers": 3}
+PURPOSES = {"batches": 1, "noise": 2, "layers": 3, "views": 4}
 
 
 def stream(seed: int, purpose: str, round_index: int, client: int) -> np.random.Generator:

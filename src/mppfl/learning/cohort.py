@@ -26,9 +26,10 @@ from mppfl.learning.config import Engine, Precision, TrainingConfig
 from mppfl.learning.dense import DenseGradients, is_dense
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.layered import LayeredGradients, is_layered
-from mppfl.learning.local import Descent, Lane, Table, local_update
+from mppfl.learning.local import Descent, Lane, local_update
 from mppfl.learning.lockstep import LaneGradients, VmappedGradients, lockstep_updates
 from mppfl.learning.processes import Workers, can_travel
+from mppfl.learning.views import table_for
 from mppfl.network.device import find_device, free_bytes, to_device
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class Cohort:
         self.device = find_device(config.device)
         self.dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.engine = choose_engine(model, config, self.device, num_lanes)
-        self.table = Table(to_device(features, self.device).to(self.dtype), to_device(labels, self.device))
+        placed = to_device(features, self.device).to(self.dtype), to_device(labels, self.device)
+        self.table = table_for(config, *placed)
         model.module.to(self.device, self.dtype)
         self.descent = Descent(config.learning_rate, config.momentum)
         self._gradients: LaneGradients | None = None

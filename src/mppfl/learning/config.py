@@ -16,6 +16,7 @@ Engine = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 Aggregation = Literal["size", "uniform", "noise_aware"]
 ServerOptimizer = Literal["plain", "momentum", "adam"]
+Augmentation = Literal["none", "crop_and_flip"]
 FIRST_ROUND_MEDIAN = "first_round_median"
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -23,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "noise": ("seeded", "gaussian", "discrete"),
     "aggregation": ("size", "uniform", "noise_aware"),
     "server_optimizer": ("plain", "momentum", "adam"),
+    "augmentation": ("none", "crop_and_flip"),
     "engine": ("auto", "loop", "processes", "dense", "batched", "vmap"),
     "precision": ("float32", "tf32", "bf16", "float64"),
 }
@@ -36,6 +38,7 @@ class TrainingConfig:
     momentum              of local SGD, forgotten between rounds
     batch_size            examples per local step
     local_epochs          L, passes over a client's data in a round
+    augmentation          "crop_and_flip" shows pictures shifted by up to 4 pixels and mirrored, anew at every look
     num_steps             full-batch steps in a round (privacy="full_batch_steps")
     privacy               named mechanism of mppfl.privacy
     adjacency             None for the mechanism's own; "add-remove" is possible with privacy="client"
@@ -60,6 +63,7 @@ class TrainingConfig:
     momentum: float = 0.0
     batch_size: int = 32
     local_epochs: int = 5
+    augmentation: Augmentation = "none"
     num_steps: int = 1
     privacy: str = "paper"
     adjacency: Adjacency | None = None

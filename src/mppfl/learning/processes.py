@@ -49,6 +49,7 @@ class Workers:
                 f"{type(model.module).__name__} cannot be loaded by another process. Define it in a module of its own, "
                 "or use engine='loop'."
             )
+        self._kind = type(table).__name__
         self._folder = Path(tempfile.mkdtemp(prefix="mppfl-"))
         self._workers: list[subprocess.Popen[bytes]] = []
         try:
@@ -67,7 +68,7 @@ class Workers:
     def _start(self, module: bytes) -> subprocess.Popen[bytes]:
         files = [str(self._folder / "features.npy"), str(self._folder / "labels.npy")]
         worker = subprocess.Popen(
-            [sys.executable, "-m", "mppfl.learning.worker", *files],
+            [sys.executable, "-m", "mppfl.learning.worker", *files, self._kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},

@@ -32,6 +32,7 @@ from mppfl.learning.flat import FlatModel, flat_model
 from mppfl.learning.local import Lane, Table, as_array, evaluate
 from mppfl.learning.record import RoundRecord
 from mppfl.learning.uploads import admitted, finite_updates, gradient_noise, noisy_uploads
+from mppfl.learning.views import with_views
 from mppfl.network.device import to_device
 from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.ledger import PrivacyLedger
@@ -143,11 +144,13 @@ def _assigned(standing: Standing, drawn: Drawn) -> _Work:
         who, costs = admitted(standing, terms.round_index, asked, who)
     lanes = []
     for number, k in enumerate(who.tolist()):
-        key = (config.seed, config.privacy, standing.works[k], terms.round_index, k, id(data))
+        key = (config.seed, config.privacy, config.augmentation, standing.works[k], terms.round_index, k, id(data))
         if key not in drawn:
             order = stream(config.seed, "batches", terms.round_index, k)
             batches = batches_of_round(standing.works[k], config.privacy, order)
             drawn[key] = [data.members[k][rows] for rows in batches]
+            if config.augmentation != "none":
+                drawn[key] = with_views(drawn[key], stream(config.seed, "views", terms.round_index, k))
         noise = None if costs is None else gradient_noise(standing, costs[number], k, float(asked[k]))
         layers_seed = int(stream(config.seed, "layers", terms.round_index, k).integers(2**62))
         lanes.append(Lane(standing.weights, drawn[key], noise, layers_seed))

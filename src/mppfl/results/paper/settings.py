@@ -15,7 +15,7 @@ class Setting:
 
     title   as the paper writes it
     model   cinic-10's is not said; it has the pictures of cifar-10
-    norm    of the VGGs, chosen once on the noiseless IID cell (docs/reproduction.md)
+    norm, augmentation  of the VGGs, chosen once on the noiseless IID cell (docs/reproduction.md)
     """
 
     dataset: str
@@ -30,6 +30,7 @@ class Setting:
     local_epochs: int = 5
     learning_rate: float = 0.01
     norm: str = "group"
+    augmentation: str = "none"
 
 
 SETTINGS = {
