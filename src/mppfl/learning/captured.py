@@ -2,7 +2,7 @@
 
 A recorded step reads its batch at a counter that lies on the GPU and moves on with every replay. Lanes stand in the
 order of their length, so those that still have batches are always the first ones; as lanes run out, shorter recordings
-(three quarters, half, a quarter of the lanes) take over, and no lane is computed long after its end.
+(seven eighths, six eighths, ... of the lanes) take over, and no lane is computed long after its end.
 
 Noise in gradients is seeded and drawn for all lanes from one stream of the GPU: a simulation, whose noise depends on
 who is computed together.
@@ -20,7 +20,8 @@ from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Descent, Lane, Table
 from mppfl.learning.lockstep import LaneGradients, moved, padded_steps, starts_of
 
-QUARTERS = 4
+PARTS, FEW_PARTS = 8, 4  # recordings of fewer and fewer lanes; each takes seconds to compile
+MANY_LANES = 64  # from which on eight are worth it
 WARM_UPS = 3  # runs before a recording, in which kernels are compiled and memory is found
 
 
@@ -63,7 +64,7 @@ class CapturedDescent:
         clip_norm = noises[0].clip_norm if noises else None
         if noises:
             self._generator.manual_seed(sum(noise.next_seed() for noise in noises) % 2**62)
-        for count, steps in self._stages([len(lane.batches) for lane in sorted_lanes], len(buffers.rows[0])):
+        for count, steps in stages([len(lane.batches) for lane in sorted_lanes], len(buffers.rows[0])):
             graph = self._graph(buffers, count, clip_norm)
             for _ in range(steps):
                 graph.replay()
@@ -76,18 +77,6 @@ class CapturedDescent:
     def forget(self) -> None:
         """Lets go of all recordings and their memory."""
         self._graphs, self._buffers = {}, {}
-
-    def _stages(self, lengths: list[int], most: int) -> list[tuple[int, int]]:
-        """(lanes computed, steps) one after another: as few lanes as still hold everybody who moves."""
-        sizes = sorted({max(1, -(-most * quarter // QUARTERS)) for quarter in range(1, QUARTERS + 1)}, reverse=True)
-        stages, done = [], 0
-        for number, size in enumerate(sizes):
-            smaller = sizes[number + 1] if number + 1 < len(sizes) else 0
-            until = lengths[smaller] if smaller < len(lengths) else done
-            if until > done:
-                stages.append((size, until - done))
-                done = until
-        return stages
 
     def _loaded(self, lanes: Sequence[Lane], starts: Tensor, count: int) -> _Buffers:
         """The buffers for so many lanes, holding this round's batches and starting weights."""
@@ -189,3 +178,21 @@ class CapturedDescent:
 def _over(per_lane: Tensor, like: Tensor) -> Tensor:
     """One number per lane, shaped to multiply [lanes, *shape]."""
     return per_lane.view(-1, *[1] * (like.ndim - 1))
+
+
+def stages(lengths: list[int], most: int) -> list[tuple[int, int]]:
+    """(lanes computed, steps) one after another: of few sizes, the least that still holds everybody who moves.
+
+    lengths  steps of each lane, the longest first
+    most     lanes there is room for
+    """
+    parts = PARTS if most >= MANY_LANES else FEW_PARTS
+    sizes = sorted({max(1, -(-most * part // parts)) for part in range(1, parts + 1)}, reverse=True)
+    found, done = [], 0
+    for number, size in enumerate(sizes):
+        smaller = sizes[number + 1] if number + 1 < len(sizes) else 0
+        until = lengths[smaller] if smaller < len(lengths) else done
+        if until > done:
+            found.append((size, until - done))
+            done = until
+    return found
