@@ -24,7 +24,7 @@ from mppfl.errors import BadInput
 from mppfl.game.plan import Plan, Terms
 from mppfl.learning.aggregate import weights_of_updates
 from mppfl.learning.arms import Arm, Standing, training_key
-from mppfl.learning.batches import batches_of_round, stream
+from mppfl.learning.batches import stream
 from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.cohort import Cohort
 from mppfl.learning.config import TrainingConfig
@@ -32,7 +32,7 @@ from mppfl.learning.flat import FlatModel, flat_model
 from mppfl.learning.local import Lane, Table, as_array, evaluate
 from mppfl.learning.record import RoundRecord
 from mppfl.learning.uploads import admitted, finite_updates, gradient_noise, noisy_uploads
-from mppfl.learning.views import with_views
+from mppfl.learning.views import looks_of_round
 from mppfl.network.device import to_device
 from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.ledger import PrivacyLedger
@@ -146,11 +146,7 @@ def _assigned(standing: Standing, drawn: Drawn) -> _Work:
     for number, k in enumerate(who.tolist()):
         key = (config.seed, config.privacy, config.augmentation, standing.works[k], terms.round_index, k, id(data))
         if key not in drawn:
-            order = stream(config.seed, "batches", terms.round_index, k)
-            batches = batches_of_round(standing.works[k], config.privacy, order)
-            drawn[key] = [data.members[k][rows] for rows in batches]
-            if config.augmentation != "none":
-                drawn[key] = with_views(drawn[key], stream(config.seed, "views", terms.round_index, k))
+            drawn[key] = looks_of_round(config, standing.works[k], data.members[k], terms.round_index, k)
         noise = None if costs is None else gradient_noise(standing, costs[number], k, float(asked[k]))
         layers_seed = int(stream(config.seed, "layers", terms.round_index, k).integers(2**62))
         lanes.append(Lane(standing.weights, drawn[key], noise, layers_seed))

@@ -14,12 +14,29 @@ from torch import Tensor
 
 from mppfl.arrays import IntArray
 from mppfl.errors import BadInput
+from mppfl.learning.batches import batches_of_round, stream
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.local import Table
+from mppfl.privacy.mechanism import LocalWork
 
 MARGIN = 4  # pixels in each direction, as is usual for pictures of 32 × 32
 SHIFTS = 2 * MARGIN + 1
 VIEWS = 2 * SHIFTS**2
+
+
+def looks_of_round(
+    config: TrainingConfig, work: LocalWork, members: IntArray, round_index: int, client: int
+) -> list[IntArray]:
+    """What a client looks at in each step of a round: rows of the table, with their views where the table has some.
+
+    members  rows of the client's own examples
+    client   its position, which decides its random streams
+    """
+    order = stream(config.seed, "batches", round_index, client)
+    rows = [members[batch] for batch in batches_of_round(work, config.privacy, order)]
+    return (
+        rows if config.augmentation == "none" else with_views(rows, stream(config.seed, "views", round_index, client))
+    )
 
 
 def with_views(batches: Sequence[IntArray], rng: np.random.Generator) -> list[IntArray]:
