@@ -2,7 +2,7 @@
 # make test   set everything up, lint, type-check and run the tests
 PY := .venv/bin/python
 
-.PHONY: setup demo test lint test-slow test-data bench results picture clean
+.PHONY: setup demo test lint test-slow test-data test-flower bench results docs picture clean
 
 setup: .venv/ready
 
@@ -29,12 +29,19 @@ test-slow: setup
 test-data: setup
 	$(PY) -m pytest -m data -v
 
+test-flower: setup  # real processes on loopback: some ten minutes on two cores
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]' 'flwr[simulation]'
+	$(PY) -m pytest -m flower -v tests/flower
+
 bench: setup
 	$(PY) benchmarks/equilibrium.py
 	$(PY) benchmarks/equilibrium.py --growth
 
 results: setup
 	$(PY) docs/make_results.py
+
+docs: setup  # docs/reproduction.md and its charts, from results/paper/*.json
+	$(PY) -c "from mppfl.results.paper.document import make_document; make_document('results/paper')"
 
 picture: demo  # of the README; needs chromium
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1180,1390 --screenshot=docs/images/report.png demo-output/report.html

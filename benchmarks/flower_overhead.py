@@ -25,7 +25,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from mppfl.apps.flower import PricedFedAvg
+from mppfl.apps.flower import PricedFedAvg, watchful
 from mppfl.apps.flower.identity import Registry
 from mppfl.game.plan import Terms, plan_of_rounds
 from mppfl.learning.checkpoint import write_whole
@@ -53,7 +53,7 @@ class Eager:  # the same grid, asked for replies ten times a second instead of e
 
 @app.main()
 def main(grid, context):
-    grid = Eager(grid)
+    grid, watchful.POLL_SECONDS = Eager(grid), 0.1
     given = context.run_config
     state, keys, pairs = Path(given["state"]), Path(given["keys"]), PAIRS
     clients = list(json.loads(keys.read_text()))

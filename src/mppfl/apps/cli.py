@@ -1,4 +1,4 @@
-"""The command line: mppfl solve | compare | train | report | risk | graph | audit | ledger | data.
+"""The command line: mppfl solve | compare | train | report | reproduce | deploy | risk | graph | audit | ledger | data.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
@@ -18,9 +18,11 @@ from mppfl.apps import (
     audit_command,
     compare_command,
     data_command,
+    deploy_command,
     graph_command,
     ledger_command,
     report_command,
+    reproduce_command,
     risk_command,
     solve_command,
     train_command,
@@ -38,11 +40,13 @@ app.command("solve")(solve_command.solve_command)
 app.command("compare")(compare_command.compare_command)
 app.command("train")(train_command.train_command)
 app.command("report")(report_command.report_command)
+app.command("reproduce")(reproduce_command.reproduce_command)
 app.command("risk")(risk_command.risk_command)
 app.add_typer(graph_command.app, name="graph")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(ledger_command.app, name="ledger")
 app.add_typer(data_command.app, name="data")
+app.add_typer(deploy_command.app, name="deploy")
 
 
 def _version(wanted: bool) -> None:

@@ -15,9 +15,11 @@ from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import BadInput, BudgetExceeded
 from mppfl.learning.arms import Standing
 from mppfl.learning.batches import stream
+from mppfl.learning.config import TrainingConfig
 from mppfl.learning.local import GradientNoise, as_array
 from mppfl.learning.poisson import poisson_multiplier
 from mppfl.privacy.device_release import release_on_device
+from mppfl.privacy.mechanism import LocalWork
 from mppfl.privacy.release import ReleaseCost, release, round_cost
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,8 @@ def noisy_uploads(standing: Standing, who: IntArray, updates: Tensor, costs: Seq
     """What leaves the clients whose costs are reserved: updates with noise, or updates made of noisy gradients."""
     config = standing.arm.config
     if config.mechanism.noise_on != "update":
-        added = np.array([_noise_in_update(standing, int(k), cost) for k, cost in zip(who, costs, strict=True)])
+        works = [standing.works[int(k)] for k in who]
+        added = np.array([noise_in_update(config, work, cost) for work, cost in zip(works, costs, strict=True)])
         return Uploads(who, updates, added, math.nan)
     stds = np.array([cost.noise_std for cost in costs])
     if not len(who):
@@ -150,12 +153,17 @@ def noisy_uploads(standing: Standing, who: IntArray, updates: Tensor, costs: Seq
     return Uploads(who, rows, stds, float(np.mean(shortened)))
 
 
-def _noise_in_update(standing: Standing, client: int, cost: ReleaseCost) -> float:
-    """Standard deviation that noise in every gradient leaves in the whole update, as far as steps just add up."""
-    config, work = standing.arm.config, standing.works[client]
-    steps = {"full_batch": 1, "full_batch_steps": work.num_steps}.get(config.privacy, work.num_batches)
+def noise_in_update(config: TrainingConfig, work: LocalWork, cost: ReleaseCost) -> float:
+    """Standard deviation of the noise in the whole update, per parameter, as far as steps just add up."""
+    if config.mechanism.noise_on == "update":
+        return cost.noise_std
     divisor = 1 if config.mechanism.noise_on == "mean gradient" else work.batch_size
-    # With momentum μ the noise of step k is counted (1 − μ^(steps−k+1))/(1 − μ) times by the end of the round.
+    counted = times_counted(config, work)
+    return config.learning_rate * cost.noise_std / divisor * math.sqrt(sum(each * each for each in counted))
+
+
+def times_counted(config: TrainingConfig, work: LocalWork) -> list[float]:
+    """How often each step's gradient is in the update by the end: (1 − μ^(steps−k))/(1 − μ) with momentum μ."""
+    steps = {"full_batch": 1, "full_batch_steps": work.num_steps}.get(config.privacy, work.num_batches)
     mu = config.momentum
-    counted = [(1 - mu ** (steps - k)) / (1 - mu) if mu < 1 else float(steps - k) for k in range(steps)]
-    return config.learning_rate * cost.noise_std / divisor * math.sqrt(sum(c * c for c in counted))
+    return [(1 - mu ** (steps - k)) / (1 - mu) if mu < 1 else float(steps - k) for k in range(steps)]

@@ -1,0 +1,219 @@
+"""The folder of a deployment: where everything lies, and the app that `deploy init` writes into it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mppfl.apps.flower.certificates import CA, make_certificates, make_node_key
+from mppfl.apps.flower.node import NodeSettings
+from mppfl.errors import BadInput
+from mppfl.results.cases import network_of
+from mppfl.results.experiment import Experiment
+
+EXPERIMENT = "experiment.toml"
+
+PYPROJECT = """\
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "A priced and private federation, made by mppfl deploy init."
+license = "Apache-2.0"
+dependencies = ["mppfl[flower]"]
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["federation"]
+
+[tool.flwr.app]
+publisher = "mppfl"
+fab-include = ["federation/*.py", "experiment.toml"]  # nothing of deployment/: keys and accounts stay where they are
+
+[tool.flwr.app.components]
+serverapp = "federation.server_app:app"
+clientapp = "federation.client_app:app"
+
+[tool.flwr.app.config]
+experiment = ""        # the experiment file on the server's machine
+state = ""             # the folder in which the server keeps its state and accounts
+keys = ""              # whose key is whose; empty believes the names that nodes declare
+nodes = ""             # simulation only: the folder of the simulated nodes' settings
+wait-seconds = 180     # the first round waits so long for everybody
+round-seconds = 600    # a round waits so long for answers
+"""
+
+SERVER_APP = '''\
+"""The server: prices every round of the experiment, checks and books what comes back, tests the model."""
+
+from mppfl.apps.flower.server import experiment_server
+
+app = experiment_server()
+'''
+
+CLIENT_APP = '''\
+"""A client: trains on its own data as the experiment says, and lets out only what its own settings allow."""
+
+from mppfl.apps.flower.client import experiment_client
+
+app = experiment_client()
+'''
+
+EXPERIMENT_FILE = """\
+# The same file runs on one machine (mppfl train experiment.toml) and on Flower (mppfl deploy local .).
+name = "{name}"
+seed = 0
+mechanism = "mppfl"
+
+[network]                       # who exposes whom; or: source = "friends.csv"
+generate = "erdos_renyi"
+num_clients = {num_clients}
+
+[game]
+preset = "paper-like"
+num_rounds = {num_rounds}
+
+[data]
+name = "digits"                 # comes with scikit-learn: nothing to fetch
+
+[training]
+model = "linear"                # few parameters: sound noise grows with their number
+learning_rate = 1.0
+privacy = "full_batch"          # ρ-zCDP per record and round, whatever the data
+clip_norm = 1.0
+noise = "gaussian"              # drawn by each client from its operating system
+dp_epsilon = 4.0                # with which the client who gives most ends, at dp_delta = 1e-5
+aggregation = "noise_aware"
+
+[ledger]
+cap = 1.0                       # ρ that a client lets out in all, over all runs; each node keeps its own
+"""
+
+GITIGNORE = "deployment/\n__pycache__/\n"
+
+
+def write_app(folder: Path, num_clients: int = 5, num_rounds: int = 5) -> list[Path]:
+    """Writes a Flower app that is ready to run. Refuses a folder in which one of its files stands already."""
+    name = folder.absolute().name
+    safe = (
+        "".join(sign if sign.isascii() and (sign.isalnum() or sign == "-") else "-" for sign in name).strip("-")
+        or "app"
+    )
+    files = {
+        "pyproject.toml": PYPROJECT.format(name=safe.lower()),
+        EXPERIMENT: EXPERIMENT_FILE.format(name=safe, num_clients=num_clients, num_rounds=num_rounds),
+        "federation/__init__.py": "",
+        "federation/server_app.py": SERVER_APP,
+        "federation/client_app.py": CLIENT_APP,
+        ".gitignore": GITIGNORE,
+    }
+    for each in files:
+        if (folder / each).exists():
+            raise BadInput(f"{folder / each} exists already and is not written over. Choose another folder.")
+    for each, content in files.items():
+        path = folder / each
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        except OSError as cause:
+            raise BadInput(
+                f"{path} could not be written ({cause.strerror or cause}). Choose another folder."
+            ) from cause
+    return [folder / each for each in files]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the files of a deployment lie, under the app's own folder."""
+
+    app: Path
+
+    def __post_init__(self) -> None:
+        for name in ("pyproject.toml", EXPERIMENT):
+            if not (self.app / name).is_file():
+                raise BadInput(
+                    f"{self.app} has no {name}, so it is no app of mppfl. Write one: mppfl deploy init {self.app}"
+                )
+
+    @property
+    def experiment(self) -> Path:
+        return self.app / EXPERIMENT
+
+    @property
+    def folder(self) -> Path:
+        return self.app / "deployment"
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "server"
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certificates"
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys.json"
+
+    @property
+    def flower_home(self) -> Path:
+        return self.folder / "flower"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def processes(self) -> Path:
+        return self.folder / "processes.json"
+
+    def node(self, position: int) -> Path:
+        return self.folder / "nodes" / str(position)
+
+    def ledgers(self) -> dict[str, Path]:
+        """The ledgers of the nodes that live on this machine, by client."""
+        return {client: self.node(at) / "ledger.sqlite" for at, client in enumerate(self.clients())}
+
+    def clients(self) -> list[str]:
+        """The clients whose keys are registered, in the order of the experiment."""
+        return list(json.loads(self.keys.read_text("utf-8"))) if self.keys.exists() else []
+
+
+def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
+    """Certificates, and a folder, settings and a key for every client, where they are not there yet; the clients."""
+    graph = network_of(experiment, experiment.seeds[0])
+    clients = [graph.name(at) for at in range(graph.num_clients)]
+    layout.folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(layout.folder, 0o700)  # keys and ledgers are nobody else's business
+    if not (layout.certificates / CA).exists():
+        make_certificates(layout.certificates)
+    before = layout.clients()
+    if before and before != clients:
+        raise BadInput(
+            f"{layout.keys} has keys for {len(before)} clients, and the experiment has {len(clients)} or others. "
+            "Use another folder for another federation."
+        )
+    mechanism = experiment.training.config.privacy
+    keys: dict[str, str] = {}
+    for position, client in enumerate(clients):
+        place = layout.node(position)
+        settings = NodeSettings(
+            client=client,
+            ledger=place.absolute() / "ledger.sqlite",
+            cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
+            accept=(mechanism,),
+            without_noise=experiment.mechanisms == ("noiseless",),
+            experiment=layout.experiment.absolute(),
+        )
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / "node.toml").exists():
+            (place / "node.toml").write_text(settings.to_toml(), encoding="utf-8")
+        public = place / "key.pub"
+        keys[client] = public.read_text().strip() if public.exists() else make_node_key(place / "key")
+    if not before:
+        layout.keys.write_text(json.dumps(keys, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return clients

@@ -1,0 +1,70 @@
+"""A whole federation on this machine: real processes on loopback, or clients simulated by Flower's own engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mppfl.apps.flower.experiment_case import deployed_experiment
+from mppfl.apps.flower.federation import Ended, Federation, OnRound, SimulatedFederation, Tell
+from mppfl.apps.flower.layout import Layout, make_nodes
+from mppfl.apps.flower.processes import stopping_on_signals
+from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.errors import BadInput
+
+
+def deploy_local(
+    app: str | Path,
+    num_nodes: int | None = None,
+    *,
+    resume: bool = False,
+    tell: Tell = lambda line: None,
+    on_round: OnRound = lambda facts: None,
+) -> Ended:
+    """Runs the app's experiment on this machine to its end and stops everything that it started, however it ends.
+
+    Raises where the SuperLink dies or the server app fails; the state stays, and `resume` goes on from it.
+    """
+    layout, clients = _prepared(app, resume)
+    if num_nodes is not None and num_nodes != len(clients):
+        raise BadInput(
+            f"--nodes {num_nodes}, but the experiment has {len(clients)} clients. Leave it out, or change "
+            f"network.num_clients in {layout.experiment}."
+        )
+    return _run(Federation(layout, clients, tell), on_round)
+
+
+def deploy_simulated(
+    app: str | Path,
+    *,
+    resume: bool = False,
+    tell: Tell = lambda line: None,
+    on_round: OnRound = lambda facts: None,
+) -> Ended:
+    """Runs the same app with clients that Flower's simulation engine computes: no nodes, no keys, names believed."""
+    layout, clients = _prepared(app, resume)
+    return _run(SimulatedFederation(layout, clients, tell), on_round)
+
+
+def _prepared(app: str | Path, resume: bool) -> tuple[Layout, list[str]]:
+    """The folder with everything in it that a launch needs, and the clients. Refuses what is not to be run."""
+    layout = Layout(Path(app).absolute())
+    experiment = deployed_experiment(layout.experiment)
+    state = ServerFolder(layout.server).state()
+    if state is None and resume:
+        raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {layout.app}")
+    if state is not None and not resume:
+        finished = state.rounds_done >= len(state.budgets)
+        remedy = "Choose another folder" if finished else f"Go on with: mppfl deploy resume {layout.app}"
+        raise BadInput(
+            f"{layout.app} holds run {state.run!r} after round {state.rounds_done} of {len(state.budgets)}. {remedy}."
+        )
+    return layout, make_nodes(layout, experiment)
+
+
+def _run(federation: Federation, on_round: OnRound) -> Ended:
+    with ServerFolder(federation.layout.folder).locked(wait_seconds=0.0), stopping_on_signals():
+        try:
+            federation.start()
+            return federation.watch(on_round)
+        finally:
+            federation.stop()

@@ -1,0 +1,104 @@
+"""mppfl reproduce: cells and figures made again, and where that stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from mppfl.apps import cli
+from mppfl.apps import reproduce_command as command
+from mppfl.results.paper import measure as module
+from mppfl.results.paper.cells import Cell
+from mppfl.results.paper.store import every_training
+from tests.results.paper.test_measure import NAME, SETTINGS_HERE, drawn
+
+
+@pytest.fixture
+def reproduce(monkeypatch, capsys, tmp_path):
+    """Runs `mppfl reproduce ... --folder` in a folder of its own and gives exit code, stdout and stderr."""
+    monkeypatch.setattr(module, "loaded", lambda setting, folder: drawn() if setting.dataset == NAME else None)
+    monkeypatch.delenv("MPPFL_DATA", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mppfl", "reproduce", "--folder", str(tmp_path), *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["table3"], "error: 'table3' is nothing to reproduce. Known: table1"),
+        (["fig-phi", "--only", "svhn"], "error: --only chooses cells"),
+        (["table1", "--only", "cifar"], "error: only='cifar' names no cell"),
+        (["table2", "--only", "svhn"], "error: only='svhn' names no cell"),
+        (["table1", "--seeds", "0"], "error: --seeds=0"),
+        (["table1", "--device", "tpu"], "error: "),
+        (["table1", "--minutes", "-3"], "error: minutes=-3"),
+        (["fig-phi", "--status"], "error: --status is about the cells"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(reproduce, arguments, said):
+    code, out, err = reproduce(*arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_data_that_are_not_there_are_named_and_stop_nothing(reproduce):
+    code, out, err = reproduce("table1", "--only", "svhn", "--only", "cinic-10", "--resume")
+    assert code == 0
+    assert "svhn: not measured: data not available" in err
+    assert "cinic-10: not measured: data not available. Give --data" in out
+    assert "0 arms trained" in out
+
+
+def test_status_lists_every_cell_and_what_is_left(reproduce):
+    code, out, _ = reproduce("table2", "--status", "--only", "cifar-10/iid")
+    assert code == 0
+    assert out.splitlines()[0] == "cifar-10/iid/n20/seed0  not measurable (data not available)  unknown hours left"
+    assert out.splitlines()[-1].startswith("0 measured, 0 partly, 0 missing, 3 not measurable; unknown hours")
+
+
+def test_status_for_programs_is_one_object(reproduce):
+    code, out, _ = reproduce("--status", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert len(found["cells"]) == 30
+    assert found["counts"]["not measurable"] == 30
+
+
+def test_cells_are_trained_and_filed(reproduce, monkeypatch, tmp_path):
+    """The command's own path, on drawn pictures and with a cell of the rehearsal's size."""
+
+    def rehearsed(cells, folder, **options):
+        return module.measure(cells, folder, settings=SETTINGS_HERE, at_most_arms=2, **options)
+
+    monkeypatch.setattr(command, "_measured", lambda cells, folder, *rest: rehearsed(cells, folder))
+    code, out, _ = reproduce("table1", "--only", f"{NAME}/iid", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["arms_trained"], found["out_of_time"]) == (2, True)
+    assert len(every_training(tmp_path)) == 2
+
+
+def test_curves_are_the_cells_of_cifar_100_and_tables_have_theirs():
+    assert {cell.dataset for cell in command._cells("fig-curves", [], None)} == {"cifar-100"}
+    assert {cell.num_clients for cell in command._cells("table1", [], None)} == {20}
+    assert {cell.dataset for cell in command._cells("table2", [], None)} == {"cifar-10", "cinic-10"}
+    assert command._cells("fig-cost", [], None) == []
+    assert Cell("svhn", "iid", 20, 4) in command._cells("all", [], 5)
+
+
+def test_a_figure_of_the_game_is_one_file(reproduce, tmp_path):
+    pytest.importorskip("mppfl.results.paper.game_figures")
+    code, out, _ = reproduce("fig-cost", "--seeds", "1")
+    assert code == 0
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    assert "fig-cost" in out

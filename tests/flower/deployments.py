@@ -1,0 +1,184 @@
+"""Real deployments on loopback for tests: `mppfl deploy` in a process of its own, watched through its files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mppfl.apps.flower.layout import Layout, write_app
+from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.errors import MppflError
+from mppfl.privacy.ledger import PrivacyLedger
+
+PATIENCE = 420.0  # seconds: a busy machine starts a client in ten
+
+EXPERIMENT = """
+name = "flower-test"
+seed = 3
+mechanism = "{mechanism}"
+[network]
+num_clients = {num_clients}
+[game]
+num_rounds = {num_rounds}
+[data]
+name = "digits"
+[training]
+model = "linear"
+learning_rate = 1.0
+privacy = "{privacy}"
+clip_norm = 1.0
+noise = "gaussian"
+aggregation = "size"
+{unit}
+"""
+
+# A client app whose node may misbehave, as a word in the file `mischief` beside its settings says.
+MISCHIEVOUS = """
+import time
+from pathlib import Path
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message
+from mppfl.apps.flower import client
+from mppfl.privacy.ledger import PrivacyLedger
+
+app = client.experiment_client()
+
+
+def word_of(context):
+    path = Path(context.node_config["mppfl-node"]).with_name("mischief")
+    return path.read_text().split() if path.exists() else ["", "0"]
+
+
+class Mischief:
+    def __call__(self, message, context, call_next):
+        word, first_round = word_of(context)
+        if int(message.content["config"].get("server-round", 0)) < int(first_round):
+            word = ""
+        if word == "hang":  # after the charge, before the upload is stored
+            PrivacyLedger.store_upload = lambda *given: time.sleep(600)
+        reply = call_next(message, context)
+        if reply.has_content() and "arrays" in reply.content:
+            arrays = reply.content["arrays"]
+            if word == "nan":
+                arrays = ArrayRecord({name: Array(each.numpy() * np.nan) for name, each in arrays.items()})
+            if word == "long":
+                arrays = ArrayRecord({name: Array(each.numpy() + np.float32(50)) for name, each in arrays.items()})
+            if word == "shape":
+                arrays = ArrayRecord({name: Array(each.numpy().reshape(-1)[:1]) for name, each in arrays.items()})
+            reply.content["arrays"] = arrays
+        return reply
+
+
+inner = app
+app = type(inner)(mods=[])
+
+
+@app.train(mods=[Mischief()])
+def train(message, context):
+    return inner(message, context)
+"""
+
+
+def make_app(folder, num_clients, num_rounds, *, mechanism="mppfl", privacy="full_batch", unit="dp_epsilon = 4.0",
+             mischievous=False, round_seconds=600):  # fmt: skip
+    """An app with its nodes not made yet."""
+    write_app(folder, num_clients, num_rounds)
+    text = EXPERIMENT.format(
+        num_clients=num_clients, num_rounds=num_rounds, mechanism=mechanism, privacy=privacy, unit=unit
+    )
+    (folder / "experiment.toml").write_text(text)
+    project = folder / "pyproject.toml"
+    project.write_text(project.read_text().replace("round-seconds = 600", f"round-seconds = {round_seconds}"))
+    if mischievous:
+        (folder / "federation" / "client_app.py").write_text(MISCHIEVOUS)
+    return Layout(folder)
+
+
+class Deployment:
+    """`mppfl deploy local` or `resume` on an app."""
+
+    def __init__(self, layout, what="local"):
+        self.layout, self.what = layout, what
+        line = [sys.executable, "-m", "mppfl.apps.cli", "deploy", what, str(layout.app)]
+        self.log = layout.app / f"{what}-{time.monotonic_ns()}.log"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def pids(self):
+        """What the launch has noted of its processes, once it has."""
+        return json.loads(self.until(lambda: self.layout.processes.exists() and self.layout.processes.read_text()))
+
+    def rounds_done(self):
+        state = ServerFolder(self.layout.server).state()
+        return 0 if state is None else state.rounds_done
+
+    def notes(self):
+        return ServerFolder(self.layout.server).notes()
+
+    def until(self, holds, patience=PATIENCE):
+        """Waits until something holds, and returns it. Fails where the deployment ends before."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            found = holds()
+            if found:
+                return found
+            if self.process.poll() is not None:
+                raise AssertionError(f"the deployment ended early:\n{self.said()}")
+            time.sleep(0.1)
+        raise AssertionError(f"waited {patience} s in vain:\n{self.said()}")
+
+    def wait(self, patience=PATIENCE):
+        """The exit code."""
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"did not end within {patience} s:\n{self.said()}") from None
+
+    def said(self):
+        return self.log.read_text("utf-8", "replace")[-3000:]
+
+    def end(self):
+        """However the test ended, nothing stays behind."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(40)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def deployed(layout, what="local"):
+    deployment = Deployment(layout, what)
+    try:
+        yield deployment
+    finally:
+        deployment.end()
+
+
+def events(layout, position):
+    """The releases in one node's own ledger; none where it has no ledger yet."""
+    path = layout.node(position) / "ledger.sqlite"
+    if not path.exists():
+        return []
+    try:
+        with PrivacyLedger.open(path, read_only=True) as ledger:
+            return list(ledger.events())
+    except MppflError:
+        return []  # it is being made this very moment
+
+
+def processes_of(folder):
+    """Living processes whose command line names the folder, or that belong to the group of one that does."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit() and int(place.name) != os.getpid():
+            with suppress(OSError):
+                line = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+                if os.fsencode(folder) in line and (place / "stat").read_text().split(")")[1].split()[0] != "Z":
+                    found.append(int(place.name))
+    return found

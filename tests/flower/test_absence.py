@@ -1,0 +1,37 @@
+"""What happens where Flower is not installed."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+import mppfl.apps.flower
+from mppfl.errors import MppflError
+
+WITHOUT = """
+import importlib.util, sys
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else real(name, *rest)
+from mppfl.apps.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: pip install 'mppfl[flower]'")
+def test_the_other_tests_of_this_folder_run_because_flower_is_installed():
+    assert mppfl.apps.flower.PricedFedAvg.__name__ == "PricedFedAvg"
+
+
+def test_without_flower_the_error_names_the_remedy(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MppflError, match=r"pip install 'mppfl\[flower\]'"):
+        _ = mppfl.apps.flower.PrivateUpload
+
+
+def test_deploy_without_flower_ends_with_one_line(tmp_path):
+    line = [sys.executable, "-c", WITHOUT, "deploy", "local", str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0
+    assert "pip install 'mppfl[flower]'" in done.stderr

@@ -1,0 +1,174 @@
+"""Whole federations of real processes on loopback, with TLS and node keys; some of them are killed."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from mppfl.apps.flower.accounts import Accounts
+from mppfl.apps.flower.certificates import make_node_key
+from mppfl.apps.flower.experiment_case import deployed_experiment
+from mppfl.apps.flower.federation import environment, node_line
+from mppfl.apps.flower.layout import make_nodes
+from mppfl.apps.flower.processes import free_ports
+from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.apps.flower.status import status_of
+from mppfl.privacy.ledger import PrivacyLedger
+from tests.flower.deployments import deployed, events, make_app, processes_of
+
+pytestmark = pytest.mark.flower
+
+
+def refused_node(layout, place, address, key):
+    """What becomes of a node that comes with this key, or without one: its exit code, or None if it stays."""
+    (port,) = free_ports(1)
+    line = node_line(place, address, layout.certificates / "ca.crt", port)
+    at = line.index("--auth-supernode-private-key")
+    line[at : at + 2] = [] if key is None else ["--auth-supernode-private-key", str(key)]
+    node = subprocess.Popen(
+        line, env=environment(layout, f"stranger-{port}"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return node.wait(90)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+        node.communicate()
+
+
+def test_five_nodes_with_tls_and_keys_train_five_rounds_and_all_accounts_agree(tmp_path):
+    layout = make_app(tmp_path / "app", 5, 5)
+    with deployed(layout) as deployment:
+        address = deployment.pids()["address"]
+        # Meanwhile strangers knock: one without a key, one with a key that nobody registered.
+        assert refused_node(layout, layout.node(0), address, None) not in (None, 0)
+        make_node_key(tmp_path / "stranger")
+        assert refused_node(layout, layout.node(0), address, tmp_path / "stranger") not in (None, 0)
+        assert deployment.wait() == 0, deployment.said()
+    status = status_of(layout.app, tmp_path / "payments.csv")
+    assert (status.rounds_done, status.differences, status.ledgers_read) == (5, (), 5)
+    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+        booked, entries = accounts.spent(), accounts.entries()
+    for position, client in enumerate(booked):
+        with PrivacyLedger.open(layout.node(position) / "ledger.sqlite") as ledger:
+            assert ledger.spent(client) == booked[client]  # to the last bit
+            assert ledger.verify() == 5
+            assert not ledger.is_simulation
+    assert {entry.state for entry in entries} == {"paid"}
+    assert status.accuracy > 0.3
+    assert len((tmp_path / "payments.csv").read_text().splitlines()) == 1 + 25
+    assert processes_of(layout.app) == []
+
+
+def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_path):
+    layout = make_app(tmp_path / "app", 6, 5, mischievous=True)
+    make_nodes(layout, deployed_experiment(layout.experiment))
+    for position, mischief in ((1, "hang 2"), (3, "nan 1"), (4, "long 2")):
+        (layout.node(position) / "mischief").write_text(mischief)
+    wrong, capped = layout.node(2) / "node.toml", layout.node(5) / "node.toml"
+    wrong.write_text(wrong.read_text().replace('client = "2"', 'client = "0"'))  # another's name with its own key
+    capped.write_text(capped.read_text() + "cap = 1e-12\n")
+    with deployed(layout) as deployment:
+        first = deployment.pids()["nodes"]["1"]
+        deployment.until(lambda: [event for event in events(layout, 1) if event["round_index"] == 2])
+        (layout.node(1) / "mischief").unlink()
+        time.sleep(1)
+        os.killpg(first, signal.SIGKILL)  # its budget for round 2 is charged, its upload is not stored
+        deployment.until(lambda: deployment.rounds_done() >= 2)
+        deployment.until(lambda: deployment.pids()["nodes"]["1"] != first)  # started again
+        assert deployment.wait() == 0, deployment.said()
+    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+        ends = {(entry.client, entry.round_index): entry for entry in accounts.entries()}
+        owed = accounts.owed()
+    assert [ends["0", at].state for at in range(1, 6)] == ["paid"] * 5
+    # The killed node: named, its charged budget counted, not paid; back under its own name before the end.
+    assert (ends["1", 1].state, ends["1", 2].state) == ("paid", "lost")
+    charged = {event["round_index"]: event["budget"] for event in events(layout, 1)}
+    assert ends["1", 2].spent == charged[2]
+    later = [ends["1", at].state for at in (3, 4, 5) if ("1", at) in ends]
+    assert later[-1] == "paid", deployment.said()
+    assert owed["1"] == sum(
+        entry.amount for (client, _), entry in ends.items() if client == "1" and entry.state == "paid"
+    )
+    # Another's name under its own key: no upload of it is ever taken.
+    assert {ends["2", at].state for at in range(1, 6)} == {"rejected"}
+    assert "declares to be '0'" in ends["2", 1].reason
+    assert events(layout, 2) == []
+    # NaN, too long, over its cap.
+    assert {ends["3", at].state for at in range(1, 6)} == {"rejected"}
+    assert "NaN" in ends["3", 1].reason
+    assert [ends["4", at].state for at in range(1, 6)] == ["paid"] + ["rejected"] * 4
+    assert "honest" in ends["4", 2].reason
+    assert {(ends["5", at].state, ends["5", at].reason) for at in range(1, 6)} == {("refused", "over the cap")}
+    assert owed["2"] == owed["3"] == owed["5"] == 0.0
+    for gap in status_of(layout.app).differences:
+        assert gap.is_harmless, gap  # the server may presume too much, never too little
+    assert processes_of(layout.app) == []
+
+
+def test_a_superlink_killed_between_and_in_rounds_costs_nobody_anything_twice(tmp_path):
+    layout = make_app(tmp_path / "app", 3, 4)
+    with deployed(layout) as deployment:
+        deployment.until(lambda: deployment.rounds_done() == 1)  # between two rounds
+        os.kill(deployment.pids()["superlink"], signal.SIGKILL)
+        assert deployment.wait() == 1
+        assert "mppfl deploy resume" in deployment.said()
+    assert processes_of(layout.app) == []
+    with deployed(layout, "resume") as deployment:
+        deployment.until(lambda: any(event["round_index"] == 3 for at in range(3) for event in events(layout, at)))
+        assert deployment.rounds_done() == 2  # in the third round: somebody has released, nothing is booked
+        os.kill(deployment.pids()["superlink"], signal.SIGKILL)
+        assert deployment.wait() == 1
+    before = {at: [dict(event) for event in events(layout, at)] for at in range(3)}
+    with deployed(layout, "resume") as deployment:
+        assert deployment.wait() == 0, deployment.said()
+    status = status_of(layout.app)
+    assert (status.rounds_done, status.num_rounds) == (4, 4)
+    assert status.differences == ()
+    for at in range(3):
+        mine = events(layout, at)
+        assert [event["round_index"] for event in mine] == [1, 2, 3, 4]  # once each
+        for was, now in zip(before[at], mine, strict=False):
+            assert (was["budget"], was["attempt"]) == (now["budget"], now["attempt"])
+    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+        entries = accounts.entries()
+    assert len(entries) == 12
+    assert {entry.state for entry in entries} <= {"paid", "lost"}  # killed between charge and upload, one may be lost
+    assert processes_of(layout.app) == []
+
+
+@pytest.mark.parametrize("fault", ["import", "run"])
+def test_a_server_app_that_fails_ends_the_deployment_with_one_line(tmp_path, fault):
+    layout = make_app(tmp_path / "app", 2, 2)
+    server = layout.app / "federation" / "server_app.py"
+    if fault == "import":
+        server.write_text("import no_such_module_anywhere\n\napp = no_such_module_anywhere.app\n")
+    else:
+        layout.experiment.write_text(layout.experiment.read_text().replace('noise = "gaussian"', 'noise = "seeded"'))
+    with deployed(layout) as deployment:
+        assert deployment.wait() == 1
+    assert ("the server app died" if fault == "import" else "noise='seeded' protects no one") in deployment.said()
+    assert processes_of(layout.app) == []
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_the_launcher_nothing_it_started_is_left(tmp_path, ending):
+    layout = make_app(tmp_path / "app", 2, 50)
+    with deployed(layout) as deployment:
+        deployment.pids()
+        assert processes_of(layout.app)
+        deployment.process.send_signal(ending)
+        code = deployment.wait()
+        assert code == (-signal.SIGKILL if ending == signal.SIGKILL else 130), deployment.said()
+        deadline = time.monotonic() + (60 if ending == signal.SIGKILL else 0)
+        while processes_of(layout.app) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert processes_of(layout.app) == []
+    shutil.rmtree(layout.folder)

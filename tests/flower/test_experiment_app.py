@@ -1,0 +1,185 @@
+"""The app that `deploy init` writes, run inside one process: the same file, the same model."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from mppfl.apps.flower.accounts import Accounts
+from mppfl.apps.flower.client import experiment_client
+from mppfl.apps.flower.experiment_case import deployed_experiment
+from mppfl.apps.flower.layout import Layout, make_nodes, write_app
+from mppfl.apps.flower.reconcile import differences_from_ledgers
+from mppfl.apps.flower.server import experiment_server
+from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.apps.flower.status import status_of
+from mppfl.errors import BadInput
+from mppfl.results.experiment_file import read_experiment
+from mppfl.results.train import train
+from tests.flower.federation import FakeGrid
+
+EXPERIMENT = """
+name = "small"
+mechanism = "{mechanism}"
+[network]
+num_clients = 4
+[game]
+num_rounds = 3
+[data]
+name = "digits"
+[training]
+model = "{model}"
+hidden = [8]
+learning_rate = 0.2
+momentum = 0.5
+batch_size = 40
+local_epochs = 1
+clip_norm = 0.5
+noise = "gaussian"
+privacy = "{privacy}"
+num_steps = 2
+aggregation = "{aggregation}"
+server_optimizer = "{optimizer}"
+average_rounds = {average}
+precision = "{precision}"
+{unit}
+[ledger]
+{cap}
+"""
+
+
+def app_with(folder, **changes):
+    """The app of `deploy init` with another experiment in it."""
+    base = {"mechanism": "noiseless", "model": "mlp", "privacy": "client", "aggregation": "size", "optimizer": "plain",
+            "average": 0, "precision": "float32", "unit": "", "cap": ""}  # fmt: skip
+    write_app(folder, 4, 3)
+    (folder / "experiment.toml").write_text(EXPERIMENT.format(**(base | changes)))
+    return Layout(folder)
+
+
+def served(layout):
+    """Runs the app's server and clients in this process."""
+    experiment = deployed_experiment(layout.experiment)
+    clients = make_nodes(layout, experiment)
+    app = experiment_client()
+    grid = FakeGrid({200 + at: app for at in range(len(clients))})
+    grid.node_config = {200 + at: {"mppfl-node": str(layout.node(at) / "node.toml")} for at in range(len(clients))}
+    given = {"experiment": str(layout.experiment), "state": str(layout.server), "keys": "", "wait-seconds": 1}
+    experiment_server()(grid, Context(7, 1, {}, RecordDict(), given))
+    return ServerFolder(layout.server).state()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"privacy": "full_batch_steps", "model": "softmax"},
+        {"privacy": "dpsgd_shuffle", "model": "softmax", "optimizer": "momentum"},
+        {"aggregation": "noise_aware", "optimizer": "adam", "average": 2},
+        {"precision": "float64", "privacy": "paper"},
+    ],
+)
+def test_with_noise_off_the_same_file_gives_the_same_model_in_process_and_on_flower(tmp_path, changes):
+    layout = app_with(tmp_path / "app", **changes)
+    state = served(layout)
+    (run,) = train(read_experiment(layout.experiment))
+    assert state.rounds_done == run.num_rounds == 3
+    assert state.handed_out == pytest.approx(run.weights, abs=1e-6)
+    assert np.abs(run.weights).max() > 0.01
+
+
+@pytest.mark.parametrize("privacy", ["client", "full_batch", "dpsgd_shuffle"])
+def test_with_noise_accounts_agree_to_the_last_bit_and_everybody_is_paid_what_the_plan_says(tmp_path, privacy):
+    layout = app_with(
+        tmp_path / "app", mechanism="mppfl", privacy=privacy, model="softmax", unit="dp_epsilon = 3.0", cap="cap = 5.0"
+    )
+    state = served(layout)
+    (run,) = train(read_experiment(layout.experiment))
+    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+        entries, owed = accounts.entries(), accounts.owed()
+    assert differences_from_ledgers(entries, layout.ledgers(), state.run) == []
+    assert {entry.state for entry in entries} == {"paid"}
+    assert [owed[name] for name in run.names] == pytest.approx(run.paid, rel=1e-12)
+    status = status_of(layout.app, tmp_path / "payments.csv")
+    assert (status.rounds_done, status.differences, status.ledgers_read) == (3, (), 4)
+    assert len((tmp_path / "payments.csv").read_text().splitlines()) == 1 + 3 * 4
+    assert math.isfinite(status.accuracy)
+
+
+def test_clients_stop_at_their_own_cap_though_the_server_asks_on(tmp_path):
+    layout = app_with(
+        tmp_path / "app", mechanism="mppfl", privacy="full_batch", model="softmax", unit="budget_unit = 0.1"
+    )
+    experiment = deployed_experiment(layout.experiment)
+    make_nodes(layout, experiment)
+    settings = layout.node(2) / "node.toml"
+    settings.write_text(settings.read_text() + "cap = 1e-9\n")
+    served(layout)
+    status = status_of(layout.app)
+    assert [(each.paid, each.refused) for each in status.clients] == [(3, 0), (3, 0), (0, 3), (3, 0)]
+    assert status.clients[2].owed == status.clients[2].spent == 0.0
+    assert status.differences == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('mechanism = "noiseless"|mechanisms = ["mppfl", "random"]', "mechanisms lists 2"),
+        ('noise = "gaussian"|noise = "seeded"', "seeded"),
+        ('clip_norm = 0.5|clip_norm = "first_round_median"', "clip_norm"),
+    ],
+)
+def test_an_experiment_that_cannot_be_deployed_is_refused_in_one_line(tmp_path, change, said):
+    layout = app_with(tmp_path / "app")
+    before, after = change.split("|")
+    layout.experiment.write_text(layout.experiment.read_text().replace(before, after))
+    with pytest.raises(BadInput, match=said):
+        served(layout)
+
+
+def test_init_writes_an_app_once(tmp_path):
+    write_app(tmp_path / "app")
+    assert read_experiment(tmp_path / "app" / "experiment.toml").network.num_clients == 5
+    with pytest.raises(BadInput, match="exists already"):
+        write_app(tmp_path / "app")
+
+
+def test_nodes_keep_their_keys_and_settings_when_made_again(tmp_path):
+    layout = app_with(tmp_path / "app")
+    experiment = deployed_experiment(layout.experiment)
+    make_nodes(layout, experiment)
+    kept = {path: path.read_bytes() for path in layout.folder.rglob("*") if path.is_file()}
+    make_nodes(layout, experiment)
+    assert {path: path.read_bytes() for path in layout.folder.rglob("*") if path.is_file()} == kept
+    assert (layout.node(0) / "key").stat().st_mode & 0o077 == 0
+    assert len(set(json.loads(layout.keys.read_text()).values())) == 4
+
+
+def command(*line):
+    return subprocess.run(
+        [sys.executable, "-m", "mppfl.apps.cli", "deploy", *map(str, line)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("local", "{folder}/none"), "mppfl deploy init"),
+        (("status", "{folder}/none"), "mppfl deploy init"),
+        (("status", "{folder}/app"), "nothing has been run there yet"),
+        (("resume", "{folder}/app"), "nothing has been run there yet"),
+        (("local", "{folder}/app", "--nodes", "3"), "--nodes 3, but the experiment has 4 clients"),
+        (("init", "{folder}/app"), "exists already"),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path, line, said):
+    app_with(tmp_path / "app")
+    done = command(*(str(part).format(folder=tmp_path) for part in line))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.strip().count("\n") == 0

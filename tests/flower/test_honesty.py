@@ -1,0 +1,81 @@
+"""The server's check of uploads: an honest client passes but with the stated chance, others do not."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mppfl.apps.flower.honesty import HonestUpload, fault_of, honest_upload, noise_in_update
+from mppfl.apps.flower.strategy import work_of
+from mppfl.learning.config import TrainingConfig
+from mppfl.privacy.cost import round_cost
+from mppfl.privacy.release import release
+
+
+def cost_of(config, budget, num_parameters, num_examples=40):
+    work = work_of(config, num_examples)
+    return work, round_cost(
+        config.mechanism, budget, float(config.clip_norm), work, config.noise, num_parameters, "ann", 1, "run"
+    )
+
+
+@pytest.mark.parametrize("num_parameters", [1, 2, 17, 650, 40_000])
+@pytest.mark.parametrize("length_over_noise", [0.0, 0.3, 5.0, 80.0])
+def test_the_bound_is_above_the_exact_quantile_and_not_far_above(num_parameters, length_over_noise):
+    # Second route: the quantile of the noncentral χ² from scipy.
+    rate = 1e-6
+    bound = HonestUpload(length_over_noise, 1.0, 0.0, adapts=False).longest(num_parameters, rate)
+    exact = np.sqrt(stats.ncx2.isf(rate, num_parameters, length_over_noise**2 + 1e-12))
+    assert exact <= bound <= 1.25 * exact + 1
+
+
+def test_honest_uploads_at_full_length_pass_at_the_stated_rate():
+    # 4,000 uploads at a rate of 1 %: an exact test would reject 40; the bound rejects fewer. P(more than 80) < 1e-8.
+    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian")
+    work, cost = cost_of(config, 0.5, 30)
+    honest = honest_upload(config, work, cost, 30)
+    update = np.full(30, 1.0)  # longer than the clip norm: it leaves at full length
+    faults = 0
+    for _ in range(4_000):
+        sent = release(update, [0.5], mechanism=config.mechanism, clip_norm=1.0, work=work, noise="gaussian",
+                       clients=["ann"], round_index=1, run="run").updates  # fmt: skip
+        faults += bool(fault_of(sent, honest, 0.01))
+    assert faults <= 80
+
+
+def test_an_upload_with_twice_the_noise_it_is_paid_for_is_named_as_too_long():
+    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian")
+    work, cost = cost_of(config, 0.5, 650)
+    cheat = np.random.default_rng(0).normal(0, 2 * cost.noise_std, 650).astype(np.float32)
+    assert "measures" in fault_of(cheat, honest_upload(config, work, cost, 650))
+
+
+def test_without_noise_the_clip_norm_itself_is_the_bound():
+    honest = HonestUpload(1.0, 0.0, 0.0, adapts=False)
+    assert not fault_of(np.array([0.6, 0.8], dtype=np.float32), honest)
+    assert fault_of(np.array([0.6, 0.801], dtype=np.float32), honest)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_entries_that_are_no_numbers_are_named(odd):
+    assert "1 entries" in fault_of(np.array([1.0, odd]), HonestUpload(10.0, 1.0, 0.0, adapts=False))
+
+
+def test_numbers_whose_squares_overflow_are_measured():
+    assert "measures 1.4" in fault_of(np.array([1e300, 1e300]), HonestUpload(10.0, 1.0, 0.0, adapts=False))
+
+
+@pytest.mark.parametrize("privacy", ["full_batch", "full_batch_steps", "dpsgd_shuffle"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_noise_in_gradients_is_found_again_in_the_update(privacy, momentum):
+    # Steps of pure noise: the spread of the sum must be what noise_in_update says. 20,000 draws, 5 standard errors.
+    config = TrainingConfig(privacy=privacy, clip_norm=1.0, noise="gaussian", learning_rate=0.3, momentum=momentum,
+                            num_steps=4, batch_size=8, local_epochs=2)  # fmt: skip
+    work, cost = cost_of(config, 0.5, 10)
+    steps = {"full_batch": 1, "full_batch_steps": 4}.get(privacy, work.num_batches)
+    divisor = work.batch_size if privacy == "dpsgd_shuffle" else 1
+    rng = np.random.default_rng(1)
+    total, velocity = np.zeros(20_000), np.zeros(20_000)
+    for _ in range(steps):
+        velocity = momentum * velocity + rng.normal(0, cost.noise_std, 20_000) / divisor
+        total -= 0.3 * velocity
+    assert total.std() == pytest.approx(noise_in_update(config, work, cost), rel=5 / np.sqrt(2 * 20_000))
