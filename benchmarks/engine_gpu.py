@@ -92,14 +92,15 @@ def measure(case: Case, repeats: int) -> dict:
     else:
         at_rest = memory_gib("VmRSS")
     with Cohort(model, features, labels, config, case.clients) as cohort:
-        seconds = []
+        seconds, cpu = [], []
         for repeat in range(repeats + 1):
             lanes = lanes_of(case, config, start, repeat)
             settle()
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             updates = cohort.updates(lanes)
             settle()
             seconds.append(time.perf_counter() - started)
+            cpu.append(time.process_time() - worked)
         if not torch.isfinite(updates).all():
             raise RuntimeError("updates are not finite")
         examples = sum(len(batch) for lane in lanes for batch in lane.batches)
@@ -109,6 +110,7 @@ def measure(case: Case, repeats: int) -> dict:
             "engine": cohort.name,
             "first_seconds": seconds[0],
             "seconds": seconds[1:],
+            "cpu_seconds": cpu[1:],
             "examples_per_second": examples / best,
             "tflop_per_second": examples * gflop / best / 1e3,
             "parameters": model.num_parameters,
