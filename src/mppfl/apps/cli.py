@@ -16,6 +16,7 @@ import typer
 
 from mppfl.apps import (
     audit_command,
+    calibrate_command,
     compare_command,
     data_command,
     deploy_command,
@@ -42,6 +43,7 @@ app.command("train")(train_command.train_command)
 app.command("report")(report_command.report_command)
 app.command("reproduce")(reproduce_command.reproduce_command)
 app.command("risk")(risk_command.risk_command)
+app.command("calibrate")(calibrate_command.calibrate_command)
 app.add_typer(graph_command.app, name="graph")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(ledger_command.app, name="ledger")

@@ -1,0 +1,259 @@
+"""Prices that lower leakage: every client is paid the common rate less what its budget tells about all others.
+
+The leak is a function the caller gives, budgets -> (Σ_i R_i, Σ_i ∂R_i/∂ρ_j); this module knows nothing of how it is
+found. A client's price is p_j = r - κ Σ_i ∂R_i/∂ρ_j with κ the money one nat is worth, and r such that Σρ, on which
+accuracy depends under noise-aware aggregation, stays what it was.
+
+Costs are convex and leaks concave in budgets, so prices are found by the convex-concave procedure: the leak is replaced
+by its tangent, clients settle at the prices that follow, and again. Without externality (α = 0) each step lowers
+Σ(a_iρ_i² + b_iρ_i) + κ ΣR_i; with it, budgets are an equilibrium at Pigouvian prices. Either way the end is a
+stationary point, and how far it is from one is measured there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from mppfl.arrays import Array, require_number
+from mppfl.errors import BadInput, NotConverged
+from mppfl.game.equilibrium import equilibrium_at
+from mppfl.game.mechanisms import social_agnostic
+from mppfl.game.model import Game, wanted_loss
+from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds
+
+Leak = Callable[[Array], tuple[float, Array]]
+
+MOST_STEPS = 300
+TOLERANCE = 1e-6
+ACCEPTED = 1e-3  # of the largest budget: a residual above this is no stationary point
+
+
+@dataclass(frozen=True, eq=False)
+class PricedBudgets:
+    """Budgets at which nobody wants to move, each paid r less the harm that its next unit does.
+
+    reward_rate   r, before the harm is taken off
+    prices        r - κ Σ_i ∂R_i/∂ρ_j
+    leakage       Σ_i R_i there
+    kkt_residual  largest distance of a client from its best answer at prices computed at these very budgets, over the
+                  largest budget; 0 at an exact stationary point
+    """
+
+    reward_rate: float
+    leak_price: float
+    prices: Array
+    budgets: Array
+    leakage: float
+    kkt_residual: float
+    steps: int
+
+
+def price_leakage(
+    game: Game,
+    leak: Leak,
+    leak_price: float,
+    *,
+    total: float | None = None,
+    reward_rate: float | None = None,
+    start: Array | None = None,
+) -> PricedBudgets:
+    """Budgets and prices at leak price κ, either with Σρ = `total` or at a given `reward_rate`.
+
+    Raises NotConverged where no stationary point is reached, BadInput where `total` lies outside the clients' bounds.
+    """
+    require_number(leak_price, "leak_price", 0.0, np.inf, open_ends=False)
+    if (total is None) == (reward_rate is None):
+        raise BadInput("price_leakage needs either total (of all budgets) or reward_rate. Give one of them.")
+    if total is not None:
+        _check_total(game, total)
+    budgets = np.clip(
+        wanted_loss(game, reward_rate if reward_rate is not None else 1.0) if start is None else start,
+        game.clients.budget_min,
+        game.clients.budget_max,
+    )
+    share, before, answer = 1.0, np.inf, None
+    best: PricedBudgets | None = None
+    leakage, marginal = leak(budgets)
+    for step in range(1, MOST_STEPS + 1):
+        harm = leak_price * marginal
+        rate = _rate_of_total(game, harm, total, answer) if reward_rate is None else reward_rate
+        answer = _settle(game, rate - harm, answer)
+        residual = float(np.abs(answer - budgets).max()) / max(float(answer.max()), 1e-300)
+        if best is None or residual < best.kkt_residual:
+            best = PricedBudgets(rate, leak_price, rate - harm, budgets, leakage, residual, step)
+        if residual <= TOLERANCE:
+            break
+        if game.externality_strength > 0:  # an equilibrium minimises nothing: shorter steps wherever it moved away
+            share = max(share / 2, 1 / 16) if residual > before else min(1.0, share * 1.2)
+            before = residual
+            budgets = budgets + share * (answer - budgets)
+            leakage, marginal = leak(budgets)
+            continue
+        found = _descend(game, leak, leak_price, rate, (budgets, leakage, marginal), answer, min(1.0, 2 * share))
+        if found is None:
+            break
+        share, budgets, leakage, marginal = found
+    if best is None or best.kkt_residual > ACCEPTED:
+        reached = np.inf if best is None else best.kkt_residual
+        raise NotConverged(
+            f"leak prices settled only to {reached:.2g} of the largest budget; lower leak_price={leak_price:.4g}.",
+            None if best is None else best.budgets,
+            reached,
+        )
+    return best
+
+
+def leakage_frontier(
+    game: Game, leak: Leak, leak_price: float, totals: Sequence[float], start: Array | None = None
+) -> list[PricedBudgets]:
+    """What leaks at each Σρ, the accuracy term: one stationary point for each total, found from the one before it."""
+    found: list[PricedBudgets] = []
+    for total in totals:
+        if found:
+            start = found[-1].budgets * (total / float(found[-1].budgets.sum()))
+        found.append(price_leakage(game, leak, leak_price, total=float(total), start=start))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class LeastLeakage:
+    """The least leakage found with Σρ and the bounds alone, whatever it costs clients.
+
+    gap     Frank-Wolfe gap over the leakage: 0 where no shift of budget from client to client helps to first order
+    starts  leakage reached from every start; where they differ, the least is a local minimum among several
+    """
+
+    budgets: Array
+    leakage: float
+    gap: float
+    starts: tuple[float, ...]
+
+
+def least_leakage(leak: Leak, total: float, low: Array, high: Array, starts: Sequence[Array]) -> LeastLeakage:
+    """Budgets between the bounds with Σρ = `total` that leak least, by Frank-Wolfe from every start.
+
+    A concave leak is least at a corner: most clients at a bound. Every step goes to the corner that is best to first
+    order, which for a concave leak is never worse.
+    """
+    if not float(low.sum()) <= total <= float(high.sum()):
+        raise BadInput(f"total={total:.4g} lies outside the bounds, {low.sum():.4g} to {high.sum():.4g}. Change it.")
+    reached = [_to_a_corner(leak, total, low, high, np.asarray(start)) for start in starts]
+    budgets, leakage, gap = min(reached, key=lambda found: found[1])
+    return LeastLeakage(budgets, leakage, gap, tuple(found[1] for found in reached))
+
+
+def leakage_priced(game: Game, horizon: Horizon, *, leak: Leak, leak_price: float) -> Plan:
+    """A mechanism: Pigouvian prices from the marginal leakage.
+
+    With `horizon.reward_rates` those are the rates before harm is taken off; without, each round's rate is the one at
+    which Σρ is that of `social_agnostic`, so that both give the server the same accuracy term.
+    """
+    yardstick = social_agnostic(game, horizon)
+    terms: list[Terms] = []
+    worst, start, charged = 0.0, None, 0
+    for position, round_index in enumerate(horizon.rounds):
+        agnostic = yardstick.terms(position).budgets
+        given = None if horizon.reward_rates is None else float(horizon.reward_rates[position])
+        total = float(agnostic.sum()) if given is None else None
+        found = price_leakage(
+            game, leak, leak_price, total=total, reward_rate=given, start=agnostic if start is None else start
+        )
+        start, worst = found.budgets, max(worst, found.kkt_residual)
+        charged = max(charged, int((found.prices < 0).sum()))
+        prices = np.maximum(found.prices, 0.0)
+        paid = float(prices @ found.budgets) / max(float(found.budgets.sum()), 1e-300)
+        terms.append(Terms(int(round_index), paid, prices, found.budgets))
+    notes = [f"leak price {leak_price:.6g} per nat, largest KKT residual {worst:.2g} of the largest budget"]
+    if charged:
+        notes.append(f"{charged} clients would be charged for sharing; they are offered nothing")
+    return plan_of_rounds("leakage_priced", terms, tuple(notes))
+
+
+def _descend(
+    game: Game, leak: Leak, leak_price: float, rate: float, at: tuple[Array, float, Array], answer: Array, share: float
+) -> tuple[float, Array, float, Array] | None:
+    """A step towards the answer that lowers cost and priced leak together, or None where rounding forbids any.
+
+    The answer minimises the cost and the leak's tangent, so the way to it goes down at first; a whole step does while
+    the leak is concave, and halving finds one that does elsewhere.
+    """
+    budgets, leakage, marginal = at
+    clients = game.clients
+
+    def merit(at: Array, leakage: float) -> float:
+        return float(clients.quadratic_cost @ at**2 + (clients.linear_cost - rate) @ at) + leak_price * leakage
+
+    way = answer - budgets
+    slope = float((2 * clients.quadratic_cost * budgets + clients.linear_cost - rate + leak_price * marginal) @ way)
+    here = merit(budgets, leakage)
+    while share > 1e-6:
+        moved = budgets + share * way if share < 1 else answer
+        told, following = leak(moved)
+        if merit(moved, told) <= here + 1e-4 * share * slope:
+            return share, moved, told, following
+        share /= 2
+    return None
+
+
+def _settle(game: Game, prices: Array, start: Array | None) -> Array:
+    """Everybody's answer to the prices. Without externality it is there at once, and a start would only delay it."""
+    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
+
+
+def _rate_of_total(game: Game, harm: Array, total: float | None, start: Array | None) -> float:
+    """The rate at which budgets, priced at it less the harm, add up to `total`."""
+
+    def excess(rate: float) -> float:
+        return float(_settle(game, rate - harm, start).sum()) - float(total or 0.0)
+
+    low = float((game.clients.linear_cost + harm).min())
+    width = 1.0 + abs(low)
+    while excess(low) > 0:
+        low, width = low - width, 2 * width
+    high = low + width
+    while excess(high) < 0:
+        width *= 2
+        high += width
+        if width > 1e15:
+            raise NotConverged(f"no reward rate makes budgets add up to {total:.4g}; lower it.", harm, excess(high))
+    return float(brentq(excess, low, high, xtol=1e-13 * max(1.0, abs(high)), rtol=1e-13))
+
+
+def _check_total(game: Game, total: float) -> None:
+    least, most = float(game.clients.budget_min.sum()), float(game.clients.budget_max.sum())
+    if not (least <= total <= most and total > 0):
+        raise BadInput(f"total={total:.4g} of all budgets must lie above 0 and in [{least:.4g}, {most:.4g}].")
+
+
+def _to_a_corner(leak: Leak, total: float, low: Array, high: Array, budgets: Array) -> tuple[Array, float, float]:
+    leakage, marginal = leak(budgets)
+    gap = np.inf
+    for _ in range(MOST_STEPS):
+        corner = _cheapest(marginal, total, low, high)
+        gap = max(0.0, float(marginal @ (budgets - corner))) / max(leakage, 1e-300)
+        if gap <= 1e-9:
+            break
+        share, found = 1.0, leak(corner)
+        while found[0] >= leakage and share > 1e-4:  # only where the leak is not concave
+            share /= 2
+            found = leak(budgets + share * (corner - budgets))
+        if found[0] >= leakage:
+            break
+        budgets = budgets + share * (corner - budgets) if share < 1 else corner
+        leakage, marginal = found
+    return budgets, leakage, gap
+
+
+def _cheapest(marginal: Array, total: float, low: Array, high: Array) -> Array:
+    """Everybody at the lower bound, and what is left given to those who tell least, up to their upper bound."""
+    order = np.argsort(marginal, kind="stable")
+    room = (high - low)[order]
+    before = np.cumsum(room) - room
+    given = np.clip(total - float(low.sum()) - before, 0.0, room)
+    corner = low.copy()
+    corner[order] += given
+    return corner

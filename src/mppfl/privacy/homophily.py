@@ -1,0 +1,160 @@
+"""Do friends resemble each other, and how far does it reach? Correlations of an attribute by link, distance and walk.
+
+All from a public sample alone: a pair counts if both ends are public. Intervals are 95 % percentiles of a bootstrap
+over clients: a client drawn twice brings all its pairs twice, so the network stays and pairs may share ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import Array, BoolArray
+from mppfl.network.graph import SocialGraph, SparseMatrix
+from mppfl.privacy.couplings import friendships
+from mppfl.privacy.field_at_scale import Walk, over_probes, random_signs, walk_of
+
+WALKS = 4
+DISTANCES = 3
+REPLICATES = 200
+SOURCES = 400  # from which distances are counted; on smaller samples, everybody
+DENSE_WALKS = 3_000  # clients up to which closed walks are counted exactly
+CLOSED_WALK_PROBES = 64
+COLUMNS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """A correlation with its 95 % interval; NaN where no pair was seen, or too few for an interval."""
+
+    value: float
+    low: float
+    high: float
+    num_pairs: float
+
+    @property
+    def contains_zero(self) -> bool:
+        return not (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Homophily:
+    """How an attribute is correlated along the links.
+
+    link         between the two ends of a link
+    by_distance  between clients exactly 1, 2, 3 links apart
+    by_walks     Σ_{i≠j} (N^k)_ij y_i y_j / Σ_{i≠j} (N^k)_ij for k = 1 ... 4: walks that return home are left out
+    walk_decay   what remains of the walk correlation with each further step, or None where it cannot be told from 0
+    """
+
+    link: Correlation
+    by_distance: tuple[Correlation, ...]
+    by_walks: tuple[Correlation, ...]
+    walk_decay: float | None
+
+
+def homophily(graph: SocialGraph, known: Array, rng: np.random.Generator, *, replicates: int = REPLICATES) -> Homophily:
+    """Correlations of the known values (±1, NaN where unknown) by link, distance and walk."""
+    public = ~np.isnan(known)
+    rate = float((known[public] > 0).mean())
+    values = np.where(public, (known - (2 * rate - 1)) / (2 * np.sqrt(rate * (1 - rate))), 0.0)
+    linked, walk = friendships(graph), walk_of(graph)
+    counts = np.zeros((len(known), replicates + 1), dtype=np.float32)
+    counts[public, 0] = 1.0  # the sample itself, then its replicates
+    size = int(public.sum())
+    counts[public, 1:] = rng.multinomial(size, np.full(size, 1 / size), replicates).T
+    links = linked.astype(np.float32)
+    link = _pair_correlations(lambda x: links @ x, 1, np.zeros((1, len(known))), values, counts)[0]
+    closed = _closed_walks(walk, rng)
+    walks = _pair_correlations(lambda x: walk.links @ x, WALKS, closed, values, counts)
+    return Homophily(link, _by_distance(linked, public, values, rng, replicates), walks, _decay(walks))
+
+
+def _pair_correlations(step: Any, longest: int, closed: Array, values: Array, counts: Any) -> tuple[Correlation, ...]:
+    """For k = 1 ... longest: Σ w_i w_j M^k_ij y_i y_j / Σ w_i w_j M^k_ij over i ≠ j, with w the bootstrap's counts."""
+    found = np.full((longest, counts.shape[1], 2), np.nan)
+    for start in range(0, counts.shape[1], COLUMNS):
+        weights = counts[:, start : start + COLUMNS]
+        weighed = weights * values[:, None].astype(np.float32)
+        moved, present = weighed, weights
+        for k in range(longest):
+            moved, present = step(moved), step(present)
+            home = closed[k][:, None]
+            columns = slice(start, start + weights.shape[1])
+            found[k, columns, 0] = np.einsum("ij,ij->j", weighed, moved, dtype=np.float64)
+            found[k, columns, 0] -= (weighed.astype(np.float64) ** 2 * home).sum(axis=0)
+            found[k, columns, 1] = np.einsum("ij,ij->j", weights, present, dtype=np.float64)
+            found[k, columns, 1] -= (weights.astype(np.float64) ** 2 * home).sum(axis=0)
+    return tuple(_of_sums(found[k, :, 0], found[k, :, 1]) for k in range(longest))
+
+
+def _of_sums(products: Array, pairs: Array) -> Correlation:
+    """The first entry is the sample's own, the rest are replicates."""
+    seen = pairs > 1e-9 * max(float(pairs.max()), 1e-300)
+    if not seen[0]:
+        return Correlation(np.nan, np.nan, np.nan, float(pairs[0]))
+    if seen.sum() < 0.9 * len(seen):  # too few pairs: many replicates see none of them
+        return Correlation(float(products[0] / pairs[0]), np.nan, np.nan, float(pairs[0]))
+    ratios = products[seen] / pairs[seen]
+    low, high = np.percentile(ratios[1:], [2.5, 97.5])
+    return Correlation(float(ratios[0]), float(low), float(high), float(pairs[0]))
+
+
+def _closed_walks(walk: Walk, rng: np.random.Generator) -> Array:
+    """Diagonals of N, N², N³, N⁴ [k, clients]: exactly on small networks, else by probes.
+
+    They enter only as sums over the public clients, in which the probes' errors average out.
+    """
+    size = walk.num_clients
+    if size <= DENSE_WALKS:
+        once = walk.links.toarray().astype(np.float64)
+        twice = once @ once
+        return np.array([np.zeros(size), np.diagonal(twice), (twice * once).sum(axis=1), (twice**2).sum(axis=1)])
+
+    def products(own: np.random.Generator, width: int) -> Array:
+        signs = random_signs(own, (size, width))
+        once = walk.links @ signs
+        twice = walk.links @ once
+        return np.array([(once * twice).sum(axis=1), (twice * twice).sum(axis=1)], dtype=np.float64)
+
+    third, fourth = np.sum(over_probes(products, CLOSED_WALK_PROBES, rng), axis=0) / CLOSED_WALK_PROBES
+    second = np.asarray(walk.links.multiply(walk.links).sum(axis=1), dtype=np.float64).ravel()
+    return np.array([np.zeros(size), second, third, fourth])
+
+
+def _by_distance(
+    linked: SparseMatrix, public: BoolArray, values: Array, rng: np.random.Generator, replicates: int
+) -> tuple[Correlation, ...]:
+    everybody = np.flatnonzero(public)
+    sources = everybody if len(everybody) <= SOURCES else np.sort(rng.choice(everybody, SOURCES, replace=False))
+    sums = np.zeros((DISTANCES, len(sources), 2))
+    links = linked.astype(np.float32)
+    for start in range(0, len(sources), COLUMNS):
+        some = sources[start : start + COLUMNS]
+        seen = np.zeros((len(values), len(some)), dtype=np.bool_)
+        seen[some, np.arange(len(some))] = True
+        edge = seen.astype(np.float32)
+        for distance in range(DISTANCES):
+            fresh = (links @ edge > 0) & ~seen
+            seen |= fresh
+            edge = fresh.astype(np.float32)
+            sums[distance, start : start + len(some), 0] = values[some] * (values @ fresh)
+            sums[distance, start : start + len(some), 1] = public.astype(np.float64) @ fresh
+    again = rng.integers(len(sources), size=(replicates, len(sources)))
+    return tuple(
+        _of_sums(*(np.concatenate([[row[:, k].sum()], row[again, k].sum(axis=1)]) for k in (0, 1))) for row in sums
+    )
+
+
+def _decay(walks: tuple[Correlation, ...]) -> float | None:
+    """Slope of ln(correlation) over the first steps whose interval lies above 0; two are needed."""
+    telling: list[float] = []
+    for each in walks:
+        if not each.low > 0:
+            break
+        telling.append(np.log(each.value))
+    if len(telling) < 2:
+        return None
+    return float(np.exp(np.polyfit(np.arange(len(telling)), telling, 1)[0]))
