@@ -1,4 +1,4 @@
-"""One direction, network -> game -> privacy -> data -> learning -> results -> apps; nothing heavy before its time."""
+"""One direction, from network over game, privacy and so on to apps (`ORDER`); nothing heavy before its time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import mppfl
 
-ORDER = ("network", "game", "privacy", "data", "learning", "results", "apps")
+ORDER = ("network", "game", "privacy", "data", "learning", "results", "recommender", "apps")
 FOR_ALL = {"mppfl.errors", "mppfl.arrays"}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -20,6 +20,7 @@ from mppfl.apps import (
     compare_command,
     data_command,
     deploy_command,
+    example_command,
     graph_command,
     ledger_command,
     report_command,
@@ -49,6 +50,7 @@ app.add_typer(audit_command.app, name="audit")
 app.add_typer(ledger_command.app, name="ledger")
 app.add_typer(data_command.app, name="data")
 app.add_typer(deploy_command.app, name="deploy")
+app.add_typer(example_command.app, name="example")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,384 @@
+"""The Last.fm experiment as one HTML page that needs nothing but itself, and as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from mppfl.learning.checkpoint import write_whole
+from mppfl.privacy.ledger import SIMULATION
+from mppfl.recommender import figures
+from mppfl.recommender.aggregation import SECURE_SUM
+from mppfl.recommender.experiment import TRUST_MODELS, Leakage, Outcome, Score
+from mppfl.recommender.leakage import DegreeGroup, Measured
+from mppfl.recommender.profiles import PROFILE, UNIT_PROFILE
+from mppfl.results.provenance import Provenance
+from mppfl.results.run_folder import require_folder
+from mppfl.results.tables import between, duration, epsilon, number, percent, plainly
+
+SLOTS = {"record": 0, "secure": 2, "client": 1}
+
+
+def write_page(outcome: Outcome, provenance: Provenance, path: Path) -> Path:
+    """Writes the page at `path`: nothing is loaded from elsewhere, and it works without JavaScript."""
+    require_folder(path.parent)
+    write_whole(path, page_of(outcome, provenance).encode("utf-8"))
+    return path
+
+
+def page_of(outcome: Outcome, provenance: Provenance) -> str:
+    """The page as text."""
+    found = Environment(
+        loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return found.get_template("lastfm.html.j2").render(
+        css=Markup(resources.files("mppfl.results").joinpath("templates", "report.css").read_text("utf-8")),
+        title="Listening among friends",
+        subtitle=(
+            f"{outcome.num_users:,} users of Last.fm, {outcome.num_friendships:,} friendships, "
+            f"{outcome.num_artists:,} artists; every user is a client with its own list"
+        ),
+        verdict=verdict(outcome),
+        simulation=SIMULATION if outcome.settings.noise == "seeded" else "",
+        tiles=_tiles(outcome),
+        sections=[_quality(outcome), _mechanisms(outcome), _leakage(outcome)],
+        promises=_promises(),
+        provenance=_provenance(outcome, provenance),
+    )
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Every figure, as plain values; leaks of single users are left out, for they say something about a person."""
+    plain = asdict(outcome)
+    leak = plain["leakage"]
+    for attack in (*leak["attacks"], *leak["attacks_without_noise"]):
+        del attack["gains"], attack["precision_by_popularity"]
+    del leak["side"]["nats"], leak["side"]["predicted"]
+    return plain
+
+
+def write_figures(outcome: Outcome, path: Path) -> Path:
+    """Writes every figure as one JSON file; infinite and unknown ones become null."""
+    require_folder(path.parent)
+    write_whole(path, (json.dumps(finite(as_json(outcome)), indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
+    return path
+
+
+def finite(value: Any) -> Any:
+    """Plain values with None for what JSON cannot say: infinite or unknown numbers."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(name: str) -> str:
+    return resources.files("mppfl.recommender").joinpath("templates", name).read_text("utf-8")
+
+
+# ---- words --------------------------------------------------------------------------------------------------------
+
+
+def verdict(outcome: Outcome) -> list[str]:
+    """What was found, in sentences that follow the figures whichever way they fall."""
+    chosen = outcome.settings
+    popular = outcome.popularity.ndcg
+    record, secure = (_arm(outcome, trust, "fixed at MPPFL's mean") for trust in ("record", "secure"))
+    local = min(outcome.curves["client"], key=lambda each: abs(each.mean_budget - chosen.record_budget))
+    first = (
+        f"With one noisy profile per user (ρ = {plainly(chosen.record_budget)} per user-artist pair, "
+        f"ε = {epsilon(record.dp_epsilon)}) recommendations reach NDCG@10 {number(record.ndcg)}. Popularity without "
+        f"any protection has {number(popular)}, a model without noise {number(outcome.noiseless.ndcg)}."
+    )
+    second = (
+        f"Hiding whole users behind secure aggregation at ρ = {plainly(chosen.secure_budget)} "
+        f"(ε = {epsilon(secure.dp_epsilon)}) gives {number(secure.ndcg)}; hiding them without trusting anybody at "
+        f"ρ = {plainly(local.mean_budget)} gives {number(local.ndcg)}, "
+        f"{'more' if local.ndcg > popular else 'less'} than popularity."
+    )
+    near, side = outcome.leakage.attacks[0], outcome.leakage.side
+    says = "do" if near.gain.low > 0 else "do not measurably"
+    third = (
+        f"Friends' noisy profiles {says} give away a user who released nothing: ten guesses are right "
+        f"{percent(near.precision.mean)} of the time against {percent(outcome.leakage.popularity_precision.mean)} by "
+        f"popularity; the side of the main axis of taste leaks {number(side.leak.mean)} nats."
+    )
+    return [first, second, third]
+
+
+def _tiles(outcome: Outcome) -> list[dict[str, str]]:
+    record, secure = (_arm(outcome, trust, "MPPFL, noise-aware") for trust in ("record", "secure"))
+    return [
+        {"value": number(record.ndcg), "label": f"NDCG@10, record level, MPPFL's budgets, mean ρ {_rho(record)}"},
+        {"value": number(secure.ndcg), "label": f"NDCG@10, secure aggregation, MPPFL's budgets, mean ρ {_rho(secure)}"},
+        {"value": number(outcome.popularity.ndcg), "label": "NDCG@10 of popularity, unprotected"},
+        {"value": number(outcome.noiseless.ndcg), "label": "NDCG@10 without noise, unprotected"},
+        {"value": duration(outcome.seconds), "label": f"for {outcome.settings.num_splits} splits of everything here"},
+    ]
+
+
+def _rho(score: Score) -> str:
+    return number(score.mean_budget, 2)
+
+
+def _arm(outcome: Outcome, trust: str, name: str) -> Score:
+    return next(each for each in outcome.arms[trust] if each.name == name)
+
+
+# ---- sections -----------------------------------------------------------------------------------------------------
+
+
+def _quality(outcome: Outcome) -> dict[str, Any]:
+    places = figures.on_log_axis(outcome.settings.budgets)
+    at = [place for place, _ in places]
+    curves = [
+        figures.over(
+            TRUST_MODELS[trust], SLOTS[trust], at, [(s.ndcg, s.ndcg - s.ndcg_sd, s.ndcg + s.ndcg_sd) for s in scores]
+        )
+        for trust, scores in outcome.curves.items()
+    ]
+    curves.append(figures.level("no noise, unprotected", 6, places, outcome.noiseless.ndcg))
+    curves.append(figures.level("popularity, unprotected", 4, places, outcome.popularity.ndcg))
+    said = "; ".join(
+        f"{TRUST_MODELS[trust]}: {number(scores[0].ndcg)} to {number(scores[-1].ndcg)}"
+        for trust, scores in outcome.curves.items()
+    )
+    tables = [
+        {
+            "title": TRUST_MODELS[trust][0].upper() + TRUST_MODELS[trust][1:],
+            "head": ["ρ of every user", "ε", "NDCG@10", "± over splits", "HR@10", "Recall@20"],
+            "rows": [[plainly(s.mean_budget), epsilon(s.dp_epsilon), *_figures(s)] for s in scores],
+            "note": _unit_note(trust),
+        }
+        for trust, scores in outcome.curves.items()
+    ]
+    lead = (
+        f"The same budget for everybody, {outcome.settings.num_splits} random splits of every list into 80 % known and "
+        f"20 % hidden, all {outcome.num_artists:,} artists ranked. Constants were chosen on other users: the "
+        f"{outcome.num_users - outcome.scored_users:,} set apart for that are not scored here."
+    )
+    figure = {
+        "title": "NDCG@10 against ρ under three trust models",
+        "legend": figures.legend(curves),
+        "svg": figures.curve_chart(curves, places, "ρ of every user, logarithmic", "NDCG@10", said),
+        "note": "Bands: one standard deviation over splits. The units differ: ρ protects one user-artist pair at "
+        "record level, all of a user's list at client level.",
+    }
+    return {
+        "key": "quality",
+        "heading": "What recommendations are worth",
+        "lead": lead,
+        "figures": [figure],
+        "tables": tables,
+    }
+
+
+def _unit_note(trust: str) -> str:
+    return {
+        "record": "ρ and ε hide whether one artist is in a list, not the list.",
+        "secure": "ρ and ε hide a whole list, if nobody sees a single contribution. Aggregation is simulated.",
+        "client": "ρ and ε hide a whole list from everybody. Shown for honesty: where it recommends better than "
+        "popularity, ε is no meaningful promise.",
+    }[trust]
+
+
+def _figures(score: Score) -> list[str]:
+    return [number(score.ndcg), number(score.ndcg_sd, 2), number(score.hit_rate), number(score.recall)]
+
+
+def _mechanisms(outcome: Outcome) -> dict[str, Any]:
+    tables = []
+    for trust, scores in outcome.arms.items():
+        rows = [
+            [s.name, number(s.mean_budget), epsilon(s.median_epsilon), epsilon(s.dp_epsilon), *_figures(s)]
+            for s in scores
+        ]
+        tables.append(
+            {
+                "title": TRUST_MODELS[trust][0].upper() + TRUST_MODELS[trust][1:],
+                "head": ["budgets", "mean ρ", "ε of the middle user", "largest ε", "NDCG@10", "± over splits", "HR@10",
+                         "Recall@20"],
+                "rows": rows,
+                "note": _mechanism_note(trust),
+            }
+        )  # fmt: skip
+    return {
+        "key": "mechanisms",
+        "heading": "Mechanisms side by side",
+        "lead": (
+            f"Budgets of round 1 of the pricing game on the real friend graph (preset {outcome.settings.preset}), at "
+            "MPPFL's reward rate and in one unit. Who spends more is not better for it: compare MPPFL with SA at "
+            "MPPFL's mean, and with one fixed budget of the same mean."
+        ),
+        "figures": [],
+        "tables": tables,
+    }
+
+
+def _mechanism_note(trust: str) -> str:
+    if trust == "secure":
+        return (
+            "Noise-aware means contributions scaled by √ρ. With equal weights one common noise must suit the most "
+            "careful contributor, so the others spend no more than it does: mean ρ falls with it."
+        )
+    return (
+        "Trimmed: users below a quarter of the mean budget are left out, the others count alike. Noise-aware: profiles "
+        "count by how little noise they carry."
+    )
+
+
+def _leakage(outcome: Outcome) -> dict[str, Any]:
+    leak = outcome.leakage
+    hops = [(float(attack.hop), str(attack.hop)) for attack in leak.attacks]
+    at = [place for place, _ in hops]
+    alike = [
+        figures.over("friends as they are", 0, at, _ends(leak.similarity)),
+        figures.over("same people in random order", 6, at, _ends(leak.similarity_null)),
+    ]
+    attacks = [
+        figures.over("without noise", 1, at, _ends([a.gain for a in leak.attacks_without_noise])),
+        figures.over(f"released, mean ρ {number(leak.mean_budget, 2)} per record", 0, at,
+                     _ends([a.gain for a in leak.attacks])),
+        figures.over("released, same people in random order", 6, at, _ends([a.null for a in leak.attacks])),
+    ]  # fmt: skip
+    degree, places = _degree_series(leak)
+    drawn = [
+        {
+            "title": "Likeness of lists by distance",
+            "legend": figures.legend(alike),
+            "svg": figures.curve_chart(alike, hops, "links apart", "cosine above that of people further apart",
+                                       f"likeness by hop: {_said(leak.similarity)}"),
+            "note": "95 % intervals over users.",
+        },
+        {
+            "title": "Ten guesses at a user's artists from profiles at one distance",
+            "legend": figures.legend(attacks),
+            "svg": figures.curve_chart(attacks, hops, "links apart", "precision above popularity",
+                                       f"gain by hop: {_said([a.gain for a in leak.attacks])}"),
+            "note": f"The user's own profile is withheld; popularity alone is right "
+            f"{percent(leak.popularity_precision.mean)} of the time. 95 % intervals over users.",
+        },
+        {
+            "title": "Who leaks: the paper's index, the calibrated level and the measurement, by number of friends",
+            "legend": figures.legend(degree),
+            "svg": figures.curve_chart(degree, places, "friends", "over the mean of all groups",
+                                       "leak by degree, relative to its mean"),
+            "note": "Each curve over its own mean, for R_model is an index without unit, R_leak and the leak are nats, "
+            "and the gain is a share. Bands: 95 % over users.",
+        },
+    ]  # fmt: skip
+    side = leak.side
+    rows = [[name, *_interval(found)] for name, found in leak.rankings.items()]
+    facts = [
+        ["leak about the side of the main axis of taste, nats", *_interval(side.leak)],
+        ["the same, people in random order", *_interval(side.null)],
+        ["R_leak, mean of the same users, nats", number(float(side.predicted.mean())), ""],
+        ["sides guessed rightly", percent(side.accuracy), f"commoner side {percent(side.prior)}"],
+    ]
+    hop_rows = [
+        [str(a.hop), percent(a.precision.mean), *_interval(a.gain), *_interval(a.null), *_interval(b.gain)]
+        for a, b in zip(leak.attacks, leak.attacks_without_noise, strict=True)
+    ]
+    tables = [
+        {
+            "title": "Attack precision by hop",
+            "head": ["links apart", "precision", "gain", "95 %", "null", "95 %", "gain without noise", "95 %"],
+            "rows": hop_rows,
+            "note": "The null is the gain when the same people stand on the graph in random order.",
+        },
+        {"title": "What leaks in nats", "head": ["quantity", "value", "95 %"], "rows": facts, "note": ""},
+        {
+            "title": "Does an index rank people by what leaks?",
+            "head": ["Spearman of", "correlation", "95 %"],
+            "rows": rows,
+            "note": "An interval that holds 0 means: no ranking.",
+        },
+    ]
+    return {
+        "key": "leakage",
+        "heading": "What friends' profiles say about you",
+        "lead": (
+            "Measured on the profiles that the recommender itself is built from, released at record level under "
+            "MPPFL's budgets. One user's profile is withheld, everybody else's is read."
+        ),
+        "figures": drawn,
+        "tables": tables,
+    }
+
+
+def _degree_series(leak: Leakage) -> tuple[list[Any], list[tuple[float, str]]]:
+    groups = leak.degree_of_leak
+    places = [(float(at), _named(group)) for at, group in enumerate(groups)]
+    at = [place for place, _ in places]
+    series = [
+        figures.over(name, slot, at[: len(found)], _over_mean(found))
+        for name, slot, found in (
+            ("leak measured, nats", 0, leak.degree_of_leak),
+            ("gain of ten guesses, measured", 2, leak.degree_of_gain),
+            ("R_leak, predicted nats", 4, leak.degree_of_r_leak),
+            ("R_model, the paper's index", 1, leak.degree_of_r_model),
+        )
+    ]
+    return series, places
+
+
+def _over_mean(groups: Sequence[DegreeGroup]) -> list[tuple[float, float, float]]:
+    mean = float(np.mean([group.value.mean for group in groups]))
+    if mean == 0:
+        return [(math.nan, math.nan, math.nan)] * len(groups)
+    return [(g.value.mean / mean, g.value.low / mean, g.value.high / mean) for g in groups]
+
+
+def _named(group: DegreeGroup) -> str:
+    return str(group.least) if group.least == group.most else f"{group.least}–{group.most}"
+
+
+def _ends(found: Sequence[Measured]) -> list[tuple[float, float, float]]:
+    return [(each.mean, each.low, each.high) for each in found]
+
+
+def _interval(found: Measured) -> list[str]:
+    return [number(found.mean), between(found.low, found.high)]
+
+
+def _said(found: Sequence[Measured]) -> str:
+    return ", ".join(number(each.mean) for each in found)
+
+
+def _promises() -> list[tuple[str, str]]:
+    return [
+        ("record level", f"{PROFILE.guarantee}. Adding or removing one artist moves a profile by exactly 1, so noise "
+         "of variance 1/(2ρ) costs ρ; replacing one artist by another would cost 2ρ."),
+        ("client level", f"{UNIT_PROFILE.guarantee}. A profile has length 1, so a user who leaves moves it by 1."),
+        ("secure aggregation", f"{SECURE_SUM.guarantee}. A user contributes √ρ times a vector of length 1; noise of "
+         "variance ½ on the sum costs ρ. Simulated: no cryptography, dropout or collusion is run."),
+        ("public by assumption", "who is whose friend, who takes part, everybody's budget, and the catalogue of "
+         "artists with enough listeners."),
+        ("what breaks it", f"{PROFILE.breaks}; releasing a profile twice; telling how many artists a list has."),
+        ("what is not hidden", "what your friends' lists say about you: the section on leakage measures it."),
+    ]  # fmt: skip
+
+
+def _provenance(outcome: Outcome, here: Provenance) -> list[tuple[str, str]]:
+    chosen = outcome.settings
+    return [
+        ("code", f"mppfl {here.mppfl}, source {here.source}" + (f", commit {here.commit[:12]}" if here.commit else "")),
+        ("machine", f"{here.cpu}, {here.cores} cores, {here.memory_gib:g} GiB"),
+        ("versions", f"Python {here.python}, NumPy {here.numpy}, SciPy {here.scipy}"),
+        ("started", here.started),
+        ("took", duration(outcome.seconds)),
+        ("data", f"HetRec 2011 Last.fm as given: {outcome.num_records:,} user-artist pairs of "
+         f"{outcome.num_artists:,} artists"),
+        ("scored", f"{outcome.scored_users:,} users, {chosen.num_splits} splits, seed {chosen.seed}"),
+        ("noise", f"{chosen.noise}; δ = {chosen.dp_delta:g}"),
+    ]  # fmt: skip
