@@ -1,4 +1,4 @@
-"""The command line: mppfl solve | compare | train | report | reproduce | deploy | risk | graph | audit | ledger | data.
+"""The command line: mppfl solve, compare, train, report, reproduce, deploy, risk, calibrate, audit, ledger and others.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
