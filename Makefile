@@ -11,6 +11,10 @@ setup: .venv/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+.venv/flower: .venv/ready  # for the tests of apps/flower; nothing else needs it
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]'
+	touch $@
+
 demo: setup
 	.venv/bin/mppfl train examples/demo.toml --output demo-output/run --overwrite
 	.venv/bin/mppfl report demo-output/run --output demo-output/report.html
@@ -20,7 +24,7 @@ lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-test: lint
+test: lint .venv/flower
 	$(PY) -m pytest -n 2
 
 test-slow: setup
