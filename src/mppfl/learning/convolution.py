@@ -7,12 +7,13 @@ memory traffic. Both stand behind one operator that torch.compile knows.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from mppfl.learning.kernels import gpu_kernels
 
 
 def lane_convolution(x: Tensor, taps: Tensor) -> Tensor:
@@ -109,13 +110,4 @@ def _kernels_for(x: Tensor) -> Any:
     if not x.is_cuda:
         return None
     fast = x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
-    return _kernels() if fast else None
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        from mppfl.learning import convolution_kernels
-    except ImportError:  # no Triton here: the plain way computes the same
-        return None
-    return convolution_kernels
+    return gpu_kernels("convolution_kernels") if fast else None

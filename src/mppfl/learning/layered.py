@@ -10,7 +10,6 @@ error that came back to its output, so one backward pass finds all lengths and a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn.functional import cross_entropy, max_pool2d
 from mppfl.errors import BadInput
 from mppfl.learning.convolution import lane_convolution, squared_norms_of_taps
 from mppfl.learning.flat import FlatModel, normalises_over_examples
+from mppfl.learning.kernels import gpu_kernels
 from mppfl.learning.local import clip_factors
 from mppfl.learning.lockstep import Parts, descend_along
 from mppfl.learning.normalisation import group_norm_relu, group_normal
@@ -125,20 +125,11 @@ class LayeredGradients:
 
 
 def _descend_rounded(exact: Tensor, low: Tensor, gradient: Tensor, learning_rate: float) -> None:
-    if kernels := _kernels() if exact.is_cuda and exact.dtype == torch.float32 else None:
+    if exact.is_cuda and exact.dtype == torch.float32 and (kernels := gpu_kernels("descent_kernels")):
         kernels.descend(exact, low, gradient.contiguous(), learning_rate)
         return
     exact.sub_(gradient.to(exact.dtype), alpha=learning_rate)
     low.copy_(exact)
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        from mppfl.learning import descent_kernels
-    except ImportError:  # no Triton here: the plain way computes the same
-        return None
-    return descent_kernels
 
 
 def _compiled(function: Any) -> Any:

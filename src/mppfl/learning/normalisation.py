@@ -6,11 +6,12 @@ on a GPU, normalisation_kernels.py passes over them as often as must be. Both st
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mppfl.learning.kernels import kernels_over_channels
 
 
 def group_norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
@@ -33,7 +34,7 @@ def group_normal(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Te
 @torch.library.custom_op("mppfl::group_norm_relu", mutates_args=())
 def _norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """The result, and mean and 1/deviation of every group [2, lanes, examples, groups]."""
-    if kernels := _kernels_for(x):
+    if kernels := kernels_over_channels("normalisation_kernels", x):
         y, of_groups = kernels.norm_relu(x, scale, shift, groups, eps)
         return y, of_groups
     normal, mean, inverse = group_normal(x, groups, eps)
@@ -52,7 +53,7 @@ def _back(
     upstream: Tensor, x: Tensor, scale: Tensor, shift: Tensor, of_groups: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, scale and shift."""
-    if kernels := _kernels_for(x):
+    if kernels := kernels_over_channels("normalisation_kernels", x):
         to_x, to_scale, to_shift = kernels.norm_relu_back(upstream, x, scale, shift, of_groups)
         return to_x, to_scale, to_shift
     lanes, examples, height, width, channels = x.shape
@@ -90,19 +91,3 @@ def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor, Tenso
 
 
 _norm_relu.register_autograd(_backward, setup_context=_remember)
-
-
-def _kernels_for(x: Tensor) -> Any:
-    """The module of GPU kernels, where they apply: CUDA, and channels that fill a block."""
-    channels = x.shape[4]
-    fits = channels & (channels - 1) == 0 and 16 <= channels <= 2048 and x.dtype in (torch.bfloat16, torch.float32)
-    return _kernels() if x.is_cuda and fits else None
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        from mppfl.learning import normalisation_kernels
-    except ImportError:  # no Triton here: the plain way computes the same
-        return None
-    return normalisation_kernels

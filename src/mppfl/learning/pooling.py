@@ -6,11 +6,12 @@ quarter of the pictures in single bytes, and the gradient is written without rea
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mppfl.learning.kernels import kernels_over_channels
 
 CLOSED = 4  # the code of four pixels none of which is above 0
 
@@ -38,7 +39,7 @@ def _from_quads(quads: Tensor) -> Tensor:
 @torch.library.custom_op("mppfl::relu_pool", mutates_args=())
 def _relu_pool(x: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
     """The result, and which pixel of each four it came from [..., C] uint8."""
-    if kernels := _kernels_for(x):
+    if kernels := kernels_over_channels("pooling_kernels", x):
         y, codes = kernels.relu_pool(x, shift)
         return y, codes
     shifted = x if shift is None else x + shift[:, None, None, None]
@@ -56,7 +57,7 @@ def _(x: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("mppfl::relu_pool_back", mutates_args=())
 def _back(upstream: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and of the shift [lanes, C]."""
-    if kernels := _kernels_for(upstream):
+    if kernels := kernels_over_channels("pooling_kernels", upstream):
         to_x, to_shift = kernels.relu_pool_back(upstream, codes)
         return to_x, to_shift
     places = torch.arange(4, device=codes.device, dtype=torch.uint8)[:, None]
@@ -83,19 +84,3 @@ def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor | None
 
 
 _relu_pool.register_autograd(_backward, setup_context=_remember)
-
-
-def _kernels_for(x: Tensor) -> Any:
-    """The module of GPU kernels, where they apply: CUDA, and channels that fill a block."""
-    channels = x.shape[4]
-    fits = channels & (channels - 1) == 0 and 16 <= channels <= 2048 and x.dtype in (torch.bfloat16, torch.float32)
-    return _kernels() if x.is_cuda and fits else None
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        from mppfl.learning import pooling_kernels
-    except ImportError:  # no Triton here: the plain way computes the same
-        return None
-    return pooling_kernels
