@@ -162,10 +162,13 @@ def gpu_peers_table() -> str:
 
 
 def steps_table() -> str:
-    lines = ["| model | step | expected because | TFLOP/s |", "|---|---|---|--:|"]
-    for row in newest_record("engine-steps")["steps"]:
-        told = f"{row['before']:.0f} → {row['after']:.0f}"
-        lines.append(f"| {row['model']} | {row['step']} | {row['expected']} | {told} |")
+    """What the last steps on the engine brought: the record before them beside the newest."""
+    before = {(row["model"], row["case"]): row for row in newest_record("engine-gpu-earlier")["rows"]}
+    lines = ["| model | one round | TFLOP/s before | after |", "|---|---|--:|--:|"]
+    for row in newest_record("engine-gpu")["rows"]:
+        if (row["model"], row["case"]) in before:
+            then = before[row["model"], row["case"]]["tflop_per_second"]
+            lines.append(f"| {row['model']} | {row['case']} | {then:.0f} | {row['tflop_per_second']:.0f} |")
     return "\n".join(lines)
 
 
