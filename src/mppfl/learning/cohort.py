@@ -28,6 +28,7 @@ from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.layered import LayeredGradients, is_layered
 from mppfl.learning.local import Descent, Lane, local_update
 from mppfl.learning.lockstep import LaneGradients, VmappedGradients, lockstep_updates
+from mppfl.learning.models import Stack
 from mppfl.learning.processes import Workers, can_travel
 from mppfl.learning.views import table_for
 from mppfl.network.device import find_device, free_bytes, to_device
@@ -52,6 +53,10 @@ class Cohort:
         placed = to_device(features, self.device).to(self.dtype), to_device(labels, self.device)
         self.table = table_for(config, *placed)
         model.module.to(self.device, self.dtype)
+        if self.device.type == "cpu" and self.engine in ("loop", "processes") and isinstance(model.module, Stack):
+            # Convolutions and pooling then take a third less time. Not for a module of the user's own, which may rely
+            # on the order in memory, as `view` does.
+            model.module.to(memory_format=torch.channels_last)
         self.descent = Descent(config.learning_rate, config.momentum)
         self._gradients: LaneGradients | None = None
         self._workers: Workers | None = None
