@@ -106,7 +106,12 @@ class Deployment:
         line = [sys.executable, "-m", "mppfl.apps.cli", "deploy", what, str(layout.app)]
         self.log = layout.app / f"{what}-{time.monotonic_ns()}.log"
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            # A shell that runs the tests in its background has them ignore Ctrl-C, and whatever they start with them.
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                self.process = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            finally:
+                signal.signal(signal.SIGINT, before)
 
     def pids(self):
         """What the launch has noted of its processes, once it has."""
