@@ -2,29 +2,38 @@
 # make test   set everything up, lint, type-check and run the tests
 PY := .venv/bin/python
 
-.PHONY: setup demo test lint test-slow test-data test-flower bench results docs picture clean
+.PHONY: setup demo test lint test-slow test-data test-flower bench results docs docs-serve picture clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore]'
 	touch $@
 
 .venv/flower: .venv/ready  # for the tests of apps/flower; nothing else needs it
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,flower]'
+	touch $@
+
+.venv/browser: .venv/ready  # for tests of the explorer in the machine's own Chromium, which are skipped where there is none
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,browser-tests]'
+	touch $@
+
+.venv/docs: .venv/ready  # for the documentation site and its tests; nothing else needs it
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,docs]'
 	touch $@
 
 demo: setup
 	.venv/bin/mppfl train examples/demo.toml --output demo-output/run --overwrite
 	.venv/bin/mppfl report demo-output/run --output demo-output/report.html
+	@echo "explore it in a browser: .venv/bin/mppfl explore --run demo-output/run"
 
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-test: lint .venv/flower
+test: lint .venv/flower .venv/browser .venv/docs
 	$(PY) -m pytest -n 2
 
 test-slow: setup
@@ -44,11 +53,17 @@ bench: setup
 results: setup
 	$(PY) docs/make_results.py
 
-docs: setup  # docs/reproduction.md and its charts, from results/paper/*.json
+docs: .venv/docs  # docs/reproduction.md and its charts from results/paper/*.json, docs/reference.md, and the site in site/
 	$(PY) -c "from mppfl.results.paper.document import make_document; make_document('results/paper')"
+	$(PY) docs/make_reference.py
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
-picture: demo  # of the README; needs chromium
+docs-serve: .venv/docs  # the site on http://127.0.0.1:8000, made anew whenever a page is saved
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
+picture: demo .venv/browser  # of the README; needs chromium
+	$(PY) docs/make_screenshot.py
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1180,1390 --screenshot=docs/images/report.png demo-output/report.html
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache demo-output
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache demo-output site

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 
 import numpy as np
 import pytest
 
+from mppfl.apps.explorer.choices import Choices, commands, to_toml
+from mppfl.apps.explorer.comparison_view import comparison
+from mppfl.apps.explorer.world import World
 from mppfl.game.compare import COMPARED
 from tests.apps.by_hand import seven_clients
 
@@ -189,3 +193,58 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
         assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
         assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
         assert rows["social_agnostic"]["welfare"] > rows["fixed"]["welfare"] > rows["random"]["welfare"]
+
+
+# ---- an experiment file instead of options ------------------------------------------------------------------------
+
+
+def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
+    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "fixed"]\n[network]\nnum_clients = 6\n[game]\nnum_rounds = 2'
+    found = mppfl("compare", "--experiment", write("trial.toml", text), "--json").json
+    assert (found["rounds"], found["seeds"], len(found["games"])) == (2, 2, 8)
+    for number, seed in enumerate((3, 5)):
+        path = write("one.toml", text.replace("seeds = [3, 5]", f"seed = {seed}"))
+        solved = mppfl("solve", "--experiment", path, "--mechanism", "mppfl", "--json", "--no-budgets").json
+        (row,) = [
+            each
+            for each in found["games"]
+            if (each["game"], each["mechanism"], each["convention"]) == (number, "mppfl", "own")
+        ]
+        assert row["server_cost"] == approx(sum(this["server_cost"] for this in solved["rounds"]), rel=1e-12)
+
+
+def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write):
+    choices = Choices(num_clients=7, num_rounds=3, tab="comparison", clients_are="fixed", fixed_budget="0.2", seed=2)
+    path = write("explorer.toml", to_toml(choices))
+    found = mppfl(*shlex.split(commands(choices, str(path))[0])[1:], "--json").json
+    shown = comparison(World(), choices)
+    for row, mine in zip(found["games"], shown.rows, strict=True):
+        assert (row["mechanism"], row["convention"]) == (mine.mechanism, mine.convention)
+        assert (row["server_cost"], row["welfare"]) == (mine.server_cost, mine.welfare)
+
+
+def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):
+    path = write("trial.toml", '[network]\nnum_clients = 5\n[game]\nnum_rounds = 1\nparticipation = "if_non_negative"')
+    answer = mppfl("compare", "--experiment", path, "--json")
+    assert answer.stderr == "note: participation='if_non_negative' is left out: compare has everybody take part\n"
+    assert {row["taking_part"] for row in answer.json["games"]} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--seeds", 3), "--seeds means nothing with --experiment. Set it in the file instead."),
+        (("--preset", "benign"), "--preset means nothing with --experiment."),
+        (("--mechanisms", "budget_limited"), "the mechanism budget_limited needs game.payment_limit"),
+        (("--mechanisms", "mpfl"), "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
+        (("--train", "other.toml"), "--experiment means nothing with --train."),
+        (("--rounds", 0), "rounds=0 must be a whole number of at least 1."),
+    ],
+)
+def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppfl, write, more, told):
+    assert told in mppfl("compare", "--experiment", write("trial.toml", ""), *more).error
+
+
+def test_all_names_every_mechanism_that_is_compared_by_default(mppfl):
+    few = ("--num-clients", 5, "--rounds", 1, "--json")
+    assert mppfl("compare", *few, "--mechanisms", "all").json == mppfl("compare", *few).json

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from mppfl.apps.explorer.choices import Choices, commands, to_toml
+from mppfl.apps.explorer.world import World
 from mppfl.game.mechanisms import MECHANISMS
+from mppfl.results.experiment_file import read_experiment
+from mppfl.results.experiment_game import game_without_data, solve_all
 from tests.apps.by_hand import SmallGame, seven_clients, star
 
 approx = pytest.approx
@@ -552,3 +557,75 @@ def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends, wri
     assert "not fixed" in mppfl("solve", *friends, "--mechanism", "fixed", "--device", "cpu").error
     clients = write("c.csv", f"{HEADER},budget_max", "ann,1,0,1,0.01", "bob,1,0,1,inf")
     assert "at a bound" in mppfl("solve", *friends, "--clients", clients, "--device", "cpu").error
+
+
+# ---- an experiment file instead of options ------------------------------------------------------------------------
+
+EXPERIMENT = (
+    'seed = 4\nmechanism = "social_agnostic"',
+    "[network]\nnum_clients = 7\nmax_hops = 2",
+    '[game]\nnum_rounds = 3\nconvention = "own"\nbudget_max = 0.6',
+)
+
+
+def test_an_experiment_file_says_network_game_mechanism_and_rounds(mppfl, write):
+    path = write("trial.toml", *EXPERIMENT)
+    found = mppfl("solve", "--experiment", path, "--json").json
+    assert {key: type(value) for key, value in found.items()} == CONTRACT | FURTHER
+    assert (found["num_clients"], found["mechanism"], len(found["rounds"])) == (7, "social_agnostic", 3)
+    budgets = np.array([list(this["budgets"].values()) for this in found["rounds"]])
+    assert budgets.max() <= 0.6 + 1e-12
+    experiment = read_experiment(path)
+    solved = solve_all(experiment, game_without_data(experiment, 4), 4)["social_agnostic"]
+    assert np.array_equal(budgets, solved.plan.to_matrix())
+
+
+def test_mechanism_and_rounds_may_be_typed_beside_the_file(mppfl, write):
+    typed = ("--mechanism", "mppfl", "--rounds", 2, "--json", "--no-budgets")
+    found = mppfl("solve", "--experiment", write("trial.toml", *EXPERIMENT), *typed).json
+    assert (found["mechanism"], len(found["rounds"])) == ("mppfl", 2)
+
+
+def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, write):
+    path = write("trial.toml", 'mechanism = "fixed"', "[game]\nnum_rounds = 2")
+    rates = [
+        [this["reward_rate"] for this in mppfl("solve", "--experiment", path, *more, "--json").json["rounds"]]
+        for more in ((), ("--mechanism", "mppfl"))
+    ]
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "told"),
+    [
+        ("", ("--seed", 3), "--seed means nothing with --experiment. Set it in the file instead."),
+        ("", ("--num-clients", 20), "--num-clients means nothing with --experiment."),
+        ("", ("--reward-rate", 2), "--reward-rate means nothing with --experiment."),
+        ("", ("--mechanism", "mppfll"), "mechanism='mppfll' is not known. Did you mean 'mppfl'?"),
+        ('mechanisms = ["mppfl", "fixed"]', (), "mechanisms are mppfl, fixed, and solve plays one. Choose one by"),
+        ("seeds = [1, 2]", (), "seeds are 1, 2, and solve plays one."),
+        ("[game]\nnum_rounds = 0", (), "game.num_rounds=0 must be a whole number of at least 1."),
+        ("[game]\nnum_rounds = 10000001", (), "rounds=10,000,001 is too many."),
+    ],
+)
+def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppfl, write, text, more, told):
+    assert told in mppfl("solve", "--experiment", write("trial.toml", text), *more).error
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        Choices(num_rounds=4),
+        Choices(num_clients=9, leader="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
+        Choices(clients_are="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
+        Choices(participation="if_better_than_staying_out", preset="benign", num_rounds=3),
+    ],
+)
+def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choices):
+    path = write("explorer.toml", to_toml(choices))
+    (line,) = [line for line in commands(choices, str(path)) if line.startswith("mppfl solve")]
+    found = mppfl(*shlex.split(line)[1:], "--json").json
+    scene = World().scene(choices)
+    this = found["rounds"][scene.round_index - 1]
+    assert this["server_cost"] == scene.solution.outcome.server_costs[scene.round_index - 1]
+    assert list(this["budgets"].values()) == scene.budgets.tolist()

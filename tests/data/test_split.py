@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mppfl
-from mppfl.data.communities import communities_of
 from mppfl.data.dataset import Dataset, Examples
 from mppfl.data.partition import _evened
 from mppfl.data.split import client_data, split
 from mppfl.errors import BadInput
+from mppfl.network.communities import communities_of
 
 approx = pytest.approx
 

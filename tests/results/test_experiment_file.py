@@ -84,6 +84,11 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
     assert (found.ledger.caps, found.ledger.keep) == ({"ann": 2.0}, False)
 
 
+def test_bounds_for_everybody_may_not_cross(file):
+    told = complaint(file("[game]\nbudget_min = 2\nbudget_max = 1\n"))
+    assert told == "game.budget_max=1 is below budget_min=2. Raise it."
+
+
 # ---- round trip -------------------------------------------------------------------------------------------------
 
 SOME = [
@@ -98,6 +103,7 @@ SOME = [
     {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
     {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
     {"game": {"convention": "own", "payment_limit": 3.5, "fixed_budget": 0.25}, "mechanism": "budget_limited"},
+    {"game": {"budget_min": 0.125, "budget_max": 2}},
 ]
 
 
@@ -147,6 +153,9 @@ def test_the_writer_writes_what_toml_reads(values):
         ("network.undirected=1", "network.undirected=1 must be true or false."),
         ("network.weight_range=[1]", "network.weight_range=[1] must be a list of 2 entries, each a finite number."),
         ("network.max_hops=0", "network.max_hops=0 must be a whole number of at least 1."),
+        ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
+        ("game.budget_max=0", "game.budget_max=0 must lie in (0, inf)."),
+        ("game.budget_max=inf", "game.budget_max=inf must be a finite number."),
         ("network.hop_decay=1.5", "network.hop_decay=1.5 must lie in (0, 1)."),
         ("network.rewire=0.3", "network.rewire=0.3 means nothing to erdos_renyi, whose options are "),
         ("network.isolated=keep", "network.isolated='keep' is for a network from a file. Give source, too."),

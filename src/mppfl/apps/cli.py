@@ -1,4 +1,4 @@
-"""The command line: mppfl solve, compare, train, report, reproduce, deploy, risk, calibrate, audit, ledger and others.
+"""The command line: mppfl solve, compare, train, report, explore, reproduce, deploy, risk, audit, ledger and others.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
@@ -21,6 +21,7 @@ from mppfl.apps import (
     data_command,
     deploy_command,
     example_command,
+    explore_command,
     graph_command,
     ledger_command,
     report_command,
@@ -45,6 +46,7 @@ app.command("report")(report_command.report_command)
 app.command("reproduce")(reproduce_command.reproduce_command)
 app.command("risk")(risk_command.risk_command)
 app.command("calibrate")(calibrate_command.calibrate_command)
+app.command("explore")(explore_command.explore_command)
 app.add_typer(graph_command.app, name="graph")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(ledger_command.app, name="ledger")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from mppfl.apps import inputs as ask
 
 if TYPE_CHECKING:
     from mppfl.game.compare import Row, Summary
+    from mppfl.game.mechanisms import Mechanism
+    from mppfl.game.model import Game
 
 
 def compare_command(
@@ -28,7 +31,9 @@ def compare_command(
     externality_strength: ask.StrengthOption = None,
     accuracy_weight: ask.AccuracyOption = None,
     rounds: ask.RoundsOption = 60,
-    mechanisms: Annotated[str | None, typer.Option(help="Names, separated by commas; default: all.")] = None,
+    mechanisms: Annotated[
+        str | None, typer.Option(help="Names, separated by commas, or all; default: all, or the file's.")
+    ] = None,
     payment_limit: ask.PaymentOption = None,
     fixed_budget: ask.FixedBudgetOption = "min",
     undirected: ask.UndirectedOption = False,
@@ -36,6 +41,7 @@ def compare_command(
     isolated: ask.IsolatedOption = "error",
     self_loops: ask.SelfLoopsOption = "error",
     diagonal: ask.DiagonalOption = "auto",
+    experiment: ask.ExperimentOption = None,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
     train: Annotated[
         Path | None, typer.Option(help="Train as well: the experiment, a TOML file that says all but --mechanisms.")
@@ -54,7 +60,8 @@ def compare_command(
     from mppfl.errors import BadInput
     from mppfl.game.compare import COMPARED, compare, summarise
 
-    names = COMPARED if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
+    listed = None if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
+    names = COMPARED if listed is None or listed == ("all",) else listed
     if not names:
         raise BadInput(f"--mechanisms={mechanisms!r} names none. Name at least one: {', '.join(COMPARED)}.")
     if train is not None:
@@ -64,22 +71,26 @@ def compare_command(
         raise BadInput(f"--report={str(report)!r} shows trainings. Give --train, too.")
     require_count(seeds, "seeds")
     ask.check_rounds(rounds)
-    given = ask.Inputs.among(options)
-    chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in names}
-    ask.check_payment_limit(payment_limit, names)
     if figure is not None:
         check_figure(figure)
+    if experiment is not None:
+        jobs, chosen, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds)
+        seeds = len(jobs)
+    else:
+        given = ask.Inputs.among(options)
+        chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in names}
+        ask.check_payment_limit(payment_limit, names)
+        jobs = [(each, partial(ask.make_the_game, given, each)) for each in range(seed, seed + seeds)]
     rows: list[Row] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("comparing", total=seeds)
-        for number in range(seeds):
-            game = ask.make_the_game(given, seed + number)
+        for number, (drawn_by, make_game) in enumerate(jobs):
             found = compare(
-                game,
+                make_game(),
                 chosen,
                 num_rounds=rounds,
-                seed=seed + number,
+                seed=drawn_by,
                 progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
             )
             rows.extend(replace(row, game=number) for row in found)
@@ -100,6 +111,25 @@ def compare_command(
             typer.echo(f"figure: {figure}")
 
 
+def of_experiment(
+    path: Path, names: Sequence[str] | None, rounds: int
+) -> tuple[list[tuple[int, Callable[[], Game]]], dict[str, Mechanism], int]:
+    """Seeds with what makes their games, mechanisms and rounds of an experiment file; names and rounds may be typed."""
+    from mppfl.results.experiment_game import game_without_data, mechanism_of
+
+    beside = ("mechanisms", "rounds", "figure", "json", "debug")
+    overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
+    chosen = ask.read_the_experiment(path, overrides, beside=beside)
+    if chosen.game.participation != "always":
+        ask.warn((f"participation={chosen.game.participation!r} is left out: compare has everybody take part",))
+    functions = {name: mechanism_of(chosen, name) for name in names or chosen.mechanisms}
+    return (
+        [(seed, partial(game_without_data, chosen, seed)) for seed in chosen.seeds],
+        functions,
+        chosen.game.num_rounds,
+    )
+
+
 def compare_trained(
     path: Path, mechanisms: Sequence[str] | None, report: Path | None, *, json: bool, quiet: bool
 ) -> None:
@@ -110,7 +140,7 @@ def compare_trained(
     from mppfl.results.experiment_file import read_experiment
     from mppfl.results.train import train
 
-    _refuse_options_of_the_game()
+    ask.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
     if report is not None and (report.suffix.lower() not in (".html", ".htm") or report.is_dir()):
         raise BadInput(f"--report={str(report)!r} must be a file that ends in .html.")
     chosen = read_experiment(path)
@@ -129,20 +159,6 @@ def compare_trained(
     train_command.show(runs)
     if report is not None:
         typer.echo(f"report: {report}")
-
-
-def _refuse_options_of_the_game() -> None:
-    """With --train the file says everything else; an option that changed nothing would mislead."""
-    import click
-
-    from mppfl.errors import BadInput
-
-    context = click.get_current_context()
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        typed = source is not None and source.name == "COMMANDLINE"
-        if typed and name not in ("train", "mechanisms", "report", "quiet", "json", "debug"):
-            raise BadInput(f"--{name.replace('_', '-')} means nothing with --train. Set it in the file instead.")
 
 
 def check_figure(path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mppfl.game.mechanisms import Mechanism
     from mppfl.game.model import Game
     from mppfl.network.graph import SocialGraph
+    from mppfl.results.experiment import Experiment
 
 MOST_ROUNDS = 10_000_000  # more would not fit into memory
 
@@ -52,6 +53,10 @@ PaymentOption = Annotated[float | None, typer.Option("--payment-limit", help="Fo
 FixedBudgetOption = Annotated[str, typer.Option("--fixed-budget", help="For fixed: min, mean or a number.")]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", help="Solve by PyTorch on cuda, cuda:1 or cpu; default: NumPy, without it.")
+]
+ExperimentOption = Annotated[
+    Path | None,
+    typer.Option("--experiment", help="Network, game, mechanisms and rounds of this TOML file instead of options."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -133,6 +138,35 @@ def make_the_game(inputs: Inputs, seed: int | None = None, device: str | None = 
         diagonal=inputs.diagonal,  # type: ignore[arg-type]
         device=device,
     )
+
+
+def read_the_experiment(path: Path, overrides: Sequence[str], *, beside: Sequence[str]) -> Experiment:
+    """The experiment of --experiment, beside which only the options in `beside` may be typed."""
+    from mppfl.results.experiment_file import read_experiment
+
+    refuse_options_beside("--experiment", ("experiment", *beside))
+    chosen = read_experiment(path, overrides)
+    check_rounds(chosen.game.num_rounds)
+    return chosen
+
+
+def is_typed(name: str) -> bool:
+    """Whether the user typed this option, so that its value is no default."""
+    import click
+
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_options_beside(option: str, allowed: Sequence[str]) -> None:
+    """With a file that says everything else, an option that changed nothing would mislead."""
+    import click
+
+    from mppfl.errors import BadInput
+
+    for name in click.get_current_context().params:
+        if name not in allowed and is_typed(name):
+            raise BadInput(f"--{name.replace('_', '-')} means nothing with {option}. Set it in the file instead.")
 
 
 def check_device(device: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,7 @@ def solve_command(
     isolated: ask.IsolatedOption = "error",
     self_loops: ask.SelfLoopsOption = "error",
     diagonal: ask.DiagonalOption = "auto",
+    experiment: ask.ExperimentOption = None,
     device: ask.DeviceOption = None,
     json: ask.JsonOption = False,
     no_budgets: Annotated[bool, typer.Option("--no-budgets", help="Leave budgets out of the JSON.")] = False,
@@ -44,43 +46,75 @@ def solve_command(
 ) -> None:
     """Solve the game: what the server pays, and how much privacy each client gives, in every round."""
     options = dict(locals())
-    import numpy as np
-
-    from mppfl.arrays import require_number
-    from mppfl.errors import BadInput
-    from mppfl.game.solve import solve
-
     began = time.perf_counter()
     ask.check_rounds(rounds)
     ask.check_device(device)
-    given = ask.Inputs.among(options)
-    function = ask.chosen_mechanism(mechanism, payment_limit, fixed_budget)
-    ask.check_payment_limit(payment_limit, [mechanism])
-    rates = None
-    if reward_rate is not None:
-        rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, np.inf))
-    with ask.working("reading the network"):
-        game = ask.make_the_game(given, device=device)
-    with ask.working(f"solving {game.num_clients:,} clients"):
-        found = solve(
-            game,
-            function,
-            num_rounds=rounds,
-            reward_rates=rates,
-            participation=participation,  # type: ignore[arg-type]
-            seed=seed,
-            device=device,
-        )
-    if rates is not None and not np.allclose(found.plan.reward_rates, rates):
-        raise BadInput(
-            f"--reward-rate={reward_rate:g} means nothing to {mechanism}, which has prices of its own. Leave it out."
-        )
+    if experiment is not None:
+        mechanism, found = solve_experiment(experiment, mechanism, rounds, device)
+    else:
+        found = solve_options(options)
     ask.warn(found.warnings)
     seconds = time.perf_counter() - began
     if json:
         ask.print_json(as_json(found, mechanism, seconds, budgets=not no_budgets, prices=prices))
     else:
         show(found, seconds)
+
+
+def solve_options(options: dict[str, Any]) -> Solution:
+    """The game that the command's options describe, solved."""
+    import numpy as np
+
+    from mppfl.arrays import require_number
+    from mppfl.errors import BadInput
+    from mppfl.game.solve import solve
+
+    mechanism, rounds, reward_rate = options["mechanism"], options["rounds"], options["reward_rate"]
+    given = ask.Inputs.among(options)
+    function = ask.chosen_mechanism(mechanism, options["payment_limit"], options["fixed_budget"])
+    ask.check_payment_limit(options["payment_limit"], [mechanism])
+    rates = None
+    if reward_rate is not None:
+        rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, np.inf))
+    with ask.working("reading the network"):
+        game = ask.make_the_game(given, device=options["device"])
+    with ask.working(f"solving {game.num_clients:,} clients"):
+        found = solve(
+            game,
+            function,
+            num_rounds=rounds,
+            reward_rates=rates,
+            participation=options["participation"],
+            seed=options["seed"],
+            device=options["device"],
+        )
+    if rates is not None and not np.allclose(found.plan.reward_rates, rates):
+        raise BadInput(
+            f"--reward-rate={reward_rate:g} means nothing to {mechanism}, which has prices of its own. Leave it out."
+        )
+    return found
+
+
+def solve_experiment(path: Path, mechanism: str, rounds: int, device: str | None) -> tuple[str, Solution]:
+    """The mechanism of an experiment file, and what it does in that game; both it and the rounds may be typed."""
+    from mppfl.errors import BadInput
+    from mppfl.results.experiment_game import game_without_data, solve_all
+    from mppfl.results.toml_text import toml_value
+
+    overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
+    overrides += [f"mechanism={toml_value(mechanism)}"] if ask.is_typed("mechanism") else []
+    beside = ("mechanism", "rounds", "device", "json", "no_budgets", "prices", "debug")
+    chosen = ask.read_the_experiment(path, overrides, beside=beside)
+    for several, remedy in (("mechanisms", "Choose one by --mechanism"), ("seeds", "Keep one of them in the file")):
+        listed = getattr(chosen, several)
+        if len(listed) > 1:
+            named = ", ".join(map(str, listed))
+            raise BadInput(f"{path}: {several} are {named}, and solve plays one. {remedy}, or use `mppfl compare`.")
+    (name,), (seed,) = chosen.mechanisms, chosen.seeds
+    with ask.working("reading the network"):
+        game = game_without_data(chosen, seed, device)
+    with ask.working(f"solving {game.num_clients:,} clients"):
+        return name, solve_all(chosen, game, seed, device)[name]
 
 
 def as_json(found: Solution, mechanism: str, seconds: float, *, budgets: bool, prices: bool) -> dict[str, Any]:

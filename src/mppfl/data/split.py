@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mppfl.arrays import require_count, require_number
-from mppfl.data.communities import communities_of
 from mppfl.data.dataset import (
     Dataset,
     Inputs,
@@ -24,6 +23,7 @@ from mppfl.data.dataset import (
 )
 from mppfl.data.partition import Owners, community_owners, dirichlet_owners, iid_owners, members_of
 from mppfl.errors import BadInput
+from mppfl.network.communities import communities_of
 from mppfl.network.graph import SocialGraph, joined_names
 
 How = Literal["iid", "dirichlet", "community", "natural"]

@@ -56,7 +56,7 @@ class Cohort:
         if self.device.type == "cpu" and self.engine in ("loop", "processes") and isinstance(model.module, Stack):
             # Convolutions and pooling then take a third less time. Not for a module of the user's own, which may rely
             # on the order in memory, as `view` does.
-            model.module.to(memory_format=torch.channels_last)
+            model.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.descent = Descent(config.learning_rate, config.momentum)
         self._gradients: LaneGradients | None = None
         self._workers: Workers | None = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,23 +12,19 @@ from mppfl.arrays import Array
 from mppfl.data.features import fixed_features
 from mppfl.data.sources import load_data
 from mppfl.data.split import ClientData, split
-from mppfl.errors import BadInput, NoEquilibrium
-from mppfl.game.clients_file import read_clients
-from mppfl.game.mechanisms import Mechanism, budget_limited, find_mechanism, fixed
-from mppfl.game.model import Clients, Game, make_game
+from mppfl.errors import BadInput
+from mppfl.game.model import Game
 from mppfl.game.plan import Plan
-from mppfl.game.presets import draw_clients, preset
-from mppfl.game.solve import Solution, solve
+from mppfl.game.solve import Solution
 from mppfl.learning.arms import Arm
 from mppfl.learning.budget_unit import budget_unit_for, delta_for_budgets, epsilon_method
 from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.config import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
 from mppfl.learning.models import make_model
-from mppfl.network.generate import random_graph
 from mppfl.network.graph import SocialGraph
-from mppfl.network.read import read_graph
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.results.experiment import Experiment
+from mppfl.results.experiment_game import clients_of, game_on, network_of, propagation_of, solve_all
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,28 +113,6 @@ def unit_of(experiment: Experiment, plan: Plan, data: ClientData) -> tuple[float
     return unit, (f"budget_unit={unit:.6g} was chosen: {kept}",)
 
 
-def network_of(experiment: Experiment, seed: int) -> SocialGraph:
-    """The network of the file, or a random one."""
-    chosen = experiment.network
-    if chosen.source is None:
-        size = 20 if chosen.num_clients is None else chosen.num_clients
-        rng = experiment.stream("graph", seed)
-        return random_graph(chosen.family, size, rng=rng, normalisation=chosen.normalisation, **chosen.options)
-    graph = read_graph(
-        chosen.source,
-        undirected=chosen.undirected,
-        normalisation=chosen.normalisation,
-        isolated=chosen.isolated,
-        self_loops=chosen.self_loops,
-    )
-    if chosen.num_clients not in (None, graph.num_clients):
-        raise BadInput(
-            f"network.num_clients={chosen.num_clients}, but {chosen.source} has {graph.num_clients:,} clients. "
-            "Make the two agree, or leave num_clients out."
-        )
-    return graph
-
-
 def split_of(experiment: Experiment, dataset: Dataset, graph: SocialGraph, seed: int) -> ClientData:
     """The data set, shared out among the clients of the network."""
     chosen = experiment.data
@@ -170,55 +143,13 @@ def on_table_of(first: ClientData, data: ClientData) -> ClientData:
 
 def game_of(experiment: Experiment, graph: SocialGraph, data: ClientData, seed: int) -> tuple[Game, tuple[str, ...]]:
     """The game between the server and these clients, who hold as many examples as the split gave them; and notes."""
-    chosen, constants = experiment.game, preset(experiment.game.preset)
     notes: tuple[str, ...] = ()
     sizes: Array = data.num_examples.astype(np.float64)
-    if chosen.clients is None:
-        clients: Clients = draw_clients(chosen.preset, graph.num_clients, experiment.stream("clients", seed))
-    else:
-        clients = read_clients(chosen.clients, graph)
-        if (clients.data_size != 1).any() and (clients.data_size != sizes).any():
-            notes = ("data_size of the clients file was replaced by the numbers of examples that the split gave",)
-    if not clients.budget_max.any():
-        raise NoEquilibrium("budget_max is 0 for all clients, so nobody can take part. Raise it for at least one.")
-    network = experiment.network
-    game = make_game(
-        graph,
-        replace(clients, data_size=sizes),
-        max_hops=_given(network.max_hops, constants.max_hops),
-        hop_decay=_given(network.hop_decay, constants.hop_decay),
-        externality_strength=_given(chosen.externality_strength, constants.externality_strength),
-        accuracy_weight=_given(chosen.accuracy_weight, constants.accuracy_weight),
-        diagonal=network.diagonal,
-    )
+    clients = clients_of(experiment, graph, seed)
+    if (clients.data_size != 1).any() and (clients.data_size != sizes).any():
+        notes = ("data_size of the clients file was replaced by the numbers of examples that the split gave",)
+    game = game_on(experiment, propagation_of(experiment, graph), graph, replace(clients, data_size=sizes))
     return game, notes
-
-
-def _given(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
-
-
-def solve_all(experiment: Experiment, game: Game, seed: int) -> dict[str, Solution]:
-    """Every mechanism's plan; under the common convention they all face the rates that MPPFL's server sets."""
-    chosen = experiment.game
-    solved = partial(solve, game, num_rounds=chosen.num_rounds, participation=chosen.participation, seed=seed)
-    if chosen.convention == "own":
-        return {name: solved(mechanism_of(experiment, name)) for name in experiment.mechanisms}
-    leading = solved("mppfl")
-    rates = leading.plan.reward_rates
-    return {
-        name: leading if name == "mppfl" else solved(mechanism_of(experiment, name), reward_rates=rates)
-        for name in experiment.mechanisms
-    }
-
-
-def mechanism_of(experiment: Experiment, name: str) -> Mechanism:
-    """The mechanism with its options bound."""
-    if name == "fixed":
-        return partial(fixed, budget=experiment.game.fixed_budget)
-    if name == "budget_limited" and experiment.game.payment_limit is not None:
-        return partial(budget_limited, payment_limit=experiment.game.payment_limit)
-    return find_mechanism(name)
 
 
 def model_of(experiment: Experiment, data: ClientData) -> nn.Module:

@@ -110,6 +110,8 @@ class GameTerms:
     fixed_budget   ρ_0 of the mechanism `fixed`: "min", "mean" or a number
     convention     "common": every mechanism faces MPPFL's reward rates; "own": each server sets its own
     payment_limit  money per round of the mechanism `budget_limited`
+    budget_min     ρ of a round that everybody gives at least, and
+    budget_max     at most; the clients file may hold narrower bounds for some
     """
 
     preset: PresetName = "paper-like"
@@ -121,11 +123,18 @@ class GameTerms:
     fixed_budget: float | Literal["min", "mean"] = "min"
     convention: Convention = "common"
     payment_limit: float | None = None
+    budget_min: float = 0.0
+    budget_max: float | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
         require_seed(self.seed)
         require_count(self.num_rounds, "num_rounds")
+        require_number(self.budget_min, "budget_min", 0.0, 1e300, open_ends=False)
+        if self.budget_max is not None:
+            require_number(self.budget_max, "budget_max", 0.0, math.inf)
+            if self.budget_max < self.budget_min:
+                raise BadInput(f"budget_max={self.budget_max:g} is below budget_min={self.budget_min:g}. Raise it.")
         if self.externality_strength is not None:
             require_number(self.externality_strength, "externality_strength", 0.0, 1e300, open_ends=False)
         if self.accuracy_weight is not None:

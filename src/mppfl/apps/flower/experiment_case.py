@@ -16,9 +16,10 @@ from mppfl.data.split import ClientData
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model
-from mppfl.results.cases import Case, aggregations_of, model_of, network_of, prepare, split_of
+from mppfl.results.cases import Case, aggregations_of, model_of, prepare, split_of
 from mppfl.results.experiment import Experiment
 from mppfl.results.experiment_file import read_experiment
+from mppfl.results.experiment_game import network_of
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord

@@ -10,8 +10,8 @@ from pathlib import Path
 from mppfl.apps.flower.certificates import CA, make_certificates, make_node_key
 from mppfl.apps.flower.node import NodeSettings
 from mppfl.errors import BadInput
-from mppfl.results.cases import network_of
 from mppfl.results.experiment import Experiment
+from mppfl.results.experiment_game import network_of
 
 EXPERIMENT = "experiment.toml"
 

@@ -16,6 +16,7 @@ from mppfl.results.paper.charts import QUANTITIES, STYLE, as_file, chart
 from mppfl.results.paper.claims import CLAIMS, CONVENTIONS, HOLDS, TITLES, VERDICTS, Finding
 from mppfl.results.paper.figure_files import Figure, read_figure
 from mppfl.results.paper.game_figures import FIGURES, HELD, NUM_PARAMETERS, REFERENCE, harm_of
+from mppfl.results.paper.premise import premise_section
 from mppfl.results.paper.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 from mppfl.results.paper.theorems import STATEMENTS
 from mppfl.results.tables import duration, number, plainly
@@ -113,6 +114,7 @@ def document_text(folder: str | Path) -> str:
         holds=f"{100 * HOLDS:.0f}",
         figures=[{"heading": h, "body": _figure_part(name, figures.get(name))} for name, h in HEADINGS.items()],
         statements=_statement_table(),
+        premise=premise_section(Path(folder).resolve().parents[1] / "benchmarks" / "records"),
         time=_time(list(figures.values())),
     )
     return text.strip() + "\n"

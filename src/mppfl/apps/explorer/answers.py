@@ -1,0 +1,258 @@
+"""Answers: what the page says to a state of its levers, as parts of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dash import html, no_update
+
+from mppfl.apps.explorer.chart import Chart
+from mppfl.apps.explorer.chart_plotly import to_plotly
+from mppfl.apps.explorer.choices import Choices
+from mppfl.apps.explorer.client_panel import client_panel, what_if_panel
+from mppfl.apps.explorer.comparison_view import Comparison, comparison
+from mppfl.apps.explorer.drawing import Picture, Scale, community_values, elements, node_paint
+from mppfl.apps.explorer.exposure_view import ClientView, client_view
+from mppfl.apps.explorer.run_charts import run_charts
+from mppfl.apps.explorer.run_view import RunState, ledger_rows
+from mppfl.apps.explorer.scene_charts import comparison_charts, scene_charts
+from mppfl.apps.explorer.site import Site
+from mppfl.apps.explorer.words import table
+from mppfl.apps.explorer.world import Scene
+from mppfl.errors import BadInput
+from mppfl.results.tables import number
+
+MOST_NAMES = 2_000  # offered while a client's name is typed
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Parts of the page that follow the levers; what belongs to a tab that is closed is left as it is."""
+
+    summary: str
+    warning: str
+    paint: dict[str, Any] | None = None
+    legend: Any = no_update
+    client: Any = no_update
+    what_if: Any = no_update
+    table: Any = no_update
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def answer(site: Site, choices: Choices, *, dark: bool) -> Answer:
+    """What is to be seen of the choices in the tab that is open."""
+    if choices.tab == "run":
+        return Answer("trainings, finished and running" if site.runs is not None else "", "")
+    scene = site.world.scene(choices)
+    said: dict[str, Any] = {
+        "summary": summary(scene),
+        "warning": " ".join(_sentence(each) for each in scene.solution.warnings),
+    }
+    if choices.tab == "rounds":
+        charts = scene_charts(scene)
+        return Answer(**said, figures=figures_of(charts, dark), notes=notes_of(charts))
+    if choices.tab == "comparison":
+        found = comparison(site.world, choices)
+        charts = comparison_charts(found)
+        return Answer(**said, table=_compared(found), figures=figures_of(charts, dark), notes=notes_of(charts))
+    picture = site.picture(choices)
+    view = None if choices.client == "" else client_view(scene, client_named(scene, choices.client))
+    paint, scale, words = painted(picture, scene, view, dark)
+    return Answer(
+        **said,
+        paint=paint,
+        legend=_legend(scale, words),
+        client=client_panel(scene, view),
+        what_if=what_if_panel(scene, view, choices.other, choices.event),
+    )
+
+
+def summary(scene: Scene) -> str:
+    """The game in one line."""
+    game, solution, at = scene.solution.game, scene.solution, scene.round_index - 1
+    return (
+        f"{game.num_clients:,} clients, {game.graph.num_links:,} links, αS = {number(game.contraction)} · "
+        f"{solution.plan.mechanism}, round {scene.round_index} of {len(solution.plan)}: reward rate "
+        f"{number(solution.plan.reward_rates[at])}, server cost {number(solution.outcome.server_costs[at])}, "
+        f"{int(solution.outcome.below_zero[at]):,} clients below zero"
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+
+
+# ---- the picture ------------------------------------------------------------------------------------------------
+
+
+def drawn(site: Site, choices: Choices) -> tuple[Any, Any, Any, str]:
+    """Elements of the picture, the way back out of opened communities, names to choose from, and what was left out."""
+    picture, names = site.picture(choices), site.world.names(choices)
+    found = elements(picture, names)
+    for place in range(len(picture.members) if picture.is_community else 0):
+        found[place]["data"] |= {"community": int(picture.shown[place])}
+    trail: list[Any] = []
+    if len(picture.trail) > 1:
+        for depth, words in enumerate(picture.trail):
+            last = depth == len(picture.trail) - 1
+            trail.append(html.Span(words) if last else html.Button(words, id={"trail": depth}, type="button"))
+            trail += [] if last else [html.Span("›", **{"aria-hidden": "true"})]
+    some = names if len(names) <= MOST_NAMES else [names[int(each[0])] for each in picture.members[:MOST_NAMES]]
+    return found, trail, [html.Option(value=name) for name in some], picture.note
+
+
+def painted(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Scale, str]:
+    """Colours of what is drawn, in its order; the chosen client, those who expose it and the walks between them."""
+    values, words = scene.coloured_by(scene.choices.colour)
+    here = community_values(picture, values)
+    colours, scale = node_paint(here, dark, diverging=scene.choices.colour == "utility")
+    found: dict[str, Any] = {"colours": colours, "communities": picture.is_community}
+    if view is None:
+        return found | {"chosen": None, "sources": [], "walks": []}, scale, words
+    place = places_of(picture, scene.solution.game.num_clients)
+    walks = [[int(each) for each in place[list(walk.clients)]] for walk in view.walks]
+    walks = [_without_stays(walk) for walk in walks if min(walk) >= 0]
+    sources = sorted({int(place[each.source]) for each in view.sources} - {-1, int(place[view.client])})
+    chosen = int(place[view.client])
+    return found | {"chosen": chosen if chosen >= 0 else None, "sources": sources, "walks": walks}, scale, words
+
+
+def places_of(picture: Picture, num_clients: int) -> Any:
+    """Where each client is drawn, −1 where it is not: its own node, or its community's."""
+    places = np.full(num_clients, -1)
+    for place, members in enumerate(picture.members):
+        places[members] = place
+    return places
+
+
+def _without_stays(walk: list[int]) -> list[int]:
+    """A walk between communities without the steps that stay in one."""
+    return [each for at, each in enumerate(walk) if at == 0 or each != walk[at - 1]]
+
+
+def client_named(scene: Scene, name: str) -> int:
+    """The position of a client by its name."""
+    return scene.solution.game.graph.index(name.strip())
+
+
+def _legend(scale: Scale, words: str) -> list[Any]:
+    ticks = [html.Span(text, style={"left": f"{place:g}%"}) for place, text in scale.ticks]
+    return [
+        html.Div(words),
+        html.Div(className="bar", style={"background": scale.gradient}),
+        html.Div(ticks, className="ticks"),
+        *([html.Div(f"grey: {scale.num_unknown:,} not known or without limit")] if scale.num_unknown else []),
+    ]
+
+
+# ---- figures ----------------------------------------------------------------------------------------------------
+
+
+def figures_of(charts: Sequence[Chart], dark: bool) -> dict[str, Any]:
+    return {chart.key: to_plotly(chart, dark) for chart in charts}
+
+
+def notes_of(charts: Sequence[Chart]) -> dict[str, str]:
+    return {chart.key: chart.note for chart in charts}
+
+
+def _compared(found: Comparison) -> Any:
+    heads = [
+        "mechanism",
+        "reward",
+        "server cost (money)",
+        "welfare (money)",
+        "mean budget (ρ per round)",
+        "price of anarchy",
+        "below zero (% of clients)",
+    ]
+    rows = [
+        [
+            row.mechanism.replace("_", " "),
+            row.convention,
+            number(row.server_cost),
+            number(row.welfare),
+            number(row.mean_budget),
+            "–" if row.price_of_anarchy is None else number(row.price_of_anarchy),
+            f"{100 * row.below_zero:.1f}",
+        ]
+        for row in found.rows
+    ]
+    notes = [html.P(_sentence(note), className="soft") for note in found.notes]
+    return [table(heads, rows, f"Sums over {found.num_rounds} rounds"), *notes]
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The tab of runs, as far as it has changed."""
+
+    status: Any
+    ledger: Any
+    options: list[str]
+    figures: Mapping[str, Any]
+    notes: Mapping[str, str]
+
+
+def runs(site: Site, names: tuple[str, ...], dark: bool, *, again: bool) -> Followed | None:
+    """How the chosen runs stand; None where nothing changed since they were last asked for, unless `again`."""
+    reader = site.runs
+    if reader is None:
+        return None
+    listed = [entry.name for entry in reader.list()]
+    states, wrong = [], []
+    for name in names:
+        try:
+            states.append(reader.read(name))
+        except BadInput as error:  # BadFile is one
+            wrong.append(str(error))
+    same = site.unchanged((names, tuple(listed), tuple(id(state) for state in states), tuple(wrong)), states)
+    if same and not again:
+        return None
+    charts = run_charts(states) if states else ()
+    return Followed(
+        _standing(states, wrong),
+        [_ledger(state) for state in states],
+        listed,
+        figures_of(charts, dark),
+        notes_of(charts),
+    )
+
+
+def _standing(states: Sequence[RunState], wrong: Sequence[str]) -> list[Any]:
+    lines = [html.Li([html.B(state.name), f": {state.mechanism}, {state.standing}"]) for state in states]
+    simulated = [state.name for state in states if state.is_simulation]
+    found: list[Any] = [html.Ul(lines, className="status")]
+    if simulated:
+        found.append(
+            html.P(
+                f"Simulation: the noise of {', '.join(simulated)} comes from a seed and protects no one.",
+                className="soft",
+            )
+        )
+    return found + [html.P(line, className="wrong") for line in wrong]
+
+
+def _ledger(state: RunState) -> Any:
+    heads = [
+        "client",
+        "spent (ρ)",
+        f"ε at δ = {state.dp_delta:g}",
+        "ε, worst case",
+        "cap (ρ)",
+        "remaining (ρ)",
+        "rounds",
+    ]
+    rows = [
+        [row.client, row.spent, row.dp_epsilon, row.worst_case_epsilon, row.cap, row.remaining, f"{row.rounds:,}"]
+        for row in ledger_rows(state)
+    ]
+    if not rows:
+        return html.P(f"{state.name}: no account is known yet.", className="soft")
+    return table(heads, rows, f"{state.name}, a {state.unit}'s privacy")

@@ -1,0 +1,202 @@
+/* What the page does by itself: gathers the levers, paints the graph, keeps the address and the theme. */
+(function () {
+  "use strict";
+
+  const no = () => window.dash_clientside.no_update;
+  const here = (id) => document.getElementById(id);
+  let sequence = 0;
+  let pictured = "";
+
+  /* Cytoscape's own handle on the drawing, for repainting without React comparing thousands of elements. */
+  function drawing() {
+    const holder = document.querySelector("#graph .__________cytoscape_container") || here("graph");
+    const inner = holder && (holder._cyreg ? holder : holder.querySelector("div"));
+    for (const each of [holder, inner]) if (each && each._cyreg) return each._cyreg.cy;
+    return null;
+  }
+
+  function paint(cy, given) {
+    cy.batch(() => {
+      cy.edges(".walk").remove();
+      cy.nodes().removeClass("chosen source");
+      given.colours.forEach((colour, place) => cy.getElementById("n" + place).data("paint", colour));
+      const steps = new Set(); /* walks share links: each is drawn once */
+      for (const walk of given.walks) for (let at = 0; at + 1 < walk.length; at++) steps.add(walk[at] + " " + walk[at + 1]);
+      for (const step of steps) {
+        const [source, target] = step.split(" ");
+        cy.add({ group: "edges", classes: "walk", data: { id: "w" + source + "-" + target, source: "n" + source, target: "n" + target } });
+      }
+      given.sources.forEach((place) => cy.getElementById("n" + place).addClass("source"));
+      if (given.chosen !== null) cy.getElementById("n" + given.chosen).addClass("chosen");
+    });
+    document.body.dataset.answered = given.sequence;
+  }
+
+  /* The elements arrive by React some frames after the answer: paint once as many nodes are there as were painted. */
+  function paintWhenDrawn(given, patience) {
+    const cy = drawing();
+    if (cy && cy.nodes().length === given.colours.length && document.body.dataset.picture === given.picture) paint(cy, given);
+    else if (patience > 0) requestAnimationFrame(() => paintWhenDrawn(given, patience - 1));
+  }
+
+  /* Dash's own parts lack names and roles that a screen reader needs: they get them whenever they are drawn anew. */
+  const GROUPS = { "lever-tab": "What to show", "lever-colour": "Colour of the clients", "lever-event": "What the other client does",
+    "lever-runs": "Runs, one over the other", "lever-undirected": "Direction of the links" };
+
+  function nameParts() {
+    for (const list of document.querySelectorAll('.dash-options-list[role="listbox"]')) {
+      if (!GROUPS[list.id]) continue;
+      list.setAttribute("role", list.classList.contains("dash-radioitems") ? "radiogroup" : "group");
+      list.setAttribute("aria-label", GROUPS[list.id]);
+    }
+    for (const option of document.querySelectorAll("label.dash-options-list-option[aria-selected]")) {
+      if (!GROUPS[option.parentElement.id]) continue; /* those of an open dropdown are options indeed */
+      option.removeAttribute("role");
+      option.removeAttribute("aria-selected");
+    }
+    for (const target of document.querySelectorAll('.dash-dropdown-focus-target:not([tabindex="-1"])')) {
+      target.tabIndex = -1;
+      const button = target.parentElement.querySelector("button.dash-dropdown");
+      if (button) button.tabIndex = 0; /* the button takes the focus itself, not by way of a hidden input */
+    }
+    for (const button of document.querySelectorAll("button.dash-dropdown")) {
+      const words = "words-" + button.id.slice("lever-".length);
+      const named = button.getAttribute("aria-labelledby") || "";
+      if (here(words) && !named.startsWith(words)) button.setAttribute("aria-labelledby", words + " " + named);
+    }
+    const file = document.querySelector('#upload input[type="file"]:not([aria-label])');
+    if (file) file.setAttribute("aria-label", "Open an edge list");
+  }
+
+  let naming = false;
+  function nameSoon() {
+    if (naming) return;
+    naming = true;
+    requestAnimationFrame(() => { naming = false; nameParts(); });
+  }
+  document.documentElement.lang = "en";
+  new MutationObserver(nameSoon).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["aria-selected"] });
+  document.addEventListener("focusout", nameSoon);
+
+  function withQuery(query) {
+    document.querySelectorAll("a[data-path]").forEach((link) => link.setAttribute("href", link.dataset.path + query));
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    explorer: {
+      gather() {
+        const state = { sequence: ++sequence };
+        for (const each of window.dash_clientside.callback_context.inputs_list.flat()) {
+          if (each.id === "theme") state.dark = (each.value || "light") === "dark";
+          else state[each.id.slice("lever-".length)] = each.value === undefined ? null : each.value;
+        }
+        document.body.dataset.asked = sequence;
+        return state;
+      },
+
+      pictureKey(state) {
+        if (!state) return no();
+        const key = JSON.stringify(["network", "family", "num_clients", "seed", "undirected", "opened"].map((name) => state[name]));
+        if (key === pictured) return no();
+        pictured = key;
+        return key;
+      },
+
+      drawn(elements, key) {
+        requestAnimationFrame(() => {
+          const cy = drawing();
+          if (!cy) return;
+          if (cy.edges().length > 1500) cy.batch(() => cy.edges().addClass("dense"));
+          cy.resize();
+          cy.fit(undefined, 24);
+        });
+        document.body.dataset.picture = key || "";
+        return no();
+      },
+
+      painted(given) {
+        if (given) paintWhenDrawn(given, 240);
+        return no();
+      },
+
+      tapped(node, opened) {
+        if (!node) return [no(), no()];
+        if (node.community !== undefined) return [no(), (opened || []).concat([node.community])];
+        return [node.name, no()];
+      },
+
+      address(query) {
+        if (query === undefined || query === null) return no();
+        window.history.replaceState(null, "", window.location.pathname + query);
+        withQuery(query);
+        return no();
+      },
+
+      copied(clicks) {
+        if (!clicks) return no();
+        const ask = () => window.prompt("The link", window.location.href);
+        if (!navigator.clipboard) ask(); /* only pages of this machine, or over https, may write to it */
+        else navigator.clipboard.writeText(window.location.href).then(() => {
+          here("copy").textContent = "Copied";
+          setTimeout(() => { here("copy").textContent = "Copy link"; }, 1500);
+        }, ask);
+        return no();
+      },
+
+      theme(clicks) {
+        const kept = window.localStorage.getItem("mppfl-theme");
+        const system = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+        let now = kept || system;
+        if (clicks) {
+          now = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+          window.localStorage.setItem("mppfl-theme", now);
+        }
+        document.documentElement.dataset.theme = now;
+        return [now, now === "dark" ? "Light" : "Dark"];
+      },
+
+      shown(tab, clients, leader, network) {
+        for (const each of document.querySelectorAll(".panel")) each.hidden = each.id !== "panel-" + tab;
+        const drawnHere = network === "random";
+        const visible = { "random-levers": drawnHere, "file-levers": !drawnHere && network !== "run",
+          "leader-lever": clients === "mppfl", "payment-lever": clients === "mppfl" && leader === "budget_limited",
+          "fixed-lever": clients === "fixed" };
+        for (const [id, is] of Object.entries(visible)) here(id).hidden = !is;
+        requestAnimationFrame(() => {
+          window.dispatchEvent(new Event("resize"));
+          const cy = drawing();
+          if (cy && tab === "network") { cy.resize(); cy.fit(undefined, 24); }
+        });
+        return tab !== "run";
+      },
+
+      words(value) {
+        return String(value);
+      },
+    },
+  });
+
+  /* Dash drops a file that is too large without a word: the page says so itself. */
+  function tellSize(files) {
+    const told = here("upload-refused");
+    if (!told || !files || !files.length) return;
+    const most = Number(told.dataset.most), file = files[0];
+    told.textContent = file.size <= most ? "" : file.name + ": " + (file.size / 1e6).toFixed(1) + " MB is more than " + most / 1e6 +
+      " MB. Open it with --graph, or raise --upload-limit.";
+  }
+  const atUpload = (event) => event.target.closest && event.target.closest("#upload");
+  document.addEventListener("change", (event) => { if (atUpload(event)) tellSize(event.target.files); }, true);
+  document.addEventListener("drop", (event) => { if (atUpload(event)) tellSize(event.dataTransfer.files); }, true);
+
+  document.addEventListener("keydown", (event) => {
+    const cy = drawing();
+    if (!cy || !event.target.closest || !event.target.closest(".graph-frame")) return;
+    const step = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
+    if (step) cy.panBy({ x: step[0], y: step[1] });
+    else if (event.key === "+") cy.zoom(cy.zoom() * 1.25);
+    else if (event.key === "-") cy.zoom(cy.zoom() / 1.25);
+    else if (event.key === "0") cy.fit(undefined, 24);
+    else return;
+    event.preventDefault();
+  });
+})();

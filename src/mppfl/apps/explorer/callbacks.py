@@ -1,0 +1,238 @@
+"""Callbacks: the state of the levers in, everything that is to be seen of it out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
+
+from mppfl.apps.explorer import answers
+from mppfl.apps.explorer.choices import Choices, from_query, to_query, with_preset
+from mppfl.apps.explorer.graph_style import stylesheet
+from mppfl.apps.explorer.levers import lever
+from mppfl.apps.explorer.page import COMPARISON_CHARTS, ROUND_CHARTS, RUN_CHARTS, SLIDERS
+from mppfl.apps.explorer.site import Site
+from mppfl.apps.explorer.words import what_went_wrong
+from mppfl.errors import MppflError
+
+log = logging.getLogger(__name__)
+
+LEVERS = tuple(each.name for each in fields(Choices))
+STORED = ("opened", "isolated", "self_loops")  # fields that are kept in a Store, not in an input
+
+
+def connect(app: Dash, site: Site) -> None:
+    """Ties the page to what the site knows."""
+    _in_the_browser(app)
+
+    @app.callback(
+        [Output(lever(name), _property(name)) for name in LEVERS] + [Output("linked", "data")], Input("url", "search")
+    )
+    def from_link(search: str | None) -> list[Any]:
+        """The levers as the link says; what is wrong in it is told, and the levers stay."""
+        if not search:
+            return [no_update] * len(LEVERS) + [None]
+        try:
+            choices = from_query(search)
+        except MppflError as error:
+            return [no_update] * len(LEVERS) + [str(error)]
+        return [_as_lever(name, getattr(choices, name)) for name in LEVERS] + [None]
+
+    @app.callback(
+        Output("graph", "elements"),
+        Output("trail", "children"),
+        Output("client-names", "children"),
+        Output("picture-note", "children"),
+        Input("picture-key", "data"),
+        State("state", "data"),
+    )
+    def draw(key: str | None, state: dict[str, Any] | None) -> Any:
+        if key is None or state is None:
+            return no_update
+        try:
+            return answers.drawn(site, choices_of(state, site.start))
+        except MppflError:  # told by `answer`
+            return no_update
+
+    @app.callback(
+        Output("alert", "children"),
+        Output("summary", "children"),
+        Output("query", "data"),
+        Output("paint", "data"),
+        Output("legend", "children"),
+        Output("client-panel", "children"),
+        Output("what-if", "children"),
+        Output(lever("round_shown"), "max"),
+        *(Output(f"chart-{key}", "figure") for key in (*ROUND_CHARTS, *COMPARISON_CHARTS)),
+        *(Output(f"chart-{key}", "style") for key in (*ROUND_CHARTS, *COMPARISON_CHARTS)),
+        *(Output(f"note-{key}", "children") for key in (*ROUND_CHARTS, *COMPARISON_CHARTS)),
+        Output("comparison-table", "children"),
+        Input("state", "data"),
+        Input("picture-key", "data"),
+        State("linked", "data"),
+    )
+    def answer(state: dict[str, Any] | None, key: str | None, linked: str | None) -> list[Any]:
+        """One answer to every change: figures of the tab that is open, and what stands around them."""
+        charts = (*ROUND_CHARTS, *COMPARISON_CHARTS)
+        nothing: list[Any] = [no_update] * (8 + 3 * len(charts) + 1)
+        if state is None:
+            return nothing
+        try:
+            choices = choices_of(state, site.start)
+            found = answers.answer(site, choices, dark=bool(state.get("dark")))
+        except MppflError as error:
+            return [str(error), *nothing[1:]]
+        except Exception as error:  # told on the page in one line, and in full where the server runs
+            log.exception("the page could not be answered")
+            return [what_went_wrong(error), *nothing[1:]]
+        figures, notes = _with_heights(found.figures, charts), [found.notes.get(name, no_update) for name in charts]
+        paint = no_update if found.paint is None else found.paint | {"sequence": state["sequence"], "picture": key}
+        around = [linked or found.warning, found.summary, to_query(choices), paint, found.legend]
+        return [*around, found.client, found.what_if, choices.num_rounds, *figures, *notes, found.table]
+
+    @app.callback(
+        Output("run-status", "children"),
+        Output("ledger", "children"),
+        Output(lever("runs"), "options"),
+        *(Output(f"chart-{key}", "figure") for key in RUN_CHARTS),
+        *(Output(f"chart-{key}", "style") for key in RUN_CHARTS),
+        *(Output(f"note-{key}", "children") for key in RUN_CHARTS),
+        Input("clock", "n_intervals"),
+        Input(lever("runs"), "value"),
+        Input("clock", "disabled"),
+        Input("theme", "data"),
+    )
+    def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None) -> list[Any]:
+        """The runs chosen, read again while the tab is open; nothing is sent where nothing changed."""
+        nothing: list[Any] = [no_update] * (3 + 3 * len(RUN_CHARTS))
+        if asleep or site.runs is None:
+            return nothing
+        found = answers.runs(site, tuple(runs or ()), theme == "dark", again=ctx.triggered_id != "clock")
+        if found is None:
+            return nothing
+        figures = _with_heights(found.figures, RUN_CHARTS)
+        return [
+            found.status,
+            found.ledger,
+            found.options,
+            *figures,
+            *(found.notes.get(name, "") for name in RUN_CHARTS),
+        ]
+
+    @app.callback(
+        Output(lever("network"), "options"),
+        Output(lever("network"), "value", allow_duplicate=True),
+        Output("upload-answer", "children"),
+        Input("upload", "contents"),
+        State("upload", "filename"),
+        State(lever("undirected"), "value"),
+        State(lever("network"), "options"),
+        prevent_initial_call=True,
+    )
+    def upload(contents: str | None, name: str | None, undirected: list[str] | None, options: Any) -> Any:
+        if contents is None:
+            return no_update
+        try:
+            key, words = site.upload(contents, name or "the file", undirected=bool(undirected))
+        except MppflError as error:
+            return no_update, no_update, html.P(str(error), className="wrong")
+        kept = [each for each in options if each["value"] != key] + [{"label": words, "value": key}]
+        return kept, key, html.P(words)
+
+    @app.callback(
+        Output(lever("opened"), "data", allow_duplicate=True),
+        Input({"trail": ALL}, "n_clicks"),
+        State(lever("opened"), "data"),
+        prevent_initial_call=True,
+    )
+    def go_back(clicks: list[int | None], opened: list[int]) -> Any:
+        if not any(clicks) or not isinstance(ctx.triggered_id, dict):
+            return no_update
+        return opened[: int(ctx.triggered_id["trail"])]
+
+    constants = ("max_hops", "hop_decay", "externality_strength", "accuracy_weight")
+
+    @app.callback(
+        [Output(lever(name), "value", allow_duplicate=True) for name in constants],
+        Input("constants", "n_clicks"),
+        State(lever("preset"), "value"),
+        prevent_initial_call=True,
+    )
+    def of_preset(_: int | None, name: Any) -> list[Any]:
+        found = with_preset(site.start, name)
+        return [getattr(found, each) for each in constants]
+
+    @app.callback(Output("graph", "stylesheet"), Input("theme", "data"))
+    def themed(theme: str | None) -> Any:
+        return stylesheet(theme or "light")
+
+
+def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
+    """The levers' values as Choices; an empty number is the start's."""
+    values = {name: _from_lever(name, state.get(name), getattr(start, name)) for name in LEVERS}
+    return Choices(**values)
+
+
+def _with_heights(figures: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+    """The figures, then the height of each on the page; those that are not there stay as they are."""
+    styles = [{"height": f"{figures[key]['layout']['height']}px"} if key in figures else no_update for key in keys]
+    return [figures.get(key, no_update) for key in keys] + styles
+
+
+def _property(name: str) -> str:
+    return "data" if name in STORED else "value"
+
+
+def _as_lever(name: str, value: Any) -> Any:
+    """A field's value as its component holds it."""
+    if name == "undirected":
+        return ["yes"] if value else []
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _from_lever(name: str, value: Any, usual: Any) -> Any:
+    """A field's value from what its component holds; an empty number is the usual one."""
+    if name == "undirected":
+        return bool(value)
+    if isinstance(usual, tuple):
+        return tuple(value or ())
+    if name == "budget_max":
+        return None if value in (None, "") else float(value)
+    if value is None:
+        return "" if name in ("client", "other") else usual
+    return value if isinstance(usual, str) else type(usual)(float(value))
+
+
+def _in_the_browser(app: Dash) -> None:
+    """What needs no server: see assets/explorer.js."""
+
+    def run(function: str, *parts: Any, **options: Any) -> None:
+        app.clientside_callback(ClientsideFunction("explorer", function), *parts, **options)
+
+    run(
+        "gather",
+        Output("state", "data"),
+        [Input(lever(name), _property(name)) for name in LEVERS] + [Input("theme", "data")],
+    )
+    run("pictureKey", Output("picture-key", "data"), Input("state", "data"))
+    run("drawn", Output("applied", "data"), Input("graph", "elements"), State("picture-key", "data"))
+    run("painted", Output("applied", "data", allow_duplicate=True), Input("paint", "data"), prevent_initial_call=True)
+    run(
+        "tapped",
+        Output(lever("client"), "value", allow_duplicate=True),
+        Output(lever("opened"), "data", allow_duplicate=True),
+        Input("graph", "tapNodeData"),
+        State(lever("opened"), "data"),
+        prevent_initial_call=True,
+    )
+    run("address", Output("applied", "data", allow_duplicate=True), Input("query", "data"), prevent_initial_call=True)
+    run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
+    run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
+    shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]
+    run("shown", Output("clock", "disabled"), shown)
+    for each in SLIDERS:
+        run("words", Output(f"value-{each.field}", "children"), Input(lever(each.field), "value"))
+    run("words", Output("round-words", "children"), Input(lever("round_shown"), "value"))

@@ -1,0 +1,65 @@
+"""Site: what one server holds: its networks and games, their pictures, uploaded files, and the runs of a folder."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mppfl.apps.explorer.choices import Choices
+from mppfl.apps.explorer.drawing import Drawn, Picture
+from mppfl.apps.explorer.run_view import RunReader
+from mppfl.apps.explorer.uploads import Uploads, check, shown
+from mppfl.apps.explorer.world import World
+from mppfl.network.graph import SocialGraph
+
+MOST_PICTURES = 16  # networks whose drawings are kept
+
+
+@dataclass(slots=True)
+class Site:
+    """Everything behind the page. Shared between requests, which come in several threads.
+
+    start   what is chosen when no link says otherwise
+    runs    reader of the folder of --run, or None
+    """
+
+    world: World
+    uploads: Uploads
+    start: Choices = field(default_factory=Choices)
+    runs: RunReader | None = None
+    networks: dict[str, str] = field(default_factory=lambda: {"random": "drawn at random"})
+    _followed: tuple[object, object] = (None, None)
+    _drawn: OrderedDict[int, tuple[SocialGraph, Drawn]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def picture(self, choices: Choices) -> Picture:
+        """The drawing of the network, with the communities opened that the choices say."""
+        graph = self.world.graph(choices)
+        with self._lock:
+            if id(graph) not in self._drawn:
+                self._drawn[id(graph)] = (graph, Drawn(graph))  # the graph is kept, so that its id stays its own
+                while len(self._drawn) > MOST_PICTURES:
+                    self._drawn.popitem(last=False)
+            self._drawn.move_to_end(id(graph))
+            return self._drawn[id(graph)][1].picture(choices.opened)
+
+    def unchanged(self, seen: object, held: object) -> bool:
+        """Whether the same was seen the last time; `held` is kept, so that what is told by its id stays itself."""
+        same = self._followed[0] == seen
+        self._followed = (seen, held)
+        return same
+
+    def upload(self, contents: str, name: str, *, undirected: bool) -> tuple[str, str]:
+        """Takes in an edge list; returns its key, and what was found in it."""
+        key, path = self.uploads.keep(contents, name)
+        graph = check(path, name, undirected)
+        self.world.add_file(key, path)
+        words = f"{shown(name)}: {graph.num_clients:,} clients, {graph.num_links:,} links"
+        self.networks[key] = words
+        return key, words
+
+    def source(self, choices: Choices) -> Path | None:
+        """The file of links behind a network, where it has one."""
+        return self.world.source(choices)

@@ -1,0 +1,247 @@
+"""Where the nodes of a drawing stand: a force layout that is quick, fills its box and always comes out the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components, dijkstra
+
+from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_number
+from mppfl.errors import BadInput
+
+PIVOTS = 24  # nodes from which distances are measured for the start
+MOST_STEPS, FEWEST_STEPS, NODE_STEPS = 300, 80, 150_000  # steps for few nodes, for many, and nodes · steps between
+WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES = 2.0, 0.15  # how hard a link pulls, next to one where there are no groups
+CENTRING = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+def lay_out(
+    num_nodes: int,
+    firsts: IntArray,
+    seconds: IntArray,
+    weights: Array | None = None,
+    *,
+    radii: Array | float = 3.0,
+    width: float = 1000.0,
+    height: float = 700.0,
+) -> tuple[Array, Array]:
+    """x and y of every node, all within the box, y downwards. Links have no direction and are given by their ends.
+
+    Each connected part has a share of the box by its number of nodes; nodes without links stand in rows below. Nodes
+    are circles of `radii` that do not overlap where there is room. Costs 80 num_nodes²: half a second for 2,000.
+    """
+    require_number(width, "width", 0.0, math.inf)
+    require_number(height, "height", 0.0, math.inf)
+    firsts, seconds = np.asarray(firsts, dtype=np.int32), np.asarray(seconds, dtype=np.int32)
+    pull = np.ones(len(firsts)) if weights is None else read_only(weights, "weights")
+    require(pull, "weights", np.isfinite(pull) & (pull > 0), "a positive number")
+    if not len(firsts) == len(seconds) == len(pull):
+        raise BadInput(f"{len(firsts)} firsts, {len(seconds)} seconds and {len(pull)} weights do not match.")
+    for ends in (firsts, seconds):
+        if len(ends) and not 0 <= ends.min() <= ends.max() < num_nodes:
+            wrong = ends[(ends < 0) | (ends >= num_nodes)][0]
+            raise BadInput(f"link end {int(wrong)} is not one of {num_nodes} nodes.")
+    apart = firsts != seconds
+    firsts, seconds, pull = firsts[apart], seconds[apart], pull[apart]
+    sizes = np.broadcast_to(np.asarray(radii, dtype=np.float64), (num_nodes,))
+    x, y = np.full(num_nodes, width / 2), np.full(num_nodes, height / 2)
+    linked = np.zeros(num_nodes, dtype=np.bool_)
+    linked[firsts] = linked[seconds] = True
+    floor = _rows_below(x, y, linked, sizes, width, height)
+    if linked.any():
+        _linked_parts(x, y, firsts, seconds, pull, linked, sizes, Box(0.0, 0.0, width, floor))
+    return x, y
+
+
+def _rows_below(x: Array, y: Array, linked: BoolArray, radii: Array, width: float, height: float) -> float:
+    """Puts nodes without links into rows, in place; returns how far down the others may reach."""
+    alone = np.flatnonzero(~linked)
+    if len(alone) == 0:
+        return height
+    share = len(alone) / len(linked)
+    room = height if share == 1.0 else height * min(0.5, max(0.06, 0.8 * share))
+    widest = 2.6 * float(radii[alone].max())
+    # Rows as far from each other as neighbours in a row, and no farther than looks like one group.
+    step = min(math.sqrt(width * room / len(alone)), max(widest, 34.0))
+    a_row = max(1, int(width / step))
+    rows = math.ceil(len(alone) / a_row)
+    room = min(room, rows * step) if share < 1.0 else room
+    down = room / rows
+    for row in range(rows):
+        here = alone[row * a_row : (row + 1) * a_row]
+        start = (width - a_row * step) / 2 if rows > 1 else (width - len(here) * step) / 2
+        x[here] = start + (np.arange(len(here)) + 0.5) * step
+        y[here] = height - room + (row + 0.5) * down
+    return height - room - min(16.0, 0.03 * height)
+
+
+def _linked_parts(
+    x: Array,
+    y: Array,
+    firsts: IntArray,
+    seconds: IntArray,
+    pull: Array,
+    linked: BoolArray,
+    radii: Array,
+    box: Box,
+) -> None:
+    """Each connected part into a box of its own, in place."""
+    size = len(linked)
+    matrix = sp.csr_array((pull, (firsts, seconds)), shape=(size, size))
+    _, part = connected_components(matrix, directed=False)
+    counts = np.bincount(part[linked], minlength=int(part.max()) + 1)
+    order = np.flatnonzero(counts)[np.argsort(-counts[counts > 0], kind="stable")]
+    boxes = _shares(counts[order].astype(np.float64) + 3.0, box)  # a pair needs more room than two of two thousand
+    spacing = math.sqrt(boxes[0].width * boxes[0].height / counts[order[0]])
+    by_part = np.argsort(part, kind="stable")
+    ends = np.cumsum(np.bincount(part))
+    communities = _communities(matrix)
+    link_part = np.argsort(part[firsts], kind="stable")
+    link_ends = np.cumsum(np.bincount(part[firsts], minlength=len(ends)))
+    place = np.empty(size, dtype=np.int32)
+    for number, room in zip(order.tolist(), boxes, strict=True):
+        nodes = by_part[ends[number - 1] if number else 0 : ends[number]]
+        links = link_part[link_ends[number - 1] if number else 0 : link_ends[number]]
+        place[nodes] = np.arange(len(nodes))
+        one, two, kinds = place[firsts[links]], place[seconds[links]], communities[nodes]
+        # Nodes of a small part stand no farther apart than those of the largest, not at the ends of their box.
+        limit = math.inf if number == order[0] else 0.8 * spacing * math.sqrt(len(nodes))
+        x[nodes], y[nodes] = _one_part(one, two, pull[links], kinds, radii[nodes], room, limit)
+
+
+def _communities(matrix: Any) -> IntArray:
+    from mppfl.network.communities import communities_of_links
+
+    return communities_of_links(matrix, np.random.default_rng(0))
+
+
+def _shares(sizes: Array, box: Box) -> list[Box]:
+    """The box cut into one for each size, in proportion: halves of about equal sum, cut across the longer side."""
+    if len(sizes) == 1:
+        return [box]
+    sums = np.cumsum(sizes)
+    cut = min(max(1, int(np.searchsorted(sums, sums[-1] / 2)) + (sizes[0] < sums[-1] / 2)), len(sizes) - 1)
+    share = float(sums[cut - 1] / sums[-1])
+    if box.width >= box.height:
+        one = Box(box.left, box.top, share * box.width, box.height)
+        two = Box(box.left + one.width, box.top, box.width - one.width, box.height)
+    else:
+        one = Box(box.left, box.top, box.width, share * box.height)
+        two = Box(box.left, box.top + one.height, box.width, box.height - one.height)
+    return _shares(sizes[:cut], one) + _shares(sizes[cut:], two)
+
+
+def _one_part(
+    firsts: IntArray, seconds: IntArray, weights: Array, communities: IntArray, radii: Array, box: Box, limit: float
+) -> tuple[Array, Array]:
+    """Where the nodes of one connected part stand in its box, of which they use at most `limit` each way."""
+    from mppfl.network.layout_kernels import move_apart
+
+    size = len(radii)
+    x, y = _settled(firsts, seconds, weights, communities, np.ones(size))
+    points = _filling(np.column_stack([x, y]))
+    gap = np.minimum(radii + 1.0, 0.42 * math.sqrt(box.width * box.height / size))
+    most = float(gap.max())
+    across, down = (min(max(side - 2.4 * most, 1e-3), limit) for side in (box.width, box.height))
+    x, y = (points[:, 0] - 0.5) * across + box.width / 2, (points[:, 1] - 0.5) * down + box.height / 2
+    move_apart(x, y, gap, box.width, box.height, 60)
+    return box.left + x, box.top + y
+
+
+def _settled(
+    firsts: IntArray, seconds: IntArray, weights: Array, communities: IntArray, sizes: Array
+) -> tuple[Array, Array]:
+    """Nodes of so many members each where forces hold them, a member having a unit of area."""
+    from mppfl.network.layout_kernels import settle
+
+    count, spread = len(sizes), math.sqrt(float(sizes.sum()))
+    found, group = np.unique(communities, return_inverse=True)
+    in_groups = 1 < len(found) <= count // 3
+    if in_groups:
+        x, y = _by_community(firsts, seconds, weights, group, sizes)
+    else:
+        x, y = spread * _by_distance(firsts, seconds, count)
+    degree = np.bincount(firsts, minlength=count) + np.bincount(seconds, minlength=count)
+    mass = (sizes * (1.0 + degree)) ** 0.5
+    near = np.where(group[firsts] == group[seconds], WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES) if in_groups else 1.0
+    pull = near * (weights / weights.mean() / np.minimum(degree[firsts], degree[seconds])) ** 0.5
+    steps = min(max(NODE_STEPS // count, FEWEST_STEPS), MOST_STEPS)
+    hottest = 1.5 if in_groups else 0.25 * spread
+    heat = hottest * (1 - np.arange(steps) / steps) ** 1.5
+    across, down, heavy, pulls, hot = (np.ascontiguousarray(a, dtype=np.float32) for a in (x, y, mass, pull, heat))
+    settle(across, down, heavy, firsts, seconds, pulls, np.float32(CENTRING), hot)
+    return across.astype(np.float64), down.astype(np.float64)
+
+
+def _by_community(firsts: IntArray, seconds: IntArray, weights: Array, group: IntArray, sizes: Array) -> Array:
+    """First places, 2 × nodes: communities laid out as nodes, and the members of each on a disc around its middle."""
+    from mppfl.network.layout_kernels import move_apart
+
+    members = np.bincount(group, sizes).astype(np.float64)
+    links = sp.csr_array((weights, (group[firsts], group[seconds])), shape=(len(members), len(members)))
+    links = sp.triu(links + links.T, k=1).tocoo()
+    middles = np.array(_settled(links.row, links.col, links.data, np.zeros(len(members), dtype=np.int32), members))
+    reach = np.sqrt(members / math.pi)
+    side = 1.3 * math.sqrt(float(sizes.sum())) + 2 * float(reach.max())
+    low = middles.min(axis=1, keepdims=True)
+    middles = (middles - low) / np.maximum(middles.max(axis=1, keepdims=True) - low, 1e-9) * side
+    move_apart(middles[0], middles[1], reach, side, side, 60)
+    order = np.argsort(group, kind="stable")
+    counts = np.bincount(group)
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start: Array = middles[:, group] - side / 2 + reach[group] * _spiral(rank, counts[group])
+    return start
+
+
+def _spiral(rank: IntArray, count: IntArray | int) -> Array:
+    """Places spread evenly over a disc of radius 1, 2 × nodes: neighbours in rank stand a golden angle apart."""
+    turn, out = 2.39996 * rank, np.sqrt((rank + 0.5) / count)
+    return np.array([out * np.cos(turn), out * np.sin(turn)])
+
+
+def _by_distance(firsts: IntArray, seconds: IntArray, size: int) -> Array:
+    """First places, 2 × nodes, by distances in links from a few far nodes (pivot MDS, Brandes & Pich 2006)."""
+    matrix = sp.csr_array((np.ones(len(firsts)), (firsts, seconds)), shape=(size, size))
+    pivots, distances = [0], []
+    nearest = np.full(size, np.inf)
+    for _ in range(min(PIVOTS, size)):
+        distances.append(dijkstra(matrix, directed=False, indices=pivots[-1], unweighted=True))
+        nearest = np.minimum(nearest, distances[-1])
+        pivots.append(int(np.argmax(nearest)))
+    square = np.array(distances).T ** 2
+    centred = square - square.mean(axis=0) - square.mean(axis=1)[:, None] + square.mean()
+    left, _, _ = np.linalg.svd(centred, full_matrices=False)
+    start = 0.25 * _spiral(np.arange(size), size)  # parts nodes that are equally far from everything
+    for axis in range(min(2, left.shape[1])):
+        along = left[:, axis] * (np.sign(left[np.argmax(np.abs(left[:, axis])), axis]) or 1.0)
+        start[axis] += along / max(float(np.abs(along).max()), 1e-12)
+    return start
+
+
+def _filling(points: Array) -> Array:
+    """Points turned so that the longer way lies across, spread more evenly from the middle, in the unit square."""
+    points = points - points.mean(axis=0)
+    if len(points) > 2:
+        _, axes = np.linalg.eigh(points.T @ points)
+        axes = axes[:, ::-1] * np.sign(axes[0, ::-1] + 1e-12)
+        points = points @ axes
+    scale = np.abs(points).max(axis=0)
+    points = points / np.where(scale > 1e-9, scale, 1.0)
+    far = np.hypot(points[:, 0], points[:, 1])
+    even = np.sqrt((np.argsort(np.argsort(far, kind="stable"), kind="stable") + 0.5) / len(far))
+    points = points * (0.7 + 0.3 * even * far.max() / np.maximum(far, 1e-9))[:, None]
+    low, high = points.min(axis=0), points.max(axis=0)
+    return np.where(high - low > 1e-9, (points - low) / np.maximum(high - low, 1e-9), 0.5)

@@ -1,0 +1,192 @@
+"""Communities: blocks are found, results repeat, nobody is lost on the way down."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BadInput
+from mppfl.network.communities import communities_of, communities_of_links, modularity
+from mppfl.network.communities_tree import OTHERS, CommunityTree
+from mppfl.network.generate import random_graph
+from mppfl.network.graph import graph_from_links
+
+approx = pytest.approx
+
+
+def seeded(seed=0):
+    return np.random.default_rng(seed)
+
+
+def from_networkx(network, **options):
+    firsts, seconds = np.array(network.edges(), dtype=np.int64).T
+    return graph_from_links(firsts, seconds, num_clients=len(network), undirected=True, isolated="keep", **options)
+
+
+def by_networkx(graph, seed=0):
+    both = (graph.links() + graph.links().T).tocoo()
+    network = nx.Graph()
+    network.add_nodes_from(range(graph.num_clients))
+    network.add_weighted_edges_from(zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True))
+    return network, nx.community.louvain_communities(network, seed=seed)
+
+
+def circles(count, size):
+    """Separate circles of so many clients each."""
+    start = np.repeat(np.arange(count) * size, size)
+    at = np.tile(np.arange(size), count)
+    return graph_from_links(start + at, start + (at + 1) % size, undirected=True)
+
+
+# ---- Louvain ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(8, 80))
+def test_communities_are_numbered_by_their_first_members_and_repeat(seed, size):
+    graph = random_graph("watts_strogatz", size, neighbours=4, rng=seeded(seed))
+    found = communities_of(graph, seeded(seed))
+    assert np.array_equal(found, communities_of(graph, seeded(seed)))
+    first = [int(np.argmax(found == number)) for number in range(int(found.max()) + 1)]
+    assert first == sorted(first)
+    assert len(found) == size
+    assert first[0] == 0
+
+
+def test_another_seed_may_find_other_communities():
+    graph = random_graph("erdos_renyi", 60, rng=seeded(), probability_range=(0.1, 0.1))
+    assert len({tuple(communities_of(graph, seeded(seed)).tolist()) for seed in range(6)}) > 1
+
+
+def test_one_number_is_drawn_from_the_stream_of_the_caller():
+    rng, other = seeded(5), seeded(5)
+    communities_of(random_graph("barabasi_albert", 300, rng=seeded()), rng)
+    other.integers(2**32)
+    assert rng.random() == other.random()
+
+
+def test_the_karate_club_parts_as_well_as_by_networkx():
+    graph = from_networkx(nx.karate_club_graph())
+    ours = [modularity(graph, communities_of(graph, seeded(seed))) for seed in range(20)]
+    theirs = [nx.community.modularity(*by_networkx(graph, seed)) for seed in range(20)]
+    assert np.mean(ours) > 0.98 * np.mean(theirs)
+    assert max(ours) == approx(max(theirs), rel=0.01)
+    assert min(ours) > 0.37
+
+
+def test_modularity_is_that_of_networkx():
+    graph = random_graph("barabasi_albert", 120, rng=seeded(3))
+    network, theirs = by_networkx(graph)
+    labels = np.empty(120, dtype=np.int64)
+    for number, members in enumerate(theirs):
+        labels[list(members)] = number
+    assert modularity(graph, labels) == approx(nx.community.modularity(network, theirs))
+
+
+def test_planted_blocks_are_found_whole():
+    sizes = [150, 100, 80, 120]
+    graph = random_graph("stochastic_block", 450, sizes=sizes, within=0.2, between=0.005, rng=seeded(1))
+    found = communities_of(graph, seeded())
+    assert np.array_equal(found, np.repeat(np.arange(4), sizes))
+    network, theirs = by_networkx(graph)
+    assert modularity(graph, found) >= 0.99 * nx.community.modularity(network, theirs)
+
+
+def test_blocks_of_a_large_graph_are_found_too():
+    graph = random_graph("stochastic_block", 80_000, sizes=[4_000] * 20, within=3e-3, between=2e-5, rng=seeded(2))
+    found = communities_of(graph, seeded())
+    agree = sum(int(np.bincount(found[start : start + 4_000]).max()) for start in range(0, 80_000, 4_000))
+    assert found.max() + 1 == 20
+    assert agree > 0.97 * 80_000
+
+
+def test_both_directions_are_added_up():
+    # One pair is linked both ways with weight 1, the others one way with 1: only together do the two weigh more.
+    pairs = [(0, 1, 1.0), (1, 0, 1.0), (1, 2, 1.0), (2, 3, 1.0), (3, 2, 1.0), (3, 0, 0.5)]
+    sources, targets, weights = (np.array(column) for column in zip(*pairs, strict=True))
+    graph = graph_from_links(sources, targets, weights, normalisation="none")
+    assert communities_of(graph, seeded()).tolist() == [0, 0, 1, 1]
+
+
+def test_a_client_without_links_is_a_community_of_its_own():
+    graph = graph_from_links(np.array([1, 2]), np.array([2, 1]), num_clients=5, isolated="keep")
+    assert communities_of(graph, seeded()).tolist() == [0, 1, 1, 2, 3]
+
+
+def test_without_any_link_everybody_is_alone():
+    empty = graph_from_links(np.array([0]), np.array([1]), isolated="keep").influence * 0
+    empty.eliminate_zeros()
+    assert communities_of_links(empty, seeded()).tolist() == [0, 1]
+
+
+def test_fewer_and_coarser_communities_can_be_asked_for():
+    graph = random_graph("watts_strogatz", 6_000, neighbours=6, rewire=0.02, rng=seeded())
+    fine = communities_of_links(graph.links(), seeded())
+    coarse = communities_of_links(graph.links(), seeded(), most=12)
+    assert fine.max() + 1 > 24
+    assert 2 <= coarse.max() + 1 <= 12
+    apart = circles(40, 5)  # parts that no link joins are never drawn together
+    assert communities_of_links(apart.links(), seeded(), most=10).max() + 1 == 40
+
+
+# ---- the tree -----------------------------------------------------------------------------------------------------
+
+
+def leaves(tree, opened=()):
+    inside = tree.inside(opened)
+    if not inside:
+        return [tree.way(opened)[-1].members]
+    return [leaf for number in range(len(inside)) for leaf in leaves(tree, (*opened, number))]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    kind=st.sampled_from(["barabasi_albert", "watts_strogatz", "skewed"]),
+    size=st.integers(50, 900),
+    most=st.integers(3, 40),
+    seed=st.integers(0, 2**32),
+)
+def test_opening_everything_reaches_every_client_once(kind, size, most, seed):
+    tree = CommunityTree(random_graph(kind, size, rng=seeded(seed)), most_together=30, most_branches=most)
+    together = np.concatenate(leaves(tree))
+    assert np.array_equal(np.sort(together), np.arange(size))
+
+
+def test_small_communities_are_one_branch_and_nobody_is_lost():
+    tree = CommunityTree(circles(300, 4), most_together=50, most_branches=20)
+    inside = tree.inside(())
+    assert len(inside) == 20
+    assert inside[-1].name == OTHERS
+    assert len(inside[-1].members) == 1200 - 19 * 4
+    assert len(inside[-1].groups) == 300 - 19
+    bundles = tree.inside((19,))
+    assert len(bundles) == 20
+    assert bundles[0].name == "bundle 0 of 15 communities"
+    assert max(len(each.members) for each in bundles) <= 60
+    assert np.array_equal(np.sort(np.concatenate(leaves(tree))), np.arange(1200))
+
+
+def test_branches_come_by_size():
+    sizes = [20, 90, 40]
+    graph = random_graph("stochastic_block", 150, sizes=sizes, within=0.4, between=0.005, rng=seeded(1))
+    tree = CommunityTree(graph, most_together=100, most_branches=10)
+    assert [len(branch.members) for branch in tree.inside(())] == [90, 40, 20]
+    assert [branch.name for branch in tree.way((1,))] == ["all 150 clients", "community 1"]
+
+
+def test_a_way_that_leads_nowhere_is_refused():
+    tree = CommunityTree(from_networkx(nx.caveman_graph(3, 20)), most_together=30, most_branches=10)
+    with pytest.raises(BadInput, match=r"opened=\(3,\): all 60 clients has communities 0 to 2, no community 3"):
+        tree.way((3,))
+    with pytest.raises(BadInput, match="community 0 has only clients, no community 0"):
+        tree.inside((0, 0))
+    with pytest.raises(BadInput, match="no community -1"):
+        tree.way((-1,))
+
+
+def test_who_is_linked_to_one_only_does_not_divide():
+    star = graph_from_links(np.zeros(80, dtype=np.int64), np.arange(1, 81), undirected=True)
+    assert CommunityTree(star, most_together=30, most_branches=10).inside(()) == ()

@@ -1,0 +1,135 @@
+"""The layout: within the box, off each other, always the same, and friends stand together."""
+
+from __future__ import annotations
+
+import time
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BadInput
+from mppfl.network import layout_links
+from mppfl.network.generate import random_graph
+from mppfl.network.layout import lay_out
+
+
+def ends_of(network):
+    return np.array(network.edges(), dtype=np.int64).reshape(-1, 2).T
+
+
+def nearest(x, y):
+    apart = np.hypot(x[:, None] - x, y[:, None] - y)
+    np.fill_diagonal(apart, np.inf)
+    return apart.min()
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(1, 120), links=st.integers(0, 300), seed=st.integers(0, 2**20))
+def test_every_node_stands_in_the_box_and_on_nobody_else(size, links, seed):
+    firsts, seconds = ends_of(nx.gnm_random_graph(size, links, seed=seed))
+    x, y = lay_out(size, firsts, seconds, radii=4.0)
+    assert np.isfinite([x, y]).all()
+    assert (x >= 0).all()
+    assert (x <= 1000).all()
+    assert (y >= 0).all()
+    assert (y <= 700).all()
+    if size > 1:
+        assert nearest(x, y) > 7.5
+    again = lay_out(size, firsts, seconds, radii=4.0)
+    assert np.array_equal(again, (x, y))
+
+
+def test_two_thousand_clients_fill_the_box_evenly_and_quickly():
+    graph = random_graph("barabasi_albert", 2_000, links_each=5, rng=np.random.default_rng(0))
+    links = graph.influence.tocoo()
+    once = links.row < links.col
+    lay_out(30, np.arange(29), np.arange(1, 30))  # compiled
+    before = time.process_time()
+    x, y = lay_out(2_000, links.row[once], links.col[once], radii=3.0)
+    assert time.process_time() - before < 3.0  # half a second on a quiet machine
+    assert nearest(x, y) > 5.9
+    counts, _, _ = np.histogram2d(x, y, bins=(10, 7), range=((0, 1000), (0, 700)))
+    assert counts.max() < 4 * 2_000 / 70  # no blob
+    assert (counts > 0).mean() > 0.8
+
+
+def test_friends_stand_nearer_than_strangers():
+    graph = random_graph(
+        "stochastic_block", 200, sizes=[50] * 4, within=0.2, between=0.005, rng=np.random.default_rng(0)
+    )
+    links = graph.influence.tocoo()
+    x, y = lay_out(200, links.row, links.col)
+    apart = np.hypot(x[:, None] - x, y[:, None] - y)
+    same = np.arange(200)[:, None] // 50 == np.arange(200) // 50
+    assert apart[same].mean() < 0.5 * apart[~same].mean()
+
+
+def test_separate_parts_do_not_mix():
+    one, two = nx.complete_graph(12), nx.cycle_graph(8)
+    firsts, seconds = ends_of(nx.disjoint_union(one, two))
+    x, _ = lay_out(20, firsts, seconds)
+    assert x[:12].max() < x[12:].min()
+
+
+def test_nodes_without_links_stand_in_rows_below():
+    firsts, seconds = ends_of(nx.cycle_graph(10))
+    x, y = lay_out(60, firsts, seconds)
+    assert y[:10].max() < y[10:].min()
+    rows = np.unique(y[10:].round(6))
+    assert 1 <= len(rows) <= 3
+    assert len(set(zip(x[10:].tolist(), y[10:].tolist(), strict=True))) == 50
+
+
+def test_alone_or_without_any_link_the_box_is_used_all_the_same():
+    none = np.empty(0, dtype=np.int64)
+    x, y = lay_out(1, none, none)
+    assert (x[0], y[0]) == (500.0, 350.0)
+    x, y = lay_out(400, none, none, radii=3.0)
+    assert nearest(x, y) > 6.0
+    assert np.ptp(y) > 300
+    assert len(lay_out(0, none, none)[0]) == 0
+
+
+def test_larger_nodes_keep_their_distance():
+    firsts, seconds = ends_of(nx.complete_graph(12))
+    radii = np.linspace(10, 55, 12)
+    x, y = lay_out(12, firsts, seconds, radii=radii)
+    apart = np.hypot(x[:, None] - x, y[:, None] - y) - radii[:, None] - radii
+    np.fill_diagonal(apart, 1.0)
+    assert apart.min() > -0.5
+    assert (x - radii).min() >= 0
+    assert (y + radii).max() <= 700
+
+
+def test_a_heavier_link_brings_its_ends_nearer():
+    firsts, seconds = ends_of(nx.complete_graph(5))
+    weights = np.where((firsts == 0) & (seconds == 1), 60.0, 1.0)
+    x, y = lay_out(5, firsts, seconds, weights)
+    lengths = np.hypot(x[firsts] - x[seconds], y[firsts] - y[seconds])
+    assert lengths[0] == lengths.min()
+
+
+def test_a_link_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
+    firsts, seconds = ends_of(nx.cycle_graph(6))
+    plain = lay_out(6, firsts, seconds)
+    assert np.array_equal(plain, lay_out(6, np.append(firsts, 2), np.append(seconds, 2)))
+    with pytest.raises(BadInput, match="link end 6 is not one of 6 nodes"):
+        lay_out(6, np.array([0]), np.array([6]))
+    with pytest.raises(BadInput, match="2 firsts, 1 seconds and 2 weights do not match"):
+        lay_out(6, np.array([0, 1]), np.array([1]))
+    with pytest.raises(BadInput, match=r"weights=0 .* must be a positive number"):
+        lay_out(6, np.array([0]), np.array([1]), np.array([0.0]))
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 21])
+def test_influence_between_groups_is_added_up_piece_by_piece(monkeypatch, at_once):
+    monkeypatch.setattr(layout_links, "LINKS_AT_ONCE", at_once)
+    graph = random_graph("skewed", 60, num_links=300, rng=np.random.default_rng(0))
+    place = np.random.default_rng(1).integers(-1, 4, 60)
+    belongs = (place[:, None] == np.arange(4)).astype(float)
+    expected = belongs.T @ graph.influence.toarray() @ belongs
+    np.fill_diagonal(expected, 0.0)
+    assert layout_links.influence_between(graph, place, 4).toarray() == pytest.approx(expected)
