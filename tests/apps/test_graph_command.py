@@ -73,6 +73,11 @@ def test_options_of_a_family_are_numbers_several_numbers_or_words(mppfl, tmp_pat
     assert (len(links), set(links.values())) == (2 * 19, {1.0})  # a tree: every newcomer befriends one
     options = ("--num-clients", 8, "--set", "sizes=5,3", "--set", "within=1", "--set", "between=0")
     assert mppfl("graph", "generate", "stochastic_block", path, *options).code == 0
+    as_in_a_file = [
+        option.replace("sizes=", "sizes=[") + "]" if "sizes=" in str(option) else option for option in options
+    ]
+    assert mppfl("graph", "generate", "stochastic_block", tmp_path / "again.csv", *as_in_a_file).code == 0
+    assert (tmp_path / "again.csv").read_bytes() == path.read_bytes()
     found = mppfl("graph", "describe", path, "--json").json
     assert (found["num_components"], found["num_links"]) == (2, 5 * 4 + 3 * 2)
 

@@ -51,6 +51,15 @@ def test_results_go_to_stdout_and_progress_to_stderr(mppfl, experiment, tmp_path
     assert all(word in lines[-1] for word in ("accuracy", "loss", "reward rate", "median budget", "largest ε"))
 
 
+def test_caps_that_kept_clients_out_are_told(mppfl, experiment, tmp_path):
+    cap = ("--set", "ledger.cap=0.02")
+    answer = mppfl("train", experiment, "--output", tmp_path / "out", "--set", 'mechanism="mppfl"', *cap)
+    refused = load_run(tmp_path / "out" / "mppfl").rounds_refused
+    assert refused.sum() > 0
+    told = f"mppfl: caps kept {(refused > 0).sum()} clients out of {refused.sum()} of their rounds"
+    assert told in answer.stdout.splitlines()
+
+
 def test_json_is_one_object_and_quiet_is_quiet(mppfl, experiment, tmp_path):
     answer = mppfl("train", experiment, "--output", tmp_path / "out", "--json", "--quiet")
     found = answer.json

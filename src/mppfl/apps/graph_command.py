@@ -63,7 +63,7 @@ def generate_command(
         str, typer.Argument(help="erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
     ],
     target: Target,
-    num_clients: ask.NumClientsOption = 20,
+    num_clients: Annotated[int, typer.Option("--num-clients", help="Size of the network.")] = 20,
     seed: ask.SeedOption = 0,
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the family, as name=value.")] = None,
 ) -> None:
@@ -88,6 +88,8 @@ def _name_and_value(text: str) -> tuple[str, Any]:
         raise BadInput(f"--set {text!r} must be name=value, such as links_each=3.")
     if name in ("kind", "num_clients", "rng", "normalisation"):
         raise BadInput(f"--set {text!r}: no family has this option. Use --num-clients or --seed.")
+    if value.startswith("[") and value.endswith("]"):  # as in an experiment file
+        value = value[1:-1]
     parts = [_number_or_word(part.strip()) for part in value.split(",")]
     return name, parts if len(parts) > 1 else parts[0]
 

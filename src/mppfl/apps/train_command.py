@@ -106,6 +106,10 @@ def show(runs: Sequence[Run]) -> None:
         for note in run.notes:
             if note.startswith(SAID_OF_BUDGETS):
                 typer.echo(f"{run.name}: {note}")
+    for run in runs:
+        if kept_out := int((run.rounds_refused > 0).sum()):
+            rounds = int(run.rounds_refused.sum())
+            typer.echo(f"{run.name}: caps kept {kept_out:,} clients out of {rounds:,} of their rounds")
     for note in dict.fromkeys(note for run in runs for note in run.accounts.notes):
         typer.echo(f"note: {note}")
 
