@@ -23,7 +23,8 @@ def read_values(path: Path) -> dict[str, float]:
         except (ValueError, IndexError):
             if line == 1:
                 continue
-            raise BadFile(f"{path}, line {line}: {','.join(row)!r:.60} must be name,value with a number as value.") from None
+            shown = f"{','.join(row)!r:.60}"
+            raise BadFile(f"{path}, line {line}: {shown} must be name,value with a number as value.") from None
         if name in found:
             raise BadFile(f"{path}, line {line}: {name!r} stands twice. Keep one line for each client.")
         found[name] = value
