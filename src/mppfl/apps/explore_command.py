@@ -47,6 +47,7 @@ def explore_command(
         raise BadInput(f"the explorer needs {', '.join(missing)}. Install it with: pip install 'mppfl[explore]'")
     from mppfl.apps.explorer.door import door_for
     from mppfl.apps.explorer.server import bind, make_app
+    from mppfl.apps.explorer.warm_up import warm_up
 
     door = door_for(host, token)
     with ask.working("opening"):
@@ -56,6 +57,7 @@ def explore_command(
     address = f"http://{shown}:{server.effective_port}/" + ("" if door.token is None else f"?token={door.token}")
     typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
     sys.stdout.flush()
+    warm_up()
     if browser:
         import webbrowser
 

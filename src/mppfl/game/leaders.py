@@ -20,6 +20,7 @@ from mppfl.game.model import Game, amplification, cost_without_absent
 from mppfl.game.path import (
     EXACT_BELOW,
     NUM_SAMPLES,
+    Path,
     Samples,
     Segment,
     join_samples,
@@ -28,7 +29,7 @@ from mppfl.game.path import (
     waking_rates,
 )
 from mppfl.game.plan import AlongLine, PerRound, Stored
-from mppfl.game.rates import RateCondition, crossing_rate, rates_by_condition
+from mppfl.game.rates import RateCondition, crossing_rate, rates_by_condition, rising_rates_each
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
 VANISHING = 1e-9  # of the largest budget: rounding, not taking part
@@ -67,7 +68,7 @@ def choose_rates(
         rates = interior_rates_of(game, line, leader, rounds, payment_limit)
         if rates is not None:
             return Rates(rates, AlongLine(line.slope, line.offset), False)
-    return _rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
+    return rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
 
 
 def require_somebody(game: Game) -> None:
@@ -101,6 +102,30 @@ def interior_rates_of(
         rates = found
     inside = (rates > line.lowest_rate) & (rates < line.highest_rate)
     return rates if inside.all() else None
+
+
+def interior_rates_each(
+    game: Game, line: Response, leader: UniformLeader, rounds: IntArray, payment_limit: float | None = None
+) -> Array:
+    """`interior_rates_of` each round alone, NaN where that is None; compiled where everybody gains interest."""
+    none = np.full(len(rounds), np.nan)
+    if not (line.has_interior and line.free.any()):
+        return none
+    if leader == "budget_limited":
+        if float(line.weights @ line.slope) <= 0:
+            return none
+        best = interior_rates_each(game, line, "anticipating", rounds)
+        rates = np.fmin(spending_rate(line, float(payment_limit or 0.0)), best)
+    elif leader == "noise_aware":
+        rates = _noise_aware_rates(game, line, rounds)
+        edge = 1e-9 * max(1.0, line.lowest_rate)
+        rates[(rates < line.lowest_rate + edge) | (rates > line.highest_rate - edge)] = np.nan
+    elif line.everybody_gains_interest:
+        rates = rising_rates_each(rate_condition(game, line, leader), rounds)
+    else:
+        alone = [interior_rates_of(game, line, leader, rounds[k : k + 1]) for k in range(len(rounds))]
+        rates = np.array([np.nan if found is None else found[0] for found in alone])
+    return np.where((rates > line.lowest_rate) & (rates < line.highest_rate), rates, np.nan)
 
 
 def rate_condition(
@@ -157,16 +182,20 @@ def noise_aware_cost(game: Game, round_index: int, prices: Array | float, budget
 def _noise_aware_rates(game: Game, line: Response, rounds: IntArray) -> Array:
     """Minimum of κ/(t·X(r)) + r·Y(r) with X and Y straight in r: its derivative has one root where both rise."""
     sizes, strength = noise_aware_sums(game)
-    felt = _sums_of_line(sizes, line.slope, line.offset)
-    paid = _sums_of_line(line.weights, line.slope, line.offset)
-    return _bisect_noise_aware(strength / rounds, felt, paid, line.lowest_rate, min(line.highest_rate, 1e12))
+    felt = np.array([_sums_of_line(sizes, line.slope, line.offset)])
+    paid = np.array([_sums_of_line(line.weights, line.slope, line.offset)])
+    ends = np.minimum([[line.lowest_rate, line.highest_rate]], 1e12)
+    from mppfl.game import leader_kernels as kernels
+
+    rates, _, _ = kernels.noise_aware_on_path(strength / rounds, felt, paid, ends)
+    return np.asarray(rates)
 
 
 def _sums_of_line(weights: Array, slope: Array, offset: Array) -> tuple[float, float]:
     return float(weights @ slope), float(weights @ offset)
 
 
-def _bisect_noise_aware(strength: Array, felt: Any, paid: Any, low: Any, high: Any) -> Array:
+def bisect_noise_aware(strength: Array, felt: Any, paid: Any, low: Any, high: Any) -> Array:
     """Where the derivative of strength/X + r·Y turns positive, X = felt₀r − felt₁, Y = paid₀r − paid₁; broadcasts."""
     low, high = np.broadcast_arrays(low, high, strength)[:2]
     for _ in range(100):
@@ -181,17 +210,14 @@ def _bisect_noise_aware(strength: Array, felt: Any, paid: Any, low: Any, high: A
 # ---- at the bounds ----------------------------------------------------------------------------------------------
 
 
-def _rates_at_bounds(
+def rates_at_bounds(
     game: Game, weights: Array, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
 ) -> Rates:
+    """The best rate of every round with clients at their bounds where need be, and the budgets it leads to."""
     if game.num_clients <= EXACT_BELOW:
-        segments = response_path(game, weights)
-        if leader == "noise_aware":
-            chosen = _noise_aware_on_path(game, weights, segments, rounds)
-        else:
-            chosen = [_best_on_path(game, weights, segments, leader, int(t), payment_limit) for t in rounds]
-        rates = np.array([rate for rate, _ in chosen])
-        rows = np.array([segments[k].budgets(rate) for rate, k in chosen])
+        path = response_path(game, weights)
+        rates, at = best_on_path(game, weights, path, leader, rounds, payment_limit)
+        rows = np.array([path[k].budgets(float(rate)) for rate, k in zip(rates, at, strict=True)])
         return Rates(rates, Stored(rows, np.arange(len(rates))), True)
     rates = _best_of_samples(game, weights, leader, rounds, payment_limit)
     distinct, row_of_round = np.unique(rates, return_inverse=True)
@@ -201,16 +227,68 @@ def _rates_at_bounds(
     return Rates(rates, Stored(np.array(found), row_of_round), True)
 
 
-def _noise_aware_on_path(
-    game: Game, weights: Array, segments: list[Segment], rounds: IntArray
-) -> list[tuple[float, int]]:
-    """The cheapest rate of every round and its segment; all segments and rounds at once."""
+def best_on_path(
+    game: Game,
+    weights: Array,
+    path: Path,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None = None,
+) -> tuple[Array, IntArray]:
+    """The rate of every round at which the server's cost, noise weighed over those who take part, is lowest, and its
+    segment; compiled twins of `best_of_round` and `noise_aware_of_rounds`.
+    """
+    from mppfl.game import leader_kernels as kernels
+
+    clients = game.clients
+    if leader == "noise_aware":
+        sizes, strength = noise_aware_sums(game)
+        felt = np.column_stack([path.slope @ sizes, path.offset @ sizes])
+        paid = np.column_stack([path.slope @ weights, path.offset @ weights])
+        rates, at, _ = kernels.noise_aware_on_path(strength / rounds, felt, paid, np.minimum(path.ends, 1e12))
+        return rates, at
+    sizes = clients.data_size
+    with np.errstate(divide="ignore"):
+        grown = (float(sizes.sum()) / (path.taking_part @ sizes)) ** 2
+    codes = {
+        "mean_field": kernels.MEAN_FIELD,
+        "anticipating": kernels.ANTICIPATING,
+        "budget_limited": kernels.BUDGET_LIMITED,
+    }
+    rates, at = kernels.best_on_path(
+        path.ends,
+        path.slope,
+        path.offset,
+        path.taking_part,
+        grown,
+        weights,
+        weights / (2 * clients.quadratic_cost),
+        clients.noise_harm,
+        game.accuracy_weight,
+        np.asarray(rounds, dtype=np.int64),
+        codes[leader],
+        float(payment_limit or 0.0),
+    )
+    if (at < 0).any():
+        raise _nobody_moves(int(rounds[np.argmax(at < 0)]), payment_limit)
+    return rates, at
+
+
+def _nobody_moves(round_index: int, payment_limit: float | None) -> NoEquilibrium:
+    return NoEquilibrium(
+        f"no reward rate of round {round_index} moves any client to take part"
+        + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
+    )
+
+
+def noise_aware_of_rounds(game: Game, weights: Array, path: Path, rounds: IntArray) -> list[tuple[float, int]]:
+    """The cheapest rate of every round and its segment for the noise-aware leader, by bisection; the plain way."""
     sizes, strength = noise_aware_sums(game)
-    felt = np.array([_sums_of_line(sizes, s.slope, s.offset) for s in segments])[:, :, None]
-    paid = np.array([_sums_of_line(weights, s.slope, s.offset) for s in segments])[:, :, None]
-    low, high = np.array([[s.low, min(s.high, 1e12)] for s in segments]).T[:, :, None]
+    felt = np.array([_sums_of_line(sizes, s.slope, s.offset) for s in path])[:, :, None]
+    paid = np.array([_sums_of_line(weights, s.slope, s.offset) for s in path])[:, :, None]
+    low, high = np.array([[s.low, min(s.high, 1e12)] for s in path]).T[:, :, None]
     value = (strength / rounds)[None, :]
-    rates = _bisect_noise_aware(value, (felt[:, 0], felt[:, 1]), (paid[:, 0], paid[:, 1]), low, high)
+    rates = bisect_noise_aware(value, (felt[:, 0], felt[:, 1]), (paid[:, 0], paid[:, 1]), low, high)
     x = felt[:, 0] * rates - felt[:, 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         costs = np.where(x > 0, value / x, np.inf) + rates * (paid[:, 0] * rates - paid[:, 1])  # [segments, rounds]
@@ -218,33 +296,30 @@ def _noise_aware_on_path(
     return [(float(rates[k, t]), int(k)) for t, k in enumerate(best)]
 
 
-def _best_on_path(
+def best_of_round(
     game: Game,
     weights: Array,
-    segments: list[Segment],
+    path: Path,
     leader: UniformLeader,
     round_index: int,
-    payment_limit: float | None,
+    payment_limit: float | None = None,
 ) -> tuple[float, int]:
-    """The rate at which the server's cost, noise weighed over those who take part, is lowest; and its segment."""
-    candidates = []
-    for k, segment in enumerate(segments):
+    """The cheapest candidate of all segments and its segment, for the other leaders; the plain way."""
+    found = []
+    for k, segment in enumerate(path):
         if not segment.taking_part.any():
             continue
-        for rate in _candidates(game, weights, segment, leader, round_index, payment_limit):
+        for rate in candidates_of_segment(game, weights, segment, leader, round_index, payment_limit):
             budgets = segment.budgets(rate)
             if (budgets > VANISHING * budgets.max()).sum() == segment.taking_part.sum():  # else somebody drops out here
-                candidates.append((cost_without_absent(game, round_index, rate * weights, budgets), rate, k))
-    if not candidates:
-        raise NoEquilibrium(
-            f"no reward rate of round {round_index} moves any client to take part"
-            + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
-        )
-    _, rate, k = min(candidates)
+                found.append((cost_without_absent(game, round_index, rate * weights, budgets), rate, k))
+    if not found:
+        raise _nobody_moves(round_index, payment_limit)
+    _, rate, k = min(found)
     return rate, k
 
 
-def _candidates(
+def candidates_of_segment(
     game: Game, weights: Array, segment: Segment, leader: UniformLeader, round_index: int, payment_limit: float | None
 ) -> list[float]:
     """Rates of one segment that may be best: where the leader's condition holds, and else the two ends."""
@@ -316,15 +391,53 @@ def pigouvian_weights(game: Game) -> Array:
 def personalised_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
     """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21).
 
-    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response. Newton's steps on small
-    networks; where bounds are reached, or on large ones, a quasi-Newton search over log budgets.
+    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response. On small networks where
+    AB + BᵀA is positive definite, compiled Newton's steps within the bounds; else `personalised_plainly`.
     """
     require_somebody(game)
     clients = game.clients
     value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
     alone = np.sqrt(value / (clients.linear_cost + clients.quadratic_cost))
-    able = clients.budget_max > 0
     first = alone if start is None else np.where(start > 0, start, alone)
+    if game.loss.is_dense:
+        found = personalised_compiled(game, round_index, first)
+        if found is not None:
+            return found
+    return personalised_plainly(game, round_index, first)
+
+
+def personalised_compiled(game: Game, round_index: int, first: Array) -> Array | None:
+    """The one minimum of a convex cost, to 1e-13 of it; None where the cost is not convex or the steps fail."""
+    from mppfl.game import personalised_kernels as kernels
+
+    clients = game.clients
+    matrix, is_convex = game.loss.weighed_both_ways(clients.quadratic_cost)
+    if not is_convex:
+        return None
+    able = clients.budget_max > 0
+    part = np.flatnonzero(able)
+    found, settled = kernels.cheapest_budgets(
+        matrix if able.all() else matrix[np.ix_(part, part)],
+        clients.linear_cost[part],
+        game.accuracy_weight * clients.noise_harm[part] / round_index,
+        1 - game.accuracy_weight,
+        clients.budget_min[part],
+        clients.budget_max[part],
+        first[part],
+    )
+    if not settled:
+        return None
+    budgets = np.zeros(game.num_clients)
+    budgets[part] = found
+    return budgets
+
+
+def personalised_plainly(game: Game, round_index: int, first: Array) -> Array:
+    """Newton's steps on small networks; where bounds are reached, or on large ones, a quasi-Newton search over log
+    budgets, which is good to about 1e-7.
+    """
+    clients = game.clients
+    able = clients.budget_max > 0
     if game.loss.is_dense:
         budgets = _personalised_by_newton(game, round_index, np.where(able, first, 0.0))
         if budgets is not None and ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():

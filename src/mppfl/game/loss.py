@@ -43,6 +43,8 @@ class LossOperator:
     @cached_property
     def dense(self) -> Array:
         """B as an N×N array; for small networks."""
+        if self.externality_strength == 0:
+            return np.eye(self.num_clients)
         return np.eye(self.num_clients) + self.externality_strength * self.propagation.to_dense()
 
     @cached_property
@@ -53,6 +55,35 @@ class LossOperator:
             factors = scipy.linalg.lu_factor(self.dense)
         pivots = np.abs(np.diag(factors[0]))
         return factors if pivots.min() > 1e-13 * pivots.max() else None
+
+    @cached_property
+    def has_one_answer(self) -> bool:
+        """Whether clients' equilibrium is surely unique at any prices and bounds: αΣ's rows sum to less than 1, or B's
+        symmetric part is positive definite (asked only of small networks).
+        """
+        if self.externality_strength * float(self.propagation.row_sums.max()) < 1:
+            return True
+        if not self.is_dense:
+            return False
+        try:
+            np.linalg.cholesky(self.dense + self.dense.T - 1e-6 * np.eye(self.num_clients))
+        except np.linalg.LinAlgError:
+            return False
+        return True
+
+    def weighed_both_ways(self, weights: Array) -> tuple[Array, bool]:
+        """AB + BᵀA with A = diag(weights), and whether it is positive definite; kept for the weights last asked for."""
+        last = self.__dict__.get("_weighed")
+        if last is None or not np.array_equal(last[0], weights):
+            scaled = weights[:, None] * self.dense
+            matrix = scaled + scaled.T
+            try:
+                np.linalg.cholesky(matrix - 1e-9 * np.diag(np.diag(matrix)))
+                last = (weights, matrix, True)
+            except np.linalg.LinAlgError:
+                last = (weights, matrix, False)
+            self.__dict__["_weighed"] = last
+        return last[1], last[2]
 
     @cached_property
     def T(self) -> LossOperator:  # noqa: N802  (the name numpy and scipy use)

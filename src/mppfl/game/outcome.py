@@ -10,6 +10,7 @@ from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.game.equilibrium import equilibrium_at, response_line
 from mppfl.game.leaders import interior_rates_of, noise_aware_cost
 from mppfl.game.model import Game, cost_without_absent, privacy_cost, privacy_loss, utility, wanted_loss
+from mppfl.game.path import EXACT_BELOW, Path, response_path
 from mppfl.game.plan import AlongLine, Participation, Plan, Terms
 from mppfl.game.welfare import welfare
 
@@ -231,22 +232,61 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
         line = response_line(crowd, plan.budgets.slope, plan.budgets.offset, weights, free)
         better = interior_rates_of(crowd, line, "anticipating", rounds)
     worst = 0.0
+    answers = _Answers(crowd)
     for k, position in enumerate(positions):
         terms = plan.terms(int(position))
-        rates = [float(better[k])] if better is not None else [terms.reward_rate * probe for probe in PROBES]
-        worst = max(worst, _saving(crowd, plan, terms, rates, int(position)))
+        per_rate = terms.prices / terms.reward_rate if np.ndim(terms.prices) and terms.reward_rate > 0 else 1.0
+        if better is None:
+            rates = [terms.reward_rate * probe for probe in PROBES]
+            tried = answers.at(per_rate, rates, terms.budgets)
+        else:
+            rates = [float(better[k])]
+            tried = [plan.budgets.at(int(position), rates[0])]
+        worst = max(worst, _saving(crowd, plan.mechanism, terms, per_rate, rates, tried))
     return worst, tuple(int(t) for t in rounds)
 
 
-def _saving(game: Game, plan: Plan, terms: Terms, rates: list[float], position: int) -> float:
-    cost = noise_aware_cost if plan.mechanism == "mppfl_noise_aware" else cost_without_absent
+def _saving(
+    game: Game, mechanism: str, terms: Terms, per_rate: Array | float, rates: list[float], answers: list[Array]
+) -> float:
+    cost = noise_aware_cost if mechanism == "mppfl_noise_aware" else cost_without_absent
     now = cost(game, terms.round_index, terms.prices, terms.budgets)
-    per_rate = terms.prices / terms.reward_rate if np.ndim(terms.prices) and terms.reward_rate > 0 else 1.0
-    saved = 0.0
-    for rate in rates:
-        if isinstance(plan.budgets, AlongLine) and len(rates) == 1:
-            budgets = plan.budgets.at(position, rate)
-        else:
-            budgets = equilibrium_at(game, rate * per_rate, terms.budgets).budgets
-        saved = max(saved, now - cost(game, terms.round_index, rate * per_rate, budgets))
-    return saved
+    tried = [cost(game, terms.round_index, r * per_rate, b) for r, b in zip(rates, answers, strict=True)]
+    return max(0.0, *(now - other for other in tried))
+
+
+class _Answers:
+    """Clients' equilibria at many rates. In small games they are read off one path, up to the highest rate asked for,
+    and held against everybody's best response; where that fails, or in large games, each is solved for.
+    """
+
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self.path: Path | None = None
+
+    def at(self, per_rate: Array | float, rates: list[float], start: Array) -> list[Array]:
+        """Budgets at prices rate·per_rate, to the tolerance of `equilibrium_at`."""
+        read = self._read(per_rate, rates)
+        return [
+            equilibrium_at(self.game, rate * per_rate, start).budgets if budgets is None else budgets
+            for rate, budgets in zip(rates, read, strict=True)
+        ]
+
+    def _read(self, per_rate: Array | float, rates: list[float]) -> list[Array | None]:
+        game = self.game
+        weights = np.broadcast_to(np.asarray(per_rate, dtype=np.float64), (game.num_clients,))
+        usable = game.num_clients <= EXACT_BELOW and game.loss.is_dense and game.loss.has_one_answer
+        if not usable or min(rates) <= 0 or not (weights > 0).any():
+            return [None] * len(rates)
+        if self.path is None or max(rates) > self.path[-1].high:
+            self.path = response_path(game, weights, max(rates))
+        low, high = game.clients.budget_min, game.clients.budget_max
+        segments = [self.path.at(rate) for rate in rates]
+        found = np.array([low if s is None else s.budgets(r) for r, s in zip(rates, segments, strict=True)])
+        found = np.clip(found, low, high)
+        prices = np.array(rates)[:, None] * weights
+        wanted = wanted_loss(game, prices)
+        wish = wanted - ((game.loss @ found.T).T - found)
+        gap = np.abs(found - np.clip(wish, low, high)).max(axis=1)
+        fits = gap <= 1e-12 * np.maximum(1.0, np.abs(wanted).max(axis=1))
+        return [budgets if fit else None for budgets, fit in zip(found, fits, strict=True)]

@@ -12,6 +12,9 @@ from mppfl.errors import BadInput
 from mppfl.game.mechanisms import Mechanism
 from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
 from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds
+from mppfl.game.settling import led_by, settle_together
+
+TIED = 1e-12  # margins that differ by less, as a share, differ by rounding: the lower number goes first
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,22 +42,36 @@ def with_participation(game: Game, horizon: Horizon, mechanism: Mechanism, rule:
         raise BadInput(f"participation={rule!r} must be one of {', '.join(get_args(Participation))}.")
     if rule == "always":
         return mechanism(game, horizon)
-    terms: list[Terms] = []
-    restless = deserted = 0
-    name = "custom"
-    for position, round_index in enumerate(horizon.rounds):
-        rates = None if horizon.reward_rates is None else horizon.reward_rates[position : position + 1]
-        single = Horizon(np.array([round_index]), rates, horizon.seed)
-        found, settled, name = _settle(game, single, mechanism, rule)
-        terms.append(found)
-        restless += not settled
-        deserted += not found.taking_part.any()
+    led = led_by(game, mechanism) if horizon.reward_rates is None else None
+    if led is not None and (game.clients.budget_max > 0).any():
+        name = led.name
+        terms, settled = settle_together(game, horizon, led, rule)
+    else:
+        name, terms, settled = settle_one_by_one(game, horizon, mechanism, rule)
+    restless = len(settled) - sum(settled)
+    deserted = sum(not found.taking_part.any() for found in terms)
     notes: tuple[str, ...] = (f"participation: {rule}",)
     if restless:
         notes += (f"in {restless} rounds some who stay out would rather join at these rates",)
     if deserted:
         notes += (f"in {deserted} rounds nobody takes part: no rate of this server suits anybody",)
     return plan_of_rounds(name, terms, notes, rule)
+
+
+def settle_one_by_one(
+    game: Game, horizon: Horizon, mechanism: Mechanism, rule: Participation
+) -> tuple[str, list[Terms], list[bool]]:
+    """The mechanism's name, the terms of every round, and whether nobody outside wishes to join; any mechanism."""
+    terms: list[Terms] = []
+    settled: list[bool] = []
+    name = "custom"
+    for position, round_index in enumerate(horizon.rounds):
+        rates = None if horizon.reward_rates is None else horizon.reward_rates[position : position + 1]
+        single = Horizon(np.array([round_index]), rates, horizon.seed)
+        found, at_rest, name = _settle(game, single, mechanism, rule)
+        terms.append(found)
+        settled.append(at_rest)
+    return name, terms, settled
 
 
 def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participation) -> tuple[Terms, bool, str]:
@@ -100,8 +117,11 @@ def _worst_first(decision: _Decision, who: BoolArray) -> BoolArray:
     concerned = np.flatnonzero(who)
     if len(concerned) == 0:
         return np.zeros_like(who)
-    count = 1 if len(who) <= 1000 else max(1, len(concerned) // 10)
-    order = concerned[np.argsort(-np.abs(decision.margin[concerned]), kind="stable")]
+    size = np.abs(decision.margin[concerned])
     change = np.zeros_like(who)
-    change[order[:count]] = True
+    if len(who) <= 1000:
+        change[concerned[np.argmax(size >= size.max() * (1 - TIED))]] = True
+    else:
+        order = concerned[np.argsort(-size, kind="stable")]
+        change[order[: max(1, len(concerned) // 10)]] = True
     return change

@@ -6,6 +6,7 @@ path is a few hundred such lines. A large game's path has as many bends as clien
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from mppfl.game.model import Game, amplification
 EXACT_BELOW = 300  # clients
 NUM_SAMPLES = 48
 SAMPLE_TOLERANCE = 1e-7
+NUM_CHECKED = 8  # segments of a path followed by updates whose lines are held against B itself
+PATH_TOLERANCE = 1e-11  # of the largest wanted loss: what their distance from a best response may be
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +39,117 @@ class Segment:
         return np.where(budgets > 1e-13 * np.abs(self.offset).max(initial=1.0), budgets, 0.0)
 
 
-def response_path(game: Game, weights: Array) -> list[Segment]:
-    """Every segment of the equilibrium's path from rate 0 upward (model, eq. 15); the last one has no end."""
+@dataclass(frozen=True, eq=False)
+class Path:
+    """Segments in the order of their rates, as arrays: `path[k]` is one of them.
+
+    ends           [segments, 2]        where each begins and ends
+    slope, offset  [segments, clients]  the line that everybody follows there
+    taking_part    [segments, clients]
+    """
+
+    ends: Array
+    slope: Array
+    offset: Array
+    taking_part: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, k: int) -> Segment:
+        low, high = self.ends[k]
+        return Segment(float(low), float(high), self.slope[k], self.offset[k], self.taking_part[k])
+
+    def __iter__(self) -> Iterator[Segment]:
+        return (self[k] for k in range(len(self)))
+
+    def at(self, rate: float) -> Segment | None:
+        """The segment that a rate lies on; None below the first."""
+        k = int(np.searchsorted(self.ends[:, 0], rate, side="right")) - 1
+        return self[k] if k >= 0 else None
+
+
+def response_path(game: Game, weights: Array, last: float = np.inf) -> Path:
+    """Every segment of the equilibrium's path from rate 0 up to `last` (model, eq. 15); without it, the last segment
+    has no end.
+
+    Where the equilibrium is surely unique, from bend to bend by rank-one updates (`pivoting_path`), which are checked;
+    else, or if a check fails, by `plain_path`.
+    """
+    if game.loss.is_dense and game.loss.has_one_answer:
+        found = pivoting_path(game, weights, last)
+        if found is not None:
+            return found
+    return plain_path(game, weights, last)
+
+
+def _first_rate(game: Game, weights: Array) -> float:
+    """A rate at which everybody is still at its lowest budget."""
     clients = game.clients
-    rates_that_wake = clients.linear_cost / np.where(weights > 0, weights, np.inf)
-    rate = 0.0 if (clients.budget_min > 0).any() else float(rates_that_wake[weights > 0].min(initial=np.inf))
+    if (clients.budget_min > 0).any():
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = float((clients.linear_cost / weights)[weights > 0].min(initial=np.inf))
     if not np.isfinite(rate):
         raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to take part.")
+    return rate
+
+
+def pivoting_path(game: Game, weights: Array, last: float = np.inf) -> Path | None:
+    """The path from bend to bend, O(clients²) each; None where a check of its lines fails. Needs B as a matrix."""
+    from mppfl.game import path_kernels as kernels
+
+    clients, dense = game.clients, game.loss.dense
+    rate = _first_rate(game, weights)
+    can_move = clients.budget_max > clients.budget_min
+    num_able = int(can_move.sum())
+    order = np.argsort(~can_move, kind="stable")
+    back = np.argsort(order, kind="stable")
+    alone, never = weights / (2 * clients.quadratic_cost), clients.linear_cost / (2 * clients.quadratic_cost)
+    others = game.loss @ clients.budget_min - clients.budget_min
+    how, count, ends, lines, states = kernels.follow(
+        np.ascontiguousarray(dense[np.ix_(order, order[:num_able])]),
+        alone[order],
+        (never + others)[order],
+        clients.budget_min[order],
+        clients.budget_max[order],
+        rate,
+        last,
+        6 * game.num_clients + 50,
+    )
+    if how != kernels.FINISHED:
+        return None
+    slopes, offsets, state = lines[0, :count], lines[1, :count], states[:count]
+    if num_able < game.num_clients:
+        slopes, offsets, state = slopes[:, back], offsets[:, back], state[:, back]
+    if not _are_equilibria(game, weights, ends[:count], slopes, offsets):
+        return None
+    taking_part = (state == 0) | (np.where(state > 0, clients.budget_max, clients.budget_min) > 0)
+    return Path(ends[:count], slopes, offsets, taking_part)
+
+
+def _are_equilibria(game: Game, weights: Array, ends: Array, slopes: Array, offsets: Array) -> bool:
+    """Whether everybody is at its best response at both ends of some segments, the last among them.
+
+    Updates pass their rounding on from line to line, so what is right at the end was right before.
+    """
+    clients = game.clients
+    some = np.unique(np.linspace(0, len(ends) - 1, NUM_CHECKED).astype(np.int64))
+    for which in (0, 1):
+        rates = ends[some, which]
+        rates = np.where(np.isfinite(rates), rates, 2 * ends[some, 0] + 1)[:, None]
+        budgets = rates * slopes[some] - offsets[some]
+        wanted = (rates * weights - clients.linear_cost) / (2 * clients.quadratic_cost)
+        wish = wanted - ((game.loss @ budgets.T).T - budgets)
+        gap = np.abs(budgets - np.clip(wish, clients.budget_min, clients.budget_max)).max(axis=1)
+        if not (gap <= PATH_TOLERANCE * np.maximum(1.0, np.abs(wanted).max(axis=1))).all():
+            return False
+    return True
+
+
+def plain_path(game: Game, weights: Array, last: float = np.inf) -> Path:
+    """The path with an equilibrium solved just past every bend."""
+    rate = _first_rate(game, weights)
     segments: list[Segment] = []
     start: Array | None = None
     for _ in range(20 * game.num_clients + 50):
@@ -51,12 +158,18 @@ def response_path(game: Game, weights: Array) -> list[Segment]:
         start = here.budgets
         segment = _segment_around(game, weights, here, rate, ahead)
         segments.append(segment)
-        if not np.isfinite(segment.high):
-            return segments
+        if segment.high >= last:
+            return _path_of(segments)
         rate = max(segment.high, ahead)
     raise NotConverged(
         f"the path of budgets has too many bends; it was followed up to rate {rate:.6g}.", segments, rate
     )
+
+
+def _path_of(segments: list[Segment]) -> Path:
+    ends = np.array([(s.low, s.high) for s in segments])
+    slope, offset = np.array([s.slope for s in segments]), np.array([s.offset for s in segments])
+    return Path(ends, slope, offset, np.array([s.taking_part for s in segments]))
 
 
 def _segment_around(game: Game, weights: Array, here: AtBounds, rate: float, ahead: float) -> Segment:

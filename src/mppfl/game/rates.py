@@ -90,6 +90,25 @@ def rising_rates(condition: RateCondition, rounds: IntArray) -> Array:
     return rates
 
 
+def rising_rates_each(condition: RateCondition, rounds: IntArray) -> Array:
+    """`rising_rates` compiled, for small games asked many times; NaN where the condition does not hold to 1e-9."""
+    from mppfl.game import settling_kernels as kernels
+
+    order = np.argsort(-rounds, kind="stable")
+    rates = np.empty(len(rounds))
+    rates[order] = kernels.rising_rates(
+        condition.steepness,
+        condition.constant,
+        condition.strength,
+        condition.pull,
+        condition.slope,
+        condition.offset,
+        condition.lowest,
+        np.asarray(rounds, dtype=np.int64)[order],
+    )
+    return rates
+
+
 def _pointed_at(known: list[tuple[float, float]], round_index: int, lowest: float) -> float:
     """The rate that the last rounds' rates, as a polynomial in log t, lead to."""
     x = float(np.log(round_index))

@@ -283,7 +283,7 @@ def _network_tab(start: Choices) -> list[Any]:
                     cytoscape.Cytoscape(
                         id="graph",
                         elements=[],
-                        layout={"name": "preset", "fit": True, "padding": 24},
+                        layout={"name": "preset", "fit": False},
                         style={"width": "100%", "height": "100%"},
                         stylesheet=stylesheet("light"),
                         wheelSensitivity=1,

@@ -6,6 +6,7 @@
   const here = (id) => document.getElementById(id);
   let sequence = 0;
   let pictured = "";
+  let ofCommunities = false; /* a node that is drawn anew keeps data it had before: its own word for it does not count */
 
   /* Cytoscape's own handle on the drawing, for repainting without React comparing thousands of elements. */
   function drawing() {
@@ -29,6 +30,7 @@
       given.sources.forEach((place) => cy.getElementById("n" + place).addClass("source"));
       if (given.chosen !== null) cy.getElementById("n" + given.chosen).addClass("chosen");
     });
+    ofCommunities = given.communities;
     document.body.dataset.answered = given.sequence;
   }
 
@@ -106,9 +108,9 @@
         requestAnimationFrame(() => {
           const cy = drawing();
           if (!cy) return;
-          if (cy.edges().length > 1500) cy.batch(() => cy.edges().addClass("dense"));
+          cy.batch(() => cy.edges().toggleClass("dense", cy.edges().length > 1500));
           cy.resize();
-          cy.fit(undefined, 24);
+          cy.fit(cy.nodes(), 24);
         });
         document.body.dataset.picture = key || "";
         return no();
@@ -121,7 +123,7 @@
 
       tapped(node, opened) {
         if (!node) return [no(), no()];
-        if (node.community !== undefined) return [no(), (opened || []).concat([node.community])];
+        if (ofCommunities) return [no(), (opened || []).concat([node.community])];
         return [node.name, no()];
       },
 
@@ -165,7 +167,7 @@
         requestAnimationFrame(() => {
           window.dispatchEvent(new Event("resize"));
           const cy = drawing();
-          if (cy && tab === "network") { cy.resize(); cy.fit(undefined, 24); }
+          if (cy && tab === "network") { cy.resize(); cy.fit(cy.nodes(), 24); }
         });
         return tab !== "run";
       },
@@ -195,7 +197,7 @@
     if (step) cy.panBy({ x: step[0], y: step[1] });
     else if (event.key === "+") cy.zoom(cy.zoom() * 1.25);
     else if (event.key === "-") cy.zoom(cy.zoom() / 1.25);
-    else if (event.key === "0") cy.fit(undefined, 24);
+    else if (event.key === "0") cy.fit(cy.nodes(), 24);
     else return;
     event.preventDefault();
   });

@@ -1,0 +1,38 @@
+"""Warming up: compiled code is loaded while the reader looks at the first picture, not when a lever first needs it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from itertools import product
+
+from mppfl.apps.explorer.choices import LEADERS, Choices
+from mppfl.apps.explorer.drawing import Drawn
+from mppfl.apps.explorer.world import World
+from mppfl.errors import MppflError
+
+log = logging.getLogger(__name__)
+
+SMALL = {"num_clients": 8, "num_rounds": 2}
+
+
+def warm_up() -> threading.Thread:
+    """Plays small games of every kind in a thread of its own, which ends with the server."""
+    thread = threading.Thread(target=play_small_games, name="warm-up", daemon=True)
+    thread.start()
+    return thread
+
+
+def play_small_games() -> int:
+    """One small game for each leader, with bounds and with each rule of participation; how many could be played."""
+    world, played = World(), 0
+    Drawn(world.graph(Choices(**SMALL))).picture()
+    for leader, most, rule in product(
+        LEADERS, (None, 1.0), ("always", "if_better_than_staying_out", "if_non_negative")
+    ):
+        try:
+            world.scene(Choices(**SMALL, leader=leader, budget_max=most, participation=rule))
+            played += 1
+        except MppflError as error:  # a game without an answer loads the code all the same
+            log.debug("not played: %s", error)
+    return played

@@ -1,0 +1,14 @@
+"""Warming up plays every kind of game once, and never gets in the way."""
+
+from mppfl.apps.explorer import warm_up
+
+
+def test_every_leader_bound_and_rule_is_played():
+    assert warm_up.play_small_games() == 6 * 2 * 3
+
+
+def test_it_runs_beside_the_server_and_ends_with_it():
+    thread = warm_up.warm_up()
+    assert thread.daemon
+    thread.join(60)
+    assert not thread.is_alive()

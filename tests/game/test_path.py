@@ -1,0 +1,203 @@
+"""The path of equilibria, and the leader's choice on it: the fast way holds to the plain one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest import approx
+
+import mppfl
+from mppfl.game import path_kernels
+from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
+from mppfl.game.leaders import (
+    best_of_round,
+    best_on_path,
+    interior_rates_each,
+    interior_rates_of,
+    noise_aware_of_rounds,
+    personalised_compiled,
+    personalised_plainly,
+)
+from mppfl.game.model import server_cost
+from mppfl.game.outcome import PROBES, _Answers
+from mppfl.game.path import EXACT_BELOW, pivoting_path, plain_path, response_path
+from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
+
+LEADERS = ["mean_field", "anticipating", "noise_aware", "budget_limited"]
+
+
+def bounded(seed, num_clients=40, **changes):
+    """A game with clients at every kind of bound: none, a floor, a ceiling, no choice, kept out."""
+    rng = np.random.default_rng(seed)
+    game = paper_scale_game(seed, num_clients=num_clients, preset="paper-like", **changes)
+    kind = rng.integers(0, 5, num_clients)
+    low = np.where(kind == 1, 0.1, np.where(kind == 3, 0.3, 0.0))
+    high = np.where(kind == 2, 0.6, np.where(kind == 3, 0.3, np.where(kind == 4, 0.0, np.inf)))
+    return game.with_bounds(low, high)
+
+
+def test_a_client_comes_free_and_is_held_again_without_a_trace():
+    matrix = paper_scale_game(3, num_clients=9).loss.dense
+    tableau = matrix.copy()
+    for k in range(9):
+        path_kernels.pivot(tableau, k)
+    assert tableau == approx(np.linalg.inv(matrix), abs=1e-13)
+    for k in (4, 0, 8, 2, 7, 1, 3, 6, 5):
+        path_kernels.pivot(tableau, k)
+    assert tableau == approx(matrix, abs=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_updates_follow_the_same_path_as_an_equilibrium_solved_at_every_bend(seed):
+    game = bounded(seed)
+    weights = np.random.default_rng(seed).uniform(0.5, 1.5, 40) if seed % 2 else np.ones(40)
+    fast, plain = pivoting_path(game, weights), plain_path(game, weights)
+    assert fast is not None
+    assert len(fast) == len(plain)
+    assert fast.ends[:-1] == approx(plain.ends[:-1], rel=1e-11)
+    assert fast.slope == approx(plain.slope, abs=1e-11)
+    assert fast.offset == approx(plain.offset, abs=1e-11)
+    assert (fast.taking_part == plain.taking_part).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(games())
+def test_updates_reach_the_equilibrium_at_every_rate_of_any_small_game(game):
+    fast = pivoting_path(game, np.ones(game.num_clients))
+    assert fast is not None
+    for rate in np.geomspace(0.05, 20.0, 25):
+        segment = fast.at(rate)
+        budgets = game.clients.budget_min if segment is None else segment.budgets(rate)
+        assert budgets == approx(equilibrium_at(game, rate).budgets, abs=1e-8)
+
+
+def test_a_path_may_stop_where_it_is_not_needed():
+    game = bounded(1)
+    whole, part = response_path(game, np.ones(40)), response_path(game, np.ones(40), last=1.0)
+    assert len(part) < len(whole)
+    assert part[-1].low < 1.0 <= part[-1].high
+    assert part.ends == approx(whole.ends[: len(part)])
+
+
+def test_whether_an_equilibrium_is_surely_unique_is_asked_of_rows_and_then_of_the_symmetric_part():
+    assert two_friends(0.5).loss.has_one_answer
+    assert not two_friends(1.5).loss.has_one_answer  # (share, nothing) and (nothing, share) are both at rest
+    strong = paper_scale_game(0, num_clients=30, preset="paper-like", externality_strength=0.35)
+    assert strong.contraction >= 1
+    assert strong.loss.has_one_answer
+
+
+@pytest.mark.parametrize("game", [two_friends(1.5), replace(three_cycle(), externality_strength=2.5)])
+def test_where_it_may_not_be_unique_the_path_is_followed_the_plain_way(game):
+    ones = np.ones(game.num_clients)
+    found, plain = response_path(game, ones), plain_path(game, ones)
+    assert (found.ends == plain.ends).all()
+    assert (found.slope == plain.slope).all()
+
+
+def test_a_path_whose_lines_do_not_hold_is_given_up(monkeypatch):
+    game = bounded(2)
+    monkeypatch.setattr("mppfl.game.path.PATH_TOLERANCE", 0.0)
+    assert pivoting_path(game, np.ones(40)) is None
+    assert len(response_path(game, np.ones(40))) == len(plain_path(game, np.ones(40)))
+
+
+# ---- the leader's choice ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leader", LEADERS)
+@pytest.mark.parametrize("seed", range(6))
+def test_all_rounds_at_once_choose_as_each_round_alone(seed, leader):
+    game = bounded(seed, num_clients=25)
+    ones, rounds = np.ones(25), np.array([1, 2, 7, 30, 60])
+    path = plain_path(game, ones)
+    rates, at = best_on_path(game, ones, path, leader, rounds, 3.0)
+    if leader == "noise_aware":
+        plain = noise_aware_of_rounds(game, ones, path, rounds)
+    else:
+        plain = [best_of_round(game, ones, path, leader, int(t), 3.0) for t in rounds]
+    assert rates == approx([rate for rate, _ in plain], rel=1e-12)
+    for k, (rate, segment) in enumerate(plain):
+        assert path[at[k]].budgets(rates[k]) == approx(path[segment].budgets(rate), abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(games(), st.sampled_from(LEADERS), st.integers(1, 50))
+def test_no_candidate_is_overlooked_in_any_small_game(game, leader, round_index):
+    ones, rounds = np.ones(game.num_clients), np.array([round_index])
+    path = plain_path(game, ones)
+    if leader == "noise_aware":
+        rate, _ = noise_aware_of_rounds(game, ones, path, rounds)[0]
+    else:
+        try:
+            rate, _ = best_of_round(game, ones, path, leader, round_index, 2.0)
+        except mppfl.NoEquilibrium:
+            with pytest.raises(mppfl.NoEquilibrium):
+                best_on_path(game, ones, path, leader, rounds, 2.0)
+            return
+    assert best_on_path(game, ones, path, leader, rounds, 2.0)[0] == approx([rate], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("leader", LEADERS)
+@pytest.mark.parametrize("game", [paper_scale_game(5, num_clients=30), star()])
+def test_rates_inside_the_bounds_are_the_same_for_all_rounds_and_for_each(game, leader):
+    line, rounds = equilibrium_response(game), np.array([5, 1, 60, 20])
+    each = interior_rates_each(game, line, leader, rounds, 2.0)
+    for k in range(len(rounds)):
+        alone = interior_rates_of(game, line, leader, rounds[k : k + 1], 2.0)
+        assert np.isnan(each[k]) if alone is None else each[k] == approx(alone[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_read_off_a_path_are_equilibria(seed):
+    game = bounded(seed)
+    assert game.num_clients <= EXACT_BELOW
+    rates = [1.1 * probe for probe in PROBES]
+    answers = _Answers(game)
+    found = answers.at(1.0, rates, np.zeros(40))
+    assert answers.path is not None
+    for rate, budgets in zip(rates, found, strict=True):
+        assert budgets == approx(equilibrium_at(game, rate).budgets, abs=1e-11)
+
+
+# ---- personal prices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("round_index", [1, 60])
+def test_compiled_steps_find_the_same_personal_prices(seed, round_index):
+    game = paper_scale_game(seed, num_clients=40)
+    start = np.full(40, 0.1)
+    found = personalised_compiled(game, round_index, start)
+    assert found == approx(personalised_plainly(game, round_index, start), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_compiled_steps_within_bounds_cost_no_more_than_the_search(seed):
+    game = bounded(seed)
+    start = np.full(40, 0.1)
+    found, plain = personalised_compiled(game, 3, start), personalised_plainly(game, 3, start)
+    assert found == approx(plain, abs=1e-5)
+    assert ((found >= game.clients.budget_min) & (found <= game.clients.budget_max)).all()
+
+    def cost(budgets):
+        marginal = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
+        return server_cost(game, 3, marginal, budgets)
+
+    assert cost(found) <= cost(plain) * (1 + 1e-14)
+    step = 1e-6
+    for i in np.flatnonzero(game.clients.budget_max > game.clients.budget_min):
+        for side in (-step, step):
+            moved = found.copy()
+            moved[i] = np.clip(found[i] * (1 + side), game.clients.budget_min[i], game.clients.budget_max[i])
+            assert cost(found) <= cost(moved) * (1 + 1e-15)
+
+
+def test_a_cost_that_is_not_convex_is_left_to_the_plain_way():
+    game = two_friends(1.5)
+    assert not game.loss.weighed_both_ways(game.clients.quadratic_cost)[1]
+    assert personalised_compiled(game, 1, np.full(2, 0.1)) is None
+    found = mppfl.solve(game, "personalised", num_rounds=2)
+    assert np.isfinite(found.outcome.server_costs).all()

@@ -1,0 +1,89 @@
+"""Who takes part: all rounds side by side settle as each round alone."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from pytest import approx
+
+import mppfl
+from mppfl.game import leader_kernels, leaders, participation, settling, settling_kernels
+from mppfl.game.mechanisms import MECHANISMS
+from mppfl.game.participation import settle_one_by_one, with_participation
+from mppfl.game.plan import Horizon
+from mppfl.game.settling import led_by, settle_together
+from tests.game.games import paper_scale_game, two_friends
+
+LED = ["mppfl", "mppfl_exact", "mppfl_noise_aware", "budget_limited", "social_agnostic", "pigouvian"]
+RULES = ["if_better_than_staying_out", "if_non_negative"]
+BOUNDS = {"none": {}, "ceiling": {"budget_max": 0.6}, "floor": {"budget_min": 0.1}, "no choice": {}}
+
+
+def crowd(seed, bounds, compute_cost):
+    game = paper_scale_game(seed, num_clients=14, preset="paper-like")
+    changes = {name: np.full(14, value) for name, value in BOUNDS[bounds].items()}
+    if bounds == "no choice":
+        changes = {"budget_min": np.where(np.arange(14) < 2, 0.2, 0.0), "budget_max": np.full(14, 0.2)}
+    clients = replace(game.clients, compute_cost=np.full(14, compute_cost), **changes)
+    return replace(game, clients=clients)
+
+
+@pytest.mark.parametrize("name", LED)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("compute_cost", [0.0, 0.02])
+def test_rounds_settle_side_by_side_as_they_do_alone(name, rule, bounds, compute_cost):
+    game = crowd(len(name), bounds, compute_cost)
+    horizon = Horizon(np.array([1, 2, 5, 20, 21, 60]))
+    led = led_by(game, MECHANISMS[name])
+    assert led is not None
+    terms, settled = settle_together(game, horizon, led, rule)
+    same, plain, at_rest = settle_one_by_one(game, horizon, MECHANISMS[name], rule)
+    assert led.name == same
+    assert settled == at_rest
+    for mine, other in zip(terms, plain, strict=True):
+        assert mine.round_index == other.round_index
+        assert mine.reward_rate == approx(other.reward_rate, rel=1e-9, abs=1e-12)
+        assert mine.budgets == approx(other.budgets, rel=1e-9, abs=1e-11)
+        assert (mine.taking_part == other.taking_part).all()
+        assert np.asarray(mine.prices) == approx(np.asarray(other.prices), rel=1e-9, abs=1e-12)
+
+
+def test_a_limit_of_ones_own_settles_side_by_side_too():
+    game, horizon = crowd(3, "ceiling", 0.0), Horizon(np.array([1, 9]))
+    thrifty = partial(MECHANISMS["budget_limited"], payment_limit=0.4)
+    led = led_by(game, thrifty)
+    assert led is not None
+    assert led.payment_limit == 0.4
+    terms, _ = settle_together(game, horizon, led, "if_non_negative")
+    _, plain, _ = settle_one_by_one(game, horizon, thrifty, "if_non_negative")
+    assert [t.reward_rate for t in terms] == approx([t.reward_rate for t in plain], rel=1e-9)
+
+
+def test_an_inverse_that_has_lost_its_digits_is_computed_anew(monkeypatch):
+    game = crowd(1, "none", 0.0)
+    horizon = Horizon(np.array([1, 30]))
+    plan = with_participation(game, horizon, MECHANISMS["mppfl"], "if_non_negative")
+    monkeypatch.setattr(settling, "LINE_TOLERANCE", 0.0)
+    again = with_participation(game, horizon, MECHANISMS["mppfl"], "if_non_negative")
+    assert again.to_matrix() == approx(plan.to_matrix(), rel=1e-9, abs=1e-12)
+
+
+def test_clients_who_lose_alike_leave_in_the_order_of_their_numbers():
+    decision = participation._Decision(np.ones(6, bool), np.zeros(6, bool), np.array([-1, -2, -3, -3 - 1e-15, -3, -1]))
+    assert np.flatnonzero(participation._worst_first(decision, decision.leave)).tolist() == [2]
+
+
+def test_compiled_and_plain_code_draw_the_same_lines():
+    assert settling_kernels.TIED == participation.TIED
+    assert leader_kernels.VANISHING == leaders.VANISHING
+
+
+def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_one():
+    game = paper_scale_game(0, num_clients=6)
+    assert led_by(game, MECHANISMS["fixed"]) is None
+    assert led_by(game, partial(MECHANISMS["fixed"], budget=0.1)) is None
+    assert led_by(two_friends(1.5), MECHANISMS["mppfl"]) is None
+    found = mppfl.solve(two_friends(1.5), num_rounds=2, participation="if_non_negative")
+    assert len(found.plan) == 2
