@@ -1,0 +1,248 @@
+"""How quickly the explorer answers, in a real browser: every lever, the first picture, and a million clients.
+
+python benchmarks/explorer.py                    all three parts, some five minutes
+python benchmarks/explorer.py --parts levers     only one: levers, drawing or million
+
+levers   200 clients of the paper's random network: from the input event to the frame with the answer in it, on the tabs
+         of network and rounds. Every move is to a game that the server has not solved before.
+drawing  2,000 clients with hubs: from navigation in an empty browser to the painted network, and then a lever.
+million  1,000,000 clients with 5,000,000 links: from the start of `mppfl explore --graph` to the painted communities.
+
+Times are the browser's own clock for levers and drawing; the bars are 200 ms, 3 s and 20 s.
+"""
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser lives with the tests
+
+from tests.apps.explorer.browser import Visit, chromium, serving, visit
+
+from mppfl.apps.explore_command import open_site
+from mppfl.apps.explorer.page import CLIENT_WORDS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
+from mppfl.network.generate import skewed
+from mppfl.network.write import write_links
+from record import circumstances, write_record
+
+TURNS = 7
+LEVER_BAR, DRAWING_BAR, MILLION_BAR = 0.2, 3.0, 20.0  # seconds
+
+# In the page: times a move up to the frame that shows its answer: the network painted, or every chart given new data,
+# which Plotly draws before the next frame.
+TIMED = """async ([selector, value, charts]) => {
+  const frame = () => new Promise(requestAnimationFrame);
+  const data = () => charts.map((key) => (document.querySelector("#chart-" + key + " .js-plotly-plot") || {}).data);
+  const asked = () => Number(document.body.dataset.asked || 0);
+  const element = document.querySelector(selector), before = asked(), old = data();
+  const began = performance.now();
+  if (value === null) element.click();
+  else {
+    Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(element, value);
+    element.dispatchEvent(new Event("input", {bubbles: true}));
+    if (element.type === "number") element.dispatchEvent(new FocusEvent("focusout", {bubbles: true}));
+  }
+  const done = () => asked() > before && !document.querySelector("._dash-loading-callback") &&
+    (charts.length ? data().every((each, at) => each !== old[at]) : document.body.dataset.answered === String(asked()));
+  while (!done()) {
+    if (performance.now() - began > 20000) return null;
+    await frame();
+  }
+  await frame();
+  return (performance.now() - began) / 1000;
+}"""
+PAINTED = """async () => {
+  while (!document.body.dataset.answered || document.body.dataset.answered !== document.body.dataset.asked)
+    await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+  return performance.now() / 1000;
+}"""
+
+
+def timed(page: Visit, selector: str, value: str | None = None, charts: Sequence[str] = ()) -> float:
+    """Seconds from an input event, or a click where there is no value, to the answer."""
+    taken = page.page.evaluate(TIMED, [selector, value, list(charts)])
+    if taken is None:
+        raise RuntimeError(f"no answer to {selector} = {value}")
+    return float(taken)
+
+
+def chosen(page: Visit, name: str, words: str, charts: Sequence[str] = ()) -> float:
+    """Seconds from the click on an option of a select to the answer."""
+    page.page.click(f"button#lever-{name}")
+    option = page.page.locator(
+        f".dash-dropdown-content label:has-text({words!r}), .dash-dropdown-content >> text={words}"
+    )
+    option.first.evaluate("(each) => each.setAttribute('data-benchmark', 'here')")
+    taken = timed(page, "[data-benchmark]", None, charts)
+    page.page.evaluate(
+        "document.querySelectorAll('[data-benchmark]').forEach((each) => each.removeAttribute('data-benchmark'))"
+    )
+    return taken
+
+
+def levers(page: Visit, start: str, charts: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
+    """Every lever, and what each of its moves took."""
+    fresh = count()
+
+    def new_game() -> None:
+        """Another α, not timed, so that the move that follows has not been solved before."""
+        timed(page, "#lever-externality_strength", f"{0.005 * (12 + next(fresh) % 38):.3f}", charts)
+
+    def slider(name: str, values: list[float]) -> list[float]:
+        return [timed(page, f"#lever-{name}", f"{value:g}", charts) for value in values[:TURNS]]
+
+    def select(name: str, words: list[str]) -> list[float]:
+        taken = []
+        for turn in range(TURNS):
+            new_game()
+            taken.append(chosen(page, name, words[turn % len(words)], charts))
+        return taken
+
+    yield "α", slider("externality_strength", [0.26, 0.265, 0.27, 0.275, 0.28, 0.285, 0.29])
+    yield "K", slider("max_hops", [1, 2, 3, 4, 6, 7, 8])
+    yield "λ", slider("hop_decay", [0.1, 0.2, 0.3, 0.4, 0.55, 0.65, 0.75])
+    yield "τ", slider("accuracy_weight", [0.1, 0.2, 0.3, 0.4, 0.55, 0.65, 0.75])
+    yield "rounds", slider("num_rounds", [50, 70, 90, 110, 130, 150, 60])
+    yield "round shown", slider("round_shown", [5, 10, 15, 20, 25, 30, 1])
+    yield "least budget", slider("budget_min", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0])
+    yield "largest budget", slider("budget_max", [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6])
+    page.link(start)
+    yield "preset", select("preset", ["benign", "paper-like"])
+    page.link(start)
+    yield "mechanism", select("clients_are", [*list(CLIENT_WORDS.values())[1:], CLIENT_WORDS["mppfl"]])
+    page.link(start)
+    yield "leader", select("leader", [*list(LEADER_WORDS.values())[1:], LEADER_WORDS["mean_field"]])
+    page.link(start)
+    yield (
+        "participation",
+        select("participation", [*list(PARTICIPATION_WORDS.values())[1:], PARTICIPATION_WORDS["always"]]),
+    )
+    page.link(start)
+    if not charts:
+        colours = ("own_risk", "external_risk", "utility", "budget")
+        clicks = [f'#lever-colour label:has(input[value="{colours[turn % 4]}"]) input' for turn in range(TURNS)]
+        yield "colour", [timed(page, each) for each in clicks]
+    yield "seed (another network)", slider("seed", [1, 2, 3, 4, 5, 6, 7])
+
+
+def lever_part(browser) -> list[dict]:
+    site = open_site(None, None, undirected=False, upload_megabytes=1)
+    lines = []
+    with serving(site) as address:
+        for tab in ("network", "rounds"):
+            page = visit(browser, address)
+            start = f"?clients=200&client=3&tab={tab}"
+            page.open(start)
+            charts = ROUND_CHARTS if tab == "rounds" else ()
+            if charts:
+                page.figure(ROUND_CHARTS[-1])
+            for name, taken in levers(page, start, charts):
+                lines.append(line("200 clients", f"{name}, {tab}", taken, LEVER_BAR))
+            page.close()
+    site.uploads.close()
+    return lines
+
+
+def drawing_part(browser) -> list[dict]:
+    """A network never drawn before each time; the browser keeps nothing from the time before."""
+    site = open_site(None, None, undirected=False, upload_megabytes=1)
+    opened, moved = [], []
+    with serving(site) as address:
+        warm = visit(browser, address)
+        warm.open("?family=barabasi_albert&clients=200")  # compiles what is compiled once
+        warm.close()
+        for seed in range(3):
+            page = visit(browser, address)
+            page.page.goto(f"{address}?family=barabasi_albert&clients=2000&seed={seed}", wait_until="commit")
+            page.page.wait_for_selector("body[data-asked]")
+            opened.append(page.page.evaluate(PAINTED))
+            if seed == 2:
+                moved = [
+                    timed(page, "#lever-externality_strength", f"{value:g}") for value in np.linspace(0.1, 0.13, TURNS)
+                ]
+            page.close()
+    site.uploads.close()
+    return [
+        line("2,000 clients", "navigation to painted", opened, DRAWING_BAR),
+        line("2,000 clients", "α, network", moved, DRAWING_BAR),
+    ]
+
+
+def million_part(browser, options: argparse.Namespace) -> list[dict]:
+    """One start: until the address is printed, when the file has been read, and until the picture is painted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.million or Path(folder) / "million.csv"
+        if not path.exists():
+            write_links(skewed(1_000_000, 5_000_000, rng=np.random.default_rng(0)), path)
+        began = time.perf_counter()
+        command = [Path(sys.executable).with_name("mppfl"), "explore", "--no-browser", "--port", "0", "--graph", path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                said = server.stdout.readline()
+                printed = time.perf_counter() - began
+                page = visit(browser, re.search(r"http://\S+/", said)[0])
+                page.page.set_default_timeout(300_000)
+                page.page.goto(page.address)
+                page.page.wait_for_selector("body[data-answered]")
+                painted = time.perf_counter() - began
+                nodes = page.drawn("cy.nodes().length")
+                page.close()
+            finally:
+                server.terminate()
+    return [
+        line("1,000,000 clients", "start to address printed", [printed], None),
+        line("1,000,000 clients", f"start to {nodes} communities painted", [painted], MILLION_BAR),
+    ]
+
+
+def line(what: str, which: str, taken: list[float], bar: float | None) -> dict:
+    return {
+        "what": what,
+        "which": which,
+        "median_s": round(statistics.median(taken), 4),
+        "worst_s": round(max(taken), 4),
+        "times_s": [round(each, 4) for each in taken],
+        "bar_s": bar,
+    }
+
+
+def print_table(lines: list[dict]) -> None:
+    print(f"{'':<18}{'':<38}{'median':>10}{'worst':>10}{'bar':>9}")
+    for each in lines:
+        bar = each["bar_s"]
+        verdict = "" if bar is None else f"{bar * 1000:>6.0f} ms   {'reached' if each['worst_s'] <= bar else 'missed'}"
+        median, worst = (f"{each[name] * 1000:>7.0f} ms" for name in ("median_s", "worst_s"))
+        print(f"{each['what']:<18}{each['which']:<38}{median}{worst}{verdict}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=["levers", "drawing", "million"])
+    parser.add_argument("--million", type=Path, help="where the edge list of a million clients is, or is to be kept")
+    parser.add_argument("--records", type=Path, help="where the record goes; default: benchmarks/records")
+    options = parser.parse_args()
+    around = circumstances("dash", "dash-cytoscape", "plotly", "playwright", "numpy", "numba")
+    parts: dict[str, Callable[..., list[dict]]] = {
+        "levers": lever_part,
+        "drawing": drawing_part,
+        "million": lambda browser: million_part(browser, options),
+    }
+    with chromium() as browser:
+        around["versions"]["chromium"] = browser.version
+        lines = [each for name in options.parts for each in parts[name](browser)]
+    print_table(lines)
+    print(write_record("explorer", around | {"turns": TURNS, "lines": lines}, options.records))
+
+
+if __name__ == "__main__":
+    main()

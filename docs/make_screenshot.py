@@ -1,0 +1,35 @@
+"""Re-makes docs/images/explorer.png: the explorer with one client chosen.
+
+python docs/make_screenshot.py      needs Chromium and mppfl[explore,browser-tests]
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser lives with the tests
+
+from tests.apps.explorer.browser import chromium, serving, visit
+
+from mppfl.apps.explore_command import open_site
+from mppfl.apps.explorer.choices import Choices, to_query
+
+SHOWN = Choices(
+    family="watts_strogatz", num_clients=200, seed=3, colour="external_risk", client="82", other="83", round_shown=12
+)
+PICTURE = Path(__file__).parent / "images" / "explorer.png"
+
+
+def main() -> None:
+    site = open_site(None, None, undirected=False, upload_megabytes=25)
+    with serving(site) as address, chromium() as browser:
+        page = visit(browser, address, width=1400, height=950, color_scheme="light")
+        page.open(to_query(SHOWN))
+        page.page.mouse.move(0, 0)
+        page.page.screenshot(path=PICTURE)
+        page.close()
+    site.uploads.close()
+    print(PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Downloads: every figure, the data and the experiment file of a link; what is not made here is refused in one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tomllib
+
+import pytest
+from pytest import approx
+
+from mppfl.apps.explorer.choices import Choices
+
+
+@pytest.fixture(scope="module")
+def visitor(site):
+    """Asks the server for files, without a browser."""
+    from mppfl.apps.explorer.door import Door
+    from mppfl.apps.explorer.server import make_app
+
+    return make_app(site, Door()).server.test_client()
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "svg", "pdf", "png"])
+@pytest.mark.parametrize("what", ["reward-rate", "budgets-sorted", "compared-welfare", "accuracy", "dp-epsilon"])
+def test_every_figure_comes_as_every_kind(visitor, what, kind):
+    answer = visitor.get(f"/download/{what}.{kind}?clients=8&rounds=3&run=done/mppfl")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="mppfl-{what}.{kind}"'
+    assert answer.headers["Cache-Control"] == "no-store"
+    start = {"csv": b"", "json": b"{", "svg": b"<?xml", "pdf": b"%PDF-", "png": b"\x89PNG"}[kind]
+    assert answer.data.startswith(start)
+    if kind == "json":
+        json.loads(answer.data)
+    if kind == "csv":
+        assert len({len(row) for row in csv.reader(io.StringIO(answer.get_data(as_text=True)))}) == 1
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_the_network_comes_as_a_picture_clients_and_communities_alike(visitor, kind):
+    for query in ("?clients=8&client=3&colour=utility", "?network=file", "?network=file&opened=0"):
+        assert len(visitor.get(f"/download/network.{kind}{query}").data) > 5_000
+
+
+def test_data_are_the_round_shown(visitor, world):
+    answer = visitor.get("/download/data.csv?clients=8&rounds=5&round=4")
+    rows = list(csv.DictReader(io.StringIO(answer.get_data(as_text=True))))
+    scene = world.scene(Choices(num_clients=8, num_rounds=5, round_shown=4))
+    assert answer.mimetype == "text/csv"
+    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.so_far.spent)
+    assert [float(row["payment"]) for row in rows] == approx(scene.prices * scene.budgets)
+
+
+def test_the_experiment_file_names_the_file_of_the_network(visitor, large_network):
+    table = tomllib.loads(visitor.get("/download/experiment.toml?network=file").get_data(as_text=True))
+    assert table["network"]["source"] == str(large_network)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/download/nothing.csv", "'nothing' is no figure of this page."),
+        ("/download/data.exe", "'exe' is no kind of file made here."),
+        ("/download/data.png", "'data' is no figure of this page."),
+        ("/download/experiment.csv", "'experiment' is no figure of this page."),
+        ("/download/reward-rate.toml", "'reward-rate.toml' is not made here."),
+        ("/download/data.csv?alpha=much", "alpha='much' in the link must be a number."),
+        ("/download/data.csv?network=upload-0123456789abcdef", "is not here (any more)."),
+        ("/download/data.csv?network=/etc/passwd", "must be random, file, run or upload-"),
+        ("/download/network.png?client=nobody", "nobody"),
+        ("/download/accuracy.csv?run=../x", "../x"),
+        ("/download/accuracy.csv?run=done/../done/mppfl", "is not one of those in the folder"),
+        ("/download/accuracy.csv?run=/etc", "is not one of those in the folder"),
+        ("/download/accuracy.csv?run=done/mppfl&run=done/mppfl", "each once"),
+    ],
+)
+def test_what_is_not_made_here_is_refused_in_one_line(visitor, path, said):
+    answer = visitor.get(path)
+    text = answer.get_data(as_text=True)
+    assert answer.status_code == 400
+    assert answer.mimetype == "text/plain"
+    assert said in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/download/..%2f..%2fetc%2fpasswd.csv", "/download/../../etc/passwd.csv", "/download/%2e%2e%2fpasswd.csv",
+     "/assets/..%2fserver.py", "/assets/../server.py"],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_server(visitor, path):
+    with visitor.get(path) as answer:
+        assert answer.status_code == 404 or b"<title>mppfl explorer</title>" in answer.data  # the page itself
+        assert b"root:" not in answer.data
+        assert b"import annotations" not in answer.data
+
+
+def test_without_runs_there_are_no_figures_of_them():
+    from mppfl.apps.explorer.door import Door
+    from mppfl.apps.explorer.server import make_app
+    from mppfl.apps.explorer.site import Site
+    from mppfl.apps.explorer.uploads import Uploads
+    from mppfl.apps.explorer.world import World
+
+    site = Site(World(), Uploads())
+    answer = make_app(site, Door()).server.test_client().get("/download/accuracy.csv?run=x")
+    site.uploads.close()
+    assert (answer.status_code, answer.get_data(as_text=True)) == (400, "'accuracy' is no figure of this page.\n")
