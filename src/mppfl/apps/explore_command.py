@@ -52,20 +52,22 @@ def explore_command(
     door = door_for(host, token)
     with ask.working("opening"):
         site = open_site(graph, run, undirected=undirected, upload_megabytes=upload_limit)
-        server = bind(make_app(site, door), host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{server.effective_port}/" + ("" if door.token is None else f"?token={door.token}")
-    typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
-    sys.stdout.flush()
-    warm_up()
-    if browser:
-        import webbrowser
-
-        webbrowser.open(address)
     try:
-        server.run()
+        server = bind(make_app(site, door), host, port)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{server.effective_port}/" + ("" if door.token is None else f"?token={door.token}")
+        typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
+        sys.stdout.flush()
+        warm_up()
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+        try:
+            server.run()
+        finally:
+            server.close()
     finally:
-        server.close()
         site.uploads.close()
 
 

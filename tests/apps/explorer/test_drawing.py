@@ -97,11 +97,11 @@ def test_of_too_many_links_the_strongest_are_drawn_and_nobody_looks_alone():
     both = (graph.influence + graph.influence.T).tocoo()
     pairs = int((both.row < both.col).sum())
     assert len(drawn.weights) == MOST_LINKS < pairs
-    assert drawn.note == f"6,000 of {pairs:,} linked pairs are drawn, the strongest of each client first"
+    assert drawn.note == f"2,000 of {pairs:,} linked pairs are drawn, the strongest of each client first"
     assert set(drawn.sources.tolist()) | set(drawn.targets.tolist()) == set(range(300))
     assert (np.diff(drawn.weights) <= 0).all()
     assert drawn.weights[0] == both.data.max()
-    strongest = np.sort(both.data[both.row < both.col])[::-1][:5_000]
+    strongest = np.sort(both.data[both.row < both.col])[::-1][:1_500]
     assert np.isin(strongest, drawn.weights).all()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from dash import html, no_update
 
 from mppfl.apps.explorer.chart import Chart
 from mppfl.apps.explorer.chart_plotly import to_plotly
-from mppfl.apps.explorer.choices import Choices
+from mppfl.apps.explorer.choices import Choices, to_query
 from mppfl.apps.explorer.client_panel import client_panel, what_if_panel
 from mppfl.apps.explorer.comparison_view import Comparison, comparison
 from mppfl.apps.explorer.drawing import Picture, Scale, community_values, elements, node_paint
 from mppfl.apps.explorer.exposure_view import ClientView, client_view
+from mppfl.apps.explorer.levers import chart_figure
 from mppfl.apps.explorer.run_charts import run_charts
 from mppfl.apps.explorer.run_view import RunState, ledger_rows
 from mppfl.apps.explorer.scene_charts import comparison_charts, scene_charts
@@ -39,28 +40,29 @@ class Answer:
     client: Any = no_update
     what_if: Any = no_update
     table: Any = no_update
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
+    rounds: Any = no_update
+    comparison: Any = no_update
 
 
 def answer(site: Site, choices: Choices, *, dark: bool) -> Answer:
     """What is to be seen of the choices in the tab that is open."""
     if choices.tab == "run":
         return Answer("trainings, finished and running" if site.runs is not None else "", "")
+    # The picture first: on a large network it is there long before the game is solved.
+    picture = site.picture(choices) if choices.tab == "network" else None
     scene = site.world.scene(choices)
     said: dict[str, Any] = {
         "summary": summary(scene),
         "warning": " ".join(_sentence(each) for each in scene.solution.warnings),
     }
     if choices.tab == "rounds":
-        charts = scene_charts(scene)
-        return Answer(**said, figures=figures_of(charts, dark), notes=notes_of(charts))
-    if choices.tab == "comparison":
+        return Answer(**said, rounds=figures_of(scene_charts(scene), dark, to_query(choices)))
+    if choices.tab == "comparison" or picture is None:
         found = comparison(site.world, choices)
-        charts = comparison_charts(found)
-        return Answer(**said, table=_compared(found), figures=figures_of(charts, dark), notes=notes_of(charts))
-    picture = site.picture(choices)
-    view = None if choices.client == "" else client_view(scene, client_named(scene, choices.client))
+        figures = figures_of(comparison_charts(found), dark, to_query(choices))
+        return Answer(**said, table=_compared(found), comparison=figures)
+    view, wrong = _viewed(scene, choices.client)
+    said["warning"] = f"{wrong} {said['warning']}".strip()
     paint, scale, words = painted(picture, scene, view, dark)
     return Answer(
         **said,
@@ -69,6 +71,16 @@ def answer(site: Site, choices: Choices, *, dark: bool) -> Answer:
         client=client_panel(scene, view),
         what_if=what_if_panel(scene, view, choices.other, choices.event),
     )
+
+
+def _viewed(scene: Scene, name: str) -> tuple[ClientView | None, str]:
+    """The chosen client, or why there is none: another network may not have the one that was chosen before."""
+    if not name.strip():
+        return None, ""
+    try:
+        return client_view(scene, client_named(scene, name)), ""
+    except BadInput as error:
+        return None, str(error)
 
 
 def summary(scene: Scene) -> str:
@@ -102,7 +114,7 @@ def drawn(site: Site, choices: Choices) -> tuple[Any, Any, Any, str]:
             trail.append(html.Span(words) if last else html.Button(words, id={"trail": depth}, type="button"))
             trail += [] if last else [html.Span("›", **{"aria-hidden": "true"})]
     some = names if len(names) <= MOST_NAMES else [names[int(each[0])] for each in picture.members[:MOST_NAMES]]
-    return found, trail, [html.Option(value=name) for name in some], picture.note
+    return found, trail, list(some), picture.note
 
 
 def painted(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Scale, str]:
@@ -152,12 +164,9 @@ def _legend(scale: Scale, words: str) -> list[Any]:
 # ---- figures ----------------------------------------------------------------------------------------------------
 
 
-def figures_of(charts: Sequence[Chart], dark: bool) -> dict[str, Any]:
-    return {chart.key: to_plotly(chart, dark) for chart in charts}
-
-
-def notes_of(charts: Sequence[Chart]) -> dict[str, str]:
-    return {chart.key: chart.note for chart in charts}
+def figures_of(charts: Sequence[Chart], dark: bool, query: str) -> list[Any]:
+    """The charts as parts of the page."""
+    return [chart_figure(chart.key, to_plotly(chart, dark), chart.note, query) for chart in charts]
 
 
 def _compared(found: Comparison) -> Any:
@@ -196,12 +205,12 @@ class Followed:
     status: Any
     ledger: Any
     options: list[str]
-    figures: Mapping[str, Any]
-    notes: Mapping[str, str]
+    figures: list[Any]
+    seen: str
 
 
-def runs(site: Site, names: tuple[str, ...], dark: bool, *, again: bool) -> Followed | None:
-    """How the chosen runs stand; None where nothing changed since they were last asked for, unless `again`."""
+def runs(site: Site, names: tuple[str, ...], dark: bool, seen: str | None) -> Followed | None:
+    """How the chosen runs stand; None where the page has `seen` it all: each page tells what it saw last."""
     reader = site.runs
     if reader is None:
         return None
@@ -212,16 +221,17 @@ def runs(site: Site, names: tuple[str, ...], dark: bool, *, again: bool) -> Foll
             states.append(reader.read(name))
         except BadInput as error:  # BadFile is one
             wrong.append(str(error))
-    same = site.unchanged((names, tuple(listed), tuple(id(state) for state in states), tuple(wrong)), states)
-    if same and not again:
+    marks = [(state.name, state.updated, state.rounds_done, state.rounds_charged, state.finished) for state in states]
+    now = repr((listed, marks, wrong, dark))
+    if now == seen:
         return None
     charts = run_charts(states) if states else ()
     return Followed(
         _standing(states, wrong),
         [_ledger(state) for state in states],
         listed,
-        figures_of(charts, dark),
-        notes_of(charts),
+        figures_of(charts, dark, to_query(Choices(tab="run", runs=names))),
+        now,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -13,7 +13,7 @@ from mppfl.apps.explorer import answers
 from mppfl.apps.explorer.choices import Choices, from_query, to_query, with_preset
 from mppfl.apps.explorer.graph_style import stylesheet
 from mppfl.apps.explorer.levers import lever
-from mppfl.apps.explorer.page import COMPARISON_CHARTS, ROUND_CHARTS, RUN_CHARTS, SLIDERS
+from mppfl.apps.explorer.page import SLIDERS
 from mppfl.apps.explorer.site import Site
 from mppfl.apps.explorer.words import what_went_wrong
 from mppfl.errors import MppflError
@@ -44,7 +44,7 @@ def connect(app: Dash, site: Site) -> None:
     @app.callback(
         Output("graph", "elements"),
         Output("trail", "children"),
-        Output("client-names", "children"),
+        Output("names", "data"),
         Output("picture-note", "children"),
         Input("picture-key", "data"),
         State("state", "data"),
@@ -66,9 +66,8 @@ def connect(app: Dash, site: Site) -> None:
         Output("client-panel", "children"),
         Output("what-if", "children"),
         Output(lever("round_shown"), "max"),
-        *(Output(f"chart-{key}", "figure") for key in (*ROUND_CHARTS, *COMPARISON_CHARTS)),
-        *(Output(f"chart-{key}", "style") for key in (*ROUND_CHARTS, *COMPARISON_CHARTS)),
-        *(Output(f"note-{key}", "children") for key in (*ROUND_CHARTS, *COMPARISON_CHARTS)),
+        Output("rounds-charts", "children"),
+        Output("comparison-charts", "children"),
         Output("comparison-table", "children"),
         Input("state", "data"),
         Input("picture-key", "data"),
@@ -76,8 +75,7 @@ def connect(app: Dash, site: Site) -> None:
     )
     def answer(state: dict[str, Any] | None, key: str | None, linked: str | None) -> list[Any]:
         """One answer to every change: figures of the tab that is open, and what stands around them."""
-        charts = (*ROUND_CHARTS, *COMPARISON_CHARTS)
-        nothing: list[Any] = [no_update] * (8 + 3 * len(charts) + 1)
+        nothing: list[Any] = [no_update] * 11
         if state is None:
             return nothing
         try:
@@ -88,39 +86,32 @@ def connect(app: Dash, site: Site) -> None:
         except Exception as error:  # told on the page in one line, and in full where the server runs
             log.exception("the page could not be answered")
             return [what_went_wrong(error), *nothing[1:]]
-        figures, notes = _with_heights(found.figures, charts), [found.notes.get(name, no_update) for name in charts]
         paint = no_update if found.paint is None else found.paint | {"sequence": state["sequence"], "picture": key}
         around = [linked or found.warning, found.summary, to_query(choices), paint, found.legend]
-        return [*around, found.client, found.what_if, choices.num_rounds, *figures, *notes, found.table]
+        charts = [found.rounds, found.comparison, found.table]
+        return [*around, found.client, found.what_if, choices.num_rounds, *charts]
 
     @app.callback(
         Output("run-status", "children"),
         Output("ledger", "children"),
         Output(lever("runs"), "options"),
-        *(Output(f"chart-{key}", "figure") for key in RUN_CHARTS),
-        *(Output(f"chart-{key}", "style") for key in RUN_CHARTS),
-        *(Output(f"note-{key}", "children") for key in RUN_CHARTS),
+        Output("run-charts", "children"),
+        Output("followed", "data"),
         Input("clock", "n_intervals"),
         Input(lever("runs"), "value"),
         Input("clock", "disabled"),
         Input("theme", "data"),
+        State("followed", "data"),
     )
-    def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None) -> list[Any]:
+    def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None, seen: str | None) -> list[Any]:
         """The runs chosen, read again while the tab is open; nothing is sent where nothing changed."""
-        nothing: list[Any] = [no_update] * (3 + 3 * len(RUN_CHARTS))
+        nothing: list[Any] = [no_update] * 5
         if asleep or site.runs is None:
             return nothing
-        found = answers.runs(site, tuple(runs or ()), theme == "dark", again=ctx.triggered_id != "clock")
+        found = answers.runs(site, tuple(runs or ()), theme == "dark", seen)
         if found is None:
             return nothing
-        figures = _with_heights(found.figures, RUN_CHARTS)
-        return [
-            found.status,
-            found.ledger,
-            found.options,
-            *figures,
-            *(found.notes.get(name, "") for name in RUN_CHARTS),
-        ]
+        return [found.status, found.ledger, found.options, found.figures, found.seen]
 
     @app.callback(
         Output(lever("network"), "options"),
@@ -176,12 +167,6 @@ def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
     return Choices(**values)
 
 
-def _with_heights(figures: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
-    """The figures, then the height of each on the page; those that are not there stay as they are."""
-    styles = [{"height": f"{figures[key]['layout']['height']}px"} if key in figures else no_update for key in keys]
-    return [figures.get(key, no_update) for key in keys] + styles
-
-
 def _property(name: str) -> str:
     return "data" if name in STORED else "value"
 
@@ -229,6 +214,7 @@ def _in_the_browser(app: Dash) -> None:
         prevent_initial_call=True,
     )
     run("address", Output("applied", "data", allow_duplicate=True), Input("query", "data"), prevent_initial_call=True)
+    run("named", Output("applied", "data", allow_duplicate=True), Input("names", "data"), prevent_initial_call=True)
     run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
     run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
     shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]

@@ -19,7 +19,7 @@ from mppfl.results.report_figures import VIRIDIS, nice_ticks, shortened
 from mppfl.results.tables import plainly
 
 WIDTH, HEIGHT = 1000.0, 700.0
-MOST_CLIENTS, MOST_LINKS = 2_000, 6_000
+MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a browser longer than a blink
 MOST_COMMUNITIES, MOST_COMMUNITY_LINKS = 150, 600
 MOST_NAMED, COMMUNITIES_NAMED = 60, 24  # nodes that have their names beside them: all clients or none; the largest
 

@@ -28,14 +28,19 @@ def lever(field: str) -> str:
     return f"lever-{field}"
 
 
-def chart_figure(key: str) -> html.Figure:
+def chart_figure(key: str, figure: dict[str, Any], note: str, query: str) -> html.Figure:
+    """A chart, what must be read beside it, and its downloads for the state of the page that the query holds."""
+    graph = dcc.Graph(
+        id=f"chart-{key}",
+        figure=figure,
+        config={"displayModeBar": False, "responsive": True},
+        style={"height": f"{figure['layout']['height']}px"},
+    )
     return html.Figure(
         [
-            dcc.Graph(
-                id=f"chart-{key}", config={"displayModeBar": False, "responsive": True}, style={"minHeight": "340px"}
-            ),
-            html.P(id=f"note-{key}", className="soft"),
-            html.Figcaption(downloads(key, "Figure", CHART_KINDS, key)),
+            graph,
+            html.P(note, id=f"note-{key}", className="soft"),
+            html.Figcaption(downloads(key, "Figure", CHART_KINDS, key, query)),
         ],
         className="chart",
         role="group",
@@ -82,11 +87,15 @@ def radio_lever(field: str, options: dict[str, str], value: str) -> dcc.RadioIte
     return dcc.RadioItems(listed, value, id=lever(field), inline=True, className="choice")
 
 
-def link_to(what: str, kind: str) -> dict[str, Any]:
-    """Attributes of a download's link; explorer.js puts the query behind it."""
-    return {"href": f"/download/{what}.{kind}", "data-path": f"/download/{what}.{kind}", "download": f"{what}.{kind}"}
+def link_to(what: str, kind: str, query: str = "") -> dict[str, Any]:
+    """Attributes of a download's link; explorer.js puts the query of the moment behind it."""
+    path = f"/download/{what}.{kind}"
+    return {"href": path + query, "data-path": path, "download": f"{what}.{kind}"}
 
 
-def downloads(key: str, words: str, kinds: Sequence[str], what: str) -> html.Span:
-    links = [html.A(kind.upper(), title=f"Download {words} as {kind.upper()}", **link_to(what, kind)) for kind in kinds]
+def downloads(key: str, words: str, kinds: Sequence[str], what: str, query: str = "") -> html.Span:
+    links = [
+        html.A(kind.upper(), title=f"Download {words} as {kind.upper()}", **link_to(what, kind, query))
+        for kind in kinds
+    ]
     return html.Span([html.Span(f"{words}:", className="soft"), *links], className="downloads", id=f"downloads-{key}")

@@ -12,7 +12,6 @@ from mppfl.apps.explorer.choices import CLIENTS_ARE, COLOURS, LEADERS, Choices
 from mppfl.apps.explorer.graph_style import stylesheet
 from mppfl.apps.explorer.levers import (
     Slider,
-    chart_figure,
     check_lever,
     downloads,
     lever,
@@ -28,6 +27,7 @@ from mppfl.game.plan import Participation
 from mppfl.game.presets import PRESETS
 from mppfl.results.experiment_tables import Family
 
+STORES = ("state", "picture-key", "paint", "query", "theme", "applied", "linked", "followed", "names")
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
 COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
@@ -100,7 +100,7 @@ def page(start: Choices, networks: dict[str, str], runs: Sequence[str], upload_m
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
-            *(dcc.Store(id=name) for name in ("state", "picture-key", "paint", "query", "theme", "applied", "linked")),
+            *(dcc.Store(id=name) for name in STORES),
             dcc.Store(id=lever("opened"), data=[]),
             dcc.Store(id=lever("isolated"), data=start.isolated),
             dcc.Store(id=lever("self_loops"), data=start.self_loops),
@@ -226,7 +226,7 @@ def _levers(start: Choices, networks: dict[str, str], upload_megabytes: float) -
 def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
     panels = {
         "network": _network_tab(start),
-        "rounds": [html.Div([chart_figure(key) for key in ROUND_CHARTS], className="charts")],
+        "rounds": [html.Div(id="rounds-charts", className="charts")],
         "comparison": [
             html.P(
                 "Every mechanism on this network: at MPPFL's reward rates (common), and with its own server (own).",
@@ -235,7 +235,7 @@ def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
             html.Div(
                 id="comparison-table", className="scroll", tabIndex=0, role="region", **{"aria-label": "Mechanisms"}
             ),
-            html.Div([chart_figure(key) for key in COMPARISON_CHARTS], className="charts"),
+            html.Div(id="comparison-charts", className="charts"),
         ],
         "run": _run_tab(runs),
     }
@@ -345,7 +345,7 @@ def _run_tab(runs: Sequence[str]) -> list[Any]:
             className="with-runs",
         ),
         html.Div(id="run-status", role="status"),
-        html.Div([chart_figure(key) for key in RUN_CHARTS], className="charts with-runs"),
+        html.Div(id="run-charts", className="charts with-runs"),
         html.Div(
             [
                 html.H2("Ledger"),

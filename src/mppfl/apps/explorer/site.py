@@ -30,7 +30,6 @@ class Site:
     start: Choices = field(default_factory=Choices)
     runs: RunReader | None = None
     networks: dict[str, str] = field(default_factory=lambda: {"random": "drawn at random"})
-    _followed: tuple[object, object] = (None, None)
     _drawn: OrderedDict[int, tuple[SocialGraph, Drawn]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -44,12 +43,6 @@ class Site:
                     self._drawn.popitem(last=False)
             self._drawn.move_to_end(id(graph))
             return self._drawn[id(graph)][1].picture(choices.opened)
-
-    def unchanged(self, seen: object, held: object) -> bool:
-        """Whether the same was seen the last time; `held` is kept, so that what is told by its id stays itself."""
-        same = self._followed[0] == seen
-        self._followed = (seen, held)
-        return same
 
     def upload(self, contents: str, name: str, *, undirected: bool) -> tuple[str, str]:
         """Takes in an edge list; returns its key, and what was found in it."""

@@ -134,6 +134,11 @@
         return no();
       },
 
+      named(names) {
+        here("client-names").replaceChildren(...(names || []).map((name) => Object.assign(document.createElement("option"), { value: name })));
+        return no();
+      },
+
       copied(clicks) {
         if (!clicks) return no();
         const ask = () => window.prompt("The link", window.location.href);
