@@ -111,6 +111,7 @@
           cy.batch(() => cy.edges().toggleClass("dense", cy.edges().length > 1500));
           cy.resize();
           cy.fit(cy.nodes(), 24);
+          document.body.dataset.drawn = cy.nodes().length;
         });
         document.body.dataset.picture = key || "";
         return no();
