@@ -45,6 +45,7 @@ TIMED = """async ([selector, value, charts]) => {
   const frame = () => new Promise(requestAnimationFrame);
   const data = () => charts.map((key) => (document.querySelector("#chart-" + key + " .js-plotly-plot") || {}).data);
   const asked = () => Number(document.body.dataset.asked || 0);
+  await new Promise((done) => setTimeout(done, 400));  // what the move before left to do is done
   const element = document.querySelector(selector), before = asked(), old = data();
   const began = performance.now();
   if (value === null) element.click();

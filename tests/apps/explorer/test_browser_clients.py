@@ -76,7 +76,7 @@ def test_a_client_cannot_be_its_own_other(page):
     page.link("?clients=30&client=4")
     page.page.fill("#lever-other", "4")
     page.page.press("#lever-other", "Enter")
-    page.page.wait_for_selector("#alert:has-text('cannot be its own other')")
+    page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
 
 
 # ---- communities -------------------------------------------------------------------------------------------------

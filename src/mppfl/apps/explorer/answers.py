@@ -21,7 +21,7 @@ from mppfl.apps.explorer.run_charts import run_charts
 from mppfl.apps.explorer.run_view import RunState, ledger_rows
 from mppfl.apps.explorer.scene_charts import comparison_charts, scene_charts
 from mppfl.apps.explorer.site import Site
-from mppfl.apps.explorer.words import table
+from mppfl.apps.explorer.words import as_text, table
 from mppfl.apps.explorer.world import Scene
 from mppfl.errors import BadInput
 from mppfl.results.tables import number
@@ -36,10 +36,7 @@ class Answer:
     summary: str
     warning: str
     paint: dict[str, Any] | None = None
-    legend: Any = no_update
-    client: Any = no_update
-    what_if: Any = no_update
-    table: Any = no_update
+    texts: dict[str, str] | None = None  # what is written where, by the id of the place
     rounds: Any = no_update
     comparison: Any = no_update
 
@@ -60,17 +57,16 @@ def answer(site: Site, choices: Choices, *, dark: bool) -> Answer:
     if choices.tab == "comparison" or picture is None:
         found = comparison(site.world, choices)
         figures = figures_of(comparison_charts(found), dark, to_query(choices))
-        return Answer(**said, table=_compared(found), comparison=figures)
+        return Answer(**said, texts={"comparison-table": as_text(_compared(found))}, comparison=figures)
     view, wrong = _viewed(scene, choices.client)
     said["warning"] = f"{wrong} {said['warning']}".strip()
     paint, scale, words = painted(picture, scene, view, dark)
-    return Answer(
-        **said,
-        paint=paint,
-        legend=_legend(scale, words),
-        client=client_panel(scene, view),
-        what_if=what_if_panel(scene, view, choices.other, choices.event),
-    )
+    texts = {
+        "legend": _legend(scale, words),
+        "client-panel": client_panel(scene, view),
+        "what-if": what_if_panel(scene, view, choices.other, choices.event),
+    }
+    return Answer(**said, paint=paint, texts={place: as_text(part) for place, part in texts.items()})
 
 
 def _viewed(scene: Scene, name: str) -> tuple[ClientView | None, str]:
@@ -202,8 +198,7 @@ def _compared(found: Comparison) -> Any:
 class Followed:
     """The tab of runs, as far as it has changed."""
 
-    status: Any
-    ledger: Any
+    texts: dict[str, str]
     options: list[str]
     figures: list[Any]
     seen: str
@@ -226,9 +221,9 @@ def runs(site: Site, names: tuple[str, ...], dark: bool, seen: str | None) -> Fo
     if now == seen:
         return None
     charts = run_charts(states) if states else ()
+    texts = {"run-status": _standing(states, wrong), "ledger": [_ledger(state) for state in states]}
     return Followed(
-        _standing(states, wrong),
-        [_ledger(state) for state in states],
+        {place: as_text(part) for place, part in texts.items()},
         listed,
         figures_of(charts, dark, to_query(Choices(tab="run", runs=names))),
         now,

@@ -62,20 +62,17 @@ def connect(app: Dash, site: Site) -> None:
         Output("summary", "children"),
         Output("query", "data"),
         Output("paint", "data"),
-        Output("legend", "children"),
-        Output("client-panel", "children"),
-        Output("what-if", "children"),
+        Output("texts", "data"),
         Output(lever("round_shown"), "max"),
         Output("rounds-charts", "children"),
         Output("comparison-charts", "children"),
-        Output("comparison-table", "children"),
         Input("state", "data"),
         Input("picture-key", "data"),
         State("linked", "data"),
     )
     def answer(state: dict[str, Any] | None, key: str | None, linked: str | None) -> list[Any]:
         """One answer to every change: figures of the tab that is open, and what stands around them."""
-        nothing: list[Any] = [no_update] * 11
+        nothing: list[Any] = [no_update] * 8
         if state is None:
             return nothing
         try:
@@ -87,13 +84,12 @@ def connect(app: Dash, site: Site) -> None:
             log.exception("the page could not be answered")
             return [what_went_wrong(error), *nothing[1:]]
         paint = no_update if found.paint is None else found.paint | {"sequence": state["sequence"], "picture": key}
-        around = [linked or found.warning, found.summary, to_query(choices), paint, found.legend]
-        charts = [found.rounds, found.comparison, found.table]
-        return [*around, found.client, found.what_if, choices.num_rounds, *charts]
+        around = [linked or found.warning, found.summary, to_query(choices)]
+        texts = no_update if found.texts is None else found.texts
+        return [*around, paint, texts, choices.num_rounds, found.rounds, found.comparison]
 
     @app.callback(
-        Output("run-status", "children"),
-        Output("ledger", "children"),
+        Output("run-texts", "data"),
         Output(lever("runs"), "options"),
         Output("run-charts", "children"),
         Output("followed", "data"),
@@ -105,13 +101,13 @@ def connect(app: Dash, site: Site) -> None:
     )
     def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None, seen: str | None) -> list[Any]:
         """The runs chosen, read again while the tab is open; nothing is sent where nothing changed."""
-        nothing: list[Any] = [no_update] * 5
+        nothing: list[Any] = [no_update] * 4
         if asleep or site.runs is None:
             return nothing
         found = answers.runs(site, tuple(runs or ()), theme == "dark", seen)
         if found is None:
             return nothing
-        return [found.status, found.ledger, found.options, found.figures, found.seen]
+        return [found.texts, found.options, found.figures, found.seen]
 
     @app.callback(
         Output(lever("network"), "options"),
@@ -215,6 +211,8 @@ def _in_the_browser(app: Dash) -> None:
     )
     run("address", Output("applied", "data", allow_duplicate=True), Input("query", "data"), prevent_initial_call=True)
     run("named", Output("applied", "data", allow_duplicate=True), Input("names", "data"), prevent_initial_call=True)
+    for store in ("texts", "run-texts"):
+        run("written", Output("applied", "data", allow_duplicate=True), Input(store, "data"), prevent_initial_call=True)
     run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
     run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
     shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]

@@ -9,6 +9,7 @@ from dash import html
 from mppfl.apps.explorer.exposure_view import ClientView, Standing, what_if
 from mppfl.apps.explorer.words import facts, table
 from mppfl.apps.explorer.world import Scene
+from mppfl.errors import BadInput
 from mppfl.results.tables import number
 
 ROUNDING = 1e-9  # a change below this share of the value is none
@@ -58,7 +59,10 @@ def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str)
     """Before and after for the chosen client, when the other leaves or doubles its budget."""
     if view is None or not other.strip():
         return html.P("Choose two clients: the one you look at, and the one who moves.", className="soft")
-    found = what_if(scene, view.client, scene.solution.game.graph.index(other.strip()), event)
+    try:
+        found = what_if(scene, view.client, scene.solution.game.graph.index(other.strip()), event)
+    except BadInput as error:
+        return html.P(str(error), className="wrong")
     rows = [[words, *_change(found.before, found.after, name)] for name, words in UNITS.items()]
     all_before, all_after = found.everybody_before, found.everybody_after
     for name, words in (("external_risk", "all: external risk (ρ)"), ("welfare", "all: welfare (money)")):

@@ -27,7 +27,19 @@ from mppfl.game.plan import Participation
 from mppfl.game.presets import PRESETS
 from mppfl.results.experiment_tables import Family
 
-STORES = ("state", "picture-key", "paint", "query", "theme", "applied", "linked", "followed", "names")
+STORES = (
+    "state",
+    "picture-key",
+    "paint",
+    "texts",
+    "names",
+    "query",
+    "theme",
+    "applied",
+    "linked",
+    "followed",
+    "run-texts",
+)
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
 COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)

@@ -18,6 +18,11 @@ from mppfl.errors import BadInput, MppflError
 
 ASSETS = Path(__file__).parent / "assets"
 THREADS = 4
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+  <head>{%metas%}<title>{%title%}</title><link rel="icon" type="image/svg+xml" href="/assets/icon.svg">{%css%}</head>
+  <body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
+</html>"""
 
 
 def make_app(site: Site, door: Door) -> Dash:
@@ -33,6 +38,7 @@ def make_app(site: Site, door: Door) -> Dash:
         serve_locally=True,
         compress=False,
         add_log_handler=False,
+        index_string=INDEX,
     )
     megabytes = site.uploads.most_bytes / 1e6
     runs = [] if site.runs is None else [entry.name for entry in site.runs.list()]
@@ -48,10 +54,6 @@ def make_app(site: Site, door: Door) -> Dash:
             return Response(f"{error}\n", 400, mimetype="text/plain")
         named = {"Content-Disposition": f'attachment; filename="{file.name}"', "Cache-Control": "no-store"}
         return Response(file.content, mimetype=file.kind, headers=named)
-
-    @flask.get("/favicon.ico")
-    def icon() -> Response:
-        return Response((ASSETS / "icon.svg").read_bytes(), mimetype="image/svg+xml")
 
     @flask.errorhandler(413)
     def too_large(_: Exception) -> tuple[str, int]:

@@ -76,7 +76,6 @@
     naming = true;
     requestAnimationFrame(() => { naming = false; nameParts(); });
   }
-  document.documentElement.lang = "en";
   new MutationObserver(nameSoon).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["aria-selected"] });
   document.addEventListener("focusout", nameSoon);
 
@@ -137,6 +136,12 @@
 
       named(names) {
         here("client-names").replaceChildren(...(names || []).map((name) => Object.assign(document.createElement("option"), { value: name })));
+        return no();
+      },
+
+      /* The server has escaped every word in these. */
+      written(texts) {
+        for (const [id, text] of Object.entries(texts || {})) if (here(id).innerHTML !== text) here(id).innerHTML = text;
         return no();
       },
 
