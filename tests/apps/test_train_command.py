@@ -56,7 +56,7 @@ def test_caps_that_kept_clients_out_are_told(mppfl, experiment, tmp_path):
     answer = mppfl("train", experiment, "--output", tmp_path / "out", "--set", 'mechanism="mppfl"', *cap)
     refused = load_run(tmp_path / "out" / "mppfl").rounds_refused
     assert refused.sum() > 0
-    told = f"mppfl: caps kept {(refused > 0).sum()} clients out of {refused.sum()} of their rounds"
+    told = f"mppfl: caps refused {refused.sum()} uploads of {(refused > 0).sum()} of the clients"
     assert told in answer.stdout.splitlines()
 
 

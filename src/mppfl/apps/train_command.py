@@ -109,7 +109,7 @@ def show(runs: Sequence[Run]) -> None:
     for run in runs:
         if kept_out := int((run.rounds_refused > 0).sum()):
             rounds = int(run.rounds_refused.sum())
-            typer.echo(f"{run.name}: caps kept {kept_out:,} clients out of {rounds:,} of their rounds")
+            typer.echo(f"{run.name}: caps refused {rounds:,} uploads of {kept_out:,} of the clients")
     for note in dict.fromkeys(note for run in runs for note in run.accounts.notes):
         typer.echo(f"note: {note}")
 
