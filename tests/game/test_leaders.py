@@ -12,15 +12,10 @@ from scipy.optimize import minimize
 import mppfl
 from mppfl.game import leaders, path
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.leaders import (
-    choose_rates,
-    noise_aware_cost,
-    personalised_budgets,
-    personalised_prices,
-    pigouvian_weights,
-)
+from mppfl.game.leaders import choose_rates, noise_aware_cost, pigouvian_weights
 from mppfl.game.model import cost_without_absent, server_cost, wanted_loss
 from mppfl.game.path import response_path
+from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.welfare import social_optimum, welfare
 from tests.game.games import games, paper_scale_game, star
 

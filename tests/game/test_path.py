@@ -17,12 +17,11 @@ from mppfl.game.leaders import (
     interior_rates_each,
     interior_rates_of,
     noise_aware_of_rounds,
-    personalised_compiled,
-    personalised_plainly,
 )
 from mppfl.game.model import server_cost
 from mppfl.game.outcome import PROBES, _Answers
 from mppfl.game.path import EXACT_BELOW, pivoting_path, plain_path, response_path
+from mppfl.game.personal_prices import personalised_compiled, personalised_plainly
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
 
 LEADERS = ["mean_field", "anticipating", "noise_aware", "budget_limited"]

@@ -15,15 +15,10 @@ import numpy as np
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.leaders import (
-    UniformLeader,
-    choose_rates,
-    personalised_budgets,
-    personalised_prices,
-    pigouvian_weights,
-)
+from mppfl.game.leaders import UniformLeader, choose_rates, pigouvian_weights
 from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
+from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
 from mppfl.game.welfare import social_optimum
 from mppfl.network.propagation import Propagation

@@ -206,10 +206,14 @@ def test_what_takes_minutes_on_a_huge_network_is_refused(changed, told):
 
 def test_clients_who_leave_one_after_the_other_are_refused_where_they_are_many():
     leaving = Choices(participation="if_non_negative")
-    require_quick(leaving, 300)
+    require_quick(leaving, 1_000)
     require_quick(replace(leaving, num_rounds=1), 2_000)
-    with pytest.raises(BadInput, match="participation='if_non_negative' on 301 clients and 60 rounds takes minutes"):
-        require_quick(leaving, 301)
+    with pytest.raises(BadInput, match="participation='if_non_negative' on 1,001 clients and 60 rounds may take"):
+        require_quick(leaving, 1_001)
+    bounded = replace(leaving, budget_max=1.0)  # at bounds each leaving is worked out anew
+    require_quick(bounded, 400)
+    with pytest.raises(BadInput, match="on 401 clients"):
+        require_quick(bounded, 401)
 
 
 def test_a_solution_of_many_clients_holds_no_table_of_clients_and_rounds():

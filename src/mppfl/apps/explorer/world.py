@@ -30,7 +30,7 @@ from mppfl.results.experiment_game import clients_of, game_on, network_of, propa
 
 LARGE = 20_000  # clients; of larger networks fewer solutions are kept
 HUGE = 50_000  # clients; on larger networks what takes minutes is refused
-MOST_LEAVING = 60 * 300**2  # rounds × clients²: where clients leave one after the other, about 20 seconds
+MOST_LEAVING = {False: 60 * 1000**2, True: 60 * 400**2}  # rounds × clients², by "are there bounds?": some 15 seconds
 QUICK_WHEN_HUGE = ("mppfl", "mppfl_exact", "social_agnostic")  # budgets of all rounds on one line
 
 
@@ -177,10 +177,11 @@ def solution_key(choices: Choices) -> tuple[Hashable, ...]:
 
 def require_quick(choices: Choices, num_clients: int) -> None:
     """Raises where the answer for so many clients would take minutes."""
-    if choices.participation == "if_non_negative" and choices.num_rounds * num_clients**2 > MOST_LEAVING:
+    most = MOST_LEAVING[choices.budget_min > 0 or choices.budget_max is not None]
+    if choices.participation == "if_non_negative" and choices.num_rounds * num_clients**2 > most:
         raise BadInput(
-            f"participation='if_non_negative' on {num_clients:,} clients and {choices.num_rounds} rounds takes minutes."
-            " Choose if_better_than_staying_out, fewer rounds or a smaller network, or use `mppfl solve`."
+            f"participation='if_non_negative' on {num_clients:,} clients and {choices.num_rounds} rounds may take"
+            " minutes. Choose if_better_than_staying_out, fewer rounds or a smaller network, or use `mppfl solve`."
         )
     if num_clients <= HUGE:
         return

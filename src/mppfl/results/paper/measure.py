@@ -101,28 +101,28 @@ def measure(
     if minutes is not None:
         deadline = time.monotonic() + 60 * require_number(minutes, "minutes", 0.0, math.inf)
     most = math.inf if at_most_arms is None else require_count(at_most_arms, "at_most_arms")
-    session = _Session(Path(folder), device, chosen, provenance_here(device), deadline, most, tell)
+    errand = _Errand(Path(folder), device, chosen, provenance_here(device), deadline, most, tell)
     began = time.monotonic()
     unavailable, out_of_time = [], False
     for name, group in groupby(cells, key=lambda cell: cell.dataset):
         setting, several = settings[name], list(group)
-        several = [cell for cell in several if missing_arms(session.folder, cell, setting)]
+        several = [cell for cell in several if missing_arms(errand.folder, cell, setting)]
         if not several:
             continue
         dataset = loaded(setting, data)
         if dataset is None:
             tell(f"{name}: {NOT_AVAILABLE}")
-            note_unavailable(session.folder, name)
+            note_unavailable(errand.folder, name)
             unavailable.append(name)
             continue
-        note_available(session.folder, name)
-        if not _settle_units(session, setting, dataset) or not all(
-            _measure_cell(session, cell, setting, dataset) for cell in several
+        note_available(errand.folder, name)
+        if not _settle_units(errand, setting, dataset) or not all(
+            _measure_cell(errand, cell, setting, dataset) for cell in several
         ):
             out_of_time = True
             break
-    whole = tuple(cell for cell in cells if not missing_arms(session.folder, cell, settings[cell.dataset]))
-    return Done(session.trained, whole, tuple(unavailable), out_of_time, time.monotonic() - began)
+    whole = tuple(cell for cell in cells if not missing_arms(errand.folder, cell, settings[cell.dataset]))
+    return Done(errand.trained, whole, tuple(unavailable), out_of_time, time.monotonic() - began)
 
 
 def default_precision(device: str) -> str:
@@ -158,7 +158,7 @@ def _first(examples: Examples, size: int, what: str) -> Examples:
 
 
 @dataclass(slots=True)
-class _Session:
+class _Errand:
     """One call of `measure`: where, on what, until when, and how much it has trained."""
 
     folder: Path
@@ -179,26 +179,26 @@ class _Session:
         return self.deadline - time.monotonic()
 
 
-def _settle_units(session: _Session, setting: Setting, dataset: Dataset) -> bool:
+def _settle_units(errand: _Errand, setting: Setting, dataset: Dataset) -> bool:
     """Trains trials until the data set's units are fixed; False where time ran out before."""
     at = place_of_unit(setting.dataset)
-    folder = session.folder
+    folder = errand.folder
     case: Case | None = None
     while jobs := next_trials(setting.dataset, trials := read_trials(folder, at, setting)):
         case = case or Case(at, setting, clients_of(at, setting, dataset))
-        found = _train_some(session, case, jobs)
+        found = _train_some(errand, case, jobs)
         if not found:
             return False
         told = {name: asdict(unit) for name, unit in units_of(setting.dataset, [*trials, *found]).items()}
         add_trials(folder, at, setting, found, told)
         for name, unit in told.items():
-            session.tell(f"{setting.dataset}, {name}: unit {unit['unit']:g} ({unit['why']})")
+            errand.tell(f"{setting.dataset}, {name}: unit {unit['unit']:g} ({unit['why']})")
     return True
 
 
-def _measure_cell(session: _Session, cell: Cell, setting: Setting, dataset: Dataset) -> bool:
+def _measure_cell(errand: _Errand, cell: Cell, setting: Setting, dataset: Dataset) -> bool:
     """Trains the arms that the cell lacks; False where time ran out before."""
-    folder, at = session.folder, place_of_unit(cell.dataset)
+    folder, at = errand.folder, place_of_unit(cell.dataset)
     trials = read_trials(folder, at, setting)
     units = units_of(cell.dataset, trials)
     if cell == at:  # the trial that fixed a unit is the cell's arm
@@ -212,42 +212,38 @@ def _measure_cell(session: _Session, cell: Cell, setting: Setting, dataset: Data
         jobs: list[Job] = [
             (arm, None if arm.mechanism == "noiseless" else units[arm.aggregation].unit) for arm in missing
         ]
-        found = _train_some(session, case, jobs)
+        found = _train_some(errand, case, jobs)
         if not found:
             return False
         add_arms(folder, cell, setting, found)
-    session.tell(f"{cell.path}: measured")
+    errand.tell(f"{cell.path}: measured")
     return True
 
 
-def _train_some(session: _Session, case: Case, jobs: Sequence[Job]) -> list[Measured]:
+def _train_some(errand: _Errand, case: Case, jobs: Sequence[Job]) -> list[Measured]:
     """Trains as many of the jobs as fit into what is left, side by side; none where nothing fits any more."""
-    count = _fitting(session, case, len(jobs))
+    count = _fitting(errand, case, len(jobs))
     if count == 0:
         return []
-    found = trained(
-        case, jobs[:count], session.device, session.precision, session.origin, session.deadline, session.tell
-    )
-    session.trained += len(found)
-    session.arms_left -= len(found)
+    found = trained(case, jobs[:count], errand.device, errand.precision, errand.origin, errand.deadline, errand.tell)
+    errand.trained += len(found)
+    errand.arms_left -= len(found)
     return found
 
 
-def _fitting(session: _Session, case: Case, wanted: int) -> int:
+def _fitting(errand: _Errand, case: Case, wanted: int) -> int:
     """How many arms should fit, by what arms took on this device before."""
-    most = int(min(wanted, session.arms_left))
-    if most == 0 or math.isinf(session.deadline):
+    most = int(min(wanted, errand.arms_left))
+    if most == 0 or math.isinf(errand.deadline):
         return most
-    left = max(0.0, session.seconds_left)
-    each = seconds_per_arm(session.folder, case.setting, session.device_name, session.precision)
+    left = max(0.0, errand.seconds_left)
+    each = seconds_per_arm(errand.folder, case.setting, errand.device_name, errand.precision)
     if each is None:
-        session.tell(
-            f"{case.cell.path}: speed not known on {session.device_name}; it shows after {SETTLED_AFTER} rounds"
-        )
-        return most if left > 0 or session.trained == 0 else 0
+        errand.tell(f"{case.cell.path}: speed not known on {errand.device_name}; it shows after {SETTLED_AFTER} rounds")
+        return most if left > 0 or errand.trained == 0 else 0
     fits = int(RESERVE * left / each)
-    count = min(most, max(fits, 0 if session.trained else 1))
-    session.tell(f"{case.cell.path}: about {each:.0f} s for an arm, {left:.0f} s left: {count} of {wanted} arms")
+    count = min(most, max(fits, 0 if errand.trained else 1))
+    errand.tell(f"{case.cell.path}: about {each:.0f} s for an arm, {left:.0f} s left: {count} of {wanted} arms")
     return count
 
 
