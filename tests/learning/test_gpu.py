@@ -36,9 +36,10 @@ def test_recorded_steps_are_the_plain_loop(privacy, momentum, sizes):
     assert fast.engine.startswith("batched")
 
 
+@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
 @pytest.mark.parametrize(("precision", "within"), [("float32", 1e-3), ("tf32", 0.2), ("bf16", 0.3)])
-def test_lower_precision_stays_near_the_plain_loop(precision, within):
-    config = TrainingConfig(batch_size=8, local_epochs=1, clip_norm=50.0, learning_rate=0.05)
+def test_lower_precision_stays_near_the_plain_loop(precision, within, privacy):
+    config = TrainingConfig(privacy=privacy, batch_size=8, local_epochs=1, clip_norm=2.0, learning_rate=0.05)
     sizes, start = (64, 64, 64), make_model("cnn_fmnist", (1, 8, 8), 4)
     plain = last_record(start, dataclasses.replace(config, engine="loop"), sizes=sizes, rounds=1)
     fast = last_record(
@@ -106,3 +107,16 @@ def test_the_kernel_of_a_step_rounds_what_it_has_moved():
     descend(exact, low, gradient, 0.1)
     torch.testing.assert_close(exact, expected)
     assert torch.equal(low, exact.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_of_a_private_step_is_the_plain_way(dtype):
+    from mppfl.learning.descent_kernels import descend_with_noise
+
+    part, drawn = torch.randn((5, 3, 1001), device="cuda"), torch.randn((5, 3, 1001), device="cuda")
+    sums, pace = torch.randn((5, 3, 1001), device="cuda").to(dtype), torch.rand(5, device="cuda")
+    noise = torch.rand((3, 7), device="cuda")[:, :5] + 0.5
+    std, before, after = noise[:, :, None, None]
+    expected = part - pace[:, None, None] * ((sums / before + std * drawn) / after)
+    descend_with_noise(part, sums, drawn, noise, pace)
+    torch.testing.assert_close(part, expected)

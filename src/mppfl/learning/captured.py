@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from mppfl.learning.flat import FlatModel
+from mppfl.learning.kernels import gpu_kernels
 from mppfl.learning.local import Descent, Lane, Table
 from mppfl.learning.lockstep import LaneGradients, moved, padded_steps, starts_of
 
@@ -160,19 +162,27 @@ class CapturedDescent:
             self.gradients.descend(own, inputs, labels, weight, self.descent.learning_rate)
             return
         found = self.gradients(own, inputs, labels, weight, clip_norm)
-        if clip_norm is not None:
-            found = {name: self._noisy(part, buffers.noise[:, :count]) for name, part in found.items()}
+        pace = self.descent.learning_rate * moves
         for name, part in own.items():
-            step = found[name]
+            if clip_norm is None:
+                step = found[name]
+            elif not buffers.velocity and (kernels := _kernels_for(part)):
+                drawn, sums = self._drawn(part), found[name].contiguous()
+                kernels.descend_with_noise(part, sums, drawn, buffers.noise[:, :count], pace)
+                continue
+            else:
+                std, before, after = (_over(row, part) for row in buffers.noise[:, :count])
+                step = (found[name] / before + std * self._drawn(part)) / after
             if buffers.velocity:
                 step = buffers.velocity[name][:count].mul_(self.descent.momentum).add_(step)
-            part.sub_(step * _over(self.descent.learning_rate * moves, step))
+            part.sub_(step * _over(pace, step))
 
-    def _noisy(self, sums: Tensor, noise: Tensor) -> Tensor:
-        """Noisy mean gradients from sums of clipped ones."""
-        std, before, after = (_over(row, sums) for row in noise)
-        drawn = torch.randn(sums.shape, generator=self._generator, device=sums.device, dtype=noise.dtype)
-        return (sums / before + std * drawn) / after
+    def _drawn(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self._generator, device=like.device, dtype=like.dtype)
+
+
+def _kernels_for(part: Tensor) -> ModuleType | None:
+    return gpu_kernels("descent_kernels") if part.is_cuda and part.dtype == torch.float32 else None
 
 
 def _over(per_lane: Tensor, like: Tensor) -> Tensor:

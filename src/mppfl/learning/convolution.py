@@ -85,10 +85,16 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]
 _convolve.register_autograd(_backward, setup_context=_remember)
 
 
+def gradient_of_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
+    """What the pictures that entered and the errors that came back make of the taps [lanes, k, k, C, out]."""
+    found: Tensor = _back_to_taps(x.contiguous(), upstream.contiguous(), high, wide)
+    return found
+
+
 def squared_norms_of_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
     """|gradient of the taps|² that each example alone would give [lanes, examples]."""
     lanes, examples = x.shape[:2]
-    alone: Tensor = _back_to_taps(
+    alone = gradient_of_taps(
         x.reshape(lanes * examples, 1, *x.shape[2:]),
         upstream.reshape(lanes * examples, 1, *upstream.shape[2:]),
         high,

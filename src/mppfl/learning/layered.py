@@ -3,8 +3,9 @@
 Pictures travel channels last, [lanes, examples, height, width, channels].
 
 Clipping needs the length of every example's gradient. It follows, layer by layer, from what went into the layer and the
-error that came back to its output, so one backward pass finds all lengths and a second one the sum of what is left
-(ghost norms: Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679).
+error that came back to its output (ghost norms: Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679),
+and so does the sum of what clipping leaves, once the errors are shortened: one backward pass serves both (book-keeping:
+Bu et al. 2023, arXiv:2210.00038).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d
 
 from mppfl.errors import BadInput
-from mppfl.learning.convolution import lane_convolution, squared_norms_of_taps
+from mppfl.learning.convolution import gradient_of_taps, lane_convolution, squared_norms_of_taps
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.kernels import gpu_kernels
 from mppfl.learning.local import clip_factors
@@ -68,6 +69,7 @@ class LayeredGradients:
         self._convolutions = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, nn.Conv2d)}
         self._linear = {f"{name}.weight" for name, layer in layers.items() if isinstance(layer, nn.Linear)}
         self._loss = _compiled(self._weighted_loss) if compiled else self._weighted_loss
+        self._clipped_sums = _compiled(clipped_sums) if compiled else clipped_sums
 
     def held(self, parts: Parts) -> Parts:
         found = {
@@ -100,7 +102,7 @@ class LayeredGradients:
             parts = {name: part.to(self.precision) for name, part in parts.items()}
             inputs = inputs.to(self.precision)
         if clip_norm is not None:
-            weight = self._clipped_weight(parts, inputs, labels, weight, clip_norm)
+            return self._clipped(parts, inputs, labels, weight, clip_norm)
         leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
         total, _ = self._loss(leaves, inputs, labels, weight, None)
         found = torch.autograd.grad(total, list(leaves.values()))
@@ -113,15 +115,15 @@ class LayeredGradients:
         each = cross_entropy(logits.flatten(0, 1).to(weight.dtype), labels.flatten(), reduction="none")
         return (each * weight.flatten()).sum(), seen
 
-    def _clipped_weight(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float) -> Tensor:
-        """The weight of every example times what clipping leaves of its gradient."""
+    def _clipped(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float) -> Parts:
         nudges = [tensor.requires_grad_() for tensor in _outputs_like(self.model, parts, inputs)]
         total, seen = self._loss(parts, inputs, labels, weight, nudges)
         errors = torch.autograd.grad(total, nudges)
         with torch.no_grad():
-            squares = squared_norms(self.model.module, [tensor.detach() for tensor in seen], errors)
-        guard = ROUNDING_GUARD[inputs.dtype]
-        return clip_factors(squares.double().sqrt() / guard, clip_norm).to(weight) * weight
+            found: Parts = self._clipped_sums(
+                self.model.module, [tensor.detach() for tensor in seen], list(errors), clip_norm
+            )
+        return found
 
 
 def _descend_rounded(exact: Tensor, low: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -196,12 +198,34 @@ def _weighted(layer: nn.Module, x: Tensor, own: dict[str, Tensor], weight: Tenso
     return normal, normal * own["weight"][:, None, None, None] + own["bias"][:, None, None, None]
 
 
-def squared_norms(module: nn.Module, seen: list[Tensor], errors: Any) -> Tensor:
+def clipped_sums(module: nn.Module, seen: list[Tensor], errors: list[Tensor], clip_norm: float) -> Parts:
+    """Sums over the examples of each lane of their gradients, none longer than `clip_norm`.
+
+    seen    what entered each layer that has weights [lanes, examples, ...]
+    errors  the gradient of the loss there, at the layer's output
+    """
+    guard = ROUNDING_GUARD[errors[0].dtype]
+    factors = clip_factors(squared_norms(module, seen, errors).double().sqrt() / guard, clip_norm)
+    found = {}
+    for (name, layer), entering, error in zip(_layers_with_weights(module), seen, errors, strict=True):
+        left = (error * factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))).to(error.dtype)
+        if isinstance(layer, nn.Conv2d):
+            found[f"{name}.weight"] = gradient_of_taps(entering, left, *layer.kernel_size)
+        elif isinstance(layer, nn.Linear):
+            found[f"{name}.weight"] = torch.bmm(entering.transpose(1, 2), left)
+        else:
+            found[f"{name}.weight"] = (_exact(left) * _exact(entering)).sum((1, 2, 3))
+        if layer.bias is not None:
+            found[f"{name}.bias"] = _exact(left).sum(tuple(range(1, left.ndim - 1)))
+    return found
+
+
+def squared_norms(module: nn.Module, seen: list[Tensor], errors: list[Tensor]) -> Tensor:
     """|gradient|² of every example over all weights [lanes, examples], from what entered each layer and its error."""
     total: Tensor | None = None
-    for layer, entering, error in zip(_layers_with_weights(module), seen, errors, strict=True):
+    for (_, layer), entering, error in zip(_layers_with_weights(module), seen, errors, strict=True):
         if isinstance(layer, nn.Conv2d):
-            found = squared_norms_of_taps(entering.contiguous(), error.contiguous(), *layer.kernel_size)
+            found = squared_norms_of_taps(entering, error, *layer.kernel_size)
             found = found + _exact(error).sum((2, 3)).square().sum(2)
         elif isinstance(layer, nn.Linear):
             inner = _exact(entering).square().sum(2) + (layer.bias is not None)
@@ -215,8 +239,8 @@ def squared_norms(module: nn.Module, seen: list[Tensor], errors: Any) -> Tensor:
     return total
 
 
-def _layers_with_weights(module: nn.Module) -> Iterator[nn.Module]:
-    return (layer for layer in module.children() if any(True for _ in layer.parameters(recurse=False)))
+def _layers_with_weights(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return (named for named in module.named_children() if any(True for _ in named[1].parameters(recurse=False)))
 
 
 def _outputs_like(model: FlatModel, parts: Parts, inputs: Tensor) -> list[Tensor]:
