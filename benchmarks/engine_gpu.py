@@ -33,6 +33,7 @@ class Case:
     num_classes: int
     batch_size: int
     clients: int = 20
+    arms: int = 1  # side by side; they share their clients' batches, as arms of one seed do
     precision: str = "bf16"
     engine: str = "auto"
     privacy: str = "paper"
@@ -51,7 +52,7 @@ CASES = {
         "float32": replace(CNN, precision="float32"),
         "tf32": replace(CNN, precision="tf32"),
         "bf16": CNN,
-        "bf16, five mechanisms": replace(CNN, clients=100),
+        "bf16, five mechanisms": replace(CNN, arms=5),
         "bf16, uneven clients": replace(CNN, uneven=True),
         "bf16, every example clipped": replace(CNN, privacy="dpsgd_shuffle"),
     },
@@ -70,7 +71,7 @@ def lanes_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int)
             work = LocalWork(size, 1, 1, case.batch_size)
             noise = GradientNoise(config.mechanism, 1.0, work, "seeded", 1.0, None, np.random.default_rng(k))
         lanes.append(Lane(start, np.split(order, range(case.batch_size, size, case.batch_size)), noise))
-    return lanes
+    return case.arms * lanes
 
 
 def measure(case: Case, repeats: int) -> dict:
@@ -91,7 +92,7 @@ def measure(case: Case, repeats: int) -> dict:
         torch.cuda.reset_peak_memory_stats()
     else:
         at_rest = memory_gib("VmRSS")
-    with Cohort(model, features, labels, config, case.clients) as cohort:
+    with Cohort(model, features, labels, config, case.arms * case.clients) as cohort:
         seconds, cpu = [], []
         for repeat in range(repeats + 1):
             lanes = lanes_of(case, config, start, repeat)
@@ -106,7 +107,7 @@ def measure(case: Case, repeats: int) -> dict:
         examples = sum(len(batch) for lane in lanes for batch in lane.batches)
         best = statistics.median(seconds[1:])
         found = {
-            "clients": case.clients,
+            "clients": case.arms * case.clients,
             "engine": cohort.name,
             "first_seconds": seconds[0],
             "seconds": seconds[1:],

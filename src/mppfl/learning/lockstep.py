@@ -135,10 +135,13 @@ def padded_steps(lanes: Sequence[Lane], num_steps: int, width: int | None) -> tu
             rows[:, at], weight[:, at], moves[:, at] = rows[:, same], weight[:, same], moves[:, same]
             continue
         moves[: len(lane.batches), at] = 1
-        for k, batch in enumerate(lane.batches):
-            if len(batch):
-                rows[k, at, : len(batch)] = batch
-                weight[k, at, : len(batch)] = 1.0 if lane.noise else 1.0 / len(batch)
+        if not lane.batches:
+            continue
+        lengths = np.array([len(batch) for batch in lane.batches], dtype=np.int64)
+        step = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # within its batch
+        rows[step, at, place] = np.concatenate(lane.batches)
+        weight[step, at, place] = 1.0 if lane.noise else 1.0 / lengths[step]
     return rows, weight, moves
 
 
