@@ -104,12 +104,12 @@ class CapturedDescent:
                 {name: torch.zeros_like(part) for name, part in parts.items()} if momentum else {},
             )
             self._buffers[count] = found
-        rows, weight, moves = padded_steps(lanes, num_steps, self.width)
-        found.rows[:num_steps, : len(lanes)] = torch.from_numpy(rows).to(device)
+        rows, weight, moves = padded_steps(lanes, num_steps, self.width, self.table.features)
+        found.rows[:num_steps, : len(lanes)] = rows
         found.weight.zero_()
-        found.weight[:num_steps, : len(lanes)] = torch.from_numpy(weight).to(device, dtype)
+        found.weight[:num_steps, : len(lanes)] = weight
         found.moves.zero_()
-        found.moves[:num_steps, : len(lanes)] = torch.from_numpy(moves).to(device, dtype)
+        found.moves[:num_steps, : len(lanes)] = moves
         for at, lane in enumerate(lanes):
             if lane.noise is not None:
                 std = lane.noise.noise_std(self.model.num_parameters)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mppfl.arrays import Array, IntArray
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Descent, Lane, Table, clip_factors
 
@@ -112,37 +111,41 @@ def moved(model: FlatModel, starts: Tensor, parts: Parts, out: Tensor | None = N
 
 def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> Iterator[Step]:
     """The lanes' batches side by side, step by step, each as wide as its longest batch or as `width`."""
-    device, dtype = table.features.device, table.features.dtype
     num_steps = max(len(lane.batches) for lane in lanes)
-    # All steps of the round travel to the device at once.
-    padded = padded_steps(lanes, num_steps, width)
-    rows, weight, moves = (torch.from_numpy(array).to(device) for array in padded)
-    weight, moves = weight.to(dtype), moves.to(dtype)
+    rows, weight, moves = padded_steps(lanes, num_steps, width, table.features)
     for k in range(num_steps):
         longest = width or max((len(lane.batches[k]) for lane in lanes if k < len(lane.batches)), default=0) or 1
         yield Step(rows[k, :, :longest], weight[k, :, :longest], moves[k])
 
 
-def padded_steps(lanes: Sequence[Lane], num_steps: int, width: int | None) -> tuple[IntArray, Array, Array]:
-    """Rows and weights [steps, lanes, width] of the round, and who moves [steps, lanes]."""
+def padded_steps(
+    lanes: Sequence[Lane], num_steps: int, width: int | None, features: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and weights [steps, lanes, width] of the round, and who moves [steps, lanes], where the features lie.
+
+    All steps of the round travel there at once, and what lanes share travels once.
+    """
     most = width or max((len(batch) for lane in lanes for batch in lane.batches), default=0) or 1
-    rows = np.zeros((num_steps, len(lanes), most), dtype=np.int64)
+    first: dict[tuple[int, bool], int] = {}  # arms of one seed share batches
+    which = [first.setdefault((id(lane.batches), lane.noise is None), len(first)) for lane in lanes]
+    unlike = dict(zip(which, lanes, strict=True))
+    rows = np.zeros((len(unlike), num_steps, most), dtype=np.int64)
     weight, moves = np.zeros(rows.shape), np.zeros(rows.shape[:2])
-    first: dict[tuple[int, bool], int] = {}  # arms of one seed share batches: what is written out once is copied
-    for at, lane in enumerate(lanes):
-        same = first.setdefault((id(lane.batches), lane.noise is None), at)
-        if same < at:
-            rows[:, at], weight[:, at], moves[:, at] = rows[:, same], weight[:, same], moves[:, same]
-            continue
-        moves[: len(lane.batches), at] = 1
-        if not lane.batches:
-            continue
+    for number, lane in unlike.items():
+        moves[number, : len(lane.batches)] = 1
         lengths = np.array([len(batch) for batch in lane.batches], dtype=np.int64)
-        step = np.repeat(np.arange(len(lengths)), lengths)
-        place = np.arange(len(step)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # within its batch
-        rows[step, at, place] = np.concatenate(lane.batches)
-        weight[step, at, place] = 1.0 if lane.noise else 1.0 / lengths[step]
-    return rows, weight, moves
+        if not lengths.any():
+            continue
+        before = np.arange(len(lengths)) * most - (np.cumsum(lengths) - lengths)  # padding before each batch
+        places = np.arange(lengths.sum()) + np.repeat(before, lengths)
+        rows[number].reshape(-1)[places] = np.concatenate(lane.batches)
+        weight[number].reshape(-1)[places] = 1.0 if lane.noise else np.repeat(1.0 / np.maximum(lengths, 1), lengths)
+    chosen = torch.tensor(which, device=features.device)
+    all_rows, all_weight, all_moves = (
+        torch.from_numpy(each).to(features.device)[chosen].transpose(0, 1).contiguous()
+        for each in (rows, weight, moves)
+    )
+    return all_rows, all_weight.to(features.dtype), all_moves.to(features.dtype)
 
 
 def _made_private(model: FlatModel, sums: Parts, lanes: Sequence[Lane], moves: Tensor) -> Parts:
