@@ -4,7 +4,8 @@ python benchmarks/explorer.py                    all three parts, some five minu
 python benchmarks/explorer.py --parts levers     only one: levers, drawing or million
 
 levers   200 clients of the paper's random network: from the input event to the frame with the answer in it, on the tabs
-         of network and rounds. Every move is to a game that the server has not solved before.
+         of network and rounds. Every move is to a game that the server has not solved before. Of the six charts of
+         rounds, those in sight are drawn first; a line each for those and for all six.
 drawing  2,000 clients with hubs: from navigation in an empty browser to the painted network, and then a lever.
 million  1,000,000 clients with 5,000,000 links: from the start of `mppfl explore --graph` to its communities drawn, and
          to them coloured once the game is solved.
@@ -39,14 +40,12 @@ TURNS = 7
 WARM_UP = 8.0  # seconds in which the server loads compiled code beside its first page
 LEVER_BAR, DRAWING_BAR, MILLION_BAR = 0.2, 3.0, 20.0  # seconds
 
-# In the page: times a move up to the frame that shows its answer: the network painted, or every chart given new data,
-# which Plotly draws before the next frame.
-TIMED = """async ([selector, value, charts]) => {
+# In the page: times a move up to the frame that shows its answer; `marks` are what the page says of itself by then.
+TIMED = """async ([selector, value, marks]) => {
   const frame = () => new Promise(requestAnimationFrame);
-  const data = () => charts.map((key) => (document.querySelector("#chart-" + key + " .js-plotly-plot") || {}).data);
   const asked = () => Number(document.body.dataset.asked || 0);
   await new Promise((done) => setTimeout(done, 400));  // what the move before left to do is done
-  const element = document.querySelector(selector), before = asked(), old = data();
+  const element = document.querySelector(selector), before = asked(), times = [];
   const began = performance.now();
   if (value === null) element.click();
   else {
@@ -54,15 +53,17 @@ TIMED = """async ([selector, value, charts]) => {
     element.dispatchEvent(new Event("input", {bubbles: true}));
     if (element.type === "number") element.dispatchEvent(new FocusEvent("focusout", {bubbles: true}));
   }
-  const done = () => asked() > before && !document.querySelector("._dash-loading-callback") &&
-    (charts.length ? data().every((each, at) => each !== old[at]) : document.body.dataset.answered === String(asked()));
-  while (!done()) {
-    if (performance.now() - began > 20000) return null;
+  for (const mark of marks) {
+    while (asked() === before || document.body.dataset[mark] !== String(asked())) {
+      if (performance.now() - began > 20000) return null;
+      await frame();
+    }
     await frame();
+    times.push((performance.now() - began) / 1000);
   }
-  await frame();
-  return (performance.now() - began) / 1000;
+  return times;
 }"""
+MARKS = {"network": {"network": "answered"}, "rounds": {"rounds in sight": "plotted", "rounds, all six": "allPlotted"}}
 PAINTED = """async () => {
   while (!document.body.dataset.answered || document.body.dataset.answered !== document.body.dataset.asked)
     await new Promise(requestAnimationFrame);
@@ -71,44 +72,44 @@ PAINTED = """async () => {
 }"""
 
 
-def timed(page: Visit, selector: str, value: str | None = None, charts: Sequence[str] = ()) -> float:
-    """Seconds from an input event, or a click where there is no value, to the answer."""
-    taken = page.page.evaluate(TIMED, [selector, value, list(charts)])
+def timed(page: Visit, selector: str, value: str | None = None, marks: Sequence[str] = ("answered",)) -> list[float]:
+    """Seconds from an input event, or a click where there is no value, to each mark of the answer."""
+    taken = page.page.evaluate(TIMED, [selector, value, list(marks)])
     if taken is None:
         raise RuntimeError(f"no answer to {selector} = {value}")
-    return float(taken)
+    return [float(each) for each in taken]
 
 
-def chosen(page: Visit, name: str, words: str, charts: Sequence[str] = ()) -> float:
-    """Seconds from the click on an option of a select to the answer."""
+def chosen(page: Visit, name: str, words: str, marks: Sequence[str]) -> list[float]:
+    """Seconds from the click on an option of a select to each mark of the answer."""
     page.page.click(f"button#lever-{name}")
     option = page.page.locator(
         f".dash-dropdown-content label:has-text({words!r}), .dash-dropdown-content >> text={words}"
     )
     option.first.evaluate("(each) => each.setAttribute('data-benchmark', 'here')")
-    taken = timed(page, "[data-benchmark]", None, charts)
+    taken = timed(page, "[data-benchmark]", None, marks)
     page.page.evaluate(
         "document.querySelectorAll('[data-benchmark]').forEach((each) => each.removeAttribute('data-benchmark'))"
     )
     return taken
 
 
-def levers(page: Visit, start: str, charts: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
-    """Every lever, and what each of its moves took."""
+def levers(page: Visit, start: str, marks: Sequence[str]) -> Iterator[tuple[str, list[list[float]]]]:
+    """Every lever, and what each of its moves took up to each mark."""
     fresh = count()
 
     def new_game() -> None:
         """Another α, not timed, so that the move that follows has not been solved before."""
-        timed(page, "#lever-externality_strength", f"{0.005 * (12 + next(fresh) % 38):.3f}", charts)
+        timed(page, "#lever-externality_strength", f"{0.005 * (12 + next(fresh) % 38):.3f}", marks)
 
-    def slider(name: str, values: list[float]) -> list[float]:
-        return [timed(page, f"#lever-{name}", f"{value:g}", charts) for value in values[:TURNS]]
+    def slider(name: str, values: list[float]) -> list[list[float]]:
+        return [timed(page, f"#lever-{name}", f"{value:g}", marks) for value in values[:TURNS]]
 
-    def select(name: str, words: list[str]) -> list[float]:
+    def select(name: str, words: list[str]) -> list[list[float]]:
         taken = []
         for turn in range(TURNS):
             new_game()
-            taken.append(chosen(page, name, words[turn % len(words)], charts))
+            taken.append(chosen(page, name, words[turn % len(words)], marks))
         return taken
 
     yield "α", slider("externality_strength", [0.26, 0.265, 0.27, 0.275, 0.28, 0.285, 0.29])
@@ -131,7 +132,7 @@ def levers(page: Visit, start: str, charts: Sequence[str]) -> Iterator[tuple[str
         select("participation", [*list(PARTICIPATION_WORDS.values())[1:], PARTICIPATION_WORDS["always"]]),
     )
     page.link(start)
-    if not charts:
+    if "answered" in marks:
         colours = ("own_risk", "external_risk", "utility", "budget")
         clicks = [f'#lever-colour label:has(input[value="{colours[turn % 4]}"]) input' for turn in range(TURNS)]
         yield "colour", [timed(page, each) for each in clicks]
@@ -157,11 +158,11 @@ def lever_part(browser) -> list[dict]:
             page = visit(browser, address)
             start = f"?clients=200&client=3&tab={tab}"
             page.open(start)
-            charts = ROUND_CHARTS if tab == "rounds" else ()
-            if charts:
+            if tab == "rounds":
                 page.figure(ROUND_CHARTS[-1])
-            for name, taken in levers(page, start, charts):
-                lines.append(line("200 clients", f"{name}, {tab}", taken, LEVER_BAR))
+            for name, moves in levers(page, start, tuple(MARKS[tab].values())):
+                for which, taken in zip(MARKS[tab], zip(*moves, strict=True), strict=True):
+                    lines.append(line("200 clients", f"{name}, {which}", list(taken), LEVER_BAR))
             page.close()
     return lines
 
@@ -181,7 +182,8 @@ def drawing_part(browser) -> list[dict]:
             opened.append(page.page.evaluate(PAINTED))
             if seed == 2:
                 moved = [
-                    timed(page, "#lever-externality_strength", f"{value:g}") for value in np.linspace(0.1, 0.13, TURNS)
+                    timed(page, "#lever-externality_strength", f"{value:g}")[0]
+                    for value in np.linspace(0.1, 0.13, TURNS)
                 ]
             page.close()
     return [

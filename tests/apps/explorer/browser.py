@@ -186,7 +186,7 @@ class Visit:
     def figure(self, key: str) -> dict[str, Any]:
         """A chart as it is drawn: the names of its axes, and its traces."""
         drawn = f"""() => {{
-          const chart = document.querySelector("#chart-{key} .js-plotly-plot");
+          const chart = document.querySelector("#chart-{key}.js-plotly-plot");
           if (!chart || !chart.querySelector(".xtitle")) return null;
           const kept = ({{name, type, x, y}}) => ({{name, type, x: x && Array.from(x), y: y && Array.from(y)}});
           return {{x: chart.querySelector(".xtitle").textContent, y: chart.querySelector(".ytitle").textContent,

@@ -136,7 +136,7 @@ def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world)
     costs = world.scene(Choices(client="3", externality_strength=0.2)).solution.outcome.server_costs
     drawn = page.until(
         f"""() => {{
-          const chart = document.querySelector("#chart-server-cost .js-plotly-plot");
+          const chart = document.querySelector("#chart-server-cost.js-plotly-plot");
           const found = chart.data.find(({{name}}) => name === "server cost");
           return Math.abs(found.y[0] - {costs[0]}) < 1e-9 && Array.from(found.y);
         }}"""

@@ -73,7 +73,7 @@ def _standing(page, more_than):
           const live = (selector) => [...document.querySelectorAll(selector)].find(
             (each) => (each.caption || each).innerText.includes("live/mppfl"));
           const said = live("#run-status li"), account = live("#ledger table");
-          const curve = document.querySelector("#chart-accuracy .js-plotly-plot");
+          const curve = document.querySelector("#chart-accuracy.js-plotly-plot");
           const line = curve && curve.data && curve.data.find(({{name}}) => name === "live/mppfl");
           const round = said && /round (\\d+) of 400/.exec(said.innerText);
           if (!round || !line || !account) return null;

@@ -84,7 +84,7 @@ def test_plotly_accepts_every_figure(chart, dark):
     made = to_plotly(chart, dark)
     figure = Figure(**made)  # checks every key and value
     assert figure.layout.uirevision == chart.key
-    assert figure.layout.transition.duration == 0
+    assert figure.layout.transition.duration is None  # drawn at once, not moved there
     assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert json.loads(json.dumps(made, allow_nan=False)) == made
 

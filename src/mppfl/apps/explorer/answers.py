@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dash import html, no_update
+from dash import html
 
 from mppfl.apps.explorer.chart import Chart
 from mppfl.apps.explorer.chart_plotly import to_plotly
-from mppfl.apps.explorer.choices import Choices, to_query
+from mppfl.apps.explorer.choices import Choices
 from mppfl.apps.explorer.client_panel import client_panel, what_if_panel
 from mppfl.apps.explorer.comparison_view import Comparison, comparison
 from mppfl.apps.explorer.drawing import Picture, Scale, community_values, elements, node_paint
 from mppfl.apps.explorer.exposure_view import ClientView, client_view
-from mppfl.apps.explorer.levers import chart_figure
 from mppfl.apps.explorer.run_charts import run_charts
 from mppfl.apps.explorer.run_view import RunState, ledger_rows
 from mppfl.apps.explorer.scene_charts import comparison_charts, scene_charts
@@ -37,8 +36,7 @@ class Answer:
     warning: str
     paint: dict[str, Any] | None = None
     texts: dict[str, str] | None = None  # what is written where, by the id of the place
-    rounds: Any = no_update
-    comparison: Any = no_update
+    plots: list[dict[str, Any]] | None = None
 
 
 def answer(site: Site, choices: Choices, *, dark: bool) -> Answer:
@@ -53,11 +51,11 @@ def answer(site: Site, choices: Choices, *, dark: bool) -> Answer:
         "warning": " ".join(_sentence(each) for each in scene.solution.warnings),
     }
     if choices.tab == "rounds":
-        return Answer(**said, rounds=figures_of(scene_charts(scene), dark, to_query(choices)))
+        return Answer(**said, plots=plots_of(scene_charts(scene), dark))
     if choices.tab == "comparison" or picture is None:
         found = comparison(site.world, choices)
-        figures = figures_of(comparison_charts(found), dark, to_query(choices))
-        return Answer(**said, texts={"comparison-table": as_text(_compared(found))}, comparison=figures)
+        compared = {"comparison-table": as_text(_compared(found))}
+        return Answer(**said, texts=compared, plots=plots_of(comparison_charts(found), dark))
     view, wrong = _viewed(scene, choices.client)
     said["warning"] = f"{wrong} {said['warning']}".strip()
     paint, scale, words = painted(picture, scene, view, dark)
@@ -160,9 +158,9 @@ def _legend(scale: Scale, words: str) -> list[Any]:
 # ---- figures ----------------------------------------------------------------------------------------------------
 
 
-def figures_of(charts: Sequence[Chart], dark: bool, query: str) -> list[Any]:
-    """The charts as parts of the page."""
-    return [chart_figure(chart.key, to_plotly(chart, dark), chart.note, query) for chart in charts]
+def plots_of(charts: Sequence[Chart], dark: bool) -> list[dict[str, Any]]:
+    """What explorer.js draws, each into its frame."""
+    return [{"key": chart.key, "note": chart.note, **to_plotly(chart, dark)} for chart in charts]
 
 
 def _compared(found: Comparison) -> Any:
@@ -200,7 +198,7 @@ class Followed:
 
     texts: dict[str, str]
     options: list[str]
-    figures: list[Any]
+    plots: list[dict[str, Any]]
     seen: str
 
 
@@ -225,7 +223,7 @@ def runs(site: Site, names: tuple[str, ...], dark: bool, seen: str | None) -> Fo
     return Followed(
         {place: as_text(part) for place, part in texts.items()},
         listed,
-        figures_of(charts, dark, to_query(Choices(tab="run", runs=names))),
+        plots_of(charts, dark),
         now,
     )
 

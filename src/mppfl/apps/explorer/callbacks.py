@@ -42,7 +42,7 @@ def connect(app: Dash, site: Site) -> None:
         return [_as_lever(name, getattr(choices, name)) for name in LEVERS] + [None]
 
     @app.callback(
-        Output("graph", "elements"),
+        Output("picture", "data"),
         Output("trail", "children"),
         Output("names", "data"),
         Output("picture-note", "children"),
@@ -53,9 +53,10 @@ def connect(app: Dash, site: Site) -> None:
         if key is None or state is None:
             return no_update
         try:
-            return answers.drawn(site, choices_of(state, site.start))
+            elements, *around = answers.drawn(site, choices_of(state, site.start))
         except MppflError:  # told by `answer`
             return no_update
+        return {"key": key, "elements": elements}, *around
 
     @app.callback(
         Output("alert", "children"),
@@ -64,15 +65,14 @@ def connect(app: Dash, site: Site) -> None:
         Output("paint", "data"),
         Output("texts", "data"),
         Output(lever("round_shown"), "max"),
-        Output("rounds-charts", "children"),
-        Output("comparison-charts", "children"),
+        Output("plots", "data"),
         Input("state", "data"),
         Input("picture-key", "data"),
         State("linked", "data"),
     )
     def answer(state: dict[str, Any] | None, key: str | None, linked: str | None) -> list[Any]:
         """One answer to every change: figures of the tab that is open, and what stands around them."""
-        nothing: list[Any] = [no_update] * 8
+        nothing: list[Any] = [no_update] * 7
         if state is None:
             return nothing
         try:
@@ -86,12 +86,13 @@ def connect(app: Dash, site: Site) -> None:
         paint = no_update if found.paint is None else found.paint | {"sequence": state["sequence"], "picture": key}
         around = [linked or found.warning, found.summary, to_query(choices)]
         texts = no_update if found.texts is None else found.texts
-        return [*around, paint, texts, choices.num_rounds, found.rounds, found.comparison]
+        plots = no_update if found.plots is None else _plots(choices.tab, state["sequence"], found.plots)
+        return [*around, paint, texts, choices.num_rounds, plots]
 
     @app.callback(
         Output("run-texts", "data"),
         Output(lever("runs"), "options"),
-        Output("run-charts", "children"),
+        Output("run-plots", "data"),
         Output("followed", "data"),
         Input("clock", "n_intervals"),
         Input(lever("runs"), "value"),
@@ -107,7 +108,7 @@ def connect(app: Dash, site: Site) -> None:
         found = answers.runs(site, tuple(runs or ()), theme == "dark", seen)
         if found is None:
             return nothing
-        return [found.texts, found.options, found.figures, found.seen]
+        return [found.texts, found.options, _plots("run", None, found.plots), found.seen]
 
     @app.callback(
         Output(lever("network"), "options"),
@@ -157,6 +158,11 @@ def connect(app: Dash, site: Site) -> None:
         return stylesheet(theme or "light")
 
 
+def _plots(tab: str, sequence: int | None, charts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Charts of a tab, and the number of the question that they answer."""
+    return {"tab": tab, "sequence": sequence, "charts": charts}
+
+
 def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
     """The levers' values as Choices; an empty number is the start's."""
     values = {name: _from_lever(name, state.get(name), getattr(start, name)) for name in LEVERS}
@@ -199,7 +205,7 @@ def _in_the_browser(app: Dash) -> None:
         [Input(lever(name), _property(name)) for name in LEVERS] + [Input("theme", "data")],
     )
     run("pictureKey", Output("picture-key", "data"), Input("state", "data"))
-    run("drawn", Output("applied", "data"), Input("graph", "elements"), State("picture-key", "data"))
+    run("drawn", Output("applied", "data"), Input("picture", "data"))
     run("painted", Output("applied", "data", allow_duplicate=True), Input("paint", "data"), prevent_initial_call=True)
     run(
         "tapped",
@@ -213,6 +219,8 @@ def _in_the_browser(app: Dash) -> None:
     run("named", Output("applied", "data", allow_duplicate=True), Input("names", "data"), prevent_initial_call=True)
     for store in ("texts", "run-texts"):
         run("written", Output("applied", "data", allow_duplicate=True), Input(store, "data"), prevent_initial_call=True)
+    for store in ("plots", "run-plots"):
+        run("plotted", Output("applied", "data", allow_duplicate=True), Input(store, "data"), prevent_initial_call=True)
     run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
     run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
     shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]

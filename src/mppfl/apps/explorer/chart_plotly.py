@@ -25,7 +25,7 @@ HEIGHT = 340  # pixels; charts of bars grow with their rows
 
 
 def to_plotly(chart: Chart, dark: bool) -> dict[str, Any]:
-    """The figure for dcc.Graph on a light or a dark page; the reader's zoom is kept while chart.key is the same."""
+    """The figure for Plotly on a light or a dark page; the reader's zoom is kept while chart.key is the same."""
     colours = ON_DARK if dark else ON_LIGHT
     traces: list[dict[str, Any]] = []
     for slot, line in enumerate(chart.lines):
@@ -161,7 +161,6 @@ def _layout(chart: Chart, dark: bool, num_traces: int) -> dict[str, Any]:
             "bordercolor": grid,
         },
         "uirevision": chart.key,
-        "transition": {"duration": 0},
         "shapes": [],
         "annotations": [],
     }

@@ -28,22 +28,18 @@ def lever(field: str) -> str:
     return f"lever-{field}"
 
 
-def chart_figure(key: str, figure: dict[str, Any], note: str, query: str) -> html.Figure:
-    """A chart, what must be read beside it, and its downloads for the state of the page that the query holds."""
-    graph = dcc.Graph(
-        id=f"chart-{key}",
-        figure=figure,
-        config={"displayModeBar": False, "responsive": True},
-        style={"height": f"{figure['layout']['height']}px"},
-    )
+def chart_frame(key: str) -> html.Figure:
+    """A place for a chart, for what must be read beside it, and for its downloads; explorer.js draws into it."""
     return html.Figure(
         [
-            graph,
-            html.P(note, id=f"note-{key}", className="soft"),
-            html.Figcaption(downloads(key, "Figure", CHART_KINDS, key, query)),
+            html.Div(id=f"chart-{key}", className="plot"),
+            html.P(id=f"note-{key}", className="soft"),
+            html.Figcaption(downloads(key, "Figure", CHART_KINDS, key)),
         ],
+        id=f"frame-{key}",
         className="chart",
         role="group",
+        hidden=True,
     )
 
 

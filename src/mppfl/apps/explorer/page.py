@@ -12,6 +12,7 @@ from mppfl.apps.explorer.choices import CLIENTS_ARE, COLOURS, LEADERS, Choices
 from mppfl.apps.explorer.graph_style import stylesheet
 from mppfl.apps.explorer.levers import (
     Slider,
+    chart_frame,
     check_lever,
     downloads,
     lever,
@@ -30,6 +31,7 @@ from mppfl.results.experiment_tables import Family
 STORES = (
     "state",
     "picture-key",
+    "picture",
     "paint",
     "texts",
     "names",
@@ -39,6 +41,8 @@ STORES = (
     "linked",
     "followed",
     "run-texts",
+    "plots",
+    "run-plots",
 )
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
@@ -238,7 +242,7 @@ def _levers(start: Choices, networks: dict[str, str], upload_megabytes: float) -
 def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
     panels = {
         "network": _network_tab(start),
-        "rounds": [html.Div(id="rounds-charts", className="charts")],
+        "rounds": [_charts(ROUND_CHARTS)],
         "comparison": [
             html.P(
                 "Every mechanism on this network: at MPPFL's reward rates (common), and with its own server (own).",
@@ -247,7 +251,7 @@ def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
             html.Div(
                 id="comparison-table", className="scroll", tabIndex=0, role="region", **{"aria-label": "Mechanisms"}
             ),
-            html.Div(id="comparison-charts", className="charts"),
+            _charts(COMPARISON_CHARTS),
         ],
         "run": _run_tab(runs),
     }
@@ -264,6 +268,10 @@ def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
             for name, content in panels.items()
         ),
     ]
+
+
+def _charts(keys: Sequence[str], *names: str) -> html.Div:
+    return html.Div([chart_frame(key) for key in keys], className=" ".join(("charts", *names)))
 
 
 def _network_tab(start: Choices) -> list[Any]:
@@ -357,7 +365,7 @@ def _run_tab(runs: Sequence[str]) -> list[Any]:
             className="with-runs",
         ),
         html.Div(id="run-status", role="status"),
-        html.Div(id="run-charts", className="charts with-runs"),
+        _charts(RUN_CHARTS, "with-runs"),
         html.Div(
             [
                 html.H2("Ledger"),

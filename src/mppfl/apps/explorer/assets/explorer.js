@@ -6,7 +6,7 @@
   const here = (id) => document.getElementById(id);
   let sequence = 0;
   let pictured = "";
-  let ofCommunities = false; /* a node that is drawn anew keeps data it had before: its own word for it does not count */
+  let ofCommunities = false;
 
   /* Cytoscape's own handle on the drawing, for repainting without React comparing thousands of elements. */
   function drawing() {
@@ -34,11 +34,71 @@
     document.body.dataset.answered = given.sequence;
   }
 
-  /* The elements arrive by React some frames after the answer: paint once as many nodes are there as were painted. */
+  /* Nodes and links go to Cytoscape itself: React would compare thousands of them one by one. */
+  function draw(given) {
+    const cy = drawing();
+    if (!cy) { requestAnimationFrame(() => draw(given)); return; } /* it is not there yet */
+    if (given.key !== pictured) return; /* another picture has been asked for meanwhile */
+    cy.batch(() => {
+      cy.elements().remove();
+      const lines = given.elements.length - cy.add(given.elements).nodes().length;
+      if (lines > 1500) cy.edges().addClass("dense");
+    });
+    cy.resize();
+    cy.fit(cy.nodes(), 24);
+    document.body.dataset.drawn = cy.nodes().length;
+    document.body.dataset.picture = given.key;
+  }
+
+  /* Colours may arrive before what they are for: paint once as many nodes are there as were painted. */
   function paintWhenDrawn(given, patience) {
     const cy = drawing();
     if (cy && cy.nodes().length === given.colours.length && document.body.dataset.picture === given.picture) paint(cy, given);
     else if (patience > 0) requestAnimationFrame(() => paintWhenDrawn(given, patience - 1));
+  }
+
+  /* Plotly comes from this server too, with the first chart. */
+  const PLOTLY = "_dash-component-suites/plotly/package_data/plotly.min.js";
+  let plotly = null;
+  function withPlotly() {
+    plotly = plotly || new Promise((done, failed) => {
+      const script = Object.assign(document.createElement("script"), { src: PLOTLY, onload: () => done(window.Plotly), onerror: failed });
+      document.head.append(script);
+    });
+    return plotly;
+  }
+
+  const inSight = (frame) => { const at = frame.getBoundingClientRect(); return at.top < window.innerHeight && at.bottom > 0; };
+  const charts = new Map(); /* what each frame is to show, and has not yet drawn */
+
+  function plot(Plotly, key) {
+    const each = charts.get(key);
+    if (!each) return null;
+    charts.delete(key);
+    const place = here("chart-" + key);
+    place.style.height = each.layout.height + "px";
+    return Plotly.react(place, each.data, each.layout, { displayModeBar: false, responsive: true });
+  }
+
+  /* Charts in sight are drawn at once, the others one a frame, when those are there. */
+  async function plotAll(given) {
+    const frames = new Map(given.charts.map((each) => [each.key, here("frame-" + each.key)]));
+    for (const frame of document.querySelectorAll("#panel-" + given.tab + " .chart")) frame.hidden = true;
+    for (const each of given.charts) {
+      charts.set(each.key, each);
+      frames.get(each.key).hidden = false;
+      here("note-" + each.key).textContent = each.note;
+    }
+    const Plotly = await withPlotly();
+    const [first, later] = [[], []];
+    for (const [key, frame] of frames) (inSight(frame) ? first : later).push(key);
+    await Promise.all(first.map((key) => plot(Plotly, key)));
+    document.body.dataset.plotted = given.sequence;
+    for (const key of later) {
+      await new Promise(requestAnimationFrame);
+      await plot(Plotly, key);
+    }
+    if (!charts.size) document.body.dataset.allPlotted = given.sequence;
   }
 
   /* Dash's own parts lack names and roles that a screen reader needs: they get them whenever they are drawn anew. */
@@ -103,16 +163,8 @@
         return key;
       },
 
-      drawn(elements, key) {
-        requestAnimationFrame(() => {
-          const cy = drawing();
-          if (!cy) return;
-          cy.batch(() => cy.edges().toggleClass("dense", cy.edges().length > 1500));
-          cy.resize();
-          cy.fit(cy.nodes(), 24);
-          document.body.dataset.drawn = cy.nodes().length;
-        });
-        document.body.dataset.picture = key || "";
+      drawn(given) {
+        if (given) draw(given);
         return no();
       },
 
@@ -142,6 +194,11 @@
       /* The server has escaped every word in these. */
       written(texts) {
         for (const [id, text] of Object.entries(texts || {})) if (here(id).innerHTML !== text) here(id).innerHTML = text;
+        return no();
+      },
+
+      plotted(given) {
+        if (given) plotAll(given);
         return no();
       },
 
