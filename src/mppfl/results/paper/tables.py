@@ -225,12 +225,45 @@ def tables_section(folder: Path) -> str:
     parts += [
         f"### Table 2, {WEIGHTS_TITLES['noise_aware']}",
         _rows_table(table_rows(2, "noise_aware", folder)),
+        *_by_clients(table_rows(2, "noise_aware", folder)),
         "### What the cells were trained with",
         _terms_table(folder),
         "### Speed",
         _speed_table(folder),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _by_clients(rows: Sequence[Row]) -> list[str]:
+    """How accuracy moves with the number of clients, ours and the paper's; none where fewer than two are measured."""
+    sentences = []
+    for dataset in dict.fromkeys(row.dataset for row in rows):
+        for partition in dict.fromkeys(row.partition for row in rows if row.dataset == dataset):
+            several = [row for row in rows if (row.dataset, row.partition) == (dataset, partition) and row.is_judged]
+            if len(several) < 2:
+                continue
+            several.sort(key=lambda row: row.num_clients)
+            ours, printed = (
+                " → ".join(f"{value:.2f}" for value in values)
+                for values in (
+                    [row.ours["social_agnostic"].mean for row in several],
+                    [row.printed["SA"] for row in several],
+                )
+            )
+            noiseless = [row.ours["noiseless"].mean for row in several if "noiseless" in row.ours]
+            without = f", without noise {' → '.join(f'{value:.2f}' for value in noiseless)}" if noiseless else ""
+            counts_of_clients = ", ".join(str(row.num_clients) for row in several)
+            sentences.append(
+                f"- {SETTINGS[dataset].title}, {PARTITION_TITLES[partition]}, N = {counts_of_clients}: SA {ours} "
+                f"(the paper's {printed}){without}."
+            )
+    if not sentences:
+        return []
+    return [
+        "With more clients each has fewer examples and takes fewer local steps in a round; the number of rounds is the "
+        "paper's at every N. SA against N:",
+        "\n".join(sentences),
+    ]
 
 
 def readme_table(folder: Path) -> str:
