@@ -1,9 +1,11 @@
 """Comparisons: the orders of the paper's figures, and what the paper leaves out."""
 
+import numpy as np
 import pytest
 
 import mppfl
 from mppfl.game.compare import summarise
+from mppfl.game.least_leak import least_leak
 from tests.game.games import paper_scale_game
 
 GAMES = [paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05) for seed in range(4)]
@@ -64,3 +66,52 @@ def test_summaries_count_games_and_average_them(rows):
 def test_an_unknown_convention_is_refused():
     with pytest.raises(mppfl.BadInput, match="convention"):
         mppfl.compare(GAMES[0], ("mppfl",), conventions=("fair",))
+
+
+# ---- what leaks ---------------------------------------------------------------------------------------------------
+
+
+def told(budgets):
+    """Half of what the first half of the clients give, and its slopes: a leak that is easily worked by hand."""
+    weights = np.where(np.arange(len(budgets)) < len(budgets) // 2, 0.5, 0.0)
+    return float(weights @ budgets), weights
+
+
+def test_a_leak_is_that_of_the_first_rounds_budgets():
+    game = GAMES[0]
+    rows = mppfl.compare(game, ("mppfl", "noiseless"), num_rounds=3, leak=lambda budgets: told(budgets)[0])
+    first = mppfl.solve(game, num_rounds=1).plan.terms(0).budgets
+    (own,) = pick(rows, "mppfl", "own")
+    assert own.leak == pytest.approx(told(first)[0])
+    assert all(row.leak is None for row in pick(rows, "noiseless", "own"))  # it puts no limit on budgets
+    found = {(s.mechanism, s.convention): s.leak for s in summarise(rows)}
+    assert found["mppfl", "own"] == own.leak
+    assert found["noiseless", "own"] is None
+
+
+def test_without_a_leak_nothing_is_said_of_it_and_nothing_else_changes(rows):
+    assert all(row.leak is None for row in rows)
+    with_leak = mppfl.compare(GAMES[0], ("mppfl",), num_rounds=2, leak=lambda budgets: 1.0)
+    assert [row.leak for row in with_leak] == [1.0, 1.0]
+    for row, plain in zip(with_leak, mppfl.compare(GAMES[0], ("mppfl",), num_rounds=2), strict=True):
+        assert (row.server_cost, row.welfare, row.notes) == (plain.server_cost, plain.welfare, plain.notes)
+
+
+def test_one_leak_for_games_on_several_networks_is_refused():
+    with pytest.raises(mppfl.BadInput, match="games 0 and 1 are on different networks"):
+        mppfl.compare(GAMES, ("mppfl",), num_rounds=1, leak=lambda budgets: 0.0)
+
+
+def test_the_least_leak_keeps_the_agnostic_total_and_the_bounds():
+    # Ten clients who tell nothing can hold up to 4 times the mean each, more than all of it: nothing need leak.
+    game = GAMES[0]
+    agnostic = mppfl.solve(game, "social_agnostic", num_rounds=1).plan.terms(0).budgets
+    found = least_leak(game, lambda budgets: told(budgets)[0], told)
+    assert found.total_budget == pytest.approx(agnostic.sum())
+    assert found.largest_budget == pytest.approx(max(4 * agnostic.mean(), agnostic.max()))
+    assert (found.leak, found.gap) == pytest.approx((0.0, 0.0), abs=1e-12)
+    # Where those ten may give only a tenth of that, the rest must come from the ten who tell half of it.
+    most = np.where(np.arange(20) < 10, np.inf, 0.1 * agnostic)
+    found = least_leak(game.with_bounds(np.zeros(20), most), lambda budgets: told(budgets)[0], told)
+    assert found.total_budget > most[10:].sum()
+    assert found.leak == pytest.approx((found.total_budget - most[10:].sum()) / 2)

@@ -12,11 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.apps import inputs as ask
+from mppfl.apps.leak_inputs import (
+    PRICED,
+    AttributeOption,
+    LeakPriceOption,
+    SampleLeak,
+    leak_of_sample,
+    leaks_as_json,
+    priced_among,
+    require_what_prices_need,
+    show_leaks,
+)
 
 if TYPE_CHECKING:
     from mppfl.game.compare import Row, Summary
+    from mppfl.game.least_leak import LeastLeak
     from mppfl.game.mechanisms import Mechanism
     from mppfl.game.model import Game
+
+    Job = tuple[int, Callable[[], Game]]  # a seed, and what makes its game
 
 
 def compare_command(
@@ -36,6 +50,8 @@ def compare_command(
     ] = None,
     payment_limit: ask.PaymentOption = None,
     fixed_budget: ask.FixedBudgetOption = "min",
+    attribute: AttributeOption = None,
+    leak_price: LeakPriceOption = None,
     undirected: ask.UndirectedOption = False,
     normalisation: ask.NormalisationOption = "row",
     isolated: ask.IsolatedOption = "error",
@@ -51,19 +67,21 @@ def compare_command(
     json: ask.JsonOption = False,
     debug: ask.DebugOption = False,
 ) -> None:
-    """Compare mechanisms: server cost, welfare, price of anarchy and who is below zero, under common and own reward."""
-    options = dict(locals())
-    from rich.console import Console
-    from rich.progress import Progress
+    """Compare mechanisms: server cost, welfare, price of anarchy and who is below zero, under common and own reward.
 
+    With --attribute also what leaks in the first round, as `mppfl risk` totals it, and the least that could; with
+    --leak-price, leakage_priced is compared as well. It prices every round: on large networks ask for few.
+    """
+    options = dict(locals())
     from mppfl.arrays import require_count
     from mppfl.errors import BadInput
-    from mppfl.game.compare import COMPARED, compare, summarise
+    from mppfl.game.compare import COMPARED, summarise
 
     listed = None if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
     names = COMPARED if listed is None or listed == ("all",) else listed
     if not names:
         raise BadInput(f"--mechanisms={mechanisms!r} names none. Name at least one: {', '.join(COMPARED)}.")
+    check_leak_options(options, names)
     if train is not None:
         compare_trained(train, None if mechanisms is None else names, report, json=json, quiet=quiet)
         return
@@ -75,45 +93,88 @@ def compare_command(
         check_figure(figure)
     if experiment is not None:
         jobs, chosen, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds)
-        seeds = len(jobs)
     else:
         given = ask.Inputs.among(options)
-        chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in names}
+        known = [name for name in names if name != PRICED]
+        chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in known}
         ask.check_payment_limit(payment_limit, names)
         jobs = [(each, partial(ask.make_the_game, given, each)) for each in range(seed, seed + seeds)]
-    rows: list[Row] = []
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("comparing", total=seeds)
-        for number, (drawn_by, make_game) in enumerate(jobs):
-            found = compare(
-                make_game(),
-                chosen,
-                num_rounds=rounds,
-                seed=drawn_by,
-                progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
-            )
-            rows.extend(replace(row, game=number) for row in found)
+    rows, leaks = play(jobs, chosen, rounds, attribute, leak_price)
     summaries = summarise(rows)
     if figure is not None:
         from mppfl.results.figures import comparison_figure
 
         comparison_figure(summaries, figure, rounds)
     if json:
-        ask.print_json(as_json(summaries, rows, rounds, seeds))
-    else:
-        show(summaries, rounds, seeds)
-        for note in dict.fromkeys(
-            note for row in rows if row.mechanism == "fixed" and seeds == 1 for note in row.notes
-        ):
-            typer.echo(f"fixed: {note}")
-        if figure is not None:
-            typer.echo(f"figure: {figure}")
+        ask.print_json(as_json(summaries, rows, rounds, len(jobs), leaks))
+        return
+    show(summaries, rounds, len(jobs), with_leak=leaks is not None)
+    show_notes(rows, len(jobs), leaks)
+    if figure is not None:
+        typer.echo(f"figure: {figure}")
 
 
-def of_experiment(
-    path: Path, names: Sequence[str] | None, rounds: int
-) -> tuple[list[tuple[int, Callable[[], Game]]], dict[str, Mechanism], int]:
+def play(
+    jobs: Sequence[Job],
+    mechanisms: dict[str, Mechanism],
+    rounds: int,
+    attribute: Path | None,
+    leak_price: float | None,
+) -> tuple[list[Row], dict[str, Any] | None]:
+    """Rows of all games, and with a public sample what is to be said of leaks: `leak_is` and `least_leakage`."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from mppfl.game.compare import compare
+    from mppfl.game.least_leak import least_leak
+
+    rows: list[Row] = []
+    told: SampleLeak | None = None
+    least: list[LeastLeak] = []
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("comparing", total=len(jobs))
+        for number, (drawn_by, make_game) in enumerate(jobs):
+            game = make_game()
+            if attribute is not None and told is None:  # once: all games are on the graph of the file
+                told = leak_of_sample(game.graph, attribute, leak_price, drawn_by)
+            found = compare(
+                game,
+                mechanisms if told is None else mechanisms | priced_among(told, leak_price),
+                num_rounds=rounds,
+                seed=drawn_by,
+                progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
+                leak=None if told is None else told.total,
+            )
+            rows.extend(replace(row, game=number) for row in found)
+            if told is not None and told.model is not None:
+                least.append(least_leak(game, told.total, told.model.smooth_total_and_marginal))
+    return rows, None if told is None else leaks_as_json(least)
+
+
+def check_leak_options(options: dict[str, Any], names: Sequence[str]) -> None:
+    """Refuses leak options that lack each other, and those beside a file or networks to which no sample belongs."""
+    from mppfl.errors import BadInput
+
+    attribute, leak_price = options["attribute"], options["leak_price"]
+    file = next((f"--{name}" for name in ("train", "experiment") if options[name] is not None), None)
+    typed = {"--attribute": attribute is not None, "--leak-price": leak_price is not None, PRICED: PRICED in names}
+    if file is not None and any(typed.values()):
+        what = ", ".join(name for name, is_typed in typed.items() if is_typed)
+        raise BadInput(
+            f"{what} means nothing with {file}={str(options[file[2:]])!r}: leaks are compared in games that options "
+            f"describe. Leave {file} out, or these."
+        )
+    if typed[PRICED] or leak_price is not None:
+        require_what_prices_need(attribute, leak_price)
+    if attribute is not None and options["graph"] is None and options["seeds"] > 1:
+        raise BadInput(
+            f"--attribute={str(attribute)!r} belongs to one network, and --seeds={options['seeds']} draws as many. "
+            "Give --graph, too, or one seed."
+        )
+
+
+def of_experiment(path: Path, names: Sequence[str] | None, rounds: int) -> tuple[list[Job], dict[str, Mechanism], int]:
     """Seeds with what makes their games, mechanisms and rounds of an experiment file; names and rounds may be typed."""
     from mppfl.results.experiment_game import game_without_data, mechanism_of
 
@@ -179,22 +240,29 @@ def check_figure(path: Path) -> None:
         raise BadFile(f"--figure={str(path)!r} may not be written. Check permissions, or choose another path.")
 
 
-def as_json(summaries: list[Summary], rows: list[Any], rounds: int, seeds: int) -> dict[str, Any]:
+def as_json(
+    summaries: list[Summary], rows: list[Row], rounds: int, seeds: int, leaks: dict[str, Any] | None
+) -> dict[str, Any]:
+    """One object; figures of leaks are in it only where they were asked for."""
+
+    def figures(value: Any) -> dict[str, Any]:
+        return {key: each for key, each in asdict(value).items() if key != "leak" or leaks is not None}
+
     return {
         "rounds": rounds,
         "seeds": seeds,
-        "summary": [asdict(summary) for summary in summaries],
-        "games": [asdict(row) for row in rows],
-    }
+        "summary": [figures(summary) for summary in summaries],
+        "games": [figures(row) for row in rows],
+    } | (leaks or {})
 
 
-def show(summaries: list[Summary], rounds: int, seeds: int) -> None:
+def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool = False) -> None:
     """One table per reward convention."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=118) if not Console().is_terminal else Console()
+    console = Console(width=130 if with_leak else 118) if not Console().is_terminal else Console()
     titles = {"common": "Common reward: everybody faces MPPFL's rates", "own": "Own reward: each server sets its rates"}
     for convention, title in titles.items():
         mine = [s for s in summaries if s.convention == convention]
@@ -213,6 +281,7 @@ def show(summaries: list[Summary], rounds: int, seeds: int) -> None:
             "below\nzero",
             "taking\npart",
             "dearer, worse\nthan mppfl",
+            *(("leak,\nnats",) if with_leak else ()),
         ):
             table.add_column(heading, justify="right", no_wrap=True)
         for s in mine:
@@ -226,8 +295,18 @@ def show(summaries: list[Summary], rounds: int, seeds: int) -> None:
                 f"{100 * s.below_zero:.0f} %",
                 f"{100 * s.taking_part:.0f} %",
                 f"{s.dearer_than_mppfl}, {s.worse_than_mppfl} of {s.num_games}",
+                *(("–" if s.leak is None else f"{s.leak:,.3f}",) if with_leak else ()),
             )
         console.print(table)
+
+
+def show_notes(rows: Sequence[Row], seeds: int, leaks: dict[str, Any] | None) -> None:
+    """What a reader of the tables should know: of mechanisms with settings of their own, and of leaks."""
+    told = [row for row in rows if row.mechanism in ("fixed", PRICED) and seeds == 1]
+    for name, note in dict.fromkeys((row.mechanism, note) for row in told for note in row.notes):
+        typer.echo(f"{name}: {note}")
+    if leaks is not None:
+        show_leaks(leaks)
 
 
 def _figure(value: float) -> str:

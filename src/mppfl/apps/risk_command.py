@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.apps import inputs as ask
+from mppfl.apps.leak_inputs import (
+    LEAK_ASSUMES,
+    PRICED,
+    AttributeOption,
+    LeakPriceOption,
+    exact_leak,
+    priced_mechanism,
+    require_what_prices_need,
+)
 
 if TYPE_CHECKING:
-    from mppfl.game.mechanisms import Mechanism
     from mppfl.game.model import Game
     from mppfl.game.plan import Terms
     from mppfl.privacy.who_leaks import WhoLeaks
@@ -34,15 +42,11 @@ def risk_command(
     fixed_budget: ask.FixedBudgetOption = "min",
     client: Annotated[str | None, typer.Option(help="Explain this client's exposure by source and hop.")] = None,
     top: Annotated[int, typer.Option(help="How many clients to list.")] = 10,
-    attribute: Annotated[
-        Path | None, typer.Option("--attribute", help="CSV: name, value (two values) of a public sample, for R_leak.")
-    ] = None,
+    attribute: AttributeOption = None,
     coupling: Annotated[
         float | None, typer.Option("--coupling", help="Ising coupling J of every link, taken as known, for R_bound.")
     ] = None,
-    leak_price: Annotated[
-        float | None, typer.Option("--leak-price", help="For leakage_priced: money that one nat of leak costs.")
-    ] = None,
+    leak_price: LeakPriceOption = None,
     protect_share: Annotated[
         float, typer.Option("--protect-share", help="With --client and --attribute: the share of R_leak to be left.")
     ] = 0.5,
@@ -75,7 +79,9 @@ def risk_command(
     with ask.working("reading the network"):
         game = ask.make_the_game(given)
     with ask.working("solving"):
-        function = priced_mechanism(game, attribute, leak_price) if priced else known
+        function = known
+        if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
+            function = priced_mechanism(exact_leak(game.graph, attribute), leak_price)
         plan = function(game, Horizon(np.array([round_index]), seed=seed))
         terms = plan.terms(0)
         if not np.isfinite(terms.budgets).all():
@@ -97,24 +103,12 @@ def check_leak_price(mechanism: str, leak_price: float | None, attribute: Path |
     """Whether the mechanism is leakage_priced; refuses a price without it, and it without a price or a sample."""
     from mppfl.errors import BadInput
 
-    priced = mechanism == "leakage_priced"
-    if priced and (leak_price is None or attribute is None):
-        raise BadInput("leakage_priced needs --leak-price, the money a nat costs, and --attribute, a public sample.")
-    if leak_price is not None and not priced:
-        raise BadInput(f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose leakage_priced, or omit it.")
+    priced = mechanism == PRICED
+    if priced:
+        require_what_prices_need(attribute, leak_price)
+    elif leak_price is not None:
+        raise BadInput(f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose {PRICED}, or omit it.")
     return priced
-
-
-def priced_mechanism(game: Game, attribute: Any, leak_price: Any) -> Mechanism:
-    """leakage_priced with the leak that the public sample predicts."""
-    from functools import partial
-
-    from mppfl.game.leakage_priced import leakage_priced
-    from mppfl.privacy.attribute_file import read_values
-    from mppfl.privacy.leak_gradient import leak_model
-
-    model = leak_model(game.graph, read_values(attribute))
-    return partial(leakage_priced, leak=model.smooth_total_and_marginal, leak_price=leak_price)
 
 
 def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
@@ -185,10 +179,6 @@ def one_client(game: Game, terms: Terms, client: str, top: int) -> dict[str, Any
 
 
 MODEL_ASSUMES = "the paper's index of the game's walks: no unit, no statement about anybody's data"
-LEAK_ASSUMES = (
-    "nats; the attribute follows a Gaussian field on the links, its constants fitted on the public sample; "
-    "client-level budgets spent once; an estimate, not a bound"
-)
 
 
 def leaks(

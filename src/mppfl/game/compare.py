@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -52,6 +52,8 @@ class Row:
     below_zero        share of clients with negative utility, mean over rounds
     taking_part       share of clients with a positive budget, mean over rounds
     mean_budget       mean budget of a client in a round
+    leak              what `leak` says of the first round's budgets, nats; None where it was not asked for, or budgets
+                      have no limit
     """
 
     mechanism: str
@@ -67,6 +69,7 @@ class Row:
     taking_part: float
     mean_budget: float
     notes: tuple[str, ...]
+    leak: float | None = None
 
 
 def compare(
@@ -78,14 +81,21 @@ def compare(
     conventions: Sequence[Convention] = CONVENTIONS,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    leak: Callable[[Array], float] | None = None,
 ) -> list[Row]:
     """Every mechanism in every game under both reward conventions.
 
     common: everybody faces MPPFL's reward rates; those that differ from it in the rate alone are left out. own: each
     mechanism's server sets its own. `mechanisms` are names, or a mapping from names to functions. `progress` is called
     with (done, all).
+
+    `leak` tells what leaks in all at given budgets, for instance `leak_model(graph, sample).total` in nats; every row
+    then carries it for its first round. A leak is dear to compute (N³ up to 3,000 clients) and is about budgets that
+    are spent once, and budgets change little from round to round. Games must then be on the network it was made for.
     """
     several = [games] if isinstance(games, Game) else list(games)
+    if leak is not None:
+        _require_one_network(several)
     chosen = _functions(mechanisms, fixed_budget)
     for convention in conventions:
         if convention not in CONVENTIONS:
@@ -105,10 +115,26 @@ def compare(
         for convention, name in jobs:
             rates = common if convention == "common" else None
             plan = chosen[name](game, Horizon(rounds, rates, seed + number))
-            rows.append(_row(game, plan, name, convention, number, weights, optima))
+            row = _row(game, plan, name, convention, number, weights, optima)
+            rows.append(row if leak is None else replace(row, leak=_first_leak(plan, leak)))
             if progress is not None:
                 progress(len(rows), len(several) * len(jobs))
     return rows
+
+
+def _require_one_network(games: Sequence[Game]) -> None:
+    """A leak belongs to one network: on another of the same size its figures would look right and be wrong."""
+    for number, game in enumerate(games):
+        mine, first = game.graph.influence, games[0].graph.influence
+        if not (np.array_equal(mine.indptr, first.indptr) and np.array_equal(mine.indices, first.indices)):
+            raise BadInput(
+                f"games 0 and {number} are on different networks, and leak is about one. Compare them one by one."
+            )
+
+
+def _first_leak(plan: Plan, leak: Callable[[Array], float]) -> float | None:
+    budgets = plan.terms(0).budgets
+    return float(leak(budgets)) if np.isfinite(budgets).all() else None
 
 
 def _functions(
@@ -179,6 +205,7 @@ class Summary:
     taking_part: float
     dearer_than_mppfl: int  # games in which the server pays more than under MPPFL, same convention
     worse_than_mppfl: int  # games in which clients gain less than under MPPFL, same convention
+    leak: float | None = None  # of the first round, nats, where it was asked for
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
@@ -194,6 +221,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapping[int, Row]) -> Summary:
+    leaks = [row.leak for row in mine if row.leak is not None]
     ratios = [row.price_of_anarchy for row in mine if row.price_of_anarchy is not None]
     pairs = [(row, reference[row.game]) for row in mine if row.game in reference]
     return Summary(
@@ -211,6 +239,7 @@ def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapp
         taking_part=float(np.mean([row.taking_part for row in mine])),
         dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs),
         worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs),
+        leak=float(np.mean(leaks)) if leaks else None,
     )
 
 

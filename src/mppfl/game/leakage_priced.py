@@ -133,15 +133,18 @@ class LeastLeakage:
     starts: tuple[float, ...]
 
 
-def least_leakage(leak: Leak, total: float, low: Array, high: Array, starts: Sequence[Array]) -> LeastLeakage:
+def least_leakage(
+    leak: Leak, total: float, low: Array, high: Array, starts: Sequence[Array], most_tried: float = np.inf
+) -> LeastLeakage:
     """Budgets between the bounds with Σρ = `total` that leak least, by Frank-Wolfe from every start.
 
     A concave leak is least at a corner: most clients at a bound. Every step goes to the corner that is best to first
-    order, which for a concave leak is never worse.
+    order, which for a concave leak is never worse. Near a kink ever shorter steps gain ever less; `most_tried` ends
+    them after so many budgets from each start.
     """
     if not float(low.sum()) <= total <= float(high.sum()):
         raise BadInput(f"total={total:.4g} lies outside the bounds, {low.sum():.4g} to {high.sum():.4g}. Change it.")
-    reached = [_to_a_corner(leak, total, low, high, np.asarray(start)) for start in starts]
+    reached = [_to_a_corner(leak, total, low, high, np.asarray(start), most_tried) for start in starts]
     budgets, leakage, gap = min(reached, key=lambda found: found[1])
     return LeastLeakage(budgets, leakage, gap, tuple(found[1] for found in reached))
 
@@ -229,17 +232,21 @@ def _check_total(game: Game, total: float) -> None:
         raise BadInput(f"total={total:.4g} of all budgets must lie above 0 and in [{least:.4g}, {most:.4g}].")
 
 
-def _to_a_corner(leak: Leak, total: float, low: Array, high: Array, budgets: Array) -> tuple[Array, float, float]:
+def _to_a_corner(
+    leak: Leak, total: float, low: Array, high: Array, budgets: Array, most_tried: float
+) -> tuple[Array, float, float]:
     leakage, marginal = leak(budgets)
-    gap = np.inf
+    gap, tried = np.inf, 1
     for _ in range(MOST_STEPS):
         corner = _cheapest(marginal, total, low, high)
         gap = max(0.0, float(marginal @ (budgets - corner))) / max(leakage, 1e-300)
         if gap <= 1e-9:
             break
-        share, found = 1.0, leak(corner)
-        while found[0] >= leakage and share > 1e-4:  # only where the leak is not concave
-            share /= 2
+        if tried >= most_tried:
+            break
+        share, found, tried = 1.0, leak(corner), tried + 1
+        while found[0] >= leakage and share > 1e-4 and tried < most_tried:  # only where the leak is not concave
+            share, tried = share / 2, tried + 1
             found = leak(budgets + share * (corner - budgets))
         if found[0] >= leakage:
             break

@@ -34,9 +34,9 @@ from mppfl.privacy.field_likelihood import LikelihoodSurface, exact_surface, sur
 from mppfl.privacy.gaussian_field import (
     LEAST_PUBLIC,
     FieldFit,
-    _friend_moments,
     field_kernel,
     fit_field,
+    friend_moments,
     graph_modes,
     leave_one_out,
 )
@@ -248,7 +248,7 @@ def fit_at_scale(
     rate = positive / count
     surface = surface_at_scale(walk, public, _standardised(shown[public], rate), rng)
     beta, eta, gain = surface.best()
-    return FieldFit(beta, eta, rate, gain / count, *_friend_moments(friendships(graph), shown), count), surface
+    return FieldFit(beta, eta, rate, gain / count, *friend_moments(friendships(graph), shown), count), surface
 
 
 def _standardised(signs: Array, rate: float) -> Array:

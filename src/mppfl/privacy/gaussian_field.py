@@ -123,7 +123,7 @@ def fit_field(graph: SocialGraph, known: Array, modes: tuple[Array, Array]) -> F
     log_beta = float(found.x) if found.fun <= coarse[at] else float(grid[at])
     misfit, eta = best_eta(log_beta)
     gain = (0.5 * float(values @ values) - misfit) / count
-    slope, covariance = _friend_moments(friendships(graph), known)
+    slope, covariance = friend_moments(friendships(graph), known)
     return FieldFit(math.exp(log_beta), eta, rate, gain, slope, covariance, count)
 
 
@@ -135,7 +135,7 @@ def _smooth(modes: tuple[Array, Array], beta: float, among: BoolArray) -> Array:
     return np.asarray(rows @ rows.T)
 
 
-def _friend_moments(linked: SparseMatrix, known: Array) -> tuple[float, float]:
+def friend_moments(linked: SparseMatrix, known: Array) -> tuple[float, float]:
     """b and v from public clients' public friends; 0 where there are too few to tell."""
     public = ~np.isnan(known)
     among = linked[public][:, public]
