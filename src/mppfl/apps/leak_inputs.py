@@ -91,22 +91,12 @@ def priced_among(leak: SampleLeak, leak_price: float | None) -> dict[str, Mechan
 
 
 def _estimated_total(graph: SocialGraph, attribute: Path, seed: int) -> Callable[[Array], float]:
-    import numpy as np
-
     from mppfl.privacy.attribute_file import read_values
-    from mppfl.privacy.calibration import fit_at_scale
     from mppfl.privacy.exposure import read_attribute
-    from mppfl.privacy.field_at_scale import field_at_scale, leak_at_scale, walk_of
+    from mppfl.privacy.leak_estimate import leak_estimator
 
-    rng, walk = np.random.default_rng(seed), walk_of(graph)
-    fit, _ = fit_at_scale(graph, walk, read_attribute(graph, read_values(attribute)), rng)
-    field = field_at_scale(walk, fit.beta, fit.eta, rng)
-
-    def total(budgets: Array) -> float:
-        # The same probes for everybody, so that mechanisms do not differ by the luck of the draw.
-        return float(leak_at_scale(graph, field, fit, budgets, np.random.default_rng([seed, 1])).nats.sum())
-
-    return total
+    leak = leak_estimator(graph, read_attribute(graph, read_values(attribute)), seed)
+    return lambda budgets: float(leak(budgets).nats.sum())
 
 
 def leaks_as_json(least: list[LeastLeak]) -> dict[str, Any]:

@@ -31,9 +31,12 @@ from mppfl.privacy.exposure import (
     r_model,
     read_attribute,
 )
+from mppfl.privacy.leak_estimate import leak_estimator
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.ledger_totals import Account
 from mppfl.privacy.mechanism import Unit
+
+PROBES_DRAWN_BY = 0  # seed of what estimates R_leak on large networks: the same ledger has the same columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def external_columns(
     missing = _why_budgets_do_not_tell(ledger.units, account, counts)
     nominal, worst = (None, None) if missing else map(for_all_data, (account.budget, account.worst_case_budget))
     bound = _bound(graph, couplings, worst, missing)
-    leak, leak_reason = _leak(graph, known, nominal, missing)
+    leak, leak_reason, leak_note = _leak(graph, known, nominal, missing)
     spent, spent_at_worst = spread(account.budget), spread(account.worst_case_budget)
     return ExternalColumns(
         clients=shown,
@@ -123,7 +126,7 @@ def external_columns(
         premises=bound.premises,
         bound_reason=bound.reason,
         leak_reason=leak_reason,
-        notes=_notes(account, counts),
+        notes=_notes(account, counts) + leak_note,
     )
 
 
@@ -140,17 +143,19 @@ def _bound(graph: SocialGraph, couplings: Any, told: Array | None, missing: str)
     return ExposureBound(np.full(size, np.nan), "none", "", reason, np.full(size, np.log(2)))
 
 
-def _leak(graph: SocialGraph, known: Array | None, told: Array | None, missing: str) -> tuple[Array, str]:
+def _leak(
+    graph: SocialGraph, known: Array | None, told: Array | None, missing: str
+) -> tuple[Array, str, tuple[str, ...]]:
+    """R_leak, why there is none, and what must be said beside it."""
     size = graph.num_clients
-    if known is None:
-        reason = "no public sample of an attribute was given"
-    elif told is None:
-        reason = missing
-    elif size > DENSE_LIMIT:
-        reason = f"it is computed densely, for at most {DENSE_LIMIT:,} clients, not {size:,}"
-    else:
-        return r_leak(graph, told, known).nats, ""
-    return np.full(size, np.nan), reason
+    if known is None or told is None:
+        return np.full(size, np.nan), "no public sample of an attribute was given" if known is None else missing, ()
+    if size <= DENSE_LIMIT:
+        return r_leak(graph, told, known).nats, "", ()
+    found = leak_estimator(graph, known, PROBES_DRAWN_BY)(told)
+    off = float(np.median(found.error / np.maximum(found.nats, 1e-300)))
+    note = f"R_leak is estimated: {size:,} clients are too many for matrices; the median standard error is {off:.0%}"
+    return found.nats, "", (note,)
 
 
 def _places(graph: SocialGraph, names: Sequence[str]) -> IntArray:
