@@ -4,8 +4,8 @@ python benchmarks/explorer.py                    all three parts, some five minu
 python benchmarks/explorer.py --parts levers     only one: levers, drawing or million
 
 levers   200 clients of the paper's random network: from the input event to the frame with the answer in it, on the tabs
-         of network and rounds. Every move is to a game that the server has not solved before. Of the six charts of
-         rounds, those in sight are drawn first; a line each for those and for all six.
+         of network, rounds and comparison. Every move is to a game that the server has not solved before. Of the charts
+         of a tab those in sight are drawn first; a line each for those and for all.
 drawing  2,000 clients with hubs: from navigation in an empty browser to the painted network, and then a lever.
 million  1,000,000 clients with 5,000,000 links: from the start of `mppfl explore --graph` to its communities drawn, and
          to them coloured once the game is solved.
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 
 from tests.apps.explorer.browser import Visit, chromium, visit
 
-from mppfl.apps.explorer.page import CLIENT_WORDS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
+from mppfl.apps.explorer.page import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
 from mppfl.network.generate import skewed
 from mppfl.network.write import write_links
 from record import circumstances, write_record
@@ -63,7 +63,12 @@ TIMED = """async ([selector, value, marks]) => {
   }
   return times;
 }"""
-MARKS = {"network": {"network": "answered"}, "rounds": {"rounds in sight": "plotted", "rounds, all six": "allPlotted"}}
+MARKS = {
+    "network": {"network": "answered"},
+    "rounds": {"rounds in sight": "plotted", "all of rounds": "allPlotted"},
+    "comparison": {"comparison in sight": "plotted", "all of comparison": "allPlotted"},
+}
+LAST_CHART = {"rounds": ROUND_CHARTS[-1], "comparison": COMPARISON_CHARTS[-1]}
 PAINTED = """async () => {
   while (!document.body.dataset.answered || document.body.dataset.answered !== document.body.dataset.asked)
     await new Promise(requestAnimationFrame);
@@ -154,12 +159,12 @@ def lever_part(browser) -> list[dict]:
     lines = []
     with explorer() as address:
         time.sleep(WARM_UP)
-        for tab in ("network", "rounds"):
+        for tab in MARKS:
             page = visit(browser, address)
             start = f"?clients=200&client=3&tab={tab}"
             page.open(start)
-            if tab == "rounds":
-                page.figure(ROUND_CHARTS[-1])
+            if tab in LAST_CHART:
+                page.figure(LAST_CHART[tab])
             for name, moves in levers(page, start, tuple(MARKS[tab].values())):
                 for which, taken in zip(MARKS[tab], zip(*moves, strict=True), strict=True):
                     lines.append(line("200 clients", f"{name}, {which}", list(taken), LEVER_BAR))

@@ -11,13 +11,13 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.leaders import noise_aware_cost, pigouvian_weights
+from mppfl.game.leaders import noise_aware_cost
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, find_mechanism, fixed
 from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
-from mppfl.game.welfare import price_of_anarchy, social_optimum
+from mppfl.game.welfare import SocialOptima, price_of_anarchy
 
 Convention = Literal["common", "own"]
 CONVENTIONS: tuple[Convention, ...] = ("common", "own")
@@ -110,12 +110,11 @@ def compare(
     for number, game in enumerate(several):
         rounds = rounds_up_to(num_rounds)
         common = mppfl_mechanism(game, Horizon(rounds, seed=seed)).reward_rates
-        weights = pigouvian_weights(game) if game.num_clients <= OPTIMUM_BELOW else None
-        optima: dict[bytes, float] = {}
+        optima = SocialOptima(game) if game.num_clients <= OPTIMUM_BELOW else None
         for convention, name in jobs:
             rates = common if convention == "common" else None
             plan = chosen[name](game, Horizon(rounds, rates, seed + number))
-            row = _row(game, plan, name, convention, number, weights, optima)
+            row = _row(game, plan, name, convention, number, optima)
             rows.append(row if leak is None else replace(row, leak=_first_leak(plan, leak)))
             if progress is not None:
                 progress(len(rows), len(several) * len(jobs))
@@ -154,17 +153,13 @@ def _row(
     name: str,
     convention: Convention,
     number: int,
-    weights: Array | None,
-    optima: dict[bytes, float],
+    optima: SocialOptima | None,
 ) -> Row:
     outcome = evaluate(game, plan)
     reached = float(outcome.welfare.sum())
     poa = None
-    if weights is not None and plan.prices is None and np.isfinite(reached):
-        key = plan.reward_rates.tobytes()
-        if key not in optima:
-            optima[key] = sum(social_optimum(game, float(rate), weights).welfare for rate in plan.reward_rates)
-        poa = price_of_anarchy(optima[key], reached)
+    if optima is not None and plan.prices is None and np.isfinite(reached):
+        poa = price_of_anarchy(optima.total(plan.reward_rates), reached)
     aware, budgets = 0.0, 0.0
     for terms in plan:
         if np.isfinite(terms.budgets).all():

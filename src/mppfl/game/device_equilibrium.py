@@ -193,7 +193,7 @@ def rates_on_device(
 def totals_on_device(line: DeviceLine, loss: DeviceLoss, clients: DeviceClients, rates: Array) -> Array:
     """Σε/ρ, Σpρ, welfare, clients below zero, clients taking part, gap, regret, relative regret of every rate.
 
-    The twin of `outcome.round_totals` on a line: [rates, 8]. Two products serve all rates; one transfer brings all.
+    The twin of `outcome.totals_of_rounds` on a line: [rates, 8]. Two products serve all rates; one transfer brings all.
     """
     losses = loss @ torch.stack([line.slope, line.offset], dim=1)
     sums: Tensor | None = None

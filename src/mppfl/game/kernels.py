@@ -50,7 +50,7 @@ def line_totals(
     rates: Array,
 ) -> Any:
     """Per round: Σε/ρ, Σpρ, Σ(pρ−cost), clients below zero, clients taking part, largest distance from the best
-    response, largest gain from moving alone, the same over the client's utility scale; see `round_totals`.
+    response, largest gain from moving alone, the same over the client's utility scale; see `totals_of_rounds`.
     """
     n = len(slope)
     num_rounds = len(rates)

@@ -20,7 +20,7 @@ from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
-from mppfl.game.welfare import social_optimum
+from mppfl.game.welfare import SocialOptima
 from mppfl.network.propagation import Propagation
 from mppfl.network.walks import ReturnsHome
 
@@ -230,7 +230,8 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
         return Plan("sarda_r", horizon.rounds, rates, AlongLine(line.slope, line.offset), game.num_clients)
     bounded = near.with_bounds(floor, game.clients.budget_max)
     distinct, rows = np.unique(rates, return_inverse=True)
-    found = np.array([social_optimum(bounded, float(rate), weights).budgets for rate in distinct])
+    optima = SocialOptima(bounded, weights)
+    found = np.array([optima.at(float(rate)).budgets for rate in distinct])
     return Plan("sarda_r", horizon.rounds, rates, Stored(found, rows), game.num_clients)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.game.equilibrium import equilibrium_at, response_line
 from mppfl.game.leaders import interior_rates_of, noise_aware_cost
-from mppfl.game.model import Game, cost_without_absent, privacy_cost, privacy_loss, utility, wanted_loss
+from mppfl.game.model import Game, cost_without_absent, privacy_cost, utility, wanted_loss
 from mppfl.game.path import EXACT_BELOW, Path, response_path
 from mppfl.game.plan import AlongLine, Participation, Plan, Terms
-from mppfl.game.welfare import welfare
 
 COMPILED_ABOVE = 4_000_000  # clients × rounds
+AT_ONCE = 100_000  # clients × rounds that are computed side by side
 LEADER_ROUNDS_ABOVE = 4_000_000  # above that many, only the first, middle and last round's leader is checked
 PROBES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.001, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0)
 
@@ -52,15 +52,17 @@ class Outcome:
 def evaluate(game: Game, plan: Plan) -> Outcome:
     """What every round of a plan brings the server and the clients.
 
-    Plans on a line for many clients and rounds are summed by a compiled twin of `round_totals`.
+    Plans on a line for many clients and rounds are summed by a compiled twin of `totals_of_rounds`.
     """
-    compiled = isinstance(plan.budgets, AlongLine) and len(plan) * plan.num_clients >= COMPILED_ABOVE
-    rows = (
-        _line_totals(game, plan)
-        if compiled
-        else np.array([round_totals(game, terms) for terms in _cheaply(game, plan)])
-    )
-    return outcome_of_sums(game, plan, rows)
+    if isinstance(plan.budgets, AlongLine) and len(plan) * plan.num_clients >= COMPILED_ABOVE:
+        return outcome_of_sums(game, plan, _line_totals(game, plan))
+    on_line = None  # privacy losses of budgets on a line: two products serve all rounds
+    if isinstance(plan.budgets, AlongLine):
+        both = game.loss @ np.column_stack([plan.budgets.slope, plan.budgets.offset])
+        on_line = AlongLine(both[:, 0], both[:, 1])
+    step = max(1, AT_ONCE // plan.num_clients)
+    parts = [range(first, min(first + step, len(plan))) for first in range(0, len(plan), step)]
+    return outcome_of_sums(game, plan, np.concatenate([totals_of_rounds(game, plan, part, on_line) for part in parts]))
 
 
 def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
@@ -87,31 +89,27 @@ def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _TermsWithLosses:
-    terms: Terms
-    losses: Array | None
-    participation: Participation
+def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLine | None = None) -> Array:
+    """Σε/ρ, Σpρ, welfare, clients below zero, clients taking part, gap, regret, relative regret: one row a round.
 
-
-def _cheaply(game: Game, plan: Plan) -> list[_TermsWithLosses]:
-    """Terms with privacy losses; on a line two products serve all rounds."""
-    if not isinstance(plan.budgets, AlongLine):
-        return [_TermsWithLosses(terms, None, plan.participation) for terms in plan]
-    both = game.loss @ np.column_stack([plan.budgets.slope, plan.budgets.offset])
-    slopes, offsets = both.T
-    return [_TermsWithLosses(t, t.reward_rate * slopes - offsets, plan.participation) for t in plan]
-
-
-def round_totals(game: Game, this: _TermsWithLosses) -> tuple[float, ...]:
-    """Σε/ρ, Σpρ, welfare, clients below zero, clients taking part, gap, regret, relative regret of one round."""
-    terms, clients = this.terms, game.clients
-    budgets, prices = terms.budgets, terms.prices
+    on_line  privacy losses, where they lie on a line as the budgets do
+    """
+    several, clients = [plan.terms(position) for position in positions], game.clients
+    found = np.empty((len(several), 8))
+    protected = np.array([bool(np.isfinite(terms.budgets).all()) for terms in several])
+    for place in np.flatnonzero(~protected):  # the noiseless ceiling: nobody is protected, nothing is priced
+        budgets = several[place].budgets
+        found[place] = 0.0, 0.0, -np.inf, len(budgets), (budgets > 0).sum(), np.inf, np.inf, np.inf
+    several = [several[place] for place in np.flatnonzero(protected)]
+    if not several:
+        return found
+    budgets = np.array([terms.budgets for terms in several])
+    prices = np.array([np.broadcast_to(terms.prices, budgets.shape[1]) for terms in several])
+    if on_line is None:
+        losses = (game.loss @ budgets.T).T
+    else:
+        losses = np.array([on_line.at(0, terms.reward_rate) for terms in several])
     part = budgets > 0
-    if not np.isfinite(budgets).all():  # the noiseless ceiling: nobody is protected, nothing is priced
-        nothing = (0.0, 0.0, -np.inf, float(len(budgets)), float(part.sum()))
-        return (*nothing, np.inf, np.inf, np.inf)
-    losses = privacy_loss(game, budgets) if this.losses is None else this.losses
     gains = utility(game, prices, budgets, losses)
     paid = prices * budgets
     size = np.abs(paid) + np.abs(paid - gains)
@@ -119,20 +117,24 @@ def round_totals(game: Game, this: _TermsWithLosses) -> tuple[float, ...]:
     answer = np.clip(wish, clients.budget_min, clients.budget_max)
     regret = clients.quadratic_cost * ((budgets - wish) ** 2 - (answer - wish) ** 2)
     gap = np.abs(answer - budgets)
-    if this.participation != "always":
+    if plan.participation != "always":
         # Who may stay out weighs the compute cost too: it comes with joining and goes with leaving.
-        regret, kept = _regret_of_free_choice(game, this.participation, budgets, regret, gains, losses)
+        regret, kept = _regret_of_free_choice(game, plan.participation, budgets, regret, gains, losses)
         gap = np.where(kept, gap, 0.0)
-    return (
-        float((clients.noise_harm[part] / budgets[part]).sum()),
-        float(paid.sum()),
-        welfare(game, prices, budgets, losses),
-        float((gains < -1e-12 * size).sum()),
-        float(part.sum()),
-        float(gap.max()),
-        float(regret.max()),
-        float((regret / np.maximum(size, 1e-300)).max()),
+    noise = np.divide(clients.noise_harm, budgets, out=np.zeros_like(budgets), where=part)
+    found[protected] = np.column_stack(
+        [
+            noise.sum(1),
+            paid.sum(1),
+            paid.sum(1) - privacy_cost(game, losses).sum(1),
+            (gains < -1e-12 * size).sum(1),
+            part.sum(1),
+            gap.max(1),
+            regret.max(1),
+            (regret / np.maximum(size, 1e-300)).max(1),
+        ]
     )
+    return found
 
 
 def _regret_of_free_choice(

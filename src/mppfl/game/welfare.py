@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import minimize
 
-from mppfl.arrays import Array, BoolArray
+from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import NotConverged
+from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.leaders import pigouvian_weights
 from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost, wanted_loss
 
@@ -39,14 +41,66 @@ class SocialOptimum:
 
 def social_optimum(game: Game, reward_rate: float, weights: Array | None = None) -> SocialOptimum:
     """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP."""
-    c = pigouvian_weights(game) if weights is None else weights
-    clients = game.clients
-    budgets = game.loss.solve(wanted_loss(game, reward_rate * c))
-    inside = (budgets >= clients.budget_min) & (budgets <= clients.budget_max)
-    if inside.all():
-        return SocialOptimum(budgets, unbounded_optimal_welfare(game, reward_rate, c), False)
-    budgets = _bounded_optimum(game, reward_rate, np.clip(budgets, clients.budget_min, clients.budget_max))
-    return SocialOptimum(budgets, welfare(game, reward_rate, budgets), True)
+    return SocialOptima(game, weights).at(reward_rate)
+
+
+class SocialOptima:
+    """The welfare optimum of a game at one rate after another.
+
+    Who sits at a bound seldom differs between nearby rates. While it does not, budgets are a line in the rate, which is
+    checked against the conditions of the optimum instead of being solved for again.
+    """
+
+    def __init__(self, game: Game, weights: Array | None = None) -> None:
+        self.game = game
+        self._weights = pigouvian_weights(game) if weights is None else weights
+        self._unbounded = equilibrium_response(game, self._weights)
+        self._line: tuple[IntArray, Array, Array] | None = None  # who is where, budgets at rate 0, budgets per rate
+        self._totals: dict[bytes, float] = {}
+
+    def at(self, reward_rate: float) -> SocialOptimum:
+        game, clients = self.game, self.game.clients
+        budgets = self._unbounded.budgets(reward_rate)
+        if ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():
+            return SocialOptimum(budgets, unbounded_optimal_welfare(game, reward_rate, self._weights), False)
+        if game.loss.is_dense:
+            budgets = self._bounded(reward_rate)
+        else:
+            start = np.clip(budgets, clients.budget_min, clients.budget_max)
+            budgets = _bounded_optimum_by_descent(game, reward_rate, start)
+        return SocialOptimum(budgets, welfare(game, reward_rate, budgets), True)
+
+    def total(self, reward_rates: Array) -> float:
+        """Optimal welfare summed over rounds at these rates; mechanisms under a common reward all ask for the same."""
+        key = reward_rates.tobytes()
+        if key not in self._totals:
+            self._totals[key] = sum(self.at(float(rate)).welfare for rate in reward_rates)
+        return self._totals[key]
+
+    @cached_property
+    def _programme(self) -> tuple[Array, Array]:
+        """M = 2BᵀAB and Bᵀb: inside the bounds, Mρ = r − Bᵀb."""
+        bent = self.game.loss.dense
+        return 2 * bent.T @ (self.game.clients.quadratic_cost[:, None] * bent), bent.T @ self.game.clients.linear_cost
+
+    def _bounded(self, reward_rate: float) -> Array:
+        matrix, cost = self._programme
+        low, high = self.game.clients.budget_min, self.game.clients.budget_max
+        state: IntArray | None = None
+        if self._line is not None:
+            state, at_zero, per_rate = self._line
+            budgets = at_zero + reward_rate * per_rate
+            if not any(each.any() for each in _misplaced(matrix, reward_rate - cost, low, high, state, budgets)):
+                return np.clip(budgets, low, high)
+        budgets, state = box_complementarity(matrix, reward_rate - cost, low, high, state)
+        free = state == 0
+        held = np.where(state < 0, low, np.where(state > 0, high, 0.0))
+        right = np.column_stack([-cost - matrix @ held, np.ones(len(cost))])[free]
+        lines = np.linalg.solve(matrix[np.ix_(free, free)], right)
+        at_zero, per_rate = held.copy(), np.zeros(len(cost))
+        at_zero[free], per_rate[free] = lines.T
+        self._line = state, at_zero, per_rate
+        return budgets
 
 
 def unbounded_optimal_welfare(game: Game, reward_rate: float, weights: Array) -> float:
@@ -58,15 +112,6 @@ def unbounded_optimal_welfare(game: Game, reward_rate: float, weights: Array) ->
 def welfare_gap(game: Game, reward_rate: float, weights: Array) -> float:
     """W_SW − W_MPP = Σ r²(1−c_i)²/(4a_i) inside the bounds, exactly (model, eq. 26)."""
     return float((reward_rate**2 * (1 - weights) ** 2 / (4 * game.clients.quadratic_cost)).sum())
-
-
-def _bounded_optimum(game: Game, reward_rate: float, start: Array) -> Array:
-    if game.loss.is_dense:
-        bent = game.loss.dense
-        matrix = 2 * bent.T @ (game.clients.quadratic_cost[:, None] * bent)
-        right = reward_rate - bent.T @ game.clients.linear_cost
-        return box_complementarity(matrix, right, game.clients.budget_min, game.clients.budget_max)
-    return _bounded_optimum_by_descent(game, reward_rate, start)
 
 
 def _bounded_optimum_by_descent(game: Game, reward_rate: float, start: Array) -> Array:
@@ -83,33 +128,43 @@ def _bounded_optimum_by_descent(game: Game, reward_rate: float, start: Array) ->
     return np.asarray(found.x)
 
 
-def box_complementarity(matrix: Array, right: Array, low: Array, high: Array) -> Array:
-    """x in [low, high] with (Mx − q)_i = 0 inside, >= 0 at low, <= 0 at high, for a positive definite M.
+def box_complementarity(
+    matrix: Array, right: Array, low: Array, high: Array, start: IntArray | None = None
+) -> tuple[Array, IntArray]:
+    """x in [low, high] with (Mx − q)_i = 0 inside, >= 0 at low, <= 0 at high, for a positive definite M; and who is
+    where: -1 at low, 0 free, 1 at high. `start` guesses that.
 
     Active sets; where one returns, single clients are moved in order of their number (Murty's rule), which ends.
     """
-    scale = np.diag(matrix)
-    state = np.zeros(len(right), dtype=np.int8)  # -1 at low, 0 free, 1 at high
+    state = np.zeros(len(right), dtype=np.int64) if start is None else start.copy()
     seen: set[bytes] = set()
     for _ in range(200 + 20 * len(right)):
         x = np.where(state < 0, low, np.where(state > 0, high, 0.0))
         free = state == 0
         x[free] = np.linalg.solve(matrix[np.ix_(free, free)], (right - matrix @ x)[free])
-        slack = (matrix @ x - right) / scale
-        tolerance = 1e-12 * max(1.0, float(np.abs(x).max()))
-        to_low = (free & (x < low - tolerance)).astype(bool)
-        to_high = free & (x > high + tolerance)
-        released = ((state < 0) & (slack < -tolerance)) | ((state > 0) & (slack > tolerance))
+        to_low, to_high, released = _misplaced(matrix, right, low, high, state, x)
         wrong: BoolArray = to_low | to_high | released
         if not wrong.any():
-            return np.clip(x, low, high)
+            return np.clip(x, low, high), state
         key = state.tobytes()
         move = wrong if key not in seen else np.arange(len(right)) == np.argmax(wrong)
         seen.add(key)
         state[move & to_low] = -1
         state[move & to_high] = 1
         state[move & released] = 0
+    slack = (matrix @ x - right) / np.diag(matrix)
     raise NotConverged("the social optimum within bounds did not settle.", x, float(np.abs(slack[wrong]).max()))
+
+
+def _misplaced(
+    matrix: Array, right: Array, low: Array, high: Array, state: IntArray, x: Array
+) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """Who is free and below low, free and above high, held and better off free."""
+    slack = (matrix @ x - right) / np.diag(matrix)
+    tolerance = 1e-12 * max(1.0, float(np.abs(x).max()))
+    free = state == 0
+    released = ((state < 0) & (slack < -tolerance)) | ((state > 0) & (slack > tolerance))
+    return free & (x < low - tolerance), free & (x > high + tolerance), released
 
 
 def price_of_anarchy(optimal_welfare: float, reached_welfare: float) -> float | None:
