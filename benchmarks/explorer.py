@@ -159,14 +159,14 @@ def lever_part(browser) -> list[dict]:
     lines = []
     with explorer() as address:
         time.sleep(WARM_UP)
-        for tab in MARKS:
+        for tab, marks in MARKS.items():
             page = visit(browser, address)
             start = f"?clients=200&client=3&tab={tab}"
             page.open(start)
             if tab in LAST_CHART:
                 page.figure(LAST_CHART[tab])
-            for name, moves in levers(page, start, tuple(MARKS[tab].values())):
-                for which, taken in zip(MARKS[tab], zip(*moves, strict=True), strict=True):
+            for name, moves in levers(page, start, tuple(marks.values())):
+                for which, taken in zip(marks, zip(*moves, strict=True), strict=True):
                     lines.append(line("200 clients", f"{name}, {which}", list(taken), LEVER_BAR))
             page.close()
     return lines

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,21 @@ def test_leakage_is_measured_with_a_null_and_by_degree(outcome):
     assert leak.attacks_without_noise[0].gain.mean >= leak.attacks[0].gain.mean - 0.02
     assert [group.least for group in leak.degree_of_leak] == [1, 6]
     assert all(-1 <= found.mean <= 1 for found in leak.rankings.values())
+
+
+def test_updates_of_a_trained_model_are_audited_unless_switched_off(listening, outcome):
+    audit = outcome.updates
+    assert [leak.mean_budget for leak in audit.one_round] == list(QUICK.update_budgets)
+    assert {leak.num_rounds for leak in audit.several_rounds} == {QUICK.update_rounds}
+    assert audit.one_round[-1].dp_epsilon == math.inf
+    assert audit.bits[0].rankings.keys() == {"R_leak", "R_model", "degree"}
+    without = replace(outcome, updates=None)
+    assert "What a trained model" in page_of(outcome, provenance_here())
+    assert "What a trained model" not in page_of(without, provenance_here())
+    assert len(verdict(without)) == len(verdict(outcome)) - 1
+    assert as_json(without)["updates"] is None
+    quick = replace(QUICK, num_splits=1, budgets=(1.0,), update_budgets=())
+    assert run_experiment(listening, quick).updates is None
 
 
 # ---- page and command ---------------------------------------------------------------------------------------------

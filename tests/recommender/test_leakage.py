@@ -12,6 +12,7 @@ from mppfl.recommender.leakage import (
     attack_by_hop,
     by_degree,
     distances,
+    field_attacker,
     measured,
     ranking,
     side_leak,
@@ -102,14 +103,15 @@ def test_the_axis_of_taste_parts_the_public_users_in_halves(lists, public):
 
 def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists, public):
     draws = [released(listening, lists, 4.0, seed) for seed in range(4)]
-    found = side_leak(listening.graph, draws, lists, public, np.random.default_rng(2))
+    attacker = field_attacker(listening.graph, taste_axis(lists, public)[1], public, np.random.default_rng(2))
+    found = side_leak(attacker, draws, lists)
     assert len(found.nats) == len(found.predicted) == (~public).sum()
     assert found.leak.low > 0.02
     assert found.null.mean < found.leak.low
     assert found.predicted.mean() > 0
     assert found.accuracy > 0.6
     with pytest.raises(BadInput, match="at least 2"):
-        side_leak(listening.graph, draws[:1], lists, public, np.random.default_rng(2))
+        side_leak(attacker, draws[:1], lists)
 
 
 def test_groups_by_degree_hold_everybody_once():

@@ -1,11 +1,13 @@
-"""The Last.fm experiment: three trust models over budgets, mechanisms side by side, and what friends' profiles leak.
+"""The Last.fm experiment: three trust models over budgets, mechanisms, and what friends' profiles and updates leak.
 
 Figures are means over splits of every user's list, for users on whom no constant was chosen. Every release is paid in a
 ledger of its own, for arms and splits are different worlds: nobody releases its profile more than once in any of them.
+The audit of updates simulates its noise and charges no ledger.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ from mppfl.recommender.server import (
     taste_from_profiles,
     taste_from_sums,
 )
+from mppfl.recommender.updates import UpdateAudit, audit_updates
 
 Tell = Callable[[str], None]
 TRUST_MODELS = {
@@ -41,7 +44,7 @@ TRUST_MODELS = {
     "secure": "client level, secure aggregation",
     "client": "client level, nobody trusted",
 }
-VALIDATION_STREAM, SPLIT_STREAM, NOISE_STREAM, GAME_STREAM, LEAK_STREAM = range(5)
+VALIDATION_STREAM, SPLIT_STREAM, NOISE_STREAM, GAME_STREAM, LEAK_STREAM, UPDATE_STREAM = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Settings:
     budgets           ρ at which the three trust models are compared, the same for every user
     record_budget, secure_budget   MPPFL's mean ρ in the comparison of mechanisms
     public_share      of the users, on whose lists the attacker learns
+    update_budgets    mean ρ at which a trained model's updates are audited; infinite for no noise, empty for no audit
+    update_rounds     rounds that share such a budget where updates of more than one are read
     """
 
     num_splits: int = 5
@@ -66,6 +71,8 @@ class Settings:
     public_share: float = 0.3
     leak_draws: int = 4
     degree_groups: tuple[int, ...] = (1, 3, 6, 11, 21, 41)
+    update_budgets: tuple[float, ...] = (0.53, 3.0, 30.0, math.inf)
+    update_rounds: int = 5
     noise: NoiseKind = "seeded"
     seed: int = 0
 
@@ -114,7 +121,7 @@ class Leakage:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """All figures of one run."""
+    """All figures of one run; `updates` is None where they were not audited."""
 
     settings: Settings
     num_users: int
@@ -127,6 +134,7 @@ class Outcome:
     curves: dict[str, tuple[Score, ...]]
     arms: dict[str, tuple[Score, ...]]
     leakage: Leakage
+    updates: UpdateAudit | None
     seconds: float
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -152,8 +160,14 @@ def run_experiment(listening: Listening, settings: Settings | None = None, tell:
     done("references")
     game = game_of_friends(listening.graph, chosen.preset, chosen.stream(GAME_STREAM))
     ours = next(arm for arm in arms_of(game, chosen.record_budget) if arm.weighting == "noise_aware")
-    leaked = measure_leakage(listening, chosen, ours.budgets, r_model(game.propagation, ours.budgets))
+    index = r_model(game.propagation, ours.budgets)
+    attacker = attacker_among(listening, chosen)
+    leaked = measure_leakage(listening, chosen, attacker, ours.budgets, index)
     done("leakage")
+    updates = None
+    if chosen.update_budgets:
+        updates = measure_updates(listening, chosen, attacker, splits[0], scored, ours.budgets, index)
+        done("updates")
     curves = {}
     everybody = np.ones(listening.num_users)
     for trust, what in TRUST_MODELS.items():
@@ -177,6 +191,7 @@ def run_experiment(listening: Listening, settings: Settings | None = None, tell:
         curves,
         arms,
         leaked,
+        updates,
         time.perf_counter() - began,
         stages,
     )
@@ -277,10 +292,48 @@ def _score(name: str, found: Sequence[Quality], budgets: Array, dp_epsilon: floa
 # ---- what leaks ---------------------------------------------------------------------------------------------------
 
 
-def measure_leakage(listening: Listening, settings: Settings, budgets: Array, index: Array) -> Leakage:
-    """The neighbour attack on whole lists released at record level with `budgets`; `index` is R_model of them."""
-    lists = np.asarray(listening.listens.toarray(), dtype=np.float64)
+def attacker_among(listening: Listening, settings: Settings) -> leakage.FieldAttacker:
+    """Who learns on the public users on which side of the main axis of taste people stand, and how friends share it."""
+    lists = _whole_lists(listening)
     public = set_apart(len(lists), settings.public_share, settings.stream(LEAK_STREAM, 0))
+    _, sides = leakage.taste_axis(lists, public)
+    return leakage.field_attacker(listening.graph, sides, public, settings.stream(LEAK_STREAM, 4))
+
+
+def measure_updates(
+    listening: Listening,
+    settings: Settings,
+    attacker: leakage.FieldAttacker,
+    split: HeldOut,
+    scored: BoolArray,
+    budgets: Array,
+    index: Array,
+) -> UpdateAudit:
+    """The neighbour attack on updates of a model trained on whole lists, budgets in the proportions of `budgets`."""
+    return audit_updates(
+        attacker,
+        _whole_lists(listening),
+        split,
+        scored,
+        shape=budgets,
+        index=index,
+        degrees=listening.degrees,
+        mean_budgets=settings.update_budgets,
+        num_rounds=settings.update_rounds,
+        dp_delta=settings.dp_delta,
+        seed=(settings.seed, UPDATE_STREAM),
+    )
+
+
+def _whole_lists(listening: Listening) -> Array:
+    return np.asarray(listening.listens.toarray(), dtype=np.float64)
+
+
+def measure_leakage(
+    listening: Listening, settings: Settings, attacker: leakage.FieldAttacker, budgets: Array, index: Array
+) -> Leakage:
+    """The neighbour attack on whole lists released at record level with `budgets`; `index` is R_model of them."""
+    lists, public = _whole_lists(listening), attacker.public
 
     def released(rho: Array, at: int) -> ReleasedProfiles:
         rng = settings.stream(LEAK_STREAM, 1, at)
@@ -292,7 +345,7 @@ def measure_leakage(listening: Listening, settings: Settings, budgets: Array, in
     order = settings.stream(LEAK_STREAM, 2).permutation(len(lists))
     attacks = leakage.attack_by_hop(draws[:1], lists, apart, public, settings.hops, settings.stream(LEAK_STREAM, 3))
     bare = leakage.attack_by_hop(clean, lists, apart, public, settings.hops, settings.stream(LEAK_STREAM, 3))
-    side = leakage.side_leak(listening.graph, draws, lists, public, settings.stream(LEAK_STREAM, 4))
+    side = leakage.side_leak(attacker, draws, lists)
     degrees, firsts = listening.degrees, settings.degree_groups
     hidden = ~public
     guessed = hidden & (lists.sum(axis=1) >= leakage.GUESSES)

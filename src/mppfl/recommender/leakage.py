@@ -19,11 +19,11 @@ from scipy.stats import spearmanr
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadInput
 from mppfl.network.graph import SocialGraph
-from mppfl.privacy.audit.attackers import attack_by_field
+from mppfl.privacy.audit.attackers import Attack, attack_by_field
 from mppfl.privacy.audit.signals import Signals
 from mppfl.privacy.couplings import friendships
-from mppfl.privacy.exposure import r_leak
-from mppfl.privacy.gaussian_field import fit_field, graph_modes
+from mppfl.privacy.gaussian_field import FieldFit, fit_field, graph_modes
+from mppfl.privacy.leak_gradient import saturating_level
 from mppfl.privacy.noise import Floats
 from mppfl.recommender.profiles import ReleasedProfiles
 from mppfl.recommender.scoring import best_first
@@ -32,6 +32,7 @@ from mppfl.recommender.server import CONSTANTS, neighbour_means, weights_of
 GUESSES = 10
 TRUST = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # how far friends' mean may pull guesses from popularity
 SURE = 1.96  # standard errors of a 95 % interval
+KNOWN = 1e-3  # standard deviation about ±1 that stands for a side which is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,16 @@ def measured(values: Array) -> Measured:
         raise BadInput(f"{len(values)} users are too few for an interval. Take more, or fewer groups.")
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
     return Measured(mean, mean - SURE * error, mean + SURE * error, len(values))
+
+
+def over_users_and_draws(values: Array) -> Measured:
+    """Mean of `values` [users, draws] and its 95 % interval: a draw of the noise is common to all users, and counts."""
+    users = measured(values.mean(axis=1))
+    draws = values.shape[1]
+    if draws == 1:
+        return users
+    error = math.hypot((users.high - users.low) / (2 * SURE), float(values.mean(axis=0).std(ddof=1)) / math.sqrt(draws))
+    return Measured(users.mean, users.mean - SURE * error, users.mean + SURE * error, users.num_users)
 
 
 def distances(graph: SocialGraph) -> Array:
@@ -175,58 +186,103 @@ def taste_axis(clean: Array, public: BoolArray) -> tuple[Array, Array]:
     return axis, sides
 
 
-def side_leak(
-    graph: SocialGraph,
-    draws: Sequence[ReleasedProfiles],
-    clean: Array,
-    public: BoolArray,
-    rng: np.random.Generator,
-) -> SideLeak:
+@dataclass(frozen=True, eq=False)
+class FieldAttacker:
+    """The Gaussian field on the graph, fitted once on the public users' sides and ready for any uploads.
+
+    sides, public      ±1 and who is public, one per user
+    fit, mixed_fit     with everybody in place, and with user order[i] at place i of the graph: the null
+    """
+
+    graph: SocialGraph
+    sides: Array
+    public: BoolArray
+    modes: tuple[Array, Array]
+    fit: FieldFit
+    order: IntArray
+    mixed_fit: FieldFit
+
+    def side_leak(self, signals: Signals, learn: Array, test: Array, spent: Array) -> SideLeak:
+        """What uploads [draws, users] tell, scaled on public users in `learn`, scored on the others in `test`.
+
+        spent  what the uploads cost each user
+        """
+        found, null = self._attack(None, signals, learn, test), self._attack(self.order, signals, learn, test)
+        gains = found.gains.mean(axis=1)
+        # Noise of variance s² on ±h tells as much as a release of the side itself with ρ = 2h²/s².
+        _, noise = signals.values(learn)
+        effective, heard = 2 / noise, np.isfinite(noise)
+        reach = friendships(self.graph) @ (effective / (2 + effective))
+        rate = self.fit.rate
+        entropy = -rate * math.log(rate) - (1 - rate) * math.log1p(-rate)
+        field = found.predicted if found.predicted is not None else np.zeros_like(gains)
+        level = np.minimum(np.maximum(saturating_level(self.fit, reach)[~self.public], field), entropy)
+        return SideLeak(
+            gains,
+            over_users_and_draws(found.gains),
+            over_users_and_draws(null.gains),
+            level,
+            found.hits / len(gains),
+            max(rate, 1 - rate),
+            float(effective[heard].sum() / spent[heard].sum())
+            if np.isfinite(spent).all() and heard.any()
+            else math.nan,
+        )
+
+    def without_uploads(self) -> Attack:
+        """What the graph and the public users' sides tell alone, by the same field: nothing is uploaded by anybody."""
+        told = np.where(self.public, 1.0, 0.0)
+        known = Signals(np.zeros_like(told), told, np.full_like(told, KNOWN))
+        return self._attack(None, known, self.sides[None], self.sides[None])
+
+    def with_public_sides(self, signals: Signals, learn: Array, test: Array) -> Attack:
+        """What uploads tell an attacker who also takes the public users' sides as known, as it may."""
+        public = self.public
+        known = Signals(
+            np.where(public, 0.0, signals.middle),
+            np.where(public, 1.0, signals.half_gap),
+            np.where(public, KNOWN, signals.std),
+        )
+        learn, test = (np.where(public, self.sides, each) for each in (learn, test))
+        return self._attack(None, known, learn, test)
+
+    def _attack(self, order: IntArray | None, signals: Signals, learn: Array, test: Array) -> Attack:
+        graph, sides, public, modes = self.graph, self.sides, self.public, self.modes
+        if order is None:
+            return attack_by_field(graph, sides, public, modes, self.fit, signals, learn, test)
+        seen = Signals(signals.middle[order], signals.half_gap[order], signals.std[order])
+        learn, test = learn[:, order], test[:, order]
+        return attack_by_field(graph, sides[order], public[order], modes, self.mixed_fit, seen, learn, test)
+
+
+def field_attacker(graph: SocialGraph, sides: Array, public: BoolArray, rng: np.random.Generator) -> FieldAttacker:
+    """The field as the public users' sides fit it, with everybody in place and in random order."""
+    modes = graph_modes(graph)
+    order = rng.permutation(graph.num_clients)
+    sample = np.where(public, sides, np.nan)
+    fit, mixed = (fit_field(graph, each, modes) for each in (sample, sample[order]))
+    return FieldAttacker(graph, sides, public, modes, fit, order, mixed)
+
+
+def side_leak(attacker: FieldAttacker, draws: Sequence[ReleasedProfiles], clean: Array) -> SideLeak:
     """The Gaussian field's attack on the projections of released profiles, scaled on the public sample.
 
     Half of `draws` teaches the attacker, the other half is attacked; there must be at least two.
     """
     if len(draws) < 2:
         raise BadInput(f"{len(draws)} draws of the noise; give at least 2, one to learn from and one to attack.")
-    axis, sides = taste_axis(clean, public)
-    places = clean @ axis
+    axis, sides = taste_axis(clean, attacker.public)
+    places, public = clean @ axis, attacker.public
     means = [float(places[public & (sides == side)].mean()) for side in (1.0, -1.0)]
     within = float(np.mean([places[public & (sides == side)].var() for side in (1.0, -1.0)]))
     half_gap = (means[0] - means[1]) / 2
-    size = graph.num_clients
     noise = draws[0].variances
     heard = np.isfinite(noise)
     std = np.sqrt(np.where(heard, noise, 1.0) + within)
-    signals = Signals(np.full(size, (means[0] + means[1]) / 2), np.where(heard, half_gap, 0.0), std)
+    signals = Signals(np.full(len(clean), (means[0] + means[1]) / 2), np.where(heard, half_gap, 0.0), std)
     uploads = np.array([each.profiles @ axis for each in draws])
     half = len(draws) // 2
-    modes = graph_modes(graph)
-
-    def attack(order: IntArray) -> tuple[Array, int]:
-        """Leaks and hits with user order[i] at place i of the graph."""
-        sample = np.where(public[order], sides[order], np.nan)
-        fit = fit_field(graph, sample, modes)
-        seen = Signals(signals.middle[order], signals.half_gap[order], signals.std[order])
-        learn, test = uploads[:half, order], uploads[half:, order]
-        found = attack_by_field(graph, sides[order], public[order], modes, fit, seen, learn, test)
-        return found.gains.mean(axis=1), found.hits
-
-    gains, hits = attack(np.arange(size))
-    null, _ = attack(rng.permutation(size))
-    # Noise of variance s² on ±h tells as much as a release of the side alone with ρ = 2h²/s² (privacy.md, exposure).
-    effective = np.where(heard, 2 * half_gap**2 / std**2, 0.0)
-    level = r_leak(graph, effective, np.where(public, sides, np.nan))
-    spent = draws[0].account.budgets
-    rate = float((sides[public] > 0).mean())
-    return SideLeak(
-        gains,
-        measured(gains),
-        measured(null),
-        level.nats[~public],
-        hits / len(gains),
-        max(rate, 1 - rate),
-        float(effective[heard].sum() / spent[heard].sum()) if np.isfinite(spent).all() and heard.any() else math.nan,
-    )
+    return attacker.side_leak(signals, uploads[:half], uploads[half:], draws[0].account.budgets)
 
 
 # ---- by degree, and rankings --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from mppfl.recommender.aggregation import SECURE_SUM
 from mppfl.recommender.experiment import TRUST_MODELS, Leakage, Outcome, Score
 from mppfl.recommender.leakage import DegreeGroup, Measured
 from mppfl.recommender.profiles import PROFILE, UNIT_PROFILE
+from mppfl.recommender.updates import UpdateAudit, UpdateLeak
 from mppfl.results.provenance import Provenance
 from mppfl.results.run_folder import require_folder
 from mppfl.results.tables import between, duration, epsilon, number, percent, plainly
@@ -50,7 +51,12 @@ def page_of(outcome: Outcome, provenance: Provenance) -> str:
         verdict=verdict(outcome),
         simulation=SIMULATION if outcome.settings.noise == "seeded" else "",
         tiles=_tiles(outcome),
-        sections=[_quality(outcome), _mechanisms(outcome), _leakage(outcome)],
+        sections=[
+            _quality(outcome),
+            _mechanisms(outcome),
+            _leakage(outcome),
+            *([_updates(outcome.updates)] if outcome.updates else []),
+        ],
         promises=_promises(),
         provenance=_provenance(outcome, provenance),
     )
@@ -62,8 +68,17 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     leak = plain["leakage"]
     for attack in (*leak["attacks"], *leak["attacks_without_noise"]):
         del attack["gains"], attack["precision_by_popularity"]
-    del leak["side"]["nats"], leak["side"]["predicted"]
+    updates = plain["updates"]
+    audited = [] if updates is None else [*updates["one_round"], *updates["several_rounds"], *updates["bits"]]
+    for side in (leak["side"], *(each["side"] for each in audited)):
+        del side["nats"], side["predicted"]
+    for plain_leak, found in zip(audited, _audited(outcome.updates), strict=True):
+        plain_leak["r_leak"] = float(found.side.predicted.mean())
     return plain
+
+
+def _audited(updates: UpdateAudit | None) -> list[UpdateLeak]:
+    return [] if updates is None else [*updates.one_round, *updates.several_rounds, *updates.bits]
 
 
 def write_figures(outcome: Outcome, path: Path) -> Path:
@@ -113,7 +128,19 @@ def verdict(outcome: Outcome) -> list[str]:
         f"{percent(near.precision.mean)} of the time against {percent(outcome.leakage.popularity_precision.mean)} by "
         f"popularity; the side of the main axis of taste leaks {number(side.leak.mean)} nats."
     )
-    return [first, second, third]
+    return [first, second, third, *([_said_of_updates(outcome.updates)] if outcome.updates else [])]
+
+
+def _said_of_updates(audit: UpdateAudit) -> str:
+    """The smallest budget and the largest, against what is known without any upload."""
+    first, last = audit.several_rounds[0], audit.several_rounds[-1]
+    adds = [f"{number(each.added.mean)} nats" if each.added.low > 0 else "nothing measurable" for each in (first, last)]
+    noise = "without noise" if math.isinf(last.mean_budget) else f"at mean ρ {_budget(last)}"
+    return (
+        f"Updates of a trained model leak {number(first.side.leak.mean)} nats about that side at mean ρ "
+        f"{_budget(first)} and {number(last.side.leak.mean)} {noise}. The graph and the public users alone tell "
+        f"{number(audit.without_uploads.mean)}; to that updates add {adds[0]} at the first budget, {adds[1]} {noise}."
+    )
 
 
 def _tiles(outcome: Outcome) -> list[dict[str, str]]:
@@ -314,6 +341,73 @@ def _leakage(outcome: Outcome) -> dict[str, Any]:
         "figures": drawn,
         "tables": tables,
     }
+
+
+def _updates(audit: UpdateAudit) -> dict[str, Any]:
+    several = audit.several_rounds[0].num_rounds
+    kinds = (
+        ("the update of one round", "", audit.one_round),
+        (f"the updates of {several} rounds", "Rounds share the budget.", audit.several_rounds),
+        ("one noisy bit", "The side itself, with the noise that the same budget buys; it trains nothing.", audit.bits),
+    )
+    head = ["mean ρ", "largest ε", "NDCG@10 of the model", "leak, nats", "95 %", "people in random order", "95 %",
+            "sides guessed rightly", "added to public knowledge, nats", "95 %", "R_leak, nats"]  # fmt: skip
+    tables = [
+        {
+            "title": f"What is uploaded: {name}",
+            "head": head,
+            "rows": [_update_row(each) for each in found],
+            "note": note,
+        }
+        for name, note, found in kinds
+    ]
+    rows = [
+        [name, _budget(each), *(text for found in each.rankings.values() for text in _interval(found))]
+        for name, _, leaks in kinds
+        for each in leaks
+    ]
+    ranked = [text for name in audit.one_round[0].rankings for text in (name, "95 %")]
+    tables.append(
+        {
+            "title": "Does an index rank people by what updates leak?",
+            "head": ["uploaded", "mean ρ", *ranked],
+            "rows": rows,
+            "note": "Spearman's correlation with the leak in nats, per user.",
+        }
+    )
+    alone = audit.without_uploads
+    return {
+        "key": "updates",
+        "heading": "What a trained model's updates tell",
+        "lead": (
+            f"A federated model of {audit.num_parameters:,} shared numbers, trained on users' own lists; every client "
+            "uploads how far its copy moved, clipped and with noise that hides its whole list. One user's update is "
+            "withheld, everybody else's is read along the direction that parts the two sides of the main axis of taste "
+            "best on public users. The leak is against the prior. Without any upload the graph and the public users' "
+            f"sides alone tell {number(alone.mean)} nats ({between(alone.low, alone.high)}), "
+            f'{percent(audit.accuracy_without)} guessed rightly; the column "added" says what uploads add to that. '
+            "Intervals cover users and draws of the noise, which is simulated here whatever the rest of the page uses."
+        ),
+        "figures": [],
+        "tables": tables,
+    }
+
+
+def _budget(leak: UpdateLeak) -> str:
+    return "no noise" if math.isinf(leak.mean_budget) else plainly(leak.mean_budget)
+
+
+def _update_row(leak: UpdateLeak) -> list[str]:
+    return [
+        _budget(leak),
+        "∞" if math.isinf(leak.dp_epsilon) else epsilon(leak.dp_epsilon),
+        "–" if math.isnan(leak.ndcg) else number(leak.ndcg),
+        *_interval(leak.side.leak),
+        *_interval(leak.side.null),
+        percent(leak.side.accuracy),
+        *_interval(leak.added),
+        number(float(leak.side.predicted.mean())),
+    ]
 
 
 def _degree_series(leak: Leakage) -> tuple[list[Any], list[tuple[float, str]]]:
