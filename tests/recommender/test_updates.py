@@ -12,18 +12,10 @@ from mppfl.privacy.audit.signals import Signals
 from mppfl.privacy.mechanism import privacy_mechanism
 from mppfl.privacy.release import release
 from mppfl.recommender.data import hold_out, read_lastfm, set_apart
-from mppfl.recommender.leakage import field_attacker, over_users_and_draws, taste_axis
-from mppfl.recommender.profiles import ONCE, unit_rows
-from mppfl.recommender.scoring import quality
-from mppfl.recommender.updates import (
-    DRAWS,
-    FOLDS,
+from mppfl.recommender.factorisation import (
     Training,
-    audit_updates,
     begin_round,
     clipped,
-    drawn_noise,
-    learn_directions,
     local_update,
     local_updates,
     noise_stds,
@@ -31,6 +23,16 @@ from mppfl.recommender.updates import (
     server_weights,
     start_factors,
     train,
+)
+from mppfl.recommender.leakage import field_attacker, over_users_and_draws, taste_axis
+from mppfl.recommender.profiles import ONCE, unit_rows
+from mppfl.recommender.scoring import quality
+from mppfl.recommender.updates import (
+    DRAWS,
+    FOLDS,
+    audit_updates,
+    drawn_noise,
+    learn_directions,
 )
 from tests.recommender.drawn import write_lastfm
 

@@ -1,4 +1,4 @@
-"""Parts of which the page is built: levers with their labels, charts with their downloads."""
+"""Parts of which the page is built: levers with their labels, links with what they download."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dash import dcc, html
-
-CHART_KINDS = ("png", "svg", "pdf", "csv", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +24,6 @@ class Slider:
 def lever(field: str) -> str:
     """The id of the component that holds a field of Choices."""
     return f"lever-{field}"
-
-
-def chart_frame(key: str) -> html.Figure:
-    """A place for a chart, for what must be read beside it, and for its downloads; explorer.js draws into it."""
-    return html.Figure(
-        [
-            html.Div(id=f"chart-{key}", className="plot"),
-            html.P(id=f"note-{key}", className="soft"),
-            html.Figcaption(downloads(key, "Figure", CHART_KINDS, key)),
-        ],
-        id=f"frame-{key}",
-        className="chart",
-        role="group",
-        hidden=True,
-    )
 
 
 def select_lever(field: str, words: str, options: dict[str, str], value: Any) -> html.Div:

@@ -12,7 +12,6 @@ from mppfl.apps.explorer.choices import CLIENTS_ARE, COLOURS, LEADERS, Choices
 from mppfl.apps.explorer.graph_style import stylesheet
 from mppfl.apps.explorer.levers import (
     Slider,
-    chart_frame,
     check_lever,
     downloads,
     lever,
@@ -47,6 +46,7 @@ STORES = (
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
 COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
+CHART_KINDS = ("png", "svg", "pdf", "csv", "json")  # that a chart can be downloaded as
 RUN_CHARTS = ("accuracy", "loss", "run-budgets", "run-payments", "dp-epsilon", "remaining")
 FAMILY_NAMES = {
     "erdos_renyi": "random links (Erdős–Rényi, the paper's)",
@@ -242,7 +242,7 @@ def _levers(start: Choices, networks: dict[str, str], upload_megabytes: float) -
 def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
     panels = {
         "network": _network_tab(start),
-        "rounds": [_charts(ROUND_CHARTS)],
+        "rounds": [_charts()],
         "comparison": [
             html.P(
                 "Every mechanism on this network: at MPPFL's reward rates (common), and with its own server (own).",
@@ -251,7 +251,7 @@ def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
             html.Div(
                 id="comparison-table", className="scroll", tabIndex=0, role="region", **{"aria-label": "Mechanisms"}
             ),
-            _charts(COMPARISON_CHARTS),
+            _charts(),
         ],
         "run": _run_tab(runs),
     }
@@ -270,8 +270,9 @@ def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
     ]
 
 
-def _charts(keys: Sequence[str], *names: str) -> html.Div:
-    return html.Div([chart_frame(key) for key in keys], className=" ".join(("charts", *names)))
+def _charts(*names: str) -> html.Div:
+    """Where explorer.js puts charts: each part that Dash knows of would make every lever answer later."""
+    return html.Div(className=" ".join(("charts", *names)), **{"data-kinds": " ".join(CHART_KINDS)})
 
 
 def _network_tab(start: Choices) -> list[Any]:
@@ -365,7 +366,7 @@ def _run_tab(runs: Sequence[str]) -> list[Any]:
             className="with-runs",
         ),
         html.Div(id="run-status", role="status"),
-        _charts(RUN_CHARTS, "with-runs"),
+        _charts("with-runs"),
         html.Div(
             [
                 html.H2("Ledger"),

@@ -71,6 +71,25 @@
   const inSight = (frame) => { const at = frame.getBoundingClientRect(); return at.top < window.innerHeight && at.bottom > 0; };
   const charts = new Map(); /* what each frame is to show, and has not yet drawn */
 
+  function made(tag, attributes, ...inside) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...inside);
+    return element;
+  }
+
+  /* The place of a chart: what must be read beside it, and its downloads. */
+  function frameOf(key, holder) {
+    if (here("frame-" + key)) return here("frame-" + key);
+    const links = holder.dataset.kinds.split(" ").map((kind) => made("a", { "data-path": "/download/" + key + "." + kind,
+      href: "/download/" + key + "." + kind + asked, download: key + "." + kind, title: "Download Figure as " + kind.toUpperCase() }, kind.toUpperCase()));
+    const frame = made("figure", { id: "frame-" + key, class: "chart", role: "group" },
+      made("div", { id: "chart-" + key, class: "plot" }), made("p", { id: "note-" + key, class: "soft" }),
+      made("figcaption", {}, made("span", { class: "downloads", id: "downloads-" + key }, made("span", { class: "soft" }, "Figure:"), ...links)));
+    holder.append(frame);
+    return frame;
+  }
+
   function plot(Plotly, key) {
     const each = charts.get(key);
     if (!each) return null;
@@ -82,8 +101,9 @@
 
   /* Charts in sight are drawn at once, the others one a frame, when those are there. */
   async function plotAll(given) {
-    const frames = new Map(given.charts.map((each) => [each.key, here("frame-" + each.key)]));
-    for (const frame of document.querySelectorAll("#panel-" + given.tab + " .chart")) frame.hidden = true;
+    const holder = document.querySelector("#panel-" + given.tab + " .charts");
+    const frames = new Map(given.charts.map((each) => [each.key, frameOf(each.key, holder)]));
+    for (const frame of holder.children) frame.hidden = true;
     for (const each of given.charts) {
       charts.set(each.key, each);
       frames.get(each.key).hidden = false;
@@ -139,7 +159,9 @@
   new MutationObserver(nameSoon).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["aria-selected"] });
   document.addEventListener("focusout", nameSoon);
 
+  let asked = ""; /* the query of the moment: links that are made later need it, too */
   function withQuery(query) {
+    asked = query;
     document.querySelectorAll("a[data-path]").forEach((link) => link.setAttribute("href", link.dataset.path + query));
   }
 
