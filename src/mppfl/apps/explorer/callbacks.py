@@ -59,40 +59,44 @@ def connect(app: Dash, site: Site) -> None:
         return {"key": key, "elements": elements}, *around
 
     @app.callback(
-        Output("alert", "children"),
-        Output("summary", "children"),
-        Output("query", "data"),
-        Output("paint", "data"),
-        Output("texts", "data"),
+        Output("answer", "data"),
         Output(lever("round_shown"), "max"),
-        Output("plots", "data"),
         Input("state", "data"),
         Input("picture-key", "data"),
         State("linked", "data"),
+        State(lever("round_shown"), "max"),
     )
-    def answer(state: dict[str, Any] | None, key: str | None, linked: str | None) -> list[Any]:
-        """One answer to every change: figures of the tab that is open, and what stands around them."""
-        nothing: list[Any] = [no_update] * 7
+    def answer(state: dict[str, Any] | None, key: str | None, linked: str | None, most: int) -> Any:
+        """One answer to every change: figures of the tab that is open, and what stands around them.
+
+        It travels as one value, which explorer.js puts where it belongs: for each further output Dash would walk over
+        the page again.
+        """
         if state is None:
-            return nothing
+            return no_update
         try:
             choices = choices_of(state, site.start)
             found = answers.answer(site, choices, dark=bool(state.get("dark")))
         except MppflError as error:
-            return [str(error), *nothing[1:]]
+            return {"alert": str(error)}, no_update
         except Exception as error:  # told on the page in one line, and in full where the server runs
             log.exception("the page could not be answered")
-            return [what_went_wrong(error), *nothing[1:]]
-        paint = no_update if found.paint is None else found.paint | {"sequence": state["sequence"], "picture": key}
-        around = [linked or found.warning, found.summary, to_query(choices)]
-        texts = no_update if found.texts is None else found.texts
-        plots = no_update if found.plots is None else _plots(choices.tab, state["sequence"], found.plots)
-        return [*around, paint, texts, choices.num_rounds, plots]
+            return {"alert": what_went_wrong(error)}, no_update
+        told: dict[str, Any] = {
+            "alert": linked or found.warning,
+            "summary": found.summary,
+            "query": to_query(choices),
+            "texts": found.texts,
+        }
+        if found.paint is not None:
+            told["paint"] = found.paint | {"sequence": state["sequence"], "picture": key}
+        if found.plots is not None:
+            told["plots"] = _plots(choices.tab, state["sequence"], found.plots)
+        return told, no_update if most == choices.num_rounds else choices.num_rounds
 
     @app.callback(
-        Output("run-texts", "data"),
+        Output("run-answer", "data"),
         Output(lever("runs"), "options"),
-        Output("run-plots", "data"),
         Output("followed", "data"),
         Input("clock", "n_intervals"),
         Input(lever("runs"), "value"),
@@ -102,13 +106,13 @@ def connect(app: Dash, site: Site) -> None:
     )
     def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None, seen: str | None) -> list[Any]:
         """The runs chosen, read again while the tab is open; nothing is sent where nothing changed."""
-        nothing: list[Any] = [no_update] * 4
+        nothing: list[Any] = [no_update] * 3
         if asleep or site.runs is None:
             return nothing
         found = answers.runs(site, tuple(runs or ()), theme == "dark", seen)
         if found is None:
             return nothing
-        return [found.texts, found.options, _plots("run", None, found.plots), found.seen]
+        return [{"texts": found.texts, "plots": _plots("run", None, found.plots)}, found.options, found.seen]
 
     @app.callback(
         Output(lever("network"), "options"),
@@ -206,7 +210,6 @@ def _in_the_browser(app: Dash) -> None:
     )
     run("pictureKey", Output("picture-key", "data"), Input("state", "data"))
     run("drawn", Output("applied", "data"), Input("picture", "data"))
-    run("painted", Output("applied", "data", allow_duplicate=True), Input("paint", "data"), prevent_initial_call=True)
     run(
         "tapped",
         Output(lever("client"), "value", allow_duplicate=True),
@@ -215,12 +218,10 @@ def _in_the_browser(app: Dash) -> None:
         State(lever("opened"), "data"),
         prevent_initial_call=True,
     )
-    run("address", Output("applied", "data", allow_duplicate=True), Input("query", "data"), prevent_initial_call=True)
     run("named", Output("applied", "data", allow_duplicate=True), Input("names", "data"), prevent_initial_call=True)
-    for store in ("texts", "run-texts"):
-        run("written", Output("applied", "data", allow_duplicate=True), Input(store, "data"), prevent_initial_call=True)
-    for store in ("plots", "run-plots"):
-        run("plotted", Output("applied", "data", allow_duplicate=True), Input(store, "data"), prevent_initial_call=True)
+    for store in ("answer", "run-answer"):
+        applied = Output("applied", "data", allow_duplicate=True)
+        run("answered", applied, Input(store, "data"), prevent_initial_call=True)
     run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
     run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
     shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]

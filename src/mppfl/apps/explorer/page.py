@@ -31,17 +31,13 @@ STORES = (
     "state",
     "picture-key",
     "picture",
-    "paint",
-    "texts",
+    "answer",
     "names",
-    "query",
     "theme",
     "applied",
     "linked",
     "followed",
-    "run-texts",
-    "plots",
-    "run-plots",
+    "run-answer",
 )
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")

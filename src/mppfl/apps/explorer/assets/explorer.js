@@ -190,8 +190,18 @@
         return no();
       },
 
-      painted(given) {
-        if (given) paintWhenDrawn(given, 240);
+      /* An answer to the levers, or a look at the runs: what it holds goes where it belongs. */
+      answered(given) {
+        if (!given) return no();
+        for (const id of ["alert", "summary"]) if (given[id] !== undefined && here(id).textContent !== given[id]) here(id).textContent = given[id];
+        if (given.query !== undefined) {
+          window.history.replaceState(null, "", window.location.pathname + given.query);
+          withQuery(given.query);
+        }
+        /* The server has escaped every word in these. */
+        for (const [id, text] of Object.entries(given.texts || {})) if (here(id).innerHTML !== text) here(id).innerHTML = text;
+        if (given.paint) paintWhenDrawn(given.paint, 240);
+        if (given.plots) plotAll(given.plots);
         return no();
       },
 
@@ -201,26 +211,8 @@
         return [node.name, no()];
       },
 
-      address(query) {
-        if (query === undefined || query === null) return no();
-        window.history.replaceState(null, "", window.location.pathname + query);
-        withQuery(query);
-        return no();
-      },
-
       named(names) {
         here("client-names").replaceChildren(...(names || []).map((name) => Object.assign(document.createElement("option"), { value: name })));
-        return no();
-      },
-
-      /* The server has escaped every word in these. */
-      written(texts) {
-        for (const [id, text] of Object.entries(texts || {})) if (here(id).innerHTML !== text) here(id).innerHTML = text;
-        return no();
-      },
-
-      plotted(given) {
-        if (given) plotAll(given);
         return no();
       },
 
