@@ -96,20 +96,25 @@ def test_of_too_many_links_the_strongest_are_drawn_and_nobody_looks_alone():
     drawn = picture(graph)
     both = (graph.influence + graph.influence.T).tocoo()
     pairs = int((both.row < both.col).sum())
-    assert len(drawn.weights) == MOST_LINKS < pairs
-    assert drawn.note == f"2,000 of {pairs:,} linked pairs are drawn, the strongest of each client first"
+    assert len(drawn.weights) == 1_500 < pairs
+    assert drawn.note == f"1,500 of {pairs:,} linked pairs are drawn, the strongest of each client first"
     assert set(drawn.sources.tolist()) | set(drawn.targets.tolist()) == set(range(300))
     assert (np.diff(drawn.weights) <= 0).all()
     assert drawn.weights[0] == both.data.max()
-    strongest = np.sort(both.data[both.row < both.col])[::-1][:1_500]
+    strongest = np.sort(both.data[both.row < both.col])[::-1][:1_000]
     assert np.isin(strongest, drawn.weights).all()
 
 
 def test_links_that_all_weigh_the_same_are_cut_too():
     everybody = np.array([(a, b) for a in range(150) for b in range(150) if a != b])
     drawn = picture(graph_from_links(everybody[:, 0], everybody[:, 1]))
-    assert len(drawn.weights) == MOST_LINKS
+    assert len(drawn.weights) == 750
     assert set(drawn.sources.tolist()) | set(drawn.targets.tolist()) == set(range(150))
+
+
+def test_no_picture_has_more_lines_than_a_browser_draws_in_a_blink():
+    graph = random_graph("erdos_renyi", 500, rng=seeded())
+    assert len(picture(graph).weights) == MOST_LINKS
 
 
 def test_isolated_clients_and_separate_parts_are_drawn():

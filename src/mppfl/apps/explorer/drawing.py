@@ -20,6 +20,7 @@ from mppfl.results.tables import plainly
 
 WIDTH, HEIGHT = 1000.0, 700.0
 MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a browser longer than a blink
+FEW_LINKS, LINKS_EACH = 600, 5  # of fewer clients: at least so many lines, and so many for each client
 MOST_COMMUNITIES, MOST_COMMUNITY_LINKS = 150, 600
 MOST_NAMED, COMMUNITIES_NAMED = 60, 24  # nodes that have their names beside them: all clients or none; the largest
 
@@ -101,7 +102,8 @@ def _client_picture(graph: SocialGraph, members: IntArray, trail: tuple[str, ...
     among = rows if everybody else rows[:, members]
     if among.nnz < rows.nnz:
         notes.append(f"{rows.nnz - among.nnz:,} links from clients elsewhere are not drawn")
-    lines, pairs = strongest_lines(among, MOST_LINKS)
+    most = min(MOST_LINKS, max(FEW_LINKS, LINKS_EACH * len(members)))
+    lines, pairs = strongest_lines(among, most)
     if len(lines.weights) < pairs:
         notes.append(f"{len(lines.weights):,} of {pairs:,} linked pairs are drawn, the strongest of each client first")
     diameter = min(26.0, max(7.0, 0.3 * math.sqrt(WIDTH * HEIGHT / len(members))))
