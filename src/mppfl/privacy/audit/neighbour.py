@@ -249,8 +249,12 @@ def _failures(shadow: dict[str, Any]) -> list[str]:
 
 
 def _mean_and_error(gains: Array) -> tuple[float, float]:
-    per_client = gains.mean(axis=1)  # draws of one client share its attribute
-    return float(per_client.mean()), float(per_client.std(ddof=1) / math.sqrt(len(per_client)))
+    """Mean of gains [clients, draws] and its standard error: draws share a client's attribute, clients share a draw."""
+    errors = [
+        float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+        for means in (gains.mean(axis=1), gains.mean(axis=0))
+    ]
+    return float(gains.mean()), math.hypot(*errors)
 
 
 def _summary(mean: float, error: float, hits: int, trials: int) -> dict[str, Any]:
