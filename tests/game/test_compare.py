@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.compare import summarise
+from mppfl.game.compare import WITHOUT_RATES, summarise
 from mppfl.game.least_leak import least_leak
+from mppfl.game.plan import Horizon, rounds_up_to
 from tests.game.games import paper_scale_game
 
 GAMES = [paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05) for seed in range(4)]
@@ -115,3 +116,11 @@ def test_the_least_leak_keeps_the_agnostic_total_and_the_bounds():
     found = least_leak(game.with_bounds(np.zeros(20), most), lambda budgets: told(budgets)[0], told)
     assert found.total_budget > most[10:].sum()
     assert found.leak == pytest.approx((found.total_budget - most[10:].sum()) / 2)
+
+
+@pytest.mark.parametrize("mechanism", WITHOUT_RATES)
+def test_a_plan_that_serves_both_conventions_does_not_look_at_rates(mechanism):
+    own = mechanism(GAMES[0], Horizon(rounds_up_to(5)))
+    faced = mechanism(GAMES[0], Horizon(rounds_up_to(5), np.full(5, 3.0)))
+    assert (own.to_matrix() == faced.to_matrix()).all()
+    assert [terms.prices.tolist() for terms in own] == [terms.prices.tolist() for terms in faced]

@@ -20,7 +20,7 @@ from mppfl.game.leaders import (
 )
 from mppfl.game.model import server_cost
 from mppfl.game.outcome import PROBES, _Answers
-from mppfl.game.path import EXACT_BELOW, pivoting_path, plain_path, response_path
+from mppfl.game.path import EXACT_BELOW, equilibria_at, pivoting_path, plain_path, response_path
 from mppfl.game.personal_prices import personalised_compiled, personalised_plainly
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
 
@@ -200,3 +200,13 @@ def test_a_cost_that_is_not_convex_is_left_to_the_plain_way():
     assert personalised_compiled(game, 1, np.full(2, 0.1)) is None
     found = mppfl.solve(game, "personalised", num_rounds=2)
     assert np.isfinite(found.outcome.server_costs).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spread", [0.02, 3.0])  # rates between two bends, and across many
+def test_equilibria_read_off_a_line_are_those_that_are_solved_for(seed, spread):
+    game = bounded(seed)
+    weights = np.random.default_rng(seed).uniform(0.5, 1.5, game.num_clients)
+    rates = np.sort(1.2 + spread * np.random.default_rng(seed + 1).random(30))
+    alone = [equilibrium_at(game, rate * weights).budgets for rate in rates]
+    assert equilibria_at(game, weights, rates) == approx(np.array(alone), abs=1e-9)

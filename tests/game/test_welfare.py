@@ -14,6 +14,7 @@ from mppfl.game.fixed_point import fixed_point_trace
 from mppfl.game.leaders import pigouvian_weights
 from mppfl.game.model import Game, server_cost
 from mppfl.game.welfare import (
+    SocialOptima,
     poa_as_in_paper,
     poa_bound_of_theorem_3,
     price_of_anarchy,
@@ -48,6 +49,19 @@ def test_no_budgets_within_bounds_beat_the_social_optimum(game, rate):
         options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 5000},
     )
     assert optimum.welfare >= -search.fun - 1e-7 * max(1.0, abs(search.fun))
+
+
+@pytest.mark.parametrize("high", [np.inf, 0.8])
+def test_one_optimum_after_another_is_each_optimum_alone(high):
+    game = paper_scale_game(7, num_clients=40, preset="paper-like", externality_strength=0.1)
+    game = game.with_bounds(np.zeros(40), np.full(40, high))
+    rates = np.concatenate([np.linspace(1.6, 1.61, 20), np.random.default_rng(0).uniform(0.5, 6.0, 20)])
+    optima = SocialOptima(game)
+    alone = [social_optimum(game, float(rate)) for rate in rates]
+    assert sum(each.reaches_bounds for each in alone) > 10
+    for rate, expected in zip(rates, alone, strict=True):
+        assert optima.at(float(rate)).budgets == approx(expected.budgets, abs=1e-10)
+    assert optima.total(rates) == approx(sum(each.welfare for each in alone), rel=1e-12)
 
 
 def test_large_networks_reach_the_same_optimum_by_descent(monkeypatch):

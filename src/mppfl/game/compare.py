@@ -12,7 +12,7 @@ import numpy as np
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.game.leaders import noise_aware_cost
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, find_mechanism, fixed
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, find_mechanism, fixed, personalised, sarda_like
 from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
@@ -24,6 +24,7 @@ CONVENTIONS: tuple[Convention, ...] = ("common", "own")
 OPTIMUM_BELOW = 1000  # clients; the bounded social optimum of every round is dear on larger networks
 
 SAME_AT_COMMON_REWARD = ("mppfl_exact", "mppfl_noise_aware")  # they differ from mppfl in the rate alone
+WITHOUT_RATES = (sarda_like, personalised)  # whose prices are not a rate's: both conventions see the same plan
 
 COMPARED = (
     "mppfl",
@@ -111,9 +112,12 @@ def compare(
         rounds = rounds_up_to(num_rounds)
         common = mppfl_mechanism(game, Horizon(rounds, seed=seed)).reward_rates
         optima = SocialOptima(game) if game.num_clients <= OPTIMUM_BELOW else None
+        plans: dict[str, Plan] = {}  # of those that serve both conventions
         for convention, name in jobs:
-            rates = common if convention == "common" else None
-            plan = chosen[name](game, Horizon(rounds, rates, seed + number))
+            rates = common if convention == "common" and chosen[name] not in WITHOUT_RATES else None
+            plan = plans.get(name) or chosen[name](game, Horizon(rounds, rates, seed + number))
+            if chosen[name] in WITHOUT_RATES:
+                plans[name] = plan
             row = _row(game, plan, name, convention, number, optima)
             rows.append(row if leak is None else replace(row, leak=_first_leak(plan, leak)))
             if progress is not None:

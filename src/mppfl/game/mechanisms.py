@@ -14,10 +14,11 @@ import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
+from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.leaders import UniformLeader, choose_rates, pigouvian_weights
 from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
+from mppfl.game.path import equilibria_at
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
 from mppfl.game.welfare import SocialOptima
@@ -106,10 +107,7 @@ def equilibrium_along(game: Game, reward_rates: Array, weights: Array | None = N
     if ((reward_rates > line.lowest_rate) & (reward_rates < line.highest_rate)).all():
         return AlongLine(line.slope, line.offset)
     distinct, rows = np.unique(reward_rates, return_inverse=True)
-    found: list[Array] = []
-    for rate in distinct:
-        found.append(equilibrium_at(game, rate * line.weights, found[-1] if found else None).budgets)
-    return Stored(np.array(found), rows)
+    return Stored(equilibria_at(game, line.weights, distinct), rows)
 
 
 # ---- clients who do not -----------------------------------------------------------------------------------------

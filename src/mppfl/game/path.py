@@ -14,12 +14,13 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NoEquilibrium, NotConverged
 from mppfl.game.equilibrium import AtBounds, equilibrium_at
-from mppfl.game.model import Game, amplification
+from mppfl.game.model import Game, amplification, wanted_loss
 
 EXACT_BELOW = 300  # clients
 NUM_SAMPLES = 48
 SAMPLE_TOLERANCE = 1e-7
 NUM_CHECKED = 8  # segments of a path followed by updates whose lines are held against B itself
+LINE_TOLERANCE = 1e-12  # the same for budgets read off one segment, as of those that are solved for
 PATH_TOLERANCE = 1e-11  # of the largest wanted loss: what their distance from a best response may be
 
 
@@ -224,6 +225,27 @@ def _first(slope: Array, offset: Array, bound: Array, ahead: float, who: BoolArr
     crossings = (offset[who] + bound[who]) / slope[who]
     later = crossings[crossings > ahead]
     return float(later.min()) if len(later) else np.inf
+
+
+def equilibria_at(game: Game, weights: Array, rates: Array) -> Array:
+    """Equilibria at rising rates, [rates, clients]: solved for where a bend lies between two of them, and read off the
+    line that everybody follows where none does. What is read off is held against everybody's best response.
+    """
+    low, high = game.clients.budget_min, game.clients.budget_max
+    found: list[Array] = []
+    segment: Segment | None = None
+    for rate in rates.tolist():
+        if segment is not None and rate <= segment.high:
+            budgets = np.clip(segment.budgets(rate), low, high)
+            wanted = wanted_loss(game, rate * weights)
+            answer = np.clip(wanted - (game.loss @ budgets - budgets), low, high)
+            if np.abs(answer - budgets).max() <= LINE_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+                found.append(budgets)
+                continue
+        here = equilibrium_at(game, rate * weights, found[-1] if found else None)
+        found.append(here.budgets)
+        segment = _segment_around(game, weights, here, rate, rate) if game.loss.is_dense else None
+    return np.array(found)
 
 
 @dataclass(frozen=True, eq=False)
