@@ -257,6 +257,11 @@ def test_the_tables_of_the_page_are_those_of_the_record():
     page = (ROOT / "docs" / "leakage.md").read_text(encoding="utf-8")
     assert measured_table(record) in page
     assert priced_table(record) in page
+    scale, flat = record["scale"], " ".join(page.split())
+    told = f"calibrated in {scale['calibrate_seconds']:.0f} s and all clients scored, with marginal leaks, in"
+    assert f"{scale['clients']:,} clients and {scale['links']:,} links" in flat
+    assert f"{told} {scale['score_seconds']:.0f} s" in flat
+    assert f"standard error of `R_leak` is {scale['median_relative_error']:.0%}".replace("%", " %") in flat
 
 
 @pytest.mark.data

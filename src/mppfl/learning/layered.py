@@ -116,6 +116,7 @@ class LayeredGradients:
         return (each * weight.flatten()).sum(), seen
 
     def _clipped(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float) -> Parts:
+        """Sums of clipped gradients; a weight of 0 leaves its example out, because its error is 0."""
         nudges = [tensor.requires_grad_() for tensor in _outputs_like(self.model, parts, inputs)]
         total, seen = self._loss(parts, inputs, labels, weight, nudges)
         errors = torch.autograd.grad(total, nudges)

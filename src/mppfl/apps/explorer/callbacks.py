@@ -69,8 +69,7 @@ def connect(app: Dash, site: Site) -> None:
     def answer(state: dict[str, Any] | None, key: str | None, linked: str | None, most: int) -> Any:
         """One answer to every change: figures of the tab that is open, and what stands around them.
 
-        It travels as one value, which explorer.js puts where it belongs: for each further output Dash would walk over
-        the page again.
+        It travels as one value, which explorer.js puts where it belongs.
         """
         if state is None:
             return no_update

@@ -66,15 +66,12 @@ def radio_lever(field: str, options: dict[str, str], value: str) -> dcc.RadioIte
     return dcc.RadioItems(listed, value, id=lever(field), inline=True, className="choice")
 
 
-def link_to(what: str, kind: str, query: str = "") -> dict[str, Any]:
+def link_to(what: str, kind: str) -> dict[str, Any]:
     """Attributes of a download's link; explorer.js puts the query of the moment behind it."""
     path = f"/download/{what}.{kind}"
-    return {"href": path + query, "data-path": path, "download": f"{what}.{kind}"}
+    return {"href": path, "data-path": path, "download": f"{what}.{kind}"}
 
 
-def downloads(key: str, words: str, kinds: Sequence[str], what: str, query: str = "") -> html.Span:
-    links = [
-        html.A(kind.upper(), title=f"Download {words} as {kind.upper()}", **link_to(what, kind, query))
-        for kind in kinds
-    ]
+def downloads(key: str, words: str, kinds: Sequence[str], what: str) -> html.Span:
+    links = [html.A(kind.upper(), title=f"Download {words} as {kind.upper()}", **link_to(what, kind)) for kind in kinds]
     return html.Span([html.Span(f"{words}:", className="soft"), *links], className="downloads", id=f"downloads-{key}")

@@ -62,14 +62,15 @@
   let plotly = null;
   function withPlotly() {
     plotly = plotly || new Promise((done, failed) => {
-      const script = Object.assign(document.createElement("script"), { src: PLOTLY, onload: () => done(window.Plotly), onerror: failed });
-      document.head.append(script);
+      const onerror = () => { plotly = null; failed(new Error("Plotly could not be loaded.")); }; /* the next chart tries again */
+      document.head.append(Object.assign(document.createElement("script"), { src: PLOTLY, onload: () => done(window.Plotly), onerror }));
     });
     return plotly;
   }
 
   const inSight = (frame) => { const at = frame.getBoundingClientRect(); return at.top < window.innerHeight && at.bottom > 0; };
   const charts = new Map(); /* what each frame is to show, and has not yet drawn */
+  let newest = null; /* whose charts are to be seen: an older answer may still be drawing when the next one comes */
 
   function made(tag, attributes, ...inside) {
     const element = document.createElement(tag);
@@ -82,7 +83,7 @@
   function frameOf(key, holder) {
     if (here("frame-" + key)) return here("frame-" + key);
     const links = holder.dataset.kinds.split(" ").map((kind) => made("a", { "data-path": "/download/" + key + "." + kind,
-      href: "/download/" + key + "." + kind + asked, download: key + "." + kind, title: "Download Figure as " + kind.toUpperCase() }, kind.toUpperCase()));
+      href: "/download/" + key + "." + kind + queried, download: key + "." + kind, title: "Download Figure as " + kind.toUpperCase() }, kind.toUpperCase()));
     const frame = made("figure", { id: "frame-" + key, class: "chart", role: "group" },
       made("div", { id: "chart-" + key, class: "plot" }), made("p", { id: "note-" + key, class: "soft" }),
       made("figcaption", {}, made("span", { class: "downloads", id: "downloads-" + key }, made("span", { class: "soft" }, "Figure:"), ...links)));
@@ -101,6 +102,7 @@
 
   /* Charts in sight are drawn at once, the others one a frame, when those are there. */
   async function plotAll(given) {
+    newest = given;
     const holder = document.querySelector("#panel-" + given.tab + " .charts");
     const frames = new Map(given.charts.map((each) => [each.key, frameOf(each.key, holder)]));
     for (const frame of holder.children) frame.hidden = true;
@@ -113,12 +115,12 @@
     const [first, later] = [[], []];
     for (const [key, frame] of frames) (inSight(frame) ? first : later).push(key);
     await Promise.all(first.map((key) => plot(Plotly, key)));
-    document.body.dataset.plotted = given.sequence;
+    if (newest === given) document.body.dataset.plotted = given.sequence;
     for (const key of later) {
       await new Promise(requestAnimationFrame);
       await plot(Plotly, key);
     }
-    if (!charts.size) document.body.dataset.allPlotted = given.sequence;
+    if (newest === given && !charts.size) document.body.dataset.allPlotted = given.sequence;
   }
 
   /* Dash's own parts lack names and roles that a screen reader needs: they get them whenever they are drawn anew. */
@@ -159,9 +161,9 @@
   new MutationObserver(nameSoon).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["aria-selected"] });
   document.addEventListener("focusout", nameSoon);
 
-  let asked = ""; /* the query of the moment: links that are made later need it, too */
+  let queried = ""; /* the query of the moment: links that are made later need it, too */
   function withQuery(query) {
-    asked = query;
+    queried = query;
     document.querySelectorAll("a[data-path]").forEach((link) => link.setAttribute("href", link.dataset.path + query));
   }
 
@@ -201,7 +203,7 @@
         /* The server has escaped every word in these. */
         for (const [id, text] of Object.entries(given.texts || {})) if (here(id).innerHTML !== text) here(id).innerHTML = text;
         if (given.paint) paintWhenDrawn(given.paint, 240);
-        if (given.plots) plotAll(given.plots);
+        if (given.plots) plotAll(given.plots).catch((error) => { here("alert").textContent = error.message; });
         return no();
       },
 
