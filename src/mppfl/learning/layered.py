@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d
 
 from mppfl.errors import BadInput
+from mppfl.learning.batch_norm import batch_norm_relu, batch_normal
 from mppfl.learning.convolution import gradient_of_taps, lane_convolution, squared_norms_of_taps
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.kernels import gpu_kernels
@@ -105,7 +106,7 @@ class LayeredGradients:
             return self._clipped(parts, inputs, labels, weight, clip_norm)
         leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
         total, _ = self._loss(leaves, inputs, labels, weight, None)
-        found = torch.autograd.grad(total, list(leaves.values()))
+        found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, found, strict=True))
 
     def _weighted_loss(
@@ -161,6 +162,10 @@ def lane_logits(
         together = 1  # layers computed by one operator
         if isinstance(layer, nn.GroupNorm) and kinds[at + 1 : at + 2] == [nn.ReLU] and nudges is None:
             x, together = group_norm_relu(x, own["weight"], own["bias"], layer.num_groups, layer.eps), 2
+        elif isinstance(layer, nn.Conv2d) and kinds[at + 1 : at + 2] == [nn.BatchNorm2d] and nudges is None:
+            x = lane_convolution(x, own["weight"])  # a batch norm takes away whatever bias adds
+        elif isinstance(layer, nn.BatchNorm2d) and kinds[at + 1 : at + 2] == [nn.ReLU]:
+            x, together = batch_norm_relu(x, own["weight"], own["bias"], weight > 0, layer.eps), 2
         elif isinstance(layer, nn.Conv2d) and kinds[at + 1 : at + 3] == POOLED and _halves(x):
             entering, x = x, lane_convolution(x, own["weight"])
             if nudges is not None:  # before the bias, which comes to the same
@@ -193,7 +198,7 @@ def _weighted(layer: nn.Module, x: Tensor, own: dict[str, Tensor], weight: Tenso
     if isinstance(layer, nn.GroupNorm):
         normal, _, _ = group_normal(x, layer.num_groups, layer.eps)
     elif isinstance(layer, nn.BatchNorm2d):
-        normal = _batch_normal(x, layer, weight)
+        normal, _, _ = batch_normal(x, weight > 0, layer.eps)
     else:
         raise BadInput(f"{type(layer).__name__} is not a layer that engine='batched' knows. Use engine='vmap'.")
     return normal, normal * own["weight"][:, None, None, None] + own["bias"][:, None, None, None]
@@ -271,16 +276,6 @@ def _pooled(x: Tensor) -> Tensor:
     lanes, examples = x.shape[:2]
     small = max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
     return small.reshape(lanes, examples, *small.shape[1:])
-
-
-def _batch_normal(x: Tensor, layer: nn.BatchNorm2d, weight: Tensor) -> Tensor:
-    """Over the examples of each lane's batch, padding left out."""
-    present = (weight > 0).to(torch.promote_types(x.dtype, torch.float32))[:, :, None, None, None]
-    exact = x.to(present.dtype)
-    count = (present.sum(1, keepdim=True) * (x.shape[2] * x.shape[3])).clamp(min=1)
-    mean = (exact * present).sum((1, 2, 3), keepdim=True) / count
-    variance = ((exact - mean).square() * present).sum((1, 2, 3), keepdim=True) / count
-    return ((exact - mean) * torch.rsqrt(variance + layer.eps)).to(x.dtype)
 
 
 def _exact(x: Tensor) -> Tensor:
