@@ -52,7 +52,7 @@ def norm_relu_back(
         num_warps=8,
     )  # fmt: skip
     of_shift, of_scale = sums
-    return to_x, of_scale.to(scale.dtype), of_shift.to(shift.dtype)
+    return to_x, of_scale.to(scale.dtype, copy=True), of_shift.to(shift.dtype, copy=True)  # both, else, are of `sums`
 
 
 @triton.jit

@@ -37,7 +37,7 @@ def norm_relu_back(
         of_groups.shape[3], max(1, ENTRIES // channels), num_warps=8,
     )  # fmt: skip
     to_shift, to_scale = sums.sum(2)
-    return to_x, to_scale.to(scale.dtype), to_shift.to(shift.dtype)
+    return to_x, to_scale.to(scale.dtype, copy=True), to_shift.to(shift.dtype, copy=True)  # they share memory, else
 
 
 @triton.jit

@@ -19,7 +19,10 @@ from mppfl.results.paper.store import Measured
 GRID = (2e-3, 1e-3, 5e-4)  # the first trials; the fallback leads, because it may serve as it is
 FALLBACK = 2e-3
 TOLERANCE = 0.3  # points of accuracy
-MOST_REFINEMENTS = 4
+MOST_TRIALS = 7
+LEAST_STEP, LARGEST_STEP = 1.25, 8.0  # beyond what was tried: a far extrapolation is no measurement
+USUAL_EXPONENT = 0.7  # what noise costs falls about so with the unit on FMNIST and CIFAR-10 (0.55 to 1.3)
+LEAST_COST = 0.05  # points: what noise costs is not known better than that
 SA = "social_agnostic"
 
 
@@ -67,7 +70,7 @@ def fixed_unit(dataset: str, aggregation: str, trials: Sequence[Measured]) -> Un
     off = tried[nearest] - target
     if within(off, TOLERANCE):
         return Unit(nearest, tried[nearest], target, f"SA is {off:+.2f} points from the paper's, {len(tried)} trials")
-    if set(GRID) <= set(tried) and _next_unit(tried, target) is None:
+    if not _grid_left(tried, target) and _next_unit(tried, target, ceiling) is None:
         why = f"nearest of {len(tried)} trials, {off:+.2f} points from the paper's SA: not within {TOLERANCE:g}"
         return Unit(nearest, tried[nearest], target, why)
     return None
@@ -80,12 +83,13 @@ def next_trials(dataset: str, trials: Sequence[Measured]) -> list[Job]:
     ]
     if not open_ones:
         return []
-    jobs: list[Job] = [] if _ceiling(trials) is not None else [(NOISELESS, None)]
-    for unit in GRID:
-        jobs += [(ArmName(SA, weights), unit) for weights in open_ones if unit not in _tried(weights, trials)]
-    if jobs:
+    ceiling, target = _ceiling(trials), target_of(dataset)
+    jobs: list[Job] = [(NOISELESS, None)] if ceiling is None else []
+    left = {weights: _grid_left(_tried(weights, trials), target) for weights in open_ones}
+    jobs += [(ArmName(SA, weights), unit) for unit in GRID for weights in open_ones if unit in left[weights]]
+    if jobs or ceiling is None:
         return jobs
-    proposed = [(weights, _next_unit(_tried(weights, trials), target_of(dataset))) for weights in open_ones]
+    proposed = [(weights, _next_unit(_tried(weights, trials), target, ceiling)) for weights in open_ones]
     return [(ArmName(SA, weights), unit) for weights, unit in proposed if unit is not None]
 
 
@@ -115,22 +119,35 @@ def _tried(aggregation: str, trials: Iterable[Measured]) -> dict[float, float]:
     return {each.unit: 100 * each.accuracy for each in trials if each.arm == name and each.unit is not None}
 
 
-def _next_unit(tried: dict[float, float], target: float) -> float | None:
-    """Where accuracy, taken as rising with the logarithm of the unit, should be the target; None when to give up."""
-    if len(tried) - len(GRID) >= MOST_REFINEMENTS:
+def _grid_left(tried: dict[float, float], target: float) -> list[float]:
+    """Units of the grid that are worth a trial: accuracy rises with the unit, so some are ruled out by others."""
+    too_small = max((unit for unit, accuracy in tried.items() if accuracy < target), default=0.0)
+    too_large = min((unit for unit, accuracy in tried.items() if accuracy >= target), default=math.inf)
+    return [unit for unit in GRID if too_small < unit < too_large]
+
+
+def _next_unit(tried: dict[float, float], target: float, ceiling: float) -> float | None:
+    """Where the noise should cost what SA of the paper lies below noiseless training; None when to give up.
+
+    What noise costs is taken as a power of the unit, of the exponent that two trials show.
+    """
+    if len(tried) >= MOST_TRIALS:
         return None
-    known = sorted((math.log(unit), accuracy - target) for unit, accuracy in tried.items())
-    around = [(low, high) for low, high in pairwise(known) if low[1] < 0 <= high[1]]
+    wanted = math.log(max(ceiling - target, LEAST_COST))
+    known = sorted(
+        (math.log(unit), math.log(max(ceiling - accuracy, LEAST_COST)) - wanted) for unit, accuracy in tried.items()
+    )  # rising units, falling costs
+    around = [(low, high) for low, high in pairwise(known) if low[1] > 0 >= high[1]]
     if around:
-        (x, below), (y, above) = min(around, key=lambda pair: pair[1][1] - pair[0][1])
-        part = min(0.9, max(0.1, -below / (above - below)))  # never a unit that was tried
+        (x, above), (y, below) = min(around, key=lambda pair: pair[0][1] - pair[1][1])
+        part = min(0.9, max(0.1, above / (above - below)))  # never a unit that was tried
         found = math.exp(x + part * (y - x))
     else:
-        is_above = known[0][1] >= 0  # all are: less budget is wanted
-        (x, first), (y, second) = known[:2] if is_above else known[-2:]
-        slope = (second - first) / (y - x)
-        step = abs((known[0] if is_above else known[-1])[1]) / slope if slope > 0 else math.inf
-        factor = math.exp(min(math.log(4), max(math.log(2), step)))  # a far extrapolation is no measurement
-        found = math.exp(known[0][0]) / factor if is_above else math.exp(known[-1][0]) * factor
+        is_larger = known[-1][1] > 0  # noise costs too much everywhere: a larger unit is wanted
+        (x, first), (y, second) = (known[-2:] if is_larger else known[:2]) if len(known) > 1 else ((0, 0), (0, 0))
+        exponent = (first - second) / (y - x) if first > second else USUAL_EXPONENT
+        end, off = known[-1] if is_larger else known[0]
+        step = min(math.log(LARGEST_STEP), max(math.log(LEAST_STEP), abs(off) / exponent))
+        found = math.exp(end + step if is_larger else end - step)
     rounded = float(f"{found:.3g}")
     return None if rounded in tried else rounded
