@@ -20,6 +20,7 @@ from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.learning.config import Aggregation, TrainingConfig
 
+COLUMNS_AT_ONCE = 2**18  # of all updates that are held in float64
 NEXT_TO_NOTHING = 1e-200  # of the largest noise energy: smaller ones count as none
 ADAM_DECAY = 0.99
 ADAM_FLOOR = 1e-3  # the server's Adam of Reddi et al. 2021 (arXiv:2003.00295), which works with updates, not gradients
@@ -74,9 +75,11 @@ def estimated_dispersion(updates: Tensor, energy: Array) -> float:
     relative = (energy + scale) / largest
     v = 1 / np.maximum(relative, NEXT_TO_NOTHING) if scale > 0 else np.where(energy > 0, 0.0, 1.0)
     v = v / v.sum()
-    rows, along = updates.double(), torch.as_tensor(v, device=updates.device)
-    squares = float((along * rows.square().sum(1)).sum())
-    centre = float((along @ rows).square().sum())
+    along, squares, centre = torch.as_tensor(v, device=updates.device), 0.0, 0.0
+    for start in range(0, updates.shape[1], COLUMNS_AT_ONCE):
+        rows = updates[:, start : start + COLUMNS_AT_ONCE].double()
+        squares += float((along * rows.square().sum(1)).sum())
+        centre += float((along @ rows).square().sum())
     pairs = 1 - float((v**2).sum())  # Σ_{i≠j} v_i v_j
     if pairs <= 0:
         return float("inf")

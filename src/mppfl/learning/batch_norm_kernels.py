@@ -1,8 +1,8 @@
-"""GPU kernels behind batch_norm.py: one program per example sums over its pixels, the examples of a lane are joined,
-and one program per example applies what came of them.
+"""GPU kernels behind batch_norm.py. Each way has three: one program per example sums over its pixels, one per lane and
+few channels joins the examples of the batch, and one per example applies what came of them.
 
-Pictures are read twice and written once each way. Squares are summed about each example's own mean, and examples are
-joined by the rule of Chan, Golub and LeVeque (1983), so that nothing cancels.
+Pictures are read twice and written once each way. Squares are summed about a mean, and parts are joined by the rule of
+Chan, Golub and LeVeque (1983), so that nothing cancels.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mppfl.learning.batch_norm import num_entries
-
 ENTRIES = 8192  # of a picture that a program holds at once
+JOINED = 16  # channels whose examples one program joins
 
 
 def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """relu(normal(x) · scale + shift), and mean and 1/deviation of every channel [2, lanes, C]."""
     lanes, examples, height, width, channels = x.shape
-    pixels, block = height * width, max(1, ENTRIES // channels)
+    pixels, block, every = height * width, max(1, ENTRIES // channels), triton.next_power_of_2(examples)
     own = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
-    _moments[(lanes * examples,)](x, own, lanes * examples, pixels, channels, block, num_warps=8)
-    there, count = present[:, :, None], num_entries(present, pixels)
-    mean = (own[0] * there).sum(1) * pixels / count
-    squares = ((own[1] + pixels * (own[0] - mean[:, None]).square()) * there).sum(1)
-    of_channels = torch.stack([mean, torch.rsqrt(squares / count + eps)])
+    of_channels = torch.empty((2, lanes, channels), device=x.device, dtype=torch.float32)
     y = torch.empty_like(x)
+    _moments[(lanes * examples,)](x, own, lanes * examples, pixels, channels, block, num_warps=8)
+    _join[(lanes, channels // JOINED)](own, present, of_channels, examples, every, lanes, pixels, channels, JOINED, eps)
     _apply[(lanes * examples,)](
         x, scale, shift, of_channels, y, examples, lanes, pixels, channels, block, num_warps=8
     )  # fmt: skip
@@ -39,20 +36,24 @@ def norm_relu_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, scale and shift."""
     lanes, examples, height, width, channels = x.shape
-    pixels, block = height * width, max(1, ENTRIES // channels)
+    pixels, block, every = height * width, max(1, ENTRIES // channels), triton.next_power_of_2(examples)
     own = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
+    shares = torch.empty_like(of_channels)
+    to_x, to_scale, to_shift = (torch.empty_like(each) for each in (x, scale, shift))
     _sums_back[(lanes * examples,)](
         upstream, x, scale, shift, of_channels, own, examples, lanes, pixels, channels, block, num_warps=8
     )  # fmt: skip
-    sums = own.sum(2)
-    shares = (sums * scale.float() / num_entries(present, pixels)).contiguous()
-    to_x = torch.empty_like(x)
+    _join_back[(lanes, channels // JOINED)](
+        own, scale, present, shares, to_scale, to_shift, examples, every, lanes, pixels, channels, JOINED
+    )  # fmt: skip
     _apply_back[(lanes * examples,)](
         upstream, x, scale, shift, present, of_channels, shares, to_x, examples, lanes, pixels, channels, block,
         num_warps=8,
     )  # fmt: skip
-    of_shift, of_scale = sums
-    return to_x, of_scale.to(scale.dtype, copy=True), of_shift.to(shift.dtype, copy=True)  # both, else, are of `sums`
+    return to_x, to_scale, to_shift
+
+
+# ---- forward ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -61,20 +62,43 @@ def _moments(x, own, pictures: tl.constexpr, pixels: tl.constexpr, channels: tl.
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
     at = picture * pixels * channels
-    total = tl.zeros((channels,), dtype=tl.float32)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=(p < pixels)[:, None], other=0.0)
-        total += tl.sum(entries.to(tl.float32), 0)
-    mean = total / pixels
+    mean = tl.zeros((channels,), dtype=tl.float32)
     squares = tl.zeros((channels,), dtype=tl.float32)
     for start in range(0, pixels, block):
         p = start + tl.arange(0, block)
-        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=(p < pixels)[:, None], other=0.0)
-        apart = tl.where((p < pixels)[:, None], entries.to(tl.float32) - mean[None, :], 0.0)
-        squares += tl.sum(apart * apart, 0)
+        known = (p < pixels)[:, None]
+        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
+        fresh = tl.minimum(block, pixels - start).to(tl.float32)
+        here = tl.sum(entries, 0) / fresh
+        apart = tl.where(known, entries - here[None, :], 0.0)
+        step = here - mean
+        share = fresh / (start + fresh)
+        mean += step * share
+        squares += tl.sum(apart * apart, 0) + step * step * share * start
     tl.store(own + picture * channels + c, mean)
     tl.store(own + (pictures + picture) * channels + c, squares)
+
+
+@triton.jit
+def _join(
+    own, present, of_channels, examples: tl.constexpr, every: tl.constexpr, lanes: tl.constexpr, pixels: tl.constexpr,
+    channels: tl.constexpr, joined: tl.constexpr, eps: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1/deviation of some channels of a lane from those of its examples."""
+    lane = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * joined + tl.arange(0, joined)
+    e = tl.arange(0, every)
+    known = (e < examples)[:, None]
+    there = tl.load(present + lane * examples + e, mask=e < examples, other=0.0)
+    count = tl.maximum(tl.sum(there, 0) * pixels, 1.0)
+    place = (lane * examples + e)[:, None] * channels + c[None, :]
+    means = tl.load(own + place, mask=known, other=0.0)
+    squares = tl.load(own + lanes * examples * channels + place, mask=known, other=0.0)
+    mean = tl.sum(means * there[:, None], 0) * pixels / count
+    apart = means - mean[None, :]
+    total = tl.sum((squares + pixels * apart * apart) * there[:, None], 0)
+    tl.store(of_channels + lane * channels + c, mean)
+    tl.store(of_channels + (lanes + lane) * channels + c, 1.0 / tl.sqrt(total / count + eps))
 
 
 @triton.jit
@@ -95,6 +119,9 @@ def _apply(
         entries = tl.load(x + place, mask=(p < pixels)[:, None], other=0.0)
         result = tl.maximum(entries.to(tl.float32) * factor[None, :] + offset[None, :], 0.0)
         tl.store(y + place, result.to(y.dtype.element_ty), mask=(p < pixels)[:, None])
+
+
+# ---- back ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -124,6 +151,27 @@ def _sums_back(
         of_scale += tl.sum(error * normal, 0)
     tl.store(own + picture * channels + c, of_shift)
     tl.store(own + (lanes * examples + picture) * channels + c, of_scale)
+
+
+@triton.jit
+def _join_back(
+    own, scale, present, shares, to_scale, to_shift, examples: tl.constexpr, every: tl.constexpr, lanes: tl.constexpr,
+    pixels: tl.constexpr, channels: tl.constexpr, joined: tl.constexpr,
+):  # fmt: skip
+    """Gradients of scale and shift, and what an entry that was averaged over gives up for mean and deviation."""
+    lane = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * joined + tl.arange(0, joined)
+    e = tl.arange(0, every)
+    known = (e < examples)[:, None]
+    count = tl.maximum(tl.sum(tl.load(present + lane * examples + e, mask=e < examples, other=0.0), 0) * pixels, 1.0)
+    place = (lane * examples + e)[:, None] * channels + c[None, :]
+    of_shift = tl.sum(tl.load(own + place, mask=known, other=0.0), 0)
+    of_scale = tl.sum(tl.load(own + lanes * examples * channels + place, mask=known, other=0.0), 0)
+    own_scale = tl.load(scale + lane * channels + c).to(tl.float32)
+    tl.store(shares + lane * channels + c, of_shift * own_scale / count)
+    tl.store(shares + (lanes + lane) * channels + c, of_scale * own_scale / count)
+    tl.store(to_shift + lane * channels + c, of_shift.to(to_shift.dtype.element_ty))
+    tl.store(to_scale + lane * channels + c, of_scale.to(to_scale.dtype.element_ty))
 
 
 @triton.jit

@@ -95,8 +95,9 @@ class LayeredGradients:
             descend_along(parts, self(parts, inputs, labels, weight, None), learning_rate)
             return
         low = {name.removesuffix(ROUNDED): part for name, part in parts.items() if name.endswith(ROUNDED)}
-        for name, gradient in self(low, inputs, labels, weight, None).items():
-            _descend_rounded(parts[name], low[name], gradient, learning_rate)
+        for name, gradient in self._plain(low, inputs.to(self._rounded_to), labels, weight).items():
+            if gradient is not None:
+                _descend_rounded(parts[name], low[name], gradient, learning_rate)
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if self.precision is not None:
@@ -104,10 +105,14 @@ class LayeredGradients:
             inputs = inputs.to(self.precision)
         if clip_norm is not None:
             return self._clipped(parts, inputs, labels, weight, clip_norm)
+        found = self._plain(parts, inputs, labels, weight)
+        return {name: torch.zeros_like(parts[name]) if part is None else part for name, part in found.items()}
+
+    def _plain(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> dict[str, Tensor | None]:
+        """Gradients; None of what the loss does not depend on."""
         leaves = {name: part.detach().requires_grad_() for name, part in parts.items()}
         total, _ = self._loss(leaves, inputs, labels, weight, None)
-        found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+        return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values()), allow_unused=True), strict=True))
 
     def _weighted_loss(
         self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, nudges: list[Tensor] | None

@@ -204,7 +204,7 @@ def _concluded(
         loss=loss,
         dp_epsilon=worst_epsilon(standing),
         seconds=shared + time.perf_counter() - started,
-        weights=as_array(standing.handed_out).copy(),
+        weights=as_array(standing.handed_out.detach().to("cpu", copy=True)),
         server=standing.server_memory(),
         engine=cohort.name,
         refused=tuple(data.names[k] for k in np.flatnonzero(left_out) if data.names[k] not in diverged),

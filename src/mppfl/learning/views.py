@@ -41,7 +41,11 @@ def looks_of_round(
 
 def with_views(batches: Sequence[IntArray], rng: np.random.Generator) -> list[IntArray]:
     """The same examples, each with a view drawn for it."""
-    return [batch * VIEWS + rng.integers(VIEWS, size=len(batch)) for batch in batches]
+    if not batches:
+        return []
+    rows = np.concatenate(batches)
+    ends = np.cumsum([len(batch) for batch in batches[:-1]])
+    return np.split(rows * VIEWS + rng.integers(VIEWS, size=len(rows)), ends)
 
 
 def table_for(config: TrainingConfig, features: Tensor, labels: Tensor) -> Table:

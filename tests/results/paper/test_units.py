@@ -10,7 +10,9 @@ from mppfl.results.paper.cells import NOISELESS, ArmName
 from mppfl.results.paper.units import (
     FALLBACK,
     GRID,
-    MOST_REFINEMENTS,
+    LARGEST_STEP,
+    LEAST_STEP,
+    MOST_TRIALS,
     fixed_unit,
     next_trials,
     reusable,
@@ -58,7 +60,7 @@ def test_the_search_ends_within_tolerance_wherever_the_right_unit_lies(right):
     unit = units_of(NAME, found)["noise_aware"]
     assert abs(unit.accuracy - TARGET) <= 0.3
     assert unit.unit == pytest.approx(right, rel=0.1)
-    assert len(found) <= 1 + len(GRID) + MOST_REFINEMENTS
+    assert len(found) <= 1 + MOST_TRIALS
 
 
 def test_each_aggregation_gets_its_own_unit():
@@ -77,10 +79,10 @@ def test_where_noiseless_training_stays_below_the_paper_the_unit_is_the_protocol
     assert next_trials(NAME, trials({}, ceiling=38.3)) == []
 
 
-def test_after_four_refinements_the_nearest_trial_is_kept_and_that_is_said():
+def test_after_the_last_trial_the_nearest_trial_is_kept_and_that_is_said():
     found = searched(lambda arm, unit: 40.0 if unit < 1.37e-3 else 52.0)  # a jump over the target
     unit = units_of(NAME, found)["noise_aware"]
-    assert len(found) == 1 + len(GRID) + MOST_REFINEMENTS
+    assert len(found) == 1 + MOST_TRIALS
     assert unit.accuracy == pytest.approx(52.0)
     assert "not within 0.3" in unit.why
 
@@ -96,13 +98,33 @@ def test_a_trial_within_tolerance_ends_the_search_at_once():
     assert next_trials(NAME, trials({2e-3: TARGET + 0.31})) != []
 
 
-def test_extrapolation_takes_steps_of_two_to_four():
+def test_what_a_trial_rules_out_is_not_tried():
+    assert next_trials(NAME, trials({2e-3: TARGET - 10})) != []
+    assert all(unit > 2e-3 for _, unit in next_trials(NAME, trials({2e-3: TARGET - 10})))
+    assert next_trials(NAME, trials({1e-3: TARGET - 1})) == [(SA, 2e-3)]
+    assert next_trials(NAME, trials({1e-3: TARGET + 1})) == [(SA, 5e-4)]
+    assert next_trials(NAME, trials({1e-3: TARGET + 1, 5e-4: TARGET - 1}))[0][1] == pytest.approx(7e-4, rel=0.1)
+
+
+def test_beyond_what_was_tried_noise_costs_a_power_of_the_unit():
+    def accuracy(unit):  # noise costs 20 points at .002 and falls with the root of the unit
+        return 60.0 - 20 * (unit / 2e-3) ** -0.5
+
+    right = 2e-3 * (20 / (60.0 - TARGET)) ** 2
+    below = trials({unit: accuracy(unit) for unit in (1e-3, 2e-3)})
+    assert next_trials(NAME, below) == [(SA, pytest.approx(right, rel=1e-2))]
+    units = dict(zip(GRID, (8 * right, 4 * right, 2 * right), strict=True))
+    above = trials({unit: accuracy(as_if) for unit, as_if in units.items()})
+    assert next_trials(NAME, above) == [(SA, pytest.approx(min(GRID) / 2, rel=1e-2))]
+
+
+def test_steps_beyond_what_was_tried_are_bounded():
+    flat = trials({1e-3: TARGET - 5, 2e-3: TARGET - 4.99})
+    assert next_trials(NAME, flat) == [(SA, pytest.approx(2e-3 * LARGEST_STEP))]
+    steep = trials({1e-3: TARGET - 30, 2e-3: TARGET - 0.5})
+    assert next_trials(NAME, steep) == [(SA, pytest.approx(2e-3 * LEAST_STEP))]
     above = trials(dict.fromkeys(GRID, TARGET + 5))
-    assert next_trials(NAME, above) == [(SA, pytest.approx(min(GRID) / 4))]
-    steep = trials({5e-4: TARGET + 1, 1e-3: TARGET + 10, 2e-3: TARGET + 20})
-    assert next_trials(NAME, steep) == [(SA, pytest.approx(min(GRID) / 2))]
-    below = trials({5e-4: TARGET - 30, 1e-3: TARGET - 20, 2e-3: TARGET - 1})
-    assert next_trials(NAME, below) == [(SA, pytest.approx(max(GRID) * 2))]
+    assert next_trials(NAME, above)[0][1] < min(GRID)
 
 
 def test_the_trial_that_fixed_the_unit_and_noiseless_serve_again():
