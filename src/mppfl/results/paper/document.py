@@ -102,6 +102,7 @@ def document_text(folder: str | Path) -> str:
         tally=_tally_table(figures),
         preset=PRESET,
         settings=_settings_table(),
+        choices=_choices_part(Path(folder)),
         tolerance=plainly(TOLERANCE),
         fallback=plainly(FALLBACK),
         reference=SETTINGS[REFERENCE].title,
@@ -146,7 +147,7 @@ def _judged_statements() -> tuple[Finding, ...]:
 
 
 def _settings_table() -> str:
-    lines = [["data set", "train / test", "model", "normalisation", "η", "batch", "rounds T", "local epochs"]]
+    lines = [["data set", "train / test", "model", "norm", "augmentation", "η", "batch", "rounds T", "local epochs"]]
     for setting in SETTINGS.values():
         lines.append(
             [
@@ -154,6 +155,7 @@ def _settings_table() -> str:
                 f"{setting.num_train:,} / {setting.num_test:,}",
                 f"`{setting.model}`",
                 setting.norm if setting.model.startswith("vgg") else "none",
+                _said(setting.augmentation),
                 plainly(setting.learning_rate),
                 str(setting.batch_size),
                 str(setting.num_rounds),
@@ -161,6 +163,29 @@ def _settings_table() -> str:
             ]
         )
     return _table(lines)
+
+
+def _choices_part(folder: Path) -> str:
+    """What was tried for each VGG, and what was taken."""
+    from mppfl.results.paper.choose import read_choice
+
+    lines, told = [["data set", "norm", "augmentation", "without noise, IID", "rounds", "taken"]], []
+    for name, setting in SETTINGS.items():
+        if not setting.model.startswith("vgg"):
+            continue
+        content = read_choice(folder, name)
+        if content["chosen"] is None:
+            told.append(f"{setting.title}'s is not chosen yet, because its data was not there.")
+        for row in content["variants"]:
+            taken = content["chosen"] == {key: row[key] for key in ("norm", "augmentation")}
+            accuracy = f"{100 * row['accuracy']:.2f}"
+            cells = [setting.title, row["norm"], _said(row["augmentation"]), accuracy, str(content["num_rounds"])]
+            lines.append([*cells, "yes" if taken else ""])
+    return "\n\n".join([_table(lines), " ".join(told)] if told else [_table(lines)])
+
+
+def _said(augmentation: str) -> str:
+    return {"crop_and_flip": "crops and flips"}.get(augmentation, augmentation)
 
 
 def _harm_table() -> str:
