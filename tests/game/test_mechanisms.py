@@ -55,6 +55,20 @@ def test_random_budgets_lie_in_their_range_and_repeat_with_their_seed():
     assert high / low == approx(9.0, rel=1e-3)
 
 
+def test_random_budgets_belong_to_their_round_whoever_plans_it():
+    game = paper_scale_game(5, num_clients=20)
+    whole = random(game, Horizon(np.arange(1, 4), np.full(3, 3.0), 7)).to_matrix()
+    alone = [random(game, Horizon(np.array([t]), np.array([3.0]), 7)).to_matrix()[0] for t in (1, 2, 3)]
+    assert np.array_equal(whole, np.array(alone))
+    # rounds settle one by one where clients may stay out, and still differ
+    free = mppfl.solve(
+        game, "random", num_rounds=3, participation="if_better_than_staying_out", seed=7
+    ).plan.to_matrix()
+    everyday = (free > 0).all(0)
+    assert everyday.sum() > 1
+    assert not np.array_equal(free[0, everyday], free[1, everyday])
+
+
 def test_the_smallest_fixed_budget_is_refused_by_nobody():
     game = paper_scale_game(2, num_clients=15)
     first = mppfl.solve(game, "mppfl").terms(1)

@@ -124,7 +124,7 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     if not 0 < low <= high < np.inf:
         raise BadInput(f"random budgets need 0 < low <= high, got low={low:g}, high={high:g}.")
     mean = mean_agnostic_budget(game)
-    drawn = Drawn(game.num_clients, low * mean, high * mean, horizon.seed)
+    drawn = Drawn(horizon.rounds, game.num_clients, low * mean, high * mean, horizon.seed)
     return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
 
 

@@ -48,15 +48,16 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Uniform between low and high, drawn anew for every round and the same at every reading."""
+    """Uniform between low and high, drawn anew for every round and the same whenever and with whatever it is read."""
 
+    rounds: IntArray
     num_clients: int
     low: float
     high: float
     seed: int
 
     def at(self, position: int, reward_rate: float) -> Array:
-        rng = np.random.default_rng([self.seed, position])
+        rng = np.random.default_rng([self.seed, int(self.rounds[position]) - 1])
         return rng.uniform(self.low, self.high, self.num_clients)
 
 
