@@ -93,12 +93,12 @@ def _curves(figure: Figure) -> Markup:
     """Welfare and cost along an axis, one column per convention, two rows per setting."""
     keys = [(TITLES[name], SLOTS[name]) for name in figure.mechanisms("own")]
     held = bool(figure.mechanisms(HELD))
-    out, top = _legend([*keys, (RATES_HELD, SLOTS[HELD])] if held else keys)
+    out, top = legend([*keys, (RATES_HELD, SLOTS[HELD])] if held else keys)
     several = len(figure.settings) > 1
     for setting in figure.settings:
         rounds = figure.configuration["num_rounds"][setting]
         for quantity, what in QUANTITIES.items():
-            for box, (convention, title) in zip(_row_of_boxes(top), CONVENTIONS.items(), strict=True):
+            for box, (convention, title) in zip(row_of_boxes(top), CONVENTIONS.items(), strict=True):
                 curves = [
                     _series(TITLES[name], SLOTS[name], figure, name, quantity, convention, setting)
                     for name in figure.mechanisms(convention)
@@ -106,11 +106,11 @@ def _curves(figure: Figure) -> Markup:
                 if held and convention == "own":
                     curves.append(_series(RATES_HELD, SLOTS[HELD], figure, "mppfl", quantity, HELD, setting))
                 head = f"{SETTINGS[setting].title}: {what.lower()}" if several else what
-                out += _panel(
+                out += panel(
                     curves, box, f"{head}, {title}", AXES[figure.axis], f"money, {rounds} rounds", figure.places
                 )
             top += 310
-    return _whole(out, top - 16, f"{figure.name}: {_said(figure)}")
+    return whole(out, top - 16, f"{figure.name}: {_said(figure)}")
 
 
 def _series(
@@ -124,7 +124,7 @@ def _series(
 def _bars(figure: Figure) -> Markup:
     """One quantity per data set and mechanism, one row per convention."""
     quantity = figure.strands[0].quantity
-    out, top = _legend([(TITLES[name], SLOTS[name]) for name in figure.mechanisms("own")], square=True)
+    out, top = legend([(TITLES[name], SLOTS[name]) for name in figure.mechanisms("own")], square=True)
     for convention, title in CONVENTIONS.items():
         names = figure.mechanisms(convention)
         spread = np.array(
@@ -142,7 +142,7 @@ def _bars(figure: Figure) -> Markup:
             facts = f"T = {rounds}, ε = {plainly(f'{harm:.2g}')}"
             out.append(_text(frame.x(place + 0.5), box.bottom + 36, facts, "tick"))
         top = box.bottom + 54
-    return _whole(out, top, f"{figure.name}: {_said(figure)}")
+    return whole(out, top, f"{figure.name}: {_said(figure)}")
 
 
 def _group(frame: draw.Frame, place: int, names: Sequence[str], spread: Array) -> list[str]:
@@ -166,8 +166,8 @@ def _phi(figure: Figure) -> Markup:
     (setting,) = figure.settings
     rounds = figure.mechanisms("solved")
     sweeps = np.asarray(figure.places, dtype=np.float64)
-    out, top = _legend([(f"round {name}", slot) for slot, name in enumerate(rounds)])
-    for box, version in zip(_row_of_boxes(top), ("solved", "literal"), strict=True):
+    out, top = legend([(f"round {name}", slot) for slot, name in enumerate(rounds)])
+    for box, version in zip(row_of_boxes(top), ("solved", "literal"), strict=True):
         curves = [
             draw.Series(
                 name, slot, sweeps, figure.values(name, "external_risk", convention=version, setting=setting)[:, 0]
@@ -176,9 +176,7 @@ def _phi(figure: Figure) -> Markup:
         ]
         title = "Rate solved in every sweep" if version == "solved" else "To the letter (peaks are cut off)"
         ticks = () if version == "solved" else (-0.5, 0, 0.5, 1, 1.5)
-        out += _panel(
-            curves, box, title, AXES["sweep"], "φ₁ of one network, units of budget", [1, 5, 10, 15, 20], ticks
-        )
+        out += panel(curves, box, title, AXES["sweep"], "φ₁ of one network, units of budget", [1, 5, 10, 15, 20], ticks)
     top += 310
     box = Box(MARGIN, top + 26, WIDTH - MARGIN - 8, 230)
     curves = []
@@ -187,7 +185,7 @@ def _phi(figure: Figure) -> Markup:
             far = figure.values(name, "distance", convention=version, setting=setting)
             low, middle, high = np.log10(np.maximum(np.nanquantile(far, (0.1, 0.5, 0.9), axis=1), FLOOR))
             curves.append(draw.Series(f"{version}, {name}", slot, sweeps, middle, low, high))
-    out += _panel(
+    out += panel(
         curves,
         box,
         "Distance from the equilibrium, all networks",
@@ -200,18 +198,18 @@ def _phi(figure: Figure) -> Markup:
     out.append(_text(box.right - 10, box.top + 20, "to the letter", "strong", "end"))
     out.append(_text(box.left + 0.42 * box.width, box.top + 0.5 * box.height, "rate solved", "strong", "start"))
     out.append(_text(box.left + 10, box.bottom - 12, "nearer than 10⁻¹² is rounding", "tick", "start"))
-    return _whole(out, box.bottom + 48, f"{figure.name}: {_said(figure)}")
+    return whole(out, box.bottom + 48, f"{figure.name}: {_said(figure)}")
 
 
 # ---- panels and their parts ---------------------------------------------------------------------------------------
 
 
-def _row_of_boxes(top: float) -> tuple[Box, Box]:
+def row_of_boxes(top: float) -> tuple[Box, Box]:
     first = Box(MARGIN, top + 26)
     return first, Box(first.right + GAP + MARGIN, top + 26)
 
 
-def _panel(
+def panel(
     curves: Sequence[draw.Series],
     box: Box,
     title: str,
@@ -274,7 +272,7 @@ def _text(x: float, y: float, words: str, style: str, anchor: str = "middle") ->
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _legend(keys: Sequence[tuple[str, int]], *, square: bool = False) -> tuple[list[str], float]:
+def legend(keys: Sequence[tuple[str, int]], *, square: bool = False) -> tuple[list[str], float]:
     """Names beside their colour and dash, and where the first panel may begin."""
     out, x, y = [], 14.0, 24.0
     for name, slot in keys:
@@ -291,7 +289,7 @@ def _legend(keys: Sequence[tuple[str, int]], *, square: bool = False) -> tuple[l
     return out, y + 20
 
 
-def _whole(out: Sequence[str], height: float, label: str) -> Markup:
+def whole(out: Sequence[str], height: float, label: str) -> Markup:
     head = f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="{escape(label)}" class="lines">'
     return Markup("\n".join([head, *out, "</svg>"]))
 

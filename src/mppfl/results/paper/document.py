@@ -53,6 +53,8 @@ WHY = {
     "fig-n": "By eq. 11 the harm ε of a client's noise depends on all examples together and not on N, so more clients "
     "mean more noise terms and more payments under every mechanism. Who is ahead is decided as at N = 20.",
 }
+CURVES_OF = "cifar-100"  # whose accuracy curves the paper shows
+CLOSE, LOWER = "MPPFL stays close to SA", "SARDA and DP-FedAvg stay below MPPFL"
 DEFAULTS = {"α": EXTERNALITY_STRENGTH, "K": MAX_HOPS}
 MOST_COLUMNS = 5  # places of an axis in a table; of longer ones only the ends and the default
 
@@ -79,7 +81,13 @@ def make_page(folder: str | Path, path: str | Path) -> Path:
 
 def chart_files(folder: str | Path) -> dict[str, str]:
     """Every figure that has been made, as the text of its SVG file."""
-    return {name: as_file(chart(figure)) for name, figure in _figures(folder).items()}
+    return {name: as_file(svg) for name, svg in _charts(folder).items()}
+
+
+def _charts(folder: str | Path) -> dict[str, Markup]:
+    from mppfl.results.paper.accuracy_charts import curve_charts
+
+    return {name: chart(figure) for name, figure in _figures(folder).items()} | curve_charts(Path(folder))
 
 
 def _figures(folder: str | Path) -> dict[str, Figure]:
@@ -92,7 +100,7 @@ def _figures(folder: str | Path) -> dict[str, Figure]:
 
 def document_text(folder: str | Path) -> str:
     """The document as Markdown. Figures that are not made yet say so."""
-    from mppfl.results.paper.tables import tables_section
+    from mppfl.results.paper.tables import MPPFL_WITHIN, tables_section
     from mppfl.results.paper.units import FALLBACK, TOLERANCE
 
     figures = _figures(folder)
@@ -112,6 +120,8 @@ def document_text(folder: str | Path) -> str:
         max_hops=MAX_HOPS,
         strength=plainly(EXTERNALITY_STRENGTH),
         tables=tables_section(Path(folder)).strip(),
+        curves=_curves_part(Path(folder)),
+        close=plainly(MPPFL_WITHIN),
         holds=f"{100 * HOLDS:.0f}",
         figures=[{"heading": h, "body": _figure_part(name, figures.get(name))} for name, h in HEADINGS.items()],
         statements=_statement_table(),
@@ -194,6 +204,29 @@ def _harm_table() -> str:
         counts = [f"{NUM_PARAMETERS[name]:,}", f"{setting.num_train:,}", str(setting.num_rounds)]
         lines.append([setting.title, *counts, number(harm_of(name))])
     return _table(lines)
+
+
+def _curves_part(folder: Path) -> str:
+    """Charts of accuracy round by round, and the paper's two claims about them for every split."""
+    from mppfl.results.paper.accuracy_charts import chart_name
+    from mppfl.results.paper.accuracy_curves import others_stay_below, read_curves, stays_close
+    from mppfl.results.paper.tables import PARTITION_TITLES
+
+    found = read_curves(folder)
+    parts = []
+    for dataset in dict.fromkeys(curves.dataset for curves in found):
+        title, several = SETTINGS[dataset].title, [curves for curves in found if curves.dataset == dataset]
+        parts.append(f"![{title}, accuracy round by round]({IMAGES}/{chart_name(dataset)}.svg)")
+        lines = [["claim", "split", "verdict", "second half of the rounds"]]
+        for claim, judge in ((CLOSE, stays_close), (LOWER, others_stay_below)):
+            for curves in several:
+                finding, split = judge(curves), PARTITION_TITLES[curves.partition]
+                told = ["not measured yet", ""] if finding is None else [_verdict(finding), finding.reason]
+                lines.append([claim, f"{title}, {split}", *told])
+        parts.append(_table(lines))
+    if CURVES_OF not in {curves.dataset for curves in found}:
+        parts.append(f"{SETTINGS[CURVES_OF].title} has no curves yet: `mppfl reproduce fig-curves`.")
+    return "\n\n".join(parts)
 
 
 def _figure_part(name: str, figure: Figure | None) -> str:
@@ -294,8 +327,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 def page_text(folder: str | Path) -> str:
     """The document as an HTML page, with the charts inside."""
-    figures = _figures(folder)
-    charts = {name: chart(figure) for name, figure in figures.items()}
+    figures, charts = _figures(folder), _charts(folder)
     first, *sections = re.split(r"^## ", document_text(folder), flags=re.MULTILINE)
     title, _, introduction = first.removeprefix("# ").partition("\n")
     tally = _tally([*_judged_claims(figures), *_judged_statements()])

@@ -131,7 +131,9 @@ def table_rows(
 
 
 def _row(table: Table, cell: Cell, aggregation: Aggregation, folder: Path, setting: Setting) -> Row:
-    measured = {seed: _of_aggregation(found, aggregation) for seed, found in _seeds(folder, cell, setting).items()}
+    measured = {
+        seed: of_aggregation(found, aggregation) for seed, found in seeds_on_file(folder, cell, setting).items()
+    }
     whole = {seed: found for seed, found in measured.items() if set(JUDGED) <= set(found)}
     ours = {
         mechanism: _figure([found[mechanism] for found in (whole or measured).values() if mechanism in found])
@@ -162,7 +164,7 @@ def _why_not(folder: Path, cell: Cell, measured: Collection[Mapping[str, Measure
     )
 
 
-def _seeds(folder: Path, cell: Cell, setting: Setting) -> dict[int, dict[ArmName, Measured]]:
+def seeds_on_file(folder: Path, cell: Cell, setting: Setting) -> dict[int, dict[ArmName, Measured]]:
     """What is measured of the cell under every seed on file."""
     pattern = re.compile(re.escape(cell.name.removesuffix(f"seed{cell.seed}")) + r"seed(\d+)\.json")
     matches = [pattern.fullmatch(path.name) for path in folder.glob("*.json")]
@@ -172,7 +174,7 @@ def _seeds(folder: Path, cell: Cell, setting: Setting) -> dict[int, dict[ArmName
     }
 
 
-def _of_aggregation(found: Mapping[ArmName, Measured], aggregation: str) -> dict[str, Measured]:
+def of_aggregation(found: Mapping[ArmName, Measured], aggregation: str) -> dict[str, Measured]:
     """Arms by mechanism; Random and noiseless exist once, and stand beside both aggregations."""
     mine = {arm.mechanism: each for arm, each in found.items() if arm.mechanism in ("random", "noiseless")}
     return mine | {arm.mechanism: each for arm, each in found.items() if arm.aggregation == aggregation}
@@ -364,7 +366,7 @@ def _terms_table(folder: Path) -> str:
     lines = []
     for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
         cell = Cell(*place, 0)
-        for seed, found in _seeds(folder, cell, SETTINGS[cell.dataset]).items():
+        for seed, found in seeds_on_file(folder, cell, SETTINGS[cell.dataset]).items():
             for weights in aggregations_of(cell):
                 arms = {
                     arm: each for arm, each in found.items() if arm.aggregation == weights and each.unit is not None
@@ -427,7 +429,7 @@ def _cells_an_hour(folder: Path) -> str:
     whole = 0
     for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
         cell = Cell(*place, 0)
-        found = _seeds(folder, cell, SETTINGS[cell.dataset]).values()
+        found = seeds_on_file(folder, cell, SETTINGS[cell.dataset]).values()
         whole += sum(set(arms_of(cell)) <= set(arms) for arms in found)
     return (
         f"{whole} whole cells in {hours:.2f} hours of training, trials of units and unfinished cells included: "
