@@ -2,7 +2,8 @@
 few channels joins the examples of the batch, and one per example applies what came of them.
 
 Pictures are read twice and written once each way. Squares are summed about a mean, and parts are joined by the rule of
-Chan, Golub and LeVeque (1983), so that nothing cancels.
+Chan, Golub and LeVeque (1983), so that nothing cancels. How many lanes there are is not compiled in, because it changes
+as lanes end.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: flo
     of_channels = torch.empty((2, lanes, channels), device=x.device, dtype=torch.float32)
     y = torch.empty_like(x)
     _moments[(lanes * examples,)](x, own, lanes * examples, pixels, channels, block, num_warps=8)
-    _join[(lanes, channels // JOINED)](own, present, of_channels, examples, every, lanes, pixels, channels, JOINED, eps)
+    _join[(lanes, channels // JOINED)](own, present, of_channels, lanes, examples, every, pixels, channels, JOINED, eps)
     _apply[(lanes * examples,)](
-        x, scale, shift, of_channels, y, examples, lanes, pixels, channels, block, num_warps=8
+        x, scale, shift, of_channels, y, lanes, examples, pixels, channels, block, num_warps=8
     )  # fmt: skip
     return y, of_channels
 
@@ -41,13 +42,13 @@ def norm_relu_back(
     shares = torch.empty_like(of_channels)
     to_x, to_scale, to_shift = (torch.empty_like(each) for each in (x, scale, shift))
     _sums_back[(lanes * examples,)](
-        upstream, x, scale, shift, of_channels, own, examples, lanes, pixels, channels, block, num_warps=8
+        upstream, x, scale, shift, of_channels, own, lanes, examples, pixels, channels, block, num_warps=8
     )  # fmt: skip
     _join_back[(lanes, channels // JOINED)](
-        own, scale, present, shares, to_scale, to_shift, examples, every, lanes, pixels, channels, JOINED
+        own, scale, present, shares, to_scale, to_shift, lanes, examples, every, pixels, channels, JOINED
     )  # fmt: skip
     _apply_back[(lanes * examples,)](
-        upstream, x, scale, shift, present, of_channels, shares, to_x, examples, lanes, pixels, channels, block,
+        upstream, x, scale, shift, present, of_channels, shares, to_x, lanes, examples, pixels, channels, block,
         num_warps=8,
     )  # fmt: skip
     return to_x, to_scale, to_shift
@@ -56,8 +57,8 @@ def norm_relu_back(
 # ---- forward ------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def _moments(x, own, pictures: tl.constexpr, pixels: tl.constexpr, channels: tl.constexpr, block: tl.constexpr):
+@triton.jit(do_not_specialize=["pictures"])
+def _moments(x, own, pictures, pixels: tl.constexpr, channels: tl.constexpr, block: tl.constexpr):
     """Mean of each channel of an example, and the sum of squares about it."""
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
@@ -79,9 +80,9 @@ def _moments(x, own, pictures: tl.constexpr, pixels: tl.constexpr, channels: tl.
     tl.store(own + (pictures + picture) * channels + c, squares)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _join(
-    own, present, of_channels, examples: tl.constexpr, every: tl.constexpr, lanes: tl.constexpr, pixels: tl.constexpr,
+    own, present, of_channels, lanes, examples: tl.constexpr, every: tl.constexpr, pixels: tl.constexpr,
     channels: tl.constexpr, joined: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1/deviation of some channels of a lane from those of its examples."""
@@ -101,9 +102,9 @@ def _join(
     tl.store(of_channels + (lanes + lane) * channels + c, 1.0 / tl.sqrt(total / count + eps))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _apply(
-    x, scale, shift, of_channels, y, examples: tl.constexpr, lanes: tl.constexpr, pixels: tl.constexpr,
+    x, scale, shift, of_channels, y, lanes, examples: tl.constexpr, pixels: tl.constexpr,
     channels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     picture = tl.program_id(0).to(tl.int64)
@@ -124,9 +125,9 @@ def _apply(
 # ---- back ---------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _sums_back(
-    upstream, x, scale, shift, of_channels, own, examples: tl.constexpr, lanes: tl.constexpr, pixels: tl.constexpr,
+    upstream, x, scale, shift, of_channels, own, lanes, examples: tl.constexpr, pixels: tl.constexpr,
     channels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Sums over an example's pixels of what comes back, and of what comes back times what was normalised."""
@@ -153,9 +154,9 @@ def _sums_back(
     tl.store(own + (lanes * examples + picture) * channels + c, of_scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _join_back(
-    own, scale, present, shares, to_scale, to_shift, examples: tl.constexpr, every: tl.constexpr, lanes: tl.constexpr,
+    own, scale, present, shares, to_scale, to_shift, lanes, examples: tl.constexpr, every: tl.constexpr,
     pixels: tl.constexpr, channels: tl.constexpr, joined: tl.constexpr,
 ):  # fmt: skip
     """Gradients of scale and shift, and what an entry that was averaged over gives up for mean and deviation."""
@@ -174,9 +175,9 @@ def _join_back(
     tl.store(to_scale + lane * channels + c, of_scale.to(to_scale.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _apply_back(
-    upstream, x, scale, shift, present, of_channels, shares, to_x, examples: tl.constexpr, lanes: tl.constexpr,
+    upstream, x, scale, shift, present, of_channels, shares, to_x, lanes, examples: tl.constexpr,
     pixels: tl.constexpr, channels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     picture = tl.program_id(0).to(tl.int64)

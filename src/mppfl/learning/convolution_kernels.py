@@ -2,7 +2,8 @@
 
 A row of a patch lies contiguous in a channels-last picture: k·C numbers that start at pixel x − k//2. So the inner loop
 runs over rows of the kernel and, within a row, over blocks of those numbers; what lies outside the picture counts as 0.
-Shapes are compiled in: a training has few of them, and divisions by constants are cheap.
+Shapes are compiled in, because divisions by constants are cheap and a training has few of them; how many lanes there
+are is not, because it changes as lanes end.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def back_to_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
         (shares, lanes, high, wide, channels, out), device=x.device, dtype=x.dtype if shares == 1 else torch.float32
     )
     _back_to_taps[(high * blocks_j * shares, blocks_n, lanes)](
-        x, upstream, found, pixels, height, width, channels, out, blocks_j, wide * channels, high, high // 2,
-        wide // 2 * channels, shares, triton.cdiv(triton.cdiv(pixels, shares), block_m) * block_m, lanes,
+        x, upstream, found, lanes, shares, triton.cdiv(triton.cdiv(pixels, shares), block_m), pixels, height,
+        width, channels, out, blocks_j, wide * channels, high, high // 2, wide // 2 * channels,
         block_m, block_n, block_j, num_warps=8 if block_n * block_j > 8192 else 4, num_stages=3,
     )  # fmt: skip
     return found[0] if shares == 1 else found.sum(0).to(x.dtype)
@@ -99,12 +100,12 @@ def _convolve(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes"])
 def _back_to_taps(
-    x, upstream, found, pixels: tl.constexpr, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
-    out: tl.constexpr, blocks_j: tl.constexpr, row: tl.constexpr, high: tl.constexpr, pad_high: tl.constexpr,
-    pad_row: tl.constexpr, shares: tl.constexpr, share: tl.constexpr, lanes: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_j: tl.constexpr,
+    x, upstream, found, lanes, shares: tl.constexpr, steps: tl.constexpr, pixels: tl.constexpr, height: tl.constexpr,
+    width: tl.constexpr, channels: tl.constexpr, out: tl.constexpr, blocks_j: tl.constexpr, row: tl.constexpr,
+    high: tl.constexpr, pad_high: tl.constexpr, pad_row: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    block_j: tl.constexpr,
 ):  # fmt: skip
     """One tile: block_j numbers of a row of the kernel by block_n channels of one lane, over a share of the pixels."""
     lane = tl.program_id(2).to(tl.int64)
@@ -115,8 +116,8 @@ def _back_to_taps(
     x += lane * pixels * channels
     upstream += lane * pixels * out
     total = tl.zeros((block_j, block_n), dtype=tl.float32)
-    for m0 in range(0, share, block_m):
-        m = part * share + m0 + tl.arange(0, block_m)
+    for step in range(0, steps):
+        m = (part * steps + step) * block_m + tl.arange(0, block_m)
         above = (m // width) % height + up - pad_high
         inside = (above >= 0) & (above < height) & (m < pixels)
         start = ((m // (height * width)) * height + above) * (width * channels)

@@ -1,6 +1,7 @@
 """GPU kernels behind normalisation.py: one program per example, which reads its picture from the cache after the first.
 
-Sums run over pixels for each channel first, and over the channels of a group last.
+Sums run over pixels for each channel first, and over the channels of a group last. How many lanes there are is not
+compiled in, because it changes as lanes end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) 
     y = torch.empty_like(x)
     of_groups = torch.empty((2, lanes, examples, groups), device=x.device, dtype=torch.float32)
     _norm_relu[(lanes * examples,)](
-        x, scale, shift, y, of_groups, examples, lanes * examples, height * width, channels, groups, eps,
+        x, scale, shift, y, of_groups, lanes * examples, examples, height * width, channels, groups, eps,
         max(1, ENTRIES // channels), num_warps=8,
     )  # fmt: skip
     return y, of_groups
@@ -33,7 +34,7 @@ def norm_relu_back(
     to_x = torch.empty_like(x)
     sums = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
     _norm_relu_back[(lanes * examples,)](
-        upstream, x, scale, shift, of_groups, to_x, sums, examples, lanes * examples, height * width, channels,
+        upstream, x, scale, shift, of_groups, to_x, sums, lanes * examples, examples, height * width, channels,
         of_groups.shape[3], max(1, ENTRIES // channels), num_warps=8,
     )  # fmt: skip
     to_shift, to_scale = sums.sum(2)
@@ -53,9 +54,9 @@ def _of_groups(of_channels, channels: tl.constexpr, groups: tl.constexpr):
     return tl.sum(tl.reshape(of_channels, (groups, channels // groups)), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pictures"])
 def _norm_relu(
-    x, scale, shift, y, of_groups, examples: tl.constexpr, pictures: tl.constexpr, pixels: tl.constexpr,
+    x, scale, shift, y, of_groups, pictures, examples: tl.constexpr, pixels: tl.constexpr,
     channels: tl.constexpr, groups: tl.constexpr, eps: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     picture = tl.program_id(0).to(tl.int64)
@@ -91,9 +92,9 @@ def _norm_relu(
         tl.store(y + place, result.to(y.dtype.element_ty), mask=(p < pixels)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pictures"])
 def _norm_relu_back(
-    upstream, x, scale, shift, of_groups, to_x, sums, examples: tl.constexpr, pictures: tl.constexpr,
+    upstream, x, scale, shift, of_groups, to_x, sums, pictures, examples: tl.constexpr,
     pixels: tl.constexpr, channels: tl.constexpr, groups: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     picture = tl.program_id(0).to(tl.int64)

@@ -88,6 +88,8 @@ def _cohort(model: FlatModel, members: Sequence[Standing]) -> Cohort:
 
 def _test_table(cohort: Cohort, data: ClientData) -> Table:
     features = to_device(data.test_features, cohort.device).to(cohort.dtype)
+    if features.is_cuda and features.ndim == 4:
+        features = features.to(memory_format=torch.channels_last)  # as a GPU's convolutions like it
     return Table(features, to_device(data.test_labels, cohort.device))
 
 
