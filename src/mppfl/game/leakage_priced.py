@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput, NotConverged
@@ -29,6 +28,9 @@ Leak = Callable[[Array], tuple[float, Array]]
 
 MOST_STEPS = 300
 TOLERANCE = 1e-6
+MOST_RATES = 200
+SLOW = 0.5  # of the last way's length: a longer one is slow progress
+SHORTEST, LONGEST = 1 / 16, 2.0  # share of the way to everybody's answer that a step goes
 ACCEPTED = 1e-3  # of the largest budget: a residual above this is no stationary point
 
 
@@ -75,22 +77,28 @@ def price_leakage(
         game.clients.budget_min,
         game.clients.budget_max,
     )
-    share, before, answer = 1.0, np.inf, None
+    share, rate, answer = 1.0, reward_rate, None
     best: PricedBudgets | None = None
+    way = np.zeros_like(budgets)
     leakage, marginal = leak(budgets)
     for step in range(1, MOST_STEPS + 1):
         harm = leak_price * marginal
-        rate = _rate_of_total(game, harm, total, answer) if reward_rate is None else reward_rate
-        answer = _settle(game, rate - harm, answer)
+        if reward_rate is None:
+            rate, answer = _rate_of_total(game, harm, float(total or 0.0), rate, answer)
+        else:
+            rate, answer = reward_rate, _settle(game, reward_rate - harm, answer)
         residual = float(np.abs(answer - budgets).max()) / max(float(answer.max()), 1e-300)
         if best is None or residual < best.kkt_residual:
             best = PricedBudgets(rate, leak_price, rate - harm, budgets, leakage, residual, step)
         if residual <= TOLERANCE:
             break
-        if game.externality_strength > 0:  # an equilibrium minimises nothing: shorter steps wherever it moved away
-            share = max(share / 2, 1 / 16) if residual > before else min(1.0, share * 1.2)
-            before = residual
-            budgets = budgets + share * (answer - budgets)
+        if game.externality_strength > 0:  # an equilibrium minimises nothing that a step could be measured by
+            way, before = answer - budgets, way
+            share = _next_share(share, way, before)
+            moved = budgets + share * way
+            if share > 1 and ((moved < game.clients.budget_min) | (moved > game.clients.budget_max)).any():
+                moved = answer  # within the bounds, and with the same total
+            budgets = moved
             leakage, marginal = leak(budgets)
             continue
         found = _descend(game, leak, leak_price, rate, (budgets, leakage, marginal), answer, min(1.0, 2 * share))
@@ -105,6 +113,17 @@ def price_leakage(
             reached,
         )
     return best
+
+
+def _next_share(share: float, way: Array, before: Array) -> float:
+    """What share of the way to everybody's answer to go, given the last way.
+
+    To and fro: less. Slowly on in one direction, which may lead uphill for a while: more.
+    """
+    if float(way @ before) < 0:
+        return max(share / 2, SHORTEST)
+    is_slow = float(way @ way) > SLOW**2 * float(before @ before) > 0
+    return min(LONGEST if is_slow else 1.0, 1.3 * share)
 
 
 def leakage_frontier(
@@ -207,23 +226,34 @@ def _settle(game: Game, prices: Array, start: Array | None) -> Array:
     return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
 
 
-def _rate_of_total(game: Game, harm: Array, total: float | None, start: Array | None) -> float:
-    """The rate at which budgets, priced at it less the harm, add up to `total`."""
+def _rate_of_total(
+    game: Game, harm: Array, total: float, guess: float | None, start: Array | None
+) -> tuple[float, Array]:
+    """The rate at which budgets, priced at it less the harm, add up to `total`; and those budgets.
 
-    def excess(rate: float) -> float:
-        return float(_settle(game, rate - harm, start).sum()) - float(total or 0.0)
-
-    low = float((game.clients.linear_cost + harm).min())
-    width = 1.0 + abs(low)
-    while excess(low) > 0:
-        low, width = low - width, 2 * width
-    high = low + width
-    while excess(high) < 0:
-        width *= 2
-        high += width
+    Between rates at which somebody reaches a bound, budgets are straight lines in the rate: Newton's steps end on the
+    right line, and a bracket keeps them from leaving it for ever.
+    """
+    clients = game.clients
+    rate = float((clients.linear_cost + harm).mean()) if guess is None else guess
+    below, above, width = -np.inf, np.inf, 1.0 + abs(rate)
+    for _ in range(MOST_RATES):
+        found = equilibrium_at(game, rate - harm, start if game.externality_strength > 0 else None)
+        start, excess = found.budgets, float(found.budgets.sum()) - total
+        if abs(excess) <= 1e-12 * max(1.0, total) or np.nextafter(below, np.inf) >= above:
+            return rate, found.budgets
+        below, above = (max(below, rate), above) if excess < 0 else (below, min(above, rate))
+        slope = float(game.loss.solve(1 / (2 * clients.quadratic_cost), found.free).sum()) if found.free.any() else 0.0
+        aim = rate - excess / slope if slope > 0 else np.nan
+        if not below < aim < above:
+            if np.isfinite(below) and np.isfinite(above):
+                aim = (below + above) / 2
+            else:
+                aim, width = rate - np.sign(excess) * width, 2 * width
+        rate = float(aim)
         if width > 1e15:
-            raise NotConverged(f"no reward rate makes budgets add up to {total:.4g}; lower it.", harm, excess(high))
-    return float(brentq(excess, low, high, xtol=1e-13 * max(1.0, abs(high)), rtol=1e-13))
+            break
+    raise NotConverged(f"no reward rate makes budgets add up to {total:.4g}; lower it.", harm, excess)
 
 
 def _check_total(game: Game, total: float) -> None:
