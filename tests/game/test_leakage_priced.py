@@ -10,7 +10,15 @@ from pytest import approx
 
 import mppfl
 from mppfl.errors import BadInput
-from mppfl.game.leakage_priced import leakage_frontier, leakage_priced, least_leakage, price_leakage
+from mppfl.game.equilibrium import equilibrium_at
+from mppfl.game.leakage_priced import (
+    _next_share,
+    _rate_of_total,
+    leakage_frontier,
+    leakage_priced,
+    least_leakage,
+    price_leakage,
+)
 from mppfl.game.mechanisms import social_agnostic
 from mppfl.game.model import wanted_loss
 from mppfl.game.plan import Horizon
@@ -139,3 +147,27 @@ def test_a_total_beyond_the_bounds_is_refused():
         price_leakage(game, saturating(np.ones(4)), 0.1, total=3.0)
     with pytest.raises(BadInput, match="either total"):
         price_leakage(game, saturating(np.ones(4)), 0.1)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.05])
+@pytest.mark.parametrize("guess", [None, -50.0, 3.0, 1e4])
+def test_a_rate_is_found_for_every_total_within_the_bounds(strength, guess):
+    game = paper_scale_game(3, num_clients=12, externality_strength=strength).with_bounds(
+        np.full(12, 0.1), np.linspace(0.5, 2.0, 12)
+    )
+    harm = np.linspace(0.0, 3.0, 12)
+    for total in (1.2 + 1e-6, 4.0, 9.0, 15.0 - 1e-6):  # bounds add up to 1.2 and 15
+        rate, budgets = _rate_of_total(game, harm, total, guess, None)
+        assert budgets.sum() == approx(total, abs=1e-9)
+        np.testing.assert_allclose(budgets, equilibrium_at(game, rate - harm).budgets, atol=1e-9)
+
+
+def test_steps_grow_only_where_progress_is_slow_and_shrink_where_it_turns_back():
+    east, far_east = np.array([1.0, 0.0]), np.array([3.0, 0.0])
+    assert _next_share(1.0, -east, east) == 0.5
+    assert _next_share(1 / 16, -east, east) == 1 / 16
+    assert _next_share(1.0, east, east) == approx(1.3)
+    assert _next_share(1.9, east, east) == 2.0
+    assert _next_share(1.0, east, far_east) == 1.0  # a third of the way is left: fast enough
+    assert _next_share(0.5, east, far_east) == approx(0.65)
+    assert _next_share(1.0, east, np.zeros(2)) == 1.0
