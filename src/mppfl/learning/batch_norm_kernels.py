@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ENTRIES = 8192  # of a picture that a program holds at once
+from mppfl.learning.picture_kernels import ENTRIES, sums_of_errors, write_back, write_relu
+
 JOINED = 16  # channels whose examples one program joins
 
 
@@ -110,16 +111,17 @@ def _apply(
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
     of_lane = picture // examples * channels + c
-    at = picture * pixels * channels
-    mean = tl.load(of_channels + of_lane)
-    factor = tl.load(of_channels + lanes * channels + of_lane) * tl.load(scale + of_lane).to(tl.float32)
-    offset = tl.load(shift + of_lane).to(tl.float32) - mean * factor
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        place = at + p[:, None] * channels + c[None, :]
-        entries = tl.load(x + place, mask=(p < pixels)[:, None], other=0.0)
-        result = tl.maximum(entries.to(tl.float32) * factor[None, :] + offset[None, :], 0.0)
-        tl.store(y + place, result.to(y.dtype.element_ty), mask=(p < pixels)[:, None])
+    mean, inverse, own_scale, own_shift = _of_lane(of_channels, scale, shift, of_lane, lanes * channels)
+    factor = inverse * own_scale
+    offset = own_shift - mean * factor
+    write_relu(x, y, picture * pixels * channels, factor, offset, pixels, channels, block)
+
+
+@triton.jit
+def _of_lane(of_channels, scale, shift, place, apart):
+    """Mean, 1/deviation, scale and shift of a lane's channels."""
+    mean, inverse = tl.load(of_channels + place), tl.load(of_channels + apart + place)
+    return mean, inverse, tl.load(scale + place).to(tl.float32), tl.load(shift + place).to(tl.float32)
 
 
 # ---- back ---------------------------------------------------------------------------------------------------------
@@ -134,22 +136,10 @@ def _sums_back(
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
     of_lane = picture // examples * channels + c
-    at = picture * pixels * channels
-    mean = tl.load(of_channels + of_lane)
-    inverse = tl.load(of_channels + lanes * channels + of_lane)
-    own_scale = tl.load(scale + of_lane).to(tl.float32)
-    own_shift = tl.load(shift + of_lane).to(tl.float32)
-    of_shift = tl.zeros((channels,), dtype=tl.float32)
-    of_scale = tl.zeros((channels,), dtype=tl.float32)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        place = at + p[:, None] * channels + c[None, :]
-        known = (p < pixels)[:, None]
-        normal = (tl.load(x + place, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        error = tl.load(upstream + place, mask=known, other=0.0).to(tl.float32)
-        error = tl.where(normal * own_scale[None, :] + own_shift[None, :] > 0, error, 0.0)
-        of_shift += tl.sum(error, 0)
-        of_scale += tl.sum(error * normal, 0)
+    mean, inverse, own_scale, own_shift = _of_lane(of_channels, scale, shift, of_lane, lanes * channels)
+    of_shift, of_scale = sums_of_errors(
+        upstream, x, picture * pixels * channels, mean, inverse, own_scale, own_shift, pixels, channels, block
+    )  # fmt: skip
     tl.store(own + picture * channels + c, of_shift)
     tl.store(own + (lanes * examples + picture) * channels + c, of_scale)
 
@@ -183,20 +173,11 @@ def _apply_back(
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
     of_lane = picture // examples * channels + c
-    at = picture * pixels * channels
-    mean = tl.load(of_channels + of_lane)
-    inverse = tl.load(of_channels + lanes * channels + of_lane)
-    own_scale = tl.load(scale + of_lane).to(tl.float32)
-    own_shift = tl.load(shift + of_lane).to(tl.float32)
+    mean, inverse, own_scale, own_shift = _of_lane(of_channels, scale, shift, of_lane, lanes * channels)
     there = tl.load(present + picture)  # padding changes neither mean nor deviation
     first = tl.load(shares + of_lane) * there
     second = tl.load(shares + lanes * channels + of_lane) * there
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        place = at + p[:, None] * channels + c[None, :]
-        known = (p < pixels)[:, None]
-        normal = (tl.load(x + place, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        error = tl.load(upstream + place, mask=known, other=0.0).to(tl.float32)
-        error = tl.where(normal * own_scale[None, :] + own_shift[None, :] > 0, error, 0.0)
-        found = inverse[None, :] * (error * own_scale[None, :] - first[None, :] - normal * second[None, :])
-        tl.store(to_x + place, found.to(to_x.dtype.element_ty), mask=known)
+    write_back(
+        upstream, x, to_x, picture * pixels * channels, mean, inverse, own_scale, own_shift, first, second, pixels,
+        channels, block,
+    )  # fmt: skip

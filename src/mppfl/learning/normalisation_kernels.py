@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ENTRIES = 8192  # of a picture that a program holds at once
+from mppfl.learning.picture_kernels import ENTRIES, sums_of_errors, write_back, write_relu
 
 
 def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
@@ -84,12 +84,7 @@ def _norm_relu(
     lane = picture // examples
     factor = inverse * tl.load(scale + lane * channels + c).to(tl.float32)
     offset = tl.load(shift + lane * channels + c).to(tl.float32) - mean * factor
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        place = at + p[:, None] * channels + c[None, :]
-        entries = tl.load(x + place, mask=(p < pixels)[:, None], other=0.0)
-        result = tl.maximum(entries.to(tl.float32) * factor[None, :] + offset[None, :], 0.0)
-        tl.store(y + place, result.to(y.dtype.element_ty), mask=(p < pixels)[:, None])
+    write_relu(x, y, at, factor, offset, pixels, channels, block)
 
 
 @triton.jit(do_not_specialize=["pictures"])
@@ -107,27 +102,13 @@ def _norm_relu_back(
     lane = picture // examples
     own_scale = tl.load(scale + lane * channels + c).to(tl.float32)
     own_shift = tl.load(shift + lane * channels + c).to(tl.float32)
-    of_shift = tl.zeros((channels,), dtype=tl.float32)
-    of_scale = tl.zeros((channels,), dtype=tl.float32)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        place = at + p[:, None] * channels + c[None, :]
-        known = (p < pixels)[:, None]
-        normal = (tl.load(x + place, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        error = tl.load(upstream + place, mask=known, other=0.0).to(tl.float32)
-        error = tl.where(normal * own_scale[None, :] + own_shift[None, :] > 0, error, 0.0)
-        of_shift += tl.sum(error, 0)
-        of_scale += tl.sum(error * normal, 0)
+    of_shift, of_scale = sums_of_errors(
+        upstream, x, at, mean, inverse, own_scale, own_shift, pixels, channels, block
+    )  # fmt: skip
     tl.store(sums + picture * channels + c, of_shift)
     tl.store(sums + (pictures + picture) * channels + c, of_scale)
     first = _of_channels(_of_groups(of_shift * own_scale, channels, groups) / count, channels, groups)
     second = _of_channels(_of_groups(of_scale * own_scale, channels, groups) / count, channels, groups)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        place = at + p[:, None] * channels + c[None, :]
-        known = (p < pixels)[:, None]
-        normal = (tl.load(x + place, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        error = tl.load(upstream + place, mask=known, other=0.0).to(tl.float32)
-        error = tl.where(normal * own_scale[None, :] + own_shift[None, :] > 0, error, 0.0)
-        found = inverse[None, :] * (error * own_scale[None, :] - first[None, :] - normal * second[None, :])
-        tl.store(to_x + place, found.to(to_x.dtype.element_ty), mask=known)
+    write_back(
+        upstream, x, to_x, at, mean, inverse, own_scale, own_shift, first, second, pixels, channels, block
+    )  # fmt: skip
