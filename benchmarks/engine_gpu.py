@@ -42,6 +42,7 @@ class Case:
     shape: tuple[int, ...] = (3, 32, 32)
     device: str = "cuda"
     hidden: tuple[int, ...] = (64,)
+    norm: str = "group"  # of a VGG
 
 
 CNN = Case("cnn_cifar", 10, 32)
@@ -56,7 +57,11 @@ CASES = {
         "bf16, uneven clients": replace(CNN, uneven=True),
         "bf16, every example clipped": replace(CNN, privacy="dpsgd_shuffle"),
     },
-    "vgg16": {"plain loop": replace(VGG16, precision="float32", engine="loop", clients=2), "bf16": VGG16},
+    "vgg16": {
+        "plain loop": replace(VGG16, precision="float32", engine="loop", clients=2),
+        "bf16": VGG16,
+        "bf16, batch norm": replace(VGG16, norm="batch"),
+    },
     "vgg11": {"plain loop": replace(VGG11, precision="float32", engine="loop", clients=2), "bf16": VGG11},
 }
 
@@ -82,7 +87,7 @@ def measure(case: Case, repeats: int) -> dict:
         batch_size=case.batch_size, precision=case.precision, device=case.device, engine=case.engine,
         privacy=case.privacy, clip_norm=1.0, processes=1,
     )  # fmt: skip
-    module = make_model(case.model, case.shape, case.num_classes, hidden=case.hidden)
+    module = make_model(case.model, case.shape, case.num_classes, norm=case.norm, hidden=case.hidden)
     gflop = gflop_per_example(module, case.shape)
     model = flat_model(module)
     start = model.initial_weights(0).to(case.device)
