@@ -9,7 +9,7 @@ import torch
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.models import make_model
 from mppfl.learning.rounds import training_rounds
-from tests.learning.trainings import pictures, plan_with, small_cnn
+from tests.learning.trainings import batch_normed, pictures, plan_with, small_cnn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,6 +50,21 @@ def test_lower_precision_stays_near_the_plain_loop(precision, within, privacy):
     if privacy == "dpsgd_shuffle":  # the guard against rounding shortens gradients a little more than the loop does
         within = max(within, 0.05)
     assert np.linalg.norm(fast.weights - plain.weights) < within * moved
+
+
+@pytest.mark.parametrize(("precision", "within"), [("float32", 1e-3), ("bf16", 0.1)])
+def test_batch_norm_is_that_of_the_plain_loop_for_uneven_clients(precision, within):
+    config = TrainingConfig(privacy="client", batch_size=8, local_epochs=2, clip_norm=2.0, learning_rate=0.05)
+    sizes, start = (60, 33, 12), batch_normed(channels=16)
+    begin = torch.cat([p.detach().flatten() for p in start.parameters()]).numpy()
+    plain = last_record(start, dataclasses.replace(config, engine="loop"), sizes=sizes, rounds=1)
+    fast = last_record(
+        batch_normed(channels=16),
+        dataclasses.replace(config, precision=precision, device="cuda", engine="batched"),
+        sizes=sizes,
+        rounds=1,
+    )
+    assert np.linalg.norm(fast.weights - plain.weights) < within * np.linalg.norm(plain.weights - begin)
 
 
 def test_noise_in_recorded_gradients_has_the_variance_it_declares():

@@ -50,15 +50,15 @@ def small_cnn(num_classes=4) -> Stack:
     return model
 
 
-def batch_normed(num_classes=4) -> Stack:
+def batch_normed(num_classes=4, channels=4) -> Stack:
     """As small, with BatchNorm."""
     model = Stack(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.Conv2d(1, channels, 3, padding=1),
+        nn.BatchNorm2d(channels, track_running_stats=False),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64, num_classes),
+        nn.Linear(16 * channels, num_classes),
     )
     model.draw(4)
     return model
