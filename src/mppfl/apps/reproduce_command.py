@@ -72,12 +72,13 @@ def reproduce_command(
 def _cells(what: str, only: list[str], seeds: int | None) -> list[Cell]:
     from mppfl.results.paper.cells import all_cells, chosen_cells
     from mppfl.results.paper.printed import printed_accuracy
+    from mppfl.results.paper.settings import CURVES_OF
 
     if what in FIGURES:
         return []
     cells = list(all_cells(seeds))
     if what == CURVES:
-        cells = [cell for cell in cells if cell.dataset == "cifar-100"]
+        cells = [cell for cell in cells if cell.dataset == CURVES_OF]
     if what == "table1":
         cells = [cell for cell in cells if printed_accuracy(1, cell.dataset, cell.partition, cell.num_clients)]
     if what == "table2":

@@ -244,6 +244,8 @@ def _rate_of_total(
             return rate, found.budgets
         below, above = (max(below, rate), above) if excess < 0 else (below, min(above, rate))
         slope = float(game.loss.solve(1 / (2 * clients.quadratic_cost), found.free).sum()) if found.free.any() else 0.0
+        if slope > 0 and abs(excess / slope) <= 1e-13 * max(1.0, abs(rate)):  # what is left is rounding
+            return rate, found.budgets
         aim = rate - excess / slope if slope > 0 else np.nan
         if not below < aim < above:
             if np.isfinite(below) and np.isfinite(above):

@@ -29,14 +29,14 @@ def batch_normal(x: Tensor, present: Tensor, eps: float) -> tuple[Tensor, Tensor
     """x with mean 0 and variance 1 within each lane and channel; mean and 1/deviation [lanes, C]."""
     there = present.to(torch.promote_types(x.dtype, torch.float32))[:, :, None, None, None]
     exact = x.to(there.dtype)
-    count = num_entries(present, x.shape[2] * x.shape[3]).to(there.dtype)[:, None, None, None]
+    count = _num_entries(present, x.shape[2] * x.shape[3]).to(there.dtype)[:, None, None, None]
     mean = (exact * there).sum((1, 2, 3), keepdim=True) / count
     variance = ((exact - mean).square() * there).sum((1, 2, 3), keepdim=True) / count
     inverse = torch.rsqrt(variance + eps)
     return ((exact - mean) * inverse).to(x.dtype), mean.flatten(1), inverse.flatten(1)
 
 
-def num_entries(present: Tensor, pixels: int) -> Tensor:
+def _num_entries(present: Tensor, pixels: int) -> Tensor:
     """Over how many entries each lane's channels are averaged [lanes, 1]; 1 where a lane is all padding."""
     return (present.sum(1, keepdim=True) * pixels).clamp(min=1)
 
@@ -70,7 +70,7 @@ def _back(
     normal = (x.to(mean.dtype) - mean) * inverse
     error = upstream.to(mean.dtype) * (normal * wide_scale + wide_shift > 0)
     of_shift, of_scale = error.sum((1, 2, 3)), (error * normal).sum((1, 2, 3))
-    count = num_entries(present, x.shape[2] * x.shape[3])
+    count = _num_entries(present, x.shape[2] * x.shape[3])
     first, second = (
         (each * scale.to(mean.dtype) / count)[:, None, None, None] for each in (of_shift, of_scale)
     )  # what every entry that was averaged over changes mean and deviation by

@@ -55,6 +55,26 @@ def norm_relu_back(
     return to_x, to_scale, to_shift
 
 
+@triton.jit
+def _batch(present, lane, examples: tl.constexpr, every: tl.constexpr, pixels: tl.constexpr):
+    """Which examples of a lane are there [every], and over how many entries its channels are averaged."""
+    e = tl.arange(0, every)
+    there = tl.load(present + lane * examples + e, mask=e < examples, other=0.0)
+    return there, tl.maximum(tl.sum(there, 0) * pixels, 1.0)
+
+
+@triton.jit
+def _of_examples(
+    own, lane, c, lanes, examples: tl.constexpr, every: tl.constexpr, channels: tl.constexpr
+):  # fmt: skip
+    """The two sums of every example of a lane for channels c [every, channels joined]."""
+    e = tl.arange(0, every)
+    place = (lane * examples + e)[:, None] * channels + c[None, :]
+    known = (e < examples)[:, None]
+    first = tl.load(own + place, mask=known, other=0.0)
+    return first, tl.load(own + lanes * examples * channels + place, mask=known, other=0.0)
+
+
 # ---- forward ------------------------------------------------------------------------------------------------------
 
 
@@ -89,13 +109,8 @@ def _join(
     """Mean and 1/deviation of some channels of a lane from those of its examples."""
     lane = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * joined + tl.arange(0, joined)
-    e = tl.arange(0, every)
-    known = (e < examples)[:, None]
-    there = tl.load(present + lane * examples + e, mask=e < examples, other=0.0)
-    count = tl.maximum(tl.sum(there, 0) * pixels, 1.0)
-    place = (lane * examples + e)[:, None] * channels + c[None, :]
-    means = tl.load(own + place, mask=known, other=0.0)
-    squares = tl.load(own + lanes * examples * channels + place, mask=known, other=0.0)
+    there, count = _batch(present, lane, examples, every, pixels)
+    means, squares = _of_examples(own, lane, c, lanes, examples, every, channels)
     mean = tl.sum(means * there[:, None], 0) * pixels / count
     apart = means - mean[None, :]
     total = tl.sum((squares + pixels * apart * apart) * there[:, None], 0)
@@ -152,12 +167,9 @@ def _join_back(
     """Gradients of scale and shift, and what an entry that was averaged over gives up for mean and deviation."""
     lane = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * joined + tl.arange(0, joined)
-    e = tl.arange(0, every)
-    known = (e < examples)[:, None]
-    count = tl.maximum(tl.sum(tl.load(present + lane * examples + e, mask=e < examples, other=0.0), 0) * pixels, 1.0)
-    place = (lane * examples + e)[:, None] * channels + c[None, :]
-    of_shift = tl.sum(tl.load(own + place, mask=known, other=0.0), 0)
-    of_scale = tl.sum(tl.load(own + lanes * examples * channels + place, mask=known, other=0.0), 0)
+    _, count = _batch(present, lane, examples, every, pixels)
+    shifts, scales = _of_examples(own, lane, c, lanes, examples, every, channels)
+    of_shift, of_scale = tl.sum(shifts, 0), tl.sum(scales, 0)
     own_scale = tl.load(scale + lane * channels + c).to(tl.float32)
     tl.store(shares + lane * channels + c, of_shift * own_scale / count)
     tl.store(shares + (lanes + lane) * channels + c, of_scale * own_scale / count)

@@ -19,6 +19,7 @@ from mppfl.privacy.noise import NoiseKind
 from mppfl.privacy.release import NORM_GUARD, noisy_answer
 
 SMALLEST_FACTOR = 1e-35
+TESTED_AT_ONCE = 1000  # examples; a batch norm takes their statistics
 LARGEST_STACK = 2**25  # entries of per-example gradients held at once: 128 MB in float32
 
 
@@ -195,7 +196,7 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     return torch.where(factors < SMALLEST_FACTOR, 0.0, factors)
 
 
-def evaluate(model: FlatModel, weights: Tensor, table: Table, at_once: int = 1000) -> tuple[float, float]:
+def evaluate(model: FlatModel, weights: Tensor, table: Table, at_once: int = TESTED_AT_ONCE) -> tuple[float, float]:
     """Accuracy and mean cross-entropy over a table of examples."""
     parts, right, loss = model.parts(weights), 0, 0.0
     model.module.eval()

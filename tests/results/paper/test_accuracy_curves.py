@@ -58,6 +58,12 @@ def test_curves_are_means_over_seeds(tmp_path):
     assert curves.settled.tolist() == [False, False, True, True]
 
 
+def test_a_seed_without_all_judged_mechanisms_does_not_blur_the_others(tmp_path):
+    file_curves(tmp_path)
+    file_curves(tmp_path, Cell("cifar-10", "dir0.3", 20, 1), mppfl=[0, 0, 0, 0], sarda_like=[])
+    np.testing.assert_allclose(only(tmp_path).percent["mppfl"], USUAL["mppfl"])
+
+
 def test_more_clients_and_other_weights_are_left_out(tmp_path):
     file_curves(tmp_path, Cell("cifar-10", "dir0.3", 50, 0))
     assert read_curves(tmp_path) == []

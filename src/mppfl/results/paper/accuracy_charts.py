@@ -9,13 +9,16 @@ from markupsafe import Markup
 
 from mppfl.results import report_figures as draw
 from mppfl.results.paper.accuracy_curves import CLIENTS, Curves, read_curves
-from mppfl.results.paper.charts import SLOTS, legend, panel, row_of_boxes, whole
+from mppfl.results.paper.charts import ROW, SLOTS, legend, panel, row_of_boxes, whole
 from mppfl.results.paper.settings import SETTINGS
 from mppfl.results.paper.tables import COLUMNS, PARTITION_TITLES
 
-ROW = 310.0  # height of a row of panels
 # The same colours as in the game's figures; what is without noise stands for itself.
-OWN_SLOTS = {"fixed-min": SLOTS["fixed_min"], "fixed-mean": SLOTS["fixed_mean"], "noiseless": SLOTS["mppfl_exact"]}
+SLOT_OF = SLOTS | {
+    "fixed-min": SLOTS["fixed_min"],
+    "fixed-mean": SLOTS["fixed_mean"],
+    "noiseless": SLOTS["mppfl_exact"],
+}
 
 
 def curve_charts(folder: Path) -> dict[str, Markup]:
@@ -33,12 +36,12 @@ def chart_name(dataset: str) -> str:
 def _chart(dataset: str, several: Sequence[Curves]) -> Markup:
     shown = [name for name in COLUMNS if any(name in curves.percent for curves in several)]
     first = ("mppfl", *(name for name in shown if name != "mppfl")) if "mppfl" in shown else tuple(shown)
-    out, top = legend([(COLUMNS[name][0], _slot(name)) for name in first])
+    out, top = legend([(COLUMNS[name][0], SLOT_OF[name]) for name in first])
     for at in range(0, len(several), 2):
         for box, curves in zip(row_of_boxes(top), several[at : at + 2], strict=False):
             last = int(curves.rounds[-1])
             lines = [
-                draw.Series(COLUMNS[name][0], _slot(name), curves.rounds, curves.percent[name])
+                draw.Series(COLUMNS[name][0], SLOT_OF[name], curves.rounds, curves.percent[name])
                 for name in first
                 if name in curves.percent
             ]
@@ -50,7 +53,3 @@ def _chart(dataset: str, several: Sequence[Curves]) -> Markup:
     splits = ", ".join(PARTITION_TITLES[curves.partition] for curves in several)
     names = ", ".join(COLUMNS[name][0] for name in first)
     return whole(out, top - 16, f"{SETTINGS[dataset].title}: accuracy after every evaluated round of {names}; {splits}")
-
-
-def _slot(mechanism: str) -> int:
-    return OWN_SLOTS.get(mechanism, SLOTS.get(mechanism, 0))

@@ -17,7 +17,7 @@ from mppfl.results.paper.cells import Cell
 from mppfl.results.paper.claims import Finding
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import Measured
-from mppfl.results.paper.tables import COLUMNS, MPPFL_WITHIN, of_aggregation, seeds_on_file
+from mppfl.results.paper.tables import COLUMNS, JUDGED, MPPFL_WITHIN, of_aggregation, seeds_on_file
 
 SPLITS = ("dir0.3", "dir0.6", "iid")  # as the paper orders them
 CLIENTS = 20
@@ -26,7 +26,7 @@ BELOW = ("sarda_like", "fixed-min", "fixed-mean")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Curves:
-    """One cell's accuracies, noise-aware weights, mean over seeds.
+    """One cell's accuracies, noise-aware weights, mean over seeds that have all judged mechanisms, if any has.
 
     rounds    that were evaluated, the same for all
     percent   accuracy in them, by mechanism
@@ -49,7 +49,8 @@ def read_curves(folder: Path, settings: Mapping[str, Setting] = SETTINGS) -> lis
     for dataset, setting in settings.items():
         for partition in SPLITS:
             several = seeds_on_file(folder, Cell(dataset, partition, CLIENTS, 0), setting).values()
-            arms = [of_aggregation(each, "noise_aware") for each in several]
+            every = [of_aggregation(each, "noise_aware") for each in several]
+            arms = [each for each in every if set(JUDGED) <= set(each)] or every
             curves = _joined(dataset, partition, {name: [a[name] for a in arms if name in a] for name in COLUMNS})
             if curves is not None:
                 found.append(curves)

@@ -20,12 +20,12 @@ from mppfl.learning.config import Aggregation, Precision, TrainingConfig
 from mppfl.learning.record import RoundRecord
 from mppfl.learning.rounds import Arm, rounds_together
 from mppfl.results.paper.cells import Case, gflop_per_example, training_choices
+from mppfl.results.paper.settings import CURVES_OF
 from mppfl.results.paper.store import Measured
 from mppfl.results.paper.units import Job
 from mppfl.results.provenance import Provenance
 
 COMMIT = "MPPFL_COMMIT"  # environment variable that says the commit where the source lies outside a work tree
-EVERY_ROUND = ("cifar-100",)  # whose curves the paper shows
 EVALUATE_EVERY = 5  # elsewhere: a test set after every round would cost as much as a tenth of the training
 SETTLED_AFTER = 3  # rounds after which the speed is known: the first compiles
 RESERVE = 0.9  # of the time left that an estimate may fill
@@ -96,7 +96,7 @@ def _able_to_end(arms: int, seconds: float, left: float) -> int:
 def _rounds(
     case: Case, jobs: Sequence[Job], device: str, precision: str
 ) -> Generator[dict[str, RoundRecord], None, None]:
-    every = 1 if case.cell.dataset in EVERY_ROUND else EVALUATE_EVERY
+    every = 1 if case.cell.dataset == CURVES_OF else EVALUATE_EVERY
     arms = []
     for job in jobs:
         arm, unit = job

@@ -22,6 +22,7 @@ from mppfl.results.paper.settings import SETTINGS
 from mppfl.results.tables import plainly
 
 WIDTH = 1040.0
+ROW = 310.0  # height of a row of panels
 GAP, MARGIN = 18.0, 82.0  # between panels; left of a panel, for its ticks and the name of its axis
 SLOTS = {  # colour and dash of every mechanism: the same in all figures
     "mppfl": 0,
@@ -109,7 +110,7 @@ def _curves(figure: Figure) -> Markup:
                 out += panel(
                     curves, box, f"{head}, {title}", AXES[figure.axis], f"money, {rounds} rounds", figure.places
                 )
-            top += 310
+            top += ROW
     return whole(out, top - 16, f"{figure.name}: {_said(figure)}")
 
 
@@ -177,7 +178,7 @@ def _phi(figure: Figure) -> Markup:
         title = "Rate solved in every sweep" if version == "solved" else "To the letter (peaks are cut off)"
         ticks = () if version == "solved" else (-0.5, 0, 0.5, 1, 1.5)
         out += panel(curves, box, title, AXES["sweep"], "φ₁ of one network, units of budget", [1, 5, 10, 15, 20], ticks)
-    top += 310
+    top += ROW
     box = Box(MARGIN, top + 26, WIDTH - MARGIN - 8, 230)
     curves = []
     for version in ("solved", "literal"):

@@ -17,7 +17,7 @@ from mppfl.results.paper.claims import CLAIMS, CONVENTIONS, HOLDS, TITLES, VERDI
 from mppfl.results.paper.figure_files import Figure, read_figure
 from mppfl.results.paper.game_figures import FIGURES, HELD, NUM_PARAMETERS, REFERENCE, harm_of
 from mppfl.results.paper.premise import premise_section
-from mppfl.results.paper.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
+from mppfl.results.paper.settings import CURVES_OF, EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 from mppfl.results.paper.theorems import STATEMENTS
 from mppfl.results.tables import duration, number, plainly
 
@@ -53,7 +53,6 @@ WHY = {
     "fig-n": "By eq. 11 the harm ε of a client's noise depends on all examples together and not on N, so more clients "
     "mean more noise terms and more payments under every mechanism. Who is ahead is decided as at N = 20.",
 }
-CURVES_OF = "cifar-100"  # whose accuracy curves the paper shows
 CLOSE, LOWER = "MPPFL stays close to SA", "SARDA and DP-FedAvg stay below MPPFL"
 DEFAULTS = {"α": EXTERNALITY_STRENGTH, "K": MAX_HOPS}
 MOST_COLUMNS = 5  # places of an axis in a table; of longer ones only the ends and the default
@@ -100,6 +99,9 @@ def _figures(folder: str | Path) -> dict[str, Figure]:
 
 def document_text(folder: str | Path) -> str:
     """The document as Markdown. Figures that are not made yet say so."""
+    from mppfl.learning.local import TESTED_AT_ONCE
+    from mppfl.learning.views import MARGIN
+    from mppfl.results.paper.batch import EVALUATE_EVERY
     from mppfl.results.paper.tables import MPPFL_WITHIN, tables_section
     from mppfl.results.paper.units import FALLBACK, TOLERANCE
 
@@ -111,6 +113,8 @@ def document_text(folder: str | Path) -> str:
         preset=PRESET,
         settings=_settings_table(),
         choices=_choices_part(Path(folder)),
+        margin=MARGIN,
+        tested_at_once=f"{TESTED_AT_ONCE:,}",
         tolerance=plainly(TOLERANCE),
         fallback=plainly(FALLBACK),
         reference=SETTINGS[REFERENCE].title,
@@ -122,6 +126,7 @@ def document_text(folder: str | Path) -> str:
         tables=tables_section(Path(folder)).strip(),
         curves=_curves_part(Path(folder)),
         close=plainly(MPPFL_WITHIN),
+        evaluated_every=EVALUATE_EVERY,
         holds=f"{100 * HOLDS:.0f}",
         figures=[{"heading": h, "body": _figure_part(name, figures.get(name))} for name, h in HEADINGS.items()],
         statements=_statement_table(),
@@ -178,6 +183,7 @@ def _settings_table() -> str:
 def _choices_part(folder: Path) -> str:
     """What was tried for each VGG, and what was taken."""
     from mppfl.results.paper.choose import read_choice
+    from mppfl.results.paper.store import is_unavailable
 
     lines, told = [["data set", "norm", "augmentation", "without noise, IID", "rounds", "taken"]], []
     for name, setting in SETTINGS.items():
@@ -185,13 +191,14 @@ def _choices_part(folder: Path) -> str:
             continue
         content = read_choice(folder, name)
         if content["chosen"] is None:
-            told.append(f"{setting.title}'s is not chosen yet, because its data was not there.")
+            why = "data not available" if is_unavailable(folder, name) else "not all variants are trained"
+            told.append(f"{setting.title}: not chosen yet, {why}.")
         for row in content["variants"]:
             taken = content["chosen"] == {key: row[key] for key in ("norm", "augmentation")}
             accuracy = f"{100 * row['accuracy']:.2f}"
             cells = [setting.title, row["norm"], _said(row["augmentation"]), accuracy, str(content["num_rounds"])]
             lines.append([*cells, "yes" if taken else ""])
-    return "\n\n".join([_table(lines), " ".join(told)] if told else [_table(lines)])
+    return "\n\n".join([*([_table(lines)] if len(lines) > 1 else []), *([" ".join(told)] if told else [])])
 
 
 def _said(augmentation: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 EXTERNALITY_STRENGTH = 0.05  # α; the paper says [.01, .1]
 MAX_HOPS = 5
+CURVES_OF = "cifar-100"  # whose accuracy curves the paper shows
 PRESET = "paper-like"  # costs, λ and τ, which the paper does not give
 
 
