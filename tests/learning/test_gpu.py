@@ -100,6 +100,60 @@ def test_running_out_of_memory_takes_fewer_clients_at_once(monkeypatch):
     assert asked[-1] == 1
 
 
+LAYERS = [  # channels, out, height, width, side of the kernel, examples: every way the kernels have
+    (3, 32, 6, 5, 5, 3), (24, 40, 5, 4, 3, 3), (64, 64, 8, 8, 5, 5), (128, 256, 6, 6, 3, 5), (64, 256, 4, 4, 3, 64),
+    (128, 256, 4, 4, 3, 5), (128, 256, 2, 2, 3, 64), (64, 128, 2, 2, 3, 5), (64, 32, 2, 2, 3, 3),
+    (64, 256, 1, 1, 3, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-3), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
+    from mppfl.learning import convolution_kernels
+    from mppfl.learning.convolution import lane_convolution
+
+    channels, out, height, width, side, examples = layer
+    generator = torch.Generator().manual_seed(0)
+    x, taps, upstream = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in (
+            (2, examples, height, width, channels), (2, side, side, channels, out), (2, examples, height, width, out),
+        )
+    )  # fmt: skip
+    exact_x, exact_taps = (each.double().requires_grad_() for each in (x, taps))
+    plain = lane_convolution(exact_x, exact_taps)
+    back, to_taps = torch.autograd.grad((plain * upstream.double()).sum(), (exact_x, exact_taps))
+    found = (
+        convolution_kernels.convolve(x.cuda(), taps.cuda()),
+        convolution_kernels.convolve(upstream.cuda(), taps.cuda(), turned=True),
+        convolution_kernels.back_to_taps(x.cuda(), upstream.cuda(), side, side),
+    )
+    for ours, exact in zip(found, (plain.detach(), back, to_taps), strict=True):
+        assert (ours.double().cpu() - exact).norm() < within * exact.norm()
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(("side", "channels"), [(32, 64), (5, 256), (2, 512), (3, 16)])
+def test_group_norm_kernels_are_the_plain_way(side, channels, dtype, within):
+    from mppfl.learning.normalisation import group_norm_relu
+
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((2, 5, side, side, channels), (2, channels), (2, channels))
+    ]
+    given[0] += 3  # a mean that would cancel if squares were summed about 0
+    upstream = torch.randn(given[0].shape, generator=generator).to(dtype)
+    found = []
+    for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
+        x, scale, shift = (each.to(device, kind).requires_grad_() for each in given)
+        y = group_norm_relu(x, scale, shift, 8, 1e-5)
+        found.append([y, *torch.autograd.grad((y * upstream.to(device, kind)).sum(), (x, scale, shift))])
+    for exact, ours in zip(*found, strict=True):
+        assert (ours.double().cpu() - exact).norm() < within * exact.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pooling_kernels_are_the_plain_way(dtype):
     from mppfl.learning.pooling import relu_pool

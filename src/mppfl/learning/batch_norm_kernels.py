@@ -1,9 +1,8 @@
 """GPU kernels behind batch_norm.py. Each way has three: one program per example sums over its pixels, one per lane and
 few channels joins the examples of the batch, and one per example applies what came of them.
 
-Pictures are read twice and written once each way. Squares are summed about a mean, and parts are joined by the rule of
-Chan, Golub and LeVeque (1983), so that nothing cancels. How many lanes there are is not compiled in, because it changes
-as lanes end.
+Pictures are read twice and written once each way. How many lanes there are is not compiled in, because it changes as
+lanes end.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mppfl.learning.picture_kernels import ENTRIES, sums_of_errors, write_back, write_relu
+from mppfl.learning.picture_kernels import WARPS, block_of, moments, sums_of_errors, write_back, write_relu
 
 JOINED = 16  # channels whose examples one program joins
 
@@ -21,14 +20,14 @@ JOINED = 16  # channels whose examples one program joins
 def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """relu(normal(x) · scale + shift), and mean and 1/deviation of every channel [2, lanes, C]."""
     lanes, examples, height, width, channels = x.shape
-    pixels, block, every = height * width, max(1, ENTRIES // channels), triton.next_power_of_2(examples)
+    pixels, block, every = height * width, block_of(height * width, channels), triton.next_power_of_2(examples)
     own = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
     of_channels = torch.empty((2, lanes, channels), device=x.device, dtype=torch.float32)
     y = torch.empty_like(x)
-    _moments[(lanes * examples,)](x, own, lanes * examples, pixels, channels, block, num_warps=8)
+    _moments[(lanes * examples,)](x, own, lanes * examples, pixels, channels, block, num_warps=WARPS)
     _join[(lanes, channels // JOINED)](own, present, of_channels, lanes, examples, every, pixels, channels, JOINED, eps)
     _apply[(lanes * examples,)](
-        x, scale, shift, of_channels, y, lanes, examples, pixels, channels, block, num_warps=8
+        x, scale, shift, of_channels, y, lanes, examples, pixels, channels, block, num_warps=WARPS
     )  # fmt: skip
     return y, of_channels
 
@@ -38,19 +37,19 @@ def norm_relu_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, scale and shift."""
     lanes, examples, height, width, channels = x.shape
-    pixels, block, every = height * width, max(1, ENTRIES // channels), triton.next_power_of_2(examples)
+    pixels, block, every = height * width, block_of(height * width, channels), triton.next_power_of_2(examples)
     own = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
     shares = torch.empty_like(of_channels)
     to_x, to_scale, to_shift = (torch.empty_like(each) for each in (x, scale, shift))
     _sums_back[(lanes * examples,)](
-        upstream, x, scale, shift, of_channels, own, lanes, examples, pixels, channels, block, num_warps=8
+        upstream, x, scale, shift, of_channels, own, lanes, examples, pixels, channels, block, num_warps=WARPS
     )  # fmt: skip
     _join_back[(lanes, channels // JOINED)](
         own, scale, present, shares, to_scale, to_shift, lanes, examples, every, pixels, channels, JOINED
     )  # fmt: skip
     _apply_back[(lanes * examples,)](
         upstream, x, scale, shift, present, of_channels, shares, to_x, lanes, examples, pixels, channels, block,
-        num_warps=8,
+        num_warps=WARPS,
     )  # fmt: skip
     return to_x, to_scale, to_shift
 
@@ -83,20 +82,7 @@ def _moments(x, own, pictures, pixels: tl.constexpr, channels: tl.constexpr, blo
     """Mean of each channel of an example, and the sum of squares about it."""
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
-    at = picture * pixels * channels
-    mean = tl.zeros((channels,), dtype=tl.float32)
-    squares = tl.zeros((channels,), dtype=tl.float32)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        known = (p < pixels)[:, None]
-        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
-        fresh = tl.minimum(block, pixels - start).to(tl.float32)
-        here = tl.sum(entries, 0) / fresh
-        apart = tl.where(known, entries - here[None, :], 0.0)
-        step = here - mean
-        share = fresh / (start + fresh)
-        mean += step * share
-        squares += tl.sum(apart * apart, 0) + step * step * share * start
+    mean, squares = moments(x, picture * pixels * channels, pixels, channels, block)
     tl.store(own + picture * channels + c, mean)
     tl.store(own + (pictures + picture) * channels + c, squares)
 

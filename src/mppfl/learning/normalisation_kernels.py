@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mppfl.learning.picture_kernels import ENTRIES, sums_of_errors, write_back, write_relu
+from mppfl.learning.picture_kernels import WARPS, block_of, moments, sums_of_errors, write_back, write_relu
 
 
 def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) 
     of_groups = torch.empty((2, lanes, examples, groups), device=x.device, dtype=torch.float32)
     _norm_relu[(lanes * examples,)](
         x, scale, shift, y, of_groups, lanes * examples, examples, height * width, channels, groups, eps,
-        max(1, ENTRIES // channels), num_warps=8,
+        block_of(height * width, channels), num_warps=WARPS,
     )  # fmt: skip
     return y, of_groups
 
@@ -35,7 +35,7 @@ def norm_relu_back(
     sums = torch.empty((2, lanes, examples, channels), device=x.device, dtype=torch.float32)
     _norm_relu_back[(lanes * examples,)](
         upstream, x, scale, shift, of_groups, to_x, sums, lanes * examples, examples, height * width, channels,
-        of_groups.shape[3], max(1, ENTRIES // channels), num_warps=8,
+        of_groups.shape[3], block_of(height * width, channels), num_warps=WARPS,
     )  # fmt: skip
     to_shift, to_scale = sums.sum(2)
     return to_x, to_scale.to(scale.dtype, copy=True), to_shift.to(shift.dtype, copy=True)  # they share memory, else
@@ -64,19 +64,11 @@ def _norm_relu(
     g = tl.arange(0, groups)
     count: tl.constexpr = pixels * channels // groups
     at = picture * pixels * channels
-    total = tl.zeros((channels,), dtype=tl.float32)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=(p < pixels)[:, None], other=0.0)
-        total += tl.sum(entries.to(tl.float32), 0)
-    mean_of_groups = _of_groups(total, channels, groups) / count
+    own_mean, own_squares = moments(x, at, pixels, channels, block)
+    mean_of_groups = _of_groups(own_mean, channels, groups) * groups / channels
     mean = _of_channels(mean_of_groups, channels, groups)
-    squares = tl.zeros((channels,), dtype=tl.float32)
-    for start in range(0, pixels, block):
-        p = start + tl.arange(0, block)
-        entries = tl.load(x + at + p[:, None] * channels + c[None, :], mask=(p < pixels)[:, None], other=0.0)
-        apart = tl.where((p < pixels)[:, None], entries.to(tl.float32) - mean[None, :], 0.0)
-        squares += tl.sum(apart * apart, 0)
+    apart = own_mean - mean
+    squares = own_squares + pixels * apart * apart
     inverse_of_groups = 1.0 / tl.sqrt(_of_groups(squares, channels, groups) / count + eps)
     inverse = _of_channels(inverse_of_groups, channels, groups)
     tl.store(of_groups + picture * groups + g, mean_of_groups)
