@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from mppfl.errors import BadInput
 from mppfl.learning.cohort import Cohort, choose_engine
@@ -71,6 +72,17 @@ def test_every_engine_agrees_with_the_plain_loop_without_noise(model, privacy, m
     fast = final_weights(MODELS[model](), dataclasses.replace(config, engine=engine))
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(fast, plain, atol=1e-9, rtol=0)
+
+
+def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm():
+    # A batch of padding alone has no deviation: divided by √ε, layer by layer, it would grow past all bounds.
+    config = TrainingConfig(batch_size=4, learning_rate=1e-4)
+    model, plan = batch_normed(depth=16), plan_with((np.inf, np.inf, np.inf), 1)
+    begin = parameters_to_vector(model.parameters()).detach().numpy()
+    (plain,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="loop"))
+    (fast,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="batched"))
+    assert fast.diverged == ()
+    assert np.linalg.norm(fast.weights - plain.weights) < 1e-5 * np.linalg.norm(plain.weights - begin)
 
 
 @pytest.mark.parametrize("privacy", [*UPDATE_LEVEL, *GRADIENT_LEVEL])

@@ -67,6 +67,12 @@ def test_batch_norm_is_that_of_the_plain_loop_for_uneven_clients(precision, with
     assert np.linalg.norm(fast.weights - plain.weights) < within * np.linalg.norm(plain.weights - begin)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm(precision):
+    config = TrainingConfig(batch_size=8, learning_rate=1e-3, device="cuda", engine="batched", precision=precision)
+    assert last_record(batch_normed(channels=16, depth=16), config, sizes=(60, 33, 12), rounds=1).diverged == ()
+
+
 def test_noise_in_recorded_gradients_has_the_variance_it_declares():
     # A learning rate so small that steps just add: update = −η Σ (clipped mean + noise).
     config = TrainingConfig(

@@ -50,12 +50,15 @@ def small_cnn(num_classes=4) -> Stack:
     return model
 
 
-def batch_normed(num_classes=4, channels=4) -> Stack:
-    """As small, with BatchNorm."""
+def batch_normed(num_classes=4, channels=4, depth=1) -> Stack:
+    """As small, with BatchNorm after each of `depth` convolutions."""
+    layers: list[nn.Module] = []
+    for before in [1, *[channels] * (depth - 1)]:
+        layers += [
+            nn.Conv2d(before, channels, 3, padding=1), nn.BatchNorm2d(channels, track_running_stats=False), nn.ReLU()
+        ]  # fmt: skip
     model = Stack(
-        nn.Conv2d(1, channels, 3, padding=1),
-        nn.BatchNorm2d(channels, track_running_stats=False),
-        nn.ReLU(),
+        *layers,
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(16 * channels, num_classes),

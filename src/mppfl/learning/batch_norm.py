@@ -1,7 +1,8 @@
 """Batch normalisation with ReLU for many lanes at once, channels last, each lane with scale and shift of its own.
 
-Every lane is normalised over the examples of its own batch; padding is left out of mean and deviation. As with group
-norms (normalisation.py) the plain way and the GPU's kernels stand behind one operator.
+Every lane is normalised over the examples of its own batch; padding is left out of mean and deviation, and comes out as
+0: a lane that is all padding has no deviation to be divided by, and layer by layer its numbers would grow past all
+bounds. As with group norms (normalisation.py) the plain way and the GPU's kernels stand behind one operator.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mppfl.learning.kernels import kernels_over_channels
 def batch_norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: float) -> Tensor:
     """relu(normal(x) · scale + shift) of [lanes, examples, H, W, C]; scale and shift [lanes, C].
 
-    present  [lanes, examples]; false where an example is padding
+    present  [lanes, examples]; false where an example is padding, which gives 0
     """
     there = present.to(torch.promote_types(x.dtype, torch.float32))
     found, _ = _norm_relu(x.contiguous(), scale.contiguous(), shift.contiguous(), there, eps)
@@ -41,6 +42,11 @@ def _num_entries(present: Tensor, pixels: int) -> Tensor:
     return (present.sum(1, keepdim=True) * pixels).clamp(min=1)
 
 
+def _only(pictures: Tensor, present: Tensor) -> Tensor:
+    """The same with 0 for padding, whatever that was."""
+    return torch.where(present[:, :, None, None, None] > 0, pictures, torch.zeros_like(pictures))
+
+
 @torch.library.custom_op("mppfl::batch_norm_relu", mutates_args=())
 def _norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The result, and mean and 1/deviation of every channel [2, lanes, C]."""
@@ -49,7 +55,7 @@ def _norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: fl
         return y, of_channels
     normal, mean, inverse = batch_normal(x, present, eps)
     scaled = normal * scale[:, None, None, None] + shift[:, None, None, None]
-    return scaled.relu(), torch.stack([mean, inverse])
+    return _only(scaled.relu(), present), torch.stack([mean, inverse])
 
 
 @_norm_relu.register_fake
@@ -68,7 +74,7 @@ def _back(
     mean, inverse = (each[:, None, None, None] for each in of_channels)
     wide_scale, wide_shift = (each.to(mean.dtype)[:, None, None, None] for each in (scale, shift))
     normal = (x.to(mean.dtype) - mean) * inverse
-    error = upstream.to(mean.dtype) * (normal * wide_scale + wide_shift > 0)
+    error = _only(upstream.to(mean.dtype) * (normal * wide_scale + wide_shift > 0), present)
     of_shift, of_scale = error.sum((1, 2, 3)), (error * normal).sum((1, 2, 3))
     count = _num_entries(present, x.shape[2] * x.shape[3])
     first, second = (

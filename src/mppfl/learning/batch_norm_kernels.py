@@ -27,7 +27,7 @@ def norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, eps: flo
     _moments[(lanes * examples,)](x, own, lanes * examples, pixels, channels, block, num_warps=WARPS)
     _join[(lanes, channels // JOINED)](own, present, of_channels, lanes, examples, every, pixels, channels, JOINED, eps)
     _apply[(lanes * examples,)](
-        x, scale, shift, of_channels, y, lanes, examples, pixels, channels, block, num_warps=WARPS
+        x, scale, shift, present, of_channels, y, lanes, examples, pixels, channels, block, num_warps=WARPS
     )  # fmt: skip
     return y, of_channels
 
@@ -42,7 +42,8 @@ def norm_relu_back(
     shares = torch.empty_like(of_channels)
     to_x, to_scale, to_shift = (torch.empty_like(each) for each in (x, scale, shift))
     _sums_back[(lanes * examples,)](
-        upstream, x, scale, shift, of_channels, own, lanes, examples, pixels, channels, block, num_warps=WARPS
+        upstream, x, scale, shift, present, of_channels, own, lanes, examples, pixels, channels, block,
+        num_warps=WARPS,
     )  # fmt: skip
     _join_back[(lanes, channels // JOINED)](
         own, scale, present, shares, to_scale, to_shift, lanes, examples, every, pixels, channels, JOINED
@@ -106,15 +107,17 @@ def _join(
 
 @triton.jit(do_not_specialize=["lanes"])
 def _apply(
-    x, scale, shift, of_channels, y, lanes, examples: tl.constexpr, pixels: tl.constexpr,
+    x, scale, shift, present, of_channels, y, lanes, examples: tl.constexpr, pixels: tl.constexpr,
     channels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
+    """The result; 0 for padding."""
     picture = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, channels)
     of_lane = picture // examples * channels + c
     mean, inverse, own_scale, own_shift = _of_lane(of_channels, scale, shift, of_lane, lanes * channels)
-    factor = inverse * own_scale
-    offset = own_shift - mean * factor
+    there = tl.load(present + picture)
+    factor = inverse * own_scale * there
+    offset = own_shift * there - mean * factor
     write_relu(x, y, picture * pixels * channels, factor, offset, pixels, channels, block)
 
 
@@ -130,7 +133,7 @@ def _of_lane(of_channels, scale, shift, place, apart):
 
 @triton.jit(do_not_specialize=["lanes"])
 def _sums_back(
-    upstream, x, scale, shift, of_channels, own, lanes, examples: tl.constexpr, pixels: tl.constexpr,
+    upstream, x, scale, shift, present, of_channels, own, lanes, examples: tl.constexpr, pixels: tl.constexpr,
     channels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Sums over an example's pixels of what comes back, and of what comes back times what was normalised."""
@@ -141,8 +144,9 @@ def _sums_back(
     of_shift, of_scale = sums_of_errors(
         upstream, x, picture * pixels * channels, mean, inverse, own_scale, own_shift, pixels, channels, block
     )  # fmt: skip
-    tl.store(own + picture * channels + c, of_shift)
-    tl.store(own + (lanes * examples + picture) * channels + c, of_scale)
+    there = tl.load(present + picture)
+    tl.store(own + picture * channels + c, of_shift * there)
+    tl.store(own + (lanes * examples + picture) * channels + c, of_scale * there)
 
 
 @triton.jit(do_not_specialize=["lanes"])
@@ -172,9 +176,9 @@ def _apply_back(
     c = tl.arange(0, channels)
     of_lane = picture // examples * channels + c
     mean, inverse, own_scale, own_shift = _of_lane(of_channels, scale, shift, of_lane, lanes * channels)
-    there = tl.load(present + picture)  # padding changes neither mean nor deviation
-    first = tl.load(shares + of_lane) * there
-    second = tl.load(shares + lanes * channels + of_lane) * there
+    first = tl.load(shares + of_lane)
+    second = tl.load(shares + lanes * channels + of_lane)
+    inverse *= tl.load(present + picture)  # nothing goes back to padding
     write_back(
         upstream, x, to_x, picture * pixels * channels, mean, inverse, own_scale, own_shift, first, second, pixels,
         channels, block,

@@ -162,6 +162,24 @@ def test_arms_that_turn_out_too_slow_for_the_deadline_start_again_as_fewer(told,
     assert any("too slow for 3 arms" in line for line in told)
 
 
+@pytest.mark.parametrize(("spoilt", "refused"), [(11, True), (10, False)])
+def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(told, monkeypatch, spoilt, refused):
+    def spoiling(model, arms):
+        for records in rounds_together(model, arms):
+            yield {name: replace(record, diverged=tuple(map(str, range(spoilt)))) for name, record in records.items()}
+
+    monkeypatch.setattr(batch, "rounds_together", spoiling)
+    case = Case(IID, SETTING, clients_of(IID, SETTING, drawn()))
+    jobs = [(ArmName("social_agnostic", "noise_aware"), 1e-3)]
+    if refused:
+        with pytest.raises(BadInput, match=r"33 of the first 60 updates of social_agnostic.* hold NaN"):
+            trained(case, jobs, "cpu", "float32", provenance_here(), tell=told.append)
+    else:
+        (found,) = trained(case, jobs, "cpu", "float32", provenance_here(), tell=told.append)
+        assert found.diverged == 10 * SETTING.num_rounds
+        assert any("(10 diverged)" in line for line in told)
+
+
 def test_where_git_is_missing_the_commit_is_told_or_unknown(tmp_path, told, monkeypatch):
     monkeypatch.setattr(module, "provenance_here", lambda device: replace(provenance_here(device), commit=""))
     run(tmp_path, told, at_most_arms=1)

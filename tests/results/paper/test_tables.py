@@ -137,6 +137,15 @@ def test_units_speed_and_terms_are_read_from_the_files(tmp_path):
     )
 
 
+def test_updates_that_were_left_out_are_told(tmp_path):
+    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
+    assert "left out" not in tables_section(tmp_path)
+    spoilt = measured(ArmName("mppfl", "noise_aware"), 59.5, diverged=133, num_rounds=100)
+    add_arms(tmp_path, LARGE, SETTINGS["cifar-10"], [spoilt])
+    text = tables_section(tmp_path)
+    assert "left out: CIFAR-10, IID, N = 50, seed 0, mppfl/noise_aware: 133 of 5,000." in text
+
+
 def test_every_line_of_a_table_has_as_many_columns_as_its_head(tmp_path):
     fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
     widths = set()

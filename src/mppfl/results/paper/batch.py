@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from mppfl.errors import BadInput
 from mppfl.learning.config import Aggregation, Precision, TrainingConfig
 from mppfl.learning.record import RoundRecord
 from mppfl.learning.rounds import Arm, rounds_together
@@ -29,6 +30,7 @@ COMMIT = "MPPFL_COMMIT"  # environment variable that says the commit where the s
 EVALUATE_EVERY = 5  # elsewhere: a test set after every round would cost as much as a tenth of the training
 SETTLED_AFTER = 3  # rounds after which the speed is known: the first compiles
 RESERVE = 0.9  # of the time left that an estimate may fill
+MOST_DIVERGED = 0.5  # share of updates left out beyond which an arm is no measurement of its mechanism
 
 Tell = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ def trained(
     """Trains the jobs side by side and returns what came of each.
 
     Where the first rounds show that they would not end before the deadline, it starts again with as many of the first
-    jobs as should, at least one.
+    jobs as should, at least one. Where they show that most updates are not numbers, nothing is measured.
     """
     while True:
         _clear(device)
@@ -59,6 +61,8 @@ def trained(
                     logs.setdefault(name, []).append(replace(record, weights=np.empty(0), server={}))
                 now = time.monotonic()
                 at = next(iter(records.values())).round_index
+                if at == SETTLED_AFTER:
+                    _refuse_diverged(case, logs)
                 if at == 1:
                     first_done = now
                 if at == SETTLED_AFTER and at < case.setting.num_rounds:
@@ -86,6 +90,16 @@ def _clear(device: str) -> None:
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def _refuse_diverged(case: Case, logs: Mapping[str, Sequence[RoundRecord]]) -> None:
+    for name, records in logs.items():
+        left_out, all_updates = sum(len(record.diverged) for record in records), len(records) * case.cell.num_clients
+        if left_out > MOST_DIVERGED * all_updates:
+            raise BadInput(
+                f"{case.cell.path}: {left_out} of the first {all_updates} updates of {name} hold NaN or infinity. "
+                "Nothing of this batch is filed. Lower the learning rate, or look for a fault of the engine."
+            )
 
 
 def _able_to_end(arms: int, seconds: float, left: float) -> int:
@@ -122,7 +136,10 @@ def _name(job: Job) -> str:
 def _tell_round(case: Case, records: Mapping[str, RoundRecord], tell: Tell) -> None:
     first = next(iter(records.values()))
     if math.isfinite(first.accuracy):
-        told = "  ".join(f"{name} {100 * record.accuracy:.2f}" for name, record in records.items())
+        told = "  ".join(
+            f"{name} {100 * record.accuracy:.2f}" + (f" ({len(record.diverged)} diverged)" if record.diverged else "")
+            for name, record in records.items()
+        )
         tell(f"{case.cell.path}: round {first.round_index}/{case.setting.num_rounds}  {told}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -230,6 +230,7 @@ def tables_section(folder: Path) -> str:
         *_by_clients(table_rows(2, "noise_aware", folder)),
         "### What the cells were trained with",
         _terms_table(folder),
+        *_left_out(folder),
         "### Speed",
         _speed_table(folder),
     ]
@@ -364,30 +365,48 @@ def _units_table(folder: Path) -> str:
 def _terms_table(folder: Path) -> str:
     """𝒮, unit, ρ_0, ε and precision of every cell on file."""
     lines = []
-    for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
-        cell = Cell(*place, 0)
-        for seed, found in seeds_on_file(folder, cell, SETTINGS[cell.dataset]).items():
-            for weights in aggregations_of(cell):
-                arms = {
-                    arm: each for arm, each in found.items() if arm.aggregation == weights and each.unit is not None
-                }
-                if arms:
-                    lines.append(_terms(cell, seed, weights, arms, len(found)))
+    for cell, found in _cells_on_file(folder):
+        for weights in aggregations_of(cell):
+            arms = {arm: each for arm, each in found.items() if arm.aggregation == weights and each.unit is not None}
+            if arms:
+                lines.append(_terms(cell, weights, arms, len(found)))
     if not lines:
         return "No cell is measured yet; trials of units are."
     head = ("cell", "seed", "weights", "𝒮", "unit", "ρ₀ min", "ρ₀ mean", "nominal ε of MPPFL, SA", "precision", "arms")
     return _markdown(head, lines)
 
 
-def _terms(cell: Cell, seed: int, weights: str, arms: Mapping[ArmName, Measured], count: int) -> tuple[str, ...]:
+def _left_out(folder: Path) -> list[str]:
+    """Which arms had to do without some updates, as a sentence; none where none had."""
+    found = [
+        f"{_title(cell)}, seed {cell.seed}, {arm}: {each.diverged:,} of {cell.num_clients * each.num_rounds:,}"
+        for cell, arms in _cells_on_file(folder)
+        for arm, each in arms.items()
+        if each.diverged
+    ]
+    return ["Updates that held NaN or infinity and were left out: " + "; ".join(found) + "."] if found else []
+
+
+def _cells_on_file(folder: Path) -> Iterator[tuple[Cell, dict[ArmName, Measured]]]:
+    """Every seed of every planned cell that has a file, and its arms."""
+    for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
+        for seed, found in seeds_on_file(folder, Cell(*place, 0), SETTINGS[place[0]]).items():
+            yield Cell(*place, seed), found
+
+
+def _title(cell: Cell) -> str:
+    return f"{SETTINGS[cell.dataset].title}, {PARTITION_TITLES[cell.partition]}, N = {cell.num_clients}"
+
+
+def _terms(cell: Cell, weights: str, arms: Mapping[ArmName, Measured], count: int) -> tuple[str, ...]:
     def of(mechanism: str, name: str) -> str:
         value = getattr(arms.get(ArmName(mechanism, weights)), name, None)
         return "–" if value is None else f"{value:.3g}"
 
     norms = sorted({f"{each.clip_norm:.3g}" for each in arms.values()})
     return (
-        f"{SETTINGS[cell.dataset].title}, {PARTITION_TITLES[cell.partition]}, N = {cell.num_clients}",
-        str(seed),
+        _title(cell),
+        str(cell.seed),
         weights,
         " to ".join(dict.fromkeys((norms[0], norms[-1]))),
         ", ".join(sorted({f"{each.unit:g}" for each in arms.values()})),
