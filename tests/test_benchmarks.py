@@ -18,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import lap
 from torch_models import layers_of
 
+import kernels_gpu
 import peers
+from mppfl.learning.flops import gflop_per_example
 from mppfl.learning.models import make_model
 from record import write_record
 
@@ -157,3 +159,12 @@ def test_every_peer_has_a_program_and_an_environment():
             assert (peers.PROGRAMS / f"{entrant.program}.py").exists()
             assert entrant.environment is None or entrant.environment in peers.REQUIREMENTS
     assert os.access(peers.python_of(peers.OURS, Path()), os.X_OK)
+
+
+def test_the_layers_whose_kernels_are_timed_make_up_the_model():
+    products = sum(
+        often * 2e-9 * 9 * layer.channels * layer.out * layer.side**2
+        for layer, often in kernels_gpu.layers_of("vgg16").items()
+    )
+    whole = gflop_per_example(make_model("vgg16", (3, 32, 32), 100), (3, 32, 32))
+    assert 3 * (products + 2e-9 * 512 * 100) == approx(whole, rel=2e-3)  # nothing goes back to the data
