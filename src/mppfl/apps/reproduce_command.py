@@ -33,7 +33,9 @@ def reproduce_command(
     precision: Annotated[
         str | None, typer.Option(help="bf16, tf32 or float32; default: bf16 on cuda, float32 on cpu.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Take only the arms that should fit into so many.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Take what should fit, and stop then; the next run goes on from there.")
+    ] = None,
     folder: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("results/paper"),
     data: Annotated[Path | None, typer.Option(help="Folder of the official files; default: MPPFL_DATA.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the files there; always done.")] = False,

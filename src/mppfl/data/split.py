@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -79,6 +81,16 @@ class ClientData:
     def input_shape(self) -> tuple[int, ...]:
         """(C, H, W), or (d,) for flat examples."""
         return self.features.shape[1:]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of what clients learn from: shape and every bit of examples, labels and whose is what."""
+        digest = hashlib.sha256()
+        arrays: tuple[NDArray[Any], ...] = (self.features, self.labels, *self.members)
+        for array in arrays:
+            digest.update(f"{array.shape}{array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def of(self, client: int) -> tuple[Inputs, Labels]:
         """Features and labels of one client, as copies."""

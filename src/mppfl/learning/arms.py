@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,17 +61,15 @@ class Arm:
 def training_key(model: nn.Module, arm: Arm) -> str:
     """Fingerprint of what decides a training's course: configuration, plan, data and initial model."""
     config = {k: v for k, v in dataclasses.asdict(arm.config).items() if k not in NOT_IN_KEY}
-    facts = json.dumps([arm.name, config, arm.data.names], sort_keys=True, default=lambda number: number.item())
+    facts = json.dumps(
+        [arm.name, config, arm.data.names, arm.data.fingerprint], sort_keys=True, default=lambda number: number.item()
+    )
     digest = hashlib.sha256(facts.encode())
     for terms in arm.plan:
         digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
         digest.update(
             np.ascontiguousarray([terms.budgets, np.broadcast_to(terms.prices, len(terms.budgets))]).tobytes()
         )
-    arrays: list[Any] = [arm.data.features, arm.data.labels, *arm.data.members]
-    for array in arrays:
-        digest.update(str(array.shape).encode())
-        digest.update(np.ascontiguousarray(array).data)
     digest.update(as_array(flat_model(model).initial_weights(arm.config.seed)).tobytes())
     return digest.hexdigest()
 

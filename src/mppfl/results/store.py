@@ -18,14 +18,12 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.learning.checkpoint import Checkpoint, checkpoint_after, load_checkpoint, save_checkpoint, write_whole
-from mppfl.learning.record import History, RoundRecord, history_of, joined
+from mppfl.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_whole
+from mppfl.learning.log import Log
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.results.cases import Case
 from mppfl.results.experiment import Experiment, differences
@@ -34,7 +32,6 @@ from mppfl.results.run import Run
 from mppfl.results.run_folder import SUMMARY, save_run
 
 EXPERIMENT, POINTER, LEDGER, LOCK = "experiment.toml", "checkpoint.json", "ledger.sqlite", ".lock"
-NO_WEIGHTS = np.empty(0)
 
 
 @contextmanager
@@ -159,33 +156,3 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-@dataclass(slots=True)
-class Log:
-    """What one training has done so far: its history, without the models of rounds gone by."""
-
-    key: str
-    num_clients: int
-    resumed: Checkpoint | None
-    records: list[RoundRecord] = field(default_factory=list)
-    last: RoundRecord | None = None
-
-    def add(self, record: RoundRecord) -> None:
-        self.records.append(replace(record, weights=NO_WEIGHTS, server={}))
-        self.last = record
-
-    @property
-    def rounds_done(self) -> int:
-        return len(self.records) + (0 if self.resumed is None else self.resumed.rounds_done)
-
-    def checkpoint(self) -> Checkpoint:
-        """Where the training stands; there must have been a round."""
-        if self.last is None:
-            if self.resumed is None:
-                raise BadInput("the training has no rounds. Set game.num_rounds to at least 1.")
-            return self.resumed
-        history: History = history_of(self.records, self.num_clients)
-        if self.resumed is not None:
-            history = joined(self.resumed.history, history)
-        return checkpoint_after(self.last, history, self.key)

@@ -12,6 +12,7 @@ from mppfl.arrays import Array
 from mppfl.errors import MppflError
 from mppfl.learning.budget_unit import epsilon_method
 from mppfl.learning.checkpoint import Checkpoint
+from mppfl.learning.log import Log
 from mppfl.learning.record import History, RoundRecord
 from mppfl.learning.rounds import rounds_together, training_key
 from mppfl.privacy.ledger import PrivacyLedger
@@ -19,7 +20,7 @@ from mppfl.results.cases import Case, model_of, prepare, require_device
 from mppfl.results.experiment import Experiment
 from mppfl.results.provenance import Provenance, provenance_here
 from mppfl.results.run import Accounts, Run
-from mppfl.results.store import Log, storage
+from mppfl.results.store import storage
 
 OnRound = Callable[[Mapping[str, RoundRecord]], None]
 

@@ -21,6 +21,7 @@ from mppfl.results.paper.batch import trained
 from mppfl.results.paper.cells import ArmName, Case, Cell, arms_of, clients_of
 from mppfl.results.paper.measure import main, measure, missing_arms, rehearsal
 from mppfl.results.paper.settings import SETTINGS
+from mppfl.results.paper.status import status
 from mppfl.results.paper.store import cell_path, every_training, read_cell, read_trials, unit_path
 from mppfl.results.paper.units import place_of_unit, units_of
 from mppfl.results.provenance import provenance_here
@@ -112,22 +113,88 @@ def test_what_is_there_is_not_trained_again_and_a_lost_arm_is_trained_as_it_was(
     assert {arm: each.curve for arm, each in after.items()} == {arm: each.curve for arm, each in before.items()}
 
 
-def test_a_killed_run_loses_only_the_arms_in_flight(finished, tmp_path, told, monkeypatch):
+LOST = ("mppfl/size", "random/noise_aware")
+
+
+@pytest.fixture
+def begun(finished, tmp_path):
+    """The same folder without two arms, and the arms it had."""
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    before = read_cell(tmp_path, IID, SETTING)
     content = json.loads(cell_path(tmp_path, IID).read_text())
-    lost = {"mppfl/size", "random/noise_aware"}
-    content["arms"] = [row for row in content["arms"] if row["arm"] not in lost]
+    content["arms"] = [row for row in content["arms"] if row["arm"] not in LOST]
     cell_path(tmp_path, IID).write_text(json.dumps(content))
+    return tmp_path, before
 
-    def killed(model, arms):
-        yield next(iter(rounds_together(model, arms)))
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(batch, "rounds_together", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, told)
-    assert {str(arm) for arm in missing_arms(tmp_path, IID, SETTING)} == lost
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+def stopping(after, how):
+    """rounds_together that is stopped after so many rounds, and how many it did."""
+    done = []
+
+    def rounds(model, arms):
+        for records in rounds_together(model, arms):
+            done.append(next(iter(records.values())).round_index)
+            yield records
+            if len(done) == after:
+                raise how
+
+    return rounds, done
+
+
+def same_results(folder, before):
+    after = read_cell(folder, IID, SETTING)
+    return all(
+        (each.curve, each.budgets, each.clip_norm, each.num_rounds, each.dp_epsilon)
+        == (after[arm].curve, after[arm].budgets, after[arm].clip_norm, after[arm].num_rounds, after[arm].dp_epsilon)
+        for arm, each in before.items()
+    )
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, RuntimeError("the machine is lost")])
+def test_a_run_that_is_stopped_goes_on_from_where_it_was(begun, told, monkeypatch, how):
+    folder, before = begun
+    monkeypatch.setattr(batch, "KEPT_EVERY", 0.0)  # who is stopped without warning has what was kept last
+    with monkeypatch.context() as broken:
+        broken.setattr(batch, "rounds_together", stopping(2, how)[0])
+        with pytest.raises(type(how) if isinstance(how, Exception) else how):
+            run(folder, told)
+    assert {str(arm) for arm in missing_arms(folder, IID, SETTING)} == set(LOST)
+    rounds, done = stopping(math.inf, None)
+    monkeypatch.setattr(batch, "rounds_together", rounds)
+    assert run(folder, told).trained == 2
+    assert done == [3, 4]
+    assert any("2 arms go on" in line for line in told)
+    assert same_results(folder, before)
+    assert not (folder / "in-flight").exists()
+
+
+def test_what_does_not_end_in_time_is_stopped_and_ends_in_later_runs(begun, told):
+    folder, before = begun
+    runs = [run(folder, told, minutes=1e-9) for _ in range(8)]  # two arms of four rounds, a round at a time
+    assert [done.trained for done in runs] == [0, 0, 0, 1, 0, 0, 0, 1]
+    assert [done.out_of_time for done in runs] == [True] * 7 + [False]
+    assert same_results(folder, before)
+    assert "fashion-mnist/iid/n20/seed0: stopped after round 1; the next run goes on from there" in told
+
+
+def test_a_checkpoint_that_is_damaged_or_of_other_code_is_not_gone_on_from(begun, told, monkeypatch, caplog):
+    folder, before = begun
+    run(folder, told, minutes=1e-9)
+    (path,) = (folder / "in-flight").rglob("*.npz")
+    assert "1 arms stopped before their end" in status(folder, cells=[IID], settings=SETTINGS_HERE).cells[0].reason
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    rounds, done = stopping(math.inf, None)
+    monkeypatch.setattr(batch, "rounds_together", rounds)
+    run(folder, told, minutes=1e-9)
+    assert "not a whole checkpoint" in caplog.text
+    assert "Its training starts anew." in caplog.text
+    other = path.parent.with_name("other-code")
+    path.parent.rename(other)
+    run(folder, told)
+    assert done == [1, 1, 2, 3, 4]
+    assert same_results(folder, before)
+    assert other.exists()  # it is not ours
 
 
 def test_work_can_be_done_in_short_runs(finished, tmp_path, told):
@@ -141,25 +208,17 @@ def test_work_can_be_done_in_short_runs(finished, tmp_path, told):
     assert not cell_path(tmp_path, IID).exists()  # another cell than was asked for
 
 
-def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, told):
+def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, told, monkeypatch):
     run(tmp_path, told, at_most_arms=2)
-    each = max(found.seconds for _, found in every_training(tmp_path))
     told.clear()
-    done = run(tmp_path, told, minutes=1e-6 + each / 60 / 1e6)
+    monkeypatch.setattr(module, "seconds_per_arm", lambda *known: 100.0)
+    done = run(tmp_path, told, minutes=1.0)
     assert done.trained == 1  # never fewer
     assert done.out_of_time
-    assert "1 of" in told[0]
-    assert "s for an arm" in told[0]
-
-
-def test_arms_that_turn_out_too_slow_for_the_deadline_start_again_as_fewer(told, monkeypatch):
-    case = Case(IID, SETTING, clients_of(IID, SETTING, drawn()))
-    clock = iter(np.arange(0.0, 1e6, 10.0))  # every look at the clock is ten seconds later
-    monkeypatch.setattr(batch.time, "monotonic", lambda: next(clock))
-    jobs = [(arm, 1e-3) for arm in arms_of(IID)[:3]]
-    found = trained(case, jobs, "cpu", "float32", provenance_here(), deadline=35.0, tell=told.append)
-    assert len(found) < 3
-    assert any("too slow for 3 arms" in line for line in told)
+    assert "about 100 s for an arm, 60 s left: 1 of" in told[0]
+    told.clear()
+    run(tmp_path, told, minutes=4.5)
+    assert "about 100 s for an arm, 270 s left: 2 of" in told[0]
 
 
 @pytest.mark.parametrize(("spoilt", "refused"), [(11, True), (10, False)])

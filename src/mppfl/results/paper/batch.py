@@ -1,4 +1,4 @@
-"""One batch of arms: trained side by side, watched against a deadline, and what came of each."""
+"""One batch of arms: trained side by side, stopped at a deadline and taken up again, and what came of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
@@ -18,9 +17,11 @@ import torch
 
 from mppfl.errors import BadInput
 from mppfl.learning.config import Aggregation, Precision, TrainingConfig
-from mppfl.learning.record import RoundRecord
-from mppfl.learning.rounds import Arm, rounds_together
+from mppfl.learning.log import Log
+from mppfl.learning.record import History, RoundRecord
+from mppfl.learning.rounds import Arm, rounds_together, training_key
 from mppfl.results.paper.cells import Case, gflop_per_example, training_choices
+from mppfl.results.paper.in_flight import InFlight
 from mppfl.results.paper.settings import CURVES_OF
 from mppfl.results.paper.store import Measured
 from mppfl.results.paper.units import Job
@@ -28,8 +29,8 @@ from mppfl.results.provenance import Provenance
 
 COMMIT = "MPPFL_COMMIT"  # environment variable that says the commit where the source lies outside a work tree
 EVALUATE_EVERY = 5  # elsewhere: a test set after every round would cost as much as a tenth of the training
-SETTLED_AFTER = 3  # rounds after which the speed is known: the first compiles
-RESERVE = 0.9  # of the time left that an estimate may fill
+SETTLED_AFTER = 3  # rounds after which it shows whether a training is one
+KEPT_EVERY = 60.0  # seconds of work that a batch which is killed may lose
 MOST_DIVERGED = 0.5  # share of updates left out beyond which an arm is no measurement of its mechanism
 
 Tell = Callable[[str], None]
@@ -44,44 +45,49 @@ def trained(
     origin: Provenance,
     deadline: float = math.inf,
     tell: Tell = log.info,
+    stopped: InFlight | None = None,
 ) -> list[Measured]:
     """Trains the jobs side by side and returns what came of each.
 
-    Where the first rounds show that they would not end before the deadline, it starts again with as many of the first
-    jobs as should, at least one. Where they show that most updates are not numbers, nothing is measured.
+    With `stopped`, jobs go on from where they were stopped, and where the deadline comes before the end, they are
+    stopped there and nothing is returned. Where the first rounds show that most updates are not numbers, nothing is
+    measured.
     """
-    while True:
-        _clear(device)
-        began, origin = time.monotonic(), replace(origin, started=datetime.now(UTC).isoformat(timespec="seconds"))
-        logs: dict[str, list[RoundRecord]] = {}
-        fewer = len(jobs)
-        with closing(_rounds(case, jobs, device, precision)) as rounds:
-            for records in rounds:
-                for name, record in records.items():
-                    logs.setdefault(name, []).append(replace(record, weights=np.empty(0), server={}))
-                now = time.monotonic()
-                at = next(iter(records.values())).round_index
-                if at == SETTLED_AFTER:
-                    _refuse_diverged(case, logs)
-                if at == 1:
-                    first_done = now
-                if at == SETTLED_AFTER and at < case.setting.num_rounds:
-                    a_round = (now - first_done) / (at - 1)
-                    to_come = a_round * (case.setting.num_rounds - at)
-                    fewer = _able_to_end(len(jobs), to_come, deadline - now)
-                    if fewer < len(jobs):
-                        break
-                    if to_come > deadline - now:
-                        tell(f"{case.cell.path}: this one arm takes {to_come:.0f} s more, longer than there is time")
-                _tell_round(case, records, tell)
-        if fewer == len(jobs):
-            seconds = time.monotonic() - began
-            return [
-                _measured(case, job, logs[_name(job)], precision, seconds / len(jobs), len(jobs), origin)
-                for job in jobs
-            ]
-        tell(f"{case.cell.path}: {a_round:.1f} s a round is too slow for {len(jobs)} arms; again with {fewer}")
-        jobs = jobs[:fewer]
+    _clear(device)
+    model, arms = case.model(), _arms(case, jobs, device, precision, stopped)
+    logs = {arm.name: Log(training_key(model, arm), arm.data.num_clients, arm.resume) for arm in arms}
+    origin = replace(origin, started=datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def keep() -> None:
+        for job in jobs:
+            if stopped is not None and logs[_name(job)].last is not None:
+                stopped.keep(case.cell, job, logs[_name(job)].checkpoint())
+
+    kept_at = before = time.monotonic()
+    shortest = math.inf
+    try:
+        for records in rounds_together(model, arms):
+            for name, record in records.items():
+                logs[name].add(record)
+            done = logs[arms[0].name].rounds_done
+            if done == SETTLED_AFTER:
+                _refuse_diverged(case, logs)
+            _tell_round(case, records, tell)
+            now = time.monotonic()
+            shortest, before = min(shortest, now - before), now
+            if done == case.setting.num_rounds or stopped is None:
+                continue
+            if now + shortest > deadline:
+                keep()
+                tell(f"{case.cell.path}: stopped after round {done}; the next run goes on from there")
+                return []
+            if now - kept_at > KEPT_EVERY:
+                keep()
+                kept_at = time.monotonic()
+    except KeyboardInterrupt:
+        keep()  # no finished round is lost
+        raise
+    return [_measured(case, job, logs[_name(job)].history(), precision, len(jobs), origin) for job in jobs]
 
 
 def _clear(device: str) -> None:
@@ -92,9 +98,10 @@ def _clear(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _refuse_diverged(case: Case, logs: Mapping[str, Sequence[RoundRecord]]) -> None:
-    for name, records in logs.items():
-        left_out, all_updates = sum(len(record.diverged) for record in records), len(records) * case.cell.num_clients
+def _refuse_diverged(case: Case, logs: Mapping[str, Log]) -> None:
+    for name, log_of_arm in logs.items():
+        left_out = sum(map(len, log_of_arm.history().diverged))
+        all_updates = log_of_arm.rounds_done * case.cell.num_clients
         if left_out > MOST_DIVERGED * all_updates:
             raise BadInput(
                 f"{case.cell.path}: {left_out} of the first {all_updates} updates of {name} hold NaN or infinity. "
@@ -102,14 +109,8 @@ def _refuse_diverged(case: Case, logs: Mapping[str, Sequence[RoundRecord]]) -> N
             )
 
 
-def _able_to_end(arms: int, seconds: float, left: float) -> int:
-    """How many arms can end in the time left, if all of them take so many seconds together."""
-    return arms if seconds <= left else max(1, min(arms - 1, int(arms * RESERVE * left / seconds)))
-
-
-def _rounds(
-    case: Case, jobs: Sequence[Job], device: str, precision: str
-) -> Generator[dict[str, RoundRecord], None, None]:
+def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped: InFlight | None) -> list[Arm]:
+    """The jobs as trainings, each from where it was stopped."""
     every = 1 if case.cell.dataset == CURVES_OF else EVALUATE_EVERY
     arms = []
     for job in jobs:
@@ -124,8 +125,9 @@ def _rounds(
             precision=cast(Precision, precision),
             evaluate_every=every,
         )
-        arms.append(Arm(_name(job), case.plan(arm.mechanism), case.data, config))
-    yield from rounds_together(case.model(), arms)
+        since = None if stopped is None else stopped.checkpoint(case.cell, job)
+        arms.append(Arm(_name(job), case.plan(arm.mechanism), case.data, config, resume=since))
+    return arms
 
 
 def _name(job: Job) -> str:
@@ -144,60 +146,56 @@ def _tell_round(case: Case, records: Mapping[str, RoundRecord], tell: Tell) -> N
 
 
 def _measured(
-    case: Case,
-    job: Job,
-    records: Sequence[RoundRecord],
-    precision: str,
-    seconds: float,
-    arms_together: int,
-    origin: Provenance,
+    case: Case, job: Job, history: History, precision: str, arms_together: int, origin: Provenance
 ) -> Measured:
     arm, unit = job
-    last, setting = records[-1], case.setting
-    evaluated = [record for record in records if math.isfinite(record.accuracy)]
-    examples = len(records) * setting.local_epochs * int(case.data.num_examples.sum())
+    setting, rounds = case.setting, history.rounds
+    evaluated = np.isfinite(rounds["accuracy"])
+    accuracy, seconds = rounds["accuracy"][evaluated], float(rounds["seconds"].sum())
+    examples = len(history) * setting.local_epochs * int(case.data.num_examples.sum())
     gflop = gflop_per_example(setting)
-    clipped = [record.share_clipped for record in records if math.isfinite(record.share_clipped)]
+    clipped = rounds["share_clipped"][np.isfinite(rounds["share_clipped"])]
+    dp_epsilon = float(rounds["dp_epsilon"][-1])
     return Measured(
         arm=arm,
         unit=unit,
-        accuracy=round(last.accuracy, 6),
-        best_accuracy=round(max(record.accuracy for record in evaluated), 6),
+        accuracy=round(float(accuracy[-1]), 6),
+        best_accuracy=round(float(accuracy.max()), 6),
         curve={
-            "round": [record.round_index for record in evaluated],
-            "accuracy": [round(record.accuracy, 4) for record in evaluated],
+            "round": [int(at) for at in rounds["round_index"][evaluated]],
+            "accuracy": [round(float(each), 4) for each in accuracy],
         },
-        clip_norm=_significant(last.clip_norm),
-        fixed_budget=_significant(float(records[0].budgets.max())) if arm.mechanism.startswith("fixed") else None,
-        share_clipped=round(float(np.mean(clipped)), 4) if clipped else None,
-        budgets=_budgets(records),
-        dp_epsilon=_significant(last.dp_epsilon) if math.isfinite(last.dp_epsilon) else None,
+        clip_norm=_significant(float(rounds["clip_norm"][-1])),
+        fixed_budget=_significant(history.clients["budgets"][0].max()) if arm.mechanism.startswith("fixed") else None,
+        share_clipped=round(float(clipped.mean()), 4) if len(clipped) else None,
+        budgets=_budgets(history),
+        dp_epsilon=_significant(dp_epsilon) if math.isfinite(dp_epsilon) else None,
         dp_delta=TrainingConfig().dp_delta,
-        num_rounds=len(records),
+        num_rounds=len(history),
         num_examples=examples,
         seconds=_significant(seconds),
         arms_together=arms_together,
         samples_per_second=round(examples / seconds, 1),
         tflop_per_second=_significant(examples * gflop / seconds / 1e3),
         gflop_per_example=_significant(gflop),
-        engine=last.engine,
+        engine=history.engine[-1],
         precision=precision,
         device=origin.gpu or origin.cpu,
         versions={name: getattr(origin, name) for name in ("mppfl", "python", "torch", "numpy", "scipy")},
         commit=os.environ.get(COMMIT, "") or origin.commit or "unknown",
         source=origin.source,
         started=origin.started,
-        diverged=sum(len(record.diverged) for record in records),
+        diverged=sum(map(len, history.diverged)),
     )
 
 
-def _budgets(records: Sequence[RoundRecord]) -> dict[str, list[float | None]]:
+def _budgets(history: History) -> dict[str, list[float | None]]:
     """Number, mean and harmonic mean of budgets in three rounds; size weights make the harmonic one count."""
-    chosen = [records[k] for k in dict.fromkeys((0, (len(records) - 1) // 2, len(records) - 1))]
-    given = [record.budgets[record.participating] for record in chosen]
+    chosen = list(dict.fromkeys((0, (len(history) - 1) // 2, len(history) - 1)))
+    given = [history.clients["budgets"][k][history.clients["participating"][k].astype(bool)] for k in chosen]
     noisy = [len(budgets) > 0 and bool(np.isfinite(budgets).all()) for budgets in given]
     return {
-        "round": [record.round_index for record in chosen],
+        "round": [int(history.rounds["round_index"][k]) for k in chosen],
         "taking_part": [len(budgets) for budgets in given],
         "mean": [_significant(float(b.mean())) if ok else None for b, ok in zip(given, noisy, strict=True)],
         "harmonic_mean": [

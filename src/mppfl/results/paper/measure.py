@@ -2,8 +2,8 @@
 
     python -m mppfl.results.paper.measure --data DIR --device cuda --only fashion-mnist --minutes 8
 
-Needs PyTorch, NumPy and SciPy alone, so that a borrowed machine can run it. A run that is killed loses the arms in
-flight and no others; the next one goes on from the files.
+Needs PyTorch, NumPy and SciPy alone, so that a borrowed machine can run it. Arms that are not at their end when time is
+up, or when the run is killed, go on from their last checkpoint in the next one (in_flight.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mppfl.data.sources import find_files, load_data
 from mppfl.errors import BadInput, MppflError
 from mppfl.learning.config import Precision, TrainingConfig
 from mppfl.network.device import find_device
-from mppfl.results.paper.batch import RESERVE, SETTLED_AFTER, Tell, trained
+from mppfl.results.paper.batch import Tell, trained
 from mppfl.results.paper.cells import (
     CELLS,
     ArmName,
@@ -38,6 +38,7 @@ from mppfl.results.paper.cells import (
     clients_of,
     gflop_per_example,
 )
+from mppfl.results.paper.in_flight import InFlight, in_flight
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import (
     Measured,
@@ -53,6 +54,7 @@ from mppfl.results.paper.units import Job, next_trials, place_of_unit, reusable,
 from mppfl.results.provenance import Provenance, provenance_here
 
 NOT_AVAILABLE = "not measured: data not available"
+RESERVE = 0.9  # of the time left that an estimate may fill
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,8 @@ def measure(
     """Trains the arms that the cells' files lack, in order, units first; writes each batch of arms when it is done.
 
     precision     default: bf16 on a GPU, float32 on a CPU
-    minutes       take only as many arms as should fit by what earlier files took on this device, but at least one
+    minutes       take only as many arms as should fit by what earlier files took on this device, but at least one;
+                  those that do not end in time are stopped, and the next run goes on with them
     at_most_arms  the same by number
     data          folder of the official files; default: MPPFL_DATA
     settings      other than the paper's are a rehearsal: their files cannot be mixed with real ones
@@ -101,7 +104,9 @@ def measure(
     if minutes is not None:
         deadline = time.monotonic() + 60 * require_number(minutes, "minutes", 0.0, math.inf)
     most = math.inf if at_most_arms is None else require_count(at_most_arms, "at_most_arms")
-    errand = _Errand(Path(folder), device, chosen, provenance_here(device), deadline, most, tell)
+    origin = provenance_here(device)
+    stopped = in_flight(Path(folder), origin, chosen)
+    errand = _Errand(Path(folder), device, chosen, origin, stopped, deadline, most, tell)
     began = time.monotonic()
     unavailable, out_of_time = [], False
     for name, group in groupby(cells, key=lambda cell: cell.dataset):
@@ -165,6 +170,7 @@ class _Errand:
     device: str
     precision: str
     origin: Provenance
+    stopped: InFlight
     deadline: float
     arms_left: float
     tell: Tell
@@ -191,6 +197,7 @@ def _settle_units(errand: _Errand, setting: Setting, dataset: Dataset) -> bool:
             return False
         told = {name: asdict(unit) for name, unit in units_of(setting.dataset, [*trials, *found]).items()}
         add_trials(folder, at, setting, found, told)
+        errand.stopped.drop(at, [(each.arm, each.unit) for each in found])
         for name, unit in told.items():
             errand.tell(f"{setting.dataset}, {name}: unit {unit['unit']:g} ({unit['why']})")
     return True
@@ -216,16 +223,26 @@ def _measure_cell(errand: _Errand, cell: Cell, setting: Setting, dataset: Datase
         if not found:
             return False
         add_arms(folder, cell, setting, found)
+        errand.stopped.drop(cell, [(each.arm, each.unit) for each in found])
     errand.tell(f"{cell.path}: measured")
     return True
 
 
 def _train_some(errand: _Errand, case: Case, jobs: Sequence[Job]) -> list[Measured]:
-    """Trains as many of the jobs as fit into what is left, side by side; none where nothing fits any more."""
-    count = _fitting(errand, case, len(jobs))
+    """Trains as many of the jobs as fit into what is left, side by side; none where nothing fits or ends any more.
+
+    Those that were stopped before go on first.
+    """
+    if waiting := errand.stopped.waiting(case.cell, jobs):
+        jobs, count = waiting, int(min(len(waiting), errand.arms_left))
+        errand.tell(f"{case.cell.path}: {count} arms go on from where they were stopped")
+    else:
+        count = _fitting(errand, case, len(jobs))
     if count == 0:
         return []
-    found = trained(case, jobs[:count], errand.device, errand.precision, errand.origin, errand.deadline, errand.tell)
+    found = trained(
+        case, jobs[:count], errand.device, errand.precision, errand.origin, errand.deadline, errand.tell, errand.stopped
+    )
     errand.trained += len(found)
     errand.arms_left -= len(found)
     return found
@@ -239,7 +256,7 @@ def _fitting(errand: _Errand, case: Case, wanted: int) -> int:
     left = max(0.0, errand.seconds_left)
     each = seconds_per_arm(errand.folder, case.setting, errand.device_name, errand.precision)
     if each is None:
-        errand.tell(f"{case.cell.path}: speed not known on {errand.device_name}; it shows after {SETTLED_AFTER} rounds")
+        errand.tell(f"{case.cell.path}: speed not known on {errand.device_name}")
         return most if left > 0 or errand.trained == 0 else 0
     fits = int(RESERVE * left / each)
     count = min(most, max(fits, 0 if errand.trained else 1))
@@ -304,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        tell("stopped: the arms in flight are lost, the others are filed. Run it again to go on.")
+        tell("stopped: what was in training goes on from its last whole round. Run it again.")
         return 130
     more = "; more is left for another run" if done.out_of_time else ""
     print(f"{done.trained} arms trained in {done.seconds:.0f} s, {len(done.cells)} cells measured{more}")

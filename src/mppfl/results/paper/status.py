@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mppfl.data.sources import find_files
 from mppfl.results.paper.cells import CELLS, NOISELESS, Cell, arms_of
+from mppfl.results.paper.in_flight import count_in_flight
 from mppfl.results.paper.measure import missing_arms, seconds_per_arm
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import every_training, read_trials
@@ -103,6 +104,8 @@ def _status_of(folder: Path, cell: Cell, setting: Setting, is_here: bool, second
     from_trials = [arm for arm in missing if arm.mechanism == SA or arm == NOISELESS]
     to_train = len(missing) - (len(from_trials) if cell == place_of_unit(cell.dataset) else 0)
     hours, reason = _hours(to_train, seconds), "" if is_here else NO_DATA
+    if waiting := count_in_flight(folder, cell):
+        reason = "; ".join(filter(None, [reason, f"{waiting} arms stopped before their end"]))
     if measured:
         return CellStatus(cell, "partly", measured, arms, hours, reason)
     return CellStatus(cell, "missing" if is_here else "not measurable", 0, arms, hours, reason)
