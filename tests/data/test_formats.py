@@ -367,6 +367,19 @@ def test_an_npz_that_claims_more_than_memory_holds_is_refused(tmp_path):
     assert refuses(npz.read_known_npz, tmp_path, small("cifar-100"), "train.npz", "not whole")
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_pictures_of_a_known_set_are_bytes_however_they_were_saved(tmp_path, kind):
+    parts = draw((32, 32, 3))
+    write_npz(tmp_path, {name: (images.astype(kind), labels) for name, (images, labels) in parts.items()})
+    train, test, _ = npz.read_known_npz(tmp_path, small("cifar-100"))
+    for found, name in ((train, "train"), (test, "test")):
+        assert found.features.dtype == np.uint8
+        np.testing.assert_array_equal(found.features, parts[name][0])
+    scaled = {name: (images.astype(np.float32) / 255, labels) for name, (images, labels) in parts.items()}
+    write_npz(tmp_path, scaled)
+    assert refuses(npz.read_known_npz, tmp_path, small("cifar-100"), "train.npz", "Save them as uint8.")
+
+
 def test_what_is_wrong_inside_an_npz_is_told_with_its_name(tmp_path):
     parts = draw((32, 32, 3))
     images, labels = parts["train"]

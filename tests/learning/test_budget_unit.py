@@ -81,7 +81,7 @@ def test_the_ledger_of_a_training_ends_at_epsilon_and_not_above(noise):
     data, plan = pictures(), plan_with([1.0, 0.3, 0.7], num_rounds=3)
     model = make_model("linear", data.input_shape, data.num_classes)
     config = TrainingConfig(privacy="full_batch_steps", num_steps=2, clip_norm=0.3, noise=noise)
-    delta = delta_for_budgets(config, 4 * 64, len(plan))
+    delta = delta_for_budgets(config, 3.0, 4 * 64, len(plan))
     assert (delta < config.dp_delta) == (noise == "discrete")
     unit = budget_unit_for(plan, 3.0, delta, epsilon_method(config))
     config = TrainingConfig(
@@ -98,4 +98,4 @@ def test_the_ledger_of_a_training_ends_at_epsilon_and_not_above(noise):
 def test_noise_that_uses_up_delta_leaves_no_budget():
     config = TrainingConfig(privacy="client", noise="discrete", clip_norm=1.0)
     with pytest.raises(BadInput, match=r"dp_delta=1e-05 is used up by discrete noise on 15,000,000 parameters"):
-        delta_for_budgets(config, 15_000_000, 60)
+        delta_for_budgets(config, 8.0, 15_000_000, 60)

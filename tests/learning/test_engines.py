@@ -5,12 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from mppfl.errors import BadInput
 from mppfl.learning.cohort import Cohort, choose_engine
 from mppfl.learning.config import TrainingConfig
+from mppfl.learning.dense import is_dense
 from mppfl.learning.flat import flat_model
+from mppfl.learning.layered import is_layered
 from mppfl.learning.models import make_model
 from mppfl.learning.rounds import Arm, rounds_together, training_rounds
 from mppfl.network.device import find_device
@@ -83,6 +86,87 @@ def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm():
     (fast,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="batched"))
     assert fast.diverged == ()
     assert np.linalg.norm(fast.weights - plain.weights) < 1e-5 * np.linalg.norm(plain.weights - begin)
+
+
+def test_a_batch_norm_that_no_relu_follows_stays_finite_too():
+    layers = [nn.Conv2d(1, 4, 3, padding=1)]
+    for _ in range(18):
+        layers += [nn.ReLU(), nn.BatchNorm2d(4, track_running_stats=False), nn.Conv2d(4, 4, 3, padding=1)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 4))
+    config = TrainingConfig(batch_size=4, learning_rate=1e-4, engine="batched")
+    (record,) = training_rounds(model, pictures(), plan_with((np.inf, np.inf, np.inf), 1), config)
+    assert record.diverged == ()
+
+
+def test_padding_never_shows_a_client_the_example_of_another():
+    data = pictures()
+    features = data.features.copy()
+    features = np.concatenate([np.full_like(features[:1], 3e38), features])  # row 0 is nobody's
+    wild = dataclasses.replace(
+        data,
+        features=features,
+        labels=np.concatenate([data.labels[:1], data.labels]),
+        members=tuple(rows + 1 for rows in data.members),
+    )
+    for engine, model in (("dense", MODELS["mlp"]), ("vmap", MODELS["mlp"]), ("batched", small_cnn)):
+        config = TrainingConfig(batch_size=4, learning_rate=0.1, engine=engine)
+        (record,) = training_rounds(model(), wild, plan_with((np.inf, np.inf, np.inf), 1), config)
+        assert record.diverged == (), engine
+
+
+class Residual(nn.Sequential):
+    """Layers in a row, and past them."""
+
+    def forward(self, x):
+        return super().forward(x) + x.flatten(1)[:, :4]
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def frozen_first_layer():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    model[1].requires_grad_(False)
+    return model
+
+
+UNUSUAL = {
+    "forward of its own": lambda: Residual(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4)),
+    "layer of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(64, 8), nn.ReLU(), nn.Linear(8, 4)),
+    "frozen layer": frozen_first_layer,
+    "reflected edges": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten(), nn.Linear(256, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_no_engine_trains_another_network_than_the_one_given(name):
+    torch.manual_seed(0)
+    model = UNUSUAL[name]()
+    assert not is_dense(model)
+    assert not is_layered(model)
+    config = TrainingConfig(**EXACT)
+    plain = final_weights(model, dataclasses.replace(config, engine="loop"))
+    for engine in ("auto", "vmap"):
+        np.testing.assert_allclose(
+            final_weights(model, dataclasses.replace(config, engine=engine, processes=1)), plain, atol=1e-7, rtol=0
+        )
+
+
+def test_frozen_weights_are_neither_moved_nor_sent():
+    model = frozen_first_layer()
+    flat = flat_model(model)
+    assert flat.num_parameters == 8 * 4 + 4
+    before = model[1].weight.detach().clone()
+    for privacy in ("client", "dpsgd_shuffle"):
+        config = TrainingConfig(privacy=privacy, batch_size=4, clip_norm=0.5)
+        *_, last = training_rounds(model, pictures(), plan_with((1.0, 1.0, 1.0)), config)
+        assert len(last.weights) == flat.num_parameters
+    torch.testing.assert_close(model[1].weight, before)
 
 
 @pytest.mark.parametrize("privacy", [*UPDATE_LEVEL, *GRADIENT_LEVEL])

@@ -14,12 +14,15 @@ from mppfl.data.split import client_data, split
 from mppfl.errors import BadInput
 from mppfl.game.mechanisms import MECHANISMS as GAME_MECHANISMS
 from mppfl.game.plan import Terms, plan_of_rounds
+from mppfl.learning.cohort import Cohort
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.models import make_model
 from mppfl.learning.rounds import Arm, rounds_together, training_rounds
+from mppfl.learning.views import looks_of_round
 from mppfl.privacy.accounting import epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.mechanism import MECHANISMS as PRIVACY_MECHANISMS
+from mppfl.privacy.mechanism import LocalWork
 from tests.learning.trainings import batch_normed, pictures, plan_with
 
 BUDGETS = (0.5, 0.0, 2.0)
@@ -69,7 +72,7 @@ def test_epsilon_is_that_of_everything_the_most_exposed_client_spent(noise, meth
     ledger = PrivacyLedger.in_memory()
     records = trained(noise=noise, dp_delta=1e-6, ledger=ledger, privacy="client")
     for count, record in enumerate(records, start=1):
-        assert record.dp_epsilon == approx(float(epsilon(count * 2.0, 1e-6, method)), rel=1e-6)
+        assert record.dp_epsilon == approx(float(epsilon(count * 2.0, 1e-6, method)), rel=2e-4)
     assert records[-1].dp_epsilon == approx(ledger.get_epsilon("2", 1e-6, method), rel=1e-9)
 
 
@@ -304,13 +307,17 @@ def test_features_that_are_not_finite_never_reach_a_training():
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
 @pytest.mark.parametrize("privacy", ["full_batch_steps", "dpsgd_shuffle"])
-def test_a_gradient_that_is_not_finite_is_refused_with_its_clients_name(privacy, engine):
-    data = with_a_client_that_explodes()
-    config = TrainingConfig(**{**QUICK, **EXPLODES, "privacy": privacy, "engine": engine})
-    rounds = training_rounds(softmax_on(data), data, plan_with([1.0] * 3), config)
-    with pytest.raises(BadInput, match=r"client 'bob' holds NaN or infinity and is not released"):
-        next(rounds)
-    assert list(rounds) == []
+def test_an_example_whose_gradient_is_no_number_counts_as_nothing(privacy, engine, caplog):
+    # Who stops, or is stopped, by one example tells that it is there.
+    data = pictures()
+    features = data.features.copy()
+    features[data.members[1][0]] = np.float32(3e38) * np.sign(features[data.members[1][0]])
+    wild = dataclasses.replace(data, features=features)
+    config = TrainingConfig(**{**QUICK, "num_steps": 3, "privacy": privacy, "engine": engine})
+    record = next(training_rounds(softmax_on(wild), wild, plan_with([1.0] * 3), config))
+    assert record.participating.all()
+    assert np.isfinite(record.weights).all()
+    assert "gradients of single examples hold NaN or infinity; each counts as 0" in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
@@ -345,9 +352,49 @@ def test_an_update_that_is_not_finite_is_left_out_before_the_median_is_taken():
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
-def test_a_gradient_that_is_not_finite_is_refused_by_name_whatever_the_noise(noise):
-    with pytest.raises(BadInput, match="bob"):
-        trained([1.0] * 3, 1, data=with_a_client_that_explodes(), privacy="dpsgd_shuffle", noise=noise, **EXPLODES)
+def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(noise):
+    ledger = PrivacyLedger.in_memory()
+    (record,) = trained(
+        [1.0] * 3, 1, data=with_a_client_that_explodes(), privacy="client", noise=noise, ledger=ledger, **EXPLODES
+    )
+    assert record.diverged == ("bob",)
+    assert record.participating.all()
+    assert ledger.spent("bob") == 1.0
+    assert np.isfinite(record.weights).all()
+
+
+def test_poisson_samples_are_secret_where_noise_is_real():
+    def samples(noise):
+        config = TrainingConfig(privacy="dpsgd_poisson", noise=noise, clip_norm=0.5, batch_size=20)
+        return [np.concatenate(looks_of_round(config, LocalWork(200, 1, 1, 20), np.arange(200), 1, 0)) for _ in "ab"]
+
+    first, second = samples("seeded")
+    np.testing.assert_array_equal(first, second)
+    for noise in ("gaussian", "discrete"):
+        first, second = samples(noise)
+        assert not np.array_equal(first, second)
+        assert 100 < len(first) < 300  # ten steps of twenty on average: seven standard deviations
+
+
+def test_all_attempts_at_a_round_are_paid_for_in_its_record():
+    data, ledger = pictures(), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, "privacy": "full_batch", "noise": "gaussian"})
+
+    def start():
+        return training_rounds(softmax_on(data), data, plan_with([0.2] * 3, 1), config, ledger=ledger)
+
+    for _ in range(3):  # three attempts die between reservation and release
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Cohort, "updates", dies)
+            with pytest.raises(KeyboardInterrupt):
+                next(start())
+    record = next(start())
+    assert ledger.spent("0") == approx(0.8)
+    assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", config.dp_delta)), rel=1e-9)
+
+
+def dies(*given):
+    raise KeyboardInterrupt
 
 
 def test_batches_above_a_clients_data_are_refused_before_anything_happens():

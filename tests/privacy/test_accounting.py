@@ -14,6 +14,7 @@ from mppfl.privacy import accounting
 from mppfl.privacy.accounting import (
     composed_epsilon,
     epsilon,
+    epsilon_with_extra,
     gaussian_epsilon,
     history_epsilon,
     poisson_epsilon,
@@ -264,3 +265,34 @@ def test_strange_sampling_is_answered_or_refused_in_one_line(noise, delta, rate,
 def test_strange_targets_are_refused(target):
     with pytest.raises(BadInput, match="dp_epsilon="):
         poisson_noise_multiplier(target, 1e-5, 0.1, 10)
+
+
+# ---- noise that is only near the one meant ----------------------------------------------------------------------
+
+
+def test_what_noise_adds_to_delta_counts_more_the_larger_epsilon_is():
+    budgets, extra = np.array([0.5, 0.5, 2.0, 30.0]), np.array([0.0, 1e-12, 1e-12, 1e-12])
+    found = epsilon_with_extra(lambda deltas: epsilon(budgets, deltas, "rdp"), 1e-5, extra)
+    assert found[0] == epsilon(0.5, 1e-5, "rdp")
+    for at in (1, 2):  # the least ε at which budget and noise together stay within δ
+        left = 1e-5 - (1 + math.exp(found[at])) * extra[at]
+        assert epsilon(budgets[at], left, "rdp") == approx(found[at], rel=1e-8)
+        assert epsilon(budgets[at], left, "rdp") <= found[at]
+    assert found[3] == math.inf  # e^ε · 1e-12 is more than δ
+
+
+def test_a_distribution_a_little_off_is_no_better_than_stated():
+    # A table of the discrete Gaussian, rounded so coarsely that it shows: its true δ(ε), by summing both tails.
+    std, shift, units = 40.0, 40, 2**24
+    grid = np.arange(-400, 401)
+    exact = np.exp(-0.5 * (grid / std) ** 2)
+    exact /= exact.sum()
+    rounded = np.rint(exact * units) / units
+    rounded[400] += 1 - rounded.sum()
+    extra = 0.5 * np.abs(rounded - exact).sum()
+    rho = shift**2 / (2 * std**2)
+    for delta in (1e-2, 1e-3, 1e-4):
+        (stated,) = epsilon_with_extra(lambda deltas: epsilon(np.array([rho]), deltas, "rdp"), delta, np.array([extra]))
+        here, there = np.append(rounded, np.zeros(shift)), np.append(np.zeros(shift), rounded)
+        true_delta = np.maximum(here - math.exp(min(stated, 700)) * there, 0).sum()
+        assert true_delta <= delta

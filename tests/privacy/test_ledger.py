@@ -218,10 +218,12 @@ def test_exact_needs_gaussian_noise_throughout(ledger):
 
 def test_delta_of_the_noise_itself_is_taken_from_the_delta_asked_for(ledger):
     for round_index in (1, 2):
-        ledger.reserve("run", round_index, [cost(extra_delta=3e-6)])
-    assert ledger.get_epsilon("ann", 1e-5) == approx(epsilon(0.2, 4e-6))
+        ledger.reserve("run", round_index, [cost(extra_delta=3e-9)])
+    found = ledger.get_epsilon("ann", 1e-5)
+    assert found == approx(epsilon(0.2, 1e-5 - (1 + math.exp(found)) * 6e-9), rel=1e-8)
+    assert found > epsilon(0.2, 1e-5) * 1.0001
     with pytest.raises(BadInput, match="used up by client 'ann'"):
-        ledger.get_epsilon("ann", 6e-6)
+        ledger.get_epsilon("ann", 6e-9)
 
 
 def test_seeded_noise_is_called_a_simulation(ledger):

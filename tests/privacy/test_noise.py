@@ -2,6 +2,7 @@
 
 import math
 from decimal import Decimal, getcontext
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from scipy.stats import chi2, kstest
 
 from mppfl.errors import BadInput
 from mppfl.privacy import noise as noise_module
-from mppfl.privacy.noise import NOISE_KINDS, add_noise, discrete_gaussian_table, grid_of, system_normals
+from mppfl.privacy.exact_draw import cumulated_weights, exact_draw
+from mppfl.privacy.noise import NOISE_KINDS, add_noise, discrete_gaussian_table, doubt, grid_of, system_normals
 
 FALSE_ALARM = 1e-7  # of each statistical test here
 SYSTEM_KINDS = ("gaussian", "discrete")
@@ -71,6 +73,52 @@ def test_a_table_holds_the_exact_discrete_gaussian():  # second route: 60 decima
         assert int(table[-1]) == 2**63
 
 
+@pytest.mark.parametrize("std", [1.5, 40.25, 1000.0, 2.0**14 + 0.3])
+def test_no_entry_of_a_table_is_further_from_the_exact_one_than_is_doubted(std):
+    table, cumulated = discrete_gaussian_table(std), cumulated_weights(std)
+    exact = [value * 2**63 // cumulated[-1] for value in cumulated[: len(table)]]
+    assert max(abs(int(entry) - true) for entry, true in zip(table, exact, strict=True)) < doubt(table) // 2
+
+
+def test_exact_weights_are_those_of_another_arithmetic():
+    getcontext().prec = 80
+    std = 40.25
+    weights = [(-(Decimal(k) ** 2) / (2 * Decimal(std) ** 2)).exp() for k in range(400)]
+    total, found = Decimal(0), cumulated_weights(std)
+    for k, weight in enumerate(weights):
+        total += weight if k == 0 else 2 * weight
+        assert abs(Decimal(found[k]) / 2**320 - total) < Decimal(10) ** -70
+
+
+def test_draws_that_a_table_cannot_decide_are_decided_exactly(monkeypatch):
+    std = 1.5
+    table, cumulated = discrete_gaussian_table(std), cumulated_weights(std)
+    for k in range(4):  # words on both sides of each boundary of the table, and just at it
+        share = Fraction(cumulated[k], cumulated[-1])
+        inside = int(share * 2**63)
+        words = np.array([inside - 2**20, inside - 1, inside, inside + 1, inside + 2**20], dtype=np.uint64)
+        monkeypatch.setattr(noise_module, "system_words", lambda count, words=words: words << np.uint64(1))
+        asked = []
+        monkeypatch.setattr(
+            noise_module, "exact_draw", lambda *given, asked=asked: asked.append(given) or exact_draw(*given)
+        )
+        found = np.abs(noise_module.table_steps(5, table, std))
+        assert len(asked) == 3
+        assert list(found[[0, 1]]) == [k, k]
+        assert list(found[[3, 4]]) == [k + 1, k + 1]
+        assert found[2] in (k, k + 1)
+
+
+def test_a_boundary_is_split_by_the_bits_that_follow(monkeypatch):
+    cumulated = cumulated_weights(1.5)
+    share = Fraction(cumulated[0], cumulated[-1]) * 2**63
+    inside = int(share)
+    for part, expected in ((Fraction(99, 100), 0), (Fraction(101, 100), 1)):
+        bits = int((share - inside) * part * 2**192)
+        monkeypatch.setattr("mppfl.privacy.exact_draw.secrets.randbits", lambda count, bits=bits: bits)
+        assert exact_draw(inside, 63, 1.5) == expected
+
+
 def test_discrete_noise_occurs_as_often_as_its_probabilities_say(monkeypatch):
     monkeypatch.setitem(noise_module.STEPS_PER_STD, "discrete", 4)
     drawn = add_noise(np.zeros(400_000), 4.0, "discrete").values
@@ -83,8 +131,7 @@ def test_discrete_noise_occurs_as_often_as_its_probabilities_say(monkeypatch):
 
 def test_what_discrete_noise_lacks_to_exactness_is_stated():
     noisy = add_noise(np.zeros(1000), 1.0, "discrete")
-    assert noisy.extra_delta == 1000 * len(discrete_gaussian_table(2.0**14)) * 2.0**-64
-    assert 0 < noisy.extra_delta < 1e-10
+    assert noisy.extra_delta == 1000 * 2.0**-128
     assert add_noise(np.zeros(1000), 1.0, "gaussian").extra_delta == 0
 
 

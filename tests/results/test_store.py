@@ -124,6 +124,20 @@ def test_ctrl_c_loses_no_finished_round(tmp_path, undisturbed):
     require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)
 
 
+@pytest.mark.parametrize("loss", ["gone", "older"])
+def test_a_training_does_not_go_on_without_the_ledger_of_what_it_released(tmp_path, loss):
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(small(), folder=out, on_round=stop_after(3))
+    for file in (out / "mppfl").glob("ledger.sqlite*"):
+        file.unlink()
+    if loss == "older":
+        PrivacyLedger.open(out / "mppfl" / "ledger.sqlite").close()
+    with pytest.raises(MppflError, match=r"ledger.sqlite|misses releases of client .* Restore the ledger"):
+        train(small(), folder=out, resume=True)
+    assert (out / "mppfl" / "ledger.sqlite").exists() == (loss == "older")
+
+
 def test_a_finished_training_resumed_is_the_finished_training(tmp_path, undisturbed):
     train(small(), folder=tmp_path / "out")
     require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)

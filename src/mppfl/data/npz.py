@@ -36,13 +36,28 @@ def read_known_npz(folder: Path, known: KnownSet) -> tuple[Examples, Examples, s
     for name in FILES:
         arrays = arrays_of(folder / name, ("images", "labels"), ("provenance",))
         with naming(folder / name):
-            parts.append(Examples(arrays["images"], arrays["labels"]))
+            parts.append(Examples(_bytes_of(arrays["images"]), arrays["labels"]))
         stated = str(arrays["provenance"]) if "provenance" in arrays else ""
     unstated = RE_CROPPED if known.name == "svhn" else UNVERIFIED
     provenance = f"{stated}, kept as .npz" if stated else unstated
     if (np.diff(parts[0].labels) >= 0).all():
         provenance += "; rows sorted by class"
     return parts[0], parts[1], provenance
+
+
+def _bytes_of(images: np.ndarray) -> np.ndarray:
+    """Pictures of a known set as the bytes they are: its mean and deviation are those of brightness 0 to 255."""
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype.kind not in "biuf" or not np.isfinite(images).all():
+        return images  # refused by Examples, which says where
+    brightest = images.max(initial=0)
+    if (images != np.rint(images)).any() or images.min(initial=0) < 0 or not 1 < brightest <= 255:
+        raise BadInput(
+            f"images of {images.dtype} from {images.min(initial=0):g} to {brightest:g} are not whole numbers from 0 to "
+            "255. Save them as uint8."
+        )
+    return images.astype(np.uint8)
 
 
 def write_known_npz(dataset: Dataset, folder: Path) -> tuple[Path, ...]:

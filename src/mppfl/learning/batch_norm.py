@@ -27,14 +27,14 @@ def batch_norm_relu(x: Tensor, scale: Tensor, shift: Tensor, present: Tensor, ep
 
 
 def batch_normal(x: Tensor, present: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x with mean 0 and variance 1 within each lane and channel; mean and 1/deviation [lanes, C]."""
+    """x with mean 0 and variance 1 within each lane and channel, 0 for padding; mean and 1/deviation [lanes, C]."""
     there = present.to(torch.promote_types(x.dtype, torch.float32))[:, :, None, None, None]
     exact = x.to(there.dtype)
     count = _num_entries(present, x.shape[2] * x.shape[3]).to(there.dtype)[:, None, None, None]
     mean = (exact * there).sum((1, 2, 3), keepdim=True) / count
     variance = ((exact - mean).square() * there).sum((1, 2, 3), keepdim=True) / count
     inverse = torch.rsqrt(variance + eps)
-    return ((exact - mean) * inverse).to(x.dtype), mean.flatten(1), inverse.flatten(1)
+    return _only(((exact - mean) * inverse).to(x.dtype), present), mean.flatten(1), inverse.flatten(1)
 
 
 def _num_entries(present: Tensor, pixels: int) -> Tensor:

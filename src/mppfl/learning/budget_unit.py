@@ -57,12 +57,13 @@ def largest_budget(dp_epsilon: float, dp_delta: float, method: str = "exact") ->
     return low
 
 
-def delta_for_budgets(config: TrainingConfig, num_parameters: int, num_rounds: int) -> float:
+def delta_for_budgets(config: TrainingConfig, dp_epsilon: float, num_parameters: int, num_rounds: int) -> float:
     """What remains of dp_delta for budgets, after what drawing the noise may itself add to it over all rounds."""
     work = LocalWork(1, config.local_epochs, config.num_steps)
     # Just below a power of two the noise is the most steps of its grid wide, and its table the longest there is.
     most = price_of_noise(math.nextafter(1.0, 0.0), config.noise, num_parameters).extra_delta
-    left = config.dp_delta - num_rounds * config.mechanism.queries(work) * most
+    extra = num_rounds * config.mechanism.queries(work) * most
+    left = config.dp_delta - (1 + math.exp(min(dp_epsilon, 700.0))) * extra if extra else config.dp_delta
     if left <= 0:
         raise BadInput(
             f"dp_delta={config.dp_delta:g} is used up by {config.noise} noise on {num_parameters:,} parameters in "

@@ -64,10 +64,13 @@ class CapturedDescent:
         buffers = self._loaded(sorted_lanes, starts, max(padded_to, len(lanes)))
         noises = [lane.noise for lane in lanes if lane.noise is not None]
         clip_norm = noises[0].clip_norm if noises else None
-        if noises:
+        lengths = [len(lane.batches) for lane in sorted_lanes]
+        recordings = [
+            (self._graph(buffers, count, clip_norm), steps) for count, steps in stages(lengths, len(buffers.rows[0]))
+        ]
+        if noises:  # after recording, which draws too: a round has the same noise whether it was recorded before or not
             self._generator.manual_seed(sum(noise.next_seed() for noise in noises) % 2**62)
-        for count, steps in stages([len(lane.batches) for lane in sorted_lanes], len(buffers.rows[0])):
-            graph = self._graph(buffers, count, clip_norm)
+        for graph, steps in recordings:
             for _ in range(steps):
                 graph.replay()
         parts = self.gradients.given({name: part[: len(lanes)] for name, part in buffers.parts.items()})

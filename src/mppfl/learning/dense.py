@@ -9,19 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mppfl.learning.flat import FlatModel
-from mppfl.learning.local import clip_factors
+from mppfl.learning.flat import FlatModel, computes_as, is_plain_flatten, is_plain_row
+from mppfl.learning.local import clip_factors, tell_what_overflows
 from mppfl.learning.lockstep import Parts
 
 
 def is_dense(module: nn.Module) -> bool:
     """Whether the module is Flatten and Linear layers with ReLU between them, and nothing else."""
-    if not isinstance(module, nn.Sequential):
+    if not is_plain_row(module):
         return False
-    layers = list(module)
-    layers = layers[1:] if layers and isinstance(layers[0], nn.Flatten) else layers
-    linear = all(isinstance(layer, nn.Linear) for layer in layers[::2])
-    return len(layers) % 2 == 1 and linear and all(isinstance(layer, nn.ReLU) for layer in layers[1::2])
+    layers = list(module.children())
+    layers = layers[1:] if layers and is_plain_flatten(layers[0]) else layers
+    linear = all(computes_as(layer, nn.Linear) for layer in layers[::2])
+    return len(layers) % 2 == 1 and linear and all(computes_as(layer, nn.ReLU) for layer in layers[1::2])
 
 
 class DenseGradients:
@@ -56,7 +56,14 @@ class DenseGradients:
                 delta.double().square().sum(2) * (before.double().square().sum(2) + (f"{name}.bias" in parts))
                 for name, delta, before in zip(self._names, deltas, activations, strict=True)
             )
-            factors = clip_factors(torch.as_tensor(squares).sqrt(), clip_norm).to(weight) * weight
+            norms = torch.as_tensor(squares).sqrt()
+            factors = clip_factors(norms, clip_norm).to(weight) * weight
+            if not torch.isfinite(norms).all():  # 0 times infinity is no number
+                tell_what_overflows(norms)
+                deltas, activations = (
+                    [torch.where(factors[..., None] > 0, each, 0.0) for each in several]
+                    for several in (deltas, activations)
+                )
             deltas = [delta * factors[..., None] for delta in deltas]
         found: Parts = {}
         for name, delta, before in zip(self._names, deltas, activations, strict=True):

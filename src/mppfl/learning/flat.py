@@ -19,7 +19,8 @@ class FlatModel:
     """A module as a function of a flat vector of weights.
 
     module   a copy of the caller's, in which the plain loop trains
-    shapes   of its parameters, by name, in the order in which they lie in the vector
+    shapes   of the parameters that are trained, by name, in the order in which they lie in the vector; those with
+             requires_grad=False stay as they are: they are neither moved nor sent, and no noise goes on them
     """
 
     module: nn.Module
@@ -53,14 +54,41 @@ class FlatModel:
     def load(self, weights: Tensor) -> None:
         """Puts the flat vector into the module's own parameters."""
         with torch.no_grad():
-            for parameter, part in zip(self.module.parameters(), self.parts(weights).values(), strict=True):
+            for parameter, part in zip(trained_parameters(self.module), self.parts(weights).values(), strict=True):
                 parameter.copy_(part)
 
     def initial_weights(self, seed: int) -> Tensor:
         """Where training starts: named models are drawn from the seed, your own module starts from its own weights."""
-        if isinstance(self.module, Stack):
+        if isinstance(self.module, Stack) and not has_frozen(self.module):
             self.module.draw(seed)
-        return flattened(dict(self.module.named_parameters()).values())
+        return flattened(trained_parameters(self.module))
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Those that training moves, in their order."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def has_frozen(module: nn.Module) -> bool:
+    return not all(parameter.requires_grad for parameter in module.parameters())
+
+
+def computes_as(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether the layer computes just what PyTorch's own of that kind does: engines that write its arithmetic out must
+    not train something else than the module says."""
+    if not isinstance(layer, kind) or type(layer).forward is not kind.forward or hasattr(layer, "parametrizations"):
+        return False
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return not any(getattr(layer, name) for name in hooks)
+
+
+def is_plain_row(module: nn.Module) -> bool:
+    """Whether the module is layers in a row, all of which are trained."""
+    return computes_as(module, nn.Sequential) and not has_frozen(module)
+
+
+def is_plain_flatten(layer: nn.Module) -> bool:
+    return computes_as(layer, nn.Flatten) and [layer.start_dim, layer.end_dim] == [1, -1]
 
 
 def flattened(tensors: Iterable[Tensor]) -> Tensor:
@@ -73,7 +101,7 @@ def flat_model(module: nn.Module) -> FlatModel:
     if not isinstance(module, nn.Module):
         raise BadInput(f"a model must be a torch.nn.Module, got {type(module).__name__}; name one with make_model.")
     parameters = dict(module.named_parameters())
-    if not parameters:
+    if not trained_parameters(module):
         raise BadInput(f"{type(module).__name__} has no parameters to train.")
     for name, value in parameters.items():
         if not torch.isfinite(value).all():
@@ -85,7 +113,7 @@ def flat_model(module: nn.Module) -> FlatModel:
                 "or track_running_stats=False."
             )
     own = copy.deepcopy(module).train()  # the caller's module stays as it is
-    return FlatModel(own, {name: value.shape for name, value in parameters.items()})
+    return FlatModel(own, {name: value.shape for name, value in parameters.items() if value.requires_grad})
 
 
 def normalises_over_examples(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ Bu et al. 2023, arXiv:2210.00038).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, max_pool2d
 from mppfl.errors import BadInput
 from mppfl.learning.batch_norm import batch_norm_relu, batch_normal
 from mppfl.learning.convolution import gradient_of_taps, lane_convolution, squared_norms_of_taps
-from mppfl.learning.flat import FlatModel, normalises_over_examples
+from mppfl.learning.flat import FlatModel, computes_as, is_plain_flatten, is_plain_row, normalises_over_examples
 from mppfl.learning.kernels import gpu_kernels
 from mppfl.learning.local import clip_factors
 from mppfl.learning.lockstep import Parts, descend_along
@@ -35,19 +35,30 @@ ROUNDING_GUARD = {torch.bfloat16: 1 - 2.0**-6, torch.float32: 1 - 2.0**-9, torch
 
 def is_layered(module: nn.Module) -> bool:
     """Whether the module is a row of layers that this engine knows."""
-    return isinstance(module, nn.Sequential) and all(_is_known(layer) for layer in module)
+    return is_plain_row(module) and all(_is_known(layer) for layer in module.children())
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d):
-        odd = all(side % 2 == 1 for side in layer.kernel_size)
-        same = layer.padding == tuple(side // 2 for side in layer.kernel_size) and layer.stride == (1, 1)
-        return bool(odd and same and layer.groups == 1 and layer.dilation == (1, 1) and layer.bias is not None)
-    if isinstance(layer, nn.MaxPool2d):
-        return layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2)) and layer.padding in (0, (0, 0))
-    if isinstance(layer, (nn.GroupNorm, nn.BatchNorm2d)):
+    if computes_as(layer, nn.Conv2d):
+        return _keeps_the_size(cast(nn.Conv2d, layer))
+    if computes_as(layer, nn.MaxPool2d):
+        return _halves_the_size(cast(nn.MaxPool2d, layer))
+    if computes_as(layer, nn.GroupNorm) or computes_as(layer, nn.BatchNorm2d):
         return layer.weight is not None and getattr(layer, "running_mean", None) is None
-    return isinstance(layer, (nn.ReLU, nn.Flatten, nn.Linear))
+    return is_plain_flatten(layer) or computes_as(layer, nn.ReLU) or computes_as(layer, nn.Linear)
+
+
+def _keeps_the_size(layer: nn.Conv2d) -> bool:
+    """And is nothing but a convolution with a bias."""
+    odd = all(side % 2 == 1 for side in layer.kernel_size)
+    same = layer.padding == tuple(side // 2 for side in layer.kernel_size) and layer.stride == (1, 1)
+    plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+    return bool(odd and same and plain and layer.bias is not None)
+
+
+def _halves_the_size(layer: nn.MaxPool2d) -> bool:
+    of_four = layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2)) and layer.padding in (0, (0, 0))
+    return bool(of_four and layer.dilation in (1, (1, 1)) and not layer.ceil_mode and not layer.return_indices)
 
 
 class LayeredGradients:

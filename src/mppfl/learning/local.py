@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,14 @@ from torch.nn.functional import cross_entropy
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
-from mppfl.learning.flat import FlatModel, flattened
+from mppfl.learning.flat import FlatModel, flattened, normalises_over_examples, trained_parameters
 from mppfl.privacy.cost import answer_cost
 from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
 from mppfl.privacy.noise import NoiseKind
 from mppfl.privacy.release import NORM_GUARD, noisy_answer
 
 SMALLEST_FACTOR = 1e-35
+log = logging.getLogger(__name__)
 TESTED_AT_ONCE = 1000  # examples; a batch norm takes their statistics
 LARGEST_STACK = 2**25  # entries of per-example gradients held at once: 128 MB in float32
 
@@ -148,7 +150,7 @@ def local_update(model: FlatModel, lane: Lane, table: Table, descent: Descent) -
 def plain_descent(model: FlatModel, lane: Lane, table: Table, descent: Descent) -> Tensor:
     """Weights after stochastic gradient descent on the mean cross-entropy of each batch [parameters]."""
     model.load(lane.start)
-    weights = list(model.module.parameters())
+    weights = trained_parameters(model.module)
     optimizer = torch.optim.SGD(weights, descent.learning_rate, descent.momentum)
     for rows in lane.batches:
         inputs, labels = table.take(rows)
@@ -183,28 +185,46 @@ def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tenso
     for start in range(0, len(inputs), at_once):
         each = gradients(parts, inputs[start : start + at_once], labels[start : start + at_once])
         rows = torch.cat([part.flatten(1) for part in each.values()], 1)  # [examples, parameters]
-        total += clip_factors(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64), clip_norm).to(rows) @ rows
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        tell_what_overflows(norms)
+        factors = clip_factors(norms, clip_norm).to(rows)
+        total += factors @ torch.where(factors[:, None] > 0, rows, 0.0)  # 0 times infinity is no number
     return total
+
+
+def tell_what_overflows(norms: Tensor) -> None:
+    """Says on this machine alone that some gradients are no numbers: what is released must not tell."""
+    wrong = int((~torch.isfinite(norms)).sum())
+    if wrong:
+        log.warning("%d gradients of single examples hold NaN or infinity; each counts as 0", wrong)
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     """What to multiply vectors of these lengths by: 1, or less where they are longer than `clip_norm`.
 
-    Where the factor is too small for float32 to hold exactly, the vector is left out: 0 is within every clip norm.
+    Where the factor is too small for float32 to hold exactly, or the length is no number, the vector is left out: 0 is
+    within every clip norm. One example cannot stop a training, which would tell that it is there.
     """
     factors = torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
-    return torch.where(factors < SMALLEST_FACTOR, 0.0, factors)
+    return torch.where(factors >= SMALLEST_FACTOR, factors, 0.0)
 
 
 def evaluate(model: FlatModel, weights: Tensor, table: Table, at_once: int = TESTED_AT_ONCE) -> tuple[float, float]:
-    """Accuracy and mean cross-entropy over a table of examples."""
+    """Accuracy and mean cross-entropy over a table of examples, in blocks of like size.
+
+    A batch norm takes a block's own mean and deviation, so blocks are then drawn: files are often sorted by class.
+    """
     parts, right, loss = model.parts(weights), 0, 0.0
+    count = len(table.labels)
+    blocks = np.array_split(np.arange(count), -(-count // at_once))
+    if normalises_over_examples(model.module):
+        blocks = np.array_split(np.random.default_rng(0).permutation(count), len(blocks))
     model.module.eval()
     try:
         with torch.no_grad():
-            for start in range(0, len(table.labels), at_once):
-                logits = model.logits(parts, table.features[start : start + at_once])
-                labels = table.labels[start : start + at_once]
+            for rows in blocks:
+                inputs, labels = table.take(rows)
+                logits = model.logits(parts, inputs)
                 right += int((logits.argmax(1) == labels).sum())
                 loss += float(cross_entropy(logits.double(), labels, reduction="sum"))
     finally:

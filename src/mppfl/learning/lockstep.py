@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mppfl.learning.flat import FlatModel
-from mppfl.learning.local import Descent, Lane, Table, clip_factors
+from mppfl.learning.local import Descent, Lane, Table, clip_factors, tell_what_overflows
 
 Parts = dict[str, Tensor]  # of all lanes: [lanes, *shape]
 
@@ -47,7 +47,7 @@ class LaneGradients(Protocol):
 class Step:
     """One step of all lanes.
 
-    rows    [lanes, width] rows of the table; padding points to row 0
+    rows    [lanes, width] rows of the table; padding points to one of the lane's own, never to somebody else's
     weight  [lanes, width] weight of each example, 0 for padding
     moves   [lanes] 1 where the lane still has a batch, else 0
     """
@@ -136,6 +136,7 @@ def padded_steps(
         lengths = np.array([len(batch) for batch in lane.batches], dtype=np.int64)
         if not lengths.any():
             continue
+        rows[number] = next(batch[0] for batch in lane.batches if len(batch))
         before = np.arange(len(lengths)) * most - (np.cumsum(lengths) - lengths)  # padding before each batch
         places = np.arange(lengths.sum()) + np.repeat(before, lengths)
         rows[number].reshape(-1)[places] = np.concatenate(lane.batches)
@@ -204,5 +205,12 @@ class VmappedGradients:
             return dict(self._of_lanes(parts, inputs, labels, weight))
         each = self._of_examples(parts, inputs, labels)  # [lanes, examples, *shape]
         squares = sum(part.double().flatten(2).square().sum(2) for part in each.values())
-        factors = clip_factors(torch.as_tensor(squares).sqrt(), clip_norm).to(weight) * weight
-        return {name: torch.einsum("le,le...->l...", factors, part) for name, part in each.items()}
+        norms = torch.as_tensor(squares).sqrt()
+        tell_what_overflows(norms)
+        factors = clip_factors(norms, clip_norm).to(weight) * weight
+        return {name: torch.einsum("le,le...->l...", factors, _only(part, factors)) for name, part in each.items()}
+
+
+def _only(each: Tensor, factors: Tensor) -> Tensor:
+    """The examples' gradients [lanes, examples, *shape] that count; 0 times infinity is no number."""
+    return torch.where(factors.view(*factors.shape, *[1] * (each.ndim - 2)) > 0, each, 0.0)

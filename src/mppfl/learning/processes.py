@@ -35,7 +35,7 @@ def can_travel(module: nn.Module) -> bool:
         return False
     try:
         pickle.dumps(module)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
         return False
     return True
 

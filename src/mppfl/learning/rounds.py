@@ -31,10 +31,10 @@ from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model
 from mppfl.learning.local import Lane, Table, as_array, evaluate
 from mppfl.learning.record import RoundRecord
-from mppfl.learning.uploads import admitted, finite_updates, gradient_noise, noisy_uploads
+from mppfl.learning.uploads import admitted, finite_updates, gradient_noise, hides_divergence, noisy_uploads
 from mppfl.learning.views import looks_of_round
 from mppfl.network.device import to_device
-from mppfl.privacy.accounting import epsilon
+from mppfl.privacy.accounting import epsilon, epsilon_with_extra
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
 
@@ -166,7 +166,9 @@ def _concluded(
         where = f"{standing.arm.name}, round {terms.round_index}"
         finite = finite_updates(updates, [data.names[k] for k in who], where)  # before anybody is charged for them
         diverged = tuple(data.names[k] for k in who[~finite])
-        if diverged:
+        if diverged and hides_divergence(config):
+            updates[torch.from_numpy(~finite).to(updates.device)] = 0.0
+        elif diverged:
             who, updates = who[finite], updates[torch.from_numpy(finite).to(updates.device)]
             costs = None if costs is None else [cost for cost, is_whole in zip(costs, finite, strict=True) if is_whole]
         could_release = who
@@ -235,6 +237,10 @@ def worst_epsilon(standing: Standing) -> float:
         return float(np.max(standing.ledger.get_epsilon(names, config.dp_delta, "rdp", unit=unit)))
     worst = int(np.argmax(standing.account["spent"]))
     spent, extra_delta = (float(standing.account[name][worst]) for name in ("spent", "extra_delta"))
-    if spent == 0 or math.isinf(spent) or extra_delta >= config.dp_delta:
+    if spent == 0 or math.isinf(spent):
         return math.inf if spent else 0.0
-    return float(epsilon(spent, config.dp_delta - extra_delta, "rdp" if config.noise == "discrete" else "exact"))
+    method = "rdp" if config.noise == "discrete" else "exact"
+    found = epsilon_with_extra(
+        lambda deltas: epsilon(np.array([spent]), deltas, method), config.dp_delta, np.array([extra_delta])
+    )
+    return float(found[0])

@@ -49,11 +49,13 @@ def admitted(standing: Standing, round_index: int, asked: Array, who: IntArray) 
     """
     costs = [cost_of_client(standing, round_index, int(k), float(asked[k])) for k in who]
     run, ledger = standing.arm.name, standing.ledger
-    outcomes = ledger.reserve_each(run, round_index, costs).outcomes if costs else {}
+    reservation = ledger.reserve_each(run, round_index, costs)
+    outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
     for k, cost in zip(who.tolist(), costs, strict=True):
         if outcomes[cost.client] == "already reserved" and cost.noise_kind not in ("seeded", "none"):
-            standing.pay(k, cost)  # for the first time, whether its upload ever left or not
+            for _ in range(reservation.attempts[cost.client]):
+                standing.pay(k, cost)  # for each time before, whether its upload ever left or not
             try:
                 ledger.reserve_again(run, round_index, [cost])
             except BudgetExceeded:
@@ -96,6 +98,12 @@ def gradient_noise(standing: Standing, cost: ReleaseCost, client: int, budget: f
         stream(config.seed, "noise", cost.round_index, client),
         cost.client,
     )
+
+
+def hides_divergence(config: TrainingConfig) -> bool:
+    """Whether a client whose update is no number releases 0 with noise, and pays, as if nothing were: its absence would
+    tell about its data what no budget pays for. In a simulation it is left out, because it spoils the mean."""
+    return config.mechanism.noise_on == "update" and config.noise != "seeded"
 
 
 def finite_updates(updates: Tensor, names: Sequence[str], where: str) -> BoolArray:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mppfl.arrays import IntArray
 from mppfl.errors import BadInput
-from mppfl.learning.batches import batches_of_round, stream
+from mppfl.learning.batches import batches_of_round, order_of_round, stream
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.local import Table
 from mppfl.privacy.mechanism import LocalWork
@@ -32,7 +32,7 @@ def looks_of_round(
     members  rows of the client's own examples
     client   its position, which decides its random streams
     """
-    order = stream(config.seed, "batches", round_index, client)
+    order = order_of_round(config, round_index, client)
     rows = [members[batch] for batch in batches_of_round(work, config.privacy, order)]
     return (
         rows if config.augmentation == "none" else with_views(rows, stream(config.seed, "views", round_index, client))

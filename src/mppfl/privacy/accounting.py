@@ -8,10 +8,12 @@ answer is an upper bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from mppfl.arrays import require_count, require_number
+import numpy as np
+
+from mppfl.arrays import Array, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.privacy.zcdp import epsilon, gaussian_epsilon, rdp_epsilon, zcdp_epsilon
 
@@ -28,6 +30,7 @@ __all__ = [
     "zcdp_epsilon",
 ]
 
+NEAR, MOST_TURNS = 1e-10, 40  # of a search for ε from below
 FINEST_GRID = 1e-4  # step of a privacy loss, in nats
 MOST_LOSS_POINTS = 3e5  # grid points of all loss distributions of a history together: some 10 s and 100 MB
 MOST_KINDS = 24  # different kinds of Poisson-sampled steps in one history that are composed as distributions
@@ -66,6 +69,28 @@ def to_dp_event(
     if rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(rate, event)
     return dp_accounting.SelfComposedDpEvent(event, steps) if steps > 1 else event
+
+
+def epsilon_with_extra(of_delta: Callable[[Array], Array], dp_delta: float, extra: Array) -> Array:
+    """dp_epsilon of each at `dp_delta` in all, where noise was drawn from a distribution that is near the one meant.
+
+    of_delta  dp_epsilon of each with the noise that was meant, at a δ for each
+    extra     how far in total variation, over all releases of each
+
+    What is (ε, δ)-indistinguishable stays (ε, δ + (1 + e^ε) · extra)-indistinguishable when both sides move so far. The
+    least such ε is found from below; it is infinite where there is none.
+    """
+    if not extra.any():
+        return of_delta(np.full(len(extra), dp_delta))
+    found = np.zeros(len(extra))
+    for _ in range(MOST_TURNS):
+        left = dp_delta - (1 + np.exp(np.minimum(found, 700.0))) * extra
+        there = left > 0
+        needed = np.where(there, of_delta(np.where(there, left, dp_delta)), np.inf)
+        if (needed <= found * (1 + NEAR)).all():
+            return np.where(extra > 0, needed * (1 + 10 * NEAR), needed)
+        found = needed
+    return np.where(extra > 0, np.inf, found)  # δ is all but used up: another hair of ε asks for more of it
 
 
 def composed_epsilon(events: Iterable[tuple[Any, int]], delta: float, *, grid: float = FINEST_GRID) -> float:

@@ -30,6 +30,7 @@ import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
+from mppfl.privacy.accounting import epsilon_with_extra
 from mppfl.privacy.ledger_entries import (
     LedgerEntry,
     Outcome,
@@ -40,6 +41,7 @@ from mppfl.privacy.ledger_entries import (
     other_terms,
     require_one_of,
     round_of,
+    same_terms,
     terms_of,
 )
 from mppfl.privacy.ledger_epsilon import KIND, Kind, dp_event, pld_epsilons
@@ -145,6 +147,7 @@ class PrivacyLedger:
             earlier = last_attempts(write, run, round_index, numbers)
             totals, caps = totals_of(write, numbers), caps_of(write, numbers)
             outcomes: dict[str, Outcome] = {}
+            attempts: dict[str, int] = {}
             refused: list[Refusal] = []
             rows, changed = [], {}
             count, head = write.execute("SELECT events, head FROM state").fetchone()
@@ -152,8 +155,9 @@ class PrivacyLedger:
                 number, unit, attempt = numbers[client], terms.unit, 1
                 if number in earlier:
                     last, status, before = earlier[number]
-                    if before != terms:
+                    if not same_terms(before, terms):
                         raise BadInput(other_terms(client, run, round_index, before, terms))
+                    attempts[client] = last
                     if not again or status != "reserved":
                         outcomes[client] = "already reserved"
                         continue
@@ -171,7 +175,7 @@ class PrivacyLedger:
                 facts = (count, run, round_index, number, attempt, *terms, self._session)
                 head = link(head, client, facts)
                 rows.append((*facts, "reserved", head))
-                outcomes[client] = "reserved"
+                outcomes[client], attempts[client] = "reserved", attempt
             if refused and all_or_nothing:
                 raise BudgetExceeded(refused)
             write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
@@ -180,7 +184,7 @@ class PrivacyLedger:
                 [(*key, *total.row) for key, total in changed.items()],
             )
             write.execute("UPDATE state SET events = ?, head = ?", (count, head))
-        return Reservation(outcomes, tuple(refused))
+        return Reservation(outcomes, tuple(refused), attempts)
 
     def store_upload(self, run: str, round_index: int, client: str, content: bytes) -> str:
         """Keeps the noisy upload of a reserved release, before it is sent; its SHA-256 in hexadecimal.
@@ -333,25 +337,30 @@ class PrivacyLedger:
     ) -> float | Array:
         """dp_epsilon of each client's releases so far, at `dp_delta` in all.
 
-        What the releases add to δ by themselves is taken out of `dp_delta` first. "exact" needs Gaussian noise
+        What the releases add to δ by themselves is taken out of `dp_delta` first, (1 + e^ε) times; where that is more
+        than there is, ε is infinite. "exact" needs Gaussian noise
         throughout. Clients with Poisson-sampled releases need the method "pld", some seconds for every different
         history, or "rdp", which is quick and some per cent larger.
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
         account = self.account(clients, unit)
         names = account.clients
-        left = delta - account.extra_delta
-        if (left <= 0).any():
-            worst = int(np.argmin(left))
+        extra = account.extra_delta
+        if (2 * extra >= delta).any():
+            worst = int(np.argmax(extra))
             raise BadInput(
                 f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
-                f"{account.extra_delta[worst]:.3g}. Ask for a larger dp_delta."
+                f"{2 * extra[worst]:.3g}. Ask for a larger dp_delta."
             )
         if method == "pld" or (method == "rdp" and account.poisson.any()):
             with self._reading() as read:
                 numbers = numbers_of(read, names, self.path)
-                found = pld_epsilons(read, account, numbers, left, worst_case, by_orders_alone=method == "rdp")
-            return _one_or_all(clients, found)
+                quick = method == "rdp"
+
+                def composed(deltas: Array) -> Array:
+                    return pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=quick)
+
+                return _one_or_all(clients, epsilon_with_extra(composed, delta, extra))
         if account.poisson.any():
             name = names[int(np.argmax(account.poisson > 0))]
             raise BadInput(
@@ -361,7 +370,8 @@ class PrivacyLedger:
             name = names[int(np.argmax(account.not_gaussian > 0))]
             raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. Use the method rdp.")
         budgets = account.worst_case_budget if worst_case else account.budget
-        return _one_or_all(clients, epsilon(budgets, left, method))
+        found = epsilon_with_extra(lambda deltas: epsilon(budgets, deltas, method), delta, extra)
+        return _one_or_all(clients, found)
 
     def to_dp_events(self, client: str, unit: Unit | None = None, *, worst_case: bool = False) -> tuple[Any, ...]:
         """The client's releases as events of dp-accounting, oldest first, for accountants with ADD_OR_REMOVE_ONE."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -64,10 +64,13 @@ class Reservation:
 
     Only who is "reserved" may draw noise and release. Who is "already reserved" sends the stored upload again, or pays
     once more with `reserve_again`.
+
+    attempts  how often each has now paid for this round, where it has
     """
 
     outcomes: dict[str, Outcome]
     refused: tuple[Refusal, ...] = ()
+    attempts: dict[str, int] = field(default_factory=dict)
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -155,9 +158,29 @@ def require_one_of(name: str, value: Any, known: Sequence[str]) -> str:
     return str(value)
 
 
+# What is computed from a clip norm that was measured, and may come out otherwise in the last digits elsewhere.
+DERIVED = ("noise_multiplier", "extra_delta")
+
+
+def same_terms(before: Terms, terms: Terms) -> bool:
+    """Whether two reservations are of the same release."""
+    return not _differing(before, terms)
+
+
+def _differing(before: Terms, terms: Terms) -> list[int]:
+    pairs = enumerate(zip(TERMS, before, terms, strict=True))
+    return [
+        place for place, (name, one, other) in pairs if one != other and not (name in DERIVED and _near(one, other))
+    ]
+
+
+def _near(one: Any, other: Any) -> bool:
+    return isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-4)
+
+
 def other_terms(client: str, run: str, round_index: int, before: Terms, terms: Terms) -> str:
     """Why a second reservation with other terms is refused."""
-    which = next(place for place in range(len(TERMS)) if before[place] != terms[place])
+    which = _differing(before, terms)[0]
     return (
         f"round {round_index} of {run!r} was reserved for client {client!r} with {TERMS[which]}={before[which]!r}, not "
         f"{terms[which]!r}. A changed release is a new one: use another round or run."

@@ -2,7 +2,8 @@
 
     seeded    float64 normals of a numpy Generator. Simulation: seeded noise protects no one.
     gaussian  float64 normals by inverse CDF from the operating system's generator, the sum rounded to a public grid
-    discrete  discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate
+    discrete  discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate, more
+              where those do not decide
 
 `x + randn` in floating point gives x away: the sum lies on the floating-point grid of x (Mironov 2012). Here values and
 noise are rounded to multiples of one public power of two g, and whole numbers are added, which is exact. Rounding the
@@ -27,6 +28,7 @@ from scipy.special import ndtri
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
+from mppfl.privacy.exact_draw import exact_draw
 
 NoiseKind = Literal["seeded", "gaussian", "discrete"]
 NOISE_KINDS: tuple[NoiseKind, ...] = ("seeded", "gaussian", "discrete")
@@ -36,6 +38,7 @@ Floats = NDArray[np.floating[Any]]
 # Grid steps per standard deviation, at least. The Gaussian grid is fine enough that g√p stays below a hundredth of Δ
 # for a million parameters at ρ = 0.01; the discrete one is limited by its table, 8.3 standard deviations long.
 STEPS_PER_STD: dict[NoiseKind, int] = {"gaussian": 2**20, "discrete": 2**14}
+NOT_EXACT = 2.0**-128  # at most, of a draw of discrete noise in total variation; see exact_draw.py
 CHUNK = 2**16  # coordinates at a time: temporaries of 0.5 MB each stay in the cache
 LARGEST_WHOLE_NUMBER = 2.0**51  # value / grid beyond which adding noise would round
 
@@ -57,7 +60,8 @@ class NoisyValues:
     grid               g, of which every value is a multiple; 0 where values are not on a grid
     sensitivity_added  g√p, by which rounding may move two neighbouring vectors further apart
     extra_delta        total-variation distance of the noise drawn from the noise meant, over all coordinates: to be
-                       added to the δ of every statement. For `gaussian` it is not known and counts as 0.
+                       added to the δ of every statement, (1 + e^ε) times. For `gaussian` it is not known and counts
+                       as 0.
     """
 
     values: Floats
@@ -118,7 +122,7 @@ def add_noise(
     for part in chunks(source.size):
         steps = whole_numbers(source[part], grid)
         count = part.stop - part.start
-        steps += gaussian_steps(count, std / grid) if table is None else table_steps(count, table)
+        steps += gaussian_steps(count, std / grid) if table is None else table_steps(count, table, std / grid)
         target[part] = steps * grid  # in float32 this rounds once more, after the noise: post-processing
     return NoisyValues(result, kind, std, grid, price.sensitivity_added, price.extra_delta)
 
@@ -128,7 +132,7 @@ def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoiseP
     grid = grid_of(noise_std, kind)
     if noise_std == 0:
         return NoisePrice("none", 0.0, 0.0, 0.0)
-    far = len(discrete_gaussian_table(noise_std / grid)) * 2.0**-64 if kind == "discrete" else 0.0
+    far = NOT_EXACT if kind == "discrete" else 0.0
     return NoisePrice(kind, grid, grid * math.sqrt(num_values), min(1.0, num_values * far))
 
 
@@ -197,8 +201,8 @@ def gaussian_steps(count: int, std_in_steps: float) -> Array:
 def discrete_gaussian_table(std_in_steps: float) -> Words:
     """Cumulative distribution of |k| in units of 2⁻⁶³, for k of probability ∝ exp(-k²/(2s²)), s = `std_in_steps`.
 
-    Each entry is rounded by at most half a unit, and k = 0 takes what is missing to 1, so the total-variation distance
-    from the exact distribution is at most len(table) · 2⁻⁶⁴.
+    Each probability is rounded by at most half a unit, and k = 0 takes what is missing to 1. With what doubles lose
+    before that, 2⁻⁵⁰ in all, an entry is off by at most `doubt(table)` units.
     """
     reach = math.ceil(std_in_steps * math.sqrt(2 * 65 * math.log(2))) + 1
     weights = np.exp(-0.5 * (np.arange(reach + 1) / std_in_steps) ** 2)
@@ -211,9 +215,20 @@ def discrete_gaussian_table(std_in_steps: float) -> Words:
     return table
 
 
-def table_steps(count: int, table: Words) -> Array:
-    """Discrete Gaussian noise in whole grid steps: the same work for every draw."""
+def doubt(table: Words) -> int:
+    """How far from an entry of the table the exact one may lie."""
+    return len(table) + 2**14
+
+
+def table_steps(count: int, table: Words, std_in_steps: float) -> Array:
+    """Discrete Gaussian noise in whole grid steps: the same work for every draw but the few that need more bits."""
     words = system_words(count)
-    steps = np.searchsorted(table, words >> np.uint64(1), side="right").astype(np.float64)
+    places = words >> np.uint64(1)
+    found = np.searchsorted(table, places, side="right")
+    margin = np.uint64(doubt(table))
+    below = np.where(found > 0, places - table[found - 1], margin) < margin  # nothing lies below k = 0
+    steps = found.astype(np.float64)
+    for at in np.flatnonzero(below | (table[found] - places <= margin)):
+        steps[at] = exact_draw(int(places[at]), 63, std_in_steps)
     steps.view(np.uint64)[:] ^= words << np.uint64(63)  # the low bit becomes the sign
     return steps

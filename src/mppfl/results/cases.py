@@ -20,6 +20,7 @@ from mppfl.learning.arms import Arm
 from mppfl.learning.budget_unit import budget_unit_for, delta_for_budgets, epsilon_method
 from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.config import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
+from mppfl.learning.flat import trained_parameters
 from mppfl.learning.models import make_model
 from mppfl.network.graph import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
@@ -105,8 +106,8 @@ def unit_of(experiment: Experiment, plan: Plan, data: ClientData) -> tuple[float
     config, dp_epsilon = experiment.training.config, experiment.training.dp_epsilon
     if dp_epsilon is None:
         return config.budget_unit, ()
-    num_parameters = sum(part.numel() for part in model_of(experiment, data).parameters())
-    dp_delta = delta_for_budgets(config, num_parameters, len(plan))
+    num_parameters = sum(part.numel() for part in trained_parameters(model_of(experiment, data)))
+    dp_delta = delta_for_budgets(config, dp_epsilon, num_parameters, len(plan))
     unit = budget_unit_for(plan, dp_epsilon, dp_delta, epsilon_method(config))
     kind = "nominal ε" if config.privacy == "paper" else "ε"
     kept = f"{kind} of who gives most is to end at {dp_epsilon:g} or below, at δ = {config.dp_delta:g}"

@@ -75,7 +75,8 @@ class Store:
         else:
             path = self.folder / case.name / LEDGER
             path.parent.mkdir(parents=True, exist_ok=True)
-            ledger = self.open_things.enter_context(PrivacyLedger.open(path))
+            begun = self.resume and (self.folder / POINTER).exists()  # an empty ledger would forget what was spent
+            ledger = self.open_things.enter_context(PrivacyLedger.open(path, must_exist=begun))
         unit = case.config.mechanism.unit
         caps, graph = case.experiment.ledger, case.solution.game.graph
         if caps.cap is not None:

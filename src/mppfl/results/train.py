@@ -49,6 +49,9 @@ def train(
         store.begin(experiment)
         ledgers = {case.name: store.ledger(case) for case in cases}
         before = store.checkpoints(cases)
+        for case in cases:
+            if case.name in before:
+                _require_whole(case, before[case.name].history, ledgers[case.name])
         arms = [case.arm(ledgers[case.name], before.get(case.name)) for case in cases]
         logs = {arm.name: Log(training_key(model, arm), arm.data.num_clients, arm.resume) for arm in arms}
         try:
@@ -93,6 +96,26 @@ def run_of(case: Case, end: Checkpoint, ledger: PrivacyLedger, origin: Provenanc
     )
 
 
+def _require_whole(case: Case, history: History, ledger: PrivacyLedger) -> None:
+    """Refuses a ledger that knows less than was released: caps would not hold, and ε would be told too small."""
+    released, known = history.clients["participating"].sum(axis=0), set(ledger.clients)
+    names = [name for name, count in zip(case.data.names, released, strict=True) if count and name in known]
+    unit, at = case.config.mechanism.unit, {name: k for k, name in enumerate(case.data.names)}
+    missing = [name for name, count in zip(case.data.names, released, strict=True) if count and name not in known]
+    if names and not missing:
+        account = ledger.account(names, unit)
+        here = [at[name] for name in account.clients]
+        spent = history.clients["spent"].sum(axis=0)[here]
+        is_zcdp = case.config.mechanism.is_zcdp
+        short = account.budget < spent * (1 - 1e-9) if is_zcdp else account.poisson < released[here]
+        missing = [name for name, is_short in zip(account.clients, short, strict=True) if is_short]
+    if missing:
+        raise MppflError(
+            f"the ledger of {case.name!r} misses releases of client {missing[0]!r} that this training has made. "
+            "Restore the ledger that belongs to it."
+        )
+
+
 def accounts_of(case: Case, history: History, ledger: PrivacyLedger) -> Accounts:
     """What the ledger says of every client; who never released anything has spent nothing."""
     config, mechanism = case.config, case.config.mechanism
@@ -108,8 +131,7 @@ def accounts_of(case: Case, history: History, ledger: PrivacyLedger) -> Accounts
 
     unit, delta = mechanism.unit, config.dp_delta
     spent = everybody(ledger.spent(names, unit))
-    if mechanism.is_zcdp and (spent < history.clients["spent"].sum(axis=0) * (1 - 1e-9)).any():
-        raise MppflError(f"the ledger of {case.name!r} misses releases of this training. This is a fault; report it.")
+    _require_whole(case, history, ledger)
     return Accounts(
         unit=unit,
         adjacency=mechanism.adjacency,
