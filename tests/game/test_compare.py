@@ -1,11 +1,14 @@
 """Comparisons: the orders of the paper's figures, and what the paper leaves out."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import mppfl
 from mppfl.game.compare import WITHOUT_RATES, summarise
 from mppfl.game.least_leak import least_leak
+from mppfl.game.mechanisms import MECHANISMS, budget_limited, equilibrium_along
 from mppfl.game.plan import Horizon, rounds_up_to
 from tests.game.games import paper_scale_game
 
@@ -124,3 +127,68 @@ def test_a_plan_that_serves_both_conventions_does_not_look_at_rates(mechanism):
     faced = mechanism(GAMES[0], Horizon(rounds_up_to(5), np.full(5, 3.0)))
     assert (own.to_matrix() == faced.to_matrix()).all()
     assert [terms.prices.tolist() for terms in own] == [terms.prices.tolist() for terms in faced]
+
+
+# ---- functions beside names ---------------------------------------------------------------------------------------
+
+
+def steady(game, horizon):
+    rates = np.full(len(horizon.rounds), 4.0) if horizon.reward_rates is None else horizon.reward_rates
+    return mppfl.Plan("steady", horizon.rounds, rates, equilibrium_along(game, rates), game.num_clients)
+
+
+def test_functions_stand_beside_names():
+    rows = mppfl.compare(GAMES[0], ["mppfl", steady, partial(budget_limited, payment_limit=2.0)], num_rounds=2)
+    assert [row.mechanism for row in rows] == ["mppfl", "steady", "mppfl", "steady", "budget_limited"]
+    assert pick(rows, "steady", "common")[0].server_cost == pytest.approx(pick(rows, "mppfl", "common")[0].server_cost)
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "told"),
+    [
+        (["mppfl", lambda game, horizon: None, lambda game, horizon: 1], "two mechanisms are called '<lambda>'"),
+        (["mppfl", 3], "mechanism=3 must be a name, or a function"),
+        ({"mine": None}, "mechanism=None must be a name, or a function"),
+        ("mppfl", "mechanisms='mppfl' must be a list of names or functions"),
+    ],
+)
+def test_what_is_no_list_of_mechanisms_is_refused(mechanisms, told):
+    with pytest.raises(mppfl.BadInput) as refused:
+        mppfl.compare(GAMES[0], mechanisms, num_rounds=1)
+    assert told in str(refused.value)
+
+
+def test_a_mechanism_is_left_out_for_what_it_does_and_not_for_its_name():
+    chosen = {"mppfl_exact": steady, "mine": MECHANISMS["mppfl_exact"]}
+    rows = mppfl.compare(GAMES[0], chosen, num_rounds=2)
+    assert [(row.mechanism, row.convention) for row in rows] == [
+        ("mppfl_exact", "common"),
+        ("mppfl_exact", "own"),
+        ("mine", "own"),
+    ]
+
+
+def test_a_payment_limit_is_compared_under_its_own_reward_alone():
+    limited = partial(budget_limited, payment_limit=1.0)
+    rows = mppfl.compare(GAMES[0], {"mppfl": MECHANISMS["mppfl"], "thrifty": limited}, num_rounds=3)
+    assert not pick(rows, "thrifty", "common")
+    assert pick(rows, "thrifty", "own")[0].payments <= 3 * (1 + 1e-9)
+
+
+def test_a_fixed_budget_is_bound_whatever_the_mechanism_is_called():
+    by_name = mppfl.compare(GAMES[0], ["fixed"], num_rounds=1, fixed_budget="mean")
+    mapped = mppfl.compare(GAMES[0], {"constant": MECHANISMS["fixed"]}, num_rounds=1, fixed_budget="mean")
+    assert [row.notes for row in mapped] == [row.notes for row in by_name]
+    assert mapped[0].notes[0].endswith("(mean)")
+    chosen = {"fixed": partial(MECHANISMS["fixed"], budget=0.2)}
+    with pytest.raises(mppfl.BadInput, match="fixed_budget='mean' means nothing to fixed"):
+        mppfl.compare(GAMES[0], chosen, num_rounds=1, fixed_budget="mean")
+
+
+def test_nothing_is_dearer_than_an_mppfl_that_was_not_compared():
+    alone = summarise(mppfl.compare(GAMES[:2], ["social_agnostic"], num_rounds=2))
+    assert {(s.dearer_than_mppfl, s.worse_than_mppfl, s.beside_mppfl) for s in alone} == {(None, None, 0)}
+    some = mppfl.compare(GAMES[:2], ["mppfl", "social_agnostic"], num_rounds=2)
+    kept = [row for row in some if row.mechanism != "mppfl" or row.game == 0]
+    (agnostic,) = (s for s in summarise(kept) if (s.mechanism, s.convention) == ("social_agnostic", "common"))
+    assert (agnostic.num_games, agnostic.beside_mppfl, agnostic.dearer_than_mppfl) == (2, 1, 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pytest import approx
 
+from mppfl.errors import BadInput
 from mppfl.game import loss as loss_module
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
 from mppfl.game.key_players import (
@@ -14,8 +15,11 @@ from mppfl.game.key_players import (
     exposure_imposed,
     exposure_relief,
     harm_imposed,
+    key_players,
 )
+from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.model import privacy_cost, privacy_loss
+from mppfl.game.plan import Horizon, rounds_up_to
 from tests.game.games import paper_scale_game
 
 
@@ -63,3 +67,79 @@ def test_harm_imposed_is_what_one_more_unit_costs_the_others():
 def test_exposure_imposed_adds_up_to_exposure_suffered():
     game, _, budgets = at_rest(0)
     assert exposure_imposed(game, budgets).sum() == approx((game.propagation @ budgets).sum())
+
+
+# ---- at the bounds ------------------------------------------------------------------------------------------------
+
+
+def left_by_force(game, prices, client):
+    """Budgets without a client, by sweeps of best responses from nothing."""
+    high = np.where(np.arange(game.num_clients) == client, 0.0, game.clients.budget_max)
+    low = np.minimum(game.clients.budget_min, high)
+    budgets = np.zeros(game.num_clients)
+    for _ in range(3000):
+        wanted = (prices - game.clients.linear_cost) / (2 * game.clients.quadratic_cost)
+        budgets = np.clip(wanted - game.externality_strength * (game.propagation @ budgets), low, high)
+    return budgets
+
+
+def at_bounds(seed, name="mppfl_noise_aware"):
+    game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05)
+    terms = MECHANISMS[name](game, Horizon(rounds_up_to(1))).terms(0)
+    return game, terms
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_at_bounds_leaving_equals_removing_and_settling_by_sweeps(seed):
+    game, terms = at_bounds(seed)
+    assert (terms.budgets == 0).any()
+    found = key_players(game, terms.prices, terms.budgets, 20)
+    for k, relief, lost in zip(found.clients, found.exposure_relief, found.budgets_lost, strict=True):
+        fall = terms.budgets - left_by_force(game, terms.prices, k)
+        assert lost == approx(fall.sum(), abs=1e-8)
+        assert relief == approx(np.delete(game.propagation @ fall, k).sum(), abs=1e-8)
+        assert exposure_relief(game, terms.budgets, int(k), terms.prices) == approx(relief)
+    assert effect_of_leaving(game, terms.budgets, found.clients, terms.prices) == approx(found.budgets_lost)
+    assert (np.diff(found.exposure_relief) <= 0).all()
+
+
+def test_nobody_gives_more_than_it_may_after_somebody_left():
+    game, rate, budgets = at_rest(0)
+    capped = game.with_bounds(np.zeros(25), budgets * (1 + 1e-6))  # inside now; not once somebody has left
+    after = budgets_after_leaving(capped, budgets, 3, rate)
+    assert (after <= capped.clients.budget_max).all()
+    assert after == approx(left_by_force(capped, rate, 3), abs=1e-9)
+    with pytest.raises(BadInput, match="is at a bound of its budget before or after"):
+        budgets_after_leaving(capped, budgets, 3)
+
+
+def test_without_prices_budgets_at_a_bound_are_refused():
+    game, terms = at_bounds(0)
+    with pytest.raises(BadInput, match="Give prices"):
+        exposure_relief(game, terms.budgets, 0)
+
+
+@pytest.mark.parametrize("name", ["fixed", "random", "social_agnostic", "sarda_like"])
+def test_budgets_that_are_no_best_responses_stay_where_they_are(name):
+    game, terms = at_bounds(1, name)
+    found = key_players(game, terms.prices, terms.budgets, 5)
+    assert found.exposure_relief == approx(exposure_imposed(game, terms.budgets)[found.clients])
+    assert found.budgets_lost == approx(terms.budgets[found.clients])
+    assert "taken to keep theirs" in found.assumes
+
+
+@pytest.mark.parametrize("name", ["mppfl", "mppfl_exact", "mppfl_noise_aware", "pigouvian", "personalised"])
+def test_best_responses_settle_anew(name):
+    game, terms = at_bounds(1, name)
+    assert key_players(game, terms.prices, terms.budgets, 3).assumes.startswith("the others settle anew")
+
+
+def test_of_many_clients_at_bounds_those_who_impose_most_are_tried():
+    game = paper_scale_game(5, num_clients=210, preset="paper-like", externality_strength=0.01)
+    terms = MECHANISMS["mppfl_noise_aware"](game, Horizon(rounds_up_to(1))).terms(0)
+    assert (terms.budgets == 0).any()
+    found = key_players(game, terms.prices, terms.budgets, 2)
+    assert found.assumes.endswith("; tried for the 4 who impose most")
+    k = int(found.clients[0])
+    fall = terms.budgets - left_by_force(game, terms.prices, k)
+    assert found.exposure_relief[0] == approx(np.delete(game.propagation @ fall, k).sum(), abs=1e-8)

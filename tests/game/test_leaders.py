@@ -1,6 +1,7 @@
 """The server's reward: six leaders, inside the bounds and at them."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import mppfl
 from mppfl.game import leaders, path
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
 from mppfl.game.leaders import choose_rates, noise_aware_cost, pigouvian_weights
+from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.model import cost_without_absent, server_cost, wanted_loss
 from mppfl.game.path import response_path
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
+from mppfl.game.plan import AlongLine
 from mppfl.game.welfare import social_optimum, welfare
 from tests.game.games import games, paper_scale_game, star
 
@@ -186,10 +189,14 @@ def test_no_sampled_rate_is_cheaper_than_anticipating_at_the_bounds(game):
     rate = chosen.reward_rates[0]
     mine = cost_without_absent(game, 1, rate, chosen.budgets.at(0, rate))
     line = equilibrium_response(game)
+    keeps = line.has_interior and leaders.interior_rates_of(game, line, "anticipating", np.array([1])) is not None
     for other in np.geomspace(max(rate, 0.05) / 20, max(rate, 0.05) * 20, 200):
         inside = line.lowest_rate < other < line.highest_rate
-        if chosen.reaches_bounds or inside:  # where everybody can be kept inside, the leader looks only there
-            answer = equilibrium_at(game, other).budgets
+        answer = equilibrium_at(game, other).budgets
+        lost = not (answer > 0).all()
+        # Where everybody can be kept inside, the leader looks only there, and where budgets have floors, at rates that
+        # lose nobody.
+        if not keeps or inside or (leaders.has_floors(game) and not lost):
             assert mine <= cost_without_absent(game, 1, other, answer) * (1 + 1e-7)
 
 
@@ -235,3 +242,90 @@ def test_a_crowd_that_may_not_share_is_an_error_with_one_line():
 def test_wanted_losses_do_not_depend_on_friends():
     game = paper_scale_game(0, num_clients=5)
     assert wanted_loss(game, 2.0) == approx((2.0 - game.clients.linear_cost) / (2 * game.clients.quadratic_cost))
+
+
+def pair_with_floors(linear, harm, low, quadratic=1.0):
+    graph = mppfl.read_graph(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    return mppfl.make_game(graph, mppfl.Clients([quadratic] * 2, linear, harm, budget_min=low))
+
+
+@pytest.mark.parametrize("limit", [1.0, 100.0])
+def test_budget_limited_does_not_spend_its_limit_where_floors_are_enough(limit):
+    game = pair_with_floors([0.5, 0.5], [0.05, 0.05], 0.2)
+    thrifty = partial(MECHANISMS["budget_limited"], payment_limit=limit)
+    exact, found = (mppfl.solve(game, each, num_rounds=3) for each in ("mppfl_exact", thrifty))
+    assert exact.outcome.payments == approx(np.zeros(3))
+    assert found.outcome.server_costs == approx(exact.outcome.server_costs)
+    line, rounds = equilibrium_response(game), np.array([1, 2, 3])
+    assert np.isnan(leaders.interior_rates_each(game, line, "budget_limited", rounds, limit)).all()
+
+
+def test_budget_limited_still_spends_its_limit_where_the_best_rate_is_above_the_interior():
+    game = pair_with_floors([0.5, 0.5], [5.0, 5.0], 0.0).with_bounds(np.zeros(2), np.array([0.5, 0.6]))
+    line, rounds = equilibrium_response(game), np.array([1, 2])
+    assert leaders.interior_rates_of(game, line, "anticipating", rounds) is None
+    chosen = choose_rates(game, "budget_limited", rounds, payment_limit=0.3)
+    assert not chosen.reaches_bounds
+    for k, rate in enumerate(chosen.reward_rates):
+        assert rate * chosen.budgets.at(k, rate).sum() == approx(0.3)
+    assert leaders.interior_rates_each(game, line, "budget_limited", rounds, 0.3) == approx(chosen.reward_rates)
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl_exact", "mppfl_noise_aware", "pigouvian", "social_agnostic"])
+def test_no_leader_that_minimises_a_cost_pays_for_what_floors_bring_anyway(mechanism):
+    # At rate 2.25 both are strictly inside and the cost is 5.3; at 0 both still take part, and it is .1/.3 + .05/.05.
+    game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
+    found = mppfl.solve(game, mechanism, num_rounds=3)
+    assert found.outcome.server_costs == approx(0.5 * (0.1 / 0.3 + 0.05 / 0.05) / np.array([1, 2, 3]))
+    assert found.outcome.taking_part.tolist() == [2, 2, 2]
+    assert found.verification.leader_regret == approx(0.0, abs=1e-9)
+    assert found.verification.client_regret == approx(0.0, abs=1e-12)
+
+
+def test_the_leaders_regret_sees_what_floors_would_save():
+    game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
+    line, rounds = equilibrium_response(game), np.array([1])
+    rates = leaders.interior_rates_of(game, line, "anticipating", rounds)
+    plan = mppfl.Plan("mppfl_exact", rounds, rates, AlongLine(line.slope, line.offset), 2)
+    dear = server_cost(game, 1, rates[0], line.budgets(rates[0]))
+    assert mppfl.verify(game, plan).leader_regret == approx(dear - 2 / 3)
+    paper = mppfl.solve(game, "mppfl")  # follows its condition, and is told what that costs
+    assert paper.verification.leader_regret == approx(paper.outcome.server_costs[0] - 2 / 3)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_floors_never_make_the_exact_leader_dearer_than_any_rate_that_loses_nobody(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    low = np.where(rng.random(5) < 0.6, rng.uniform(0.01, 0.3, 5), 0.0)
+    high = np.where(rng.random(5) < 0.2, 0.0, np.inf)
+    clients = mppfl.Clients(rng.uniform(0.2, 1, 5), rng.uniform(0.1, 2, 5), rng.uniform(0.01, 0.3, 5))
+    game = mppfl.make_game(mppfl.graph_from_matrix(np.ones((5, 5)) - np.eye(5)), clients)
+    game = game.with_bounds(np.minimum(low, high), high)
+    chosen = choose_rates(game, "anticipating", np.array([2]))
+    line = equilibrium_response(game)
+    if leaders.interior_rates_of(game, line, "anticipating", np.array([2])) is None:
+        return
+    mine = server_cost(game, 2, chosen.reward_rates[0], chosen.budgets.at(0, chosen.reward_rates[0]))
+    for other in np.linspace(0.0, 6.0, 400):
+        answer = equilibrium_at(game, other).budgets
+        if (answer[high > 0] > 0).all():
+            assert mine <= server_cost(game, 2, other, answer) * (1 + 1e-9)
+    monkeypatch.setattr(leaders, "EXACT_BELOW", 2)  # large games sample
+    sampled = choose_rates(game, "anticipating", np.array([2]))
+    budgets = sampled.budgets.at(0, sampled.reward_rates[0])
+    assert (budgets[high > 0] > 0).all()
+    assert server_cost(game, 2, sampled.reward_rates[0], budgets) <= mine * 1.1
+
+
+def test_personalised_prices_say_where_floors_would_be_given_for_nothing():
+    game = pair_with_floors([0.5, 0.5], [0.05, 0.05], [0.2, 0.0])
+    found = mppfl.solve(game, "personalised")
+    assert any(note.startswith("1 clients give their budget_min") for note in found.warnings)
+    assert not mppfl.solve(game.with_bounds(np.zeros(2), np.full(2, np.inf)), "personalised").warnings
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl_exact", "sarda_r"])
+def test_no_leader_counts_on_floors_that_clients_may_leave(mechanism):
+    game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
+    found = mppfl.solve(game, mechanism, participation="if_better_than_staying_out")
+    assert found.outcome.taking_part.tolist() == [2]

@@ -163,3 +163,17 @@ def test_installed_packages_offer_mechanisms_by_entry_point(monkeypatch):
 def test_a_misspelt_mechanism_gets_a_hint():
     with pytest.raises(mppfl.BadInput, match="Did you mean 'mppfl_exact'"):
         find_mechanism("mppfl_exakt")
+
+
+def test_sarda_r_counts_what_reaches_those_who_may_not_share():
+    high = np.where(np.arange(7) < 2, 0.0, np.inf)
+    game = paper_scale_game(1, num_clients=7, preset="benign").with_bounds(np.zeros(7), high)
+    near = one_hop(game)
+    terms = MECHANISMS["sarda_r"](game, Horizon(np.array([1]), np.array([2.2]))).terms(0)
+    best = minimize(
+        lambda x: -welfare(near, 2.2, x),
+        np.minimum(0.5, high),
+        bounds=list(zip(np.minimum(1e-3, high), high, strict=True)),
+        options={"ftol": 1e-15, "gtol": 1e-9},
+    )
+    assert welfare(near, 2.2, terms.budgets) == approx(-best.fun, rel=1e-8)

@@ -11,7 +11,7 @@ from mppfl.game import outcome as outcome_module
 from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.model import Clients, accuracy_loss_bound, compute_cost, noise_harm, server_cost, utility
 from mppfl.game.outcome import evaluate, verify
-from mppfl.game.participation import gain_from_joining
+from mppfl.game.participation import gain_from_joining, with_participation
 from mppfl.game.plan import AlongLine, Horizon, rounds_up_to
 from mppfl.game.solve import follow, track
 from mppfl.game.welfare import welfare
@@ -121,7 +121,7 @@ def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
 def test_every_mechanism_settles_who_takes_part(name, rule):
     game = two_friends()
     game = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
-    budgets = mppfl.solve(game, name, reward_rates=np.array([3.0]), participation=rule).terms(1).budgets
+    budgets = with_participation(game, Horizon(np.array([1]), np.array([3.0])), MECHANISMS[name], rule).terms(0).budgets
     if name != "noiseless":  # where nobody is asked
         assert budgets[1] == 0
 
@@ -243,3 +243,26 @@ def test_a_singular_network_has_equilibria_and_one_is_found():
     assert found.terms(1).budgets.sum() == approx(found.terms(1).reward_rate / 2)
     assert found.verification.residual <= 1e-12
     assert not found.is_unique
+
+
+def test_who_cannot_give_what_it_wishes_leaves_where_the_little_it_gives_is_not_worth_it():
+    # Client 1 wishes for .58 and would gain by it, but may give .1 at most: that does not cover its compute cost of .2.
+    clients = Clients([1.0] * 2, [0.1] * 2, [1.0] * 2, compute_cost=[0.2, 0.0], budget_max=[0.1, np.inf])
+    game = mppfl.make_game(mppfl.read_graph(np.array([[0.0, 1.0], [1.0, 0.0]])), clients)
+    found = mppfl.solve(game, num_rounds=2, participation="if_better_than_staying_out")
+    assert found.plan.to_matrix()[:, 0] == approx([0.0, 0.0])
+    assert found.verification.client_regret == approx(0.0, abs=1e-12)
+    for terms in found.plan:
+        alone = np.where(np.arange(2) == 0, 0.1, terms.budgets)
+        gained = utility(game, terms.prices, alone)[0] - utility(game, terms.prices, terms.budgets)[0]
+        assert gain_from_joining(game, terms.prices, terms.budgets)[0] == approx(gained)
+        assert gain_from_joining(game, terms.prices, alone)[0] == approx(gained)
+
+
+@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+def test_no_saving_is_claimed_for_the_leader_where_clients_may_stay_out(rule):
+    game = two_friends()
+    costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
+    found = mppfl.solve(costly, "mppfl_exact", participation=rule).verification
+    assert found.leader_regret is None
+    assert found.leader_rounds == ()

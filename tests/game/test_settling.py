@@ -13,7 +13,7 @@ from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.participation import settle_one_by_one, with_participation
 from mppfl.game.plan import Horizon
 from mppfl.game.settling import led_by, settle_together
-from tests.game.games import paper_scale_game, two_friends
+from tests.game.games import paper_scale_game, star, two_friends
 
 LED = ["mppfl", "mppfl_exact", "mppfl_noise_aware", "budget_limited", "social_agnostic", "pigouvian"]
 RULES = ["if_better_than_staying_out", "if_non_negative"]
@@ -38,11 +38,10 @@ def test_rounds_settle_side_by_side_as_they_do_alone(name, rule, bounds, compute
     horizon = Horizon(np.array([1, 2, 5, 20, 21, 60]))
     led = led_by(game, MECHANISMS[name])
     assert led is not None
-    terms, settled = settle_together(game, horizon, led, rule)
-    same, plain, at_rest = settle_one_by_one(game, horizon, MECHANISMS[name], rule)
-    assert led.name == same
-    assert settled == at_rest
-    for mine, other in zip(terms, plain, strict=True):
+    together = settle_together(game, horizon, led, rule)
+    plain = settle_one_by_one(game, horizon, MECHANISMS[name], rule)
+    assert (together.name, together.at_rest, together.notes) == (plain.name, plain.at_rest, plain.notes)
+    for mine, other in zip(together.terms, plain.terms, strict=True):
         assert mine.round_index == other.round_index
         assert mine.reward_rate == approx(other.reward_rate, rel=1e-9, abs=1e-12)
         assert mine.budgets == approx(other.budgets, rel=1e-9, abs=1e-11)
@@ -56,9 +55,9 @@ def test_a_limit_of_ones_own_settles_side_by_side_too():
     led = led_by(game, thrifty)
     assert led is not None
     assert led.payment_limit == 0.4
-    terms, _ = settle_together(game, horizon, led, "if_non_negative")
-    _, plain, _ = settle_one_by_one(game, horizon, thrifty, "if_non_negative")
-    assert [t.reward_rate for t in terms] == approx([t.reward_rate for t in plain], rel=1e-9)
+    together = settle_together(game, horizon, led, "if_non_negative")
+    plain = settle_one_by_one(game, horizon, thrifty, "if_non_negative")
+    assert [t.reward_rate for t in together.terms] == approx([t.reward_rate for t in plain.terms], rel=1e-9)
 
 
 def test_an_inverse_that_has_lost_its_digits_is_computed_anew(monkeypatch):
@@ -87,3 +86,18 @@ def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_
     assert led_by(two_friends(1.5), MECHANISMS["mppfl"]) is None
     found = mppfl.solve(two_friends(1.5), num_rounds=2, participation="if_non_negative")
     assert len(found.plan) == 2
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_mechanism_says_of_its_rounds_is_not_lost_when_clients_may_stay_out(rule):
+    pair = two_friends()
+    assert any(note.startswith("fixed budget ") for note in mppfl.solve(pair, "fixed", participation=rule).warnings)
+    capped = pair.with_bounds(np.zeros(2), np.full(2, 0.05))
+    assert "some clients are at a bound of their budgets" in mppfl.solve(capped, participation=rule).warnings
+    charged = mppfl.solve(star(), "pigouvian", num_rounds=2, participation="if_better_than_staying_out").warnings
+    assert any("would be charged" in note for note in charged)
+    assert len(charged) == len(set(charged))
+
+
+def test_what_holds_in_some_rounds_only_says_in_how_many():
+    assert participation._notes_of_rounds([("a", "b"), ("a",), ("a", "b")]) == ["a", "b (in 2 of 3 rounds)"]

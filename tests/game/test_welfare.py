@@ -125,3 +125,34 @@ def test_payments_cancel_in_total_welfare():
     assert total_welfare(game, 2, 1.0, budgets) == approx(total_welfare(game, 2, 5.0, budgets))
     expected = welfare(game, 1.0, budgets) - server_cost(game, 2, 1.0, budgets) / 0.5
     assert total_welfare(game, 2, 1.0, budgets) == approx(expected)
+
+
+def test_the_optimum_among_those_who_may_share_forgets_nobody_who_may_not():
+    # ρ = (x, x, 0): client 3 has no choice, but what reaches it counts, so x is not the optimum of the other two alone.
+    clients = mppfl.Clients([1.0] * 3, [0.5] * 3, [1.0] * 3, budget_max=[np.inf, np.inf, 0.0])
+    game = mppfl.make_game(mppfl.read_graph(np.ones((3, 3)) - np.eye(3)), clients, externality_strength=0.2)
+    found = social_optimum(game, 2.0)
+    grid = np.linspace(0.2, 0.4, 2001)
+    reached = [welfare(game, 2.0, np.array([x, x, 0.0])) for x in grid]
+    assert found.budgets == approx([grid[np.argmax(reached)]] * 2 + [0.0], abs=2e-4)
+    assert found.welfare == approx(max(reached), abs=1e-6)
+    assert found.welfare == approx(welfare(game, 2.0, found.budgets))
+    assert found.reaches_bounds
+
+
+@pytest.mark.parametrize("pinned", [0.0, 0.1])
+def test_no_budgets_beat_the_optimum_where_some_have_no_choice(monkeypatch, pinned):
+    game = paper_scale_game(3, num_clients=6, preset="benign", externality_strength=0.1)
+    low, high = np.where(np.arange(6) < 2, pinned, 0.0), np.where(np.arange(6) < 2, pinned, np.inf)
+    game = game.with_bounds(low, high)
+    found = social_optimum(game, 2.0)
+    search = minimize(
+        lambda x: -welfare(game, 2.0, x),
+        np.clip(np.full(6, 0.3), low, high),
+        bounds=list(zip(low, high, strict=True)),
+        options={"ftol": 1e-15, "gtol": 1e-10},
+    )
+    assert found.welfare == approx(-search.fun, rel=1e-9)
+    monkeypatch.setattr(loss_module, "DENSE_BELOW", 2)
+    large = Game(game.graph, game.clients, game.propagation, 0.1, 0.5)
+    assert social_optimum(large, 2.0).welfare == approx(found.welfare, rel=1e-8)

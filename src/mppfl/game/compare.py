@@ -12,18 +12,19 @@ import numpy as np
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.game.leaders import noise_aware_cost
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, find_mechanism, fixed, personalised, sarda_like
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, fixed, personalised, sarda_like
 from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
+from mppfl.game.solve import as_mechanism, checked, name_of, unbound
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
 
 Convention = Literal["common", "own"]
 CONVENTIONS: tuple[Convention, ...] = ("common", "own")
 OPTIMUM_BELOW = 1000  # clients; the bounded social optimum of every round is dear on larger networks
 
-SAME_AT_COMMON_REWARD = ("mppfl_exact", "mppfl_noise_aware")  # they differ from mppfl in the rate alone
+SAME_AT_COMMON_REWARD = ("mppfl_exact", "mppfl_noise_aware", "budget_limited")  # differ from mppfl in the rate alone
 WITHOUT_RATES = (sarda_like, personalised)  # whose prices are not a rate's: both conventions see the same plan
 
 COMPARED = (
@@ -75,7 +76,7 @@ class Row:
 
 def compare(
     games: Game | Sequence[Game],
-    mechanisms: Sequence[str] | Mapping[str, Mechanism] = COMPARED,
+    mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism] = COMPARED,
     *,
     num_rounds: int = 60,
     fixed_budget: float | Literal["min", "mean"] = "min",
@@ -87,8 +88,8 @@ def compare(
     """Every mechanism in every game under both reward conventions.
 
     common: everybody faces MPPFL's reward rates; those that differ from it in the rate alone are left out. own: each
-    mechanism's server sets its own. `mechanisms` are names, or a mapping from names to functions. `progress` is called
-    with (done, all).
+    mechanism's server sets its own. `mechanisms` are names and functions, or a mapping from names to functions; plans
+    of functions that are not ours are checked. `fixed_budget` is for `fixed`. `progress` is called with (done, all).
 
     `leak` tells what leaks in all at given budgets, for instance `leak_model(graph, sample).total` in nats; every row
     then carries it for its first round. A leak is dear to compute (N³ up to 3,000 clients) and is about budgets that
@@ -105,7 +106,7 @@ def compare(
         (convention, name)
         for convention in conventions
         for name in chosen
-        if convention == "own" or name not in SAME_AT_COMMON_REWARD
+        if convention == "own" or not _differs_in_the_rate_alone(chosen[name])
     ]
     rows: list[Row] = []
     for number, game in enumerate(several):
@@ -140,15 +141,36 @@ def _first_leak(plan: Plan, leak: Callable[[Array], float]) -> float | None:
     return float(leak(budgets)) if np.isfinite(budgets).all() else None
 
 
+def _differs_in_the_rate_alone(function: Mechanism) -> bool:
+    """Whether a common reward leaves nothing of a mechanism: known by the function, since anybody may take its name."""
+    return any(unbound(function) is MECHANISMS[name] for name in SAME_AT_COMMON_REWARD)
+
+
 def _functions(
-    mechanisms: Sequence[str] | Mapping[str, Mechanism], fixed_budget: float | Literal["min", "mean"]
+    mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism], fixed_budget: float | Literal["min", "mean"]
 ) -> dict[str, Mechanism]:
+    """Every mechanism by its name, ready to be asked: the fixed budget bound, plans of others' functions checked."""
+    found: dict[str, Mechanism] = {}
+    for name, function in _named(mechanisms):
+        if found.setdefault(name, function) is not function:
+            raise BadInput(f"two mechanisms are called {name!r}. Give a mapping with a name for each.")
+    if fixed_budget != "min" and fixed not in found.values():
+        raise BadInput(
+            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(found)}. Compare `fixed`, or leave it out."
+        )
+    return {
+        name: partial(fixed, budget=fixed_budget) if function is fixed else checked(function, name)
+        for name, function in found.items()
+    }
+
+
+def _named(mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism]) -> list[tuple[str, Mechanism]]:
     if isinstance(mechanisms, Mapping):
-        return dict(mechanisms)
-    found = {name: find_mechanism(name) for name in mechanisms}
-    if found.get("fixed") is MECHANISMS["fixed"]:
-        found["fixed"] = partial(fixed, budget=fixed_budget)
-    return found
+        return [(name, as_mechanism(each)) for name, each in mechanisms.items()]
+    if isinstance(mechanisms, str):
+        raise BadInput(f"mechanisms={mechanisms!r:.60} must be a list of names or functions. Put it into one.")
+    functions = [(each, as_mechanism(each)) for each in mechanisms]
+    return [(each if isinstance(each, str) else name_of(each), function) for each, function in functions]
 
 
 def _row(
@@ -202,9 +224,10 @@ class Summary:
     price_of_anarchy: float | None  # median over games where it is defined
     below_zero: float
     taking_part: float
-    dearer_than_mppfl: int  # games in which the server pays more than under MPPFL, same convention
-    worse_than_mppfl: int  # games in which clients gain less than under MPPFL, same convention
+    dearer_than_mppfl: int | None  # games in which the server pays more than under MPPFL, same convention
+    worse_than_mppfl: int | None  # games in which clients gain less; both None where MPPFL was not compared
     leak: float | None = None  # of the first round, nats, where it was asked for
+    beside_mppfl: int = 0  # games in which MPPFL was compared too, same convention
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
@@ -236,9 +259,10 @@ def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapp
         price_of_anarchy=float(np.median(ratios)) if ratios else None,
         below_zero=float(np.mean([row.below_zero for row in mine])),
         taking_part=float(np.mean([row.taking_part for row in mine])),
-        dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs),
-        worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs),
+        dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs) if pairs else None,
+        worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs) if pairs else None,
         leak=float(np.mean(leaks)) if leaks else None,
+        beside_mppfl=len(pairs),
     )
 
 

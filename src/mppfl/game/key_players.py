@@ -2,39 +2,154 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from mppfl.arrays import Array, IntArray
-from mppfl.game.model import Game
+from mppfl.arrays import Array, BoolArray, IntArray
+from mppfl.errors import BadInput
+from mppfl.game.equilibrium import equilibrium_at
+from mppfl.game.model import Game, wanted_loss
+
+AT_REST = 1e-6  # of the largest budget: clients nearer to their best responses than that have settled
+TRY_ALL_BELOW = 200  # clients; at bounds every departure is an equilibrium of its own
+
+SETTLE = "the others settle anew at the same prices, within their bounds"
+KEEP = "budgets here are no best responses to prices, so the others are taken to keep theirs"
 
 
-def effect_of_leaving(game: Game, budgets: Array, who: IntArray | None = None) -> Array:
-    """By how much Σρ falls when a client leaves and the others settle anew, c_k ρ_k/(B⁻¹)_kk (model, eq. 32).
+# ---- when a client leaves -----------------------------------------------------------------------------------------
 
-    For the clients in `who` (default: all of a small network), inside the bounds. One linear solve each on large
-    networks, one inverse on small ones.
+
+def effect_of_leaving(
+    game: Game, budgets: Array, who: IntArray | None = None, prices: Array | float | None = None
+) -> Array:
+    """By how much Σρ falls when a client leaves and the others settle anew: inside the bounds c_k ρ_k/(B⁻¹)_kk
+    (model, eq. 32).
+
+    For the clients in `who` (default: all). Bounds and `prices` are those of `budgets_after_leaving`.
     """
     positions = np.arange(game.num_clients) if who is None else np.asarray(who)
-    weights = game.loss.T.solve(np.ones(game.num_clients))
-    if game.loss.is_dense:
-        home = np.diag(np.linalg.inv(game.loss.dense))[positions]
-    else:
-        home = np.empty(len(positions))
-        for k, position in enumerate(positions):
-            unit = np.zeros(game.num_clients)
-            unit[position] = 1.0
-            home[k] = game.loss.solve(unit)[position]
-    return np.asarray(weights[positions] * budgets[positions] / home)
+    before = budgets.sum()
+    return np.array([before - budgets_after_leaving(game, budgets, int(k), prices).sum() for k in positions])
 
 
-def budgets_after_leaving(game: Game, budgets: Array, client: int) -> Array:
-    """Everybody's budget after one client left and the rest settled anew, ρ − B⁻¹e_k ρ_k/(B⁻¹)_kk (model, eq. 32)."""
+def budgets_after_leaving(game: Game, budgets: Array, client: int, prices: Array | float | None = None) -> Array:
+    """Everybody's budget after one client left and the rest settled anew: ρ − B⁻¹e_k ρ_k/(B⁻¹)_kk inside the bounds
+    (model, eq. 32), the equilibrium at the same `prices` at them.
+
+    Budgets must be an equilibrium. Without prices everybody must be inside its bounds before and after, or it raises:
+    how much more a client at a bound would want, its budget does not tell.
+    """
+    inside = _strictly_inside(game, budgets)
+    inside[client] = True  # whatever it gave, it leaves
+    start = budgets
+    if prices is None or inside.all():
+        start = _along_column(game, budgets, client)
+        within = inside & _within(game, start)
+        within[client] = True
+        if within.all():  # everybody's equation of eq. 13 still holds, and nobody is in the way of a bound
+            return start
+        if prices is None:
+            raise BadInput(_at_a_bound(game, within, client))
+    low, high = (np.array(bound) for bound in (game.clients.budget_min, game.clients.budget_max))
+    low[client] = high[client] = 0.0
+    return equilibrium_at(game.with_bounds(low, high), prices, start).budgets
+
+
+def exposure_relief(game: Game, budgets: Array, client: int, prices: Array | float | None = None) -> float:
+    """By how much everybody's external risk together falls when a client leaves and the others settle anew.
+
+    Bounds and `prices` are those of `budgets_after_leaving`.
+    """
+    return _relief(game, budgets, budgets_after_leaving(game, budgets, client, prices), client)
+
+
+def _relief(game: Game, budgets: Array, after: Array, client: int) -> float:
+    others = np.arange(game.num_clients) != client
+    return float((game.propagation @ (budgets - after))[others].sum())
+
+
+def _along_column(game: Game, budgets: Array, client: int) -> Array:
+    """Eq. 32 as if nobody had bounds."""
     unit = np.zeros(game.num_clients)
     unit[client] = 1.0
     column = game.loss.solve(unit)
     after = budgets - column * (budgets[client] / column[client])
     after[client] = 0.0
     return np.asarray(after)
+
+
+def _strictly_inside(game: Game, budgets: Array) -> BoolArray:
+    return np.asarray((budgets > game.clients.budget_min) & (budgets < game.clients.budget_max))
+
+
+def _within(game: Game, budgets: Array) -> BoolArray:
+    return np.asarray((budgets >= game.clients.budget_min) & (budgets <= game.clients.budget_max))
+
+
+def _at_a_bound(game: Game, within: BoolArray, client: int) -> str:
+    name = game.graph.name
+    return (
+        f"client {name(int(np.argmin(within)))!r} is at a bound of its budget before or after {name(client)!r} leaves "
+        f"({int((~within).sum()):,} such). Give prices, and budgets are found within the bounds."
+    )
+
+
+def _distance_from_rest(game: Game, prices: Array | float, budgets: Array) -> float:
+    """The largest distance of a budget from its owner's best response."""
+    wish = wanted_loss(game, prices) - (game.loss @ budgets - budgets)
+    return float(np.abs(np.clip(wish, game.clients.budget_min, game.clients.budget_max) - budgets).max())
+
+
+# ---- all of them --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class KeyPlayers:
+    """Those whose leaving relieves the others most, in that order.
+
+    clients          their positions
+    exposure_relief  by how much all others' external risk falls together
+    budgets_lost     by how much all budgets fall together
+    assumes          what the others are taken to do, and who was tried
+    """
+
+    clients: IntArray
+    exposure_relief: Array
+    budgets_lost: Array
+    assumes: str
+
+
+def key_players(game: Game, prices: Array | float, budgets: Array, top: int) -> KeyPlayers:
+    """The `top` clients whose leaving relieves the others most.
+
+    Where everybody is at its best response to the prices, the others settle anew. Where they are not (budgets that the
+    server mandates, clients who ignore the network), nothing would make them move, and they keep their budgets. Every
+    client is tried in networks of at most 200, and of at most 1,000 where nobody is at a bound; elsewhere the 2·top who
+    impose most exposure.
+    """
+    if _distance_from_rest(game, prices, budgets) > max(AT_REST * float(budgets.max()), 1e-11):
+        imposed = exposure_imposed(game, budgets)
+        order = np.argsort(-imposed, kind="stable")[:top]
+        return KeyPlayers(order, imposed[order], budgets[order], KEEP)
+    tried, among = _candidates(game, budgets, 2 * top)
+    after = [budgets_after_leaving(game, budgets, int(k), prices) for k in tried]
+    relief = np.array([_relief(game, budgets, then, int(k)) for k, then in zip(tried, after, strict=True)])
+    lost = np.array([float((budgets - then).sum()) for then in after])
+    order = np.argsort(-relief, kind="stable")[:top]
+    return KeyPlayers(tried[order], relief[order], lost[order], f"{SETTLE}{among}")
+
+
+def _candidates(game: Game, budgets: Array, most: int) -> tuple[IntArray, str]:
+    """Whose leaving is tried, and what is to be said of the choice."""
+    inside = game.loss.is_dense and bool(_strictly_inside(game, budgets).all())  # then eq. 32 serves, one product each
+    if inside or game.num_clients <= max(TRY_ALL_BELOW, most):
+        return np.arange(game.num_clients), ""
+    return np.argsort(-exposure_imposed(game, budgets), kind="stable")[:most], f"; tried for the {most} who impose most"
+
+
+# ---- what budgets do to the others --------------------------------------------------------------------------------
 
 
 def exposure_imposed(game: Game, budgets: Array) -> Array:
@@ -46,10 +161,3 @@ def harm_imposed(game: Game, budgets: Array) -> Array:
     """What each client's budget costs the others, in money: αρ_j Σ_i σ_ij (2a_i s_i + b_i) (model, eq. 33)."""
     marginal = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
     return np.asarray(game.externality_strength * budgets * (game.propagation.T @ marginal))
-
-
-def exposure_relief(game: Game, budgets: Array, client: int) -> float:
-    """By how much everybody's external risk together falls when a client leaves and the others settle anew."""
-    after = budgets_after_leaving(game, budgets, client)
-    others = np.arange(game.num_clients) != client
-    return float((game.propagation @ (budgets - after))[others].sum())

@@ -1,8 +1,8 @@
 """The server's reward rate, by named leaders (docs/model.md, section 4); personal_prices.py has the one without a rate.
 
-Where every client can be kept strictly inside its bounds, the rate is the root of one equation a round. Where not, the
-rate is the one at which the server's cost is lowest, with the noise of those who remain weighed as aggregation over
-them alone really weighs it.
+Where every client can be kept strictly inside its bounds, the rate is the root of one equation a round (or one that
+leaves clients at floors above 0, if that is cheaper). Where not, the rate is the one at which the server's cost is
+lowest, with the noise of those who remain weighed as aggregation over them alone really weighs it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mppfl.arrays import Array, IntArray, require_number
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import BadInput, NoEquilibrium, NotConverged
 from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response
-from mppfl.game.model import Game, amplification, cost_without_absent
+from mppfl.game.model import Game, amplification, cost_without_absent, server_cost
 from mppfl.game.path import (
     EXACT_BELOW,
     NUM_SAMPLES,
@@ -50,10 +50,13 @@ def choose_rates(
     *,
     payment_limit: float | None = None,
     weights: Array | None = None,
+    at_floors: bool = True,
 ) -> Rates:
     """The leader's reward rate for every round in `rounds`, and the budgets it leads to.
 
-    `weights` are personal prices per unit of rate, one each unless given (Pigouvian prices).
+    weights    personal prices per unit of rate, one each unless given (Pigouvian prices)
+    at_floors  whether rates that leave clients at budgets above 0 are compared with those inside the bounds; never by
+               mean_field, which follows its condition wherever it can and not its cost
     """
     if leader not in get_args(UniformLeader):
         raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
@@ -65,9 +68,19 @@ def choose_rates(
     line = equilibrium_response(game, weights)
     if line.has_interior and line.free.any():
         rates = interior_rates_of(game, line, leader, rounds, payment_limit)
+        if rates is not None and at_floors and leader != "mean_field" and has_floors(game):
+            return cheaper_at_floors(game, line, leader, rounds, payment_limit, rates)
         if rates is not None:
             return Rates(rates, AlongLine(line.slope, line.offset), False)
     return rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
+
+
+def has_floors(game: Game) -> bool:
+    """Whether somebody who responds to the rate takes part at its lowest budget too, and so can rest there unlost."""
+    clients = game.clients
+    return bool(
+        clients.budget_min.any() and ((clients.budget_min > 0) & (clients.budget_max > clients.budget_min)).any()
+    )
 
 
 def require_somebody(game: Game) -> None:
@@ -87,8 +100,8 @@ def interior_rates_of(
         if float(line.weights @ line.slope) <= 0:
             return None
         best = interior_rates_of(game, line, "anticipating", rounds)
-        rates = np.full(len(rounds), spending_rate(line, float(payment_limit or 0.0)))
-        rates = rates if best is None else np.minimum(rates, best)
+        best = np.full(len(rounds), np.nan) if best is None else best
+        rates = _limited_rates(game, line, rounds, float(payment_limit or 0.0), best)
     elif leader == "noise_aware":
         rates = _noise_aware_rates(game, line, rounds)
         edge = 1e-9 * max(1.0, line.lowest_rate)
@@ -114,7 +127,7 @@ def interior_rates_each(
         if float(line.weights @ line.slope) <= 0:
             return none
         best = interior_rates_each(game, line, "anticipating", rounds)
-        rates = np.fmin(spending_rate(line, float(payment_limit or 0.0)), best)
+        rates = _limited_rates(game, line, rounds, float(payment_limit or 0.0), best)
     elif leader == "noise_aware":
         rates = _noise_aware_rates(game, line, rounds)
         edge = 1e-9 * max(1.0, line.lowest_rate)
@@ -159,6 +172,21 @@ def spending_rate(line: Response, payment_limit: float) -> float:
     """r = (V + √(V² + 4U·limit))/(2U): the rate whose payments are the limit exactly (model, eq. 19); needs U > 0."""
     slope, offset = float(line.weights @ line.slope), float(line.weights @ line.offset)
     return (offset + float(np.sqrt(offset**2 + 4 * slope * payment_limit))) / (2 * slope)
+
+
+def _limited_rates(game: Game, line: Response, rounds: IntArray, payment_limit: float, best: Array) -> Array:
+    """The best rate or the one that spends the limit, whichever is lower; NaN where the best is not known to be higher.
+
+    Without a best rate inside (NaN) the limit is spent only where that still pays: where everybody gains interest, cost
+    is convex, and falling at that rate it falls up to there. Otherwise the best rate may lie below the interior.
+    """
+    spending = spending_rate(line, payment_limit)
+    lower = np.minimum(spending, best)
+    if not (np.isnan(best).any() and line.everybody_gains_interest and spending > line.lowest_rate):
+        return np.asarray(lower)
+    condition = rate_condition(game, line, "anticipating")
+    falls = np.array([condition.value(spending, int(t))[0] < 0 for t in rounds])
+    return np.where(np.isnan(best) & falls, spending, lower)
 
 
 def noise_aware_sums(game: Game) -> tuple[Array, float]:
@@ -209,16 +237,56 @@ def bisect_noise_aware(strength: Array, felt: Any, paid: Any, low: Any, high: An
 # ---- at the bounds ----------------------------------------------------------------------------------------------
 
 
-def rates_at_bounds(
-    game: Game, weights: Array, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+def cheaper_at_floors(
+    game: Game, line: Response, leader: UniformLeader, rounds: IntArray, payment_limit: float | None, inside: Array
 ) -> Rates:
-    """The best rate of every round with clients at their bounds where need be, and the budgets it leads to."""
+    """The rates `inside` the bounds, or where that is cheaper others at which nobody is lost but some are at a bound.
+
+    Where budgets cannot fall below a floor above 0, a rate that leaves clients there loses nobody, and may cost far
+    less than any that keeps everybody strictly inside.
+    """
+    within = Rates(inside, AlongLine(line.slope, line.offset), False)
+    try:
+        other = rates_at_bounds(game, line.weights, leader, rounds, payment_limit, keep_everybody=True)
+    except (NoEquilibrium, NotConverged):  # no such rate was found
+        return within
+    cost = noise_aware_cost if leader == "noise_aware" else server_cost
+    able, better = game.clients.budget_max > 0, np.zeros(len(rounds), dtype=bool)
+    rows = []
+    for k, (t, rate, elsewhere) in enumerate(zip(rounds, inside, other.reward_rates, strict=True)):
+        mine, theirs = line.budgets(float(rate)), other.budgets.at(k, float(elsewhere))
+        keeps = bool((theirs[able] > VANISHING * theirs.max()).all())
+        least = cost(game, int(t), rate * line.weights, mine) * (1 - 1e-9)
+        better[k] = keeps and cost(game, int(t), elsewhere * line.weights, theirs) < least
+        rows.append(theirs if better[k] else mine)
+    if not better.any():
+        return within
+    return Rates(np.where(better, other.reward_rates, inside), Stored(np.array(rows), np.arange(len(rounds))), True)
+
+
+def rates_at_bounds(
+    game: Game,
+    weights: Array,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    *,
+    keep_everybody: bool = False,
+) -> Rates:
+    """The best rate of every round with clients at their bounds where need be, and the budgets it leads to.
+
+    keep_everybody  only rates at which all take part who may; with their noise as it stands, since nobody is missed
+    """
     if game.num_clients <= EXACT_BELOW:
         path = response_path(game, weights)
-        rates, at = best_on_path(game, weights, path, leader, rounds, payment_limit)
+        if keep_everybody:
+            path = path.only(np.all(path.taking_part[:, game.clients.budget_max > 0], axis=1))
+        if len(path) == 0:
+            raise NoEquilibrium("no reward rate keeps everybody who may take part.")
+        rates, at = best_on_path(game, weights, path, leader, rounds, payment_limit, amplified=not keep_everybody)
         rows = np.array([path[k].budgets(float(rate)) for rate, k in zip(rates, at, strict=True)])
         return Rates(rates, Stored(rows, np.arange(len(rates))), True)
-    rates = _best_of_samples(game, weights, leader, rounds, payment_limit)
+    rates = _best_of_samples(game, weights, leader, rounds, payment_limit, keep_everybody)
     distinct, row_of_round = np.unique(rates, return_inverse=True)
     found: list[Array] = []
     for rate in distinct:
@@ -233,9 +301,11 @@ def best_on_path(
     leader: UniformLeader,
     rounds: IntArray,
     payment_limit: float | None = None,
+    *,
+    amplified: bool = True,
 ) -> tuple[Array, IntArray]:
     """The rate of every round at which the server's cost, noise weighed over those who take part, is lowest, and its
-    segment; compiled twins of `best_of_round` and `noise_aware_of_rounds`.
+    segment; compiled twins of `best_of_round` and `noise_aware_of_rounds`. Not `amplified`, noise counts as it stands.
     """
     from mppfl.game import leader_kernels as kernels
 
@@ -248,7 +318,7 @@ def best_on_path(
         return rates, at
     sizes = clients.data_size
     with np.errstate(divide="ignore"):
-        grown = (float(sizes.sum()) / (path.taking_part @ sizes)) ** 2
+        grown = (float(sizes.sum()) / (path.taking_part @ sizes)) ** 2 if amplified else np.ones(len(path))
     codes = {
         "mean_field": kernels.MEAN_FIELD,
         "anticipating": kernels.ANTICIPATING,
@@ -343,34 +413,49 @@ def candidates_of_segment(
 
 
 def _best_of_samples(
-    game: Game, weights: Array, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+    game: Game,
+    weights: Array,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    keep_everybody: bool = False,
 ) -> Array:
     """Large games: exact equilibria at sampled rates, refined twice around the rates that some round would choose."""
     low, high = waking_rates(game, weights)
     floor = max(low, 1e-3 * high, 1e-6)
-    samples = sample_response(game, weights, np.geomspace(floor, 8 * max(high, floor), NUM_SAMPLES))
-    choice = _choose_samples(game, samples, leader, rounds, payment_limit)
+    first = np.geomspace(floor, 8 * max(high, floor), NUM_SAMPLES)
+    if game.clients.budget_min.any():  # some give their lowest budget for nothing
+        first = np.concatenate([[0.0], first])
+    samples = sample_response(game, weights, first)
+    choice = _choose_samples(game, samples, leader, rounds, payment_limit, keep_everybody)
     for _ in range(2):
         wanted = np.unique(choice)
         near = np.unique(np.clip(np.concatenate([wanted - 1, wanted]), 0, len(samples.rates) - 2))
         middles = np.sqrt(samples.rates[near] * samples.rates[near + 1])
         samples = join_samples(samples, sample_response(game, weights, middles))
-        choice = _choose_samples(game, samples, leader, rounds, payment_limit)
+        choice = _choose_samples(game, samples, leader, rounds, payment_limit, keep_everybody)
     return np.asarray(samples.rates[choice])
 
 
 def _choose_samples(
-    game: Game, samples: Samples, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+    game: Game,
+    samples: Samples,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    keep_everybody: bool,
 ) -> IntArray:
-    weight = game.accuracy_weight
+    weight, fullest = game.accuracy_weight, amplification(game, game.clients.budget_max > 0)
     paid = (1 - weight) * samples.rates * samples.paid  # [samples]
     with np.errstate(divide="ignore", invalid="ignore"):
         if leader == "noise_aware":
             noise = (1 - weight) * noise_aware_sums(game)[1] / samples.strength
         else:
-            noise = weight * samples.amplification * samples.noise
+            noise = weight * (1.0 if keep_everybody else samples.amplification) * samples.noise
         cost = noise[None, :] / rounds[:, None] + paid[None, :]
     possible = samples.strength > 0
+    if keep_everybody:
+        possible &= samples.amplification <= fullest * (1 + 1e-12)
     if leader == "budget_limited":
         possible &= samples.rates * samples.paid <= float(payment_limit or 0.0)
     if not possible.any():

@@ -7,7 +7,7 @@ server sets them. Exposure happens to everybody alike: whoever ignores it still 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -28,7 +28,13 @@ from mppfl.network.walks import ReturnsHome
 Mechanism = Callable[[Game, Horizon], Plan]
 
 AUCTION_TOLERANCE = 1e-12
+AT_A_BOUND = "some clients are at a bound of their budgets"
 LEAST_BUDGET = 1e-3  # SARDA-r's floor: an optimum at 0 would leave the server with infinite noise
+
+
+@dataclass(frozen=True, eq=False)
+class MayLeave(Horizon):
+    """A horizon in which clients may stay out: a floor then binds only those who stay, and no leader counts on it."""
 
 
 # ---- clients who know the network -------------------------------------------------------------------------------
@@ -60,22 +66,33 @@ def pigouvian(game: Game, horizon: Horizon) -> Plan:
 
     A client that harms others more than it earns has c_i < 0; it is offered nothing instead of being charged.
     """
-    weights = pigouvian_weights(game)
-    charged = int((weights < 0).sum())
-    notes = (f"{charged} clients would be charged for sharing (c_i < 0); they are offered nothing",) if charged else ()
-    weights = np.maximum(weights, 0.0)
+    weights, notes = offered_weights(game)
     plan = _uniform(game, horizon, "pigouvian", "anticipating", weights=weights)
     return replace(plan, prices=AlongLine(weights, np.zeros(game.num_clients)), notes=plan.notes + notes)
 
 
+def offered_weights(game: Game) -> tuple[Array, tuple[str, ...]]:
+    """Pigouvian prices per unit of rate, none below 0, and a note on those who would be charged."""
+    weights = pigouvian_weights(game)
+    charged = int((weights < 0).sum())
+    notes = (f"{charged} clients would be charged for sharing (c_i < 0); they are offered nothing",) if charged else ()
+    return np.maximum(weights, 0.0), notes
+
+
 def personalised(game: Game, horizon: Horizon) -> Plan:
-    """One price for each client, as cheap for the server as can be, and hard on clients (eq. 21)."""
+    """One price for each client, as cheap for the server as can be, and hard on clients (eq. 21).
+
+    With floors above 0 it need not be the cheapest: a client gives its floor for nothing, but is paid here the price at
+    which it would give that much of its own accord.
+    """
     terms = []
     budgets: Array | None = None
     for round_index in horizon.rounds:
         budgets = personalised_budgets(game, int(round_index), budgets)
         terms.append(_priced(int(round_index), personalised_prices(game, budgets), budgets))
-    return plan_of_rounds("personalised", terms)
+    floors = int((game.clients.budget_min > 0).sum())
+    note = f"{floors} clients give their budget_min above 0 for nothing; these prices make no use of that"
+    return plan_of_rounds("personalised", terms, (note,) if floors else ())
 
 
 def _uniform(
@@ -89,16 +106,12 @@ def _uniform(
     if horizon.reward_rates is not None:
         budgets = equilibrium_along(game, horizon.reward_rates, weights)
         return Plan(name, horizon.rounds, horizon.reward_rates, budgets, game.num_clients)
-    chosen = choose_rates(game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights)
-    notes = ("some clients are at a bound of their budgets",)
-    return Plan(
-        name,
-        horizon.rounds,
-        chosen.reward_rates,
-        chosen.budgets,
-        game.num_clients,
-        notes=notes if chosen.reaches_bounds else (),
+    at_floors = not isinstance(horizon, MayLeave)
+    chosen = choose_rates(
+        game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, at_floors=at_floors
     )
+    notes = (AT_A_BOUND,) if chosen.reaches_bounds else ()
+    return Plan(name, horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients, notes=notes)
 
 
 def equilibrium_along(game: Game, reward_rates: Array, weights: Array | None = None) -> PerRound:
@@ -220,11 +233,12 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
     weights = pigouvian_weights(near)
     rates = horizon.reward_rates
     if rates is None:
-        rates = choose_rates(near, "anticipating", horizon.rounds, weights=np.maximum(weights, 0.0)).reward_rates
+        offered, at_floors = np.maximum(weights, 0.0), not isinstance(horizon, MayLeave)
+        rates = choose_rates(near, "anticipating", horizon.rounds, weights=offered, at_floors=at_floors).reward_rates
     line = equilibrium_response(near, weights)
     floor = np.minimum(np.maximum(game.clients.budget_min, LEAST_BUDGET), game.clients.budget_max)
     ends = np.array([line.budgets(float(rate)) for rate in (rates.min(), rates.max())])
-    if ((ends >= floor) & (ends <= game.clients.budget_max)).all():
+    if ((ends >= floor) & (ends <= game.clients.budget_max) & line.free).all():
         return Plan("sarda_r", horizon.rounds, rates, AlongLine(line.slope, line.offset), game.num_clients)
     bounded = near.with_bounds(floor, game.clients.budget_max)
     distinct, rows = np.unique(rates, return_inverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import get_args
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput
-from mppfl.game.mechanisms import Mechanism
+from mppfl.game.mechanisms import MayLeave, Mechanism
 from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
 from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds
-from mppfl.game.settling import led_by, settle_together
+from mppfl.game.settling import Settled, led_by, settle_together
 
 TIED = 1e-12  # margins that differ by less, as a share, differ by rounding: the lower number goes first
 
@@ -25,13 +26,15 @@ class _Decision:
 
 
 def gain_from_joining(game: Game, prices: Array | float, budgets: Array) -> Array:
-    """What being in is worth against staying out, others unmoved: a_i ρ_i² − C_i at the best response (model, eq. 31).
+    """What being in is worth against staying out, others unmoved: a_i(z_i² − (z_i − ρ_i)²) − C_i (model, eq. 31).
 
+    Who is in weighs the budget it gives, which a bound may keep from its wish z_i; who is out, the best it could give.
     Outsiders are still exposed by the others, so only the own budget counts.
     """
+    clients = game.clients
     wish = wanted_loss(game, prices) - (privacy_loss(game, budgets) - budgets)
-    answer = np.clip(wish, game.clients.budget_min, np.inf)
-    return np.asarray(game.clients.quadratic_cost * (wish**2 - (wish - answer) ** 2) - game.clients.compute_cost)
+    given = np.where(budgets > 0, budgets, np.clip(wish, clients.budget_min, clients.budget_max))
+    return np.asarray(clients.quadratic_cost * (wish**2 - (wish - given) ** 2) - clients.compute_cost)
 
 
 def with_participation(game: Game, horizon: Horizon, mechanism: Mechanism, rule: Participation) -> Plan:
@@ -44,49 +47,58 @@ def with_participation(game: Game, horizon: Horizon, mechanism: Mechanism, rule:
         return mechanism(game, horizon)
     led = led_by(game, mechanism) if horizon.reward_rates is None else None
     if led is not None and (game.clients.budget_max > 0).any():
-        name = led.name
-        terms, settled = settle_together(game, horizon, led, rule)
+        settled = settle_together(game, horizon, led, rule)
     else:
-        name, terms, settled = settle_one_by_one(game, horizon, mechanism, rule)
-    restless = len(settled) - sum(settled)
-    deserted = sum(not found.taking_part.any() for found in terms)
-    notes: tuple[str, ...] = (f"participation: {rule}",)
+        settled = settle_one_by_one(game, horizon, mechanism, rule)
+    restless = len(settled.at_rest) - sum(settled.at_rest)
+    deserted = sum(not found.taking_part.any() for found in settled.terms)
+    notes = (f"participation: {rule}", *_notes_of_rounds(settled.notes))
     if restless:
         notes += (f"in {restless} rounds some who stay out would rather join at these rates",)
     if deserted:
         notes += (f"in {deserted} rounds nobody takes part: no rate of this server suits anybody",)
-    return plan_of_rounds(name, terms, notes, rule)
+    return plan_of_rounds(settled.name, settled.terms, notes, rule)
 
 
-def settle_one_by_one(
-    game: Game, horizon: Horizon, mechanism: Mechanism, rule: Participation
-) -> tuple[str, list[Terms], list[bool]]:
-    """The mechanism's name, the terms of every round, and whether nobody outside wishes to join; any mechanism."""
-    terms: list[Terms] = []
-    settled: list[bool] = []
-    name = "custom"
-    for position, round_index in enumerate(horizon.rounds):
-        rates = None if horizon.reward_rates is None else horizon.reward_rates[position : position + 1]
-        single = Horizon(np.array([round_index]), rates, horizon.seed)
-        found, at_rest, name = _settle(game, single, mechanism, rule)
-        terms.append(found)
-        settled.append(at_rest)
-    return name, terms, settled
+def _notes_of_rounds(notes: list[tuple[str, ...]]) -> list[str]:
+    """What the mechanism says, once; with the number of rounds where it does not say so of all."""
+    rounds = Counter(note for single in notes for note in dict.fromkeys(single))
+    return [note if n == len(notes) else f"{note} (in {n} of {len(notes)} rounds)" for note, n in rounds.items()]
 
 
-def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participation) -> tuple[Terms, bool, str]:
-    """Terms of one round with nobody inside who wishes to leave; whether also nobody outside wishes to join; a name."""
+def settle_one_by_one(game: Game, horizon: Horizon, mechanism: Mechanism, rule: Participation) -> Settled:
+    """Every round with nobody inside who wishes to leave, and what the mechanism says of it; any mechanism."""
+    found = [_settle(game, _only(horizon, k), mechanism, rule) for k in range(len(horizon.rounds))]
+    names = [plan.mechanism for _, _, plan in found if plan is not None]
+    return Settled(
+        names[-1] if names else "custom",
+        [terms for terms, _, _ in found],
+        [at_rest for _, at_rest, _ in found],
+        [plan.notes if plan is not None and terms.taking_part.any() else () for terms, _, plan in found],
+    )
+
+
+def _only(horizon: Horizon, position: int) -> MayLeave:
+    one = slice(position, position + 1)
+    rates = None if horizon.reward_rates is None else horizon.reward_rates[one]
+    return MayLeave(horizon.rounds[one], rates, horizon.seed)
+
+
+def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participation) -> tuple[Terms, bool, Plan | None]:
+    """Terms of one round with nobody inside who wishes to leave; whether also nobody outside wishes to join; the plan
+    that the mechanism made last, None where nobody may take part.
+    """
     out = game.clients.budget_max <= 0
     seen: set[bytes] = set()
     may_come_back = True
-    name = "custom"
+    plan: Plan | None = None
     while not out.all():
         high = np.where(out, 0.0, game.clients.budget_max)
         low = np.where(out, 0.0, game.clients.budget_min)
         plan = mechanism(game.with_bounds(low, high), single)
-        name, terms = plan.mechanism, plan.terms(0)
+        terms = plan.terms(0)
         if not np.isfinite(terms.budgets).all():  # without noise there is nothing to weigh
-            return terms, True, name
+            return terms, True, plan
         decision = _decide(game, terms, out, rule)
         seen.add(np.packbits(out).tobytes())
         change = _worst_first(decision, decision.leave)
@@ -95,10 +107,10 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
             if np.packbits(out ^ change).tobytes() in seen:  # they would come and go for ever
                 may_come_back, change = False, np.zeros_like(out)
         if not change.any():
-            return terms, not decision.come_back.any(), name
+            return terms, not decision.come_back.any(), plan
         out = out ^ change
     nobody = Terms(int(single.rounds[0]), 0.0, 0.0, np.zeros(game.num_clients))
-    return nobody, True, name
+    return nobody, True, plan
 
 
 def _decide(game: Game, terms: Terms, out: BoolArray, rule: Participation) -> _Decision:

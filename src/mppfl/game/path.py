@@ -64,6 +64,10 @@ class Path:
     def __iter__(self) -> Iterator[Segment]:
         return (self[k] for k in range(len(self)))
 
+    def only(self, which: BoolArray) -> Path:
+        """Some of the segments, in their order; rates between them are left out."""
+        return Path(self.ends[which], self.slope[which], self.offset[which], self.taking_part[which])
+
     def at(self, rate: float) -> Segment | None:
         """The segment that a rate lies on; None below the first."""
         k = int(np.searchsorted(self.ends[:, 0], rate, side="right")) - 1

@@ -11,9 +11,11 @@ from mppfl.game.model import Game
 
 
 def personalised_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
-    """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21).
+    """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21)
+    where every budget_min is 0.
 
-    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response. On small networks where
+    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response; at a floor above 0 any lower
+    price would do as well, which this cost does not know. On small networks where
     AB + BᵀA is positive definite, compiled Newton's steps within the bounds; else `personalised_plainly`.
     """
     require_somebody(game)
@@ -124,6 +126,9 @@ def _personalised_by_search(game: Game, round_index: int, start: Array) -> Array
 
 
 def personalised_prices(game: Game, budgets: Array) -> Array:
-    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who stay out (eq. 21)."""
+    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who stay out (eq. 21).
+
+    It is the only such price inside the bounds, the lowest at budget_max, the highest at budget_min.
+    """
     prices = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
     return np.where(budgets > 0, prices, 0.0)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadInput
+from mppfl.game.model import Game
+
+ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
 
 Participation = Literal["always", "if_better_than_staying_out", "if_non_negative"]
 
@@ -134,7 +137,8 @@ class Horizon:
     """Which rounds a mechanism is asked to plan.
 
     rounds        round numbers, from 1
-    reward_rates  rates that everybody faces (the common-reward comparison), or None: the server sets its own
+    reward_rates  rates that everybody faces (the common-reward comparison), one per round, or None: the server sets
+                  its own
     seed          for mechanisms that draw at random
     """
 
@@ -145,8 +149,30 @@ class Horizon:
     def __post_init__(self) -> None:
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
-        if self.reward_rates is not None and len(self.reward_rates) != len(self.rounds):
-            raise BadInput(f"{len(self.reward_rates)} reward rates for {len(self.rounds)} rounds.")
+        if self.reward_rates is not None:
+            object.__setattr__(self, "reward_rates", _checked_rates(self.reward_rates, len(self.rounds)))
+
+
+def _checked_rates(given: Any, num_rounds: int) -> Array:
+    """Rates as a vector with one finite number of at least 0 for every round."""
+    try:
+        rates = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as cause:
+        raise BadInput(f"reward_rates must be numbers, one per round, got {given!r:.80}.") from cause
+    if rates.ndim != 1:
+        raise BadInput(
+            f"reward_rates={given!r:.80} must be a vector with one rate per round. Give {num_rounds} of them, "
+            f"for instance np.full({num_rounds}, 2.0)."
+        )
+    if len(rates) != num_rounds:
+        raise BadInput(f"{len(rates)} reward rates for {num_rounds} rounds. Give one per round.")
+    wrong = np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))
+    if len(wrong):
+        raise BadInput(
+            f"reward_rates={rates[wrong[0]]:.6g} at position {wrong[0]} must be a finite number of at least 0 "
+            f"({len(wrong):,} such of {num_rounds:,}). Correct them."
+        )
+    return rates
 
 
 def rounds_up_to(num_rounds: int) -> IntArray:
@@ -158,7 +184,15 @@ def plan_of_rounds(
     mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...] = (), participation: Participation = "always"
 ) -> Plan:
     """A plan from the terms of each round, however they were found."""
-    size = len(terms[0].budgets)
+    if len(terms) == 0:
+        raise BadInput(f"the plan of mechanism {mechanism!r} has no rounds. Give the terms of at least one.")
+    size = np.size(terms[0].budgets)
+    for t in terms:
+        if np.shape(t.budgets) != (size,) or np.shape(t.prices) not in ((), (size,)):
+            raise BadInput(
+                f"mechanism {mechanism!r}, round {t.round_index}: budgets of shape {np.shape(t.budgets)} and prices of "
+                f"shape {np.shape(t.prices)} for {size} clients. Give one budget each, and one price for all or each."
+            )
     prices = None
     if any(np.ndim(t.prices) for t in terms):
         rows = np.array([np.broadcast_to(t.prices, size) for t in terms])
@@ -173,3 +207,74 @@ def plan_of_rounds(
         notes,
         participation,
     )
+
+
+# ---- is it a plan? ------------------------------------------------------------------------------------------------
+
+
+def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None) -> Plan:
+    """The plan itself, if it is one of these rounds for these clients, with rates, prices and budgets that can be.
+
+    Whoever wrote a mechanism may have forgotten a round or a client, and costs over fewer of them would look like a
+    bargain. Budgets may be infinite, which means no noise; rates and prices may not. A plan on a line is looked at in
+    its two ends, a stored one row by row: nothing of rounds × clients is formed. `name` is what errors call it.
+    """
+    if not isinstance(plan, Plan):
+        raise BadInput(
+            f"mechanism {name or 'function'!r} returned {type(plan).__name__}, not a plan. Return an mppfl.Plan, for "
+            "instance by mppfl.plan_of_rounds."
+        )
+    called = f"mechanism {name or plan.mechanism!r}"
+    if not np.array_equal(plan.rounds, horizon.rounds):
+        raise BadInput(
+            f"{called} planned {_some_rounds(plan.rounds)}, and was asked for {_some_rounds(horizon.rounds)}. "
+            "Plan every round of horizon.rounds, in that order."
+        )
+    if plan.num_clients != game.num_clients:
+        raise BadInput(f"{called} planned for {plan.num_clients:,} clients of {game.num_clients:,}. Plan for all.")
+    rates = np.asarray(plan.reward_rates)
+    if rates.shape != np.shape(plan.rounds) or not (np.isfinite(rates) & (rates >= 0)).all():
+        raise BadInput(
+            f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each a finite one of at least 0."
+        )
+    _check_values(plan, plan.budgets, f"{called}: budgets", np.inf)
+    if plan.prices is not None:
+        _check_values(plan, plan.prices, f"{called}: prices", np.finfo(np.float64).max)
+    return plan
+
+
+def _some_rounds(rounds: IntArray) -> str:
+    if len(rounds) == 0:
+        return "no rounds"
+    listed = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
+    return f"{len(rounds):,} round{'s' if len(rounds) > 1 else ''} ({listed})"
+
+
+def _check_values(plan: Plan, values: PerRound, what: str, most: float) -> None:
+    """Raises unless every client has a number from 0 to `most` in every round."""
+    if not hasattr(values, "at"):
+        raise BadInput(
+            f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_of_rounds."
+        )
+    for rows in _extremes(plan, values):  # [clients] or [rows, clients]
+        if rows.ndim == 0 or rows.shape[-1] != plan.num_clients:
+            raise BadInput(f"{what} have shape {rows.shape} for {plan.num_clients:,} clients. Give one for each.")
+        least, largest = float(rows.min()), float(rows.max())  # both are NaN where one entry is
+        scale = max(1.0, largest) if np.isfinite(largest) else 1.0
+        if not (least >= -ROUNDING * scale and largest <= most):
+            found = next(each for each in (least, largest) if not 0 <= each <= most)
+            limit = "at least 0" if most == np.inf else "finite and at least 0"
+            raise BadInput(f"{what} hold {found:.6g}; each must be {limit}. Correct the mechanism.")
+
+
+def _extremes(plan: Plan, values: PerRound) -> Iterator[Array]:
+    """Arrays over clients, between which all rounds' values lie."""
+    if isinstance(values, Stored) and len(values.row_of_round) == len(plan):
+        yield np.asarray(values.rows)
+        return
+    several: Any = range(len(plan))
+    if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
+        several = (int(np.argmin(plan.reward_rates)), int(np.argmax(plan.reward_rates)))
+    for position in several:
+        with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
+            yield np.asarray(values.at(position, float(plan.reward_rates[position])))

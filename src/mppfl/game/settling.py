@@ -15,8 +15,16 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.game.equilibrium import Response, equilibrium_response, interior_rates
-from mppfl.game.leaders import UniformLeader, interior_rates_each, pigouvian_weights, rates_at_bounds
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, pigouvian, social_agnostic
+from mppfl.game.leaders import UniformLeader, interior_rates_each, rates_at_bounds
+from mppfl.game.mechanisms import (
+    AT_A_BOUND,
+    MECHANISMS,
+    Mechanism,
+    budget_limited,
+    offered_weights,
+    pigouvian,
+    social_agnostic,
+)
 from mppfl.game.model import Game
 from mppfl.game.plan import Horizon, Participation, Terms
 
@@ -38,6 +46,7 @@ class Led:
 
     crowd    the game as clients and leader see it
     weights  personal prices per unit of rate; None for the same price for everybody
+    notes    what the mechanism says of every round, whoever is in
     """
 
     name: str
@@ -45,6 +54,21 @@ class Led:
     crowd: Game
     weights: Array | None = None
     payment_limit: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """Rounds in which nobody inside wishes to leave.
+
+    at_rest  whether in each round also nobody outside wishes to join
+    notes    what the mechanism says of each round
+    """
+
+    name: str
+    terms: list[Terms]
+    at_rest: list[bool]
+    notes: list[tuple[str, ...]]
 
 
 def led_by(game: Game, mechanism: Mechanism) -> Led | None:
@@ -61,8 +85,8 @@ def led_by(game: Game, mechanism: Mechanism) -> Led | None:
     if name is None:
         return None
     crowd = replace(game, externality_strength=0.0) if mechanism is social_agnostic else game
-    weights = np.maximum(pigouvian_weights(game), 0.0) if mechanism is pigouvian else None
-    return Led(name, LEADERS[name], crowd, weights, limit)
+    weights, notes = offered_weights(game) if mechanism is pigouvian else (None, ())
+    return Led(name, LEADERS[name], crowd, weights, limit, notes)
 
 
 @dataclass(eq=False)
@@ -96,8 +120,8 @@ class _Waiting:
         return fuller if self.may_come_back else None
 
 
-def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation) -> tuple[list[Terms], list[bool]]:
-    """Terms of every round with nobody inside who wishes to leave; whether also nobody outside wishes to join."""
+def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation) -> Settled:
+    """Every round with nobody inside who wishes to leave, and what the mechanism says of it."""
     from mppfl.game import settling_kernels as kernels
 
     clients = game.clients
@@ -105,6 +129,7 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
     prices = np.ones(game.num_clients) if led.weights is None else led.weights
     terms: dict[int, Terms] = {}
     settled: dict[int, bool] = {}
+    notes: dict[int, tuple[str, ...]] = {}
     waiting = [_Waiting() for _ in horizon.rounds]
     start = _Crowd(clients.budget_max <= 0, list(range(len(waiting))))
     crowds = {start.out.tobytes(): start}
@@ -115,9 +140,9 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
         if crowd.out.all():
             for p in crowd.rounds:
                 terms[p] = Terms(int(horizon.rounds[p]), 0.0, 0.0, np.zeros(game.num_clients))
-                settled[p] = True
+                settled[p], notes[p] = True, ()
             continue
-        rates, budgets, losses, inverse = _answers(game, led, crowd, horizon.rounds[positions])
+        rates, budgets, losses, at_bounds, inverse = _answers(game, led, crowd, horizon.rounds[positions])
         moves = kernels.who_moves(
             budgets,
             losses,
@@ -148,8 +173,9 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
                 rate = float(rates[row])
                 paid = rate if led.weights is None else rate * led.weights
                 terms[p], settled[p] = Terms(int(horizon.rounds[p]), rate, paid, budgets[row]), returns < 0
+                notes[p] = (AT_A_BOUND, *led.notes) if at_bounds[row] else led.notes
     order = range(len(waiting))
-    return [terms[p] for p in order], [settled[p] for p in order]
+    return Settled(led.name, [terms[p] for p in order], [settled[p] for p in order], [notes[p] for p in order])
 
 
 def _join(crowds: dict[bytes, _Crowd], out: BoolArray, positions: IntArray, inverse: Array | None, who: int) -> None:
@@ -163,8 +189,12 @@ def _toggled(out: BoolArray, who: int) -> BoolArray:
     return changed
 
 
-def _answers(game: Game, led: Led, crowd: _Crowd, rounds: IntArray) -> tuple[Array, Array, Array, Array | None]:
-    """Rates, budgets and losses of these rounds with this crowd, [rounds, clients], and its inverse."""
+def _answers(
+    game: Game, led: Led, crowd: _Crowd, rounds: IntArray
+) -> tuple[Array, Array, Array, BoolArray, Array | None]:
+    """Rates, budgets and losses of these rounds with this crowd, [rounds, clients], in which of them somebody is at a
+    bound, and the crowd's inverse.
+    """
     low = np.where(crowd.out, 0.0, game.clients.budget_min)
     high = np.where(crowd.out, 0.0, game.clients.budget_max)
     line, inverse, losses_of_line = _line_of(led, crowd, low, high)
@@ -181,7 +211,7 @@ def _answers(game: Game, led: Led, crowd: _Crowd, rounds: IntArray) -> tuple[Arr
         if losses_of_line is None or led.crowd is not game:
             losses_of_line = (game.loss @ np.column_stack([line.slope, line.offset])).T
         losses = rates[:, None] * losses_of_line[0] - losses_of_line[1]
-    return rates, budgets, np.ascontiguousarray(losses), inverse
+    return rates, budgets, np.ascontiguousarray(losses), at_bounds, inverse
 
 
 def _line_of(led: Led, crowd: _Crowd, low: Array, high: Array) -> tuple[Response, Array | None, Array | None]:

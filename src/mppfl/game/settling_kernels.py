@@ -138,8 +138,8 @@ def who_moves(
             budget, loss, price = budgets[t, i], losses[t, i], rates[t] * weights[i]
             if may_return:
                 wish = (price - linear[i]) / (2 * quadratic[i]) - (loss - budget)
-                answer = max(wish, low[i])
-                margin = quadratic[i] * (wish**2 - (wish - answer) ** 2) - compute[i]
+                given = budget if budget > 0.0 else min(max(wish, low[i]), high[i])
+                margin = quadratic[i] * (wish**2 - (wish - given) ** 2) - compute[i]
             else:
                 spent = compute[i] if budget > 0.0 else 0.0
                 margin = price * budget - spent - (quadratic[i] * loss**2 + linear[i] * loss)

@@ -6,16 +6,18 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.errors import BadInput
-from mppfl.game.mechanisms import Mechanism, equilibrium_along, find_mechanism, mppfl
+from mppfl.errors import BadInput, MppflError
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, equilibrium_along, find_mechanism, mppfl
 from mppfl.game.model import Game, wanted_loss
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds, rounds_up_to
+from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, plan_of_rounds, rounds_up_to
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +61,21 @@ def solve(
 ) -> Solution:
     """What a mechanism does in rounds 1..num_rounds of a game, and how far that is from an equilibrium.
 
-    `mechanism` is a name or a function (game, horizon) -> plan. `reward_rates` fixes the rates of all rounds; without
-    them the mechanism's own server sets them. `device` ("cuda", "cuda:1", "cpu") asks PyTorch for mppfl or mppfl_exact
-    strictly inside everybody's bounds, and refuses anything else; without it NumPy solves.
+    `mechanism` is a name or a function (game, horizon) -> plan; a plan of a function that is not ours is checked.
+    `reward_rates` fixes the rates of all rounds; without them the mechanism's own server sets them. `device` ("cuda",
+    "cuda:1", "cpu") asks PyTorch for mppfl or mppfl_exact strictly inside everybody's bounds, and refuses anything
+    else; without it NumPy solves.
     """
     began = time.perf_counter()
-    function = find_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    function = as_mechanism(mechanism)
     horizon = Horizon(rounds_up_to(num_rounds), reward_rates, seed)
+    if reward_rates is not None and unbound(function) is budget_limited:
+        raise BadInput(
+            f"reward_rates={horizon.reward_rates!r:.60} leave budget_limited no choice, and may cost more than its "
+            "payment_limit. Leave them out, or choose mppfl."
+        )
     if device is None:
-        plan = with_participation(game, horizon, function, participation)
+        plan = with_participation(game, horizon, checked(function), participation)
         outcome = evaluate(game, plan)
         quality = verify(game, plan, outcome)
     else:
@@ -87,6 +95,65 @@ def solve(
         seconds=time.perf_counter() - began,
         warnings=warnings,
     )
+
+
+# ---- mechanisms that somebody else may have written ----------------------------------------------------------------
+
+
+def as_mechanism(given: Any) -> Mechanism:
+    """A mechanism from its name, or the function itself."""
+    if callable(given):
+        function: Mechanism = given
+        return function
+    if not isinstance(given, str):
+        raise BadInput(f"mechanism={given!r:.60} must be a name, or a function (game, horizon) -> plan.")
+    try:
+        function = find_mechanism(given)
+    except MppflError:
+        raise
+    except Exception as cause:  # importing somebody else's module can fail in any way
+        raise BadInput(_unloadable(given, cause)) from cause
+    return function
+
+
+def _unloadable(name: str, cause: Exception) -> str:
+    from importlib.metadata import entry_points
+
+    points = [point for point in entry_points(group="mppfl.mechanisms") if point.name == name]
+    owner = getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else "no package"
+    value = points[-1].value if points else "nothing"
+    return (
+        f"mechanism={name!r} of {owner} ({value}) cannot be loaded: {type(cause).__name__}: {cause}. "
+        "Repair or remove that package."
+    )
+
+
+def unbound(function: Mechanism) -> Mechanism:
+    """The function behind a `partial`, so that a mechanism is known whatever options were bound to it."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def name_of(function: Mechanism) -> str:
+    """What to call a function that was given without a name."""
+    return str(getattr(unbound(function), "__name__", type(function).__name__))
+
+
+def checked(function: Mechanism, name: str | None = None) -> Mechanism:
+    """The mechanism with its plans checked; ours as they are, for they are known by identity and by their tests."""
+    if unbound(function) in MECHANISMS.values():
+        return function
+    called = name or name_of(function)
+
+    @wraps(unbound(function))
+    def mechanism(game: Game, horizon: Horizon) -> Plan:
+        return check_plan(function(game, horizon), game, horizon, called)
+
+    return mechanism
+
+
+# ---- what a reader should know -------------------------------------------------------------------------------------
 
 
 def _warnings(game: Game, plan: Plan) -> list[str]:

@@ -61,7 +61,9 @@ class SocialOptima:
     def at(self, reward_rate: float) -> SocialOptimum:
         game, clients = self.game, self.game.clients
         budgets = self._unbounded.budgets(reward_rate)
-        if ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():
+        # Whose bounds leave no choice is held there by the line itself, which is then no optimum of the others.
+        inside = (budgets >= clients.budget_min) & (budgets <= clients.budget_max) & self._unbounded.free
+        if inside.all():
             return SocialOptimum(budgets, unbounded_optimal_welfare(game, reward_rate, self._weights), False)
         if game.loss.is_dense:
             budgets = self._bounded(reward_rate)

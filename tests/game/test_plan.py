@@ -1,0 +1,126 @@
+"""Plans that somebody else made: what is refused, in whose name, and that looking costs next to nothing."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import mppfl
+from mppfl.game.mechanisms import equilibrium_along
+from mppfl.game.plan import AlongLine, Horizon, Plan, Stored, check_plan, rounds_up_to
+from tests.game.games import paper_scale_game, two_friends
+
+GAME = paper_scale_game(1, num_clients=8, preset="benign")
+
+
+def of_budgets(budgets, prices=1.0, rate=1.0):
+    """A mechanism that gives everybody these budgets in every round."""
+
+    def mine(game, horizon):
+        return mppfl.plan_of_rounds("mine", [mppfl.Terms(int(t), rate, prices, budgets) for t in horizon.rounds])
+
+    return mine
+
+
+def half(game, horizon):
+    return mppfl.plan_of_rounds("half", [mppfl.Terms(1, 1.0, 1.0, np.full(game.num_clients, 0.3))])
+
+
+def with_one(value):
+    values = np.full(8, 0.3)
+    values[5] = value
+    return values
+
+
+def as_a_matrix(game, horizon):
+    return Plan("mine", horizon.rounds, np.ones(len(horizon.rounds)), np.ones((3, 8)), 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "told"),
+    [
+        (half, "mechanism 'half' planned 1 round (1), and was asked for 3 rounds (1 to 3)."),
+        (of_budgets(with_one(np.nan)), "mechanism 'mine': budgets hold nan; each must be at least 0."),
+        (of_budgets(with_one(-1.0)), "mechanism 'mine': budgets hold -1; each must be at least 0."),
+        (of_budgets(np.ones(7)), "mechanism 'mine' planned for 7 clients of 8."),
+        (of_budgets(np.ones(8), prices=with_one(np.nan)), "mechanism 'mine': prices hold nan"),
+        (of_budgets(np.ones(8), prices=with_one(np.inf)), "mechanism 'mine': prices hold inf; each must be finite"),
+        (of_budgets(np.ones(8), prices=np.ones(7)), "prices of shape (7,) for 8 clients."),
+        (of_budgets(np.ones(8), rate=np.nan), "mechanism 'mine' has reward_rates=array([nan, nan, nan])"),
+        (of_budgets(np.ones(8), rate=-2.0), "mechanism 'mine' has reward_rates=array([-2., -2., -2.])"),
+        (lambda game, horizon: None, "mechanism '<lambda>' returned NoneType, not a plan."),
+        (as_a_matrix, "mechanism 'as_a_matrix': budgets are held as ndarray, not round by round."),
+    ],
+)
+@pytest.mark.parametrize("participation", ["always", "if_non_negative"])
+def test_a_plan_that_cannot_be_is_refused_in_its_mechanisms_name(mechanism, told, participation):
+    if mechanism is half and participation != "always":
+        pytest.skip("rounds are then asked for one by one")
+    with pytest.raises(mppfl.BadInput) as refused:
+        mppfl.solve(GAME, mechanism, num_rounds=3, participation=participation)
+    assert told.split(" has reward_rates")[0] in str(refused.value)
+    if participation == "always":
+        assert told in str(refused.value)
+        with pytest.raises(mppfl.BadInput, match="mechanism 'theirs'" if "shape" not in told else "shape"):
+            mppfl.compare(GAME, {"mppfl": mppfl.game.mechanisms.mppfl, "theirs": mechanism}, num_rounds=3)
+
+
+def test_budgets_without_limit_and_of_nobody_are_plans():
+    for budgets in (np.full(8, np.inf), np.zeros(8), with_one(np.inf)):
+        assert len(mppfl.solve(GAME, of_budgets(budgets), num_rounds=2).plan) == 2
+
+
+def test_a_plan_without_rounds_is_refused():
+    with pytest.raises(mppfl.BadInput, match="the plan of mechanism 'x' has no rounds"):
+        mppfl.plan_of_rounds("x", [])
+
+
+def test_rounding_at_a_bound_is_no_fault():
+    plan = Plan("mine", rounds_up_to(1), np.ones(1), Stored(np.array([[-1e-17, 1.0]]), np.zeros(1, dtype=int)), 2)
+    assert check_plan(plan, two_friends(), Horizon(rounds_up_to(1))) is plan
+
+
+def test_a_plan_on_a_line_is_looked_at_in_its_two_ends():
+    # 2,000 rounds of 200 clients: a table of them would take 3 MB.
+    game = paper_scale_game(3, num_clients=200, preset="benign", externality_strength=0.01)
+    rates, horizon = np.linspace(3.0, 4.0, 2000), Horizon(rounds_up_to(2000))
+    plan = Plan("line", horizon.rounds, rates, equilibrium_along(game, rates), 200)
+    assert isinstance(plan.budgets, AlongLine)
+    tracemalloc.start()
+    try:
+        check_plan(plan, game, horizon)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    falling = Plan("line", horizon.rounds, rates, AlongLine(-np.ones(200), np.full(200, -3.9)), 200)
+    with pytest.raises(mppfl.BadInput, match=r"budgets hold -0\.1; each must be at least 0"):
+        check_plan(falling, game, horizon)
+
+
+# ---- rates that are given -----------------------------------------------------------------------------------------
+
+
+def test_rates_may_be_a_list():
+    by_list = mppfl.solve(GAME, num_rounds=2, reward_rates=[2.0, 3])
+    by_array = mppfl.solve(GAME, num_rounds=2, reward_rates=np.array([2.0, 3.0]))
+    assert (by_list.plan.to_matrix() == by_array.plan.to_matrix()).all()
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        (2.0, "reward_rates=2.0 must be a vector with one rate per round. Give 2 of them"),
+        ([[2.0, 2.0]], "must be a vector with one rate per round"),
+        ([2.0], "1 reward rates for 2 rounds"),
+        ([2.0, np.nan], "reward_rates=nan at position 1 must be a finite number of at least 0"),
+        ([np.inf, 2.0], "reward_rates=inf at position 0"),
+        ([2.0, -1.0], "reward_rates=-1 at position 1"),
+        (["two", 2.0], "reward_rates must be numbers"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused(rates, told):
+    with pytest.raises(mppfl.BadInput) as refused:
+        mppfl.solve(GAME, num_rounds=2, reward_rates=rates)
+    assert told in str(refused.value)
