@@ -47,11 +47,11 @@ def config_of(**changes) -> TrainingConfig:
     return TrainingConfig(**(base | changes))
 
 
-def private_app(node: NodeSettings, train=None, num_examples=10) -> ClientApp:
+def private_app(node: NodeSettings, train=None, num_examples=10, **more) -> ClientApp:
     """A client app with PrivateUpload around a training function from arrays to arrays."""
     app = ClientApp()
 
-    @app.train(mods=[PrivateUpload(num_examples, node)])
+    @app.train(mods=[PrivateUpload(num_examples, node, **more)])
     def fit(message: Message, context: Context) -> Message:
         model: Any = message.content["arrays"]
         found = moved(model, 0.1) if train is None else train(model)

@@ -127,3 +127,33 @@ def test_a_client_that_says_it_spent_more_than_the_server_knows_of_is_no_harmles
     book.settle("run", 1, [Settlement("ann", "paid", "", 0.75)])
     (found,) = differences_from_reports(book.entries(), "run")
     assert (found.server, found.ledger, found.is_harmless) == (0.5, 0.75, False)
+
+
+@pytest.mark.parametrize("held", [[], [0.1]])
+def test_a_ledger_that_holds_less_than_was_paid_for_is_no_harmless_difference(book, tmp_path, held):
+    if held:
+        ledger_with(tmp_path / "ann.sqlite", held)
+    for at, budget in enumerate([0.1, 0.2, 0.3], start=1):
+        book.ask([entry(round_index=at, budget=budget)])
+        book.settle("run", at, [Settlement("ann", "lost" if at == 3 else "paid", "", sum(held))])
+    (found,) = differences_from_ledgers(book.entries(), {"ann": tmp_path / "ann.sqlite"}, "run")
+    assert (found.paid, found.ledger, found.is_harmless, found.kind) == (
+        0.1 + 0.2, sum(held), False, "NOT ACCOUNTED FOR",
+    )  # fmt: skip
+    assert ("is missing" in found.what) == (not held)
+    (told,) = differences_from_reports(book.entries(), "run")
+    assert not told.is_harmless
+
+
+def test_a_damaged_page_is_told_with_the_file(tmp_path):
+    path = tmp_path / "accounts.sqlite"
+    with Accounts.open(path) as accounts:
+        accounts.ask([entry(f"client {at}") for at in range(500)])
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
+    with (
+        Accounts.open(path, read_only=True) as accounts,
+        pytest.raises(BadFile, match=r"accounts\.sqlite: .*Restore a copy"),
+    ):
+        accounts.entries()

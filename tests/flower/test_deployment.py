@@ -73,10 +73,11 @@ def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_pat
     for position, mischief in ((1, "hang 2"), (3, "nan 1"), (4, "long 2")):
         (layout.node(position) / "mischief").write_text(mischief)
     wrong, capped = layout.node(2) / "node.toml", layout.node(5) / "node.toml"
-    wrong.write_text(wrong.read_text().replace('client = "2"', 'client = "0"'))  # another's name with its own key
-    capped.write_text(capped.read_text() + "cap = 1e-12\n")
     with deployed(layout) as deployment:
         first = deployment.pids()["nodes"]["1"]
+        # The launch has looked at the settings by now, and the app is not handed over yet.
+        wrong.write_text(wrong.read_text().replace('client = "2"', 'client = "0"'))  # another's name with its own key
+        capped.write_text(capped.read_text() + "cap = 1e-12\n")
         deployment.until(lambda: [event for event in events(layout, 1) if event["round_index"] == 2])
         (layout.node(1) / "mischief").unlink()
         time.sleep(1)
@@ -142,6 +143,24 @@ def test_a_superlink_killed_between_and_in_rounds_costs_nobody_anything_twice(tm
     assert len(entries) == 12
     assert {entry.state for entry in entries} <= {"paid", "lost"}  # killed between charge and upload, one may be lost
     assert processes_of(layout.app) == []
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_is_stopped_in_a_round_leaves_it_to_be_repeated(tmp_path, ending):
+    layout = make_app(tmp_path / "app", 2, 2)
+    with deployed(layout) as deployment:
+        deployment.until(lambda: any(event["round_index"] == 1 for at in range(2) for event in events(layout, at)))
+        time.sleep(1)
+        assert deployment.rounds_done() == 0  # somebody has released, nothing is booked
+        deployment.process.send_signal(ending)
+        assert deployment.wait() == 130, deployment.said()
+    assert deployment.rounds_done() == 0
+    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+        assert {entry.state for entry in accounts.entries()} == {"asked"}
+    with deployed(layout, "resume") as deployment:
+        assert deployment.wait() == 0, deployment.said()
+    assert status_of(layout.app).differences == ()
+    assert [[event["round_index"] for event in events(layout, at)] for at in range(2)] == [[1, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("fault", ["import", "run"])

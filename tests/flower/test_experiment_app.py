@@ -7,17 +7,19 @@ import sys
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from mppfl.apps.flower.accounts import Accounts
 from mppfl.apps.flower.client import experiment_client
-from mppfl.apps.flower.experiment_case import deployed_experiment
+from mppfl.apps.flower.experiment_case import client_side, deployed_experiment, first_model, to_arrays
 from mppfl.apps.flower.layout import Layout, make_nodes, write_app
 from mppfl.apps.flower.reconcile import differences_from_ledgers
 from mppfl.apps.flower.server import experiment_server
 from mppfl.apps.flower.server_state import ServerFolder
 from mppfl.apps.flower.status import status_of
+from mppfl.apps.flower.wire import REPORT, RoundTerms, report_in, with_terms
 from mppfl.errors import BadInput
+from mppfl.privacy.mechanism import MECHANISMS
 from mppfl.results.experiment_file import read_experiment
 from mppfl.results.train import train
 from tests.flower.federation import FakeGrid
@@ -61,13 +63,14 @@ def app_with(folder, **changes):
     return Layout(folder)
 
 
-def served(layout):
+def served(layout, alter=None):
     """Runs the app's server and clients in this process."""
     experiment = deployed_experiment(layout.experiment)
     clients = make_nodes(layout, experiment)
     app = experiment_client()
     grid = FakeGrid({200 + at: app for at in range(len(clients))})
     grid.node_config = {200 + at: {"mppfl-node": str(layout.node(at) / "node.toml")} for at in range(len(clients))}
+    grid.alter = alter or {}
     given = {"experiment": str(layout.experiment), "state": str(layout.server), "keys": "", "wait-seconds": 1}
     experiment_server()(grid, Context(7, 1, {}, RecordDict(), given))
     return ServerFolder(layout.server).state()
@@ -112,17 +115,58 @@ def test_with_noise_accounts_agree_to_the_last_bit_and_everybody_is_paid_what_th
 
 def test_clients_stop_at_their_own_cap_though_the_server_asks_on(tmp_path):
     layout = app_with(
-        tmp_path / "app", mechanism="mppfl", privacy="full_batch", model="softmax", unit="budget_unit = 0.1"
-    )
-    experiment = deployed_experiment(layout.experiment)
-    make_nodes(layout, experiment)
-    settings = layout.node(2) / "node.toml"
-    settings.write_text(settings.read_text() + "cap = 1e-9\n")
+        tmp_path / "app", mechanism="mppfl", privacy="full_batch", model="softmax", unit="budget_unit = 0.1",
+        cap='caps = { "2" = 1e-9 }',
+    )  # fmt: skip
     served(layout)
     status = status_of(layout.app)
     assert [(each.paid, each.refused) for each in status.clients] == [(3, 0), (3, 0), (0, 3), (3, 0)]
     assert status.clients[2].owed == status.clients[2].spent == 0.0
     assert status.differences == ()
+
+
+def test_the_apps_server_weighs_clients_by_the_split_and_not_by_what_they_declare(tmp_path):
+    def boasting(reply):
+        if REPORT in reply.content:
+            reply.content[REPORT]["num_examples"] = 2**52
+        return reply
+
+    layout = app_with(tmp_path / "app", model="softmax")
+    served(layout, {201: boasting})
+    assert [(each.paid, each.rejected) for each in status_of(layout.app).clients] == [(3, 0), (0, 3), (3, 0), (3, 0)]
+
+
+@pytest.mark.parametrize("own", ["client", "full_batch"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"privacy": "full_batch_steps"}, "mechanism not accepted"),
+        ({"privacy": "dpsgd_shuffle"}, "mechanism not accepted"),
+        ({"privacy": "paper"}, "terms of another training"),
+        ({"noise": "discrete"}, "terms of another training"),
+        ({"local_epochs": 2}, "terms of another training"),
+        ({"num_steps": 3}, "terms of another training"),
+        ({"batch_size": 41}, "terms of another training"),
+    ],
+)
+def test_the_apps_client_trains_for_no_other_terms_than_its_own_experiments(tmp_path, own, change, reason):
+    layout = app_with(tmp_path / "app", mechanism="mppfl", privacy=own, model="softmax")
+    make_nodes(layout, deployed_experiment(layout.experiment))
+    settings = layout.node(0) / "node.toml"
+    accept = f"accept = {json.dumps(list(MECHANISMS))}"
+    settings.write_text(settings.read_text().replace(f'accept = ["{own}"]', accept))
+    side = client_side(deployed_experiment(layout.experiment), "0")
+    base = {"run": "r", "round_index": 1, "client": "0", "budget": 1e-6, "pays": 0.0, "privacy": own,
+            "adjacency": "replace-one", "clip_norm": 0.5, "noise": "gaussian", "local_epochs": 1, "num_steps": 2,
+            "batch_size": 40}  # fmt: skip
+    arrays = to_arrays(side.model, first_model(side.model, side.config))
+    content = RecordDict({"arrays": arrays, "config": with_terms({}, RoundTerms(**(base | change)))})
+    context = Context(7, 11, {"mppfl-node": str(settings)}, RecordDict(), {})
+    reply = experiment_client()(Message(content, 11, "train"), context)
+    report = report_in(reply.content)
+    assert (report.reason, report.budget) == (reason, 0.0 if reason else 1e-6)
+    assert ("arrays" in reply.content) == (not reason)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,33 @@ def test_an_upload_that_cannot_be_honest_is_rejected_and_named_and_not_paid_and_
     assert np.isfinite(vector_of(found.arrays)).all()
 
 
+def test_a_client_weighs_what_the_server_knows_it_has_and_not_what_it_declares(tmp_path):
+    federation = Federation(tmp_path, aggregation="size")
+    federation.grid.alter[102] = altered(num_examples=2**52)
+    federation.run(1, num_examples=dict.fromkeys(CLIENTS, 10))
+    assert federation.states(1) == {"ann": "paid", "bob": "rejected", "cat": "paid"}
+    assert federation.reasons() == {"bob": f"declares {2**52} examples, and the server knows of 10"}
+
+
+def test_a_client_that_declares_another_size_than_before_is_rejected_also_after_a_restart(tmp_path):
+    federation = Federation(tmp_path, aggregation="size")
+    federation.run(1)
+    federation.grid.alter[102] = altered(num_examples=2**52)
+    federation.run(1)
+    federation.grid.alter[102] = altered(num_examples=10)
+    federation.run(1)
+    assert [federation.states(at)["bob"] for at in (1, 2, 3)] == ["paid", "rejected", "paid"]
+    assert federation.reasons() == {"bob": f"declares {2**52} examples, and declared 10 before"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [({"ann": 1, "bob": 1}, "no number for client 'cat'"), (dict.fromkeys(CLIENTS, 0), "'ann'")]
+)
+def test_sizes_that_the_server_cannot_know_are_refused_in_one_line(tmp_path, sizes, said):
+    with pytest.raises(BadInput, match=said):
+        Federation(tmp_path).strategy(num_examples=sizes)
+
+
 def test_a_reply_without_arrays_or_report_is_rejected(tmp_path):
     federation = Federation(tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,7 +37,7 @@ def init_command(
         return
     for each in files:
         typer.echo(each)
-    typer.echo(f"run it: mppfl deploy local {folder}")
+    typer.echo(f"run it: mppfl deploy local {quote(str(folder))}")
 
 
 @app.command("local")
@@ -72,16 +73,21 @@ def status_command(
     payments: Annotated[Path | None, typer.Option(help="Write all accounts and payments to this CSV file.")] = None,
     json: ask.JsonOption = False,
 ) -> None:
-    """Where a deployment stands: rounds, accounts, payments, and whether clients' ledgers agree with the server's."""
+    """Where a deployment stands: rounds, accounts, payments, and whether clients' ledgers agree with the server's.
+
+    Ends with 1 where a ledger holds less than was paid for, or more than the server knows of.
+    """
     _require_flower()
     from mppfl.apps.flower.status import status_of
 
     status = status_of(folder, payments)
     if json:
         ask.print_json(status.as_dict())
-        return
-    for line in status.lines():
-        typer.echo(line)
+    else:
+        for line in status.lines():
+            typer.echo(line)
+    if not status.is_sound:
+        raise typer.Exit(1)
 
 
 def _deploy(folder: Path, nodes: int | None, *, resume: bool, quiet: bool, json: bool) -> None:
@@ -102,7 +108,7 @@ def _told(folder: Path, json: bool, run: Callable[[], Ended]) -> None:
     try:
         ended = run()
     except KeyboardInterrupt:
-        typer.echo(f"stopped. Go on with: mppfl deploy resume {folder}", err=True)
+        typer.echo(f"stopped. Go on with: mppfl deploy resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
     status = status_of(folder)
     if json:

@@ -172,7 +172,10 @@ class Accounts:
         """Every row, by run, round and client."""
         where, given = ("WHERE run = ? ", (run,)) if run is not None else ("", ())
         ask = f"SELECT {', '.join(COLUMNS)} FROM entries {where}ORDER BY run, round_index, client"
-        return [Entry(*row) for row in self._connection.execute(ask, given)]
+        try:
+            return [Entry(*row) for row in self._connection.execute(ask, given)]
+        except sqlite3.Error as cause:
+            raise BadFile(f"{self.path}: the accounts cannot be read ({cause}). Restore a copy.") from cause
 
     def spent(self, run: str | None = None) -> dict[str, float]:
         """ρ that each client must be presumed to have spent: the rounds added up in their order, as its ledger does."""

@@ -14,20 +14,27 @@ from mppfl.apps.flower.experiment_case import ClientSide, client_side, deployed_
 from mppfl.apps.flower.mod import PrivateUpload
 from mppfl.apps.flower.node import NODE_KEY, NodeSettings, read_node
 from mppfl.apps.flower.vector import Vector, vector_of
-from mppfl.apps.flower.wire import terms_in
+from mppfl.apps.flower.wire import RoundTerms, terms_in
 from mppfl.errors import BadInput
 from mppfl.learning.batches import local_work, stream
+from mppfl.learning.config import TrainingConfig
 from mppfl.learning.local import Descent, GradientNoise, Lane, local_update
 from mppfl.learning.views import looks_of_round, table_for
 from mppfl.network.device import to_device
 
+SAME = ("privacy", "noise", "local_epochs", "num_steps", "batch_size")  # in the terms and in the configuration
 SIMULATION_KEY = "nodes"  # of the run's configuration: where simulated nodes keep their settings
 
 
 def experiment_client() -> ClientApp:
     """A Flower client that trains as its node's experiment file says."""
     app = ClientApp()
-    upload = PrivateUpload(lambda context: side_of(context).num_examples, settings_of)
+    upload = PrivateUpload(
+        lambda context: side_of(context).num_examples,
+        settings_of,
+        trains_privately=lambda context: (side_of(context).config.privacy,),
+        fits=lambda terms, context: trains_as(terms, side_of(context).config),
+    )
 
     @app.train(mods=[upload])
     def train(message: Message, context: Context) -> Message:
@@ -63,6 +70,16 @@ def side_of(context: Context) -> ClientSide:
     return _side(str(path), node.client)
 
 
+def trains_as(terms: RoundTerms, config: TrainingConfig) -> bool:
+    """Whether training under the client's own configuration is what the terms are about.
+
+    The ledger is charged by the terms, and noise is made under the configuration: a difference would be a release at
+    another cost than was booked, or without any noise.
+    """
+    wanted = (config.mechanism.adjacency, *(getattr(config, name) for name in SAME))
+    return (terms.adjacency, *(getattr(terms, name) for name in SAME)) == wanted
+
+
 @lru_cache(maxsize=64)
 def _side(path: str, client: str) -> ClientSide:
     one_thread()
@@ -72,7 +89,8 @@ def _side(path: str, client: str) -> ClientSide:
 def trained_model(side: ClientSide, start: Vector, content: RecordDict) -> Vector:
     """The model after this client's round, from the same streams as in training on one machine.
 
-    Where the mechanism puts noise on gradients it is added here, in every step, at the cost that was just reserved.
+    Where the mechanism puts noise on gradients it is added here, in every step, at the cost that was just reserved:
+    PrivateUpload has made sure that the terms name this very mechanism (`trains_as`).
     """
     config, data, at = side.config, side.data, side.position
     terms = terms_in(content)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import ssl
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from mppfl.apps.flower.certificates import CA, CERTIFICATE, KEY
 from mppfl.apps.flower.layout import Layout
 from mppfl.apps.flower.processes import (
     MARK,
+    SERVER_MARK,
     Process,
     free_ports,
     kill_marked,
@@ -88,9 +91,16 @@ class Federation:
         self._run({"keys": str(self.layout.keys)})
 
     def stop(self) -> None:
-        """Everything that was started, nodes first: they say goodbye to the SuperLink."""
+        """Everything that was started, the server's side first and at once.
+
+        A server app that outlives its nodes would settle the round in flight without them, and nobody could repeat it.
+        Killed, it leaves the round open, and `resume` gets the uploads that clients have stored.
+        """
+        kill_marked(self.mark, SERVER_MARK)
+        if self.superlink is not None:
+            self.superlink.signal_group(signal.SIGKILL)
+            self.superlink.wait(5.0)
         stop_all(list(self.nodes.values()))
-        stop_all([self.superlink] if self.superlink else [])
         kill_marked(self.mark)
         self.layout.processes.unlink(missing_ok=True)
 
@@ -117,7 +127,7 @@ class Federation:
                 done = 0 if state is None else state.rounds_done
                 raise MppflError(
                     f"the SuperLink died after round {done}; its log is {self.superlink.log}. "
-                    f"Go on with: mppfl deploy resume {self.layout.app}"
+                    f"Go on with: mppfl deploy resume {quote(str(self.layout.app))}"
                 )
             self._keep_nodes_alive()
             time.sleep(0.3)
@@ -141,7 +151,7 @@ class Federation:
                 continue
             if client not in self.dead_since:
                 self.dead_since[client] = time.monotonic()
-                process.signal_group(9)
+                process.signal_group(signal.SIGKILL)
                 self.tell(f"the node of client {client} ended with code {process.exit_code}; starting it again")
             elif time.monotonic() - self.dead_since[client] > RESTART_SECONDS:
                 del self.dead_since[client]
@@ -218,8 +228,9 @@ class Federation:
             return False  # a SuperLink too busy to answer is asked again
 
     def environment(self, home: str = "") -> dict[str, str]:
-        """That of every program of this launch, with the launch's mark."""
-        return environment(self.layout, home) | {MARK: self.mark}
+        """That of every program of this launch, with the launch's mark; without a home, of one on the server's side."""
+        marks = {MARK: self.mark} if home else {MARK: self.mark, SERVER_MARK: self.mark}
+        return environment(self.layout, home) | marks
 
     def _note_processes(self) -> None:
         """Which processes belong to this launch, for `deploy status` and for people."""

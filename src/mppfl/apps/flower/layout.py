@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from os.path import relpath
 from pathlib import Path
+from shlex import quote
+from typing import Any
 
 from mppfl.apps.flower.certificates import CA, make_certificates, make_node_key
-from mppfl.apps.flower.node import NodeSettings
-from mppfl.errors import BadInput
+from mppfl.apps.flower.node import PATHS, NodeSettings, read_node
+from mppfl.errors import BadFile, BadInput
+from mppfl.learning.checkpoint import write_whole
 from mppfl.results.experiment import Experiment
 from mppfl.results.experiment_game import network_of
 
-EXPERIMENT = "experiment.toml"
+EXPERIMENT, NODE, LEDGER = "experiment.toml", "node.toml", "ledger.sqlite"
+DECIDED = ("client", "cap", "accept", "without_noise")  # settings of a node that the experiment file decides
 
 PYPROJECT = """\
 [project]
@@ -136,7 +141,8 @@ class Layout:
         for name in ("pyproject.toml", EXPERIMENT):
             if not (self.app / name).is_file():
                 raise BadInput(
-                    f"{self.app} has no {name}, so it is no app of mppfl. Write one: mppfl deploy init {self.app}"
+                    f"{self.app} has no {name}, so it is no app of mppfl. Write one: mppfl deploy init "
+                    f"{quote(str(self.app))}"
                 )
 
     @property
@@ -176,11 +182,49 @@ class Layout:
 
     def ledgers(self) -> dict[str, Path]:
         """The ledgers of the nodes that live on this machine, by client."""
-        return {client: self.node(at) / "ledger.sqlite" for at, client in enumerate(self.clients())}
+        return {client: self.node(at) / LEDGER for at, client in enumerate(self.clients())}
 
     def clients(self) -> list[str]:
         """The clients whose keys are registered, in the order of the experiment."""
-        return list(json.loads(self.keys.read_text("utf-8"))) if self.keys.exists() else []
+        if not self.keys.exists():
+            return []
+        try:
+            found = json.loads(self.keys.read_text("utf-8"))
+        except (OSError, ValueError) as cause:
+            raise BadFile(f"{self.keys}: cannot be read as JSON ({cause}). Restore a copy.") from cause
+        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+            raise BadFile(f"{self.keys}: must give each client's name its key. Restore a copy.")
+        return list(found)
+
+
+def _require_same(path: Path, wanted: NodeSettings) -> None:
+    """Raises where a node's settings are not those of the experiment, or lead out of this folder.
+
+    A node goes by its own file, so a change of the experiment alone would be ignored without a word; and a folder that
+    was copied would charge the ledgers of the one it came from.
+    """
+    found = read_node(path)
+    for name in DECIDED:
+        here, there = getattr(found, name), getattr(wanted, name)
+        if here != there:
+            raise BadInput(
+                f"{path} has {name}={_shown(here)}, by which the node goes, and {EXPERIMENT} now means "
+                f"{name}={_shown(there)}. Write the same in both."
+            )
+    for name in PATHS:
+        here, there = getattr(found, name), getattr(wanted, name)
+        if here is None or here.resolve() != there.resolve():
+            raise BadInput(
+                f"{path} has {name}={_shown(here)}, which is not in this deployment: its file is {there}. Write "
+                f"{name} = {json.dumps(relpath(there, path.absolute().parent))}."
+            )
+
+
+def _shown(value: Any) -> str:
+    """A setting as people write it."""
+    if value is None:
+        return "none"
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
@@ -203,15 +247,17 @@ def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
         place = layout.node(position)
         settings = NodeSettings(
             client=client,
-            ledger=place.absolute() / "ledger.sqlite",
+            ledger=place.absolute() / LEDGER,
             cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
             accept=(mechanism,),
             without_noise=experiment.mechanisms == ("noiseless",),
             experiment=layout.experiment.absolute(),
         )
         place.mkdir(parents=True, exist_ok=True)
-        if not (place / "node.toml").exists():
-            (place / "node.toml").write_text(settings.to_toml(), encoding="utf-8")
+        if (place / NODE).exists():
+            _require_same(place / NODE, settings)
+        else:
+            write_whole(place / NODE, settings.to_toml(place.absolute()).encode())
         public = place / "key.pub"
         keys[client] = public.read_text().strip() if public.exists() else make_node_key(place / "key")
     if not before:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
+from mppfl.apps.flower.accounts import Accounts
 from mppfl.apps.flower.experiment_case import deployed_experiment
 from mppfl.apps.flower.federation import Ended, Federation, OnRound, SimulatedFederation, Tell
 from mppfl.apps.flower.layout import Layout, make_nodes
 from mppfl.apps.flower.processes import stopping_on_signals
-from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.apps.flower.server_state import ServerFolder, ServerState
 from mppfl.errors import BadInput
 
 
@@ -48,17 +50,27 @@ def deploy_simulated(
 def _prepared(app: str | Path, resume: bool) -> tuple[Layout, list[str]]:
     """The folder with everything in it that a launch needs, and the clients. Refuses what is not to be run."""
     layout = Layout(Path(app).absolute())
-    experiment = deployed_experiment(layout.experiment)
-    state = ServerFolder(layout.server).state()
+    experiment, folder = deployed_experiment(layout.experiment), quote(str(layout.app))
+    state = _whole_state(ServerFolder(layout.server))
     if state is None and resume:
-        raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {layout.app}")
+        raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {folder}")
     if state is not None and not resume:
         finished = state.rounds_done >= len(state.budgets)
-        remedy = "Choose another folder" if finished else f"Go on with: mppfl deploy resume {layout.app}"
+        remedy = "Choose another folder" if finished else f"Go on with: mppfl deploy resume {folder}"
         raise BadInput(
             f"{layout.app} holds run {state.run!r} after round {state.rounds_done} of {len(state.budgets)}. {remedy}."
         )
     return layout, make_nodes(layout, experiment)
+
+
+def _whole_state(server: ServerFolder) -> ServerState | None:
+    """Where the server stands. Damage in its files is told here, before anything is started."""
+    state = server.state()
+    server.notes()
+    if state is not None and server.accounts.exists():
+        with Accounts.open(server.accounts, read_only=True) as accounts:
+            accounts.entries(state.run)
+    return state
 
 
 def _run(federation: Federation, on_round: OnRound) -> Ended:

@@ -12,6 +12,9 @@ function returns only the clipped and noisy update leaves: no metrics, no loss, 
 A round of a run is released once. The noisy upload is stored before it is sent, so a message that comes again gets the
 same bytes again, which say nothing new and cost nothing new. If the client died after it had reserved the budget and
 before it stored the upload, the round is refused from then on: fresh noise for it would be a second release.
+
+Some mechanisms put their noise on every gradient, where no mod can reach. They are refused unless whoever wrote the
+training function declares that it does so (`trains_privately`): what it returns under them leaves as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +36,7 @@ from mppfl.apps.flower.wire import OFFER, REPORT, WHO, Report, RoundTerms, terms
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.ledger_totals import CAP_SLACK
-from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism, privacy_mechanism
+from mppfl.privacy.mechanism import MECHANISMS, LocalWork, PrivacyMechanism, privacy_mechanism
 from mppfl.privacy.noise import NoiseKind
 from mppfl.privacy.release import ReleaseCost, release, round_cost
 
@@ -52,6 +55,11 @@ class PrivateUpload:
     num_examples  of this client, which counts as public: a number, or a function of Flower's context
     node          the client's settings; default: the file that Flower's node configuration names
     arrays_key    where the model lies in messages, as in the strategy
+    trains_privately
+                  mechanisms with noise on gradients that the training function itself carries out, at the terms'
+                  budget: names, or a function of Flower's context. A declaration, which nothing here can check: what
+                  the function returns under such terms leaves without further clipping and noise
+    fits          whether the training function will do what the terms say, where its own settings decide that
     """
 
     def __init__(
@@ -59,8 +67,12 @@ class PrivateUpload:
         num_examples: int | Callable[[Context], int],
         node: NodeSettings | Callable[[Context], NodeSettings] | None = None,
         arrays_key: str = "arrays",
+        trains_privately: Collection[str] | Callable[[Context], Collection[str]] = (),
+        fits: Callable[[RoundTerms, Context], bool] = lambda terms, context: True,
     ) -> None:
         self.num_examples, self.node, self.arrays_key = num_examples, node, arrays_key
+        self.trains_privately = trains_privately if callable(trains_privately) else _known(trains_privately)
+        self.fits = fits
 
     def __call__(self, message: Message, context: Context, call_next: Train) -> Message:
         try:
@@ -92,6 +104,15 @@ class PrivateUpload:
         return node_of(context) if self.node is None else self.node(context)
 
 
+def _known(names: Collection[str]) -> tuple[str, ...]:
+    """The declared mechanisms. A word that is none of them would declare nothing, and nobody would notice."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for each in given:
+        if each not in MECHANISMS:
+            raise BadInput(f"trains_privately={each!r} is not known. Known: {', '.join(MECHANISMS)}.")
+    return given
+
+
 def node_of(context: Context) -> NodeSettings:
     """The settings that Flower's node configuration names."""
     path = context.node_config.get(NODE_KEY)
@@ -118,6 +139,18 @@ class _Stored:
     def from_bytes(cls, content: bytes) -> _Stored:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             return cls(file["update"], str(file["model"]))
+
+
+def _finite(update: Vector) -> Vector:
+    """The update, or zeros where training ran into NaN or infinity.
+
+    To say no because of that would tell the server something about the data that no noise covers and no budget pays
+    for. So the round goes on as any other, and only this machine's log has a word of it.
+    """
+    if np.isfinite(update).all():
+        return update
+    log.warning("training gave NaN or infinity: zeros go out in its place, with noise and charged like any update")
+    return np.zeros_like(update)
 
 
 class _Round:
@@ -157,8 +190,10 @@ class _Round:
             mechanism = privacy_mechanism(terms.privacy, adjacency)
         except BadInput as cause:
             raise Refused("unknown mechanism") from cause
-        if terms.privacy not in node.accept or not mechanism.is_zcdp:
+        if terms.privacy not in node.accept or not mechanism.is_zcdp or not self._adds_noise(mechanism):
             raise Refused("mechanism not accepted")
+        if not self.mod.fits(terms, self.context):
+            raise Refused("terms of another training")
         if terms.noise not in ("gaussian", "discrete"):
             raise Refused("noise that protects no one")
         if math.isinf(terms.budget) and not node.without_noise:
@@ -166,6 +201,16 @@ class _Round:
         if node.cap_per_round is not None and terms.budget > node.cap_per_round:
             raise Refused("over the cap of a round")
         return mechanism
+
+    def _adds_noise(self, mechanism: PrivacyMechanism) -> bool:
+        """Whether anybody adds the noise: this mod to updates, the training function to gradients if it is declared."""
+        if mechanism.noise_on == "update":
+            return True
+        declared = self.mod.trains_privately
+        if mechanism.name in _known(declared(self.context) if callable(declared) else declared):
+            return True
+        log.warning("%s puts noise on gradients, and PrivateUpload(trains_privately=...) has no such", mechanism.name)
+        return False
 
     @property
     def work(self) -> LocalWork:
@@ -221,9 +266,7 @@ class _Round:
             if self.ledger.spent(node.client, mechanism.unit) + terms.budget > node.cap * (1 + CAP_SLACK):
                 raise Refused("over the cap")  # before the work; the ledger decides again when it is charged
         if mechanism.noise_on == "update":
-            update = self._trained(call_next)
-            if not np.isfinite(update).all():
-                raise Refused("training failed")  # nothing is charged for what cannot be released
+            update = _finite(self._trained(call_next))
             self._reserve(cost)
             noise: NoiseKind = terms.noise  # type: ignore[assignment]
             found = release(
@@ -242,7 +285,7 @@ class _Round:
                     f"the release cost {found.costs[0]}, but {cost} was reserved. This is a fault; report it."
                 )
             update = found.updates
-        else:  # training itself releases, so the ledger comes first
+        else:  # training itself releases, as was declared, so the ledger comes first
             self._reserve(cost)
             update = self._trained(call_next)
         stored = _Stored(update, digest_of(self.model))
@@ -274,7 +317,8 @@ class _Round:
         except Exception as cause:
             log.exception("training failed")
             raise Refused("training failed") from cause
-        return trained - self.base
+        with np.errstate(invalid="ignore", over="ignore"):
+            return trained - self.base
 
     def _reply(self, reason: str, stored: _Stored | None) -> Message:
         terms, client = self.terms, self.node.client

@@ -19,6 +19,7 @@ import math
 import tomllib
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from mppfl.privacy.mechanism import MECHANISMS
 from mppfl.results.toml_text import write_toml
 
 NODE_KEY = "mppfl-node"
+PATHS = ("ledger", "experiment")
 LIMITS = ("cap", "cap_per_round", "quadratic_cost", "linear_cost", "budget_max")
 # Those whose budget holds whatever the data are; `paper` has to be accepted by name.
 SOUND = tuple(name for name in MECHANISMS if name not in ("paper", "dpsgd_poisson"))
@@ -63,9 +65,14 @@ class NodeSettings:
             if each not in MECHANISMS:
                 raise BadInput(f"accept={each!r} is not known. Known: {', '.join(MECHANISMS)}.")
 
-    def to_toml(self) -> str:
-        """The file that `read_node` reads back as these settings."""
+    def to_toml(self, folder: Path | None = None) -> str:
+        """The file that `read_node` reads back as these settings.
+
+        With the folder that it will lie in, paths are written relative to it, so that they move with it.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if folder is not None:
+            values |= {name: relpath(values[name], folder) for name in PATHS if values[name] is not None}
         return write_toml({name: _plain(value) for name, value in values.items() if value is not None})
 
 
@@ -91,7 +98,7 @@ def read_node(path: str | Path) -> NodeSettings:
     for key, kind in wanted.items():
         if key in raw and (not isinstance(raw[key], kind) or (isinstance(raw[key], bool) and kind is not bool)):
             raise BadFile(f"{path}: {key}={raw[key]!r} is of the wrong kind. docs/deploy.md has an example.")
-    for key in ("ledger", "experiment"):
+    for key in PATHS:
         if key in raw:
             raw[key] = path.absolute().parent / Path(raw[key]).expanduser()
     if "accept" in raw:

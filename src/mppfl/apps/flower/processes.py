@@ -20,6 +20,7 @@ from mppfl.errors import MppflError
 GENTLE_SECONDS = 8.0  # a node that is asked to stop says goodbye to the SuperLink first
 PR_SET_PDEATHSIG = 1
 MARK = "MPPFL_LAUNCH"  # in the environment of everything that a launch starts
+SERVER_MARK = "MPPFL_LAUNCH_SERVER"  # in that of the SuperLink and what it starts, and of no node
 
 
 class Process:
@@ -79,22 +80,22 @@ def stop_all(processes: Sequence[Process]) -> None:
         process.wait(5.0)
 
 
-def kill_marked(mark: str) -> None:
+def kill_marked(mark: str, name: str = MARK) -> None:
     """Kills whatever carries this launch's mark in its environment, and waits until it is gone.
 
     Flower starts some of its programs in sessions of their own, which no signal to a group reaches. The mark is random
     and inherited, so only what this launch started, directly or not, can have it. Needs /proc.
     """
     deadline = time.monotonic() + 10.0
-    while (left := _marked(mark)) and time.monotonic() < deadline:
+    while (left := _marked(mark, name)) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
 
 
-def _marked(mark: str) -> list[int]:
-    wanted, found = f"{MARK}={mark}".encode(), []
+def _marked(mark: str, name: str) -> list[int]:
+    wanted, found = f"{name}={mark}".encode(), []
     for place in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         with suppress(OSError):
             if wanted in (place / "environ").read_bytes().split(b"\0") and int(place.name) != os.getpid():

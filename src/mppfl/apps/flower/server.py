@@ -64,6 +64,7 @@ def _serve(grid: Grid, context: Context) -> None:
         case.config,
         folder=Path(state),
         registry=Registry.read(keys) if keys else None,
+        num_examples=dict(zip(case.data.names, map(len, case.data.members), strict=True)),
         name=case.name,
         wait_seconds=float(given.get("wait-seconds", 120.0)),
     )

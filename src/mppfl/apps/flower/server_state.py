@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from mppfl.learning.config import TrainingConfig
 CHECKPOINT, ACCOUNTS, ROUNDS, LOCK = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl", ".lock"
 ENDED = "ended.json"  # how the server app ended, for whoever started it
 FORMAT = 1
+NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "taking_part", "seconds")
+NOTED_CLIENTS = ("refused", "rejected", "lost", "absent")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,6 +51,8 @@ class ServerState:
     handed_out  the model that is shown: the mean of the last rounds, where that was asked for
     memory      the server optimiser's
     budgets     of the plan [rounds, clients], for whoever reads the checkpoint
+    num_examples
+                that each client declared with the first upload that was taken from it
     """
 
     run: str
@@ -60,6 +64,7 @@ class ServerState:
     budgets: Array
     reward_rates: Array
     clients: tuple[str, ...]
+    num_examples: Mapping[str, int] = field(default_factory=dict)
 
 
 def first_state(name: str, key: str, plan: Plan, clients: Sequence[str], weights: Vector) -> ServerState:
@@ -81,8 +86,13 @@ def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights:
     return digest.hexdigest()
 
 
-def after_round(state: ServerState, mean_update: Vector | None, config: TrainingConfig) -> ServerState:
-    """The state after one more round with this mean update; None where nobody's upload was taken."""
+def after_round(
+    state: ServerState, mean_update: Vector | None, config: TrainingConfig, declared: Mapping[str, int]
+) -> ServerState:
+    """The state after one more round with this mean update; None where nobody's upload was taken.
+
+    declared  how many examples each client whose upload was taken says it has; what it said first is kept
+    """
     weights, memory = torch.from_numpy(state.weights), {k: torch.from_numpy(v) for k, v in state.memory.items()}
     average = memory.pop("average", None)
     if mean_update is not None:
@@ -95,16 +105,13 @@ def after_round(state: ServerState, mean_update: Vector | None, config: Training
     if average is not None:
         memory["average"] = average
     kept = {name: value.numpy() for name, value in memory.items()}
-    return ServerState(
-        state.run,
-        state.key,
-        done,
-        weights.numpy(),
-        shown.numpy(),
-        kept,
-        state.budgets,
-        state.reward_rates,
-        state.clients,
+    return replace(
+        state,
+        rounds_done=done,
+        weights=weights.numpy(),
+        handed_out=shown.numpy(),
+        memory=kept,
+        num_examples={**declared, **state.num_examples},
     )
 
 
@@ -147,7 +154,7 @@ class ServerFolder:
     def keep(self, state: ServerState) -> None:
         """Writes the checkpoint: durable and whole, or the one before stays."""
         facts = {"format": FORMAT, "run": state.run, "key": state.key, "rounds_done": state.rounds_done,
-                 "clients": state.clients}  # fmt: skip
+                 "clients": state.clients, "num_examples": dict(state.num_examples)}  # fmt: skip
         arrays: dict[str, Any] = {f"memory.{name}": value for name, value in state.memory.items()}
         arrays |= {name: getattr(state, name) for name in ("weights", "handed_out", "budgets", "reward_rates")}
         content = io.BytesIO()
@@ -176,6 +183,7 @@ class ServerFolder:
                 arrays["budgets"],
                 arrays["reward_rates"],
                 tuple(facts["clients"]),
+                {str(client): int(size) for client, size in facts.get("num_examples", {}).items()},
             )
         except BadFile:
             raise
@@ -192,10 +200,21 @@ class ServerFolder:
         """The log, one record a round: later lines add to earlier ones, and a repeated round replaces itself."""
         path = self.path / ROUNDS
         found: dict[int, dict[str, Any]] = {}
-        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for number, line in enumerate(lines, start=1):
             try:
                 facts = json.loads(line)
-                found[facts["round_index"]] = found.get(facts["round_index"], {}) | facts
-            except (ValueError, KeyError, TypeError):
-                continue  # the last line of a server that was killed may be cut short
+            except ValueError:
+                continue  # a server that was killed may leave a line cut short, also within a letter
+            if not _is_note(facts):
+                raise BadFile(f"{path}: line {number} is no record of a round. Restore a copy, or remove the line.")
+            found[facts["round_index"]] = found.get(facts["round_index"], {}) | facts
         return [found[at] for at in sorted(found)]
+
+
+def _is_note(facts: Any) -> bool:
+    """Whether a line of the log has what its readers compute with, in the right kinds."""
+    if not isinstance(facts, dict) or type(facts.get("round_index")) is not int:
+        return False
+    numbers = all(isinstance(facts.get(name, 0), (int, float)) for name in NOTED_NUMBERS)
+    return numbers and all(isinstance(facts.get(name, []), list) for name in NOTED_CLIENTS)

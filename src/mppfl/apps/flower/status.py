@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict, dataclass
 from json import loads
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from mppfl.apps.flower.accounts import STATES, Accounts
@@ -36,6 +37,7 @@ class Status:
     running      whether processes of a launch are alive on this machine
     differences  clients about whom the server's book and their own ledgers, or words, disagree
     ledgers_read how many clients' own ledgers lie on this machine and were compared to the last bit
+    missing      clients whose node is here and whose ledger is not, though they were asked for something
     """
 
     run: str
@@ -46,13 +48,20 @@ class Status:
     clients: tuple[ClientStanding, ...]
     differences: tuple[Difference, ...]
     ledgers_read: int
+    missing: tuple[str, ...] = ()
 
     @property
     def owed(self) -> float:
         return sum(each.owed for each in self.clients)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"owed": self.owed}
+        gaps = [asdict(gap) | {"kind": gap.kind, "is_harmless": gap.is_harmless} for gap in self.differences]
+        return asdict(self) | {"differences": gaps, "is_sound": self.is_sound, "owed": self.owed}
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every difference is one that may be."""
+        return all(gap.is_harmless for gap in self.differences)
 
     def lines(self) -> list[str]:
         """For people."""
@@ -66,9 +75,10 @@ class Status:
             counts = f"{each.paid:>7}{each.refused:>9}{each.rejected:>10}{each.lost + each.asked:>6}"
             found.append(f"{each.client:<16}{each.spent:>12.6g}{each.owed:>12.6g}{counts}")
         for gap in self.differences:
-            kind = "presumed, not spent" if gap.is_harmless else "NOT ACCOUNTED FOR"
             figures = f"server {gap.server:.6g}, client {gap.ledger:.6g}"
-            found.append(f"{'differs':<12}client {gap.client}: {figures} ({kind}; {gap.what})")
+            found.append(f"{'differs':<12}client {gap.client}: {figures} ({gap.kind}; {gap.what})")
+        for client in self.missing:
+            found.append(f"{'missing':<12}the ledger of client {client}, whose node is on this machine")
         if not self.differences:
             found.append(f"{'accounts':<12}agree to the last bit with {self.ledgers_read} ledgers read here")
         return found
@@ -76,16 +86,21 @@ class Status:
 
 def status_of(app: str | Path, payments: Path | None = None) -> Status:
     """The status of the deployment in the app's folder; writes its accounts to a CSV file where one is named."""
+    if payments is not None and payments.is_dir():
+        raise BadInput(f"--payments {payments} is a folder. Name a file in it.")
     layout = Layout(Path(app).absolute())
     server = ServerFolder(layout.server)
     state = server.state()
     if state is None:
-        raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {layout.app}")
+        folder = quote(str(layout.app))
+        raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {folder}")
     with Accounts.open(server.accounts, read_only=True) as accounts:
         entries = accounts.entries(state.run)
         if payments is not None:
             accounts.export_csv(payments)
-    ledgers = {client: path for client, path in layout.ledgers().items() if path.exists()}
+    ledgers = {client: path for client, path in layout.ledgers().items() if path.parent.is_dir()}
+    asked = {entry.client for entry in entries}
+    missing = tuple(client for client, path in ledgers.items() if client in asked and not path.exists())
     found = {gap.client: gap for gap in differences_from_reports(entries, state.run)}
     found |= {gap.client: gap for gap in differences_from_ledgers(entries, ledgers, state.run)}
     standings = []
@@ -103,7 +118,8 @@ def status_of(app: str | Path, payments: Path | None = None) -> Status:
         accuracies[-1] if accuracies else None,
         tuple(standings),
         tuple(found.values()),
-        len(ledgers),
+        sum(path.exists() for path in ledgers.values()),
+        missing,
     )
 
 
@@ -111,6 +127,6 @@ def _is_running(layout: Layout) -> bool:
     """Whether the launcher that the folder names is alive."""
     try:
         os.kill(int(loads(layout.processes.read_text())["launcher"]), 0)
-    except (OSError, ValueError, KeyError):
-        return False
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False  # a damaged note names no process
     return True

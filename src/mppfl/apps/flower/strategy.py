@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from mppfl.apps.flower.server_state import ServerFolder, ServerState, after_roun
 from mppfl.apps.flower.vector import Vector, digest_of, record_like, same_form, vector_of
 from mppfl.apps.flower.watchful import WatchfulGrid
 from mppfl.apps.flower.wire import Report, RoundTerms, report_in, with_terms
+from mppfl.arrays import require_count
 from mppfl.errors import BadInput, MppflError
 from mppfl.game.plan import Plan
 from mppfl.learning.aggregate import weights_of_updates
@@ -63,6 +64,8 @@ class PricedFedAvg(FedAvg):
     config             mechanism, clip norm, unit of budgets, noise, aggregation and server optimiser
     folder             where the server keeps its state and its accounts
     registry           which key belongs to whom; None believes the names that nodes declare
+    num_examples       of every client, where the server knows them: an upload that declares another number is rejected.
+                       None believes the first number that each declares, and rejects another one later
     name               of the run, to which a random part is added
     wait_seconds       how long the first round waits for everybody; later ones take who is there
     false_alarm_rate   chance of an honest upload to be rejected for its length
@@ -77,6 +80,7 @@ class PricedFedAvg(FedAvg):
         *,
         folder: str | Path,
         registry: Registry | None = None,
+        num_examples: Mapping[str, int] | None = None,
         name: str = "training",
         wait_seconds: float = 120.0,
         false_alarm_rate: float = FALSE_ALARM_RATE,
@@ -94,6 +98,7 @@ class PricedFedAvg(FedAvg):
         require_deployable(plan, clients, config)
         self.plan, self.clients, self.config, self.name = plan, tuple(clients), config, name
         self.folder, self.attendance = ServerFolder(folder), Attendance(clients, registry)
+        self.num_examples = None if num_examples is None else _sizes(num_examples, clients)
         self.wait_seconds, self.false_alarm_rate = wait_seconds, false_alarm_rate
         self._state: ServerState | None = None
         self._accounts: Accounts | None = None
@@ -231,7 +236,8 @@ class PricedFedAvg(FedAvg):
         ends, taken = self._judged(replies, terms.round_index)
         self._accounts_now().settle(state.run, terms.round_index, ends)
         mean = self._mean(taken)
-        self._state = after_round(state, mean, self.config)
+        declared = {each.client: each.num_examples for each in taken}
+        self._state = after_round(state, mean, self.config, declared)
         self.folder.keep(self._state)
         by_state = {
             name: sorted(end.client for end in ends if end.state == name) for name in ("refused", "rejected", "lost")
@@ -294,8 +300,7 @@ class PricedFedAvg(FedAvg):
             raise BadInput(f"is for round {report.round_index} of {report.run!r:.60}")
         if report.budget != asked:
             raise BadInput(f"says it cost {report.budget:g}, and {asked:g} was asked for")
-        if not 0 < report.num_examples < 2**53:
-            raise BadInput(f"declares {report.num_examples} examples")
+        self._require_own_size(client, report.num_examples)
         arrays = content.get(self.arrayrecord_key)
         if not isinstance(arrays, ArrayRecord):
             raise BadInput("has no arrays in it")
@@ -321,6 +326,16 @@ class PricedFedAvg(FedAvg):
         if fault:
             raise BadInput(fault)
         return _Taken(client, update, report.num_examples, noise_in_update(config, work, cost))
+
+    def _require_own_size(self, client: str, declared: int) -> None:
+        """Raises where a client declares examples that it cannot have: the number weighs it in the mean."""
+        if not 0 < declared < 2**53:
+            raise BadInput(f"declares {declared} examples")
+        if self.num_examples is not None and declared != self.num_examples[client]:
+            raise BadInput(f"declares {declared} examples, and the server knows of {self.num_examples[client]}")
+        before = self._now().num_examples.get(client, declared)
+        if self.num_examples is None and declared != before:
+            raise BadInput(f"declares {declared} examples, and declared {before} before")
 
     def _mean(self, taken: Sequence[_Taken]) -> Vector | None:
         """The weighted mean of the uploads that were taken, exactly as in training on one machine."""
@@ -349,6 +364,14 @@ def work_of(config: TrainingConfig, num_examples: int) -> LocalWork:
     whole = config.privacy in ("full_batch", "full_batch_steps")
     size = num_examples if whole else config.batch_size
     return LocalWork(num_examples, config.local_epochs, config.num_steps, size)
+
+
+def _sizes(num_examples: Mapping[str, int], clients: Sequence[str]) -> dict[str, int]:
+    """One number of examples for every client."""
+    for client in clients:
+        if client not in num_examples:
+            raise BadInput(f"num_examples has no number for client {client!r}. Give one for every client.")
+    return {client: require_count(num_examples[client], f"num_examples[{client!r}]") for client in clients}
 
 
 def require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConfig) -> None:
