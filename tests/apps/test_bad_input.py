@@ -166,6 +166,12 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
         (["--mechanism", "personalised", "--reward-rate", "3"], ["--reward-rate=3", "personalised", "Leave it out"]),
         (["--mechanism", "noiseless", "--reward-rate", "3"], ["--reward-rate=3", "noiseless", "Leave it out"]),
         (["--payment-limit", "3"], ["--payment-limit=3", "mppfl", "budget_limited"]),
+        (["--fixed-budget", "0.3"], ["--fixed-budget=0.3 means nothing to mppfl", "the mechanism fixed"]),
+        (
+            ["--mechanism", "budget_limited", "--payment-limit", "0.5", "--reward-rate", "2"],
+            ["--reward-rate=2", "--payment-limit=0.5", "Leave one of them out"],
+        ),
+        (["--num-clients", "50"], ["--num-clients means nothing with --graph=", "Leave it out"]),
         (["--mechanism", "fixed", "--fixed-budget", "some"], ["--fixed-budget='some'", '"min", "mean" or a number']),
         (["--mechanism", "fixed", "--fixed-budget", "0"], ["fixed budget=0"]),
         (["--participation", "sometimes"], ["participation='sometimes'", "always", "if_non_negative"]),
@@ -178,6 +184,23 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
 )
 def test_an_impossible_option_is_refused_with_its_value_and_what_would_do(mppfl, friends, options, fragments):
     refused(mppfl("solve", *friends, *options, "--json"), *fragments)
+
+
+@pytest.mark.parametrize("option", [["--undirected"], ["--isolated", "drop"], ["--self-loops", "drop"]])
+@pytest.mark.parametrize("command", ["solve", "compare", "risk"])
+def test_options_about_a_file_are_refused_for_a_random_network(mppfl, command, option):
+    refused(mppfl(command, "--num-clients", 5, *option), f"{option[0]} means nothing for a random network", "--graph")
+
+
+@pytest.mark.parametrize("option", ["--prices", "--no-budgets"])
+def test_options_about_the_json_are_refused_without_it(mppfl, friends, write, option):
+    told = f"{option} means nothing without --json. Give --json, too, or leave it out."
+    refused(mppfl("solve", *friends, option), told)
+    refused(mppfl("solve", "--experiment", write("trial.toml", ""), option), told)
+
+
+def test_one_game_is_not_counted_as_several(mppfl, friends):
+    refused(mppfl("compare", *friends, "--seeds", 3), "--seeds=3 would play one game 3 times", "Leave it out")
 
 
 @pytest.mark.parametrize("size", ["0", "1", "-3"])
@@ -200,6 +223,11 @@ def test_a_network_needs_two_clients(mppfl, size):
         (["compare", "--rounds", "0"], ["rounds=0", "at least 1"]),
         (["compare", "--figure", "costs.bmp"], ["--figure='costs.bmp'", ".png, .pdf or .svg"]),
         (["compare", "--figure", "costs"], ["--figure='costs'", ".png, .pdf or .svg"]),
+        (
+            ["compare", "--mechanisms", "mppfl", "--fixed-budget", "mean"],
+            ["--fixed-budget=mean means nothing to mppfl"],
+        ),
+        (["risk", "--fixed-budget", "mean"], ["--fixed-budget=mean means nothing to mppfl"]),
         (["compare", "--fixed-budget", "max"], ["--fixed-budget='max'", '"min", "mean"']),
         (["risk", "--client", "77"], ["client '77' is not in the network of 20 clients"]),
         (["risk", "--round", "0"], ["round=0", "at least 1"]),

@@ -113,6 +113,19 @@ def test_a_payment_limit_reaches_the_mechanism_that_keeps_it(mppfl, friends):
     found = mppfl("compare", *options).json
     (row,) = (r for r in found["games"] if (r["mechanism"], r["convention"]) == ("budget_limited", "own"))
     assert row["payments"] == approx(2 * 0.3)
+    # Under the common reward it would pay what mppfl pays, above its limit: it is not shown there.
+    assert [r["mechanism"] for r in found["games"] if r["convention"] == "common"] == ["mppfl"]
+
+
+def test_nothing_is_said_of_mppfl_where_it_was_not_compared(mppfl):
+    options = ("compare", "--mechanisms", "social_agnostic,random", "--rounds", 3, "--num-clients", 6)
+    shown = [
+        line for line in mppfl(*options).stdout.splitlines() if line.split()[:1] in (["social_agnostic"], ["random"])
+    ]
+    assert len(shown) == 4
+    assert all(line.rstrip().endswith("–") for line in shown)
+    for summary in mppfl(*options, "--json").json["summary"]:
+        assert (summary["dearer_than_mppfl"], summary["worse_than_mppfl"]) == (None, None)
 
 
 def test_games_are_drawn_from_seed_upward(mppfl):

@@ -36,7 +36,9 @@ def test_json_has_lists_of_the_most_exposed_the_costliest_and_the_key_players(mp
     answer = mppfl("risk", *options, "--round", 2, "--top", 3, "--json")
     found = answer.json
     assert answer.stderr == ""
-    assert set(found) == {"round_index", "reward_rate", "most_exposed", "cost_others_most", "key_players"}
+    lists = {"most_exposed", "cost_others_most", "key_players"}
+    assert set(found) == {"round_index", "reward_rate", "key_players_assume"} | lists
+    assert found["key_players_assume"] == "the others settle anew at the same prices, within their bounds"
     assert (found["round_index"], found["reward_rate"]) == (2, approx(rate))
     assert [len(found[key]) for key in ("most_exposed", "cost_others_most", "key_players")] == [3, 3, 3]
 
@@ -77,6 +79,53 @@ def test_key_players_are_those_whose_leaving_relieves_the_others_most(mppfl, sol
     assert {row["name"]: row["exposure_relief"] for row in listed} == approx(relief)
     assert {row["name"]: row["budgets_lost"] for row in listed} == approx(lost)
     assert [row["name"] for row in listed] == sorted(relief, key=lambda name: -relief[name])
+
+
+def test_key_players_are_found_within_the_bounds(mppfl, write):
+    # The tutorial's friends, all but one of whom may give a tenth at most, and a server that some do not follow.
+    game = seven_clients()
+    options = (*game.options(write), "--round", 2, "--json")
+    capped = write(
+        "capped.csv",
+        "name,quadratic_cost,linear_cost,noise_harm,budget_max",
+        *(
+            f"{name},{a},{b},{e},{'inf' if k == 0 else 0.1}"
+            for k, (name, a, b, e) in enumerate(
+                zip(game.names, game.quadratic_cost, game.linear_cost, game.noise_harm, strict=True)
+            )
+        ),
+    )
+    options = (*options, "--clients", capped)
+    high = np.where(np.arange(7) == 0, np.inf, 0.1)
+    found = mppfl("risk", *options).json
+    wanted = (found["reward_rate"] - game.linear_cost) / (2 * game.quadratic_cost)
+    spread = game.propagation()
+
+    def settled(gone):
+        budgets = np.zeros(7)
+        for _ in range(2000):  # sweeps of best responses, without those who are gone
+            wish = np.clip(wanted - game.externality_strength * spread @ budgets, 0.0, high)
+            budgets = np.where(np.isin(np.arange(7), gone), 0.0, wish)
+        return budgets
+
+    before = settled([])
+    for row in found["key_players"]:
+        k = game.names.index(row["name"])
+        fall = before - settled([k])
+        assert row["budgets_lost"] == approx(fall.sum())
+        assert row["exposure_relief"] == approx(np.delete(spread @ fall, k).sum())
+
+
+@pytest.mark.parametrize("mechanism", ["fixed", "random", "social_agnostic"])
+def test_clients_who_answer_nobody_keep_their_budgets_when_somebody_leaves(mppfl, solved, mechanism):
+    _, options, _, _ = solved
+    found = mppfl("risk", *options, "--mechanism", mechanism, "--json").json
+    caused = {row["name"]: (row["exposure_imposed"], row["budget"]) for row in found["cost_others_most"]}
+    removed = {row["name"]: (row["exposure_relief"], row["budgets_lost"]) for row in found["key_players"]}
+    assert removed == caused
+    assert "the others are taken to keep theirs" in found["key_players_assume"]
+    text = mppfl("risk", *options, "--mechanism", mechanism).stdout
+    assert "key players: budgets here are no best responses to prices" in text
 
 
 def test_attribution_adds_up_by_hop_and_by_source(mppfl, solved):

@@ -97,7 +97,9 @@ def compare_command(
         given = ask.Inputs.among(options)
         known = [name for name in names if name != PRICED]
         chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in known}
-        ask.check_payment_limit(payment_limit, names)
+        ask.check_mechanism_options(payment_limit, fixed_budget, names)
+        ask.check_network_options(given)
+        check_seeds(given, seeds)
         jobs = [(each, partial(ask.make_the_game, given, each)) for each in range(seed, seed + seeds)]
     rows, leaks = play(jobs, chosen, rounds, attribute, leak_price)
     summaries = summarise(rows)
@@ -150,6 +152,17 @@ def play(
             if told is not None and told.model is not None:
                 least.append(least_leak(game, told.total, told.model.smooth_total_and_marginal))
     return rows, None if told is None else leaks_as_json(least)
+
+
+def check_seeds(given: ask.Inputs, seeds: int) -> None:
+    """Refuses several seeds of one and the same game, whose means would count it as often."""
+    from mppfl.errors import BadInput
+
+    if seeds > 1 and given.graph is not None and given.clients is not None:
+        raise BadInput(
+            f"--seeds={seeds} would play one game {seeds} times: --graph and --clients leave nothing to draw. "
+            "Leave it out; another --seed changes what `random` draws."
+        )
 
 
 def check_leak_options(options: dict[str, Any], names: Sequence[str]) -> None:
@@ -294,7 +307,7 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
                 "–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}",
                 f"{100 * s.below_zero:.0f} %",
                 f"{100 * s.taking_part:.0f} %",
-                f"{s.dearer_than_mppfl}, {s.worse_than_mppfl} of {s.num_games}",
+                _beside_mppfl(s),
                 *(("–" if s.leak is None else f"{s.leak:,.3f}",) if with_leak else ()),
             )
         console.print(table)
@@ -307,6 +320,13 @@ def show_notes(rows: Sequence[Row], seeds: int, leaks: dict[str, Any] | None) ->
         typer.echo(f"{name}: {note}")
     if leaks is not None:
         show_leaks(leaks)
+
+
+def _beside_mppfl(summary: Summary) -> str:
+    """In how many games a mechanism is dearer and worse, of those in which there is an mppfl to be so."""
+    if summary.beside_mppfl == 0:
+        return "–"
+    return f"{summary.dearer_than_mppfl}, {summary.worse_than_mppfl} of {summary.beside_mppfl}"
 
 
 def _figure(value: float) -> str:

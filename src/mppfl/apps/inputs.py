@@ -169,6 +169,25 @@ def refuse_options_beside(option: str, allowed: Sequence[str]) -> None:
             raise BadInput(f"--{name.replace('_', '-')} means nothing with {option}. Set it in the file instead.")
 
 
+def refuse_idle_options(names: Sequence[str], where: str, remedy: str) -> None:
+    """Refuses what was typed and would change nothing: whoever typed it believes that it does."""
+    from mppfl.errors import BadInput
+
+    for name in names:
+        if is_typed(name):
+            raise BadInput(f"--{name.replace('_', '-')} means nothing {where}. {remedy}")
+
+
+def check_network_options(inputs: Inputs) -> None:
+    """Refuses options about a file where the network is drawn, and about a drawn one where there is a file."""
+    if inputs.graph is not None:
+        where = f"with --graph={str(inputs.graph)!r}, which says how many there are"
+        refuse_idle_options(["num_clients"], where, "Leave it out.")
+    else:
+        about_files = ["undirected", "isolated", "self_loops"]
+        refuse_idle_options(about_files, "for a random network", "Give --graph, too, or leave it out.")
+
+
 def check_device(device: str | None) -> None:
     """Refuses a device that is not there, before anything is read; PyTorch is loaded only if one is asked for."""
     if device is not None:
@@ -200,7 +219,8 @@ def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) 
     from functools import partial
 
     from mppfl.errors import BadInput
-    from mppfl.game.mechanisms import budget_limited, find_mechanism, fixed
+    from mppfl.game.mechanisms import budget_limited, fixed
+    from mppfl.game.solve import as_mechanism
 
     if name == "budget_limited":
         if payment_limit is None:
@@ -208,18 +228,21 @@ def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) 
         return partial(budget_limited, payment_limit=payment_limit)
     if name == "fixed":
         return partial(fixed, budget=number_or_rule(fixed_budget))
-    return find_mechanism(name)
+    return as_mechanism(name)
 
 
-def check_payment_limit(payment_limit: float | None, mechanisms: Sequence[str]) -> None:
-    """Refuses a limit that nobody would keep."""
+def check_mechanism_options(payment_limit: float | None, fixed_budget: str, mechanisms: Sequence[str]) -> None:
+    """Refuses a limit that nobody would keep, and a fixed budget that nobody would have."""
     from mppfl.errors import BadInput
 
-    if payment_limit is not None and "budget_limited" not in mechanisms:
-        raise BadInput(
-            f"--payment-limit={payment_limit:g} means nothing to {', '.join(mechanisms)}. "
-            "Choose the mechanism budget_limited, or leave it out."
-        )
+    for typed, option, wanted in (
+        (payment_limit is not None, f"--payment-limit={payment_limit}", "budget_limited"),
+        (is_typed("fixed_budget"), f"--fixed-budget={fixed_budget}", "fixed"),
+    ):
+        if typed and wanted not in mechanisms:
+            raise BadInput(
+                f"{option} means nothing to {', '.join(mechanisms)}. Choose the mechanism {wanted}, or leave it out."
+            )
 
 
 def number_or_rule(text: str) -> Any:

@@ -68,6 +68,7 @@ def risk_command(
     from mppfl.arrays import require_count, require_number
     from mppfl.errors import BadInput
     from mppfl.game.plan import Horizon
+    from mppfl.game.solve import checked
 
     require_count(round_index, "round")
     require_count(top, "top")
@@ -75,11 +76,12 @@ def risk_command(
     given = ask.Inputs.among(options)
     priced = check_leak_price(mechanism, leak_price, attribute)
     known = ask.chosen_mechanism("social_agnostic" if priced else mechanism, payment_limit, fixed_budget)
-    ask.check_payment_limit(payment_limit, [mechanism])
+    ask.check_mechanism_options(payment_limit, fixed_budget, [mechanism])
+    ask.check_network_options(given)
     with ask.working("reading the network"):
         game = ask.make_the_game(given)
     with ask.working("solving"):
-        function = known
+        function = checked(known, mechanism)
         if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
             function = priced_mechanism(exact_leak(game.graph, attribute), leak_price)
         plan = function(game, Horizon(np.array([round_index]), seed=seed))
@@ -115,18 +117,14 @@ def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
     """The most exposed clients, those who impose most on others, and those whose leaving relieves the others most."""
     import numpy as np
 
-    from mppfl.game.key_players import effect_of_leaving, exposure_imposed, exposure_relief, harm_imposed
+    from mppfl.game.key_players import exposure_imposed, harm_imposed, key_players
 
     name = game.graph.name
     risks = game.propagation @ terms.budgets
     imposed, harm = exposure_imposed(game, terms.budgets), harm_imposed(game, terms.budgets)
     most = np.argsort(-risks, kind="stable")[:top]
     heaviest = np.argsort(-harm, kind="stable")[:top]
-    # Leaving matters most for those who impose most; on a small network everybody is tried.
-    tried = np.arange(game.num_clients) if game.loss.is_dense else np.argsort(-imposed, kind="stable")[: 2 * top]
-    relief = np.array([exposure_relief(game, terms.budgets, int(i)) for i in tried])
-    order = np.argsort(-relief, kind="stable")[:top]
-    fall = effect_of_leaving(game, terms.budgets, tried[order])
+    key = key_players(game, terms.prices, terms.budgets, top)
     return {
         "round_index": terms.round_index,
         "reward_rate": terms.reward_rate,
@@ -138,9 +136,10 @@ def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
             for i in heaviest.tolist()
         ],
         "key_players": [
-            {"name": name(int(tried[k])), "exposure_relief": relief[k], "budgets_lost": fall[position]}
-            for position, k in enumerate(order.tolist())
+            {"name": name(int(k)), "exposure_relief": relief, "budgets_lost": lost}
+            for k, relief, lost in zip(key.clients, key.exposure_relief, key.budgets_lost, strict=True)
         ],
+        "key_players_assume": key.assumes,
     }
 
 
@@ -277,6 +276,8 @@ def show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from mppfl.game.key_players import SETTLE
+
     console = Console(width=100) if not Console().is_terminal else Console()
     console.print(f"round {found['round_index']}, reward rate {found['reward_rate']:.4g} per unit of budget")
 
@@ -311,6 +312,8 @@ def show(found: dict[str, Any]) -> None:
         found["key_players"],
         {"exposure_relief": "external risk removed", "budgets_lost": "budgets lost"},
     )
+    if found["key_players_assume"] != SETTLE:  # the usual case needs no words
+        console.print(f"key players: {found['key_players_assume']}", highlight=False)
 
 
 def show_leaks(found: dict[str, Any], console: Any, table: Any) -> None:

@@ -49,6 +49,8 @@ def solve_command(
     began = time.perf_counter()
     ask.check_rounds(rounds)
     ask.check_device(device)
+    if not json:
+        ask.refuse_idle_options(["no_budgets", "prices"], "without --json", "Give --json, too, or leave it out.")
     if experiment is not None:
         mechanism, found = solve_experiment(experiment, mechanism, rounds, device)
     else:
@@ -72,7 +74,13 @@ def solve_options(options: dict[str, Any]) -> Solution:
     mechanism, rounds, reward_rate = options["mechanism"], options["rounds"], options["reward_rate"]
     given = ask.Inputs.among(options)
     function = ask.chosen_mechanism(mechanism, options["payment_limit"], options["fixed_budget"])
-    ask.check_payment_limit(options["payment_limit"], [mechanism])
+    ask.check_mechanism_options(options["payment_limit"], options["fixed_budget"], [mechanism])
+    ask.check_network_options(given)
+    if reward_rate is not None and options["payment_limit"] is not None:
+        raise BadInput(
+            f"--reward-rate={reward_rate:g} leaves budget_limited no choice, and may cost more than "
+            f"--payment-limit={options['payment_limit']:g}. Leave one of them out."
+        )
     rates = None
     if reward_rate is not None:
         rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, np.inf))
