@@ -154,6 +154,14 @@ def test_compute_costs_and_lower_bounds_count(where):
     assert_same_solution(mppfl.Game(plain.graph, clients, plain.propagation, 0.05, 0.3), where, num_rounds=3)
 
 
+def test_the_exact_leader_with_floors_is_left_to_numpy():
+    plain = sparse_game(6, 1100, 5)
+    low = np.full(1100, 0.01)
+    game = plain.with_bounds(low, np.full(1100, np.inf))
+    with pytest.raises(BadInput, match=r"mppfl_exact where every lowest budget is 0.* Leave device out"):
+        mppfl.solve(game, "mppfl_exact", num_rounds=3, device="cpu")
+
+
 def test_clients_summed_in_pieces_give_the_same_sums(monkeypatch):
     monkeypatch.setattr(device_equilibrium, "CLIENTS_AT_ONCE", 17)
     assert_same_solution(paper_scale_game(1), "cpu", num_rounds=5)

@@ -22,7 +22,7 @@ from mppfl.game.device_equilibrium import (
     totals_on_device,
 )
 from mppfl.game.device_loss import DeviceLoss
-from mppfl.game.leaders import require_somebody
+from mppfl.game.leaders import has_floors, require_somebody
 from mppfl.game.loss import KRYLOV_BASIS
 from mppfl.game.mechanisms import Mechanism, mppfl, mppfl_exact
 from mppfl.game.model import Game, amplification
@@ -57,7 +57,8 @@ def play_on_device(
     """What a mechanism does in every round, found on a device: the same numbers as the plain way gives, to rounding.
 
     Raises BadInput for mechanisms other than mppfl and mppfl_exact, for participation other than "always", where some
-    client would be at a bound, and where the game does not fit into the device's memory.
+    client would be at a bound or mppfl_exact might have it there, and where the game does not fit into the device's
+    memory.
     """
     known = [(name, leader) for function, name, leader in _LEADERS if function is mechanism]
     if not known:
@@ -67,6 +68,11 @@ def play_on_device(
         raise BadInput(f'device={device!r} solves participation="always", not {participation!r}. {LEAVE_OUT} it.')
     require_somebody(game)
     name, leader = known[0]
+    if leader == "anticipating" and horizon.reward_rates is None and has_floors(game):
+        raise BadInput(
+            f"device={device!r} solves mppfl_exact where every lowest budget is 0; a cheaper rate may leave some at "
+            f"theirs. {LEAVE_OUT} at the bounds too."
+        )
     where = find_device(device)
     size, links = game.num_clients, game.graph.num_links
     require_room(where, solution_bytes(size, links), f"equilibria of {size:,} clients and {links:,} links")

@@ -88,7 +88,7 @@ def epsilon_with_extra(of_delta: Callable[[Array], Array], dp_delta: float, extr
         there = left > 0
         needed = np.where(there, of_delta(np.where(there, left, dp_delta)), np.inf)
         if (needed <= found * (1 + NEAR)).all():
-            return np.where(extra > 0, needed * (1 + 10 * NEAR), needed)
+            return np.where(needed > found, needed * (1 + 10 * NEAR), found)
         found = needed
     return np.where(extra > 0, np.inf, found)  # δ is all but used up: another hair of ε asks for more of it
 
