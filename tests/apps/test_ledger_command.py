@@ -101,6 +101,19 @@ def test_each_unit_has_its_own_lines(mppfl, ledger):
     }
 
 
+def test_a_unit_in_which_nothing_was_released_is_refused_instead_of_told_as_0(mppfl, ledger):
+    for command in (("show", ledger), ("epsilon", ledger, "--delta", "1e-5")):
+        answer = mppfl("ledger", *command, "--unit", "client")
+        assert answer.code == 1
+        assert "nothing in this ledger was released per client, but per record. Leave --unit out." in answer.stderr
+
+
+def test_a_client_asked_for_twice_is_shown_once(mppfl, ledger):
+    answer = mppfl("ledger", "show", ledger, "--client", "ann", "--client", "ann")
+    assert [line.split()[0] for line in answer.stdout.splitlines()[1:2]] == ["ann"]
+    assert answer.stdout.splitlines()[2] == "3 releases in the ledger, of all its clients"
+
+
 def test_failures_are_one_line(mppfl, ledger, tmp_path):
     text = tmp_path / "text.db"
     text.write_text("no ledger")

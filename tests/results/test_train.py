@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
+from mppfl.game.outcome import evaluate
+from mppfl.game.plan import Terms, plan_of_rounds
 from mppfl.results.cases import prepare
 from mppfl.results.experiment_file import experiment_from
 from mppfl.results.train import train
@@ -57,6 +59,18 @@ def test_a_cap_is_kept():
     (run,) = train(small(mechanisms=["mppfl"], ledger={"cap": cap}))
     assert run.accounts.spent.max() <= cap * (1 + 1e-9)
     assert run.rounds_refused.sum() > 0
+
+
+def test_costs_and_welfare_are_of_what_was_given_where_a_cap_refuses():
+    (run,) = train(experiment_from(SMALL | {"mechanisms": ["mppfl"], "ledger": {"cap": 0.02}}))
+    game, history = prepare(experiment_from(run.config))[0].solution.game, run.history
+    given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
+    assert (given == 0).any()
+    rates = history.rounds["reward_rate"]
+    terms = [Terms(at + 1, rate, rate, budgets) for at, (rate, budgets) in enumerate(zip(rates, given, strict=True))]
+    expected = evaluate(game, plan_of_rounds("given", terms))
+    np.testing.assert_allclose(run.server_cost, expected.server_costs)
+    np.testing.assert_allclose(run.welfare, expected.welfare)
 
 
 def test_the_stored_configuration_of_a_run_trains_it_alone(undisturbed):

@@ -30,7 +30,13 @@ def _open(source: Path) -> PrivacyLedger:
 
 
 def _units(ledger: PrivacyLedger, unit: str | None) -> tuple[Any, ...]:
-    return (unit,) if unit else ledger.units
+    """The units asked about. What was released per record says nothing of 0 about whole clients, nor the other way."""
+    from mppfl.errors import BadInput
+
+    units = ledger.units
+    if unit in ("record", "client") and units and unit not in units:
+        raise BadInput(f"nothing in this ledger was released per {unit}, but per {units[0]}. Leave --unit out.")
+    return (unit,) if unit else units
 
 
 @app.command("show")
@@ -63,7 +69,7 @@ def show_command(
     if graph is None and given:
         raise BadInput(f"--{next(iter(given)).replace('_', '-')} is about a network. Give it with --graph.")
     with _open(source) as ledger:
-        names = client or list(ledger.clients)
+        names = list(dict.fromkeys(client or ledger.clients))
         columns = {
             each: {
                 "spent": ledger.spent(names, each),
@@ -102,7 +108,8 @@ def show_command(
         typer.echo(f"{row['client']:<24}{row['unit']:<8}{figures}")
     _cut_short(len(rows))
     _say_what_they_are(external)
-    typer.echo(f"{num_events:,} releases by {len(names):,} clients")
+    of_all = "" if client is None else " in the ledger, of all its clients"
+    typer.echo(f"{num_events:,} releases{of_all}" + (f" by {len(names):,} clients" if client is None else ""))
     ask.warn((*notes, *dict.fromkeys(note for found in external.values() for note in found.notes)))
 
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import MppflError
+from mppfl.game.outcome import Outcome, evaluate
+from mppfl.game.plan import plan_of_rounds
 from mppfl.learning.budget_unit import epsilon_method
 from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.log import Log
@@ -74,7 +76,7 @@ def train(
 
 def run_of(case: Case, end: Checkpoint, ledger: PrivacyLedger, origin: Provenance) -> Run:
     """The run of a finished training."""
-    outcome, game = case.solution.outcome, case.solution.game
+    outcome, game = outcome_of_training(case, end.history), case.solution.game
     spent = end.history.clients["spent"].sum(axis=0)
     exposure = game.propagation @ spent if np.isfinite(spent).all() else np.full(len(spent), np.inf)
     seconds = float(end.history.rounds["seconds"].sum())
@@ -94,6 +96,17 @@ def run_of(case: Case, end: Checkpoint, ledger: PrivacyLedger, origin: Provenanc
         provenance=replace(origin, seconds=seconds),
         notes=tuple(dict.fromkeys(case.notes)),
     )
+
+
+def outcome_of_training(case: Case, history: History) -> Outcome:
+    """What the game brought server and clients, where those whom a cap refused, or who diverged, gave nothing."""
+    solution = case.solution
+    given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
+    if (given == history.clients["budgets"]).all():
+        return solution.outcome
+    planned = [solution.plan.terms(position) for position in range(len(given))]
+    terms = [replace(each, budgets=budgets) for each, budgets in zip(planned, given, strict=True)]
+    return evaluate(solution.game, plan_of_rounds(solution.plan.mechanism, terms))
 
 
 def _require_whole(case: Case, history: History, ledger: PrivacyLedger) -> None:
