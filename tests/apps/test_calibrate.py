@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+
+from mppfl.apps.calibrate_command import _beta_range
 
 
 @pytest.fixture
@@ -59,3 +63,10 @@ def test_a_client_who_is_not_in_the_network_is_named(mppfl, villages, write):
     graph, _ = villages
     error = mppfl("calibrate", "--graph", graph, "--attribute", write("other.csv", "nobody,1")).error
     assert "'nobody'" in error
+
+
+def test_a_beta_as_large_as_was_tried_has_no_upper_end():
+    assert (
+        _beta_range(SimpleNamespace(beta=(29.04, 32.0), beta_at_limit=True)) == "at least 29: 32 is the largest tried"
+    )
+    assert _beta_range(SimpleNamespace(beta=(1.5, 4.0), beta_at_limit=False)) == "1.5 to 4"

@@ -50,7 +50,7 @@ def as_object(found: Calibration) -> dict[str, Any]:
     """The calibration as one object, all the way down."""
     from dataclasses import asdict
 
-    return asdict(found)
+    return asdict(found) | {"beta_at_limit": found.beta_at_limit}
 
 
 def lines(found: Calibration) -> list[str]:
@@ -64,7 +64,7 @@ def lines(found: Calibration) -> list[str]:
         f"{'by distance':<16}{', '.join(map(_correlation, alike.by_distance))} at 1, 2, 3 links",
         f"{'by walks':<16}{', '.join(map(_correlation, alike.by_walks))} over 1 to 4 steps",
         f"{'walk decay':<16}{_number(alike.walk_decay)}per step",
-        f"{'beta':<16}{fit.beta:<10.3g}({found.beta[0]:.3g} to {found.beta[1]:.3g}), {how}",
+        f"{'beta':<16}{fit.beta:<10.3g}({_beta_range(found)}), {how}",
         f"{'eta':<16}{fit.eta:<10.3g}({found.eta[0]:.3g} to {found.eta[1]:.3g}), share that no friend tells",
         f"{'gain':<16}{fit.gain_per_client:<10.3g}nats per public client over independence",
         f"{'friend slope':<16}{fit.friend_slope:<10.3g}({found.friend_slope[0]:.3g} to {found.friend_slope[1]:.3g})",
@@ -85,6 +85,11 @@ def lines(found: Calibration) -> list[str]:
             f"normalisation {best.normalisation}"
         )
     return [*shown, found.verdict]
+
+
+def _beta_range(found: Calibration) -> str:
+    low, high = found.beta
+    return f"at least {low:.3g}: {high:.3g} is the largest tried" if found.beta_at_limit else f"{low:.3g} to {high:.3g}"
 
 
 def _correlation(found: Correlation) -> str:

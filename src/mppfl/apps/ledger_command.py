@@ -224,7 +224,10 @@ def export_command(
 
 @app.command("verify")
 def verify_command(source: Source, json: ask.JsonOption = False) -> None:
-    """Read everything again: pages, chain of events, sums, caps, uploads. Fails where anything was changed."""
+    """Read everything again: pages, chain of events, sums, caps, uploads. Fails where a release was changed.
+
+    A cap that was taken away, or a release marked as sent or not sent, is not noticed: neither is part of the chain.
+    """
     with _open(source) as ledger, ask.working("verifying"):
         count, head = ledger.verify(), ledger.head
     if json:

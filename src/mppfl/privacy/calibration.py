@@ -30,7 +30,7 @@ from mppfl.privacy.field_at_scale import (
     leave_one_out_means,
     walk_of,
 )
-from mppfl.privacy.field_likelihood import LikelihoodSurface, exact_surface, surface_at_scale
+from mppfl.privacy.field_likelihood import LARGEST_BETA, LikelihoodSurface, exact_surface, surface_at_scale
 from mppfl.privacy.gaussian_field import (
     LEAST_PUBLIC,
     FieldFit,
@@ -106,6 +106,11 @@ class Calibration:
     by_friends: RankCorrelation
     index: IndexSetting | None
     verdict: str
+
+    @property
+    def beta_at_limit(self) -> bool:
+        """Whether β is as large as was tried: the end of its interval is then no end."""
+        return self.beta[1] >= LARGEST_BETA * (1 - 1e-9)
 
 
 def calibrate(

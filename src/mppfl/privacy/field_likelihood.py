@@ -17,8 +17,9 @@ from scipy.interpolate import PchipInterpolator
 from mppfl.arrays import Array, BoolArray
 from mppfl.privacy.field_at_scale import Walk, diagonal_of_exponential, in_threads, random_signs
 
-BETAS = np.geomspace(0.25, 32.0, 11)
-BETAS_AT_SCALE = np.geomspace(0.5, 32.0, 7)  # each costs some ten seconds of one core for 100,000 clients
+LARGEST_BETA = 32.0
+BETAS = np.geomspace(0.25, LARGEST_BETA, 11)
+BETAS_AT_SCALE = np.geomspace(0.5, LARGEST_BETA, 7)  # each costs some ten seconds of one core for 100,000 clients
 ETAS = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99])
 FINE_ETAS = np.concatenate([np.geomspace(0.002, 0.05, 12), np.linspace(0.06, 0.99, 63)])
 CLOSELY = np.geomspace(0.75, 4 / 3, 7)

@@ -399,8 +399,9 @@ class PrivacyLedger:
     def verify(self) -> int:
         """How many events there are, after reading all of them again: pages, chain, sums, caps and uploads.
 
-        Raises BadFile at the first thing that does not fit. It notices accidents and careless edits; who rewrites the
-        whole chain is noticed only by a `head` noted elsewhere.
+        Raises BadFile at the first thing that does not fit. It notices accidents and careless edits of releases; who
+        rewrites the whole chain is noticed only by a `head` noted elsewhere. Caps and statuses are no part of the
+        chain: one that was taken away or rewritten is not noticed.
         """
         with self._reading() as read:
             read.execute("BEGIN")
