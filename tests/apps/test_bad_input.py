@@ -230,6 +230,7 @@ def test_a_network_needs_two_clients(mppfl, size):
         (["risk", "--fixed-budget", "mean"], ["--fixed-budget=mean means nothing to mppfl"]),
         (["compare", "--fixed-budget", "max"], ["--fixed-budget='max'", '"min", "mean"']),
         (["risk", "--client", "77"], ["client '77' is not in the network of 20 clients"]),
+        (["risk", "--protect-share", "0.3"], ["--protect-share=0.3", "Give --client and --attribute"]),
         (["risk", "--round", "0"], ["round=0", "at least 1"]),
         (["risk", "--top", "0"], ["top=0", "at least 1"]),
         (["risk", "--mechanism", "noiseless"], ["mechanism='noiseless'", "Choose another"]),

@@ -73,6 +73,8 @@ def risk_command(
     require_count(round_index, "round")
     require_count(top, "top")
     require_number(protect_share, "protect_share", 0.0, 1.0)
+    if ask.is_typed("protect_share") and (client is None or attribute is None):
+        raise BadInput(f"--protect-share={protect_share:g} is about one client's leak. Give --client and --attribute.")
     given = ask.Inputs.among(options)
     priced = check_leak_price(mechanism, leak_price, attribute)
     known = ask.chosen_mechanism("social_agnostic" if priced else mechanism, payment_limit, fixed_budget)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mppfl.errors import BadInput
 from mppfl.game.compare import SAME_AT_COMMON_REWARD
-from mppfl.game.mechanisms import find_mechanism
+from mppfl.game.solve import as_mechanism
 from mppfl.learning.config import Aggregation
 from mppfl.results.experiment_tables import (
     TABLES,
@@ -72,10 +72,10 @@ class Experiment:
             raise BadInput("game.payment_limit means nothing without the mechanism budget_limited. Remove it.")
 
     def _check_mechanism(self, mechanism: str) -> None:
-        find_mechanism(mechanism)
+        as_mechanism(mechanism)
         if mechanism == "budget_limited" and self.game.payment_limit is None:
             raise BadInput("the mechanism budget_limited needs game.payment_limit, the money it may spend in a round.")
-        if self.game.convention == "common" and mechanism in (*SAME_AT_COMMON_REWARD, "budget_limited"):
+        if self.game.convention == "common" and mechanism in SAME_AT_COMMON_REWARD:
             raise BadInput(
                 f"mechanism={mechanism!r} differs from mppfl in the reward rate alone, and convention='common' gives "
                 "every mechanism mppfl's. Use game.convention='own', or leave it out."

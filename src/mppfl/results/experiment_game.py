@@ -15,10 +15,10 @@ import numpy as np
 
 from mppfl.errors import BadInput, NoEquilibrium
 from mppfl.game.clients_file import read_clients
-from mppfl.game.mechanisms import Mechanism, budget_limited, find_mechanism, fixed
+from mppfl.game.mechanisms import Mechanism, budget_limited, fixed
 from mppfl.game.model import Clients, Game
 from mppfl.game.presets import draw_clients, preset
-from mppfl.game.solve import Solution, solve
+from mppfl.game.solve import Solution, as_mechanism, solve
 from mppfl.network.generate import random_graph
 from mppfl.network.graph import SocialGraph
 from mppfl.network.propagation import Propagation, propagate
@@ -127,7 +127,7 @@ def mechanism_of(experiment: Experiment, name: str) -> Mechanism:
         if experiment.game.payment_limit is None:
             raise BadInput("the mechanism budget_limited needs game.payment_limit, the money it may spend in a round.")
         return partial(budget_limited, payment_limit=experiment.game.payment_limit)
-    return find_mechanism(name)
+    return as_mechanism(name)
 
 
 def _given(value: Any, otherwise: Any) -> Any:
