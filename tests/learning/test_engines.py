@@ -14,6 +14,7 @@ from mppfl.learning.config import TrainingConfig
 from mppfl.learning.dense import is_dense
 from mppfl.learning.flat import flat_model
 from mppfl.learning.layered import is_layered
+from mppfl.learning.local import Descent, Lane, Table, plain_descent
 from mppfl.learning.models import make_model
 from mppfl.learning.rounds import Arm, rounds_together, training_rounds
 from mppfl.network.device import find_device
@@ -162,11 +163,15 @@ def test_frozen_weights_are_neither_moved_nor_sent():
     flat = flat_model(model)
     assert flat.num_parameters == 8 * 4 + 4
     before = model[1].weight.detach().clone()
+    data = pictures()
+    table = Table(torch.from_numpy(data.features.copy()), torch.from_numpy(data.labels.copy()))
+    start = flat.initial_weights(0)
+    assert plain_descent(flat, Lane(start, [np.arange(4)] * 3), table, Descent(0.5)).sub(start).abs().max() > 0.01
+    torch.testing.assert_close(flat.module[1].weight, before, rtol=0, atol=0)
     for privacy in ("client", "dpsgd_shuffle"):
         config = TrainingConfig(privacy=privacy, batch_size=4, clip_norm=0.5)
-        *_, last = training_rounds(model, pictures(), plan_with((1.0, 1.0, 1.0)), config)
+        *_, last = training_rounds(model, data, plan_with((1.0, 1.0, 1.0)), config)
         assert len(last.weights) == flat.num_parameters
-    torch.testing.assert_close(model[1].weight, before)
 
 
 @pytest.mark.parametrize("privacy", [*UPDATE_LEVEL, *GRADIENT_LEVEL])

@@ -10,7 +10,7 @@ from mppfl.arrays import require_number
 from mppfl.errors import BadInput
 from mppfl.game.plan import Plan
 from mppfl.learning.config import TrainingConfig
-from mppfl.privacy.accounting import epsilon
+from mppfl.privacy.accounting import added_delta, epsilon
 from mppfl.privacy.mechanism import LocalWork
 from mppfl.privacy.noise import price_of_noise
 
@@ -63,7 +63,7 @@ def delta_for_budgets(config: TrainingConfig, dp_epsilon: float, num_parameters:
     # Just below a power of two the noise is the most steps of its grid wide, and its table the longest there is.
     most = price_of_noise(math.nextafter(1.0, 0.0), config.noise, num_parameters).extra_delta
     extra = num_rounds * config.mechanism.queries(work) * most
-    left = config.dp_delta - (1 + math.exp(min(dp_epsilon, 700.0))) * extra if extra else config.dp_delta
+    left = config.dp_delta - float(added_delta(dp_epsilon, extra))
     if left <= 0:
         raise BadInput(
             f"dp_delta={config.dp_delta:g} is used up by {config.noise} noise on {num_parameters:,} parameters in "

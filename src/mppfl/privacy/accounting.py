@@ -30,6 +30,7 @@ __all__ = [
     "zcdp_epsilon",
 ]
 
+LARGEST_EXPONENT = 700.0  # of e in doubles, or nearly
 NEAR, MOST_TURNS = 1e-10, 40  # of a search for ε from below
 FINEST_GRID = 1e-4  # step of a privacy loss, in nats
 MOST_LOSS_POINTS = 3e5  # grid points of all loss distributions of a history together: some 10 s and 100 MB
@@ -71,20 +72,27 @@ def to_dp_event(
     return dp_accounting.SelfComposedDpEvent(event, steps) if steps > 1 else event
 
 
+def added_delta(dp_epsilon: Array | float, extra: Array | float) -> Array:
+    """δ that noise adds by being `extra` in total variation from the noise meant: (1 + e^ε) · extra.
+
+    What is (ε, δ)-indistinguishable stays (ε, δ + that)-indistinguishable when both sides move so far.
+    """
+    return np.asarray((1 + np.exp(np.minimum(dp_epsilon, LARGEST_EXPONENT))) * extra)
+
+
 def epsilon_with_extra(of_delta: Callable[[Array], Array], dp_delta: float, extra: Array) -> Array:
     """dp_epsilon of each at `dp_delta` in all, where noise was drawn from a distribution that is near the one meant.
 
     of_delta  dp_epsilon of each with the noise that was meant, at a δ for each
     extra     how far in total variation, over all releases of each
 
-    What is (ε, δ)-indistinguishable stays (ε, δ + (1 + e^ε) · extra)-indistinguishable when both sides move so far. The
-    least such ε is found from below; it is infinite where there is none.
+    The least ε at which both fit into `dp_delta` is found from below; it is infinite where there is none.
     """
     if not extra.any():
         return of_delta(np.full(len(extra), dp_delta))
     found = np.zeros(len(extra))
     for _ in range(MOST_TURNS):
-        left = dp_delta - (1 + np.exp(np.minimum(found, 700.0))) * extra
+        left = dp_delta - added_delta(found, extra)
         there = left > 0
         needed = np.where(there, of_delta(np.where(there, left, dp_delta)), np.inf)
         if (needed <= found * (1 + NEAR)).all():
