@@ -112,6 +112,8 @@ def test_a_client_asked_for_twice_is_shown_once(mppfl, ledger):
     answer = mppfl("ledger", "show", ledger, "--client", "ann", "--client", "ann")
     assert [line.split()[0] for line in answer.stdout.splitlines()[1:2]] == ["ann"]
     assert answer.stdout.splitlines()[2] == "3 releases in the ledger, of all its clients"
+    twice = ("--delta", "1e-5", "--client", "bob", "--client", "ann", "--client", "bob", "--json")
+    assert [row["client"] for row in mppfl("ledger", "epsilon", ledger, *twice).json["clients"]] == ["bob", "ann"]
 
 
 def test_failures_are_one_line(mppfl, ledger, tmp_path):
@@ -124,7 +126,8 @@ def test_failures_are_one_line(mppfl, ledger, tmp_path):
     assert not (tmp_path / "none.db").exists()
     for delta in ("0", "-1", "nan", "inf", "1"):
         assert "dp_delta" in mppfl("ledger", "epsilon", ledger, f"--delta={delta}").error
-    assert "'exat' is not known" in mppfl("ledger", "epsilon", ledger, "--delta", "1e-5", "--method", "exat").error
+    unknown = mppfl("ledger", "epsilon", ledger, "--delta", "1e-5", "--method", "exat").error
+    assert "--method='exat' is not known. Known: exact, zcdp, rdp, pld." in unknown
     assert "'zoe' is not in" in mppfl("ledger", "show", ledger, "--client", "zoe").error
     assert "'house' is not known" in mppfl("ledger", "show", ledger, "--unit", "house").error
     assert "must end in .csv or .json" in mppfl("ledger", "export", ledger, "--out", tmp_path / "x.txt").error

@@ -55,6 +55,18 @@ def with_half_the_noise(attribute, budgets, clip_norm, rng):
     return client_release(attribute, 4 * budgets, clip_norm, rng)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("field", [18.0, -18.0, 19.0, 400.0])
+def test_values_that_are_all_but_certain_are_audited_and_leak_nothing(field: float) -> None:
+    found = audit_neighbour(
+        path(3), None, np.ones(3), rng=np.random.default_rng(0), couplings=0.3, fields=field, draws=200
+    )
+    assert found.verdict == "pass"
+    assert found.details["client_bound"] == approx(np.zeros(3), abs=1e-12)
+    assert (found.details["client_bound"] >= 0).all()
+    assert found.measured == approx(0.0, abs=1e-12)
+
+
 def test_belief_propagation_on_a_tree_equals_enumeration() -> None:
     rng = np.random.default_rng(0)
     tree = random_ising_tree(7, rng)

@@ -16,7 +16,7 @@ from mppfl.network.graph import graph_from_links
 from mppfl.privacy.calibration import calibrate, least_wrong_index, public_part, spearman
 from mppfl.privacy.exposure import r_leak
 from mppfl.privacy.field_likelihood import exact_surface
-from mppfl.privacy.gaussian_field import fit_field, graph_modes
+from mppfl.privacy.gaussian_field import fit_field, graph_modes, leave_one_out
 from mppfl.privacy.homophily import homophily
 from mppfl.privacy.leak_gradient import leak_model
 from mppfl.privacy.protection import protect
@@ -179,6 +179,38 @@ def small():
 def test_levels_are_those_of_r_leak(small):
     graph, known, budgets = small
     assert leak_model(graph, known).levels(budgets).nats == approx(r_leak(graph, budgets, known).nats, abs=1e-9)
+
+
+def left_by_hand(kernel, noise, client):
+    """Variance of one client's value given everybody else's, and the slopes of -½ ln of it in their precisions."""
+    others = np.flatnonzero((np.arange(len(noise)) != client) & np.isfinite(noise))
+    weights = np.linalg.solve(kernel[np.ix_(others, others)] + np.diag(noise[others]), kernel[others, client])
+    left = kernel[client, client] - weights @ kernel[others, client]
+    slopes = np.zeros(len(noise))
+    slopes[others] = 0.5 * (weights * noise[others]) ** 2 / left
+    return left, slopes
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [*10.0 ** np.arange(-6, 13, 3), "mixed"])
+def test_the_field_keeps_its_digits_from_the_faintest_to_the_loudest_budgets(small, scale):
+    graph, known, budgets = small
+    model = leak_model(graph, known)
+    budgets = budgets * (10.0 ** np.random.default_rng(1).uniform(-6, 12, 60) if scale == "mixed" else scale)
+    with np.errstate(divide="ignore"):
+        noise = 1 / (2 * model.information * budgets)
+    expected = [left_by_hand(model.kernel, noise, client) for client in range(60)]
+    r_gp = -0.5 * np.log([left for left, _ in expected])
+    assert model.levels(budgets).r_gp == approx(r_gp, rel=1e-9, abs=1e-12)
+    assert -0.5 * np.log(leave_one_out(model.kernel, noise)[0]) == approx(r_gp, rel=1e-9, abs=1e-12)
+    slopes = 2 * model.information * np.array([each for _, each in expected])
+    found = model._slopes_of_field(model._heard(budgets))
+    audible = budgets > 0
+    assert found[:, audible] == approx(slopes[:, audible], rel=1e-6, abs=1e-9 * float(slopes.max()))
+    total, marginal = model.smooth_total_and_marginal(budgets)
+    assert np.isfinite(total)
+    assert (marginal >= 0).all()
+    assert np.isfinite(model.total_and_marginal(budgets)[1]).all()
 
 
 def test_slopes_agree_with_finite_differences_also_for_the_silent(small):

@@ -145,9 +145,30 @@ def test_adjacencies_never_mix(ledger):
         ledger.reserve("run", 2, [cost(unit="client", adjacency="add-remove")])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_adjacencies_never_mix_with_sampled_releases_either(ledger, order):
+    # Replacing a record moves a sum by 2𝒮: what is 1 for adding or removing at sampling rate 1 is then 4 times that.
+    first, second = [poisson(sampling_rate=1.0, num_steps=1), cost(budget=1e-9)][::order]
+    ledger.reserve("run", 1, [first])
+    with pytest.raises(BadInput, match="does not add to them"):
+        ledger.reserve("run", 2, [second])
+    ledger.reserve("run", 2, [replace(second, client="bob")])
+
+
+def test_what_one_clients_releases_cost_does_not_depend_on_its_company(ledger):
+    ledger.reserve("run", 1, [poisson("ann"), cost("bob", 0.1, noise_kind="discrete"), cost("cat", 0.1)])
+    together = ledger.get_epsilon(["ann", "bob", "cat"], 1e-5, "rdp")
+    assert together.tolist() == [ledger.get_epsilon(name, 1e-5, "rdp") for name in ("ann", "bob", "cat")]
+    with pytest.raises(BadInput, match=r"not Gaussian .* Use rdp"):
+        ledger.get_epsilon(["ann", "bob"], 1e-5, "pld")
+    ledger.reserve("run", 2, [cost("ann", 0.1, noise_kind="discrete", adjacency="add-remove")])
+    with pytest.raises(BadInput, match="Keep them apart from Poisson-sampled ones"):
+        ledger.get_epsilon("ann", 1e-5, "rdp")
+
+
 def test_poisson_sampled_releases_stand_apart(ledger):
     ledger.reserve("run", 1, [poisson()])
-    ledger.reserve("run", 2, [cost(budget=0.02)])
+    ledger.reserve("run", 2, [cost(budget=0.02, adjacency="add-remove")])
     assert ledger.spent("ann") == 0.02
     with pytest.raises(BadInput, match="no part of a zCDP sum"):
         ledger.get_epsilon("ann", 1e-5)
@@ -552,7 +573,8 @@ def test_a_file_without_permission_is_refused(path, monkeypatch):
 def test_exports_hold_every_release(ledger, tmp_path):
     import csv
 
-    ledger.reserve("run", 1, [cost('ann, "the" 1st', 0.1), cost("bob", math.inf, noise_kind="none")])
+    without = cost("bob", math.inf, noise_kind="none", adjacency="add-remove")
+    ledger.reserve("run", 1, [cost('ann, "the" 1st', 0.1), without])
     ledger.reserve("run", 2, [poisson("bob")])
     assert ledger.export_csv(tmp_path / "out.csv") == ledger.export_json(tmp_path / "out.json") == 3
     with (tmp_path / "out.csv").open(newline="") as file:

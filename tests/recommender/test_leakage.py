@@ -1,5 +1,7 @@
 """The neighbour attack finds what friends share, nothing where they are strangers, and never reads the target."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -19,6 +21,7 @@ from mppfl.recommender.leakage import (
     similarity_by_hop,
     taste_axis,
 )
+from mppfl.recommender.page_leaks import _degree_series
 from mppfl.recommender.profiles import release_profiles
 
 
@@ -139,3 +142,20 @@ def test_hops_beyond_the_network_are_refused():
     rows, columns = linked.nonzero()
     with pytest.raises(BadInput, match="nothing to compare with"):
         similarity_by_hop(np.eye(3), distances(graph_from_links(rows, columns)), 1)
+
+
+def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_few_users():
+    firsts = (1, 2, 5, 10)
+    all_four = by_degree(np.arange(8.0), np.array([1, 1, 2, 3, 5, 6, 10, 30]), firsts)
+    middle_dropped = by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), firsts)
+    first_dropped = by_degree(np.arange(7.0), np.array([1, 2, 3, 5, 6, 10, 40]), firsts)
+    leak = SimpleNamespace(
+        degree_of_leak=middle_dropped,
+        degree_of_gain=first_dropped,
+        degree_of_r_leak=all_four,
+        degree_of_r_model=(),
+    )
+    series, places = _degree_series(leak)
+    assert [name for _, name in places] == ["1", "2–4", "5–9", "10–40"]
+    assert [each.x.tolist() for each in series] == [[0, 2], [1, 2, 3], [0, 1, 2, 3]]
+    assert all(len(each.x) == len(each.y) for each in series)

@@ -155,7 +155,7 @@ def neighbour_command(
         float | None, typer.Option("--coupling", help="Ising coupling J of every link; the graph must be a forest.")
     ] = None,
     attribute: Annotated[
-        Path | None, typer.Option("--attribute", help="CSV: name, value (two values), for everybody in --graph.")
+        Path | None, typer.Option("--attribute", help="CSV: name, value (±1 or 0/1), for everybody in --graph.")
     ] = None,
     num_clients: ask.NumClientsOption = 20,
     seed: ask.SeedOption = 0,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def calibrate_command(
     graph: Annotated[Path, typer.Option("--graph", help="Links: source, target[, weight]; or GraphML.")],
-    attribute: Annotated[Path, typer.Option("--attribute", help="CSV: name, value (two values).")],
+    attribute: Annotated[Path, typer.Option("--attribute", help="CSV: name, value (±1 or 0/1).")],
     public_share: Annotated[
         float, typer.Option("--public-share", help="Share of the known values that may be used; the rest is not.")
     ] = 0.3,

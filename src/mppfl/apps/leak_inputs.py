@@ -23,7 +23,7 @@ LEAK_ASSUMES = (
 )
 
 AttributeOption = Annotated[
-    Path | None, typer.Option("--attribute", help="CSV: name, value (two values) of a public sample, for R_leak.")
+    Path | None, typer.Option("--attribute", help="CSV: name, value (±1 or 0/1) of a public sample, for R_leak.")
 ]
 LeakPriceOption = Annotated[
     float | None, typer.Option("--leak-price", help="For leakage_priced: money that one nat of leak costs.")

@@ -47,7 +47,7 @@ def show_command(
     graph: ask.GraphOption = None,
     undirected: ask.UndirectedOption = False,
     attribute: Annotated[
-        Path | None, typer.Option("--attribute", help="CSV: name, value (two values), a public sample; for R_leak.")
+        Path | None, typer.Option("--attribute", help="CSV: name, value (±1 or 0/1), a public sample; for R_leak.")
     ] = None,
     coupling: Annotated[
         float | None, typer.Option("--coupling", help="Ising coupling J of every link, taken as known; for R_bound.")
@@ -175,8 +175,9 @@ def epsilon_command(
     json: ask.JsonOption = False,
 ) -> None:
     """What the spent budgets mean as dp_epsilon, nominally and in the worst case."""
+    _require_method(method)
     with _open(source) as ledger, ask.working("accounting"):
-        names = client or list(ledger.clients)
+        names = list(dict.fromkeys(client or ledger.clients))
         units = _units(ledger, unit)
         found = {
             each: [ledger.get_epsilon(names, delta, method, unit=each, worst_case=worst) for worst in (False, True)]
@@ -197,6 +198,16 @@ def epsilon_command(
     _cut_short(len(rows))
     typer.echo(f"at dp_delta {delta:g} by the method {method}")
     ask.warn(notes)
+
+
+def _require_method(method: str) -> None:
+    """Refuses a way to ε that no ledger knows; beside those of a budget there is pld, which needs the releases."""
+    from mppfl.errors import BadInput
+    from mppfl.privacy.zcdp import METHODS
+
+    known = (*METHODS, "pld")
+    if method not in known:
+        raise BadInput(f"--method={method!r} is not known. Known: {', '.join(known)}.")
 
 
 @app.command("export")

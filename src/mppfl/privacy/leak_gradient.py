@@ -5,7 +5,8 @@ A_ii/(1 - π_i A_ii), and
 
     ∂R_gp,i/∂ρ_j = p(1-p) A_ij² / (A_ii (1 - π_i A_ii)),
 
-which is finite for a silent client too. Each R_gp,i is concave in the budgets, since 1/[(K⁻¹ + Π)⁻¹]_ii is.
+which is finite for a silent client too. Where π_i is large, 1 - π_i A_ii is what is left of two equal numbers; with
+M = I + Π^½ K Π^½ it is [M⁻¹]_ii, a sum of squares. Each R_gp,i is concave in the budgets, since 1/[(K⁻¹ + Π)⁻¹]_ii is.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ class Levels:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class _Heard:
+    """What is known once everybody is heard.
+
+    covariances  A, N×N
+    apart        1 - π_i A_ii: the share of a client's variance given all, in that given all others
+    """
+
+    covariances: Array
+    apart: Array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class LeakModel:
     """The Gaussian field and the one-hop model of one network and one attribute, ready for any budgets.
 
@@ -59,18 +72,33 @@ class LeakModel:
 
     def posterior(self, budgets: Array) -> Array:
         """A = (K⁻¹ + Π)⁻¹: covariances once everybody is heard. O(N³)."""
-        heard = np.sqrt(2 * self.information * budgets)
-        told = heard > 0
-        inner = heard[told, None] * self.kernel[np.ix_(told, told)] * heard[told]
+        return self._heard(budgets).covariances
+
+    def _heard(self, budgets: Array) -> _Heard:
+        root = np.sqrt(2 * self.information * budgets)
+        told, loud = np.flatnonzero(root > 0), np.flatnonzero(root > 1)
+        inner = root[told, None] * self.kernel[np.ix_(told, told)] * root[told]
         inner[np.diag_indices_from(inner)] += 1.0
         lower = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
-        half = solve_triangular(lower, heard[told, None] * self.kernel[told], lower=True, check_finite=False)
-        return np.asarray(self.kernel - half.T @ half)
+        half = solve_triangular(lower, root[told, None] * self.kernel[told], lower=True, check_finite=False)
+        covariances = self.kernel - half.T @ half
+        apart = 1 - root**2 * np.diagonal(covariances)
+        if len(loud):
+            # K - KΠ^½M⁻¹Π^½K cancels where it is of the size of 1/π_j. AΠ^½ = KΠ^½M⁻¹ and Π^½AΠ^½ = I - M⁻¹ do not.
+            units = np.zeros((len(told), len(loud)))
+            units[np.searchsorted(told, loud), np.arange(len(loud))] = 1.0
+            half_units = solve_triangular(lower, units, lower=True, check_finite=False)
+            inverse = half_units.T @ half_units
+            covariances[:, loud] = half.T @ half_units / root[loud]
+            covariances[loud] = covariances[:, loud].T
+            covariances[np.ix_(loud, loud)] = (np.eye(len(loud)) - inverse) / root[loud] / root[loud, None]
+            apart[loud] = np.diagonal(inverse)
+        return _Heard(covariances, apart)
 
     def levels(self, budgets: Any) -> Levels:
         """R_leak of every client at these client-level budgets, as `r_leak` gives it."""
         spent = client_budgets(budgets, self.num_clients)
-        return self._levels(spent, self.posterior(spent))
+        return self._levels(spent, self._heard(spent))
 
     def total(self, budgets: Any) -> float:
         """Σ_i R_leak,i in nats."""
@@ -82,15 +110,15 @@ class LeakModel:
         Where R_sat and R_gp are equal R_leak has a kink, and the slopes are R_gp's.
         """
         spent = client_budgets(budgets, self.num_clients)
-        covariances = self.posterior(spent)
-        return self._slopes(spent, covariances, self._levels(spent, covariances))
+        heard = self._heard(spent)
+        return self._slopes(spent, heard, self._levels(spent, heard))
 
     def total_and_marginal(self, budgets: Any) -> tuple[float, Array]:
         """Σ_i R_leak,i, and Σ_i ∂R_leak,i/∂ρ_j for every j: what one more unit of j's budget costs all others."""
         spent = client_budgets(budgets, self.num_clients)
-        covariances = self.posterior(spent)
-        found = self._levels(spent, covariances)
-        return float(found.nats.sum()), self._slopes(spent, covariances, found).sum(axis=0)
+        heard = self._heard(spent)
+        found = self._levels(spent, heard)
+        return float(found.nats.sum()), self._slopes(spent, heard, found).sum(axis=0)
 
     def smooth_total_and_marginal(self, budgets: Any) -> tuple[float, Array]:
         """The same with R_leak's kinks rounded off, for prices: at a kink there is no marginal leak to pay for.
@@ -98,34 +126,36 @@ class LeakModel:
         max(x, y) becomes (x^q + y^q)^(1/q) and min(x, H) becomes (x^-q + H^-q)^(-1/q), q = 8: within a tenth.
         """
         spent = client_budgets(budgets, self.num_clients)
-        covariances = self.posterior(spent)
-        found = self._levels(spent, covariances)
+        heard = self._heard(spent)
+        found = self._levels(spent, heard)
         q = ROUNDED
         joined = (found.r_sat**q + found.r_gp**q) ** (1 / q)
         level = joined / (1 + (joined / self.entropy) ** q) ** (1 / q)
         safe = np.where(joined > 0, joined, 1.0)
         outer = np.where(joined > 0, (level / safe) ** (q + 1), 1.0)
         of_gp, of_sat = (outer * (part / safe) ** (q - 1) for part in (found.r_gp, found.r_sat))
-        own = np.diagonal(covariances)
-        scale = of_gp * self.information / (own * (1 - 2 * self.information * spent * own))
-        marginal = scale @ covariances**2 - scale * own**2
+        marginal = of_gp @ self._slopes_of_field(heard)
         reach = self.linked @ (spent / (2 + spent))
         near = self.linked @ (of_sat * saturating_slope(self.fit, reach))
         return float(level.sum()), np.asarray(marginal + 2 / (2 + spent) ** 2 * near)
 
-    def _levels(self, spent: Array, covariances: Array) -> Levels:
-        own = np.diagonal(covariances)
-        left = own / (1 - 2 * self.information * spent * own)
+    def _levels(self, spent: Array, heard: _Heard) -> Levels:
+        left = np.diagonal(heard.covariances) / heard.apart
         r_gp = np.maximum(0.0, -0.5 * np.log(left))  # below 0 only by rounding
         r_sat = saturating_level(self.fit, self.linked @ (spent / (2 + spent)))
         uncapped = np.maximum(r_sat, r_gp)
         return Levels(np.minimum(uncapped, self.entropy), r_sat, r_gp, uncapped >= self.entropy)
 
-    def _slopes(self, spent: Array, covariances: Array, found: Levels) -> Array:
-        own = np.diagonal(covariances)
-        scale = self.information / (own * (1 - 2 * self.information * spent * own))
+    def _slopes_of_field(self, heard: _Heard) -> Array:
+        """∂R_gp,i/∂ρ_j as an array [i, j], 0 on the diagonal."""
+        scale = np.sqrt(self.information / (np.diagonal(heard.covariances) * heard.apart))
+        slopes = (scale[:, None] * heard.covariances) ** 2
+        np.fill_diagonal(slopes, 0.0)
+        return slopes
+
+    def _slopes(self, spent: Array, heard: _Heard, found: Levels) -> Array:
+        slopes = self._slopes_of_field(heard)
         near = found.r_sat > found.r_gp
-        slopes = scale[:, None] * covariances**2
         if near.any():
             reach = self.linked[near] @ (spent / (2 + spent))
             slopes[near] = (

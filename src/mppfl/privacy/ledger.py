@@ -338,9 +338,9 @@ class PrivacyLedger:
         """dp_epsilon of each client's releases so far, at `dp_delta` in all.
 
         What the releases add to δ by themselves is taken out of `dp_delta` first, (1 + e^ε) times; where that is more
-        than there is, ε is infinite. "exact" needs Gaussian noise
-        throughout. Clients with Poisson-sampled releases need the method "pld", some seconds for every different
-        history, or "rdp", which is quick and some per cent larger.
+        than there is, ε is infinite. "exact" needs Gaussian noise throughout. Clients with Poisson-sampled releases
+        need the method "pld", some seconds for every different history, or "rdp", which is quick and some per cent
+        larger.
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
         account = self.account(clients, unit)
@@ -352,17 +352,9 @@ class PrivacyLedger:
                 f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
                 f"{2 * extra[worst]:.3g}. Ask for a larger dp_delta."
             )
-        if method == "pld" or (method == "rdp" and account.poisson.any()):
-            with self._reading() as read:
-                numbers = numbers_of(read, names, self.path)
-                quick = method == "rdp"
-
-                def composed(deltas: Array) -> Array:
-                    return pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=quick)
-
-                return _one_or_all(clients, epsilon_with_extra(composed, delta, extra))
-        if account.poisson.any():
-            name = names[int(np.argmax(account.poisson > 0))]
+        sampled = account.poisson > 0
+        if sampled.any() and method not in ("pld", "rdp"):
+            name = names[int(np.argmax(sampled))]
             raise BadInput(
                 f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
             )
@@ -370,8 +362,19 @@ class PrivacyLedger:
             name = names[int(np.argmax(account.not_gaussian > 0))]
             raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. Use the method rdp.")
         budgets = account.worst_case_budget if worst_case else account.budget
-        found = epsilon_with_extra(lambda deltas: epsilon(budgets, deltas, method), delta, extra)
-        return _one_or_all(clients, found)
+        with self._reading() as read:
+            numbers = numbers_of(read, names, self.path)
+
+            def composed(deltas: Array) -> Array:
+                if method == "pld":
+                    return pld_epsilons(read, account, numbers, deltas, worst_case)
+                found = np.asarray(epsilon(budgets, deltas, method))  # 0 where every release was Poisson-sampled
+                if sampled.any():
+                    whole = pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=True)
+                    found = np.where(sampled, whole, found)
+                return found
+
+            return _one_or_all(clients, epsilon_with_extra(composed, delta, extra))
 
     def to_dp_events(self, client: str, unit: Unit | None = None, *, worst_case: bool = False) -> tuple[Any, ...]:
         """The client's releases as events of dp-accounting, oldest first, for accountants with ADD_OR_REMOVE_ONE."""

@@ -45,10 +45,13 @@ def pld_epsilons(
 ) -> Array:
     """dp_epsilon of each client of the account by composing loss distributions; the same history is composed once.
 
+    by_orders_alone  only clients with Poisson-sampled releases, by RDP; 0 for the others
+
     Raises where more than `MOST_HISTORIES` different ones would have to be composed.
     """
     ask = f"SELECT client, {KIND}, count(*) FROM events WHERE unit = ? GROUP BY client, {KIND}"
-    wanted = set(numbers.values())
+    asked = (account.poisson > 0) | (not by_orders_alone)
+    wanted = {numbers[name] for name, is_asked in zip(account.clients, asked, strict=True) if is_asked}
     histories: dict[int, list[Kind]] = {}
     for client, *row in read.execute(ask, (account.unit,)):
         if client in wanted:
@@ -74,7 +77,8 @@ def pld_epsilons(
 def pld_epsilon(history: tuple[Kind, ...], delta: float, worst_case: bool, *, by_orders_alone: bool = False) -> float:
     """Gaussian releases add up to one; each kind of Poisson-sampled release is composed as often as it happened."""
     if any(kind.budget is not None and kind.noise_kind not in GAUSSIAN_KINDS for kind in history):
-        raise BadInput("releases whose noise was not Gaussian have no loss distribution here. Use the method rdp.")
+        remedy = "Keep them apart from Poisson-sampled ones, in a ledger of their own" if by_orders_alone else "Use rdp"
+        raise BadInput(f"releases whose noise was not Gaussian have no loss distribution here. {remedy}.")
     total = math.fsum(kind.spent(worst_case) for kind in history)
     sampled = [
         (kind.noise_multiplier, kind.sampling_rate, kind.num_steps * kind.times)

@@ -57,8 +57,6 @@ class Total:
         if terms.budget is None or terms.worst_case_budget is None:
             self.poisson += 1
             return
-        if self.budget == 0:
-            self.adjacency = terms.adjacency  # until now only Poisson events, which are not part of the sum
         self.budget += terms.budget
         self.worst_case_budget += terms.worst_case_budget
         self.not_gaussian += terms.noise_kind not in GAUSSIAN_KINDS
@@ -71,8 +69,8 @@ class Total:
 
 
 def require_addable(client: str, total: Total, terms: Terms) -> None:
-    """Raises where the release is for another adjacency than those before it."""
-    if terms.budget is not None and total.budget > 0 and total.adjacency != terms.adjacency:
+    """Raises where the release is for another adjacency than those before it: what they add up to is for neither."""
+    if total.events and total.adjacency != terms.adjacency:
         raise BadInput(
             f"client {client!r} has releases for adjacency {total.adjacency!r}; one for {terms.adjacency!r} does not "
             "add to them. Keep them in another ledger."

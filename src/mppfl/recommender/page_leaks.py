@@ -174,19 +174,24 @@ def _update_row(leak: UpdateLeak) -> list[str]:
 
 
 def _degree_series(leak: Leakage) -> tuple[list[Any], list[tuple[float, str]]]:
-    groups = leak.degree_of_leak
-    places = [(float(at), _named(group)) for at, group in enumerate(groups)]
-    at = [place for place, _ in places]
+    """Curves over groups of users by degree, and the groups' places: a curve skips the groups that it has not."""
+    curves = (
+        ("leak measured, nats", 0, leak.degree_of_leak),
+        ("gain of ten guesses, measured", 2, leak.degree_of_gain),
+        ("R_leak, predicted nats", 4, leak.degree_of_r_leak),
+        ("R_model, the paper's index", 1, leak.degree_of_r_model),
+    )
+    # Groups begin at the same degrees in all curves; where the last one ends depends on whom the curve is about.
+    widest: dict[int, DegreeGroup] = {}
+    for group in sorted((group for _, _, found in curves for group in found), key=lambda group: group.most):
+        widest[group.least] = group
+    place = {least: float(at) for at, least in enumerate(sorted(widest))}
     series = [
-        figures.over(name, slot, at[: len(found)], _over_mean(found))
-        for name, slot, found in (
-            ("leak measured, nats", 0, leak.degree_of_leak),
-            ("gain of ten guesses, measured", 2, leak.degree_of_gain),
-            ("R_leak, predicted nats", 4, leak.degree_of_r_leak),
-            ("R_model, the paper's index", 1, leak.degree_of_r_model),
-        )
+        figures.over(name, slot, [place[group.least] for group in found], _over_mean(found))
+        for name, slot, found in curves
+        if found
     ]
-    return series, places
+    return series, [(at, _named(widest[least])) for least, at in place.items()]
 
 
 def _over_mean(groups: Sequence[DegreeGroup]) -> list[tuple[float, float, float]]:

@@ -107,7 +107,10 @@ def _audit_tree(
     prior, posterior = tree_logits(graph, couplings, fields, signals.evidence(uploads))
     gains = log_expit(known * posterior) - log_expit(known * prior)  # [draws, clients]
     leak, error = gains.mean(axis=0), gains.std(axis=0) / math.sqrt(draws)
-    bound = r_bound(graph, couplings, spent, rate=expit(prior))
+    # The bound needs the rate for its entropy alone, the same for both values. The rarer one's chance keeps its digits
+    # where the commoner's rounds to 1; where it vanishes too, the least number bounds it from above.
+    rarer = np.maximum(expit(-np.abs(prior)), np.finfo(np.float64).tiny)
+    bound = r_bound(graph, couplings, spent, rate=rarer)
     sure = max(SURE, float(norm.isf(1e-4 / size)))
     violated = np.flatnonzero(leak - sure * error > bound.nats + 1e-12)
     failures = _failures(shadow)
