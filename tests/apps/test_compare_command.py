@@ -226,14 +226,24 @@ def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
         assert row["server_cost"] == approx(sum(this["server_cost"] for this in solved["rounds"]), rel=1e-12)
 
 
-def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write):
-    choices = Choices(num_clients=7, num_rounds=3, tab="comparison", clients_are="fixed", fixed_budget="0.2", seed=2)
+@pytest.mark.parametrize("shown", [{"clients_are": "fixed"}, {}])
+@pytest.mark.parametrize("fixed_budget", ["0.2", "mean", "min"])
+def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write, shown, fixed_budget):
+    choices = Choices(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
     path = write("explorer.toml", to_toml(choices))
     found = mppfl(*shlex.split(commands(choices, str(path))[0])[1:], "--json").json
     shown = comparison(World(), choices)
     for row, mine in zip(found["games"], shown.rows, strict=True):
         assert (row["mechanism"], row["convention"]) == (mine.mechanism, mine.convention)
         assert (row["server_cost"], row["welfare"]) == (mine.server_cost, mine.welfare)
+
+
+def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, write):
+    options = ("--experiment", write("trial.toml", "[network]\nnum_clients = 5\n[game]\nnum_rounds = 1"))
+    options += ("--fixed-budget", "mean", "--json")
+    assert "means nothing without the mechanism fixed" in mppfl("compare", *options).error
+    found = mppfl("compare", *options, "--mechanisms", "mppfl,fixed").json["games"]
+    assert {row["mechanism"] for row in found} == {"mppfl", "fixed"}
 
 
 def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):

@@ -413,6 +413,14 @@ def test_who_stays_out_follows_the_participation_rule(mppfl, friends, write, rul
     assert found["notes"] == ([] if rule == "always" else [f"participation: {rule}"])
 
 
+def test_a_given_reward_rate_at_which_nobody_takes_part_is_no_mistake(mppfl, friends, write):
+    clients = write("c.csv", f"{HEADER},compute_cost", "ann,1,0,1,5", "bob,1,0,1,5")
+    options = ("--clients", clients, "--reward-rate", 1, "--participation", "if_non_negative", "--rounds", 2, "--json")
+    found = mppfl("solve", *friends, *options).json
+    assert [this["not_participating"] for this in found["rounds"]] == [["ann", "bob"]] * 2
+    assert "in 2 rounds nobody takes part: no rate of this server suits anybody" in found["notes"]
+
+
 def test_only_those_who_stay_out_are_below_zero_when_all_may_leave(mppfl):
     options = ("--rounds", 3, "--seed", 4, "--num-clients", 12, "--json")
     always = mppfl("solve", *options).json["rounds"]

@@ -162,6 +162,15 @@ def test_the_exact_leader_with_floors_is_left_to_numpy():
         mppfl.solve(game, "mppfl_exact", num_rounds=3, device="cpu")
 
 
+def test_the_exact_leader_whose_best_rate_may_be_at_ceilings_is_left_to_numpy():
+    plain = sparse_game(6, 1100, 5)
+    most = mppfl.solve(plain, "mppfl_exact", num_rounds=3).terms(1).budgets.max()
+    tight, wide = (plain.with_bounds(np.zeros(1100), np.full(1100, most * share)) for share in (1.001, 1e4))
+    with pytest.raises(BadInput, match=r"cheaper rate may leave some at their budget_max.* Leave device out"):
+        mppfl.solve(tight, "mppfl_exact", num_rounds=3, device="cpu")
+    assert_same_solution(wide, "cpu", mechanism="mppfl_exact", num_rounds=3)
+
+
 def test_clients_summed_in_pieces_give_the_same_sums(monkeypatch):
     monkeypatch.setattr(device_equilibrium, "CLIENTS_AT_ONCE", 17)
     assert_same_solution(paper_scale_game(1), "cpu", num_rounds=5)

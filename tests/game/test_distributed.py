@@ -1,6 +1,7 @@
 """The equilibrium found by asking for budgets alone."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import given, settings
 from pytest import approx
 
 import mppfl
-from mppfl.game import distributed
+from mppfl.game import asked_rates, conversation
 from mppfl.game.distributed import Respondent, agree_on_budgets, agree_on_plan, asking, respondents_of
-from mppfl.game.equilibrium import equilibrium_at
+from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
+from mppfl.network.graph import graph_from_links
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
 
 
@@ -104,12 +106,66 @@ def test_what_travels_is_rates_and_exposures_one_way_and_budgets_the_other():
     for function in (agree_on_budgets, agree_on_plan):
         named = set(inspect.signature(function).parameters)
         assert not named & {"game", "clients", "quadratic_cost", "linear_cost"}
-    assert "quadratic_cost" not in inspect.getsource(distributed._Conversation)
+    for module in (conversation, asked_rates):
+        assert "quadratic_cost" not in inspect.getsource(module)
 
 
 def test_where_no_rate_makes_everybody_share_it_says_so():
+    # Friends share from a rate of 1.2 on; the hub gives so much by then that none of them ever does.
+    game = crowding_star()
+    game = replace(game, clients=replace(game.clients, linear_cost=np.r_[1.0, np.full(10, 1.2)]))
+    line = equilibrium_response(game)
+    assert not line.lowest_rate < line.highest_rate
     with pytest.raises(mppfl.NoEquilibrium, match="at any reward rate"):
-        asked_for_a_plan(star(), 1)
+        asked_for_a_plan(game, 1)
+
+
+def crowding_star(unit=1.0, harm=1e-3, **bounds):
+    """A hub that shares from a rate of 1.01 on, and then so much that it drives its ten friends out at 1.33."""
+    links = graph_from_links(np.zeros(10, dtype=int), np.arange(1, 11), undirected=True)
+    costs = unit * np.r_[0.05, np.ones(10)], unit * np.r_[1.0, np.zeros(10)], unit * np.full(11, harm)
+    return mppfl.make_game(links, mppfl.Clients(*costs, **bounds), max_hops=1, externality_strength=0.2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [0.01, 1.0, 100.0])
+def test_rates_are_found_where_everybody_shares_between_two_of_them_only(unit):
+    game = crowding_star(unit)
+    solved, found = mppfl.solve(game, num_rounds=4).plan, asked_for_a_plan(game, 4)
+    assert found.plan.reward_rates == approx(solved.reward_rates, rel=1e-9)
+    assert found.plan.to_matrix() == approx(solved.to_matrix(), rel=1e-7)
+    assert found.plan.reward_rates[0] == approx(1.01225839 * unit, rel=1e-6)
+    assert found.num_announcements < 1000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_intervals_of_rates_shorter_than_a_fifth_are_found_by_asking(seed):
+    rng = np.random.default_rng(seed)
+    links = graph_from_links(np.zeros(6, dtype=int), np.arange(1, 7), undirected=True)
+    costs = np.r_[0.05, rng.uniform(0.5, 1.5, 6)], np.r_[1.0, rng.uniform(0.0, 0.6, 6)], 10 ** rng.uniform(-6, -4, 7)
+    game = mppfl.make_game(links, mppfl.Clients(*costs), max_hops=1, externality_strength=0.2)
+    line = equilibrium_response(game)
+    assert 1 < line.lowest_rate < line.highest_rate < 1.2
+    assert asked_for_a_plan(game, 2).plan.reward_rates == approx(mppfl.solve(game, num_rounds=2).plan.reward_rates)
+
+
+def test_the_star_on_which_more_pay_means_less_sharing_is_the_solvers():
+    assert asked_for_a_plan(star(), 1).plan.reward_rates == approx(mppfl.solve(star()).plan.reward_rates, rel=1e-9)
+
+
+def test_where_the_cost_falls_on_as_long_as_everybody_shares_it_says_so():
+    with pytest.raises(mppfl.NoEquilibrium, match="cost falls on"):
+        asked_for_a_plan(crowding_star(harm=10.0), 1)
+
+
+def test_a_ceiling_that_is_reached_before_anybody_is_exposed_stays_reached():
+    # Capped at 0.01 one friend is at its ceiling at every rate in question.
+    ceilings = np.r_[np.inf, 0.01, np.full(9, np.inf)]
+    found = asked_for_a_plan(crowding_star(harm=1e-5, budget_max=ceilings), 1)
+    terms = found.plan.terms(0)
+    assert 1.0 < terms.reward_rate < 1.4
+    assert terms.budgets[1] == 0.01
+    assert (terms.budgets > 0).all()
 
 
 def test_answers_that_do_not_settle_are_an_error_with_the_last_exposures():

@@ -11,14 +11,16 @@ from pytest import approx
 from scipy.optimize import minimize
 
 import mppfl
-from mppfl.game import leaders, path
+from mppfl.game import bounded_leaders, interior_leaders, path
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.leaders import choose_rates, noise_aware_cost, pigouvian_weights
+from mppfl.game.interior_leaders import noise_aware_cost
+from mppfl.game.leaders import choose_rates, pigouvian_weights
 from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.model import cost_without_absent, server_cost, wanted_loss
 from mppfl.game.path import response_path
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.plan import AlongLine
+from mppfl.game.resting_at_bounds import least_costs, rates_worth_trying
 from mppfl.game.welfare import social_optimum, welfare
 from tests.game.games import games, paper_scale_game, star
 
@@ -189,14 +191,12 @@ def test_no_sampled_rate_is_cheaper_than_anticipating_at_the_bounds(game):
     rate = chosen.reward_rates[0]
     mine = cost_without_absent(game, 1, rate, chosen.budgets.at(0, rate))
     line = equilibrium_response(game)
-    keeps = line.has_interior and leaders.interior_rates_of(game, line, "anticipating", np.array([1])) is not None
+    keeps = line.has_interior and line.free.any()
     for other in np.geomspace(max(rate, 0.05) / 20, max(rate, 0.05) * 20, 200):
-        inside = line.lowest_rate < other < line.highest_rate
         answer = equilibrium_at(game, other).budgets
         lost = not (answer > 0).all()
-        # Where everybody can be kept inside, the leader looks only there, and where budgets have floors, at rates that
-        # lose nobody.
-        if not keeps or inside or (leaders.has_floors(game) and not lost):
+        # Where everybody can be kept inside, the leader looks only at rates that lose nobody.
+        if not keeps or not lost:
             assert mine <= cost_without_absent(game, 1, other, answer) * (1 + 1e-7)
 
 
@@ -206,7 +206,7 @@ def test_sampled_rates_of_large_games_come_close_to_the_exact_path(monkeypatch, 
     capped = game.with_bounds(np.zeros(40), np.full(40, 0.8))  # some are always at a bound
     limit = 5.0
     exact = choose_rates(capped, leader, np.array([1, 30]), payment_limit=limit)
-    for module in (path, leaders):
+    for module in (path, bounded_leaders):
         monkeypatch.setattr(module, "EXACT_BELOW", 5)
     sampled = choose_rates(replace(capped), leader, np.array([1, 30]), payment_limit=limit)
     cost = noise_aware_cost if leader == "noise_aware" else cost_without_absent
@@ -257,18 +257,20 @@ def test_budget_limited_does_not_spend_its_limit_where_floors_are_enough(limit):
     assert exact.outcome.payments == approx(np.zeros(3))
     assert found.outcome.server_costs == approx(exact.outcome.server_costs)
     line, rounds = equilibrium_response(game), np.array([1, 2, 3])
-    assert np.isnan(leaders.interior_rates_each(game, line, "budget_limited", rounds, limit)).all()
+    assert np.isnan(interior_leaders.interior_rates_each(game, line, "budget_limited", rounds, limit)).all()
 
 
 def test_budget_limited_still_spends_its_limit_where_the_best_rate_is_above_the_interior():
     game = pair_with_floors([0.5, 0.5], [5.0, 5.0], 0.0).with_bounds(np.zeros(2), np.array([0.5, 0.6]))
     line, rounds = equilibrium_response(game), np.array([1, 2])
-    assert leaders.interior_rates_of(game, line, "anticipating", rounds) is None
+    assert interior_leaders.interior_rates_of(game, line, "anticipating", rounds) is None
     chosen = choose_rates(game, "budget_limited", rounds, payment_limit=0.3)
     assert not chosen.reaches_bounds
     for k, rate in enumerate(chosen.reward_rates):
         assert rate * chosen.budgets.at(k, rate).sum() == approx(0.3)
-    assert leaders.interior_rates_each(game, line, "budget_limited", rounds, 0.3) == approx(chosen.reward_rates)
+    assert interior_leaders.interior_rates_each(game, line, "budget_limited", rounds, 0.3) == approx(
+        chosen.reward_rates
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl_exact", "mppfl_noise_aware", "pigouvian", "social_agnostic"])
@@ -285,7 +287,7 @@ def test_no_leader_that_minimises_a_cost_pays_for_what_floors_bring_anyway(mecha
 def test_the_leaders_regret_sees_what_floors_would_save():
     game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
     line, rounds = equilibrium_response(game), np.array([1])
-    rates = leaders.interior_rates_of(game, line, "anticipating", rounds)
+    rates = interior_leaders.interior_rates_of(game, line, "anticipating", rounds)
     plan = mppfl.Plan("mppfl_exact", rounds, rates, AlongLine(line.slope, line.offset), 2)
     dear = server_cost(game, 1, rates[0], line.budgets(rates[0]))
     assert mppfl.verify(game, plan).leader_regret == approx(dear - 2 / 3)
@@ -303,18 +305,173 @@ def test_floors_never_make_the_exact_leader_dearer_than_any_rate_that_loses_nobo
     game = game.with_bounds(np.minimum(low, high), high)
     chosen = choose_rates(game, "anticipating", np.array([2]))
     line = equilibrium_response(game)
-    if leaders.interior_rates_of(game, line, "anticipating", np.array([2])) is None:
+    if interior_leaders.interior_rates_of(game, line, "anticipating", np.array([2])) is None:
         return
-    mine = server_cost(game, 2, chosen.reward_rates[0], chosen.budgets.at(0, chosen.reward_rates[0]))
+    mine = cost_without_absent(game, 2, chosen.reward_rates[0], chosen.budgets.at(0, chosen.reward_rates[0]))
     for other in np.linspace(0.0, 6.0, 400):
         answer = equilibrium_at(game, other).budgets
         if (answer[high > 0] > 0).all():
-            assert mine <= server_cost(game, 2, other, answer) * (1 + 1e-9)
-    monkeypatch.setattr(leaders, "EXACT_BELOW", 2)  # large games sample
+            assert mine <= cost_without_absent(game, 2, other, answer) * (1 + 1e-9)
+    monkeypatch.setattr(bounded_leaders, "EXACT_BELOW", 2)  # large games sample
     sampled = choose_rates(game, "anticipating", np.array([2]))
     budgets = sampled.budgets.at(0, sampled.reward_rates[0])
     assert (budgets[high > 0] > 0).all()
-    assert server_cost(game, 2, sampled.reward_rates[0], budgets) <= mine * 1.1
+    assert cost_without_absent(game, 2, sampled.reward_rates[0], budgets) <= mine * 1.1
+
+
+def four_with_ceilings(seed):
+    """Four clients whose costs differ a lot, so that some share less as the rate rises until others are at ceilings."""
+    rng = np.random.default_rng(seed)
+    clients = mppfl.Clients(np.exp(rng.uniform(-2.5, 0.5, 4)), rng.uniform(0, 0.4, 4), rng.uniform(0.01, 0.2, 4))
+    graph = mppfl.graph_from_matrix(rng.uniform(0.1, 1, (4, 4)) * (1 - np.eye(4)))
+    game = mppfl.make_game(graph, clients, externality_strength=0.15, max_hops=2)
+    return game.with_bounds(np.zeros(4), rng.uniform(0.5, 3.0, 4))
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("leader", ["anticipating", "noise_aware"])
+def test_ceilings_never_make_a_leader_dearer_than_any_rate_that_loses_nobody(seed, leader, monkeypatch):
+    game, rounds = four_with_ceilings(seed), np.array([1, 3])
+    line = equilibrium_response(game)
+    if interior_leaders.interior_rates_of(game, line, leader, rounds) is None:
+        return
+    cost = noise_aware_cost if leader == "noise_aware" else server_cost
+    chosen = choose_rates(game, leader, rounds)
+    pairs = list(zip(rounds, chosen.reward_rates, strict=True))
+    mine = [cost(game, t, rate, chosen.budgets.at(k, rate)) for k, (t, rate) in enumerate(pairs)]
+    for other in np.geomspace(0.05, 200.0, 500):
+        answer = equilibrium_at(game, other).budgets
+        if (answer > 0).all():
+            for t, least in zip(rounds, mine, strict=True):
+                assert least <= cost(game, t, other, answer) * (1 + 1e-9)
+    monkeypatch.setattr(bounded_leaders, "EXACT_BELOW", 2)  # large games sample
+    sampled = choose_rates(game, leader, rounds)
+    for k, (t, rate) in enumerate(zip(rounds, sampled.reward_rates, strict=True)):
+        budgets = sampled.budgets.at(k, rate)
+        assert (budgets > 0).all()
+        assert cost(game, t, rate, budgets) <= mine[k] * 1.1
+
+
+def test_a_rate_at_ceilings_is_found_and_its_absence_is_told():
+    found = []
+    for seed in range(60):
+        game, rounds = four_with_ceilings(seed), np.array([1])
+        line = equilibrium_response(game)
+        inside = interior_leaders.interior_rates_of(game, line, "anticipating", rounds)
+        chosen = choose_rates(game, "anticipating", rounds)
+        if inside is None or not chosen.reaches_bounds:
+            continue
+        rate = chosen.reward_rates[0]
+        least = server_cost(game, 1, rate, chosen.budgets.at(0, rate))
+        dear = server_cost(game, 1, inside[0], line.budgets(inside[0]))
+        assert rate > line.highest_rate
+        assert least < dear
+        plan = mppfl.Plan("mppfl_exact", rounds, inside, AlongLine(line.slope, line.offset), 4)
+        assert mppfl.verify(game, plan).leader_regret >= 0.5 * (dear - least)
+        assert mppfl.solve(game, "mppfl_exact").verification.leader_regret == approx(0.0, abs=1e-9 * dear)
+        found.append(seed)
+    assert len(found) >= 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(games(), st.sampled_from(["anticipating", "noise_aware"]), st.floats(0.1, 20), st.integers(0, 2**32 - 1))
+def test_no_budgets_within_the_bounds_cost_less_than_the_bound_says(game, leader, rate, seed):
+    rng, weights = np.random.default_rng(seed), np.ones(game.num_clients)
+    low, high = game.clients.budget_min, game.clients.budget_max
+    cost = noise_aware_cost if leader == "noise_aware" else server_cost
+    least = least_costs(game, weights, leader, np.array([1, 7]), rate)
+    for _ in range(20):
+        budgets = np.clip(np.exp(rng.uniform(-6, 3, game.num_clients)), low, high)
+        dearer = rate * rng.uniform(1, 3)
+        for t, bound in zip((1, 7), least, strict=True):
+            assert cost(game, t, dearer, budgets) >= bound * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ceilings_far_above_what_is_shared_change_nothing(seed):
+    game = paper_scale_game(seed, num_clients=12, preset="benign")
+    free = choose_rates(game, "anticipating", np.array([1, 20]))
+    capped = game.with_bounds(np.zeros(12), np.full(12, 1000 * free.budgets.at(0, free.reward_rates[0]).max()))
+    line = equilibrium_response(capped)
+    pairs = zip((1, 20), free.reward_rates, strict=True)
+    costs = np.array([server_cost(game, t, rate, line.budgets(rate)) for t, rate in pairs])
+    assert rates_worth_trying(capped, line, "anticipating", np.array([1, 20]), costs) is None
+    chosen = choose_rates(capped, "anticipating", np.array([1, 20]))
+    assert chosen.reward_rates == approx(free.reward_rates, rel=1e-12)
+
+
+@pytest.mark.parametrize("leader", ["mean_field", "anticipating"])
+def test_what_a_round_gets_does_not_depend_on_others_and_ceilings_lose_nobody(leader):
+    # In round 1 the best rate is where both are at their ceilings; in round 60 both are strictly inside.
+    clients = mppfl.Clients([0.5, 0.6], [1.4, 1.3], [0.75, 0.07], budget_max=[0.5, 0.35])
+    game = mppfl.make_game(mppfl.graph_from_matrix([[0.0, 1.0], [1.0, 0.0]]), clients)
+    rounds = np.arange(1, 61)
+    together = choose_rates(game, leader, rounds)
+    for k in (0, 20, 59):
+        alone = choose_rates(game, leader, rounds[k : k + 1])
+        rate = together.reward_rates[k]
+        assert rate == approx(alone.reward_rates[0], rel=1e-12)
+        assert together.budgets.at(k, rate) == approx(alone.budgets.at(0, rate), abs=1e-12)
+        assert (together.budgets.at(k, rate) > 0).all()
+    assert together.budgets.at(0, together.reward_rates[0]) == approx([0.5, 0.35])
+    unbounded = choose_rates(game.with_bounds(np.zeros(2), np.full(2, np.inf)), leader, rounds)
+    assert together.reward_rates[59] == approx(unbounded.reward_rates[59])
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_noise_counts_more_where_somebody_may_not_take_part_whatever_the_bounds_of_others(floor):
+    # The other holds nine tenths of the data, so the weight of the one who is left is ten times as large, at any rate.
+    graph = mppfl.graph_from_matrix([[0.0, 1.0], [1.0, 0.0]])
+    clients = mppfl.Clients(
+        [1, 1], [0.5, 0.5], [0.1, 0.1], data_size=[1, 9], budget_max=[np.inf, 0], budget_min=[floor, 0]
+    )
+    game = mppfl.make_game(graph, clients, max_hops=1, externality_strength=0.1)
+    found = mppfl.solve(game, "mppfl_exact")
+    rate, least = cheapest_rate(game, 1, 0.6, 6.0, cost_without_absent)
+    assert found.outcome.reward_rates[0] == approx(rate, rel=2e-3)
+    assert cost_without_absent(game, 1, found.outcome.reward_rates[0], found.terms(1).budgets) <= least * (1 + 1e-12)
+    assert found.verification.leader_regret == approx(0.0, abs=1e-9)
+
+
+def test_mean_field_follows_its_condition_where_somebody_is_at_a_ceiling():
+    graph = mppfl.graph_from_matrix([[0, 0.66, 0.69], [0.88, 0, 0.79], [0.72, 0.8, 0]])
+    clients = mppfl.Clients(
+        [0.697, 1.8, 1.6], [0.806, 0.332, 1.06], [0.0165, 5.07, 0.0106], budget_max=[1.27, 0.746, 1.64]
+    )
+    game = mppfl.make_game(graph, clients, max_hops=3, hop_decay=0.49, externality_strength=0.4, accuracy_weight=0.21)
+    chosen = choose_rates(game, "mean_field", np.array([1, 2, 3]))
+    rates, budgets = chosen.reward_rates, chosen.budgets.at(0, chosen.reward_rates[0])
+    free = budgets < game.clients.budget_max
+    assert free.sum() == 2  # eq. 16 over those who can still move
+    alone = 1 / (2 * clients.quadratic_cost[free])
+    pulled = 0.21 * (clients.noise_harm[free] * alone / budgets[free] ** 2).sum()
+    assert pulled == approx(0.79 * (budgets.sum() + rates[0] * alone.sum()), rel=1e-9)
+    assert (np.diff(rates) < 0).all()
+
+
+def test_the_noise_aware_leader_loses_a_client_where_that_is_cheaper():
+    graph = mppfl.graph_from_matrix([[0.0, 1.0], [0.0, 0.0]], isolated="keep")
+    clients = mppfl.Clients([1.1374, 0.3749], [0.6411, 1.9933], [2.0369, 0.0021], data_size=[21, 43])
+    game = mppfl.make_game(graph, clients, max_hops=1, externality_strength=0.0076, accuracy_weight=0.2101)
+    found = mppfl.solve(game, "mppfl_noise_aware", num_rounds=5)
+    rate, least = cheapest_rate(game, 5, 0.65, 4.0, noise_aware_cost)
+    terms = found.terms(5)
+    assert terms.reward_rate == approx(rate, rel=2e-3)
+    assert noise_aware_cost(game, 5, terms.reward_rate, terms.budgets) <= least * (1 + 1e-12)
+    assert terms.budgets[1] == 0
+    assert found.verification.leader_regret == approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("linear", [0.0, 1e-9])
+def test_no_pay_at_all_is_a_rate_too_where_somebody_would_wake_at_once(linear):
+    graph = mppfl.graph_from_matrix([[0.0, 1.0], [1.0, 0.0]])
+    clients = mppfl.Clients(
+        [1, 1], [linear, 1], [0.1, 0.1], data_size=[1, 9], budget_min=[0, 0.5], budget_max=[0.1, np.inf]
+    )
+    game = mppfl.make_game(graph, clients, max_hops=1, externality_strength=0.0)
+    found = mppfl.solve(game, "social_agnostic")
+    assert found.outcome.reward_rates[0] == 0
+    assert found.verification.leader_regret == approx(0.0, abs=1e-9)
 
 
 def test_personalised_prices_say_where_floors_would_be_given_for_nothing():
@@ -329,3 +486,13 @@ def test_no_leader_counts_on_floors_that_clients_may_leave(mechanism):
     game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
     found = mppfl.solve(game, mechanism, participation="if_better_than_staying_out")
     assert found.outcome.taking_part.tolist() == [2]
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl_exact", "social_agnostic"])
+def test_the_regret_of_a_leader_that_loses_nobody_is_over_rates_that_lose_nobody(mechanism):
+    # In round 1 both rest at their ceilings; below, where one is lost, the server would pay less.
+    clients = mppfl.Clients([0.5, 0.6], [1.4, 1.3], [0.75, 0.07], budget_max=[0.5, 0.35])
+    game = mppfl.make_game(mppfl.graph_from_matrix([[0.0, 1.0], [1.0, 0.0]]), clients)
+    found = mppfl.solve(game, mechanism, num_rounds=60)
+    assert (found.outcome.taking_part == 2).all()
+    assert found.verification.leader_regret == approx(0.0, abs=1e-9)

@@ -1,5 +1,6 @@
 """Mechanisms: what each promises, and a user's own."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -104,6 +105,76 @@ def test_the_auction_finds_the_one_hop_optimum_and_balances_its_books(seed):
     assert terms.budgets == approx(np.exp(best.x), rel=1e-5)
     paid_by_server = (value / terms.budgets).sum()  # Σ λ_i ρ_i with λ_i = q_i/ρ_i²
     assert (np.asarray(terms.prices) * terms.budgets).sum() == approx(paid_by_server, rel=1e-9)
+
+
+def auction_optimum(game, round_index):
+    """The least of Σ q_i/ρ_i + Σ(a s_i² + b s_i), s = B₁ρ, within bounds; over logarithms of those who may share."""
+    near, clients = one_hop(game), game.clients
+    value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
+    inside = clients.budget_max > 0
+
+    def given(logs):
+        budgets = np.zeros(game.num_clients)
+        budgets[inside] = np.exp(logs)
+        return budgets
+
+    def lost(logs):
+        budgets = given(logs)
+        losses = near.loss @ budgets
+        harm = near.loss.T @ (2 * clients.quadratic_cost * losses + clients.linear_cost)
+        total = (value[inside] / budgets[inside]).sum() + privacy_cost(game, losses).sum()
+        return total, (budgets * harm)[inside] - value[inside] / budgets[inside]
+
+    ends = np.log(np.clip([clients.budget_min[inside], clients.budget_max[inside]], 1e-8, 1e8))
+    bounds = list(zip(*ends, strict=True))
+    best = minimize(
+        lost, np.clip(0.0, *ends), jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-16, "gtol": 1e-11}
+    )
+    return given(best.x)
+
+
+def test_a_bound_in_the_auction_moves_its_neighbour_and_all_payments():
+    # The capped friend gives 0.05, so the other meets q = ρ² G(ρ) with s = (0.05 + 0.9 ρ, ρ + 0.045).
+    clients = mppfl.Clients([1.0, 1.0], [0.1, 0.1], [1.0, 1.0], budget_max=[0.05, np.inf])
+    game = replace(two_friends(), clients=clients, externality_strength=0.9)
+    terms = sarda_like(game, Horizon(np.array([1]))).terms(0)
+    assert terms.budgets == approx([0.05, 0.618924], abs=1e-6)
+    losses = np.array([0.05 + 0.9 * terms.budgets[1], terms.budgets[1] + 0.045])
+    assert terms.prices * terms.budgets == approx((2 * losses + 0.1) * losses)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_auction_finds_the_one_hop_optimum_within_bounds(seed):
+    game = paper_scale_game(seed, num_clients=9)
+    rng = np.random.default_rng(seed)
+    free = sarda_like(game, Horizon(np.array([2, 3]))).to_matrix().mean(axis=0)
+    low = np.where(rng.random(9) < 0.3, 1.5 * free, 0.0)
+    high = np.where(rng.random(9) < 0.4, np.maximum(0.6 * free, low), np.inf)
+    low[:2] = high[:2] = 0.0  # two who may not share
+    game = game.with_bounds(low, high)
+    for terms in sarda_like(game, Horizon(np.array([2, 3]))):
+        assert terms.budgets == approx(auction_optimum(game, terms.round_index), rel=1e-5, abs=1e-9)
+        losses = one_hop(game).loss @ terms.budgets
+        paid = (2 * game.clients.quadratic_cost * losses + game.clients.linear_cost) * losses
+        assert terms.prices * terms.budgets == approx(np.where(terms.budgets > 0, paid, 0.0))
+
+
+def test_who_left_the_auction_does_not_bid_and_the_others_settle_without_it():
+    game = paper_scale_game(3, num_clients=9)
+    game = replace(game, clients=replace(game.clients, compute_cost=np.full(9, 0.5)))
+    found = mppfl.solve(game, "sarda_like", participation="if_non_negative").terms(1)
+    out = found.budgets == 0
+    assert 0 < out.sum() < 9
+    held = game.with_bounds(np.zeros(9), np.where(out, 0.0, np.inf))
+    assert found.budgets == approx(auction_optimum(held, 1), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_auction_in_which_nobody_may_share_buys_nothing():
+    game = paper_scale_game(0, num_clients=5).with_bounds(np.zeros(5), np.zeros(5))
+    terms = sarda_like(game, Horizon(np.array([1]))).terms(0)
+    assert (terms.budgets == 0).all()
+    assert terms.reward_rate == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

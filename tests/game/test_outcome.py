@@ -266,3 +266,22 @@ def test_no_saving_is_claimed_for_the_leader_where_clients_may_stay_out(rule):
     found = mppfl.solve(costly, "mppfl_exact", participation=rule).verification
     assert found.leader_regret is None
     assert found.leader_rounds == ()
+
+
+def test_those_without_noise_add_none_and_are_paid_nothing_but_the_others_are():
+    game = paper_scale_game(2, num_clients=8)
+    budgets, prices = np.ones(8), np.ones(8)
+    budgets[0], prices[0] = np.inf, 0.0
+
+    def some_without_noise(game, horizon):
+        return mppfl.plan_of_rounds("some", [mppfl.Terms(int(t), 1.0, prices, budgets) for t in horizon.rounds])
+
+    found = mppfl.solve(game, some_without_noise, num_rounds=2)
+    weight, harm = game.accuracy_weight, game.clients.noise_harm[1:].sum()
+    assert found.outcome.payments == approx([7.0, 7.0])
+    assert found.outcome.server_costs == approx(weight * harm / np.array([1, 2]) + (1 - weight) * 7.0)
+    assert found.outcome.welfare.tolist() == [-np.inf, -np.inf]
+    assert found.outcome.taking_part.tolist() == [8, 8]
+    (row,) = mppfl.compare(game, [some_without_noise], num_rounds=2, conventions=["own"])
+    assert row.noise_aware_cost == approx(2 * (1 - weight) * 7.0)
+    assert row.payments == approx(14.0)

@@ -10,16 +10,11 @@ from pytest import approx
 
 import mppfl
 from mppfl.game import path_kernels
+from mppfl.game.bounded_leaders import best_of_round, best_on_path, noise_aware_of_rounds
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.leaders import (
-    best_of_round,
-    best_on_path,
-    interior_rates_each,
-    interior_rates_of,
-    noise_aware_of_rounds,
-)
+from mppfl.game.interior_leaders import interior_rates_each, interior_rates_of
+from mppfl.game.leader_regret import PROBES, _Answers
 from mppfl.game.model import server_cost
-from mppfl.game.outcome import PROBES, _Answers
 from mppfl.game.path import EXACT_BELOW, equilibria_at, pivoting_path, plain_path, response_path
 from mppfl.game.personal_prices import personalised_compiled, personalised_plainly
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends

@@ -124,3 +124,21 @@ def test_rates_that_cannot_be_are_refused(rates, told):
     with pytest.raises(mppfl.BadInput) as refused:
         mppfl.solve(GAME, num_rounds=2, reward_rates=rates)
     assert told in str(refused.value)
+
+
+def test_one_price_for_all_is_the_same_plan_written_as_a_number_or_as_an_array():
+    game = paper_scale_game(2, num_clients=6)
+
+    def equal_parts(each):
+        def mechanism(game, horizon):
+            paid = np.full(6, 2.0) if each else 2.0
+            return mppfl.plan_of_rounds(
+                "parts", [mppfl.Terms(int(t), 2.0, paid, np.full(6, 0.1)) for t in horizon.rounds]
+            )
+
+        return mechanism
+
+    rows = [mppfl.compare(game, {"parts": equal_parts(each)}, conventions=["own"])[0] for each in (False, True)]
+    assert rows[0].price_of_anarchy is not None
+    for name in ("price_of_anarchy", "server_cost", "welfare", "payments"):
+        assert getattr(rows[0], name) == getattr(rows[1], name)

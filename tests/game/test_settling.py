@@ -8,7 +8,7 @@ import pytest
 from pytest import approx
 
 import mppfl
-from mppfl.game import leader_kernels, leaders, participation, settling, settling_kernels
+from mppfl.game import bounded_leaders, leader_kernels, participation, settling, settling_kernels
 from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.participation import settle_one_by_one, with_participation
 from mppfl.game.plan import Horizon
@@ -76,7 +76,7 @@ def test_clients_who_lose_alike_leave_in_the_order_of_their_numbers():
 
 def test_compiled_and_plain_code_draw_the_same_lines():
     assert settling_kernels.TIED == participation.TIED
-    assert leader_kernels.VANISHING == leaders.VANISHING
+    assert leader_kernels.VANISHING == bounded_leaders.VANISHING
 
 
 def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_one():
@@ -101,3 +101,19 @@ def test_what_a_mechanism_says_of_its_rounds_is_not_lost_when_clients_may_stay_o
 
 def test_what_holds_in_some_rounds_only_says_in_how_many():
     assert participation._notes_of_rounds([("a", "b"), ("a",), ("a", "b")]) == ["a", "b (in 2 of 3 rounds)"]
+
+
+@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+def test_a_round_is_deserted_where_only_those_are_left_whom_no_price_moves(rule):
+    # The hub would be charged, so it is offered nothing; the leaves cost too much to stay.
+    leaves = mppfl.graph_from_matrix(star().graph.influence.toarray())
+    costs = np.r_[0.0, np.full(10, 100.0)]
+    clients = mppfl.Clients(np.ones(11), np.full(11, 0.1), np.ones(11), compute_cost=costs)
+    game = mppfl.make_game(leaves, clients, max_hops=1, externality_strength=0.2)
+    horizon = Horizon(np.array([1, 2]))
+    together = settling.settle_together(game, horizon, settling.led_by(game, MECHANISMS["pigouvian"]), rule)
+    one_by_one = participation.settle_one_by_one(game, horizon, MECHANISMS["pigouvian"], rule)
+    for settled in (together, one_by_one):
+        assert [terms.budgets.max() for terms in settled.terms] == [0.0, 0.0]
+    found = mppfl.solve(game, "pigouvian", num_rounds=2, participation=rule)
+    assert any("nobody takes part" in warning for warning in found.warnings)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.mechanisms import budget_limited
-from tests.game.games import two_friends
+from mppfl.game.mechanisms import MECHANISMS, budget_limited
+from tests.game.games import paper_scale_game, two_friends
 
 
 @pytest.mark.parametrize("function", [budget_limited, partial(budget_limited, payment_limit=0.5)])
@@ -26,9 +26,9 @@ def test_what_is_no_mechanism_is_refused(mechanism):
         mppfl.solve(two_friends(), mechanism)
 
 
-def broken_point(monkeypatch):
-    """A package `acme-pricing` whose mechanism `steady` cannot be imported."""
-    point = importlib.metadata.EntryPoint("steady", "acme_pricing.missing:steady", "mppfl.mechanisms")
+def offered_point(monkeypatch, name, value):
+    """A package `acme-pricing` that offers a mechanism."""
+    point = importlib.metadata.EntryPoint(name, value, "mppfl.mechanisms")
     package = importlib.metadata.distribution("mppfl")
     monkeypatch.setattr(type(package), "name", "acme-pricing", raising=False)
     vars(point).update(dist=package)
@@ -37,8 +37,69 @@ def broken_point(monkeypatch):
 
 @pytest.mark.parametrize("use", [mppfl.solve, lambda game, name: mppfl.compare(game, ["mppfl", name], num_rounds=1)])
 def test_a_package_whose_mechanism_cannot_be_loaded_is_named(monkeypatch, use):
-    broken_point(monkeypatch)
+    offered_point(monkeypatch, "steady", "acme_pricing.missing:steady")
     with pytest.raises(mppfl.BadInput) as refused:
         use(two_friends(), "steady")
     told = "mechanism='steady' of acme-pricing (acme_pricing.missing:steady) cannot be loaded: ModuleNotFoundError"
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("mechanism", sorted(MECHANISMS.keys() - {"budget_limited"}))
+def test_rates_that_a_mechanism_does_not_follow_are_told(mechanism):
+    rates = np.array([2.0, 1.5])
+    found = mppfl.solve(paper_scale_game(3, num_clients=6), mechanism, num_rounds=2, reward_rates=rates)
+    told = any("prices of its own, and the reward_rates that were given" in warning for warning in found.warnings)
+    assert told == (mechanism in ("sarda_like", "personalised", "noiseless"))
+    assert told != np.allclose(found.plan.reward_rates, rates)
+
+
+def steady(game, horizon):
+    """Somebody's mechanism that breaks down in its second line."""
+    share = 1 / len(horizon.rounds)
+    return share / (game.num_clients - game.num_clients)
+
+
+class Steady:
+    def __call__(self, game, horizon):
+        return steady(game, horizon)
+
+
+@pytest.mark.parametrize(("function", "name"), [(steady, "steady"), (partial(steady), "steady"), (Steady(), "Steady")])
+@pytest.mark.parametrize("participation", ["always", "if_non_negative"])
+def test_a_mechanism_of_ones_own_that_breaks_down_is_named_with_what_it_raised(function, name, participation):
+    with pytest.raises(mppfl.BadInput) as refused:
+        mppfl.solve(two_friends(), function, participation=participation)
+    told = f"mechanism={name!r} (tests.game.test_solve:{name}) failed: ZeroDivisionError: float division by zero. "
+    assert str(refused.value) == told + "Repair that function."
+    assert isinstance(refused.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("use", [mppfl.solve, lambda game, name: mppfl.compare(game, ["mppfl", name], num_rounds=1)])
+def test_a_package_whose_mechanism_breaks_down_is_named(monkeypatch, use):
+    offered_point(monkeypatch, "calm", f"{__name__}:steady")
+    with pytest.raises(mppfl.BadInput) as refused:
+        use(two_friends(), "calm")
+    assert f"mechanism='calm' of acme-pricing ({__name__}:steady) failed: ZeroDivisionError" in str(refused.value)
+
+
+def test_what_a_mechanism_of_ones_own_refuses_by_our_errors_passes_as_it_is():
+    def refusing(game, horizon):
+        raise mppfl.errors.NoEquilibrium("nobody wants to. Pay more.")
+
+    with pytest.raises(mppfl.errors.NoEquilibrium, match=r"^nobody wants to\. Pay more\.$"):
+        mppfl.solve(two_friends(), refusing)
+
+
+def test_no_noise_at_all_is_no_empty_round():
+    found = mppfl.solve(
+        two_friends(), "noiseless", reward_rates=np.array([2.0]), participation="if_better_than_staying_out"
+    )
+    assert any("prices of its own" in warning for warning in found.warnings)
+
+
+def test_rounds_in_which_everybody_stays_out_follow_any_rates():
+    game = paper_scale_game(3, num_clients=6)
+    rates = np.array([2.0, 1e-6])
+    found = mppfl.solve(game, num_rounds=2, reward_rates=rates, participation="if_non_negative")
+    assert found.plan.terms(1).budgets.max() == 0
+    assert not any("prices of its own" in warning for warning in found.warnings)

@@ -5,7 +5,8 @@ import pytest
 
 import mppfl
 from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.leaders import choose_rates, pigouvian_weights, rate_condition
+from mppfl.game.interior_leaders import rate_condition
+from mppfl.game.leaders import choose_rates, pigouvian_weights
 from mppfl.game.model import server_cost, wanted_loss
 from mppfl.game.plan import rounds_up_to
 from mppfl.game.welfare import social_optimum, unbounded_optimal_welfare, welfare, welfare_gap

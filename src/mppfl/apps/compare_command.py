@@ -92,7 +92,7 @@ def compare_command(
     if figure is not None:
         check_figure(figure)
     if experiment is not None:
-        jobs, chosen, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds)
+        jobs, chosen, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds, fixed_budget)
     else:
         given = ask.Inputs.among(options)
         known = [name for name in names if name != PRICED]
@@ -187,16 +187,23 @@ def check_leak_options(options: dict[str, Any], names: Sequence[str]) -> None:
         )
 
 
-def of_experiment(path: Path, names: Sequence[str] | None, rounds: int) -> tuple[list[Job], dict[str, Mechanism], int]:
-    """Seeds with what makes their games, mechanisms and rounds of an experiment file; names and rounds may be typed."""
+def of_experiment(
+    path: Path, names: Sequence[str] | None, rounds: int, fixed_budget: str
+) -> tuple[list[Job], dict[str, Mechanism], int]:
+    """Seeds with what makes their games, mechanisms and rounds of an experiment file; what was typed goes before it."""
     from mppfl.results.experiment_game import game_without_data, mechanism_of
+    from mppfl.results.toml_text import toml_value
 
-    beside = ("mechanisms", "rounds", "figure", "json", "debug")
+    beside = ("mechanisms", "rounds", "fixed_budget", "figure", "json", "debug")
     overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
+    if ask.is_typed("fixed_budget"):
+        overrides.append(f"game.fixed_budget={toml_value(ask.number_or_rule(fixed_budget))}")
+    if names is not None:  # the file's convention is no matter: each of them is shown under both
+        overrides += [f"mechanisms={toml_value(list(dict.fromkeys(names)))}", 'game.convention="own"']
     chosen = ask.read_the_experiment(path, overrides, beside=beside)
     if chosen.game.participation != "always":
         ask.warn((f"participation={chosen.game.participation!r} is left out: compare has everybody take part",))
-    functions = {name: mechanism_of(chosen, name) for name in names or chosen.mechanisms}
+    functions = {name: mechanism_of(chosen, name) for name in chosen.mechanisms}
     return (
         [(seed, partial(game_without_data, chosen, seed)) for seed in chosen.seeds],
         functions,
@@ -212,15 +219,14 @@ def compare_trained(
     from mppfl.apps.progress import training_progress
     from mppfl.errors import BadInput
     from mppfl.results.experiment_file import read_experiment
+    from mppfl.results.toml_text import toml_value
     from mppfl.results.train import train
 
     ask.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
     if report is not None and (report.suffix.lower() not in (".html", ".htm") or report.is_dir()):
         raise BadInput(f"--report={str(report)!r} must be a file that ends in .html.")
-    chosen = read_experiment(path)
-    chosen = replace(
-        chosen, output=replace(chosen.output, folder=None), mechanisms=tuple(mechanisms or chosen.mechanisms)
-    )
+    chosen = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])
+    chosen = replace(chosen, output=replace(chosen.output, folder=None))
     with training_progress(chosen.game.num_rounds, quiet=quiet) as tell:
         runs = train(chosen, on_round=tell)
     if report is not None:

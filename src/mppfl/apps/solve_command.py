@@ -69,7 +69,7 @@ def solve_options(options: dict[str, Any]) -> Solution:
 
     from mppfl.arrays import require_number
     from mppfl.errors import BadInput
-    from mppfl.game.solve import solve
+    from mppfl.game.solve import follows, solve
 
     mechanism, rounds, reward_rate = options["mechanism"], options["rounds"], options["reward_rate"]
     given = ask.Inputs.among(options)
@@ -96,7 +96,7 @@ def solve_options(options: dict[str, Any]) -> Solution:
             seed=options["seed"],
             device=options["device"],
         )
-    if rates is not None and not np.allclose(found.plan.reward_rates, rates):
+    if rates is not None and not follows(found.plan, rates):
         raise BadInput(
             f"--reward-rate={reward_rate:g} means nothing to {mechanism}, which has prices of its own. Leave it out."
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.leaders import noise_aware_cost
+from mppfl.game.interior_leaders import noise_aware_cost
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, fixed, personalised, sarda_like
 from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game
@@ -190,6 +190,9 @@ def _row(
     for terms in plan:
         if np.isfinite(terms.budgets).all():
             aware += noise_aware_cost(game, terms.round_index, terms.prices, terms.budgets)
+        else:  # all weight goes to those without noise, who are paid nothing
+            paid = np.sum(terms.prices * np.where(np.isfinite(terms.budgets), terms.budgets, 0.0))
+            aware += (1 - game.accuracy_weight) * float(paid)
         budgets += float(terms.budgets.mean()) / len(plan)
     return Row(
         mechanism=name,

@@ -145,12 +145,14 @@ class DeviceCondition(RateCondition):
 
 
 def condition_on_device(
-    line: DeviceLine, clients: DeviceClients, accuracy_weight: float, leader: LineLeader
+    line: DeviceLine, clients: DeviceClients, accuracy_weight: float, leader: LineLeader, amplified: float = 1.0
 ) -> DeviceCondition:
-    """The first-order condition of the leader on a straight response; the twin of `leaders.rate_condition`.
+    """The first-order condition of the leader on a straight response; the twin of `interior_leaders.rate_condition`.
 
     mean_field (eq. 16):    Σ τε_i/(2t a_i ρ_i²) = (1−τ) Σ(ρ_i + r/2a_i): external risk is taken as it stands
     anticipating (eq. 17):  Σ τε_i u_i/(t ρ_i²) = (1−τ)(2r Σu_i − Σv_i): the server knows that it moves
+
+    amplified  what every ε_i is multiplied by, because others are at 0
     """
     slope, offset = line.slope, line.offset
     paid_slope, paid_offset = torch.stack([slope.sum(), offset.sum()]).tolist()
@@ -168,7 +170,7 @@ def condition_on_device(
     return DeviceCondition(
         steepness=steepness,
         constant=paid_offset,
-        strength=accuracy_weight / (1 - accuracy_weight),
+        strength=amplified * accuracy_weight / (1 - accuracy_weight),
         pull=first[0:1],
         slope=first[1:2],
         offset=first[2:3],
@@ -179,10 +181,15 @@ def condition_on_device(
 
 
 def rates_on_device(
-    line: DeviceLine, clients: DeviceClients, accuracy_weight: float, leader: LineLeader, rounds: IntArray
+    line: DeviceLine,
+    clients: DeviceClients,
+    accuracy_weight: float,
+    leader: LineLeader,
+    rounds: IntArray,
+    amplified: float = 1.0,
 ) -> Array | None:
     """Rates of all rounds if each keeps every free client strictly inside its bounds, else None."""
-    condition = condition_on_device(line, clients, accuracy_weight, leader)
+    condition = condition_on_device(line, clients, accuracy_weight, leader, amplified)
     rates = rates_by_condition(condition, line.everybody_gains_interest, rounds)
     return rates if rates is not None and line.holds(rates) else None
 

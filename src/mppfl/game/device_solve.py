@@ -22,12 +22,15 @@ from mppfl.game.device_equilibrium import (
     totals_on_device,
 )
 from mppfl.game.device_loss import DeviceLoss
-from mppfl.game.leaders import has_floors, require_somebody
+from mppfl.game.equilibrium import Response
+from mppfl.game.leader_regret import LEADER_ROUNDS_ABOVE, PROBES
+from mppfl.game.leaders import require_somebody
 from mppfl.game.loss import KRYLOV_BASIS
 from mppfl.game.mechanisms import Mechanism, mppfl, mppfl_exact
 from mppfl.game.model import Game, amplification
-from mppfl.game.outcome import LEADER_ROUNDS_ABOVE, PROBES, Outcome, Verification, outcome_of_sums
+from mppfl.game.outcome import Outcome, Verification, outcome_of_sums
 from mppfl.game.plan import AlongLine, Horizon, Participation, Plan
+from mppfl.game.resting_at_bounds import has_ceilings, has_floors, rates_worth_trying
 from mppfl.network.device import find_device, require_room
 from mppfl.network.device_matrix import matrix_bytes
 from mppfl.network.device_propagation import propagation_on_device
@@ -82,7 +85,7 @@ def play_on_device(
     line = line_on_device(loss, clients)
     rates = horizon.reward_rates
     if rates is None and line.has_interior:
-        rates = rates_on_device(line, clients, game.accuracy_weight, leader, horizon.rounds)
+        rates = rates_on_device(line, clients, game.accuracy_weight, leader, horizon.rounds, _amplified(game, line))
     if rates is None or not line.holds(rates):
         raise BadInput(
             f"some clients would be at a bound of their budgets, and device={device!r} solves only where nobody is. "
@@ -91,7 +94,28 @@ def play_on_device(
     budgets = AlongLine(line.slope.cpu().numpy(), line.offset.cpu().numpy())
     plan = Plan(name, horizon.rounds, np.asarray(rates, dtype=np.float64), budgets, size)
     outcome = outcome_of_sums(game, plan, totals_on_device(line, loss, clients, plan.reward_rates))
+    if leader == "anticipating" and horizon.reward_rates is None and has_ceilings(game):
+        _require_best_inside(game, line, plan, outcome, device)
     return plan, outcome, _verify(game, plan, outcome, line, loss, clients)
+
+
+def _amplified(game: Game, line: DeviceLine) -> float:
+    """What every ε_i is multiplied by because others are at 0, whatever the rate."""
+    return 1.0 if line.free is None else amplification(game, (line.free | (line.offset < 0)).cpu().numpy())
+
+
+def _require_best_inside(game: Game, line: DeviceLine, plan: Plan, outcome: Outcome, device: str) -> None:
+    """Raises BadInput unless it is sure that no rate with clients at their ceilings is cheaper."""
+    free = np.ones(game.num_clients, dtype=bool) if line.free is None else line.free.cpu().numpy()
+    slope, offset = line.slope.cpu().numpy(), line.offset.cpu().numpy()
+    response = Response(slope, offset, line.lowest_rate, line.highest_rate, np.ones(game.num_clients), free)
+    noise = game.accuracy_weight * outcome.accuracy_terms
+    costs = outcome.server_costs + (_amplified(game, line) - 1.0) * noise
+    if rates_worth_trying(game, response, "anticipating", plan.rounds, costs) is not None:
+        raise BadInput(
+            f"a cheaper rate may leave some at their budget_max, and device={device!r} solves only where nobody is. "
+            f"{LEAVE_OUT} at the bounds too."
+        )
 
 
 def _note_row_sums(game: Game, loss: DeviceLoss) -> None:
@@ -129,15 +153,15 @@ def _leader_saving(
 ) -> float:
     """What the server could save by another rate that keeps everybody inside the bounds, in the worst of the rounds.
 
-    The best such rate, or where it has none the nearby rates that `outcome.PROBES` names and the bounds allow.
+    The best such rate, or where it has none the nearby rates that `leader_regret.PROBES` names and the bounds allow.
     """
     rounds, weight = plan.rounds[positions], game.accuracy_weight
-    best = rates_on_device(line, clients, weight, "anticipating", rounds)
+    grown = _amplified(game, line)
+    best = rates_on_device(line, clients, weight, "anticipating", rounds, grown)
     others = plan.reward_rates[positions, None] * np.array(PROBES) if best is None else best[:, None]  # [rounds, tries]
     inside = (others > line.lowest_rate) & (others < line.highest_rate)
     if not inside.any():
         return 0.0
-    grown = 1.0 if line.free is None else amplification(game, (line.free | (line.offset < 0)).cpu().numpy())
     distinct, where = np.unique(others[inside], return_inverse=True)
     totals = totals_on_device(line, loss, clients, distinct)[where]
     of_round = np.broadcast_to(np.arange(len(rounds))[:, None], others.shape)[inside]

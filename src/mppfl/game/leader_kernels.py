@@ -1,7 +1,7 @@
 """Compiled: the leader's best rate on a path of equilibria, for all rounds at once.
 
-The same candidates as in `leaders.candidates_of_segment`, but a segment is looked at only if even the least noise and
-the least pay that any of its rates could bring would beat the best found so far.
+The same candidates as in `bounded_leaders.candidates_of_segment`, but a segment is looked at only if even the least
+noise and the least pay that any of its rates could bring would beat the best found so far.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import njit
 from mppfl.arrays import Array
 
 MEAN_FIELD, ANTICIPATING, BUDGET_LIMITED = 0, 1, 2
+CONDITION_ALONE = 3  # mean_field, where its condition (16) has a root and nowhere else
 POINTS = 60  # at which a segment is searched for the leader's condition
 VANISHING = 1e-9  # of the largest budget: rounding, not taking part
 
@@ -169,11 +170,13 @@ def _candidates(
     slope: Array,
     offset: Array,
 ) -> Any:
-    """`leaders.candidates_of_segment`: the condition's root, both ends, the limit's rate; NaN where there is none."""
+    """`bounded_leaders.candidates_of_segment`: the condition's root, both ends, the limit's rate; NaN where none."""
     found = np.full(4, np.nan)
-    if leader == MEAN_FIELD:
+    if leader in (MEAN_FIELD, CONDITION_ALONE):
         steepness = paid[0] + own
         found[0] = _crossing(low, high, sums[0], known[0], steepness, paid[1], weight, harm * alone, slope, offset)
+    if leader == CONDITION_ALONE:
+        return found
     if np.isnan(found[0]):
         found[0] = _crossing(low, high, sums[1], known[1], 2.0 * paid[0], paid[1], weight, harm * slope, slope, offset)
     if np.isnan(found[0]) or leader == BUDGET_LIMITED:
@@ -220,14 +223,17 @@ def best_on_path(
             own[k] += weights[i] * alone[i] if slopes[k, i] != 0.0 else 0.0
             size[k] = max(size[k], abs(offsets[k, i]))
             num_part[k] += taking_part[k, i]
-        least[k] = _least(ends[k, 0], ends[k, 1], slopes[k], offsets[k], taking_part[k], harm, paid[k])
+        least[k, 0], least[k, 1] = _least(ends[k, 0], ends[k, 1], slopes[k], offsets[k], taking_part[k], harm, paid[k])
     sums = np.empty((num_segments, 2, POINTS))
     known = np.zeros((num_segments, 2, POINTS), dtype=np.bool_)
     chosen = np.full(len(rounds), -1, dtype=np.int64)
     rates = np.full(len(rounds), np.nan)
     for position in range(len(rounds)):
         noise_weight = accuracy_weight * grown / rounds[position]
-        bound = np.where(num_part > 0, noise_weight * least[:, 0] + (1.0 - accuracy_weight) * least[:, 1], np.inf)
+        bound = np.full(num_segments, np.inf)
+        for k in range(num_segments):
+            if num_part[k] > 0:
+                bound[k] = noise_weight[k] * least[k, 0] + (1.0 - accuracy_weight) * least[k, 1]
         best = np.inf
         while True:
             k = int(np.argmin(bound))
@@ -262,7 +268,7 @@ def best_on_path(
 def _noise_aware_rate(
     strength: float, felt: float, felt_less: float, paid: float, paid_less: float, low: float, high: float
 ) -> float:
-    """Where the derivative of strength/X + r·Y turns positive between two rates; see `leaders.bisect_noise_aware`."""
+    """Where the derivative of strength/X + r·Y turns positive; see `interior_leaders.bisect_noise_aware`."""
     if felt > 0.0 and paid > 0.0:  # it rises, and is concave: Newton's steps come from the left
         x = felt * low - felt_less
         if x > 0.0 and 2.0 * paid * low - paid_less - strength * felt / (x * x) > 0.0:

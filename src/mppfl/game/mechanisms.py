@@ -15,8 +15,8 @@ import numpy as np
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
 from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.leaders import UniformLeader, choose_rates, pigouvian_weights
-from mppfl.game.loss import LossOperator
+from mppfl.game.interior_leaders import UniformLeader
+from mppfl.game.leaders import choose_rates, pigouvian_weights
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
 from mppfl.game.path import equilibria_at
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
@@ -106,9 +106,9 @@ def _uniform(
     if horizon.reward_rates is not None:
         budgets = equilibrium_along(game, horizon.reward_rates, weights)
         return Plan(name, horizon.rounds, horizon.reward_rates, budgets, game.num_clients)
-    at_floors = not isinstance(horizon, MayLeave)
+    may_leave = isinstance(horizon, MayLeave)
     chosen = choose_rates(
-        game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, at_floors=at_floors
+        game, leader, horizon.rounds, payment_limit=payment_limit, weights=weights, may_leave=may_leave
     )
     notes = (AT_A_BOUND,) if chosen.reaches_bounds else ()
     return Plan(name, horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients, notes=notes)
@@ -197,34 +197,38 @@ def _covering_rate(game: Game, budgets: Array) -> float:
 def sarda_like(game: Game, horizon: Horizon) -> Plan:
     """An iterative double auction over one-hop exposure (model, eq. 30), after Sun et al. 2024 as far as is public.
 
-    Price-taking clients ask for the harm they cause and suffer; one sweep ρ ← √(q/B₁ᵀ(2AB₁ρ + b)) contracts by at most
-    a half in the log-sup metric, so the limit is unique: the welfare optimum of the one-hop model.
+    Price-taking clients ask for the harm they cause and suffer; one sweep ρ ← √(q/B₁ᵀ(2AB₁ρ + b)), held within bounds,
+    contracts by at most a half in the log-sup metric, so the limit is unique: the one-hop welfare optimum within them.
+    Who may not share is not bid for and exposes nobody; what it suffers counts, but plans pay by budgets, so not it.
     """
     near = one_hop(game)
-    clients = game.clients
     strength = game.accuracy_weight / (1 - game.accuracy_weight)
     terms = []
-    settled = np.ones(game.num_clients)
+    budgets = np.ones(game.num_clients)
     for round_index in horizon.rounds:
-        bids = strength * clients.noise_harm / int(round_index)  # q_i: the server's value of less noise
-        settled, marginal = _auction(near.loss, bids, clients.quadratic_cost, clients.linear_cost, settled)
-        budgets = np.clip(settled, clients.budget_min, clients.budget_max)
-        received = marginal * (near.loss @ budgets)  # own price times budget, and amends for harm by neighbours
+        bids = strength * game.clients.noise_harm / int(round_index)  # q_i: the server's value of less noise
+        budgets = _auction(near, bids, budgets)
+        losses = near.loss @ budgets
+        # own price times budget, and amends for harm by neighbours
+        received = (2 * game.clients.quadratic_cost * losses + game.clients.linear_cost) * losses
         prices = np.divide(received, budgets, out=np.zeros_like(budgets), where=budgets > 0)
         terms.append(_priced(int(round_index), prices, budgets))
     return plan_of_rounds("sarda_like", terms, ("prices come from the auction, not from a common reward rate",))
 
 
-def _auction(loss: LossOperator, bids: Array, quadratic: Array, linear: Array, start: Array) -> tuple[Array, Array]:
-    """Budgets at which bids meet asks, and each client's marginal cost 2a_i s_i + b_i there."""
-    budgets = start
+def _auction(near: Game, bids: Array, start: Array) -> Array:
+    """Budgets within bounds at which bids meet asks. Bounds hold in every sweep: neighbours answer what is given."""
+    clients, loss = near.clients, near.loss
+    low, high = clients.budget_min, clients.budget_max
+    bidding = (high > 0) & (bids > 0)
+    budgets = np.where(bidding, np.clip(start, low, high), low)
     for _ in range(200):
-        marginal = 2 * quadratic * (loss @ budgets) + linear
-        asked = loss.T @ marginal
-        before, budgets = budgets, np.sqrt(bids / asked)
-        if np.abs(np.log(budgets / before)).max() < AUCTION_TOLERANCE:
+        asked = loss.T @ (2 * clients.quadratic_cost * (loss @ budgets) + clients.linear_cost)
+        wanted = np.sqrt(np.divide(bids, asked, out=np.zeros_like(bids), where=bidding))
+        before, budgets = budgets, np.clip(wanted, low, high)
+        if np.abs(np.log(budgets[bidding] / before[bidding])).max(initial=0.0) < AUCTION_TOLERANCE:
             break
-    return budgets, 2 * quadratic * (loss @ budgets) + linear
+    return budgets
 
 
 def sarda_r(game: Game, horizon: Horizon) -> Plan:
@@ -233,8 +237,8 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
     weights = pigouvian_weights(near)
     rates = horizon.reward_rates
     if rates is None:
-        offered, at_floors = np.maximum(weights, 0.0), not isinstance(horizon, MayLeave)
-        rates = choose_rates(near, "anticipating", horizon.rounds, weights=offered, at_floors=at_floors).reward_rates
+        offered, may_leave = np.maximum(weights, 0.0), isinstance(horizon, MayLeave)
+        rates = choose_rates(near, "anticipating", horizon.rounds, weights=offered, may_leave=may_leave).reward_rates
     line = equilibrium_response(near, weights)
     floor = np.minimum(np.maximum(game.clients.budget_min, LEAST_BUDGET), game.clients.budget_max)
     ends = np.array([line.budgets(float(rate)) for rate in (rates.min(), rates.max())])

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response, response_line
-from mppfl.game.leaders import has_floors, interior_rates_of, noise_aware_cost
-from mppfl.game.model import Game, cost_without_absent, privacy_cost, server_cost, utility, wanted_loss
-from mppfl.game.path import EXACT_BELOW, Path, response_path
+from mppfl.game.leader_regret import leader_regret
+from mppfl.game.model import Game, privacy_cost, utility, wanted_loss
 from mppfl.game.plan import AlongLine, Participation, Plan, Terms
-from mppfl.game.settling import LEADERS
 
 COMPILED_ABOVE = 4_000_000  # clients × rounds
 AT_ONCE = 100_000  # clients × rounds that are computed side by side
-LEADER_ROUNDS_ABOVE = 4_000_000  # above that many, only the first, middle and last round's leader is checked
-PROBES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.001, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0)
-WIDE = (0.0, 0.01, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)  # of b, tried too where budgets have floors above 0
-
-Cost = Callable[[Game, int, Array | float, Array], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +93,8 @@ def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLin
     several, clients = [plan.terms(position) for position in positions], game.clients
     found = np.empty((len(several), 8))
     protected = np.array([bool(np.isfinite(terms.budgets).all()) for terms in several])
-    for place in np.flatnonzero(~protected):  # the noiseless ceiling: nobody is protected, nothing is priced
-        budgets = several[place].budgets
-        found[place] = 0.0, 0.0, -np.inf, len(budgets), (budgets > 0).sum(), np.inf, np.inf, np.inf
+    for place in np.flatnonzero(~protected):
+        found[place] = _totals_without_protection(game, several[place])
     several = [several[place] for place in np.flatnonzero(protected)]
     if not several:
         return found
@@ -140,6 +130,18 @@ def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLin
         ]
     )
     return found
+
+
+def _totals_without_protection(game: Game, terms: Terms) -> tuple[float, ...]:
+    """The same where some send without noise: they add none and are paid nothing, and whom they expose loses all."""
+    endless = np.isinf(terms.budgets)
+    budgets = np.where(endless, 0.0, terms.budgets)
+    part, prices = budgets > 0, np.broadcast_to(terms.prices, len(budgets))
+    gains = utility(game, prices, budgets, game.loss @ budgets)
+    lost = (game.loss @ endless.astype(np.float64) > 0) | (gains < 0)
+    noise = float((game.clients.noise_harm[part] / budgets[part]).sum())
+    paid = float(prices @ budgets)
+    return noise, paid, -np.inf, int(lost.sum()), int((terms.budgets > 0).sum()), np.inf, np.inf, np.inf
 
 
 def _regret_of_free_choice(
@@ -191,8 +193,8 @@ class Verification:
     relative_regret  the same as a share of what that client is paid and loses
     leader_regret    largest saving the server could get by another rate with clients responding, noise weighed over
                      those who take part; inside the bounds over all rates that keep everybody there, else over a dozen
-                     rates around the chosen one, and with floors above 0 over far lower and higher ones too; None for
-                     mechanisms without a leader, and where clients may stay out
+                     rates around the chosen one, and with floors above 0 or ceilings over far lower and higher ones
+                     too; None for mechanisms without a leader, and where clients may stay out
     leader_rounds    rounds whose leader was checked
     """
 
@@ -218,127 +220,3 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
         leader_regret=regret,
         leader_rounds=checked,
     )
-
-
-LED = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "pigouvian")
-
-
-def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]]:
-    """What the server could save by another rate, in the worst of the checked rounds, and which rounds those are.
-
-    None where clients may stay out: a plan does not say who refused, so what another rate would bring is not known.
-    """
-    if plan.mechanism not in LED or plan.participation != "always":
-        return None, ()
-    from dataclasses import replace
-
-    crowd = replace(game, externality_strength=0.0) if plan.mechanism == "social_agnostic" else game
-    everything = len(plan) * plan.num_clients < LEADER_ROUNDS_ABOVE and isinstance(plan.budgets, AlongLine)
-    positions = np.arange(len(plan)) if everything else _first_middle_last(plan)
-    cost = noise_aware_cost if plan.mechanism == "mppfl_noise_aware" else cost_without_absent
-    better = _better_on_line(crowd, plan, plan.rounds[positions])
-    worst = 0.0
-    if better is not None:
-        for rate, position in zip(better.tolist(), positions.tolist(), strict=True):
-            terms = plan.terms(position)
-            worst = max(worst, _saving(crowd, cost, plan, terms, [rate], [plan.budgets.at(position, rate)]))
-    if has_floors(crowd):
-        worst = max(worst, _saving_at_floors(crowd, plan, cost))
-    elif better is None:
-        answers = _Answers(crowd)
-        for position in positions.tolist():
-            terms = plan.terms(position)
-            rates = [terms.reward_rate * probe for probe in PROBES]
-            tried = answers.at(_per_rate(plan, terms), rates, terms.budgets)
-            worst = max(worst, _saving(crowd, cost, plan, terms, rates, tried))
-    return worst, tuple(int(t) for t in plan.rounds[positions])
-
-
-def _first_middle_last(plan: Plan) -> IntArray:
-    return np.unique([0, len(plan) // 2, len(plan) - 1])
-
-
-def _better_on_line(crowd: Game, plan: Plan, rounds: IntArray) -> Array | None:
-    """The best rates of these rounds inside the bounds, where the plan is on a line and each has one."""
-    if not isinstance(plan.budgets, AlongLine) or plan.mechanism == "mppfl_noise_aware":
-        return None
-    weights = plan.prices.slope if isinstance(plan.prices, AlongLine) else None
-    free = crowd.clients.budget_max > crowd.clients.budget_min
-    line = response_line(crowd, plan.budgets.slope, plan.budgets.offset, weights, free)
-    return interior_rates_of(crowd, line, "anticipating", rounds)
-
-
-def _saving_at_floors(crowd: Game, plan: Plan, cost: Cost) -> float:
-    """What the server could save where clients may rest at budgets above 0: at no pay at all, at less, and at more.
-
-    Where some rate keeps everybody inside the bounds, the leader looks only at those that lose nobody, with noise as it
-    stands, and so do the tries here.
-    """
-    clients, answers, worst = crowd.clients, _Answers(crowd), 0.0
-    weights = np.broadcast_to(_per_rate(plan, plan.terms(0)), (crowd.num_clients,))
-    line = equilibrium_response(crowd, weights)
-    keeps = line.has_interior and interior_rates_of(crowd, line, LEADERS[plan.mechanism], plan.rounds) is not None
-    if keeps and plan.mechanism != "mppfl_noise_aware":
-        cost = server_cost
-    usual = max(1.0, float(clients.linear_cost.max()))
-    for position in _first_middle_last(plan).tolist():
-        terms = plan.terms(position)
-        near, far = terms.reward_rate * np.array(PROBES), usual * np.array(WIDE)
-        rates = np.unique(np.concatenate([near, far])).tolist()
-        tried = answers.at(weights, rates, terms.budgets)
-        able = clients.budget_max > 0
-        fair = [k for k, budgets in enumerate(tried) if not keeps or (budgets[able] > 0).all()]
-        rates, tried = [rates[k] for k in fair], [tried[k] for k in fair]
-        worst = max(worst, _saving(crowd, cost, plan, terms, rates, tried))
-    return worst
-
-
-def _per_rate(plan: Plan, terms: Terms) -> Array | float:
-    """Prices per unit of rate: 1 for everybody, or one each."""
-    if isinstance(plan.prices, AlongLine):
-        return plan.prices.slope
-    return terms.prices / terms.reward_rate if np.ndim(terms.prices) and terms.reward_rate > 0 else 1.0
-
-
-def _saving(game: Game, cost: Cost, plan: Plan, terms: Terms, rates: list[float], answers: list[Array]) -> float:
-    now = cost(game, terms.round_index, terms.prices, terms.budgets)
-    per_rate = _per_rate(plan, terms)
-    tried = (cost(game, terms.round_index, r * per_rate, b) for r, b in zip(rates, answers, strict=True))
-    return max([0.0, *(now - other for other in tried)])
-
-
-class _Answers:
-    """Clients' equilibria at many rates. In small games they are read off one path, up to the highest rate asked for,
-    and held against everybody's best response; where that fails, or in large games, each is solved for.
-    """
-
-    def __init__(self, game: Game) -> None:
-        self.game = game
-        self.path: Path | None = None
-
-    def at(self, per_rate: Array | float, rates: list[float], start: Array) -> list[Array]:
-        """Budgets at prices rate·per_rate, to the tolerance of `equilibrium_at`."""
-        read = self._read(per_rate, rates)
-        return [
-            equilibrium_at(self.game, rate * per_rate, start).budgets if budgets is None else budgets
-            for rate, budgets in zip(rates, read, strict=True)
-        ]
-
-    def _read(self, per_rate: Array | float, rates: list[float]) -> list[Array | None]:
-        game = self.game
-        weights = np.broadcast_to(np.asarray(per_rate, dtype=np.float64), (game.num_clients,))
-        usable = game.num_clients <= EXACT_BELOW and game.loss.is_dense and game.loss.has_one_answer
-        if not usable or min(rates) < 0 or not (weights > 0).any():
-            return [None] * len(rates)
-        if self.path is None or max(rates) > self.path[-1].high:
-            self.path = response_path(game, weights, max(rates))
-        low, high = game.clients.budget_min, game.clients.budget_max
-        segments = [self.path.at(rate) for rate in rates]
-        found = np.array([low if s is None else s.budgets(r) for r, s in zip(rates, segments, strict=True)])
-        found = np.clip(found, low, high)
-        prices = np.array(rates)[:, None] * weights
-        wanted = wanted_loss(game, prices)
-        wish = wanted - ((game.loss @ found.T).T - found)
-        gap = np.abs(found - np.clip(wish, low, high)).max(axis=1)
-        fits = gap <= 1e-12 * np.maximum(1.0, np.abs(wanted).max(axis=1))
-        return [budgets if fit else None for budgets, fit in zip(found, fits, strict=True)]

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.errors import BadInput
+from mppfl.errors import BadInput, NoEquilibrium
 from mppfl.game.mechanisms import MayLeave, Mechanism
 from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
 from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds
@@ -95,7 +95,12 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
     while not out.all():
         high = np.where(out, 0.0, game.clients.budget_max)
         low = np.where(out, 0.0, game.clients.budget_min)
-        plan = mechanism(game.with_bounds(low, high), single)
+        try:
+            plan = mechanism(game.with_bounds(low, high), single)
+        except NoEquilibrium:
+            if not seen:
+                raise
+            break  # those who are left cannot be moved by any rate: others could, who have gone
         terms = plan.terms(0)
         if not np.isfinite(terms.budgets).all():  # without noise there is nothing to weigh
             return terms, True, plan

@@ -81,11 +81,23 @@ def response_path(game: Game, weights: Array, last: float = np.inf) -> Path:
     Where the equilibrium is surely unique, from bend to bend by rank-one updates (`pivoting_path`), which are checked;
     else, or if a check fails, by `plain_path`.
     """
+    found = None
     if game.loss.is_dense and game.loss.has_one_answer:
         found = pivoting_path(game, weights, last)
-        if found is not None:
-            return found
-    return plain_path(game, weights, last)
+    return _with_no_pay(game, plain_path(game, weights, last) if found is None else found)
+
+
+def _with_no_pay(game: Game, path: Path) -> Path:
+    """With rate 0 as a segment of its own where somebody wakes just there: at 0 it is out, others are at floors."""
+    low = game.clients.budget_min
+    if path.ends[0, 0] > 0 or not low.any() or not (path.taking_part[0] & (path[0].budgets(0.0) <= 0)).any():
+        return path
+    return Path(
+        np.concatenate([[[0.0, 0.0]], path.ends]),
+        np.concatenate([[np.zeros_like(low)], path.slope]),
+        np.concatenate([[-low], path.offset]),
+        np.concatenate([[low > 0], path.taking_part]),
+    )
 
 
 def _first_rate(game: Game, weights: Array) -> float:

@@ -193,8 +193,8 @@ def plan_of_rounds(
                 f"mechanism {mechanism!r}, round {t.round_index}: budgets of shape {np.shape(t.budgets)} and prices of "
                 f"shape {np.shape(t.prices)} for {size} clients. Give one budget each, and one price for all or each."
             )
-    prices = None
-    if any(np.ndim(t.prices) for t in terms):
+    prices = None  # the reward rate is everybody's
+    if any(np.ndim(t.prices) and not np.all(t.prices == t.reward_rate) for t in terms):
         rows = np.array([np.broadcast_to(t.prices, size) for t in terms])
         prices = Stored(rows, np.arange(len(terms)))
     return Plan(

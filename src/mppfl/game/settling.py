@@ -14,8 +14,10 @@ from inspect import signature
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray
+from mppfl.errors import NoEquilibrium
+from mppfl.game.bounded_leaders import rates_where_no_root_is_inside
 from mppfl.game.equilibrium import Response, equilibrium_response, interior_rates
-from mppfl.game.leaders import UniformLeader, interior_rates_each, rates_at_bounds
+from mppfl.game.interior_leaders import UniformLeader, interior_rates_each
 from mppfl.game.mechanisms import (
     AT_A_BOUND,
     MECHANISMS,
@@ -137,12 +139,18 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
         key = min(crowds, key=lambda k: k.count(1))  # the fullest first: others may still come to the same crowd
         crowd = crowds.pop(key)
         positions = np.array(crowd.rounds)
-        if crowd.out.all():
+        try:
+            answers = None if crowd.out.all() else _answers(game, led, crowd, horizon.rounds[positions])
+        except NoEquilibrium:
+            if crowd is start:
+                raise
+            answers = None  # those who are left cannot be moved by any rate: others could, who have gone
+        if answers is None:
             for p in crowd.rounds:
                 terms[p] = Terms(int(horizon.rounds[p]), 0.0, 0.0, np.zeros(game.num_clients))
                 settled[p], notes[p] = True, ()
             continue
-        rates, budgets, losses, at_bounds, inverse = _answers(game, led, crowd, horizon.rounds[positions])
+        rates, budgets, losses, at_bounds, inverse = answers
         moves = kernels.who_moves(
             budgets,
             losses,
@@ -203,7 +211,7 @@ def _answers(
     at_bounds = np.isnan(rates)
     if at_bounds.any():
         bounded = led.crowd.with_bounds(low, high)
-        chosen = rates_at_bounds(bounded, line.weights, led.leader, rounds[at_bounds], led.payment_limit)
+        chosen = rates_where_no_root_is_inside(bounded, line, led.leader, rounds[at_bounds], led.payment_limit)
         rates[at_bounds] = chosen.reward_rates
         budgets[at_bounds] = [chosen.budgets.at(k, float(rate)) for k, rate in enumerate(chosen.reward_rates)]
         losses = (game.loss @ budgets.T).T

@@ -62,9 +62,9 @@ def solve(
     """What a mechanism does in rounds 1..num_rounds of a game, and how far that is from an equilibrium.
 
     `mechanism` is a name or a function (game, horizon) -> plan; a plan of a function that is not ours is checked.
-    `reward_rates` fixes the rates of all rounds; without them the mechanism's own server sets them. `device` ("cuda",
-    "cuda:1", "cpu") asks PyTorch for mppfl or mppfl_exact strictly inside everybody's bounds, and refuses anything
-    else; without it NumPy solves.
+    `reward_rates` fixes the rates of all rounds; without them the mechanism's own server sets them, as it does where it
+    has prices of its own (a warning then says so). `device` ("cuda", "cuda:1", "cpu") asks PyTorch for mppfl or
+    mppfl_exact strictly inside everybody's bounds, and refuses anything else; without it NumPy solves.
     """
     began = time.perf_counter()
     function = as_mechanism(mechanism)
@@ -82,7 +82,7 @@ def solve(
         from mppfl.game.device_solve import play_on_device
 
         plan, outcome, quality = play_on_device(game, function, horizon, participation, device)
-    warnings = tuple(_warnings(game, plan))
+    warnings = tuple(_warnings(game, plan, horizon))
     for warning in warnings:
         log.info(warning)
     return Solution(
@@ -148,16 +148,39 @@ def checked(function: Mechanism, name: str | None = None) -> Mechanism:
 
     @wraps(unbound(function))
     def mechanism(game: Game, horizon: Horizon) -> Plan:
-        return check_plan(function(game, horizon), game, horizon, called)
+        try:
+            plan = function(game, horizon)
+        except (MppflError, MemoryError):
+            raise
+        except Exception as cause:  # somebody else's code can fail in any way
+            raise BadInput(_failed(function, called, cause)) from cause
+        return check_plan(plan, game, horizon, called)
 
     return mechanism
+
+
+def _failed(function: Mechanism, called: str, cause: Exception) -> str:
+    """What to say of a mechanism that broke down: whose it is, and what it raised."""
+    from importlib.metadata import entry_points
+
+    own = unbound(function)
+    kind = own if hasattr(own, "__qualname__") else type(own)
+    module, place = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
+    offered = [point for point in entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module]
+    for point in offered:
+        called = point.name if point.value == place else called
+    owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
+    whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
+    return f"mechanism={called!r}{whose} ({place}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------
 
 
-def _warnings(game: Game, plan: Plan) -> list[str]:
+def _warnings(game: Game, plan: Plan, horizon: Horizon) -> list[str]:
     found = list(plan.notes)
+    if horizon.reward_rates is not None and not follows(plan, horizon.reward_rates):
+        found.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
     if game.contraction >= 1:
         proof = "true row sums still prove it unique" if game.is_surely_unique else "it may not be the only equilibrium"
         found.append(f"αS = {game.contraction:.4g} is not below 1; a solution was sought all the same and {proof}")
@@ -165,6 +188,13 @@ def _warnings(game: Game, plan: Plan) -> list[str]:
     if isolated:
         found.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
     return found
+
+
+def follows(plan: Plan, reward_rates: Array) -> bool:
+    """Whether these are the plan's rates, but for rounds in which everybody stayed out, which have none."""
+    others = np.flatnonzero(~np.isclose(plan.reward_rates, reward_rates))
+    may_be_deserted = plan.participation != "always"
+    return all(may_be_deserted and not plan.terms(int(k)).taking_part.any() for k in others)
 
 
 def _diagonal_error(game: Game, plan: Plan) -> float:

@@ -188,4 +188,6 @@ def test_commands_name_the_file_and_begin_with_what_is_shown():
     assert commands(Choices(tab="comparison"), "my file.toml")[0] == (
         "mppfl compare --experiment 'my file.toml' --mechanisms all"
     )
+    hidden = Choices(tab="comparison", fixed_budget="mean")  # of a mechanism that is compared, and not the one shown
+    assert commands(hidden)[0].endswith("--mechanisms all --fixed-budget mean")
     assert set(commands(Choices())) == set(commands(replace(Choices(), tab="comparison")))

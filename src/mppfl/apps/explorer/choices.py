@@ -308,7 +308,7 @@ def experiment_of(choices: Choices, source: Path | None = None, clients: Path | 
         accuracy_weight=choices.accuracy_weight,
         num_rounds=choices.num_rounds,
         participation=choices.participation,
-        fixed_budget=fixed_budget_of(choices.fixed_budget),
+        fixed_budget=fixed_budget_of(choices.fixed_budget) if mechanism == "fixed" else "min",
         convention="own",
         payment_limit=choices.payment_limit if mechanism == "budget_limited" else None,
         budget_min=choices.budget_min,
@@ -330,5 +330,7 @@ def commands(choices: Choices, file: str = "explorer.toml") -> tuple[str, ...]:
     name = shlex.quote(file)
     solved = f"mppfl solve --experiment {name}"
     compared = f"mppfl compare --experiment {name} --mechanisms all"
+    if choices.fixed_budget != "min" and choices.mechanism != "fixed":  # the file is silent on it
+        compared += f" --fixed-budget {choices.fixed_budget}"
     first = (compared, solved) if choices.tab == "comparison" else (solved, compared)
     return (*first, f"mppfl train {name}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
-from mppfl.apps.explorer.choices import Choices
+from mppfl.apps.explorer.choices import Choices, fixed_budget_of
 from mppfl.apps.explorer.world import World, game_key
 from mppfl.errors import BadInput
 from mppfl.game.compare import COMPARED, Convention, Row, compare
+from mppfl.game.mechanisms import fixed
 from mppfl.results.experiment_game import mechanism_of
 
 MOST_COMPARED = 10_000  # clients; about 20 seconds
@@ -52,6 +54,7 @@ def _compared(world: World, choices: Choices) -> Comparison:
     began = time.perf_counter()
     experiment = world.experiment(choices)
     functions = {name: mechanism_of(experiment, name) for name in COMPARED}
+    functions["fixed"] = partial(fixed, budget=fixed_budget_of(choices.fixed_budget))  # whichever mechanism is shown
     rows = compare(world.game(choices), functions, num_rounds=choices.num_rounds, seed=choices.seed)
     notes = (LEFT_OUT,) if choices.participation != "always" else ()
     return Comparison(tuple(rows), choices.num_rounds, time.perf_counter() - began, notes)
