@@ -1,13 +1,15 @@
 """The folder of a deployment: what is changed or moved is noticed before anybody spends anything."""
 
+import errno
 import shutil
+from pathlib import Path
 
 import pytest
 
 from mppfl.apps.flower.experiment_case import deployed_experiment
 from mppfl.apps.flower.layout import Layout, make_nodes, write_app
 from mppfl.apps.flower.node import read_node
-from mppfl.errors import BadFile, BadInput
+from mppfl.errors import BadFile, BadInput, UnknownClient
 
 
 def made(folder):
@@ -76,6 +78,42 @@ def test_absolute_paths_into_this_very_folder_are_fine(tmp_path):
     settings = layout.node(1) / "node.toml"
     settings.write_text(settings.read_text().replace('"ledger.sqlite"', f'"{layout.node(1) / "ledger.sqlite"}"'))
     assert made_again(layout) == ["0", "1"]
+
+
+def test_an_app_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "app"
+    opened = Path.open
+
+    def on_a_full_disk(path, *given, **more):
+        if path.name == "server_app.py":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *given, **more)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", on_a_full_disk)
+        with pytest.raises(BadInput, match=r"server_app\.py could not be written \(No space"):
+            write_app(folder)
+    assert list(tmp_path.iterdir()) == []
+    assert all(path.exists() for path in write_app(folder))
+
+
+def test_a_file_in_the_place_of_a_folder_is_told_before_anything_is_written(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "federation").write_text("mine")
+    with pytest.raises(BadInput, match=r"app/federation is a file where a folder is needed\. "):
+        write_app(tmp_path / "app")
+    assert [path.name for path in (tmp_path / "app").iterdir()] == ["federation"]
+    (tmp_path / "app" / "federation").unlink()
+    write_app(tmp_path / "app")
+
+
+def test_a_cap_for_nobody_is_told_before_any_node_is_made(tmp_path):
+    write_app(tmp_path / "app", 2, 2)
+    layout = Layout(tmp_path / "app")
+    layout.experiment.write_text(layout.experiment.read_text() + 'caps = {"two" = 0.5}\n')
+    with pytest.raises(UnknownClient, match=r"ledger\.caps: client 'two' is not in the network"):
+        made_again(layout)
+    assert not layout.folder.exists()
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"0": 1}', b'{"0": "\xff"}'])

@@ -1,6 +1,8 @@
 """`deploy status`: what is lost is named, what is damaged is told with its file, and programs learn of both."""
 
 import json
+import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +67,53 @@ def test_a_lost_ledger_is_named_and_ends_with_1(layout):
     ]
 
 
+def test_a_lost_folder_of_a_node_is_named_and_ends_with_1(layout):
+    shutil.rmtree(layout.node(1))
+    done = asked(layout)
+    assert done.exit_code == 1
+    assert "missing     the ledger of client 1, whose node was made on this machine" in done.stdout
+    told = json.loads(asked(layout, "--json").stdout)
+    assert (told["missing"], told["is_sound"], told["ledgers_read"]) == (["1"], False, 1)
+    shutil.rmtree(layout.folder / "nodes")
+    assert status_of(layout.app).missing == ("0", "1")
+
+
+def test_ledgers_are_read_and_missed_without_the_keys(layout):
+    layout.keys.unlink()
+    found = status_of(layout.app)
+    assert (found.is_sound, found.missing, found.ledgers_read) == (True, (), 2)
+    shutil.rmtree(layout.node(0))
+    found = status_of(layout.app)
+    assert (found.is_sound, found.missing, found.ledgers_read) == (False, ("0",), 1)
+
+
+def test_ledgers_on_other_machines_are_not_missed(layout):
+    """Such a node was never made here: its client has a key, and nothing else, on the server's machine."""
+    layout.made_here.unlink()
+    shutil.rmtree(layout.folder / "nodes")
+    found = status_of(layout.app)
+    assert (found.is_sound, found.missing, found.ledgers_read) == (True, (), 0)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"{}", b"[1]"])
+def test_a_damaged_list_of_nodes_is_told_with_its_path_and_what_to_do(layout, content):
+    layout.made_here.write_bytes(content)
+    with pytest.raises(BadFile, match=r"nodes\.json: .*Restore a copy"):
+        status_of(layout.app)
+
+
+@pytest.mark.parametrize("lost", ["ledger", "node"])
+def test_nothing_goes_on_without_the_ledger_of_a_client_that_was_paid(layout, lost):
+    if lost == "node":
+        shutil.rmtree(layout.node(1))
+    else:
+        for path in layout.node(1).glob("ledger.sqlite*"):
+            path.unlink()
+    with pytest.raises(BadInput, match=r"nodes/1/ledger.sqlite is missing, the ledger of client '1'.*Restore a copy"):
+        deploy_local(layout.app, resume=True)
+    assert not (layout.node(1) / "ledger.sqlite").exists()
+
+
 def test_an_answer_that_never_came_is_presumed_spent_and_ends_with_0(layout):
     with Accounts.open(ServerFolder(layout.server).accounts) as accounts:
         accounts.ask([Entry(RUN, 2, "1", 2.0, 4.0, 0.25)])
@@ -72,6 +121,17 @@ def test_an_answer_that_never_came_is_presumed_spent_and_ends_with_0(layout):
     assert done.exit_code == 0
     (gap,) = json.loads(done.stdout)["differences"]
     assert (gap["kind"], gap["paid"], gap["ledger"], gap["server"]) == ("presumed, not spent", 0.25, 0.25, 0.5)
+
+
+@pytest.mark.parametrize("column", ["amount = amount * 10", "state = 'lost'", "price = 3.0"])
+def test_an_amount_that_the_books_own_terms_do_not_give_is_told_and_ends_with_1(layout, column):
+    with sqlite3.connect(ServerFolder(layout.server).accounts) as book:
+        book.execute(f"UPDATE entries SET {column} WHERE client = '1'")
+    done = asked(layout)
+    assert done.exit_code == 1
+    assert "misbooked   client 1, round 1: " in done.stdout
+    told = json.loads(asked(layout, "--json").stdout)
+    assert (len(told["misbooked"]), told["is_sound"]) == (1, False)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def status_command(
 ) -> None:
     """Where a deployment stands: rounds, accounts, payments, and whether clients' ledgers agree with the server's.
 
-    Ends with 1 where a ledger holds less than was paid for, or more than the server knows of.
+    Ends with 1 where a ledger holds less than was paid for, or more than the server knows of, or where the book's own
+    terms do not give an amount.
     """
     _require_flower()
     from mppfl.apps.flower.status import status_of

@@ -20,7 +20,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -75,6 +75,11 @@ class Entry:
     def spent(self) -> float:
         """ρ that must be presumed spent."""
         return self.budget if self.state in SPENT else 0.0
+
+    @property
+    def worth(self) -> float:
+        """What the terms and the state make of the round; `amount` is that, as it was written down."""
+        return self.price * self.game_budget if self.state == "paid" and math.isfinite(self.game_budget) else 0.0
 
 
 COLUMNS = tuple(field.name for field in fields(Entry))
@@ -160,13 +165,12 @@ class Accounts:
                     raise BadInput(f"state={each.state!r} is no end of a round. Known: {', '.join(STATES[1:])}.")
                 if before.state == "paid":
                     continue
-                worth = before.price * before.game_budget if math.isfinite(before.game_budget) else 0.0
+                worth = replace(before, state=each.state).worth
                 write.execute(
                     "UPDATE entries SET state = ?, amount = ?, reason = ?, client_says = ? "
                     "WHERE run = ? AND round_index = ? AND client = ?",
-                    (each.state, worth if each.state == "paid" else 0.0, each.reason, each.client_says,
-                     run, round_index, each.client),
-                )  # fmt: skip
+                    (each.state, worth, each.reason, each.client_says, run, round_index, each.client),
+                )
 
     def entries(self, run: str | None = None) -> list[Entry]:
         """Every row, by run, round and client."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
@@ -15,7 +17,7 @@ from mppfl.apps.flower.node import PATHS, NodeSettings, read_node
 from mppfl.errors import BadFile, BadInput
 from mppfl.learning.checkpoint import write_whole
 from mppfl.results.experiment import Experiment
-from mppfl.results.experiment_game import network_of
+from mppfl.results.experiment_game import network_of, require_capped_clients
 
 EXPERIMENT, NODE, LEDGER = "experiment.toml", "node.toml", "ledger.sqlite"
 DECIDED = ("client", "cap", "accept", "without_noise")  # settings of a node that the experiment file decides
@@ -116,19 +118,35 @@ def write_app(folder: Path, num_clients: int = 5, num_rounds: int = 5) -> list[P
         "federation/client_app.py": CLIENT_APP,
         ".gitignore": GITIGNORE,
     }
-    for each in files:
-        if (folder / each).exists():
-            raise BadInput(f"{folder / each} exists already and is not written over. Choose another folder.")
-    for each, content in files.items():
-        path = folder / each
+    for path in [folder / each for each in files]:
+        if path.exists():
+            raise BadInput(f"{path} exists already and is not written over. Choose another folder.")
+        for parent in path.parents:
+            if parent.exists() and not parent.is_dir():
+                raise BadInput(f"{parent} is a file where a folder is needed. Choose another folder, or move it away.")
+    _write_all({folder / each: content for each, content in files.items()})
+    return [folder / each for each in files]
+
+
+def _write_all(files: Mapping[Path, str]) -> None:
+    """Writes all of these files or, where one cannot be written, none: half an app would be in the next try's way."""
+    made: list[Path] = []
+    for path, content in files.items():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
+            for parent in reversed(path.parents):
+                if not parent.exists():
+                    parent.mkdir()
+                    made.append(parent)
+            with path.open("x", encoding="utf-8") as file:
+                made.append(path)
+                file.write(content)
         except OSError as cause:
+            for each in reversed(made):
+                with suppress(OSError):  # of the two troubles the first is told
+                    (each.rmdir if each.is_dir() else each.unlink)()
             raise BadInput(
                 f"{path} could not be written ({cause.strerror or cause}). Choose another folder."
             ) from cause
-    return [folder / each for each in files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +184,11 @@ class Layout:
         return self.folder / "keys.json"
 
     @property
+    def made_here(self) -> Path:
+        """Names the clients whose nodes were made on this machine; those of other machines are in `keys` alone."""
+        return self.folder / "nodes.json"
+
+    @property
     def flower_home(self) -> Path:
         return self.folder / "flower"
 
@@ -180,21 +203,39 @@ class Layout:
     def node(self, position: int) -> Path:
         return self.folder / "nodes" / str(position)
 
-    def ledgers(self) -> dict[str, Path]:
-        """The ledgers of the nodes that live on this machine, by client."""
-        return {client: self.node(at) / LEDGER for at, client in enumerate(self.clients())}
+    def ledgers(self, clients: Sequence[str] = ()) -> dict[str, Path]:
+        """The ledgers of the nodes that live on this machine, or once did, by client.
+
+        `clients`, in the order of the experiment, stand in for the registered ones where those are lost. A node of
+        another machine has no folder here and was not made here.
+        """
+        registered = self.clients()
+        made = self._made_clients()
+        places = {client: self.node(at) for at, client in enumerate(made or registered or clients)}
+        return {client: place / LEDGER for client, place in places.items() if made or place.is_dir()}
+
+    def _made_clients(self) -> list[str]:
+        found = _json_in(self.made_here, [])
+        if not isinstance(found, list) or not all(isinstance(client, str) for client in found):
+            raise BadFile(f"{self.made_here}: must list clients' names. Restore a copy.")
+        return found
 
     def clients(self) -> list[str]:
         """The clients whose keys are registered, in the order of the experiment."""
-        if not self.keys.exists():
-            return []
-        try:
-            found = json.loads(self.keys.read_text("utf-8"))
-        except (OSError, ValueError) as cause:
-            raise BadFile(f"{self.keys}: cannot be read as JSON ({cause}). Restore a copy.") from cause
+        found = _json_in(self.keys, {})
         if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
             raise BadFile(f"{self.keys}: must give each client's name its key. Restore a copy.")
         return list(found)
+
+
+def _json_in(path: Path, otherwise: Any) -> Any:
+    """What a file holds, or `otherwise` where there is none."""
+    if not path.exists():
+        return otherwise
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as cause:
+        raise BadFile(f"{path}: cannot be read as JSON ({cause}). Restore a copy.") from cause
 
 
 def _require_same(path: Path, wanted: NodeSettings) -> None:
@@ -230,6 +271,7 @@ def _shown(value: Any) -> str:
 def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
     """Certificates, and a folder, settings and a key for every client, where they are not there yet; the clients."""
     graph = network_of(experiment, experiment.seeds[0])
+    require_capped_clients(experiment, graph)
     clients = [graph.name(at) for at in range(graph.num_clients)]
     layout.folder.mkdir(parents=True, exist_ok=True)
     os.chmod(layout.folder, 0o700)  # keys and ledgers are nobody else's business
@@ -241,6 +283,7 @@ def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
             f"{layout.keys} has keys for {len(before)} clients, and the experiment has {len(clients)} or others. "
             "Use another folder for another federation."
         )
+    write_whole(layout.made_here, (json.dumps(clients, ensure_ascii=False) + "\n").encode())
     mechanism = experiment.training.config.privacy
     keys: dict[str, str] = {}
     for position, client in enumerate(clients):

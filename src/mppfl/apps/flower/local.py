@@ -60,7 +60,21 @@ def _prepared(app: str | Path, resume: bool) -> tuple[Layout, list[str]]:
         raise BadInput(
             f"{layout.app} holds run {state.run!r} after round {state.rounds_done} of {len(state.budgets)}. {remedy}."
         )
+    if state is not None:
+        _require_ledgers(layout, state)
     return layout, make_nodes(layout, experiment)
+
+
+def _require_ledgers(layout: Layout, state: ServerState) -> None:
+    """Raises where a client of this machine was paid and has no ledger: its cap would count from 0 again."""
+    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+        paid = {entry.client for entry in accounts.entries(state.run) if entry.state == "paid"}
+    for client, path in layout.ledgers(state.clients).items():
+        if client in paid and not path.exists():
+            raise BadInput(
+                f"{path} is missing, the ledger of client {client!r}, which has released and was paid. Without it what "
+                "was spent would be forgotten. Restore a copy."
+            )
 
 
 def _whole_state(server: ServerFolder) -> ServerState | None:

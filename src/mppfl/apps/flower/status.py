@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from json import loads
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from mppfl.apps.flower.accounts import STATES, Accounts
+from mppfl.apps.flower.accounts import STATES, Accounts, Entry
 from mppfl.apps.flower.layout import Layout
 from mppfl.apps.flower.reconcile import Difference, differences_from_ledgers, differences_from_reports
 from mppfl.apps.flower.server_state import ServerFolder
@@ -37,7 +38,9 @@ class Status:
     running      whether processes of a launch are alive on this machine
     differences  clients about whom the server's book and their own ledgers, or words, disagree
     ledgers_read how many clients' own ledgers lie on this machine and were compared to the last bit
-    missing      clients whose node is here and whose ledger is not, though they were asked for something
+    missing      clients whose node is, or was, on this machine and whose ledger is not, though they were asked for
+                 something
+    misbooked    rounds whose amount in the server's book is not what its own terms make of them, a line each
     """
 
     run: str
@@ -49,6 +52,7 @@ class Status:
     differences: tuple[Difference, ...]
     ledgers_read: int
     missing: tuple[str, ...] = ()
+    misbooked: tuple[str, ...] = ()
 
     @property
     def owed(self) -> float:
@@ -60,8 +64,8 @@ class Status:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every difference is one that may be."""
-        return all(gap.is_harmless for gap in self.differences)
+        """Whether every difference is one that may be, and every amount what the terms say."""
+        return all(gap.is_harmless for gap in self.differences) and not self.misbooked
 
     def lines(self) -> list[str]:
         """For people."""
@@ -78,8 +82,9 @@ class Status:
             figures = f"server {gap.server:.6g}, client {gap.ledger:.6g}"
             found.append(f"{'differs':<12}client {gap.client}: {figures} ({gap.kind}; {gap.what})")
         for client in self.missing:
-            found.append(f"{'missing':<12}the ledger of client {client}, whose node is on this machine")
-        if not self.differences:
+            found.append(f"{'missing':<12}the ledger of client {client}, whose node was made on this machine")
+        found += [f"{'misbooked':<12}{line}" for line in self.misbooked]
+        if not (self.differences or self.missing or self.misbooked):
             found.append(f"{'accounts':<12}agree to the last bit with {self.ledgers_read} ledgers read here")
         return found
 
@@ -98,7 +103,7 @@ def status_of(app: str | Path, payments: Path | None = None) -> Status:
         entries = accounts.entries(state.run)
         if payments is not None:
             accounts.export_csv(payments)
-    ledgers = {client: path for client, path in layout.ledgers().items() if path.parent.is_dir()}
+    ledgers = layout.ledgers(state.clients)
     asked = {entry.client for entry in entries}
     missing = tuple(client for client, path in ledgers.items() if client in asked and not path.exists())
     found = {gap.client: gap for gap in differences_from_reports(entries, state.run)}
@@ -120,7 +125,15 @@ def status_of(app: str | Path, payments: Path | None = None) -> Status:
         tuple(found.values()),
         sum(path.exists() for path in ledgers.values()),
         missing,
+        tuple(_misbooked(entries)),
     )
+
+
+def _misbooked(entries: Sequence[Entry]) -> Iterator[str]:
+    for entry in entries:
+        if entry.amount != entry.worth:
+            terms = f"{entry.state} at price {entry.price:.6g} for {entry.game_budget:.6g} is worth {entry.worth:.6g}"
+            yield f"client {entry.client}, round {entry.round_index}: {terms}, the book says {entry.amount:.6g}"
 
 
 def _is_running(layout: Layout) -> bool:
