@@ -172,6 +172,24 @@ def steps_table() -> str:
     return "\n".join(lines)
 
 
+def kernels_table() -> str:
+    """What each kernel takes of a step of VGG-16, all its layers together, beside PyTorch's own lane after lane."""
+    lines = ["| kernel | ms of a step | TFLOP/s | TB/s | × PyTorch's own |", "|---|--:|--:|--:|--:|"]
+    rows = newest_record("kernels-gpu")["rows"]
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        several = [row for row in rows if row["kernel"] == kernel]
+        weights = np.array([row["times_in_a_step"] * row["ms"] for row in several])
+        told = []
+        for what, form in (("tflop_per_second", ".0f"), ("tb_per_second", ".1f")):
+            speeds = [row[what] for row in several]
+            told.append("" if None in speeds else f"{weights @ np.array(speeds) / weights.sum():{form}}")
+        theirs = [row["pytorch_ms"] for row in several]
+        counts = np.array([row["times_in_a_step"] for row in several])
+        told.append("" if None in theirs else f"{counts @ np.array(theirs) / weights.sum():.1f}")
+        lines.append(f"| {kernel} | {weights.sum():.2f} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
 def precision_table() -> str:
     lines = ["| computed in | accuracy after 10 rounds, each seed | mean |", "|---|---|--:|"]
     for row in newest_record("precision-accuracy")["rows"]:
@@ -223,6 +241,7 @@ TABLES = {
     "race": race_table,
     "gpu peers": gpu_peers_table,
     "steps": steps_table,
+    "kernels": kernels_table,
     "precision": precision_table,
     "growth": growth_table,
     "engine": engine_table,
