@@ -50,6 +50,14 @@ def test_own_reward_lets_each_server_set_its_rates():
     assert not np.allclose(ours.solution.plan.reward_rates, theirs.solution.plan.reward_rates)
 
 
+def test_a_case_keeps_the_options_of_its_own_mechanism_alone():
+    game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
+    found = [
+        case.experiment.game for case in prepare(small(mechanisms=["mppfl", "fixed", "budget_limited"], game=game))
+    ]
+    assert [(each.fixed_budget, each.payment_limit) for each in found] == [("min", None), ("mean", None), ("min", 2.0)]
+
+
 def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
     (tmp_path / "links.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
     lines = "".join(f"{name},0.5,0.5,0.1,3\n" for name in ("ann", "bob", "cat"))

@@ -102,7 +102,8 @@ SOME = [
     },
     {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
     {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
-    {"game": {"convention": "own", "payment_limit": 3.5, "fixed_budget": 0.25}, "mechanism": "budget_limited"},
+    {"game": {"convention": "own", "payment_limit": 3.5}, "mechanism": "budget_limited"},
+    {"game": {"fixed_budget": 0.25}, "mechanisms": ["mppfl", "fixed"]},
     {"game": {"budget_min": 0.125, "budget_max": 2}},
 ]
 
@@ -161,7 +162,9 @@ def test_the_writer_writes_what_toml_reads(values):
         ("network.isolated=keep", "network.isolated='keep' is for a network from a file. Give source, too."),
         ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
         ("game.participation=never", 'game.participation="never" must be one of "always", '),
-        ("game.payment_limit=1", "game.payment_limit means nothing without the mechanism budget_limited."),
+        ("game.payment_limit=1", "game.payment_limit=1.0 means nothing without the mechanism budget_limited."),
+        ("game.fixed_budget=mean", 'game.fixed_budget="mean" means nothing without the mechanism fixed. Remove it, or'),
+        ("game.fixed_budget=0.5", "game.fixed_budget=0.5 means nothing without the mechanism fixed."),
         ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
         (
             "data.split=dirichle",
@@ -265,3 +268,30 @@ def test_the_private_recipe_spends_alike_and_says_its_epsilon():
     )
     assert (found.mechanisms, found.game.fixed_budget, found.training.dp_epsilon) == (("fixed",), 1.0, 3.0)
     assert found.training.config.mechanism.guarantee.startswith("ρ-zCDP per record")
+
+
+OF_ONE_MECHANISM = """
+mechanisms = ["mppfl", "fixed", "budget_limited"]
+[game]
+convention = "own"
+fixed_budget = "mean"
+payment_limit = 2.0
+"""
+
+
+def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(tmp_path):
+    path = tmp_path / "three.toml"
+    path.write_text(OF_ONE_MECHANISM)
+
+    def options(*overrides):
+        game = read_experiment(path, overrides).game
+        return game.fixed_budget, game.payment_limit
+
+    assert options() == ("mean", 2.0)
+    assert options("mechanism=mppfl") == ("min", None)
+    assert options("mechanism=fixed") == ("mean", None)
+    assert options('mechanisms=["mppfl", "budget_limited"]') == ("min", 2.0)
+    assert options("mechanism=fixed", "game.fixed_budget=0.5") == (0.5, None)
+    for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
+        with pytest.raises(BadFile, match=r"game\.fixed_budget=0\.5 means nothing without the mechanism fixed"):
+            options(*both)

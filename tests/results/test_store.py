@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mppfl.errors import BadInput, MppflError
+from mppfl.errors import BadInput, MppflError, UnknownClient
 from mppfl.learning.checkpoint import load_checkpoint
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.results import cases
@@ -59,6 +59,39 @@ def test_an_experiment_that_cannot_be_trained_leaves_the_folder_to_the_next(tmp_
     with pytest.raises(BadInput, match="batch_size=999"):
         train(small(training={"batch_size": 999}), folder=tmp_path / "out", overwrite=True)
     assert load_run(tmp_path / "out" / "mppfl").num_rounds == 1
+
+
+def test_a_cap_for_nobody_leaves_the_folder_to_the_next(tmp_path):
+    real = {"training": {"noise": "gaussian"}, "game": {"num_rounds": 1}}
+    with pytest.raises(UnknownClient, match=r"^ledger\.caps: client 'four' is not in the network"):
+        train(small(**real, ledger={"caps": {"four": 0.05}}), folder=tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+    train(small(**real, ledger={"caps": {"4": 0.05}}), folder=tmp_path / "out")
+
+
+def test_a_training_with_real_noise_that_released_nothing_may_be_overwritten(tmp_path, monkeypatch):
+    real = small(training={"noise": "gaussian"}, game={"num_rounds": 1})
+
+    def fail(*given):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as failing:
+        failing.setattr("mppfl.results.train.rounds_together", fail)
+        with pytest.raises(MemoryError):
+            train(real, folder=tmp_path / "out")
+    assert (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
+    train(real, folder=tmp_path / "out", overwrite=True)
+    with pytest.raises(BadInput, match="account of real releases"):
+        train(real, folder=tmp_path / "out", overwrite=True)
+
+
+def test_releases_before_the_first_checkpoint_are_not_overwritten(tmp_path):
+    real = small(training={"noise": "gaussian"})
+    with pytest.raises(Killed):
+        train(real, folder=tmp_path / "out", on_round=stop_after(1))
+    assert not (tmp_path / "out" / "checkpoint.json").exists()
+    with pytest.raises(BadInput, match="account of real releases"):
+        train(real, folder=tmp_path / "out", overwrite=True)
 
 
 def test_a_training_without_a_kept_ledger_cannot_be_resumed(tmp_path):

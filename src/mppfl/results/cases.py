@@ -25,7 +25,14 @@ from mppfl.learning.models import make_model
 from mppfl.network.graph import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.results.experiment import Experiment
-from mppfl.results.experiment_game import clients_of, game_on, network_of, propagation_of, solve_all
+from mppfl.results.experiment_game import (
+    clients_of,
+    game_on,
+    network_of,
+    propagation_of,
+    require_capped_clients,
+    solve_all,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,6 +62,7 @@ def prepare(experiment: Experiment) -> list[Case]:
     cases: list[Case] = []
     for seed in experiment.seeds:
         graph = network_of(experiment, seed)
+        require_capped_clients(experiment, graph)
         data = split_of(experiment, dataset, graph, seed)
         data = on_table_of(cases[0].data, data) if cases else data
         require_batches(experiment.training.config, data)
@@ -98,7 +106,7 @@ def name_of(experiment: Experiment, mechanism: str, aggregation: Aggregation, se
 def only(experiment: Experiment, mechanism: str, config: TrainingConfig, seed: int) -> Experiment:
     """The experiment cut down to one case, with the unit of budgets that was found for it."""
     training = replace(experiment.training, dp_epsilon=None, config=replace(config, seed=0))
-    return replace(experiment, mechanisms=(mechanism,), aggregations=(), seeds=(seed,), training=training)
+    return replace(experiment.under(mechanism), aggregations=(), seeds=(seed,), training=training)
 
 
 def unit_of(experiment: Experiment, plan: Plan, data: ClientData) -> tuple[float, tuple[str, ...]]:

@@ -33,6 +33,7 @@ from mppfl.results.toml_text import toml_value, write_toml
 Purpose = Literal["graph", "clients", "split", "training"]
 PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
 ONE_OR_MANY = {"seed": "seeds", "mechanism": "mechanisms"}
+OPTION_OF = {"payment_limit": "budget_limited", "fixed_budget": "fixed"}  # of [game], each for one mechanism alone
 FOLDER_NAME = re.compile(r"[\w][\w .+-]{0,99}")
 
 
@@ -68,8 +69,13 @@ class Experiment:
             require_seed(seed)
         for mechanism in self.mechanisms:
             self._check_mechanism(mechanism)
-        if self.game.payment_limit is not None and "budget_limited" not in self.mechanisms:
-            raise BadInput("game.payment_limit means nothing without the mechanism budget_limited. Remove it.")
+        for option, owner in OPTION_OF.items():
+            value = getattr(self.game, option)
+            if value != getattr(GameTerms(), option) and owner not in self.mechanisms:
+                raise BadInput(
+                    f"game.{option}={shown(value)} means nothing without the mechanism {owner}. Remove it, or name "
+                    f"{owner} among the mechanisms."
+                )
 
     def _check_mechanism(self, mechanism: str) -> None:
         as_mechanism(mechanism)
@@ -80,6 +86,11 @@ class Experiment:
                 f"mechanism={mechanism!r} differs from mppfl in the reward rate alone, and convention='common' gives "
                 "every mechanism mppfl's. Use game.convention='own', or leave it out."
             )
+
+    def under(self, mechanism: str) -> Experiment:
+        """The same experiment under one of its mechanisms alone, without options that are another's."""
+        others = {name: getattr(GameTerms(), name) for name, owner in OPTION_OF.items() if owner != mechanism}
+        return replace(self, mechanisms=(mechanism,), game=replace(self.game, **others))
 
     def seed_of(self, purpose: Purpose, seed: int) -> int:
         """The seed of one purpose under one of the experiment's seeds: its table's own, or drawn from `seed`."""

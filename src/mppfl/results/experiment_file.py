@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mppfl.errors import BadFile, BadInput
 from mppfl.learning.config import CHOICES, TrainingConfig
-from mppfl.results.experiment import ONE_OR_MANY, Experiment, shown
+from mppfl.results.experiment import ONE_OR_MANY, OPTION_OF, Experiment, shown
 from mppfl.results.experiment_tables import OF_CONFIG, OF_TRAINING, TABLES, Training, keys_of
 
 Value = TypeVar("Value")
@@ -51,7 +51,7 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
     try:
         raw.setdefault("name", path.stem)
         with_paths = _absolute_paths(raw, path.absolute().parent)
-        for override in overrides:
+        for override in sorted(overrides, key=_is_of_all_else):
             _set(with_paths, override)
         return experiment_from(with_paths)
     except BadFile:
@@ -185,6 +185,16 @@ def _absolute_paths(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     return found
 
 
+def _is_of_all_else(override: str) -> bool:
+    """Mechanisms come first: they take options of the file away, and none that was typed beside them."""
+    return override.partition("=")[0].strip() not in ("mechanism", "mechanisms")
+
+
+def _mechanisms(raw: Mapping[str, Any]) -> list[Any]:
+    listed = raw.get("mechanisms", raw.get("mechanism", ()))
+    return list(listed) if isinstance(listed, (list, tuple)) else [listed]
+
+
 def _set(raw: dict[str, Any], override: str) -> None:
     """Puts a value such as "training.clip_norm=0.5" in its place; a bare word is text."""
     place, sign, text = override.partition("=")
@@ -198,7 +208,7 @@ def _set(raw: dict[str, Any], override: str) -> None:
         if re.search(r"[\[\]{}\"'\n]", text) or not text.strip():
             raise BadInput(f"--set {override!r}: {text!r} is no TOML value. Quote text, and close brackets.") from None
         value = text.strip()
-    within = raw
+    within, before = raw, _mechanisms(raw)
     for step in steps[:-1]:
         within = within.setdefault(step, {})
         if not isinstance(within, dict):
@@ -208,3 +218,6 @@ def _set(raw: dict[str, Any], override: str) -> None:
             for *_, key in either:
                 within.pop(key, None)
     within[steps[-1]] = value
+    for option, owner in OPTION_OF.items():  # what the file says of a mechanism goes with it
+        if owner in before and owner not in _mechanisms(raw) and isinstance(raw.get("game"), dict):
+            raw["game"].pop(option, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
 from mppfl.game.clients_file import read_clients
 from mppfl.game.mechanisms import Mechanism, budget_limited, fixed
 from mppfl.game.model import Clients, Game
@@ -52,6 +52,15 @@ def network_of(experiment: Experiment, seed: int) -> SocialGraph:
             "Make the two agree, or leave num_clients out."
         )
     return graph
+
+
+def require_capped_clients(experiment: Experiment, graph: SocialGraph) -> None:
+    """Refuses a cap for somebody who is not in the network, before anything is written that would outlive the typo."""
+    for client in experiment.ledger.caps:
+        try:
+            graph.index(client)
+        except UnknownClient as cause:
+            raise UnknownClient(f"ledger.caps: {cause}") from cause
 
 
 def propagation_of(experiment: Experiment, graph: SocialGraph, device: str | None = None) -> Propagation:

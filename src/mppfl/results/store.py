@@ -134,11 +134,23 @@ def require_free(folder: Path, experiment: Experiment, *, resume: bool, overwrit
             raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
-    elif stored.training.config.noise != "seeded":
+    elif stored.training.config.noise != "seeded" and not _released_nothing(folder, stored):
         raise BadInput(
             f"{folder} holds the account of real releases (noise={stored.training.config.noise!r}), which must not be "
             "forgotten. Choose another folder."
         )
+
+
+def _released_nothing(folder: Path, stored: Experiment) -> bool:
+    """Whether a training with real noise ended before its first release: its accounts are there, and empty."""
+    if not stored.ledger.keep or (folder / POINTER).exists():
+        return False
+    accounts = list(folder.glob(f"*/{LEDGER}"))
+    for account in accounts:
+        with PrivacyLedger.open(account, must_exist=True, read_only=True) as ledger:
+            if len(ledger):
+                return False
+    return bool(accounts)
 
 
 @contextmanager

@@ -101,6 +101,23 @@ def test_below_is_below_in_every_round_that_counts(tmp_path, changes, verdict, c
     assert (found.verdict, found.condition) == (verdict, condition)
 
 
+def test_mechanisms_are_compared_over_the_seeds_that_both_have(tmp_path):
+    # In the only seed with DP-FedAvg it lies below MPPFL; the other seed is harder for everybody.
+    file_curves(tmp_path)
+    harder = {name: [value - 10 for value in USUAL[name]] for name in ("social_agnostic", "mppfl", "sarda_like")}
+    file_curves(tmp_path, Cell("cifar-10", "dir0.3", 20, 1), **harder, **{"fixed-min": [], "fixed-mean": []})
+    curves = only(tmp_path)
+    assert others_stay_below(curves).verdict == "reproduced"
+    np.testing.assert_allclose(curves.percent["mppfl"], [35, 45, 56.5, 58.5])  # shown is the mean over all
+
+
+def test_mechanisms_without_a_common_seed_are_not_compared(tmp_path):
+    file_curves(tmp_path, **{"sarda_like": [], "mppfl": []})
+    file_curves(tmp_path, Cell("cifar-10", "dir0.3", 20, 1), **{"sarda_like": [], "social_agnostic": []})
+    assert stays_close(only(tmp_path)) is None
+    assert others_stay_below(only(tmp_path)) is None
+
+
 def test_what_is_not_measured_is_not_judged(tmp_path):
     file_curves(tmp_path, **{"sarda_like": [], "social_agnostic": []})
     assert stays_close(only(tmp_path)) is None

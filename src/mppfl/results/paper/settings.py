@@ -40,19 +40,7 @@ SETTINGS = {
         Setting("fashion-mnist", "FMNIST", 60_000, 10_000, 10, (1, 28, 28), "cnn_fmnist", 32, 30),
         Setting("cifar-10", "CIFAR-10", 50_000, 10_000, 10, (3, 32, 32), "cnn_cifar", 32, 80),
         Setting("svhn", "SVHN", 73_257, 26_032, 10, (3, 32, 32), "vgg11", 256, 120),
-        Setting(
-            "cifar-100",
-            "CIFAR-100",
-            50_000,
-            10_000,
-            100,
-            (3, 32, 32),
-            "vgg16",
-            64,
-            100,
-            norm="batch",
-            augmentation="crop_and_flip",
-        ),
+        Setting("cifar-100", "CIFAR-100", 50_000, 10_000, 100, (3, 32, 32), "vgg16", 64, 100),
         Setting("cinic-10", "CINIC-10", 90_000, 90_000, 10, (3, 32, 32), "cnn_cifar", 64, 60),
     )
 }
