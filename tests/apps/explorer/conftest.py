@@ -7,6 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from mppfl.apps.explorer.warm_up import play_every_kind
 from mppfl.apps.explorer.world import World
 from mppfl.network.generate import stochastic_block
 from mppfl.network.write import write_links
@@ -39,6 +40,7 @@ def large_network(tmp_path_factory):
 def site(runs_folder, large_network):
     from mppfl.apps.explore_command import open_site
 
+    play_every_kind()  # compiles, on a fresh machine for half a minute: no test waits so long for an answer
     made = open_site(large_network, runs_folder, undirected=False, upload_megabytes=0.05)
     yield made
     made.uploads.close()

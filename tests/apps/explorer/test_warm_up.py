@@ -3,8 +3,8 @@
 from mppfl.apps.explorer import warm_up
 
 
-def test_every_leader_bound_and_rule_is_played():
-    assert warm_up.play_small_games() == 6 * 2 * 3
+def test_every_leader_bound_rule_and_network_is_played():
+    assert warm_up.play_every_kind() == 6 * 2 * 3 + 5 + 2
 
 
 def test_it_runs_beside_the_server_and_ends_with_it():

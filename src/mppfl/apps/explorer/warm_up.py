@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import get_args
@@ -13,26 +14,38 @@ from mppfl.apps.explorer.drawing import Drawn
 from mppfl.apps.explorer.world import World
 from mppfl.errors import MppflError
 from mppfl.game.plan import Participation
+from mppfl.results.experiment_tables import Family
 
 log = logging.getLogger(__name__)
 
 SMALL = Choices(num_clients=8, num_rounds=2)
+SPARSE = Choices(num_clients=1100, num_rounds=2, family="watts_strogatz")  # walks are walked, not multiplied out
 
 
 def warm_up() -> threading.Thread:
-    """Plays small games of every kind in a thread of its own, which ends with the server."""
-    thread = threading.Thread(target=play_small_games, name="warm-up", daemon=True)
+    """Plays games of every kind in a thread of its own, which ends with the server."""
+    thread = threading.Thread(target=play_every_kind, name="warm-up", daemon=True)
     thread.start()
     return thread
 
 
-def play_small_games() -> int:
-    """One small game for each leader, with bounds and with each rule of participation; how many could be played."""
+def every_kind() -> Iterator[Choices]:
+    """One small game for each leader, with bounds and with each rule of participation, each network, and a sparse one."""
+    for leader, most, rule in product(LEADERS, (None, 1.0), get_args(Participation)):
+        yield replace(SMALL, leader=leader, budget_max=most, participation=rule)
+    for family in get_args(Family):
+        yield replace(SMALL, family=family)
+    for hops in (2, 3):
+        yield replace(SPARSE, max_hops=hops)
+
+
+def play_every_kind() -> int:
+    """Plays them all; how many could be played."""
     world, played = World(), 0
     Drawn(world.graph(SMALL)).picture()
-    for leader, most, rule in product(LEADERS, (None, 1.0), get_args(Participation)):
+    for choices in every_kind():
         try:
-            world.scene(replace(SMALL, leader=leader, budget_max=most, participation=rule))
+            world.scene(choices)
             played += 1
         except MppflError as error:  # a game without an answer loads the code all the same
             log.debug("not played: %s", error)
