@@ -26,6 +26,7 @@ from mppfl.network.device import find_device
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
 
+ABOVE_ROUNDING = 1 + 1e-12
 # What does not decide where a training goes: a checkpoint may be taken up with another of these.
 NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
 # Arms that agree in these, and in their data, can be computed in one batch.
@@ -131,10 +132,14 @@ class Standing:
         return self.position == len(self.arm.plan)
 
     def settle_clip_norm(self, updates: Tensor) -> None:
-        """Takes the median length of the first round's updates for 𝒮, where the configuration says so."""
+        """Takes the median length of the first round's updates for 𝒮, where the configuration says so.
+
+        Whoever's length is the median is not shortened because another sum of squares ends a bit above this one.
+        """
         if self.arm.config.clip_norm != FIRST_ROUND_MEDIAN or not math.isnan(self.clip_norm) or not len(updates):
             return
-        self.clip_norm = float(np.median(as_array(torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64))))
+        lengths = as_array(torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64))
+        self.clip_norm = ABOVE_ROUNDING * float(np.median(lengths))
         if not 0 < self.clip_norm < math.inf:
             raise BadInput(
                 f"the median length of the first round's updates is {self.clip_norm:g}, which is no length to clip to. "

@@ -30,7 +30,7 @@ def warm_up() -> threading.Thread:
 
 
 def every_kind() -> Iterator[Choices]:
-    """One small game for each leader, with bounds and with each rule of participation, each network, and a sparse one."""
+    """One small game for each leader, with bounds, with each rule of participation, on each network; a sparse one."""
     for leader, most, rule in product(LEADERS, (None, 1.0), get_args(Participation)):
         yield replace(SMALL, leader=leader, budget_max=most, participation=rule)
     for family in get_args(Family):
