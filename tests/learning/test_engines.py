@@ -169,7 +169,7 @@ def test_frozen_weights_are_neither_moved_nor_sent():
     assert plain_descent(flat, Lane(start, [np.arange(4)] * 3), table, Descent(0.5)).sub(start).abs().max() > 0.01
     torch.testing.assert_close(flat.module[1].weight, before, rtol=0, atol=0)
     for privacy in ("client", "dpsgd_shuffle"):
-        config = TrainingConfig(privacy=privacy, batch_size=4, clip_norm=0.5)
+        config = TrainingConfig(privacy=privacy, batch_size=4, clip_norm=0.5, engine="loop")
         *_, last = training_rounds(model, data, plan_with((1.0, 1.0, 1.0)), config)
         assert len(last.weights) == flat.num_parameters
 
