@@ -34,6 +34,8 @@ def refused(answer, *fragments):
         ([HEADER, "ann,1,-0.5,1"], ["linear_cost of client 'ann' is '-0.5'", "at least 0"]),
         ([HEADER, "ann,1,0,NaN"], ["noise_harm of client 'ann' is 'NaN'", "above 0"]),
         ([HEADER, "ann,1,0,0"], ["noise_harm of client 'ann' is '0'", "above 0"]),
+        ([HEADER, "ann,1,1e300,1"], ["line 2", "linear_cost of client 'ann' is 1e+300", "Choose other units"]),
+        ([HEADER, "ann,1e-200,0,1"], ["quadratic_cost of client 'ann' is 1e-200", "between 1e-100 and 1e+100"]),
         ([HEADER, "ann,1,0,much"], ["noise_harm of client 'ann' is 'much'", "must be a number"]),
         ([HEADER, "ann,1,0,"], ["noise_harm of client 'ann' is nothing", "must be a number"]),
         ([HEADER, "ann,1_0,0,1"], ["quadratic_cost of client 'ann' is '1_0'", "must be a number"]),

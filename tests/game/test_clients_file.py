@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, MppflError, UnknownClient
 from mppfl.game.clients_file import read_clients, write_clients
-from mppfl.game.model import Clients
+from mppfl.game.model import LARGEST, Clients
 from mppfl.network.graph import graph_from_matrix
 
 REQUIRED = ["name", "quadratic_cost", "linear_cost", "noise_harm"]
@@ -89,8 +89,8 @@ def test_a_path_may_be_text(path):
 # ---- there and back ---------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda t: t == t.strip())
-above_zero = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)
-at_least_zero = st.floats(0, allow_nan=False, allow_infinity=False)
+above_zero = st.floats(1 / LARGEST, LARGEST)
+at_least_zero = st.just(0.0) | above_zero
 
 
 @st.composite
@@ -136,7 +136,7 @@ def number(text):
 
 def is_sound(entry):
     """Whether all numbers of a client can be."""
-    finite = all(value < math.inf for column, value in entry.items() if column != "budget_max")
+    finite = all(value == 0 or 1e-100 <= value <= 1e100 for column, value in entry.items() if column != "budget_max")
     positive = all(entry[column] > 0 for column in ABOVE_ZERO)
     in_order = 0 <= entry["budget_min"] <= entry["budget_max"]
     return finite and positive and in_order and entry["linear_cost"] >= 0 and entry["compute_cost"] >= 0

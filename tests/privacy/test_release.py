@@ -124,6 +124,13 @@ def test_a_budget_that_cannot_be_is_refused_by_name(budget):
         released(np.ones((2, 3)), [1.0, budget], clients=["ann", "bob"])
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "discrete"])
+def test_a_budget_too_small_for_its_rounding_is_told_what_would_help(kind):
+    with pytest.raises(BadInput, match="drowns in its own rounding") as told:
+        std_with_grid(1.0, 1e9, 10**6, kind)
+    assert ("noise='gaussian'" in str(told.value)) == (kind == "discrete")
+
+
 def test_a_budget_too_large_for_a_grid_is_refused_whatever_the_update():
     with pytest.raises(BadInput, match="too little for a grid"):
         released(np.zeros(3), 1e40)

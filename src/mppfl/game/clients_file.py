@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mppfl.errors import BadFile, UnknownClient
-from mppfl.game.model import Clients
+from mppfl.game.model import LARGEST, Clients
 from mppfl.network.graph import SocialGraph, joined_names
 
 REQUIRED = ("name", "quadratic_cost", "linear_cost", "noise_harm")
@@ -140,6 +140,11 @@ def _number(text: str, column: str, client: str, name: str, line: int) -> float:
     if not least_allowed or (np.isinf(value) and column != "budget_max"):
         shown = repr(text.strip()[:40]) if text.strip() else "nothing"
         raise BadFile(f"{name}, line {line}: {column} of client {client!r} is {shown}; it must be {WANTED[column]}.")
+    if column != "budget_max" and value and not 1 / LARGEST <= value <= LARGEST:
+        raise BadFile(
+            f"{name}, line {line}: {column} of client {client!r} is {value:g}, too extreme to compute with. Choose "
+            f"other units: what is not 0 must lie between {1 / LARGEST:g} and {LARGEST:g}."
+        )
     return value
 
 

@@ -14,6 +14,8 @@ from mppfl.network.graph import SocialGraph
 from mppfl.network.propagation import Propagation, propagate
 from mppfl.network.walks import Diagonal
 
+LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of them
+
 
 @dataclass(frozen=True, eq=False)
 class Clients:
@@ -46,6 +48,10 @@ class Clients:
             values = getattr(self, name)
             require(values, name, np.isfinite(values) & (values >= 0), "a number of at least 0")
         require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
+        for name in ("quadratic_cost", "linear_cost", "noise_harm", "compute_cost", "data_size", "budget_min"):
+            values = getattr(self, name)
+            wanted = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
+            require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), wanted)
 
     @property
     def num_clients(self) -> int:

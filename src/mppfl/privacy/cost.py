@@ -163,6 +163,9 @@ def _whole_round(
     )
 
 
+LARGEST_STD = 1e250  # far beyond any update, and well inside what a grid can be for
+
+
 def std_with_grid(sensitivity: float, noise_multiplier: float, num_parameters: int, kind: NoiseKind) -> float:
     """σ with σ = noise_multiplier · (Δ + g√p), where g is the grid of σ itself.
 
@@ -171,12 +174,15 @@ def std_with_grid(sensitivity: float, noise_multiplier: float, num_parameters: i
     std = noise_multiplier * sensitivity
     for _ in range(64):
         wanted = noise_multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(num_parameters))
+        if wanted > LARGEST_STD:
+            break
         if grid_of(wanted, kind) == grid_of(std, kind):
             return wanted
         std = wanted
+    finer = "noise='gaussian', " if kind == "discrete" else ""
     raise BadInput(
         f"{kind} noise of {noise_multiplier:.3g} times the sensitivity on {num_parameters:,} parameters drowns in its "
-        f"own rounding. Use noise='gaussian', a larger budget, or fewer parameters."
+        f"own rounding. Use {finer}a larger budget, or fewer parameters."
     )
 
 
