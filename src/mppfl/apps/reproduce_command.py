@@ -162,9 +162,11 @@ def _summary(found: Status) -> str:
     states = f"{found.count('measured')} measured, {found.count('partly')} partly, {found.count('missing')} missing, "
     states += f"{found.count('not measurable')} not measurable"
     trials = sum(found.unit_trials.values())
+    variants = sum(found.variants.values())
+    choices = f", {variants} variants of what the paper leaves open among it" if variants else ""
     units = f", at least {trials} trials of units among it" if trials else ""
     where = f" on {found.device}, {found.precision}" if found.device else ""
-    return f"{states}; {_hours(found.hours_left)} of training left{where}{units}"
+    return f"{states}; {_hours(found.hours_left)} of training left{where}{units}{choices}"
 
 
 def _hours(hours: float | None) -> str:

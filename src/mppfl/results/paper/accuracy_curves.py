@@ -14,8 +14,8 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.results.paper.cells import Cell
+from mppfl.results.paper.choice import settings_of
 from mppfl.results.paper.claims import Finding
-from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import Measured
 from mppfl.results.paper.tables import COLUMNS, JUDGED, MPPFL_WITHIN, of_aggregation, seeds_on_file
 
@@ -57,10 +57,10 @@ class Curves:
         return ours, theirs
 
 
-def read_curves(folder: Path, settings: Mapping[str, Setting] = SETTINGS) -> list[Curves]:
+def read_curves(folder: Path) -> list[Curves]:
     """Curves of all cells with 20 clients that have any."""
     found = []
-    for dataset, setting in settings.items():
+    for dataset, setting in settings_of(folder).items():
         for partition in SPLITS:
             several = seeds_on_file(folder, Cell(dataset, partition, CLIENTS, 0), setting)
             every = {seed: of_aggregation(each, "noise_aware") for seed, each in several.items()}

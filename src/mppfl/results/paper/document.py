@@ -111,7 +111,7 @@ def document_text(folder: str | Path) -> str:
     text = page.from_string(report._read("reproduction.md.j2")).render(
         tally=_tally_table(figures),
         preset=PRESET,
-        settings=_settings_table(),
+        settings=_settings_table(Path(folder)),
         choices=_choices_part(Path(folder)),
         margin=MARGIN,
         tested_at_once=f"{TESTED_AT_ONCE:,}",
@@ -161,16 +161,19 @@ def _judged_statements() -> tuple[Finding, ...]:
     return tuple(statement.check() for statement in STATEMENTS)
 
 
-def _settings_table() -> str:
+def _settings_table(folder: Path) -> str:
+    from mppfl.results.paper.choice import is_open, read_choice, settings_of
+
     lines = [["data set", "train / test", "model", "norm", "augmentation", "η", "batch", "rounds T", "local epochs"]]
-    for setting in SETTINGS.values():
+    for name, setting in settings_of(folder).items():
+        chosen = not is_open(setting) or read_choice(folder, name)["chosen"] is not None
         lines.append(
             [
                 setting.title,
                 f"{setting.num_train:,} / {setting.num_test:,}",
                 f"`{setting.model}`",
-                setting.norm if setting.model.startswith("vgg") else "none",
-                _said(setting.augmentation),
+                (setting.norm if is_open(setting) else "none") if chosen else "not chosen yet",
+                _said(setting.augmentation) if chosen else "not chosen yet",
                 plainly(setting.learning_rate),
                 str(setting.batch_size),
                 str(setting.num_rounds),
@@ -182,12 +185,12 @@ def _settings_table() -> str:
 
 def _choices_part(folder: Path) -> str:
     """What was tried for each VGG, and what was taken."""
-    from mppfl.results.paper.choose import read_choice
+    from mppfl.results.paper.choice import is_open, read_choice
     from mppfl.results.paper.store import is_unavailable
 
     lines, told = [["data set", "norm", "augmentation", "without noise, IID", "rounds", "taken"]], []
     for name, setting in SETTINGS.items():
-        if not setting.model.startswith("vgg"):
+        if not is_open(setting):
             continue
         content = read_choice(folder, name)
         if content["chosen"] is None:

@@ -29,6 +29,7 @@ from mppfl.network.device import find_device
 from mppfl.results.paper.batch import Tell, trained
 from mppfl.results.paper.cells import (
     CELLS,
+    NOISELESS,
     ArmName,
     Case,
     Cell,
@@ -38,6 +39,7 @@ from mppfl.results.paper.cells import (
     clients_of,
     gflop_per_example,
 )
+from mppfl.results.paper.choice import is_open, settings_of, settle_choice, trained_for_choices
 from mppfl.results.paper.in_flight import InFlight, in_flight
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import (
@@ -55,6 +57,7 @@ from mppfl.results.provenance import Provenance, provenance_here
 
 NOT_AVAILABLE = "not measured: data not available"
 RESERVE = 0.9  # of the time left that an estimate may fill
+LEAST_SECONDS = 100.0  # that must be left to begin arms which may not end in time: less would go into compiling
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +87,22 @@ def measure(
     precision: str | None = None,
     minutes: float | None = None,
     at_most_arms: int | None = None,
+    arms_together: int | None = None,
     data: str | Path | None = None,
     settings: Mapping[str, Setting] = SETTINGS,
     tell: Tell = log.info,
 ) -> Done:
-    """Trains the arms that the cells' files lack, in order, units first; writes each batch of arms when it is done.
+    """Trains the arms that the cells' files lack, in order; writes each batch of arms when it is done.
 
-    precision     default: bf16 on a GPU, float32 on a CPU
-    minutes       take only as many arms as should fit by what earlier files took on this device, but at least one;
-                  those that do not end in time are stopped, and the next run goes on with them
-    at_most_arms  the same by number
-    data          folder of the official files; default: MPPFL_DATA
-    settings      other than the paper's are a rehearsal: their files cannot be mixed with real ones
+    What the paper leaves open in a data set comes first, then its unit, then its cells.
+
+    precision      default: bf16 on a GPU, float32 on a CPU
+    minutes        take only as many arms as should fit by what earlier files took on this device, but at least one;
+                   those that do not end in time are stopped, and the next run goes on with them
+    at_most_arms   the same by number
+    arms_together  take so many side by side, whether they should end in time or not
+    data           folder of the official files; default: MPPFL_DATA
+    settings       other than the paper's are a rehearsal: their files cannot be mixed with real ones
     """
     find_device(device)
     chosen = default_precision(device) if precision is None else precision
@@ -104,14 +111,15 @@ def measure(
     if minutes is not None:
         deadline = time.monotonic() + 60 * require_number(minutes, "minutes", 0.0, math.inf)
     most = math.inf if at_most_arms is None else require_count(at_most_arms, "at_most_arms")
+    together = None if arms_together is None else require_count(arms_together, "arms_together")
     origin = provenance_here(device)
     stopped = in_flight(Path(folder), origin, chosen)
-    errand = _Errand(Path(folder), device, chosen, origin, stopped, deadline, most, tell)
+    errand = _Errand(Path(folder), device, chosen, origin, stopped, deadline, most, together, tell)
     began = time.monotonic()
     unavailable, out_of_time = [], False
     for name, group in groupby(cells, key=lambda cell: cell.dataset):
-        setting, several = settings[name], list(group)
-        several = [cell for cell in several if missing_arms(errand.folder, cell, setting)]
+        setting = settings_of(errand.folder, settings)[name]
+        several = [cell for cell in group if missing_arms(errand.folder, cell, setting)]
         if not several:
             continue
         dataset = loaded(setting, data)
@@ -121,12 +129,16 @@ def measure(
             unavailable.append(name)
             continue
         note_available(errand.folder, name)
-        if not _settle_units(errand, setting, dataset) or not all(
-            _measure_cell(errand, cell, setting, dataset) for cell in several
+        settled = _settle_choice(errand, setting, dataset) if is_open(setting) else setting
+        if (
+            settled is None
+            or not _settle_units(errand, settled, dataset)
+            or not all(_measure_cell(errand, cell, settled, dataset) for cell in several)
         ):
             out_of_time = True
             break
-    whole = tuple(cell for cell in cells if not missing_arms(errand.folder, cell, settings[cell.dataset]))
+    now = settings_of(errand.folder, settings)
+    whole = tuple(cell for cell in cells if not missing_arms(errand.folder, cell, now[cell.dataset]))
     return Done(errand.trained, whole, tuple(unavailable), out_of_time, time.monotonic() - began)
 
 
@@ -173,6 +185,7 @@ class _Errand:
     stopped: InFlight
     deadline: float
     arms_left: float
+    arms_together: int | None
     tell: Tell
     trained: int = 0
 
@@ -183,6 +196,23 @@ class _Errand:
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+def _settle_choice(errand: _Errand, setting: Setting, dataset: Dataset) -> Setting | None:
+    """The setting with what the paper leaves open, chosen on the cell of the unit; None where time ran out before."""
+    cell = place_of_unit(setting.dataset)
+
+    def train(variant: Setting) -> Measured | None:
+        case = Case(cell, variant, clients_of(cell, variant, dataset))
+        if _fitting(errand, case, 1) == 0:
+            return None
+        origin = errand.origin
+        (found,) = trained(case, [(NOISELESS, None)], errand.device, errand.precision, origin, tell=errand.tell)
+        errand.trained += 1
+        errand.arms_left -= 1
+        return found
+
+    return settle_choice(errand.folder, setting, train, errand.tell)
 
 
 def _settle_units(errand: _Errand, setting: Setting, dataset: Dataset) -> bool:
@@ -250,10 +280,12 @@ def _train_some(errand: _Errand, case: Case, jobs: Sequence[Job]) -> list[Measur
 
 def _fitting(errand: _Errand, case: Case, wanted: int) -> int:
     """How many arms should fit, by what arms took on this device before."""
-    most = int(min(wanted, errand.arms_left))
+    most = int(min(wanted, errand.arms_left, errand.arms_together or math.inf))
     if most == 0 or math.isinf(errand.deadline):
         return most
     left = max(0.0, errand.seconds_left)
+    if errand.arms_together is not None:
+        return most if left > LEAST_SECONDS or errand.trained == 0 else 0
     each = seconds_per_arm(errand.folder, case.setting, errand.device_name, errand.precision)
     if each is None:
         errand.tell(f"{case.cell.path}: speed not known on {errand.device_name}")
@@ -276,6 +308,11 @@ def seconds_per_arm(folder: Path, setting: Setting, device_name: str, precision:
         if (each.device, each.precision) == (device_name, precision)
     ]
     same = [each.seconds / each.num_examples for dataset, each in alike if dataset == setting.dataset]
+    same = same or [
+        each.seconds / each.num_examples
+        for dataset, each in trained_for_choices(folder)
+        if (dataset, each.device, each.precision) == (setting.dataset, device_name, precision)
+    ]
     if same:
         return examples * median(same)
     if not alike:
@@ -298,6 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, help="seeds of every cell; default: as planned")
     parser.add_argument("--minutes", type=float, help="take only what should fit")
     parser.add_argument("--at-most-arms", type=int, help="train at most so many arms")
+    parser.add_argument("--arms-together", type=int, help="train so many side by side, whether they should end in time")
     parser.add_argument("--rounds", type=int, help="rehearse with fewer rounds")
     parser.add_argument("--examples", type=int, help="rehearse with the first so many training and test examples")
     given = parser.parse_args(arguments)
@@ -313,6 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             precision=given.precision,
             minutes=given.minutes,
             at_most_arms=given.at_most_arms,
+            arms_together=given.arms_together,
             data=given.data,
             settings=rehearsal(given.rounds, given.examples),
             tell=tell,

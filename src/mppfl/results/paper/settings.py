@@ -16,7 +16,7 @@ class Setting:
 
     title   as the paper writes it
     model   cinic-10's is not said; it has the pictures of cifar-10
-    norm, augmentation  of the VGGs, chosen once on the noiseless IID cell (docs/reproduction.md)
+    norm, augmentation  of the VGGs, until they are chosen on the noiseless IID cell (choice.py)
     """
 
     dataset: str

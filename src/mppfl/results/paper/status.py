@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mppfl.data.sources import find_files
 from mppfl.results.paper.cells import CELLS, NOISELESS, Cell, arms_of
+from mppfl.results.paper.choice import CHOICE_ROUNDS, missing_variants, settings_of
 from mppfl.results.paper.in_flight import count_in_flight
 from mppfl.results.paper.measure import missing_arms, seconds_per_arm
 from mppfl.results.paper.settings import SETTINGS, Setting
@@ -34,10 +35,11 @@ class CellStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """All cells, and the trials that units still need.
+    """All cells, the trials that units still need, and variants of what the paper leaves open.
 
     device, precision  of most of what is measured, for which hours are estimated; "" where nothing is
     unit_trials        by data set, at least: each round of trials decides whether another is needed
+    variants           by data set where any are left, of norm and augmentation
     """
 
     cells: tuple[CellStatus, ...]
@@ -45,12 +47,13 @@ class Status:
     precision: str
     unit_trials: dict[str, int]
     unit_hours: float | None
+    variants: dict[str, int]
+    variant_hours: float | None
 
     @property
     def hours_left(self) -> float | None:
         """Of all that is not measured, whether its data are here or not; None where nothing tells."""
-        hours = [each.hours for each in self.cells] + [self.unit_hours]
-        return None if None in hours else sum(hour for hour in hours if hour is not None)
+        return _all_hours([*(each.hours for each in self.cells), self.unit_hours, self.variant_hours])
 
     def count(self, state: State) -> int:
         return sum(each.state == state for each in self.cells)
@@ -64,6 +67,8 @@ class Status:
             "hours_left": self.hours_left,
             "unit_trials": self.unit_trials,
             "unit_hours": self.unit_hours,
+            "variants": self.variants,
+            "variant_hours": self.variant_hours,
             "cells": [asdict(each) | {"cell": each.cell.path} for each in self.cells],
         }
 
@@ -77,6 +82,7 @@ def status(
 ) -> Status:
     """What the files say of the cells, and whether the data of the others are in `data` (default: MPPFL_DATA)."""
     place = Path(folder)
+    settings = settings_of(place, settings)
     device, precision = _usual_device(place)
     datasets = list(dict.fromkeys(cell.dataset for cell in cells))
     here = {name: find_files(name, data) is not None for name in datasets}
@@ -90,9 +96,11 @@ def status(
         for name in datasets
         if name in undone
     }
-    of_trials = [_hours(count, seconds[name]) for name, count in trials.items()]
-    known = [hours for hours in of_trials if hours is not None]
-    return Status(tuple(found), device, precision, trials, sum(known) if len(known) == len(of_trials) else None)
+    variants = {name: count for name in trials if (count := len(missing_variants(place, settings[name])))}
+    of_units = _all_hours([_hours(count, seconds[name]) for name, count in trials.items()])
+    parts = {name: min(1.0, CHOICE_ROUNDS / settings[name].num_rounds) for name in variants}
+    of_variants = _all_hours([_hours(count * parts[name], seconds[name]) for name, count in variants.items()])
+    return Status(tuple(found), device, precision, trials, of_units, variants, of_variants)
 
 
 def _status_of(folder: Path, cell: Cell, setting: Setting, is_here: bool, seconds: float | None) -> CellStatus:
@@ -111,7 +119,11 @@ def _status_of(folder: Path, cell: Cell, setting: Setting, is_here: bool, second
     return CellStatus(cell, "missing" if is_here else "not measurable", 0, arms, hours, reason)
 
 
-def _hours(arms: int, seconds: float | None) -> float | None:
+def _all_hours(hours: Sequence[float | None]) -> float | None:
+    return None if None in hours else sum(each for each in hours if each is not None)
+
+
+def _hours(arms: float, seconds: float | None) -> float | None:
     return 0.0 if arms == 0 else None if seconds is None else arms * seconds / 3600
 
 

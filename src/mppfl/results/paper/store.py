@@ -133,7 +133,7 @@ def every_training(folder: Path) -> list[tuple[str, Measured]]:
         try:
             content = json.loads(path.read_text("utf-8"))
             facts, rows = content["configuration"], [*content.get("arms", ()), *content.get("trials", ())]
-            for each in map(_measured, rows):
+            for each in map(measured_from, rows):
                 # The trial that fixed a unit stands in two files.
                 found[content["fingerprint"], str(each.arm), str(each.unit), each.started] = (facts["dataset"], each)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -164,7 +164,7 @@ def _read(path: Path, facts: dict[str, Any], kind: str) -> list[Measured]:
     if stored != here:
         raise BadFile(f"{path}: measured with {_first_difference(stored, here)}. Move it away, or use another folder.")
     try:
-        return [_measured(row) for row in rows]
+        return [measured_from(row) for row in rows]
     except (KeyError, TypeError, ValueError) as cause:
         raise BadFile(f"{path}: an arm is not whole ({cause!r}). Restore the file, or remove it.") from cause
 
@@ -178,7 +178,8 @@ def _first_difference(stored: Any, here: Mapping[str, Any]) -> str:
     return "another configuration"
 
 
-def _measured(row: Mapping[str, Any]) -> Measured:
+def measured_from(row: Mapping[str, Any]) -> Measured:
+    """What `Measured.as_dict` gave, from a file; KeyError, TypeError or ValueError where it cannot be."""
     known = {each.name: row[each.name] for each in fields(Measured) if each.name not in ("arm", "diverged")}
     found = Measured(**known, arm=_arm(row), diverged=row.get("diverged", 0))
     if not 0 <= found.accuracy <= 1 or not math.isfinite(found.seconds):

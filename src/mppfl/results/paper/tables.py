@@ -11,6 +11,7 @@ from typing import Literal
 
 from mppfl.learning.config import Aggregation
 from mppfl.results.paper.cells import BOTH, CELLS, ArmName, Cell, aggregations_of, arms_of
+from mppfl.results.paper.choice import settings_of
 from mppfl.results.paper.printed import printed_accuracy
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import Measured, every_training, is_unavailable, read_cell, read_trials
@@ -116,13 +117,12 @@ class Counts:
     sarda: int
 
 
-def table_rows(
-    table: Table, aggregation: Aggregation, folder: Path, settings: Mapping[str, Setting] = SETTINGS
-) -> list[Row]:
+def table_rows(table: Table, aggregation: Aggregation, folder: Path) -> list[Row]:
     """Every cell of a table that is planned with this aggregation, measured or not, in the order of priority."""
     places = dict.fromkeys(
         (cell.dataset, cell.partition, cell.num_clients) for cell in CELLS if aggregation in aggregations_of(cell)
     )
+    settings = settings_of(folder)
     return [
         _row(table, Cell(*place, 0), aggregation, folder, settings[place[0]])
         for place in places
@@ -352,7 +352,7 @@ def _counted(weights: Aggregation, folder: Path) -> str:
 
 def _units_table(folder: Path) -> str:
     lines = []
-    for dataset, setting in SETTINGS.items():
+    for dataset, setting in settings_of(folder).items():
         trials = read_trials(folder, place_of_unit(dataset), setting)
         for weights, unit in units_of(dataset, trials).items():
             reached = "–" if unit.accuracy is None else f"{unit.accuracy:.2f}"
@@ -389,8 +389,9 @@ def _left_out(folder: Path) -> list[str]:
 
 def _cells_on_file(folder: Path) -> Iterator[tuple[Cell, dict[ArmName, Measured]]]:
     """Every seed of every planned cell that has a file, and its arms."""
+    settings = settings_of(folder)
     for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
-        for seed, found in seeds_on_file(folder, Cell(*place, 0), SETTINGS[place[0]]).items():
+        for seed, found in seeds_on_file(folder, Cell(*place, 0), settings[place[0]]).items():
             yield Cell(*place, seed), found
 
 
@@ -445,10 +446,10 @@ def _speed_table(folder: Path) -> str:
 
 def _cells_an_hour(folder: Path) -> str:
     hours = sum(each.seconds for _, each in every_training(folder)) / 3600
-    whole = 0
+    whole, settings = 0, settings_of(folder)
     for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
         cell = Cell(*place, 0)
-        found = seeds_on_file(folder, cell, SETTINGS[cell.dataset]).values()
+        found = seeds_on_file(folder, cell, settings[cell.dataset]).values()
         whole += sum(set(arms_of(cell)) <= set(arms) for arms in found)
     return (
         f"{whole} whole cells in {hours:.2f} hours of training, trials of units and unfinished cells included: "
