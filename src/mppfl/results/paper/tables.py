@@ -230,6 +230,8 @@ def tables_section(folder: Path) -> str:
         *_by_clients(table_rows(2, "noise_aware", folder)),
         "### What the cells were trained with",
         _terms_table(folder),
+        "Clipped: share of updates that were shortened to 𝒮, mean over rounds. 𝒮 is a length of the first round; how many "
+        "later updates pass it shows whether they grew or shrank since.",
         *_left_out(folder),
         "### Speed",
         _speed_table(folder),
@@ -363,7 +365,7 @@ def _units_table(folder: Path) -> str:
 
 
 def _terms_table(folder: Path) -> str:
-    """𝒮, unit, ρ_0, ε and precision of every cell on file."""
+    """𝒮, share of updates it shortened, unit, ρ_0, ε and precision of every cell on file."""
     lines = []
     for cell, found in _cells_on_file(folder):
         for weights in aggregations_of(cell):
@@ -372,7 +374,10 @@ def _terms_table(folder: Path) -> str:
                 lines.append(_terms(cell, weights, arms, len(found)))
     if not lines:
         return "No cell is measured yet; trials of units are."
-    head = ("cell", "seed", "weights", "𝒮", "unit", "ρ₀ min", "ρ₀ mean", "nominal ε of MPPFL, SA", "precision", "arms")
+    head = (
+        "cell", "seed", "weights", "𝒮", "clipped of MPPFL, SA", "unit", "ρ₀ min", "ρ₀ mean", "nominal ε of MPPFL, SA",
+        "precision", "arms",
+    )  # fmt: skip
     return _markdown(head, lines)
 
 
@@ -410,6 +415,7 @@ def _terms(cell: Cell, weights: str, arms: Mapping[ArmName, Measured], count: in
         str(cell.seed),
         weights,
         " to ".join(dict.fromkeys((norms[0], norms[-1]))),
+        f"{of('mppfl', 'share_clipped')}, {of('social_agnostic', 'share_clipped')}",
         ", ".join(sorted({f"{each.unit:g}" for each in arms.values()})),
         of("fixed-min", "fixed_budget"),
         of("fixed-mean", "fixed_budget"),
