@@ -230,8 +230,8 @@ def tables_section(folder: Path) -> str:
         *_by_clients(table_rows(2, "noise_aware", folder)),
         "### What the cells were trained with",
         _terms_table(folder),
-        "Clipped: share of updates that were shortened to 𝒮, mean over rounds. 𝒮 is a length of the first round; how many "
-        "later updates pass it shows whether they grew or shrank since.",
+        "Clipped: share of updates that were shortened to 𝒮, mean over rounds. 𝒮 is a length of the first round; how "
+        "many later updates pass it shows whether they grew or shrank since.",
         *_left_out(folder),
         "### Speed",
         _speed_table(folder),
