@@ -212,7 +212,7 @@ def candidates_of_segment(
 ) -> list[float]:
     """Rates of one segment that may be best: where the leader's condition holds, and else the two ends."""
     line = Response(segment.slope, segment.offset, segment.low, segment.high, weights, segment.slope != 0)
-    ends = [segment.low, segment.high if np.isfinite(segment.high) else max(4 * segment.low, 1e3)]
+    ends = [end for end in (segment.low, segment.high) if np.isfinite(end)]
     if leader == "budget_limited":
         limit = float(payment_limit or 0.0)
         best = crossing_rate(rate_condition(game, line, "anticipating"), round_index, points=60)

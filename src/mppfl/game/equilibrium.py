@@ -128,7 +128,9 @@ def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None
     """
     wanted = wanted_loss(game, prices)
     low, high = game.clients.budget_min, game.clients.budget_max
-    scale = max(1.0, float(np.abs(wanted).max()))
+    # Where prices are about what privacy costs, their difference holds fewer digits than they do.
+    sizes = (np.abs(prices) + game.clients.linear_cost) / (2 * game.clients.quadratic_cost)
+    scale = max(float(np.abs(wanted).max()), 1e-3 * float(sizes.max()))
     budgets = np.clip(wanted if start is None else start, low, high)
     target = wanted - (game.loss @ budgets - budgets)  # everybody's unbounded best response
     best, best_gap = budgets, _distance(budgets, np.clip(target, low, high))

@@ -94,8 +94,9 @@ def _crossing(
         high = max(2.0 * abs(low), 1.0)
         while high < 1e300 and steepness * high - constant - weight * _pulled(pull, slope, offset, high) < 0.0:
             high *= 2.0
-    before_rate = 0.0
-    before = np.inf
+    first = low + (high - low) * (0.5 - 0.5 * np.cos(np.pi * 0.5 / POINTS))
+    before_rate = low + max(1e-12 * (first - low), 4e-16 * abs(low))
+    before = steepness * before_rate - constant - weight * _pulled(pull, slope, offset, before_rate)
     for j in range(POINTS):
         rate = low + (high - low) * (0.5 - 0.5 * np.cos(np.pi * (j + 0.5) / POINTS))
         if endless:
@@ -181,7 +182,7 @@ def _candidates(
         found[0] = _crossing(low, high, sums[1], known[1], 2.0 * paid[0], paid[1], weight, harm * slope, slope, offset)
     if np.isnan(found[0]) or leader == BUDGET_LIMITED:
         found[1] = low
-        found[2] = high if np.isfinite(high) else max(4.0 * low, 1e3)
+        found[2] = high if np.isfinite(high) else np.nan
     if leader == BUDGET_LIMITED:
         if paid[0] > 0.0:
             found[3] = (paid[1] + np.sqrt(paid[1] ** 2 + 4.0 * paid[0] * limit)) / (2.0 * paid[0])

@@ -11,7 +11,8 @@ from mppfl.arrays import Array, IntArray
 from mppfl.game.equilibrium import equilibrium_at, equilibrium_response, response_line
 from mppfl.game.interior_leaders import interior_rates_of, noise_aware_cost
 from mppfl.game.model import Game, cost_without_absent, wanted_loss
-from mppfl.game.path import EXACT_BELOW, Path, response_path
+from mppfl.game.natural_units import natural_units
+from mppfl.game.path import EXACT_BELOW, Path, response_path, waking_rates
 from mppfl.game.plan import AlongLine, Plan, Terms
 from mppfl.game.resting_at_bounds import has_ceilings, has_floors, rates_worth_trying
 from mppfl.game.settling import LEADERS
@@ -19,6 +20,7 @@ from mppfl.game.settling import LEADERS
 LEADER_ROUNDS_ABOVE = 4_000_000  # above that many, only the first, middle and last round's leader is checked
 PROBES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.001, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0)
 WIDE = (0.0, 0.01, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)  # of b, tried too where budgets have floors above 0
+WAKING = (1.5, 3.0, 10.0, 30.0)  # of the rate at which everybody would share, were they alone
 TRIES_AT_CEILINGS, TRIES_ON_SEGMENT = 24, 8
 
 Cost = Callable[[Game, int, Array | float, Array], float]
@@ -50,6 +52,9 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
         for position in positions.tolist():
             terms = plan.terms(position)
             rates = [terms.reward_rate * probe for probe in PROBES]
+            if not np.isfinite(cost(crowd, terms.round_index, terms.prices, terms.budgets)):  # nobody takes part
+                weights = np.broadcast_to(_per_rate(plan, terms), (crowd.num_clients,))
+                rates += [waking_rates(crowd, weights)[1] * factor for factor in WAKING]
             tried = answers.at(_per_rate(plan, terms), rates, terms.budgets)
             worst = max(worst, _saving(crowd, cost, plan, terms, rates, tried))
     return worst, tuple(int(t) for t in plan.rounds[positions])
@@ -103,7 +108,7 @@ def _saving_at_bounds(crowd: Game, plan: Plan, cost: Cost, resting: _Resting) ->
     """What the server could save where clients may rest at budgets above 0: at no pay at all, at less, and at more."""
     clients, answers, worst = crowd.clients, _Answers(crowd), 0.0
     weights = np.broadcast_to(_per_rate(plan, plan.terms(0)), (crowd.num_clients,))
-    usual = max(1.0, float(clients.linear_cost.max()))
+    usual = max(natural_units(crowd).rate, float(clients.linear_cost.max()))
     far = usual * np.array(WIDE)
     if resting.between is not None:
         far = np.concatenate([far, _rates_between(crowd, weights, *resting.between)])
@@ -121,7 +126,7 @@ def _saving_at_bounds(crowd: Game, plan: Plan, cost: Cost, resting: _Resting) ->
 
 def _rates_between(crowd: Game, weights: Array, low: float, high: float) -> Array:
     """Rates to try: every bend and what lies between two of them, where the path of budgets can be followed."""
-    low = max(low, 1e-3 * max(1.0, float(crowd.clients.linear_cost.max())))
+    low = max(low, 1e-3 * max(natural_units(crowd).rate, float(crowd.clients.linear_cost.max())))
     high = min(max(high, 2 * low), 1e3 * low)
     if crowd.num_clients > EXACT_BELOW:
         return np.geomspace(low, high, TRIES_AT_CEILINGS)
@@ -141,7 +146,7 @@ def _saving(game: Game, cost: Cost, plan: Plan, terms: Terms, rates: list[float]
     now = cost(game, terms.round_index, terms.prices, terms.budgets)
     per_rate = _per_rate(plan, terms)
     tried = (cost(game, terms.round_index, r * per_rate, b) for r, b in zip(rates, answers, strict=True))
-    return max([0.0, *(now - other for other in tried)])
+    return max([0.0, *(now - other for other in tried if np.isfinite(other))])
 
 
 class _Answers:
@@ -177,5 +182,5 @@ class _Answers:
         wanted = wanted_loss(game, prices)
         wish = wanted - ((game.loss @ found.T).T - found)
         gap = np.abs(found - np.clip(wish, low, high)).max(axis=1)
-        fits = gap <= 1e-12 * np.maximum(1.0, np.abs(wanted).max(axis=1))
+        fits = gap <= 1e-12 * np.maximum(natural_units(game).budget, np.abs(wanted).max(axis=1))
         return [budgets if fit else None for budgets, fit in zip(found, fits, strict=True)]

@@ -17,6 +17,7 @@ from mppfl.game.bounded_leaders import Rates, rates_where_no_root_is_inside
 from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.interior_leaders import UniformLeader, interior_rates_each, interior_rates_of
 from mppfl.game.model import Game
+from mppfl.game.natural_units import in_units, natural_units
 from mppfl.game.plan import AlongLine, Stored
 from mppfl.game.resting_at_bounds import cheaper_at_bounds
 
@@ -44,6 +45,21 @@ def choose_rates(
             payment_limit if payment_limit is not None else np.nan, "payment_limit", 0, np.inf
         )
     require_somebody(game)
+    units = natural_units(game)
+    limit = None if payment_limit is None else payment_limit / units.money
+    found = _rates_in_natural_units(in_units(game, units), leader, rounds, limit, weights, may_leave=may_leave)
+    return Rates(found.reward_rates * units.rate, units.budgets_back(found.budgets), found.reaches_bounds)
+
+
+def _rates_in_natural_units(
+    game: Game,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    weights: Array | None,
+    *,
+    may_leave: bool,
+) -> Rates:
     line = equilibrium_response(game, weights)
     inside = None
     if line.has_interior and line.free.any():

@@ -16,8 +16,9 @@ from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
 from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.interior_leaders import UniformLeader
-from mppfl.game.leaders import choose_rates, pigouvian_weights
+from mppfl.game.leaders import choose_rates, pigouvian_weights, require_somebody
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
+from mppfl.game.optimum_rates import rates_for_optima
 from mppfl.game.path import equilibria_at
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
@@ -235,12 +236,12 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
     """The one-hop client-welfare optimum at the common reward rate; own rates anticipate that answer."""
     near = one_hop(game)
     weights = pigouvian_weights(near)
+    floor = np.minimum(np.maximum(game.clients.budget_min, LEAST_BUDGET), game.clients.budget_max)
     rates = horizon.reward_rates
     if rates is None:
-        offered, may_leave = np.maximum(weights, 0.0), isinstance(horizon, MayLeave)
-        rates = choose_rates(near, "anticipating", horizon.rounds, weights=offered, may_leave=may_leave).reward_rates
+        require_somebody(game)
+        rates = rates_for_optima(near.with_bounds(floor, game.clients.budget_max), weights, horizon.rounds)
     line = equilibrium_response(near, weights)
-    floor = np.minimum(np.maximum(game.clients.budget_min, LEAST_BUDGET), game.clients.budget_max)
     ends = np.array([line.budgets(float(rate)) for rate in (rates.min(), rates.max())])
     if ((ends >= floor) & (ends <= game.clients.budget_max) & line.free).all():
         return Plan("sarda_r", horizon.rounds, rates, AlongLine(line.slope, line.offset), game.num_clients)

@@ -15,6 +15,7 @@ from mppfl.arrays import Array, IntArray
 from mppfl.errors import NotConverged
 
 COMPILED_ABOVE = 100_000  # clients
+DIGITS = 2e-15  # of a rate: some of its last bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,8 @@ class RateCondition:
     def values(self, rates: Array, round_index: int) -> Array:
         """Left minus right side at many rates; for small games."""
         budgets = rates[:, None] * self.slope - self.offset  # [rates, clients]
-        noise = (self.pull / budgets**2).sum(axis=1)
+        with np.errstate(divide="ignore"):  # infinite where somebody's budget vanishes
+            noise = np.divide(self.pull, budgets**2, out=np.zeros_like(budgets), where=self.pull != 0).sum(axis=1)
         return np.asarray(self.steepness * rates - self.constant - self.strength / round_index * noise)
 
     def _sums(self, rate: float) -> tuple[float, float]:
@@ -52,9 +54,12 @@ class RateCondition:
         terms = self.pull * inverse**2
         return float(terms.sum()), float((terms * inverse) @ self.slope)
 
-    def relative_gap(self, rate: float, round_index: int) -> float:
-        """How far the condition is from holding, as a share of its left side."""
-        return abs(self.value(rate, round_index)[0]) / (self.steepness * rate + abs(self.constant))
+    def holds(self, rate: float, round_index: int) -> bool:
+        """Whether it holds to 1e-9 of its left side, or as nearly as the digits of the rate allow: just above a rate at
+        which somebody's budget vanishes, the next number after the rate may change the right side by more than that.
+        """
+        gap, rise = self.value(rate, round_index)
+        return abs(gap) <= max(1e-9 * (self.steepness * rate + abs(self.constant)), DIGITS * rate * abs(rise))
 
 
 def rates_by_condition(condition: RateCondition, everybody_gains_interest: bool, rounds: IntArray) -> Array | None:
@@ -66,7 +71,7 @@ def rates_by_condition(condition: RateCondition, everybody_gains_interest: bool,
         if any(rate is None for rate in found):
             return None
         rates = np.array(found, dtype=np.float64)
-    if any(condition.relative_gap(float(r), int(t)) > 1e-9 for r, t in zip(rates, rounds, strict=True)):
+    if not all(condition.holds(float(r), int(t)) for r, t in zip(rates, rounds, strict=True)):
         return None
     return rates
 
@@ -91,7 +96,7 @@ def rising_rates(condition: RateCondition, rounds: IntArray) -> Array:
 
 
 def rising_rates_each(condition: RateCondition, rounds: IntArray) -> Array:
-    """`rising_rates` compiled, for small games asked many times; NaN where the condition does not hold to 1e-9."""
+    """`rising_rates` compiled, for small games asked many times; NaN where the condition does not hold."""
     from mppfl.game import settling_kernels as kernels
 
     order = np.argsort(-rounds, kind="stable")
@@ -161,10 +166,12 @@ def crossing_rate(condition: RateCondition, round_index: int, points: int = 400)
         while condition.value(high, round_index)[0] < 0 and high < 1e300:
             high *= 2
     inside = low + (high - low) * (0.5 - 0.5 * np.cos(np.pi * (np.arange(points) + 0.5) / points))
+    start = low + max(1e-12 * (inside[0] - low), 4e-16 * abs(low))  # where somebody wakes at `low` it is steep there
+    inside = np.concatenate([[start], inside])
     values = condition.values(inside, round_index)
     turns = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
     if len(turns) == 0:
         return None
     low, high = inside[turns[0]], inside[turns[0] + 1]
-    root = brentq(lambda r: condition.value(r, round_index)[0], low, high, xtol=1e-15, rtol=8.9e-16)
+    root = brentq(lambda r: max(condition.value(r, round_index)[0], -1e300), low, high, xtol=1e-300, rtol=8.9e-16)
     return float(root)

@@ -11,6 +11,8 @@ from mppfl.arrays import Array
 
 TIED = 1e-12  # margins that differ by less, as a share, differ by rounding: the lower number goes first
 
+DIGITS = 2e-15  # of a rate, as in rates.py
+
 
 @njit(cache=True, error_model="numpy")
 def without(tableau: Array, k: int) -> Any:
@@ -88,9 +90,10 @@ def rising_rates(
             above = rate - lowest
             if step * step <= 1e-17 * rate * above or abs(step) <= 4e-16 * rate:
                 rate = max(rate + step, np.nextafter(lowest, np.inf))
-                square, _ = _sums(pull, slope, offset, rate)
+                square, cube = _sums(pull, slope, offset, rate)
                 gap = steepness * rate - constant - weight * square
-                if abs(gap) <= 1e-9 * (steepness * rate + abs(constant)):
+                rise = steepness + 2.0 * weight * cube
+                if abs(gap) <= max(1e-9 * (steepness * rate + abs(constant)), DIGITS * rate * abs(rise)):
                     rates[position] = rate
                     floor = rate
                 break

@@ -1,0 +1,102 @@
+"""A game is the same game in every unit of money and of budget, and so are its prices and budgets."""
+
+import numpy as np
+import pytest
+
+from mppfl.game.mechanisms import MECHANISMS
+from mppfl.game.model import Clients, cost_without_absent, make_game
+from mppfl.game.natural_units import in_units, natural_units
+from mppfl.game.plan import Horizon
+from mppfl.game.solve import solve
+from mppfl.network.graph import graph_from_matrix
+
+MONEY_AND_BUDGET = ((1e-4, 1.0), (1e5, 1.0), (1.0, 1e-7), (1e-3, 1e4))
+
+
+def drawn(seed):
+    """A small game with ceilings and floors for some."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 5))
+    links = (rng.random((n, n)) < 0.6) * (1 - np.eye(n))
+    links[np.arange(n), (np.arange(n) + 1) % n] = 1
+    ceilings = np.where(rng.random(n) < 0.5, np.inf, rng.uniform(0.1, 1.0, n))
+    floors = np.where(rng.random(n) < 0.3, rng.uniform(0, 0.1, n), 0.0)
+    costs = rng.uniform(0.2, 1, n), rng.uniform(0.1, 1.5, n), rng.uniform(0.01, 0.5, n)
+    return links, costs, floors, ceilings, rng.uniform(0.05, 0.6)
+
+
+def game_in(seed, money, budget):
+    links, (quadratic, linear, harm), floors, ceilings, strength = drawn(seed)
+    clients = Clients(
+        quadratic * money / budget**2,
+        linear * money / budget,
+        harm * money * budget,
+        budget_min=floors * budget,
+        budget_max=ceilings * budget,
+    )
+    return make_game(graph_from_matrix(links), clients, max_hops=2, externality_strength=strength)
+
+
+@pytest.mark.parametrize("mechanism", ["mppfl", "mppfl_exact", "mppfl_noise_aware", "pigouvian"])
+@pytest.mark.parametrize("seed", range(12))
+def test_budgets_do_not_depend_on_units(mechanism, seed):
+    usual = solve(game_in(seed, 1.0, 1.0), mechanism, num_rounds=3)
+    for money, budget in MONEY_AND_BUDGET:
+        found = solve(game_in(seed, money, budget), mechanism, num_rounds=3)
+        np.testing.assert_allclose(found.plan.to_matrix() / budget, usual.plan.to_matrix(), rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(found.plan.reward_rates * budget / money, usual.plan.reward_rates, rtol=1e-6)
+        assert found.verification.leader_regret == pytest.approx(
+            usual.verification.leader_regret * money, rel=1e-3, abs=1e-9 * money
+        )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_there_and_back_nothing_is_rounded(seed):
+    game = game_in(seed, 3e-4, 7e3)
+    units = natural_units(game)
+    there = in_units(game, units)
+    again = natural_units(there)
+    assert (again.budget, again.rate) == (1.0, 1.0)
+    back = in_units(there, type(units)(1 / units.budget, 1 / units.rate))
+    for name in ("quadratic_cost", "linear_cost", "noise_harm", "budget_min", "budget_max"):
+        np.testing.assert_array_equal(getattr(back.clients, name), getattr(game.clients, name))
+
+
+def test_a_rate_just_above_where_somebody_wakes_is_found_in_every_round():
+    """Little harm makes the best rate leave the most reluctant client next to nothing, less from round to round."""
+    ring = graph_from_matrix(np.roll(np.eye(3), 1, axis=0))
+    clients = Clients([1e-3, 5e-4, 7e-4], [1.0, 0.2, 0.7], [1e-6, 1.5e-6, 2e-6])
+    found = solve(make_game(ring, clients), num_rounds=1000)
+    assert found.plan.reward_rates == pytest.approx(found.plan.reward_rates[0], rel=1e-6)
+    assert (np.diff(found.plan.reward_rates) <= 0).all()
+    assert found.outcome.server_costs.max() == pytest.approx(found.outcome.server_costs[0])
+    assert found.plan.notes == ()
+
+
+def test_a_root_close_to_the_start_of_a_long_segment_is_found():
+    """One ceiling that is reached at a rate far beyond all others makes a segment ten million wide."""
+    pair = graph_from_matrix(1 - np.eye(2))
+    far = Clients([0.2, 1.0], [0.6, 0.8], [0.46, 0.08], budget_max=[2e7, 0.6])
+    near = Clients([0.2, 1.0], [0.6, 0.8], [0.46, 0.08], budget_max=[np.inf, 0.6])
+    rates = [
+        solve(make_game(pair, each, max_hops=1, externality_strength=0.9), "mppfl_exact").plan.reward_rates
+        for each in (far, near)
+    ]
+    assert rates[0] == pytest.approx(rates[1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_server_of_sarda_r_pays_the_least_for_the_answer_that_it_gets(seed):
+    game = game_in(seed, 1.0, 1.0)
+    found = solve(game, "sarda_r", num_rounds=2)
+    for k, (rate, cost) in enumerate(zip(found.plan.reward_rates, found.outcome.server_costs, strict=True)):
+        others = rate * np.linspace(0.4, 2.5, 200)
+        plan = MECHANISMS["sarda_r"](game, Horizon(np.full(len(others), k + 1), others))
+        costs = [cost_without_absent(game, k + 1, other, plan.terms(j).budgets) for j, other in enumerate(others)]
+        assert cost <= min(costs) * (1 + 1e-4)
+
+
+def test_a_rate_that_moves_nobody_could_be_bettered_beyond_all_measure():
+    game = make_game(graph_from_matrix(np.roll(np.eye(3), 1, axis=0)), Clients(1.0, [0.5, 0.6, 0.7], 1.0))
+    assert solve(game, reward_rates=np.array([0.1])).verification.leader_regret == np.inf
+    assert np.isfinite(solve(game, reward_rates=np.array([0.9])).verification.leader_regret)
