@@ -100,3 +100,24 @@ def test_a_rate_that_moves_nobody_could_be_bettered_beyond_all_measure():
     game = make_game(graph_from_matrix(np.roll(np.eye(3), 1, axis=0)), Clients(1.0, [0.5, 0.6, 0.7], 1.0))
     assert solve(game, reward_rates=np.array([0.1])).verification.leader_regret == np.inf
     assert np.isfinite(solve(game, reward_rates=np.array([0.9])).verification.leader_regret)
+
+
+@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("seed", range(6))
+def test_who_takes_part_does_not_depend_on_the_unit_of_money(rule, seed):
+    games = [game_in(seed, money, 1.0) for money in (1.0, 1e-6, 1e7)]
+    usual, *others = [solve(each, "mppfl_exact", num_rounds=3, participation=rule).plan.to_matrix() for each in games]
+    for found in others:
+        np.testing.assert_allclose(found, usual, rtol=1e-6, atol=1e-8)
+
+
+def test_a_loss_in_small_coins_is_a_loss():
+    """One client's whole stake is a millionth of a millionth of a coin; it leaves where it would lose."""
+    ring = graph_from_matrix(np.roll(np.eye(3), 1, axis=0))
+    taking_part = []
+    for money in (1.0, 1e-13):
+        costs = money * np.array([0.5, 0.6, 4.0]), money * np.array([0.2, 0.2, 0.9])
+        game = make_game(ring, Clients(*costs, money * 1.0, compute_cost=money * np.array([0, 0, 3.0])))
+        plan = solve(game, num_rounds=1, participation="if_better_than_staying_out").plan
+        taking_part.append(plan.terms(0).taking_part.tolist())
+    assert taking_part[0] == taking_part[1] == [True, True, False]

@@ -49,6 +49,11 @@ def natural_units(game: Game) -> Units:
     return Units(_power_of_two(budgets), _power_of_two(rates))
 
 
+def slight_margin(game: Game) -> float:
+    """Money that is nothing but rounding: nobody comes or goes for less."""
+    return 1e-12 * natural_units(game).money
+
+
 def in_units(game: Game, units: Units) -> Game:
     """The same game in these units; what was factorised of its network is shared."""
     clients = game.clients

@@ -12,6 +12,7 @@ from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput, NoEquilibrium
 from mppfl.game.mechanisms import MayLeave, Mechanism
 from mppfl.game.model import Game, privacy_loss, utility, wanted_loss
+from mppfl.game.natural_units import slight_margin
 from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds
 from mppfl.game.settling import Settled, led_by, settle_together
 
@@ -119,14 +120,14 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
 
 
 def _decide(game: Game, terms: Terms, out: BoolArray, rule: Participation) -> _Decision:
-    inside = (terms.budgets > 0) & ~out
+    inside, slight = (terms.budgets > 0) & ~out, slight_margin(game)
     if rule == "if_non_negative":
         # Against "nothing": who leaves also escapes the others' exposure, and does not come back.
         margin = utility(game, terms.prices, terms.budgets)
-        return _Decision(inside & (margin < -1e-12), np.zeros_like(out), margin)
+        return _Decision(inside & (margin < -slight), np.zeros_like(out), margin)
     margin = gain_from_joining(game, terms.prices, terms.budgets)
     able = out & (game.clients.budget_max > 0)
-    return _Decision(inside & (margin < -1e-12), able & (margin > 1e-12), margin)
+    return _Decision(inside & (margin < -slight), able & (margin > slight), margin)
 
 
 def _worst_first(decision: _Decision, who: BoolArray) -> BoolArray:

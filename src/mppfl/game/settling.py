@@ -28,6 +28,7 @@ from mppfl.game.mechanisms import (
     social_agnostic,
 )
 from mppfl.game.model import Game
+from mppfl.game.natural_units import slight_margin
 from mppfl.game.plan import Horizon, Participation, Terms
 
 LEADERS: dict[str, UniformLeader] = {
@@ -163,6 +164,7 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
             clients.budget_max,
             crowd.out,
             may_return,
+            slight_margin(game),
         )
         for who in np.unique(moves[:, 0]):
             rows = np.flatnonzero(moves[:, 0] == who)

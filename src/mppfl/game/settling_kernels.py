@@ -129,6 +129,7 @@ def who_moves(
     high: Array,
     out: Any,
     may_return: bool,
+    slight: float,
 ) -> Any:
     """Per round: who leaves first, who comes back first, -1 for nobody; `participation._decide` and `_worst_first`."""
     n = len(out)
@@ -147,8 +148,8 @@ def who_moves(
                 spent = compute[i] if budget > 0.0 else 0.0
                 margin = price * budget - spent - (quadratic[i] * loss**2 + linear[i] * loss)
             margins[i] = margin
-            leave[i] = budget > 0.0 and not out[i] and margin < -1e-12
-            come_back[i] = may_return and out[i] and high[i] > 0.0 and margin > 1e-12
+            leave[i] = budget > 0.0 and not out[i] and margin < -slight
+            come_back[i] = may_return and out[i] and high[i] > 0.0 and margin > slight
         moves[t, 0] = _first_of_worst(margins, leave)
         moves[t, 1] = _first_of_worst(margins, come_back)
     return moves
