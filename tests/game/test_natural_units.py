@@ -116,8 +116,8 @@ def test_a_loss_in_small_coins_is_a_loss():
     ring = graph_from_matrix(np.roll(np.eye(3), 1, axis=0))
     taking_part = []
     for money in (1.0, 1e-13):
-        costs = money * np.array([0.5, 0.6, 4.0]), money * np.array([0.2, 0.2, 0.9])
-        game = make_game(ring, Clients(*costs, money * 1.0, compute_cost=money * np.array([0, 0, 3.0])))
+        costs = money * np.array([0.5, 0.6, 1.0]), money * np.array([0.2, 0.2, 0.9])
+        game = make_game(ring, Clients(*costs, money * 1.0, compute_cost=money * np.array([0, 0, 0.3])))
         plan = solve(game, num_rounds=1, participation="if_better_than_staying_out").plan
         taking_part.append(plan.terms(0).taking_part.tolist())
     assert taking_part[0] == taking_part[1] == [True, True, False]
