@@ -37,7 +37,7 @@ def test_json_holds_a_summary_and_every_game(mppfl):
     answer = mppfl("compare", "--num-clients", 6, "--rounds", 3, "--seeds", 2, "--json")
     found = answer.json
     assert answer.stderr == ""
-    assert set(found) == {"rounds", "seeds", "summary", "games"}
+    assert set(found) == {"rounds", "seeds", "summary", "games", "notes"}
     assert (found["rounds"], found["seeds"]) == (3, 2)
     own = [s["mechanism"] for s in found["summary"] if s["convention"] == "own"]
     common = [s["mechanism"] for s in found["summary"] if s["convention"] == "common"]
@@ -271,3 +271,15 @@ def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppf
 def test_all_names_every_mechanism_that_is_compared_by_default(mppfl):
     few = ("--num-clients", 5, "--rounds", 1, "--json")
     assert mppfl("compare", *few, "--mechanisms", "all").json == mppfl("compare", *few).json
+
+
+def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, write):
+    options = ("--graph", write("g.csv", "A,B\nB,C\nC,A\n"), "--externality-strength", 5, "--rounds", 1)
+    note = mppfl("solve", *options, "--json").json["notes"][-1]
+    answer = mppfl("compare", *options, "--mechanisms", "mppfl,mppfl_exact", "--json")
+    assert answer.json["notes"] == [note]
+    assert answer.stderr == f"note: {note}\n"
+    several = mppfl("compare", *options, "--mechanisms", "mppfl", "--seeds", 2, "--json").json["notes"]
+    assert several == [f"{note} (so, or with another αS, in 2 of 2 games)"]
+    quiet = mppfl("compare", *options[:2], "--mechanisms", "mppfl", "--rounds", 1, "--json")
+    assert (quiet.json["notes"], quiet.stderr) == ([], "")

@@ -71,7 +71,7 @@ def test_an_attribute_alone_adds_the_figure_and_no_mechanism(mppfl, circles):
     without = mppfl("compare", *game, *FEW, "--json").json
     assert list(rows_of(with_sample)) == ["mppfl", "social_agnostic"]
     assert all(row["leak"] > 0 for row in with_sample["games"])
-    assert set(without) == {"rounds", "seeds", "summary", "games"}
+    assert set(without) == {"rounds", "seeds", "summary", "games", "notes"}
     for row, plain in zip(with_sample["games"], without["games"], strict=True):
         assert {key: value for key, value in row.items() if key != "leak"} == plain
 

@@ -96,6 +96,39 @@ def test_curves_are_the_cells_of_cifar_100_and_tables_have_theirs():
     assert Cell("svhn", "iid", 20, 4) in command._cells("all", [], 5)
 
 
+def test_a_figure_with_as_many_seeds_is_kept_and_more_seeds_replace_it(reproduce, tmp_path, monkeypatch):
+    from mppfl.results.paper import game_figures
+
+    for name in ("PHI_ROUNDS", "SIZES"):
+        monkeypatch.setattr(game_figures, name, getattr(game_figures, name)[:1])
+    path = tmp_path / "fig-phi.json"
+    assert reproduce("fig-phi", "--seeds", 2)[1] == f"{path}\n"
+    before = path.read_bytes()
+    for seeds in (1, 2):
+        said = reproduce("fig-phi", "--seeds", seeds)[1]
+        assert said == f"{path}: kept, has 2 seeds of the same games. Remove it to have it made anew.\n"
+    found = json.loads(reproduce("fig-phi", "--seeds", 1, "--json")[1])
+    assert (found["figures"], found["figures_kept"]) == ([], [str(path)])
+    assert path.read_bytes() == before
+    reproduce("fig-phi", "--seeds", 3)
+    assert json.loads(path.read_text("utf-8"))["seeds"] == 3
+    path.write_bytes(before.replace(b'"threshold": 0.001', b'"threshold": 0.002'))
+    reproduce("fig-phi", "--seeds", 1)
+    assert json.loads(path.read_text("utf-8"))["configuration"]["threshold"] == 0.001
+    path.write_text("cut off", "utf-8")
+    assert reproduce("fig-phi", "--seeds", 1)[1] == f"{path}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--status"], ["fig-phi"], ["table1"]])
+def test_a_file_is_no_folder(reproduce, tmp_path, arguments):
+    here = tmp_path / "results"
+    here.write_text("not a folder", "utf-8")
+    for folder in (here, here / "within"):
+        code, out, err = reproduce(*arguments, "--folder", folder)
+        assert (code, out) == (1, "")
+        assert err == f"error: --folder={str(folder)!r}: {here} is no folder. Name one, there or to be made.\n"
+
+
 def test_a_figure_of_the_game_is_one_file(reproduce, tmp_path):
     pytest.importorskip("mppfl.results.paper.game_figures")
     code, out, _ = reproduce("fig-cost", "--seeds", "1")

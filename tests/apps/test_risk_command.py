@@ -37,10 +37,28 @@ def test_json_has_lists_of_the_most_exposed_the_costliest_and_the_key_players(mp
     found = answer.json
     assert answer.stderr == ""
     lists = {"most_exposed", "cost_others_most", "key_players"}
-    assert set(found) == {"round_index", "reward_rate", "key_players_assume"} | lists
+    assert set(found) == {"round_index", "reward_rate", "key_players_assume", "notes"} | lists
+    assert found["notes"] == []
     assert found["key_players_assume"] == "the others settle anew at the same prices, within their bounds"
     assert (found["round_index"], found["reward_rate"]) == (2, approx(rate))
     assert [len(found[key]) for key in ("most_exposed", "cost_others_most", "key_players")] == [3, 3, 3]
+
+
+def test_names_are_shown_as_they_are_brackets_and_colons_included(mppfl, write):
+    links = write("br.csv", "x[a],x[b]\nx[b],x[a]\nx[/a],x[a]\nx[b],x[/a]\n:cat:,x[a]\nx[a],:cat:\n")
+    shown = mppfl("risk", "--graph", links, "--client", "x[/a]").stdout
+    assert "x[/a]: own budget" in shown
+    for name in ("x[a]", "x[b]", "x[/a]", ":cat:"):
+        assert sum(line.split()[:1] == [name] for line in shown.splitlines()) >= 3, name
+
+
+def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, write):
+    options = ("--graph", write("g.csv", "A,B\nB,C\nC,A\n"), "--externality-strength", 5)
+    note = mppfl("solve", *options, "--rounds", 1, "--json").json["notes"][-1]
+    assert "it may not be the only equilibrium" in note
+    answer = mppfl("risk", *options, "--json")
+    assert answer.json["notes"] == [note]
+    assert answer.stderr == f"note: {note}\n"
 
 
 def test_external_risk_is_propagation_times_budgets(mppfl, solved):

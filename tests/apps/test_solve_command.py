@@ -141,7 +141,7 @@ def test_without_json_a_reader_gets_labelled_lines(mppfl, friends):
         ("mppfl_noise_aware", 6),  # τ N²/(t·2ρ) + (1 − τ) 2pρ = 1/(tρ) + 3ρ², the same
         ("pigouvian", 6),
         ("personalised", 6),
-        ("sarda_r", 6),
+        ("sarda_r", 9),  # the optimum at p has s = p/3, so p = 4.5 ρ: the minimum of 1/(tρ) + 4.5 ρ²
         ("social_agnostic", 4),  # expects s = ρ, so p = 2ρ: the minimum of 1/(tρ) + 2ρ²
         ("sarda_like", 4.5),  # 1/(tρ²) = 1.5 · 3ρ: the harm to both friends
     ],
@@ -637,3 +637,15 @@ def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choic
     this = found["rounds"][scene.round_index - 1]
     assert this["server_cost"] == scene.solution.outcome.server_costs[scene.round_index - 1]
     assert list(this["budgets"].values()) == scene.budgets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--mechanism", "fixed", "--fixed-budget", "1e160"), "--fixed-budget=1e160 must be at most 1e+100"),
+        (("--reward-rate", "1e160"), "reward_rate=1e+160 must lie in (0, 1e+100)"),
+    ],
+)
+def test_what_no_number_could_hold_the_cost_of_is_refused(mppfl, options, told):
+    answer = mppfl("solve", "--num-clients", 3, "--rounds", 1, *options)
+    assert told in answer.error

@@ -188,6 +188,29 @@ def test_answers_that_are_no_budgets_are_refused(answer, said):
         asked_for_budgets(game, [1.0, 2.0], [answer, answer])
 
 
+def test_a_strength_without_end_is_refused_and_exposures_without_end_have_not_settled():
+    game = two_friends()
+    ask = asking(respondents_of(game))
+    with pytest.raises(mppfl.BadInput, match="externality_strength=inf must be a finite number"):
+        agree_on_budgets(ask, game.propagation, externality_strength=np.inf, reward_rates=np.ones(1))
+    with pytest.raises(mppfl.errors.NotConverged, match="exposures still moved by inf after 1 announcements"):
+        agree_on_budgets(
+            lambda rates, exposures: np.full(exposures.shape, 1e200),
+            game.propagation,
+            externality_strength=1e200,
+            reward_rates=np.ones(1),
+        )
+
+
+def test_announced_rates_must_be_numbers_of_at_least_0():
+    game = two_friends()
+    for rates, told in ((np.array([1.0, np.nan]), "reward_rates=nan at position 1"), ("two", "must be numbers")):
+        with pytest.raises(mppfl.BadInput, match=told):
+            agree_on_budgets(
+                asking(respondents_of(game)), game.propagation, externality_strength=0.5, reward_rates=rates
+            )
+
+
 def test_the_number_of_clients_must_be_the_networks():
     game = two_friends()
     with pytest.raises(mppfl.BadInput, match="3 clients answer, and the network has 2"):

@@ -162,6 +162,22 @@ def test_a_changing_network_keeps_its_clients():
         follow([paper_scale_game(0, num_clients=5), paper_scale_game(0, num_clients=6)])
 
 
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([2.0], "1 reward rates, and a game for round 2. Give one rate per game."),
+        ([2.0, np.nan], "reward_rates=nan at position 1 must be a finite number"),
+        (2.0, "must be a vector with one rate per round"),
+    ],
+)
+def test_tracking_needs_a_rate_for_every_game(rates, told):
+    with pytest.raises(mppfl.BadInput) as refused:
+        track([two_friends(), two_friends()], rates)
+    assert told in str(refused.value)
+    with pytest.raises(mppfl.BadInput, match="round 2 has 6 clients, the one before 5"):
+        track([paper_scale_game(0, num_clients=5), paper_scale_game(0, num_clients=6)], [2.0, 2.0])
+
+
 def test_noise_harm_is_the_same_for_everybody_under_size_weights():
     sizes = np.array([100.0, 300.0, 600.0])
     harm = noise_harm(1000, 2.0, sizes, smoothness_ratio=5.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.mechanisms import equilibrium_along
+from mppfl.game.mechanisms import MECHANISMS, equilibrium_along
 from mppfl.game.plan import AlongLine, Horizon, Plan, Stored, check_plan, rounds_up_to
 from tests.game.games import paper_scale_game, two_friends
 
@@ -72,6 +72,116 @@ def test_budgets_without_limit_and_of_nobody_are_plans():
         assert len(mppfl.solve(GAME, of_budgets(budgets), num_rounds=2).plan) == 2
 
 
+def test_a_price_for_all_that_is_not_the_rate_is_paid_as_it_is_given():
+    for prices in (2.0, 2, np.full(3, 2.0)):
+        plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 1.0, prices, np.ones(3))])
+        assert np.sum(plan.terms(0).prices * plan.terms(0).budgets) == 6.0
+    assert mppfl.solve(GAME, of_budgets(np.ones(8), prices=2.0)).outcome.payments[0] == 16.0
+
+
+class Listed:
+    def at(self, position, reward_rate):
+        return [1] * 8
+
+
+def test_whole_numbers_and_lists_are_numbers_like_others():
+    wanted = mppfl.solve(GAME, of_budgets(np.ones(8), prices=np.full(8, 2.0), rate=2.0), num_rounds=2).outcome
+
+    def written(budgets):
+        return lambda game, horizon: Plan("mine", [1, 2], [2, 2], budgets, 8)  # type: ignore[arg-type]
+
+    for mine in (
+        of_budgets(np.ones(8, dtype=int), prices=[2] * 8, rate=2),
+        of_budgets([1] * 8, prices=2, rate=2),
+        written(Stored([[1] * 8], [0, 0])),  # type: ignore[arg-type]
+        written(Listed()),
+    ):
+        found = mppfl.solve(GAME, mine, num_rounds=2)
+        assert found.outcome.server_costs == pytest.approx(wanted.server_costs)
+        row = mppfl.compare(GAME, {"mine": mine}, num_rounds=2, conventions=["own"])[0]
+        assert row.server_cost == pytest.approx(wanted.server_costs.sum())
+
+
+@pytest.mark.parametrize(
+    ("budgets", "told"),
+    [
+        (np.ones(8) * 1j, "mechanism 'mine', round 1: budgets must be real numbers, got array([0.+1.j"),
+        (["a"] * 8, "mechanism 'mine', round 1: budgets must be real numbers, got ['a'"),
+        (
+            [[1.0], [1.0, 2.0]],
+            "mechanism 'mine', round 1: budgets must be real numbers, one each, got [[1.0], [1.0, 2.0]]",
+        ),
+        (None, "mechanism 'mine', round 1: budgets must be real numbers, got None"),
+    ],
+)
+def test_budgets_that_are_no_numbers_are_refused_in_one_line(budgets, told):
+    with pytest.raises(mppfl.BadInput) as refused:
+        mppfl.solve(GAME, of_budgets(budgets))
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+class Complex:
+    def at(self, position, reward_rate):
+        return np.full(8, 1j)
+
+
+class Broken:
+    def at(self, position, reward_rate):
+        return {}[position]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "told"),
+    [
+        (Stored(np.ones((1, 8)), np.array([0, 1])), "mechanism 'mine': budgets have row_of_round=array([0, 1])"),
+        (Stored(np.ones((1, 8)), np.array([0])), "budgets have row_of_round=array([0]) for 2 rounds"),
+        (Stored(np.ones((1, 8)), np.array([0.0, 0.0])), "budgets have row_of_round=array([0., 0.])"),
+        (Stored(np.ones(8), np.array([0, 0])), "budgets have shape () for 8 clients"),
+        (Complex(), "mechanism 'mine': budgets must be real numbers"),
+        (Broken(), "mechanism 'mine': budgets of round 1 cannot be read: KeyError: 0."),
+    ],
+)
+def test_budgets_that_cannot_be_read_are_refused_in_one_line(budgets, told):
+    with pytest.raises(mppfl.BadInput) as refused:
+        mppfl.solve(GAME, lambda game, horizon: Plan("mine", horizon.rounds, np.ones(2), budgets, 8), num_rounds=2)
+    assert told.replace("'mine'", "'<lambda>'") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_note_may_be_a_string_and_there_may_be_none():
+    terms = [mppfl.Terms(1, 1.0, 1.0, np.ones(8))]
+    assert mppfl.plan_of_rounds("mine", terms, "abc").notes == ("abc",)  # type: ignore[arg-type]
+    assert mppfl.plan_of_rounds("mine", terms, None).notes == ()  # type: ignore[arg-type]
+    with pytest.raises(mppfl.BadInput, match="mechanism 'mine': notes=3 must be strings"):
+        mppfl.plan_of_rounds("mine", terms, 3)  # type: ignore[arg-type]
+
+
+def test_a_budget_above_its_ceiling_is_refused_with_client_round_and_value():
+    game = GAME.with_bounds(np.zeros(8), with_one(0.5) + 0.2)  # everybody may give .5, client 5 gives at most .7
+    told = r"client '0' has a budget of 0\.6 in round 1, above 0\.5, the most it may give \(14 such\)\. "
+    with pytest.raises(mppfl.BadInput, match=told):
+        mppfl.solve(game, of_budgets(np.full(8, 0.6)), num_rounds=2)
+    later = Stored(np.array([np.full(8, 0.5), with_one(0.8)]), np.array([0, 1]))
+    with pytest.raises(mppfl.BadInput, match=r"client '5' has a budget of 0\.8 in round 2, above 0\.7"):
+        mppfl.solve(game, lambda g, h: Plan("mine", h.rounds, np.ones(2), later, 8), num_rounds=2)
+    for budgets in (np.zeros(8), np.full(8, 0.5) * (1 + 1e-10), np.full(8, np.inf)):
+        assert len(mppfl.solve(game, of_budgets(budgets), num_rounds=2).plan) == 2
+    with pytest.raises(mppfl.BadInput, match=r"a budget of 1e\+160 in round 1, above 1e\+100"):
+        mppfl.solve(GAME, of_budgets(np.full(8, 1e160)))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("rates", [None, np.array([1.5, 4.0])])
+def test_our_mechanisms_keep_to_everybodys_ceiling(name, rates):
+    horizon = Horizon(rounds_up_to(2), rates)
+    for seed in range(3):
+        drawn = paper_scale_game(seed, num_clients=8)
+        high = np.where(np.arange(8) % 3 == 0, 0.4, np.where(np.arange(8) == 7, 0.0, np.inf))
+        for game in (drawn, drawn.with_bounds(np.zeros(8), high), drawn.with_bounds(np.minimum(0.1, high), high)):
+            check_plan(MECHANISMS[name](game, horizon), game, horizon)
+
+
 def test_a_plan_without_rounds_is_refused():
     with pytest.raises(mppfl.BadInput, match="the plan of mechanism 'x' has no rounds"):
         mppfl.plan_of_rounds("x", [])
@@ -118,6 +228,7 @@ def test_rates_may_be_a_list():
         ([np.inf, 2.0], "reward_rates=inf at position 0"),
         ([2.0, -1.0], "reward_rates=-1 at position 1"),
         (["two", 2.0], "reward_rates must be numbers"),
+        ([2.0, 1e160], "reward_rates=1e+160 at position 1 must be at most 1e+100"),
     ],
 )
 def test_rates_that_cannot_be_are_refused(rates, told):

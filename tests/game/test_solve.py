@@ -103,3 +103,31 @@ def test_rounds_in_which_everybody_stays_out_follow_any_rates():
     found = mppfl.solve(game, num_rounds=2, reward_rates=rates, participation="if_non_negative")
     assert found.plan.terms(1).budgets.max() == 0
     assert not any("prices of its own" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("diagonal", ["auto", "estimate", "exact"])
+def test_a_small_game_has_one_external_risk_and_no_error_of_its_diagonal(diagonal):
+    drawn = paper_scale_game(4, num_clients=30)
+    game = mppfl.make_game(drawn.graph, drawn.clients, diagonal=diagonal)
+    found = mppfl.solve(game)
+    assert found.diagonal_error == 0
+    budgets = found.terms(1).budgets
+    by_walks = budgets + game.externality_strength * (game.propagation @ budgets)
+    assert game.loss @ budgets == pytest.approx(by_walks, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "2"])
+def test_a_seed_that_is_no_count_is_refused(seed):
+    for use in (partial(mppfl.solve, mechanism="random"), partial(mppfl.compare, mechanisms=["random"])):
+        with pytest.raises(mppfl.BadInput, match=f"seed={seed!r} must be a whole number of at least 0"):
+            use(two_friends(), num_rounds=1, seed=seed)
+
+
+def test_constants_of_a_game_may_be_spelt_out_and_are_numbers_then():
+    drawn = paper_scale_game(1, num_clients=5)
+    spelt = mppfl.make_game(drawn.graph, drawn.clients, externality_strength="0.1", accuracy_weight="0.5")  # type: ignore[arg-type]
+    found = mppfl.solve(spelt)
+    wanted = mppfl.solve(mppfl.make_game(drawn.graph, drawn.clients, externality_strength=0.1, accuracy_weight=0.5))
+    assert found.outcome.server_costs == pytest.approx(wanted.outcome.server_costs)
+    with pytest.raises(mppfl.BadInput, match="externality_strength='much' is not a number"):
+        mppfl.make_game(drawn.graph, drawn.clients, externality_strength="much")  # type: ignore[arg-type]

@@ -74,6 +74,27 @@ def test_links_of_an_isolated_exposer_are_recovered_under_symmetric_normalisatio
     assert graph.links().toarray().tolist() == [[0, 0], [5, 0]]
 
 
+@given(weight_matrices(), st.sampled_from(["row", "symmetric"]))
+def test_the_unit_of_weights_does_not_matter_also_where_nobody_exposes_a_client(matrix, normalisation):
+    matrix[0] = 0.0  # exposes others, exposed by nobody
+    if not matrix.any():
+        return
+    one, other = (
+        graph_from_matrix(unit * matrix, normalisation=normalisation, isolated="keep").influence.toarray()
+        for unit in (1.0, 100.0)
+    )
+    assert other == approx(one, rel=1e-12)
+
+
+def test_the_links_of_an_isolated_exposer_are_divided_by_their_sum():
+    # 0 exposes 1 (weight 1) and 2 (3), and nobody exposes 0; 2 also exposes 1 (weight 4).
+    matrix = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 4.0], [3.0, 0.0, 0.0]])
+    graph = graph_from_matrix(matrix, normalisation="symmetric", isolated="keep")
+    assert graph.influence.toarray()[:, 0] == approx([0, 1 / np.sqrt(5 * 4), 3 / np.sqrt(3 * 4)])
+    assert graph.influence[1, 2] == approx(4 / np.sqrt(5 * 3))
+    assert (graph.links().toarray() == matrix).all()
+
+
 def test_weights_of_one_come_back_as_one_from_any_number_of_links():
     # 49 · (1 / 49) is 0.9999999999999999 in floating point.
     graph = graph_from_links(np.arange(1, 50), np.zeros(49, dtype=int), isolated="keep")
@@ -198,6 +219,7 @@ def test_a_matrix_entry_that_is_no_weight_is_refused_with_its_place(entry):
     [
         (np.ones((2, 3)), "square matrix, got shape"),
         (np.ones(3), "square matrix of real numbers"),
+        ([[0, 1], [1]], "square matrix, got rows of several lengths"),
         (np.zeros((0, 0)), "no clients"),
         (np.zeros((2, 2)), "no links"),
         (sp.coo_array((2**40, 2**40)), "at most 2,147,483,647 clients"),
@@ -221,6 +243,8 @@ def test_a_matrix_that_is_no_network_is_refused(matrix, why):
         ({"self_loops": "keep"}, "self_loops='keep' must be"),
         ({"names": ["a"]}, "1 names for 3 clients"),
         ({"names": ["a", "b", "a"]}, "two clients are called 'a'"),
+        ({"names": [1, 2, 3]}, r"names=\[1, 2, 3\] must be a list of strings"),
+        ({"names": "abc"}, "names='abc' must be a list of strings"),
     ],
 )
 def test_options_that_do_not_exist_are_refused_by_name(wrong, why):
@@ -237,6 +261,34 @@ def test_ends_that_do_not_match_are_refused():
         graph_from_links([], [])
 
 
+@pytest.mark.parametrize(
+    ("sources", "why"),
+    [
+        (np.array([0.9, 1.2]), r"sources hold 0\.9 at position 0; each must be a whole number from 0"),
+        ([0.0, np.nan], "sources hold nan at position 1"),
+        ([0.0, np.inf], "sources hold inf at position 1"),
+        (["0", "1"], "sources must be positions of clients, whole numbers from 0, not .*'0'"),
+        ([[0, 1]], r"sources of shape \(1, 2\) must be positions"),
+        ([[0], [1, 2]], "sources must be positions, one for each link"),
+    ],
+)
+def test_link_ends_that_are_no_positions_are_refused(sources, why):
+    with pytest.raises(BadGraph, match=why):
+        graph_from_links(sources, [1, 0])
+
+
+def test_whole_positions_may_be_written_with_a_point_or_without_a_sign():
+    for kind in (float, np.uint64, np.int8):
+        graph = graph_from_links(np.array([0, 1], dtype=kind), np.array([1, 0], dtype=kind))
+        assert graph.influence.toarray().tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("weights", [["a", 1.0], [[1.0, 1.0]], 3.0])
+def test_weights_that_are_no_numbers_are_refused(weights):
+    with pytest.raises(BadGraph, match="must be positive numbers, one for each link"):
+        graph_from_links([0, 1], [1, 0], weights)
+
+
 def test_a_client_is_found_by_name_or_the_nearest_names_are_suggested():
     graph = graph_from_matrix(THREE, names=["alice", "bob", "carol"])
     assert (graph.index("carol"), graph.name(1)) == (2, "bob")
@@ -249,6 +301,8 @@ def test_a_client_is_found_by_name_or_the_nearest_names_are_suggested():
 def test_clients_without_names_are_called_by_number():
     graph = graph_from_matrix(THREE)
     assert (graph.index("2"), graph.name(2)) == (2, "2")
+    with pytest.raises(UnknownClient, match=r"client 2 is no name\. Give a string, for instance '2'"):
+        graph.index(2)
     for nobody in ("3", "-1", "two"):
         with pytest.raises(UnknownClient, match="is not in the network"):
             graph.index(nobody)
@@ -272,6 +326,12 @@ def test_a_pair_of_which_one_is_isolated_is_no_isolated_pair():
     found = describe(graph_from_links([0, 2, 3], [1, 3, 2], isolated="keep"))
     assert (found.num_isolated, found.num_isolated_pairs, found.num_components) == (1, 1, 2)
     assert found.reciprocity == approx(2 / 3)
+
+
+def test_a_pair_that_exposes_others_is_isolated_all_the_same():
+    # 0 and 1 are exposed by nobody but each other, so that all their walks come home; 0 exposes 2 besides.
+    assert describe(graph_from_links([0, 1, 0], [1, 0, 2])).num_isolated_pairs == 1
+    assert describe(graph_from_links([0, 1, 2], [1, 2, 0])).num_isolated_pairs == 0
 
 
 def test_the_two_ends_of_a_path_are_no_isolated_pair():

@@ -83,7 +83,8 @@ def test_random_walkers_are_unbiased_and_know_their_error(normalisation):
     assert (spread <= 1.1 * claimed).mean() > 0.95
 
 
-def test_estimates_are_the_same_for_the_same_seed_and_say_how_far_they_are_exact():
+def test_estimates_are_the_same_for_the_same_seed_and_say_how_far_they_are_exact(monkeypatch):
+    monkeypatch.setattr(walks, "EXACT_BELOW", 0)
     graph = random_network(1, size=50)
     one, two = (propagate(graph, 5, 0.9, diagonal="estimate", seed=3) for _ in range(2))
     assert np.array_equal(one.home.values, two.home.values)
@@ -97,9 +98,22 @@ def test_estimates_are_the_same_for_the_same_seed_and_say_how_far_they_are_exact
 def test_auto_walks_as_far_as_it_can_afford(monkeypatch):
     graph = random_network(2, size=60)
     monkeypatch.setattr(walks, "DENSE_BELOW", 0)
+    monkeypatch.setattr(walks, "EXACT_BELOW", 0)
     assert propagate(graph, 5, 0.9).home.exact_hops == 5
     monkeypatch.setattr(walks, "WALKS_AT_MOST", 10)
     assert propagate(graph, 5, 0.9).home.exact_hops == 2
+
+
+@pytest.mark.parametrize("diagonal", ["auto", "estimate", "exact"])
+@pytest.mark.parametrize("walks_at_most", [10, 1e8])
+def test_a_network_small_enough_for_a_matrix_is_never_estimated(monkeypatch, diagonal, walks_at_most):
+    # Where too many walks come home to be walked, powers of the matrix count them.
+    monkeypatch.setattr(walks, "DENSE_BELOW", 20)
+    monkeypatch.setattr(walks, "WALKS_AT_MOST", walks_at_most)
+    spread = propagate(random_network(5, size=60), 5, 0.9, diagonal=diagonal)
+    assert (spread.home.exact_hops, spread.home.standard_error.any()) == (5, False)
+    budgets = np.random.default_rng(5).random(60)
+    assert spread @ budgets == approx(spread.to_dense() @ budgets, abs=1e-12)
 
 
 def test_parallel_products_equal_scipys(monkeypatch):

@@ -101,14 +101,15 @@ def compare_command(
         ask.check_network_options(given)
         check_seeds(given, seeds)
         jobs = [(each, partial(ask.make_the_game, given, each)) for each in range(seed, seed + seeds)]
-    rows, leaks = play(jobs, chosen, rounds, attribute, leak_price)
+    rows, notes, leaks = play(jobs, chosen, rounds, attribute, leak_price)
+    ask.warn(notes)
     summaries = summarise(rows)
     if figure is not None:
         from mppfl.results.figures import comparison_figure
 
         comparison_figure(summaries, figure, rounds)
     if json:
-        ask.print_json(as_json(summaries, rows, rounds, len(jobs), leaks))
+        ask.print_json(as_json(summaries, rows, rounds, len(jobs), notes, leaks))
         return
     show(summaries, rounds, len(jobs), with_leak=leaks is not None)
     show_notes(rows, len(jobs), leaks)
@@ -122,15 +123,19 @@ def play(
     rounds: int,
     attribute: Path | None,
     leak_price: float | None,
-) -> tuple[list[Row], dict[str, Any] | None]:
-    """Rows of all games, and with a public sample what is to be said of leaks: `leak_is` and `least_leakage`."""
+) -> tuple[list[Row], tuple[str, ...], dict[str, Any] | None]:
+    """Rows of all games, notes on the games, and with a public sample what is to be said of leaks: `leak_is` and
+    `least_leakage`.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     from mppfl.game.compare import compare
     from mppfl.game.least_leak import least_leak
+    from mppfl.game.solve import doubts_about
 
     rows: list[Row] = []
+    doubts: list[str] = []
     told: SampleLeak | None = None
     least: list[LeastLeak] = []
     console = Console(stderr=True)
@@ -149,9 +154,12 @@ def play(
                 leak=None if told is None else told.total,
             )
             rows.extend(replace(row, game=number) for row in found)
+            doubts.extend(doubts_about(game))
             if told is not None and told.model is not None:
                 least.append(least_leak(game, told.total, told.model.smooth_total_and_marginal))
-    return rows, None if told is None else leaks_as_json(least)
+    if len(jobs) > 1 and doubts:  # αS differs from game to game where rows are not normalised: one line for all
+        doubts = [f"{doubts[0]} (so, or with another αS, in {len(doubts)} of {len(jobs)} games)"]
+    return rows, tuple(doubts), None if told is None else leaks_as_json(least)
 
 
 def check_seeds(given: ask.Inputs, seeds: int) -> None:
@@ -260,7 +268,12 @@ def check_figure(path: Path) -> None:
 
 
 def as_json(
-    summaries: list[Summary], rows: list[Row], rounds: int, seeds: int, leaks: dict[str, Any] | None
+    summaries: list[Summary],
+    rows: list[Row],
+    rounds: int,
+    seeds: int,
+    notes: Sequence[str],
+    leaks: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """One object; figures of leaks are in it only where they were asked for."""
 
@@ -272,6 +285,7 @@ def as_json(
         "seeds": seeds,
         "summary": [figures(summary) for summary in summaries],
         "games": [figures(row) for row in rows],
+        "notes": list(notes),
     } | (leaks or {})
 
 
@@ -281,7 +295,8 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=130 if with_leak else 118) if not Console().is_terminal else Console()
+    width = None if Console().is_terminal else 130 if with_leak else 118
+    console = Console(width=width, markup=False, emoji=False)  # a mechanism's name is shown as it is
     titles = {"common": "Common reward: everybody faces MPPFL's rates", "own": "Own reward: each server sets its rates"}
     for convention, title in titles.items():
         mine = [s for s in summaries if s.convention == convention]

@@ -248,13 +248,17 @@ def check_mechanism_options(payment_limit: float | None, fixed_budget: str, mech
 def number_or_rule(text: str) -> Any:
     """ "min", "mean", or the number it spells."""
     from mppfl.errors import BadInput
+    from mppfl.game.model import LARGEST
 
     if text in ("min", "mean"):
         return text
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise BadInput(f'--fixed-budget={text!r} must be "min", "mean" or a number above 0.') from None
+    if LARGEST < number < float("inf"):  # "no limit" is refused by the mechanism, which says so
+        raise BadInput(f"--fixed-budget={text} must be at most {LARGEST:g}: what it costs has no number. Lower it.")
+    return number
 
 
 def print_json(value: Any) -> None:
@@ -284,6 +288,6 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def warn(lines: tuple[str, ...]) -> None:
+def warn(lines: Sequence[str]) -> None:
     for line in lines:
         typer.echo(f"note: {line}", err=True)

@@ -45,7 +45,10 @@ def reproduce_command(
     json: ask.JsonOption = False,
     debug: ask.DebugOption = False,
 ) -> None:
-    """Reproduce the paper: train what its tables lack, compute its figures; each result is one small file."""
+    """Reproduce the paper: train what its tables lack, compute what figures lack; each result is one small file.
+
+    A figure of the same games with as many seeds or more is kept.
+    """
     from mppfl.errors import BadInput
 
     if what not in KNOWN:
@@ -54,19 +57,22 @@ def reproduce_command(
         raise BadInput(f"--only chooses cells of tables, and {what} has none. Leave it out.")
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds={seeds} must be at least 1.")
+    _check_folder(folder)
     cells = _cells(what, only or [], seeds)
     if status:
         _show_status(folder, data, cells, as_json=json)
         return
     # --only names what is to be trained, so that the figures of the game are not what was asked for.
     figures = [name for name in FIGURES if what in (name, "all") and not only]
-    written = _figures(figures, folder, seeds or FIGURE_SEEDS)
+    written, kept = _figures(figures, folder, seeds or FIGURE_SEEDS)
     done = _measured(cells, folder, device, precision, minutes, data) if cells else None
     if json:
-        ask.print_json(_as_json(what, folder, written, done))
+        ask.print_json(_as_json(what, folder, written, kept, done))
         return
     for path in written:
         typer.echo(f"{path}")
+    for path, there in kept:
+        typer.echo(f"{path}: kept, has {there} seeds of the same games. Remove it to have it made anew.")
     if done is not None:
         _show(what, folder, done)
 
@@ -88,16 +94,29 @@ def _cells(what: str, only: list[str], seeds: int | None) -> list[Cell]:
     return chosen_cells(only, cells)
 
 
-def _figures(names: list[str], folder: Path, seeds: int) -> list[Path]:
-    if not names:
-        return []
-    from mppfl.results.paper.game_figures import run_figure
+def _check_folder(folder: Path) -> None:
+    from mppfl.errors import BadInput
 
-    written = []
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise BadInput(f"--folder={str(folder)!r}: {there} is no folder. Name one, there or to be made.")
+
+
+def _figures(names: list[str], folder: Path, seeds: int) -> tuple[list[Path], list[tuple[Path, int]]]:
+    """Figures that were made, and those that were there, with their seeds."""
+    if not names:
+        return [], []
+    from mppfl.results.paper.game_figures import kept_figure, run_figure
+
+    written, kept = [], []
     for name in names:
+        there = kept_figure(name, folder, seeds)
+        if there is not None:
+            kept.append(there)
+            continue
         with ask.working(f"{name}, {seeds} seeds"):
             written.append(Path(run_figure(name, folder, seeds)))
-    return written
+    return written, kept
 
 
 def _measured(
@@ -111,8 +130,11 @@ def _measured(
     return measure(cells, folder, device=device, precision=precision, minutes=minutes, data=data, tell=tell)
 
 
-def _as_json(what: str, folder: Path, written: list[Path], done: Done | None) -> dict[str, Any]:
+def _as_json(
+    what: str, folder: Path, written: list[Path], kept: list[tuple[Path, int]], done: Done | None
+) -> dict[str, Any]:
     found: dict[str, Any] = {"what": what, "folder": str(folder), "figures": [str(path) for path in written]}
+    found["figures_kept"] = [str(path) for path, _ in kept]
     if done is None:
         return found
     return found | {
@@ -144,7 +166,7 @@ def _show_status(folder: Path, data: Path | None, cells: list[Cell], *, as_json:
     from mppfl.results.paper.status import status
 
     if not cells:
-        raise BadInput("--status is about the cells of tables; the game's figures take minutes and are made anew.")
+        raise BadInput("--status is about the cells of tables; a figure of the game takes minutes. Leave it out.")
     found = status(folder, data=data, cells=cells)
     if as_json:
         ask.print_json(found.as_dict())

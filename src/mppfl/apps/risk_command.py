@@ -68,7 +68,7 @@ def risk_command(
     from mppfl.arrays import require_count, require_number
     from mppfl.errors import BadInput
     from mppfl.game.plan import Horizon
-    from mppfl.game.solve import checked
+    from mppfl.game.solve import checked, doubts_about
 
     require_count(round_index, "round")
     require_count(top, "top")
@@ -95,8 +95,8 @@ def risk_command(
             found["client"] = one_client(game, terms, client, top)
         if attribute is not None or coupling is not None:
             found |= leaks(game, terms, attribute, coupling, top, seed, client, protect_share)
-    if priced:
-        ask.warn(plan.notes)
+        found["notes"] = [*doubts_about(game), *(plan.notes if priced else ())]
+    ask.warn(found["notes"])
     if json:
         ask.print_json(found)
     else:
@@ -280,7 +280,8 @@ def show(found: dict[str, Any]) -> None:
 
     from mppfl.game.key_players import SETTLE
 
-    console = Console(width=100) if not Console().is_terminal else Console()
+    # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
+    console = Console(width=None if Console().is_terminal else 100, markup=False, emoji=False)
     console.print(f"round {found['round_index']}, reward rate {found['reward_rate']:.4g} per unit of budget")
 
     def table(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:

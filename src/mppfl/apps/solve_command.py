@@ -69,6 +69,7 @@ def solve_options(options: dict[str, Any]) -> Solution:
 
     from mppfl.arrays import require_number
     from mppfl.errors import BadInput
+    from mppfl.game.model import LARGEST
     from mppfl.game.solve import follows, solve
 
     mechanism, rounds, reward_rate = options["mechanism"], options["rounds"], options["reward_rate"]
@@ -83,7 +84,7 @@ def solve_options(options: dict[str, Any]) -> Solution:
         )
     rates = None
     if reward_rate is not None:
-        rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, np.inf))
+        rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, LARGEST))
     with ask.working("reading the network"):
         game = ask.make_the_game(given, device=options["device"])
     with ask.working(f"solving {game.num_clients:,} clients"):

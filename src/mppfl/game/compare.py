@@ -99,6 +99,8 @@ def compare(
     if leak is not None:
         _require_one_network(several)
     chosen = _functions(mechanisms, fixed_budget)
+    if isinstance(conventions, str):
+        raise BadInput(f"conventions={conventions!r} must be a list. Put it into one: [{conventions!r}].")
     for convention in conventions:
         if convention not in CONVENTIONS:
             raise BadInput(f'convention={convention!r} must be "common" or "own".')

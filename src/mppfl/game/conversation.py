@@ -43,16 +43,20 @@ class Conversation:
 
     def settle(self, reward_rates: Array) -> tuple[Array, float]:
         """Budgets at these rates once exposures stand still, and how still. Starts from where they stood."""
-        moved = np.inf
-        for _ in range(MAX_SWEEPS):
+        moved, before = np.inf, self.num_announcements
+        while self.num_announcements < before + MAX_SWEEPS:
             budgets = self.ask(reward_rates)
-            exposures = self.externality_strength * np.array([self.propagation @ row for row in budgets])
-            moved = float(np.abs(exposures - self.exposures).max(initial=0.0))
+            with np.errstate(over="ignore", invalid="ignore"):  # exposures without end have not settled
+                exposures = self.externality_strength * np.array([self.propagation @ row for row in budgets])
+                moved = float(np.abs(exposures - self.exposures).max(initial=0.0))
+            if not np.isfinite(moved):
+                break
             self.exposures = exposures
             if moved <= self.tolerance * max(1.0, float(np.abs(exposures).max(initial=0.0))):
                 return budgets, moved
         raise NotConverged(
-            f"exposures still moved by {moved:.2g} after {MAX_SWEEPS} announcements. Lower externality_strength.",
+            f"exposures still moved by {moved:.2g} after {self.num_announcements - before} announcements. "
+            "Lower externality_strength.",
             self.exposures,
             moved,
         )

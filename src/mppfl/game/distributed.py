@@ -22,8 +22,8 @@ from mppfl.arrays import Array, IntArray, require, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.game.asked_rates import where_cost_stops_falling
 from mppfl.game.conversation import Answer, Ask, Conversation
-from mppfl.game.model import Game
-from mppfl.game.plan import Plan, Terms, plan_of_rounds
+from mppfl.game.model import Game, finite_strength
+from mppfl.game.plan import Plan, Terms, checked_rates, plan_of_rounds
 from mppfl.network.propagation import Propagation
 
 __all__ = ["Agreement", "Answer", "Ask", "Respondent", "agree_on_budgets", "agree_on_plan", "asking", "respondents_of"]
@@ -104,7 +104,7 @@ def agree_on_budgets(
 
     It is the solver's, bounds included, wherever αS < 1; where it does not settle, NotConverged is raised.
     """
-    rates = np.atleast_1d(np.asarray(reward_rates, dtype=np.float64))
+    rates = checked_rates(np.atleast_1d(reward_rates), np.size(reward_rates))
     talk = _conversation(ask, propagation, externality_strength, tolerance, len(rates))
     budgets, residual = talk.settle(rates)
     return _agreement(talk, np.arange(1, len(rates) + 1), rates, budgets, residual)
@@ -150,7 +150,7 @@ def agree_on_plan(
 def _conversation(
     ask: Ask, propagation: Propagation, externality_strength: float, tolerance: float, num_rounds: int
 ) -> Conversation:
-    strength = require_number(externality_strength, "externality_strength", 0.0, np.inf, open_ends=False)
+    strength = finite_strength(externality_strength)
     require_number(tolerance, "tolerance", 0.0, 1.0)
     none = np.zeros((num_rounds, propagation.num_clients))
     return Conversation(ask, propagation, strength, tolerance, exposures=none)

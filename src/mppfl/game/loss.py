@@ -19,8 +19,9 @@ from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
 from mppfl.network.product import times
 from mppfl.network.propagation import Propagation
+from mppfl.network.walks import EXACT_BELOW
 
-DENSE_BELOW = 1000  # clients; an LU factorisation then costs less than a handful of Krylov steps
+DENSE_BELOW = EXACT_BELOW  # clients; an LU factorisation then costs less than a handful of Krylov steps
 KRYLOV_BASIS = 14  # vectors kept between restarts: 14 pairs are 22 % of a million-client network's memory
 TOLERANCE = 1e-11  # of the largest entry
 

@@ -17,7 +17,7 @@ from mppfl.errors import BadInput
 from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.interior_leaders import UniformLeader
 from mppfl.game.leaders import choose_rates, pigouvian_weights, require_somebody
-from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
+from mppfl.game.model import LARGEST, Game, privacy_cost, privacy_loss, wanted_loss
 from mppfl.game.optimum_rates import rates_for_optima
 from mppfl.game.path import equilibria_at
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
@@ -156,7 +156,7 @@ def fixed(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"
     elif isinstance(budget, str):
         raise BadInput(f'fixed budget={budget!r} must be "min", "mean" or a number above 0.')
     else:
-        size = require_number(budget, "fixed budget", 0.0, np.inf)
+        size = require_number(budget, "fixed budget", 0.0, LARGEST)
     everybody = Stored(np.full((1, game.num_clients), size), np.zeros(len(horizon.rounds), dtype=np.int64))
     return _mandated(game, horizon, "fixed", everybody, (f"fixed budget {size:.6g} ({budget})",))
 

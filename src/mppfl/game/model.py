@@ -78,10 +78,9 @@ class Game:
                 f"{self.clients.num_clients:,} clients for a network of {self.propagation.num_clients:,}; "
                 "give costs for exactly the clients of the network."
             )
-        require_number(self.externality_strength, "externality_strength", 0.0, np.inf, open_ends=False)
-        if not np.isfinite(self.externality_strength):
-            raise BadInput(f"externality_strength={self.externality_strength} must be a finite number.")
-        require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0)
+        object.__setattr__(self, "externality_strength", finite_strength(self.externality_strength))
+        weight = require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0)
+        object.__setattr__(self, "accuracy_weight", weight)
 
     @property
     def num_clients(self) -> int:
@@ -107,6 +106,14 @@ class Game:
         changed = replace(self, clients=replace(self.clients, budget_min=budget_min, budget_max=budget_max))
         changed.__dict__["loss"] = self.loss
         return changed
+
+
+def finite_strength(externality_strength: float) -> float:
+    """α as a float, if it is a finite number of at least 0."""
+    strength = require_number(externality_strength, "externality_strength", 0.0, np.inf, open_ends=False)
+    if not np.isfinite(strength):
+        raise BadInput(f"externality_strength={strength} must be a finite number.")
+    return strength
 
 
 def make_game(

@@ -14,9 +14,10 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadInput
-from mppfl.game.model import Game
+from mppfl.game.model import LARGEST, Game
 
 ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
+ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may exceed it by
 
 Participation = Literal["always", "if_better_than_staying_out", "if_non_negative"]
 
@@ -105,6 +106,8 @@ class Plan:
     prices        personal prices, where the mechanism has them
     notes         what a reader of the result should know
     participation the rule by which clients took part
+
+    Numbers may be whole and come in lists: rates are kept, and terms given, as float64. One note may be a string.
     """
 
     mechanism: str
@@ -116,6 +119,12 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     participation: Participation = "always"
 
+    def __post_init__(self) -> None:
+        rates = as_numbers(self.reward_rates, f"mechanism {self.mechanism!r}: reward_rates")
+        object.__setattr__(self, "rounds", np.asarray(self.rounds))
+        object.__setattr__(self, "reward_rates", rates)
+        object.__setattr__(self, "notes", _as_notes(self.notes, self.mechanism))
+
     def __len__(self) -> int:
         return len(self.rounds)
 
@@ -124,8 +133,9 @@ class Plan:
 
     def terms(self, position: int) -> Terms:
         rate = float(self.reward_rates[position])
-        prices = rate if self.prices is None else self.prices.at(position, rate)
-        return Terms(int(self.rounds[position]), rate, prices, self.budgets.at(position, rate))
+        prices = rate if self.prices is None else np.asarray(self.prices.at(position, rate), dtype=np.float64)
+        budgets = np.asarray(self.budgets.at(position, rate), dtype=np.float64)
+        return Terms(int(self.rounds[position]), rate, prices, budgets)
 
     def to_matrix(self) -> Array:
         """Budgets as rounds × clients; asks for that much memory."""
@@ -150,11 +160,12 @@ class Horizon:
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
         if self.reward_rates is not None:
-            object.__setattr__(self, "reward_rates", _checked_rates(self.reward_rates, len(self.rounds)))
+            object.__setattr__(self, "reward_rates", checked_rates(self.reward_rates, len(self.rounds)))
+        require_count(self.seed, "seed", 0)
 
 
-def _checked_rates(given: Any, num_rounds: int) -> Array:
-    """Rates as a vector with one finite number of at least 0 for every round."""
+def checked_rates(given: Any, num_rounds: int) -> Array:
+    """Rates as a vector with one number from 0 to LARGEST for every round."""
     try:
         rates = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as cause:
@@ -172,6 +183,11 @@ def _checked_rates(given: Any, num_rounds: int) -> Array:
             f"reward_rates={rates[wrong[0]]:.6g} at position {wrong[0]} must be a finite number of at least 0 "
             f"({len(wrong):,} such of {num_rounds:,}). Correct them."
         )
+    if rates.max() > LARGEST:
+        raise BadInput(
+            f"reward_rates={rates.max():.6g} at position {int(rates.argmax())} must be at most {LARGEST:g}: costs grow "
+            "with its square. Give rates in a larger unit of money."
+        )
     return rates
 
 
@@ -183,30 +199,58 @@ def rounds_up_to(num_rounds: int) -> IntArray:
 def plan_of_rounds(
     mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...] = (), participation: Participation = "always"
 ) -> Plan:
-    """A plan from the terms of each round, however they were found."""
+    """A plan from the terms of each round, however they were found. Prices are paid as the terms give them."""
     if len(terms) == 0:
         raise BadInput(f"the plan of mechanism {mechanism!r} has no rounds. Give the terms of at least one.")
-    size = np.size(terms[0].budgets)
+    budgets: list[Array] = []
+    prices: list[Array] = []
     for t in terms:
-        if np.shape(t.budgets) != (size,) or np.shape(t.prices) not in ((), (size,)):
+        where = f"mechanism {mechanism!r}, round {t.round_index}"
+        budgets.append(as_numbers(t.budgets, f"{where}: budgets"))
+        prices.append(as_numbers(t.prices, f"{where}: prices"))
+        size = budgets[0].size
+        if budgets[-1].shape != (size,) or prices[-1].shape not in ((), (size,)):
             raise BadInput(
-                f"mechanism {mechanism!r}, round {t.round_index}: budgets of shape {np.shape(t.budgets)} and prices of "
-                f"shape {np.shape(t.prices)} for {size} clients. Give one budget each, and one price for all or each."
+                f"{where}: budgets of shape {budgets[-1].shape} and prices of shape {prices[-1].shape} for {size} "
+                "clients. Give one budget each, and one price for all or each."
             )
-    prices = None  # the reward rate is everybody's
-    if any(np.ndim(t.prices) and not np.all(t.prices == t.reward_rate) for t in terms):
-        rows = np.array([np.broadcast_to(t.prices, size) for t in terms])
-        prices = Stored(rows, np.arange(len(terms)))
+    rates = as_numbers([t.reward_rate for t in terms], f"mechanism {mechanism!r}: reward_rates")
+    own = None  # the reward rate is everybody's
+    if not all((paid == rate).all() for paid, rate in zip(prices, rates, strict=True)):
+        own = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), np.arange(len(terms)))
     return Plan(
         mechanism,
         np.array([t.round_index for t in terms]),
-        np.array([t.reward_rate for t in terms], dtype=np.float64),
-        Stored(np.array([t.budgets for t in terms]), np.arange(len(terms))),
+        rates,
+        Stored(np.array(budgets), np.arange(len(terms))),
         size,
-        prices,
+        own,
         notes,
         participation,
     )
+
+
+def as_numbers(values: Any, what: str) -> Array:
+    """The values as float64; refuses text and complex numbers, and lists that are no array."""
+    try:
+        found = np.asarray(values)
+    except ValueError as cause:  # rows of several lengths
+        raise BadInput(f"{what} must be real numbers, one each, got {_briefly(values)}.") from cause
+    if found.dtype.kind not in "biuf":
+        raise BadInput(f"{what} must be real numbers, got {_briefly(values)}.")
+    return found.astype(np.float64, copy=False)
+
+
+def _briefly(values: Any) -> str:
+    """The beginning of a value's text, on one line."""
+    return " ".join(f"{values!r:.300}".split())[:60]
+
+
+def _as_notes(notes: Any, mechanism: str) -> tuple[str, ...]:
+    several = () if notes is None else (notes,) if isinstance(notes, str) else notes
+    if not isinstance(several, (tuple, list)) or not all(isinstance(note, str) for note in several):
+        raise BadInput(f"mechanism {mechanism!r}: notes={_briefly(notes)} must be strings. Give a tuple of them.")
+    return tuple(several)
 
 
 # ---- is it a plan? ------------------------------------------------------------------------------------------------
@@ -216,8 +260,9 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
     """The plan itself, if it is one of these rounds for these clients, with rates, prices and budgets that can be.
 
     Whoever wrote a mechanism may have forgotten a round or a client, and costs over fewer of them would look like a
-    bargain. Budgets may be infinite, which means no noise; rates and prices may not. A plan on a line is looked at in
-    its two ends, a stored one row by row: nothing of rounds × clients is formed. `name` is what errors call it.
+    bargain. Budgets may be infinite, which means no noise, or 0, which means to stay out; else budget_max is the most.
+    A plan on a line is looked at in its two ends, a stored one row by row: nothing of rounds × clients is formed.
+    `name` is what errors call it.
     """
     if not isinstance(plan, Plan):
         raise BadInput(
@@ -232,14 +277,17 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
         )
     if plan.num_clients != game.num_clients:
         raise BadInput(f"{called} planned for {plan.num_clients:,} clients of {game.num_clients:,}. Plan for all.")
-    rates = np.asarray(plan.reward_rates)
-    if rates.shape != np.shape(plan.rounds) or not (np.isfinite(rates) & (rates >= 0)).all():
+    rates = plan.reward_rates
+    if rates.shape != plan.rounds.shape or not ((rates >= 0) & (rates <= LARGEST)).all():
         raise BadInput(
-            f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each a finite one of at least 0."
+            f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each one from 0 to {LARGEST:g}."
         )
-    _check_values(plan, plan.budgets, f"{called}: budgets", np.inf)
+    for positions, rows in _extremes(plan, plan.budgets, f"{called}: budgets"):
+        _check_values(rows, plan.num_clients, f"{called}: budgets", np.inf)
+        _check_ceilings(plan.rounds[positions], rows, game, called)
     if plan.prices is not None:
-        _check_values(plan, plan.prices, f"{called}: prices", np.finfo(np.float64).max)
+        for _, rows in _extremes(plan, plan.prices, f"{called}: prices"):
+            _check_values(rows, plan.num_clients, f"{called}: prices", LARGEST)
     return plan
 
 
@@ -250,31 +298,59 @@ def _some_rounds(rounds: IntArray) -> str:
     return f"{len(rounds):,} round{'s' if len(rounds) > 1 else ''} ({listed})"
 
 
-def _check_values(plan: Plan, values: PerRound, what: str, most: float) -> None:
-    """Raises unless every client has a number from 0 to `most` in every round."""
+def _check_values(rows: Array, num_clients: int, what: str, most: float) -> None:
+    """Raises unless every client has a number from 0 to `most`, in all rows."""
+    if rows.ndim != 2 or rows.shape[1] != num_clients:
+        raise BadInput(f"{what} have shape {rows.shape[1:]} for {num_clients:,} clients. Give one for each.")
+    least, largest = float(rows.min()), float(rows.max())  # both are NaN where one entry is
+    scale = max(1.0, largest) if np.isfinite(largest) else 1.0
+    if not (least >= -ROUNDING * scale and largest <= most):
+        found = next(each for each in (least, largest) if not 0 <= each <= most)
+        limit = "at least 0" if most == np.inf else f"finite and at least 0, at most {most:g}"
+        raise BadInput(f"{what} hold {found:.6g}; each must be {limit}. Correct the mechanism.")
+
+
+def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> None:
+    """Raises where somebody would give more than it allows, or so much that its cost has no number."""
+    allowed = np.minimum(game.clients.budget_max * (1 + ABOVE_A_BOUND), LARGEST)
+    above = (rows > allowed + ROUNDING) & (rows < np.inf)
+    if above.any():
+        row, client = map(int, np.argwhere(above)[0])
+        limit = min(float(game.clients.budget_max[client]), LARGEST)
+        raise BadInput(
+            f"{called}: client {game.graph.name(client)!r} has a budget of {rows[row, client]:.6g} in round "
+            f"{rounds[row]}, above {limit:.6g}, the most it may give ({int(above.sum()):,} such). "
+            "Keep budgets within game.clients.budget_max, or at 0."
+        )
+
+
+def _extremes(plan: Plan, values: PerRound, what: str) -> Iterator[tuple[IntArray, Array]]:
+    """Positions of rounds and everybody's values in them [positions, clients], between which all rounds' values lie."""
     if not hasattr(values, "at"):
         raise BadInput(
             f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_of_rounds."
         )
-    for rows in _extremes(plan, values):  # [clients] or [rows, clients]
-        if rows.ndim == 0 or rows.shape[-1] != plan.num_clients:
-            raise BadInput(f"{what} have shape {rows.shape} for {plan.num_clients:,} clients. Give one for each.")
-        least, largest = float(rows.min()), float(rows.max())  # both are NaN where one entry is
-        scale = max(1.0, largest) if np.isfinite(largest) else 1.0
-        if not (least >= -ROUNDING * scale and largest <= most):
-            found = next(each for each in (least, largest) if not 0 <= each <= most)
-            limit = "at least 0" if most == np.inf else "finite and at least 0"
-            raise BadInput(f"{what} hold {found:.6g}; each must be {limit}. Correct the mechanism.")
-
-
-def _extremes(plan: Plan, values: PerRound) -> Iterator[Array]:
-    """Arrays over clients, between which all rounds' values lie."""
-    if isinstance(values, Stored) and len(values.row_of_round) == len(plan):
-        yield np.asarray(values.rows)
+    if isinstance(values, Stored):
+        rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)
+        whole = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
+        if not (whole and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
+            raise BadInput(
+                f"{what} have row_of_round={_briefly(values.row_of_round)} for {len(plan):,} rounds and rows of shape "
+                f"{rows.shape}. Say of each round which row it takes, from 0."
+            )
+        used, first = np.unique(row_of_round, return_index=True)
+        yield first, rows if len(used) == len(rows) else rows[used]
         return
     several: Any = range(len(plan))
     if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
         several = (int(np.argmin(plan.reward_rates)), int(np.argmax(plan.reward_rates)))
     for position in several:
-        with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
-            yield np.asarray(values.at(position, float(plan.reward_rates[position])))
+        try:
+            with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
+                row = values.at(position, float(plan.reward_rates[position]))
+        except Exception as cause:  # somebody else's code can fail in any way
+            raise BadInput(
+                f"{what} of round {plan.rounds[position]} cannot be read: {type(cause).__name__}: {cause}. "
+                "Correct the mechanism."
+            ) from cause
+        yield np.array([position]), as_numbers(row, what)[None]

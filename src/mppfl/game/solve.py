@@ -17,7 +17,7 @@ from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, equilib
 from mppfl.game.model import Game, wanted_loss
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, plan_of_rounds, rounds_up_to
+from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, checked_rates, plan_of_rounds, rounds_up_to
 
 log = logging.getLogger(__name__)
 
@@ -181,13 +181,19 @@ def _warnings(game: Game, plan: Plan, horizon: Horizon) -> list[str]:
     found = list(plan.notes)
     if horizon.reward_rates is not None and not follows(plan, horizon.reward_rates):
         found.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
-    if game.contraction >= 1:
-        proof = "true row sums still prove it unique" if game.is_surely_unique else "it may not be the only equilibrium"
-        found.append(f"αS = {game.contraction:.4g} is not below 1; a solution was sought all the same and {proof}")
+    found += doubts_about(game)
     isolated = len(game.graph.isolated)
     if isolated:
         found.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
     return found
+
+
+def doubts_about(game: Game) -> tuple[str, ...]:
+    """A note where αS does not prove that the clients' equilibrium is the only one (model, eq. 4)."""
+    if game.contraction < 1:
+        return ()
+    proof = "true row sums still prove it unique" if game.is_surely_unique else "it may not be the only equilibrium"
+    return (f"αS = {game.contraction:.4g} is not below 1; a solution was sought all the same and {proof}",)
 
 
 def follows(plan: Plan, reward_rates: Array) -> bool:
@@ -216,26 +222,34 @@ def follow(games: Iterable[Game]) -> Plan:
     """
     terms: list[Terms] = []
     for round_index, game in enumerate(games, start=1):
-        if terms and game.num_clients != len(terms[-1].budgets):
-            raise BadInput(
-                f"round {round_index} has {game.num_clients} clients, the one before {len(terms[-1].budgets)}; "
-                "keep those who left, with budget_max 0."
-            )
+        _require_same_clients(game, terms)
         terms.append(mppfl(game, Horizon(np.array([round_index]))).terms(0))
     if not terms:
         raise BadInput("there must be at least one game.")
     return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
 
 
+def _require_same_clients(game: Game, before: list[Terms]) -> None:
+    if before and game.num_clients != len(before[-1].budgets):
+        raise BadInput(
+            f"round {len(before) + 1} has {game.num_clients} clients, the one before {len(before[-1].budgets)}; "
+            "keep those who left, with budget_max 0."
+        )
+
+
 def track(games: Iterable[Game], reward_rates: Array) -> Plan:
     """Clients who adjust by one sweep a round while the network changes: ρ ← clip(m(r) − αΣρ) from the last budgets.
 
-    What decentralised clients can do without solving anything; compare with `follow`.
+    What decentralised clients can do without solving anything; compare with `follow`. One rate for every game.
     """
+    rates = checked_rates(reward_rates, np.size(reward_rates))
     terms: list[Terms] = []
     budgets: Array | None = None
     for round_index, game in enumerate(games, start=1):
-        rate = float(reward_rates[round_index - 1])
+        if round_index > len(rates):
+            raise BadInput(f"{len(rates)} reward rates, and a game for round {round_index}. Give one rate per game.")
+        _require_same_clients(game, terms)
+        rate = float(rates[round_index - 1])
         if budgets is None:
             budgets = equilibrium_along(game, np.array([rate])).at(0, rate)
         else:

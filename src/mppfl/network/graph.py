@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from mppfl.arrays import Array, IntArray
+from mppfl.arrays import Array, IntArray, require_count
 from mppfl.errors import BadGraph, BadInput, UnknownClient
 
 Normalisation = Literal["row", "none", "symmetric"]
@@ -28,7 +28,8 @@ class SocialGraph:
     influence      csr_array, float64 values, sorted int32 columns, zero diagonal
     names          one per client, or None: clients are then called "0", "1", ...
     normalisation  "row": rows sum to 1; "none": strengths as given; "symmetric": D^-1/2 w D^-1/2
-    strengths      row sums of the links as given, so that they can be recovered
+    strengths      row sums of the links as given, so that they can be recovered; under "symmetric", of a client whom
+                   nobody exposes the sum of the links by which it exposes others
     origin         index of each client in the input, before isolated ones were dropped
     dropped        names of those who were dropped
 
@@ -61,6 +62,8 @@ class SocialGraph:
 
     def index(self, name: str) -> int:
         """The position of a client by name. Raises UnknownClient with the nearest names."""
+        if not isinstance(name, str):
+            raise UnknownClient(f"client {name!r} is no name. Give a string, for instance {str(name)!r}.")
         if self.names is None:
             if name.isdecimal() and int(name) < self.num_clients and name == str(int(name)):
                 return int(name)
@@ -110,9 +113,12 @@ def graph_from_links(
     A link given twice with one weight counts once; with two weights it is an error, and so is a self-loop, a weight
     that is not a positive number, and (unless `isolated` says otherwise) a client whom nobody exposes.
     """
-    sources, targets = np.asarray(sources), np.asarray(targets)
-    size = num_clients if num_clients is not None else len(names) if names is not None else _largest(sources, targets)
-    values = np.ones(len(sources)) if weights is None else np.asarray(weights, dtype=np.float64)
+    sources, targets = _positions(sources, "sources"), _positions(targets, "targets")
+    if num_clients is not None:
+        size = require_count(num_clients, "num_clients")
+    else:
+        size = len(names) if names is not None else _largest(sources, targets)
+    values = np.ones(len(sources)) if weights is None else _weights(weights)
     label = _label(names)
     _check_links(sources, targets, values, size, label)
     _check_self_loops(self_loops)
@@ -143,6 +149,7 @@ def graph_from_matrix(
     """A social graph from a square matrix w (dense or sparse) whose entry (i, j) > 0 says that j exposes i."""
     given = _as_csr(matrix)
     size = given.shape[0]
+    _check_names(names)
     if names is not None and len(names) != size:
         raise BadGraph(f"{len(names)} names for {size} clients; give one name per row of the matrix.")
     if names is not None and len(set(names)) < size:
@@ -194,6 +201,10 @@ def _normalised(
 ) -> SocialGraph:
     with np.errstate(over="ignore"):  # refused below
         strengths = np.asarray(given.sum(axis=1)).ravel()
+    if normalisation == "symmetric" and (strengths == 0).any():
+        # Who is exposed by nobody may expose others. Its links need a divisor in the unit of weights, lest it matter.
+        exposing = np.bincount(given.indices, weights=given.data, minlength=len(strengths))
+        strengths = np.where(strengths > 0, strengths, exposing)
     lightest, heaviest = float(given.data.min()), float(given.data.max())
     # `given` is a copy of our own, so its arrays are taken over: a large network need not stand in memory twice.
     influence = sp.csr_array((given.data, given.indices.astype(np.int32, copy=False), given.indptr), shape=given.shape)
@@ -216,7 +227,7 @@ def _divisors(links: SparseMatrix, strengths: Array, normalisation: Normalisatio
 
     Piece by piece, so that a large network does not stand in memory once more.
     """
-    safe = np.where(strengths > 0, strengths, 1.0)  # an isolated client has no links to divide, but may expose others
+    safe = np.where(strengths > 0, strengths, 1.0)  # who has no links at all has none to divide
     root = np.sqrt(safe)
     for start in range(0, len(safe), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
@@ -241,7 +252,12 @@ def _nearby_short_decimals(values: Array) -> Array:
 def _as_csr(matrix: Any) -> SparseMatrix:
     """The matrix as csr_array with positive finite entries, or an error that names the first wrong one."""
     if not sp.issparse(matrix):
-        matrix = np.asarray(matrix)
+        try:
+            matrix = np.asarray(matrix)
+        except ValueError as cause:
+            raise BadGraph(
+                "a graph needs a square matrix, got rows of several lengths. Fill them up with 0."
+            ) from cause
     if matrix.dtype.kind not in "biuf" or matrix.ndim != 2:
         raise BadGraph(f"a graph needs a square matrix of real numbers, got {matrix.dtype} of shape {matrix.shape}.")
     if matrix.shape[0] != matrix.shape[1]:
@@ -264,6 +280,41 @@ def _as_csr(matrix: Any) -> SparseMatrix:
         )
     given.eliminate_zeros()
     return given
+
+
+def _positions(given: Any, what: str) -> IntArray:
+    """Link ends as whole numbers; refuses what lies between two clients, and what is no vector."""
+    try:
+        ends = np.asarray(given)
+    except ValueError as cause:
+        raise BadGraph(f"{what} must be positions, one for each link, got rows of several lengths.") from cause
+    if ends.ndim != 1:
+        raise BadGraph(f"{what} of shape {ends.shape} must be positions, one for each link.")
+    if ends.dtype.kind in "iu" or len(ends) == 0:
+        return ends.astype(np.int64) if ends.dtype.kind not in "i" else ends
+    if ends.dtype.kind != "f":
+        raise BadGraph(f"{what} must be positions of clients, whole numbers from 0, not {ends[0]!r}.")
+    wrong = np.flatnonzero(ends != np.trunc(ends))  # NaN and fractions; infinity is refused below
+    wrong = wrong if len(wrong) else np.flatnonzero(np.abs(ends) >= 2**31)
+    if len(wrong):
+        raise BadGraph(f"{what} hold {ends[wrong[0]]:g} at position {wrong[0]}; each must be a whole number from 0.")
+    return ends.astype(np.int64)
+
+
+def _weights(given: Any) -> Array:
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as cause:
+        raise BadGraph(f"weights must be positive numbers, one for each link, got {given!r:.60}.") from cause
+    if values.ndim != 1:
+        raise BadGraph(f"weights of shape {values.shape} must be positive numbers, one for each link.")
+    return values
+
+
+def _check_names(names: Any) -> None:
+    kinds = set(map(type, () if names is None else names))
+    if isinstance(names, str) or not all(issubclass(kind, str) for kind in kinds):
+        raise BadGraph(f"names={names!r:.60} must be a list of strings, one for each client, as ['1', '2'].")
 
 
 def _label(names: Sequence[str] | None) -> Callable[[Any], str]:
@@ -346,9 +397,8 @@ def describe(graph: SocialGraph) -> GraphDescription:
     ones = np.ones(influence.nnz, dtype=np.int8)
     pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
     mutual = int(pattern.multiply(pattern.T).sum()) if influence.nnz else 0
-    parts, weak = connected_components(pattern, directed=True, connection="weak")
+    parts, _ = connected_components(pattern, directed=True, connection="weak")
     _, strong = connected_components(pattern, directed=True, connection="strong")
-    lone = np.flatnonzero((exposed_by == 1) & (np.bincount(weak)[weak] == 2))
     return GraphDescription(
         num_clients=graph.num_clients,
         num_links=graph.num_links,
@@ -357,7 +407,7 @@ def describe(graph: SocialGraph) -> GraphDescription:
         reciprocity=mutual / influence.nnz,
         smallest_influence=float(influence.data.min()),
         num_isolated=len(graph.isolated),
-        num_isolated_pairs=int(_pairs(lone, weak)),
+        num_isolated_pairs=_isolated_pairs(influence, exposed_by),
         strongly_connected_share=float(np.bincount(strong).max() / graph.num_clients),
         num_components=int(parts),
     )
@@ -367,9 +417,12 @@ def _spread(degrees: IntArray) -> tuple[int, float, int]:
     return int(degrees.min()), float(degrees.mean()), int(degrees.max())
 
 
-def _pairs(lone: IntArray, component: IntArray) -> int:
-    _, members = np.unique(component[lone], return_counts=True)
-    return int((members == 2).sum())
+def _isolated_pairs(influence: SparseMatrix, exposed_by: IntArray) -> int:
+    """Pairs whose walks all come home: each is exposed by the other alone, whomever they expose besides."""
+    lone = np.flatnonzero(exposed_by == 1)
+    only = np.full(len(exposed_by), -1)
+    only[lone] = influence.indices[influence.indptr[lone]]
+    return int((only[only[lone]] == lone).sum()) // 2
 
 
 def joined_names(names: Iterable[str], most: int = 5) -> str:

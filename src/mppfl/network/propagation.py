@@ -11,7 +11,7 @@ from mppfl.arrays import Array, IntArray, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix
 from mppfl.network.product import times
-from mppfl.network.walks import Diagonal, ReturnsHome, returns_home
+from mppfl.network.walks import Diagonal, ReturnsHome, kind_of_diagonal, returns_home
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +96,19 @@ def propagate(
 ) -> Propagation:
     """How privacy loss spreads over `graph` (model, eq. 2), with the walks that return home taken out.
 
-    `diagonal` says how those are found: "exact", "estimate" (with its standard error in `home`), or "auto"; `device`
-    where: by NumPy and compiled code unless "cuda", "cuda:1" or "cpu" asks for PyTorch.
+    `diagonal` says how those are found: "exact", "estimate" (with its standard error in `home`), or "auto"; up to
+    1,000 clients they are always exact. `device` says where: by NumPy and compiled code unless "cuda", "cuda:1" or
+    "cpu" asks for PyTorch.
     """
     hops = require_count(max_hops, "max_hops")
     decay = require_number(hop_decay, "hop_decay", 0.0, 1.0)
+    kind = kind_of_diagonal(graph.num_clients, diagonal)
     if device is None:
-        home = returns_home(graph.influence, hops, decay, diagonal, seed)
+        home = returns_home(graph.influence, hops, decay, kind, seed)
     else:
         from mppfl.network.device_walks import home_by_device
 
-        home = home_by_device(graph.influence, hops, decay, diagonal, seed, device)
+        home = home_by_device(graph.influence, hops, decay, kind, seed, device)
     return Propagation(graph.influence, hops, decay, home, graph.normalisation)
 
 

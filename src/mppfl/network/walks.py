@@ -14,6 +14,7 @@ from mppfl.network.graph import SparseMatrix
 Diagonal = Literal["auto", "exact", "estimate"]
 
 DENSE_BELOW = 600  # clients; dense powers are then faster than walking
+EXACT_BELOW = 1000  # clients; the game forms Σ as a matrix there, with nothing estimated on its diagonal
 WALKS_AT_MOST = 1e8  # what "auto" walks; about one second of one core
 NUM_WALKERS = 4
 
@@ -43,7 +44,7 @@ def returns_home(
     if diagonal not in ("auto", "exact", "estimate"):
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
     size = influence.shape[0]
-    if size <= DENSE_BELOW and diagonal != "estimate":
+    if diagonal != "estimate" and _by_matrix_is_best(influence, max_hops):
         return ReturnsHome(_by_dense_powers(influence, max_hops, hop_decay), np.zeros(size), max_hops)
     exact_hops = max_hops
     if diagonal == "estimate":
@@ -55,6 +56,16 @@ def returns_home(
         return ReturnsHome(values, np.zeros(size), max_hops)
     rest, error = _by_walkers(influence, exact_hops, max_hops, hop_decay, seed)
     return ReturnsHome(values + rest, error, exact_hops)
+
+
+def kind_of_diagonal(num_clients: int, diagonal: Diagonal) -> Diagonal:
+    """What to ask for: small networks have no use for estimates, which would differ from the matrix of their game."""
+    return "exact" if num_clients <= EXACT_BELOW and diagonal in ("auto", "estimate") else diagonal
+
+
+def _by_matrix_is_best(influence: SparseMatrix, max_hops: int) -> bool:
+    size = influence.shape[0]
+    return size <= DENSE_BELOW or (size <= EXACT_BELOW and affordable_hops(influence, max_hops) < max_hops)
 
 
 def affordable_hops(influence: SparseMatrix, max_hops: int) -> int:

@@ -50,6 +50,23 @@ def test_the_document_has_every_claim_and_every_statement_with_its_verdict():
     assert "Traceback" not in text
 
 
+def test_what_is_said_of_welfare_at_mppfls_rates_is_what_the_file_says():
+    figure = read_figure(FILES, "fig-welfare")
+
+    def welfare(mechanism):  # [data sets, seeds]
+        return figure.values(mechanism, "welfare", convention="common")
+
+    assert (welfare("random") < 0).all()
+    assert ((welfare("fixed_mean") < 0).mean(axis=1) >= 0.9).all()
+    kept = welfare("social_agnostic") / welfare("mppfl")
+    assert (kept > 0).all()
+    assert np.abs(np.median(kept, axis=1) - 2 / 3).max() < 0.05
+    assert (welfare("fixed_min") > 0).all()
+    short = welfare("sarda_like") / welfare("mppfl")
+    assert (short < 0).all()
+    assert np.median(short, axis=1).min() > -0.05
+
+
 def test_another_number_in_a_file_makes_another_document_and_chart(tmp_path):
     shutil.copytree(FILES, tmp_path / "files")
     before = document_text(tmp_path / "files"), chart_files(tmp_path / "files")["fig-cost"]

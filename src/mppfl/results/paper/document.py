@@ -40,11 +40,12 @@ WHY = {
     "such a price, and cost it more. One rate for all must be high enough for the most reluctant client and overpays "
     "the others; small equal budgets and an auction with personal prices avoid that, and cost a fraction "
     "([corrections, (e)](corrections.md#e-the-cost-claim)).",
-    "fig-welfare": "At MPPFL's rates SA's budgets, and mandated ones of the same mean, bring clients more exposure "
-    "than they earn; the smallest budgets and the auction's earn little. With own rewards, Random and DP-FedAvg "
-    "mandate budgets and pay a rate that covers everybody's cost, so that the server's loss is the clients' gain. "
-    "MPPFL's lead over SA is nearly the same in every round and on every data set; summed over rounds it is larger "
-    "where the paper trains longer.",
+    "fig-welfare": "At MPPFL's rates mandated budgets of SA's mean cost clients more privacy than they earn: Random's "
+    "in every network, DP-FedAvg's (mean) in nearly every one. SA's clients, who overlook exposure, keep about two "
+    "thirds of MPPFL's welfare; the smallest budgets earn little, and what the auction pays falls a little short of "
+    "what privacy costs clients there. With own rewards, Random and DP-FedAvg mandate budgets and pay a rate that "
+    "covers everybody's cost, so that the server's loss is the clients' gain. MPPFL's lead over SA is nearly the same "
+    "in every round and on every data set; summed over rounds it is larger where the paper trains longer.",
     "fig-alpha": "At given rates, clients who feel exposure more sell less: cost, payments and budgets fall. MPPFL's "
     "server answers with a higher rate, to keep the most reluctant client, and that more than makes up for it: budgets "
     "and payments rise. Welfare then falls in most networks because exposure costs more, not because clients hold back "

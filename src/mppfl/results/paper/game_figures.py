@@ -9,6 +9,7 @@ every place of an axis.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mppfl.arrays import Array, require_count
-from mppfl.errors import BadInput
+from mppfl.errors import BadFile, BadInput
 from mppfl.game.fixed_point import fixed_point_trace
 from mppfl.game.mechanisms import (
     Mechanism,
@@ -34,7 +35,7 @@ from mppfl.game.model import Game, make_game, noise_harm, privacy_cost, privacy_
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
 from mppfl.game.presets import draw_clients, preset
 from mppfl.network.generate import random_graph
-from mppfl.results.paper.figure_files import Figure, Strand, write_figure
+from mppfl.results.paper.figure_files import Figure, Strand, figure_path, read_figure, write_figure
 from mppfl.results.paper.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 
 REFERENCE = "cifar-10"  # has the preset's ε: of the data sets in both tables, the one whose model the paper describes
@@ -66,6 +67,15 @@ SIZED = ("cinic-10", "cifar-10")
 PHI_ROUNDS = (1, 10, 20, 40, 60)
 PHI_SWEEPS = 20
 THRESHOLD = 1e-3  # ε₀, where the paper's Algorithm 1 stops
+AXES: dict[str, tuple[str, Sequence[str | float]]] = {  # what runs along x, and its places
+    "fig-phi": ("sweep", range(1, PHI_SWEEPS + 1)),
+    "fig-cost": ("data set", list(SETTINGS)),
+    "fig-welfare": ("data set", list(SETTINGS)),
+    "fig-alpha": ("α", STRENGTHS),
+    "fig-k": ("K", HOPS),
+    "fig-n": ("N", SIZES),
+}
+MEASURED = "mean_links"  # stands in a configuration, but follows from the seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +203,21 @@ def welfare_figure(seeds: int) -> Figure:
 def _over_data_sets(name: str, seeds: int, quantity: str) -> Figure:
     places = [Place(dataset) for dataset in SETTINGS]
     strands = _strands("", places, seeds, (quantity,))
-    return Figure(name, _configuration(), seeds, "data set", list(SETTINGS), strands, {})
+    return _figure(name, seeds, strands)
 
 
 def strength_figure(seeds: int) -> Figure:
     """Cost and welfare against α."""
     places = [Place(SWEPT, externality_strength=strength) for strength in STRENGTHS]
-    return _swept("fig-alpha", "α", list(STRENGTHS), places, seeds)
+    return _swept("fig-alpha", places, seeds)
 
 
 def hops_figure(seeds: int) -> Figure:
     """Cost and welfare against K."""
-    return _swept("fig-k", "K", list(HOPS), [Place(SWEPT, max_hops=hops) for hops in HOPS], seeds)
+    return _swept("fig-k", [Place(SWEPT, max_hops=hops) for hops in HOPS], seeds)
 
 
-def _swept(name: str, axis: str, values: Sequence[float], places: Sequence[Place], seeds: int) -> Figure:
+def _swept(name: str, places: Sequence[Place], seeds: int) -> Figure:
     """Mechanisms along an axis, and MPPFL's clients at rates held as they are at its end.
 
     Rates are highest there: held at lower ones, some clients would stay out where exposure is stronger, and the cost
@@ -218,7 +228,7 @@ def _swept(name: str, axis: str, values: Sequence[float], places: Sequence[Place
     strands += [s for s in _strands(SWEPT, places, seeds, rest) if s.mechanism == "mppfl" and s.convention == "own"]
     held = [[play_at(place, places[-1], seed) for seed in range(seeds)] for place in places]
     strands += [_strand(SWEPT, HELD, "mppfl", quantity, held) for quantity in QUANTITIES]
-    return Figure(name, _configuration(), seeds, axis, values, strands, {})
+    return _figure(name, seeds, strands)
 
 
 def size_figure(seeds: int) -> Figure:
@@ -227,7 +237,7 @@ def size_figure(seeds: int) -> Figure:
     for dataset in SIZED:
         places = [Place(dataset, num_clients=size) for size in SIZES]
         strands += _strands(dataset, places, seeds, ("server_cost", "welfare"))
-    return Figure("fig-n", _configuration(), seeds, "N", list(SIZES), strands, {})
+    return _figure("fig-n", seeds, strands)
 
 
 def phi_figure(seeds: int) -> Figure:
@@ -245,12 +255,8 @@ def phi_figure(seeds: int) -> Figure:
             for position, quantity in enumerate(("external_risk", "distance", "settled")):
                 values = np.array([trace[position] for trace in traces]).T
                 strands.append(Strand(SWEPT, version, f"t = {round_index}", quantity, values))
-    configuration = _configuration() | {
-        "rounds_shown": list(PHI_ROUNDS),
-        "threshold": THRESHOLD,
-        "mean_links": {str(size): float(np.mean(counts)) for size, counts in links.items()},
-    }
-    return Figure("fig-phi", configuration, seeds, "sweep", list(range(1, PHI_SWEEPS + 1)), strands, {})
+    mean_links = {str(size): float(np.mean(counts)) for size, counts in links.items()}
+    return _figure("fig-phi", seeds, strands, {MEASURED: mean_links})
 
 
 def _phi_trace(game: Game, round_index: int, literal: bool) -> tuple[Array, Array, Array]:
@@ -283,19 +289,26 @@ def _strand(setting: str, convention: str, mechanism: str, quantity: str, rows: 
     return Strand(setting, convention, mechanism, quantity, values)
 
 
-def _configuration() -> dict[str, object]:
-    """Constants of all figures; what an axis moves takes the axis's value there."""
+def _figure(name: str, seeds: int, strands: Sequence[Strand], measured: dict[str, object] | None = None) -> Figure:
+    axis, places = AXES[name]
+    return Figure(name, _configuration(name) | (measured or {}), seeds, axis, list(places), strands, {})
+
+
+def _configuration(name: str) -> dict[str, object]:
+    """Constants of a figure; what an axis moves takes the axis's value there."""
+    of_sweeps = {"rounds_shown": list(PHI_ROUNDS), "threshold": THRESHOLD} if name == "fig-phi" else {}
     return {
         "preset": PRESET,
-        **{name: value for name, value in asdict(preset(PRESET)).items() if name != "noise_harm"},
+        **{constant: value for constant, value in asdict(preset(PRESET)).items() if constant != "noise_harm"},
         "max_hops": MAX_HOPS,
         "externality_strength": EXTERNALITY_STRENGTH,
         "num_clients": Place(SWEPT).num_clients,
         "network": "erdos_renyi",
         "reference": REFERENCE,
-        "num_rounds": {name: setting.num_rounds for name, setting in SETTINGS.items()},
+        "num_rounds": {dataset: setting.num_rounds for dataset, setting in SETTINGS.items()},
         "num_parameters": NUM_PARAMETERS,
-        "noise_harm": {name: float(f"{harm_of(name):.6g}") for name in SETTINGS},
+        "noise_harm": {dataset: float(f"{harm_of(dataset):.6g}") for dataset in SETTINGS},
+        **of_sweeps,
     }
 
 
@@ -307,6 +320,26 @@ FIGURES: dict[str, Callable[[int], Figure]] = {
     "fig-k": hops_figure,
     "fig-n": size_figure,
 }
+
+
+def kept_figure(name: str, folder: str | Path, seeds: int = 30) -> tuple[Path, int] | None:
+    """The file of a figure and its seeds, if it has at least so many of the same games; else None: make it.
+
+    The same games are those of the same configuration, axis and mechanisms. What the solver makes of them is not
+    looked at: after a change there, remove the file, or call `run_figure`.
+    """
+    try:
+        found = read_figure(folder, name)
+    except BadFile:  # to be made anew, as the error would have said
+        return None
+    if found is None or found.seeds < seeds:
+        return None
+    stored = {key: value for key, value in found.configuration.items() if key != MEASURED}
+    axis, places = AXES[name]
+    here = json.loads(json.dumps([_configuration(name), axis, list(places)]))  # as a file gives it back
+    mechanisms = [] if name == "fig-phi" else list(MECHANISMS)
+    is_same = [stored, found.axis, found.places] == here and found.mechanisms("own") == mechanisms
+    return (figure_path(folder, name), found.seeds) if is_same else None
 
 
 def run_figure(name: str, folder: str | Path, seeds: int = 30) -> Path:
