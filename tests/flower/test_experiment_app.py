@@ -1,5 +1,6 @@
 """The app that `deploy init` writes, run inside one process: the same file, the same model."""
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from mppfl.apps.flower.accounts import Accounts
-from mppfl.apps.flower.client import experiment_client
+from mppfl.apps.flower.client import experiment_client, side_of
 from mppfl.apps.flower.experiment_case import client_side, deployed_experiment, first_model, to_arrays
 from mppfl.apps.flower.layout import Layout, make_nodes, write_app
 from mppfl.apps.flower.reconcile import differences_from_ledgers
@@ -169,6 +170,41 @@ def test_the_apps_client_trains_for_no_other_terms_than_its_own_experiments(tmp_
     assert ("arrays" in reply.content) == (not reason)
 
 
+def asked_of(app, settings, experiment, own="client"):
+    """What an app's client answers under the terms of this experiment, on a machine with these settings."""
+    side = client_side(deployed_experiment(experiment), "0")
+    terms = RoundTerms("r", 1, "0", 1e-6, 0.0, own, "replace-one", 0.5, "gaussian", 1, 2, 40)
+    arrays = to_arrays(side.model, first_model(side.model, side.config))
+    content = RecordDict({"arrays": arrays, "config": with_terms({}, terms)})
+    on_the_server = {"experiment": "/srv/fed/experiment.toml", "state": "/srv/fed/server"}
+    return app(
+        Message(content, 11, "train"), Context(7, 11, {"mppfl-node": str(settings)}, RecordDict(), on_the_server)
+    )
+
+
+def test_a_client_on_a_machine_of_its_own_trains_by_the_experiment_that_the_app_brings_along(tmp_path):
+    layout = app_with(tmp_path / "app", mechanism="mppfl", model="softmax")
+    spec = importlib.util.spec_from_file_location("client_app", layout.app / "federation" / "client_app.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    settings = tmp_path / "node.toml"
+    settings.write_text('client = "0"\nledger = "ledger.sqlite"\naccept = ["client"]\n')
+    reply = asked_of(module.app, settings, layout.experiment)
+    assert report_in(reply.content).outcome == "released"
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [("", "has no experiment file"), ('experiment = "mine.toml"', r"cannot train: .*mine\.toml: cannot")],
+)
+def test_a_client_without_its_experiment_is_told_what_to_set(tmp_path, own, said):
+    settings = tmp_path / "node.toml"
+    settings.write_text(f'client = "0"\nledger = "ledger.sqlite"\n{own}\n')
+    context = Context(7, 11, {"mppfl-node": str(settings)}, RecordDict(), {"experiment": "/srv/fed/experiment.toml"})
+    with pytest.raises(BadInput, match=rf"client '0' {said}.* write into node\.toml: experiment = "):
+        side_of(context)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -182,6 +218,17 @@ def test_an_experiment_that_cannot_be_deployed_is_refused_in_one_line(tmp_path, 
     before, after = change.split("|")
     layout.experiment.write_text(layout.experiment.read_text().replace(before, after))
     with pytest.raises(BadInput, match=said):
+        served(layout)
+
+
+@pytest.mark.parametrize("changed", ['split = "dirichlet"', "seed = 7", "uneven = 0.5"])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, changed):
+    layout = app_with(tmp_path / "app", model="softmax")
+    served(layout)
+    assert served(layout).rounds_done == 3  # unchanged, it is the same run
+    text = layout.experiment.read_text()
+    layout.experiment.write_text(text.replace('name = "digits"', f'name = "digits"\n{changed}'))
+    with pytest.raises(BadInput, match=r"holds run .* other data"):
         served(layout)
 
 

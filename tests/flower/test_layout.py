@@ -1,15 +1,21 @@
 """The folder of a deployment: what is changed or moved is noticed before anybody spends anything."""
 
 import errno
+import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from mppfl.apps.flower.certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_key
 from mppfl.apps.flower.experiment_case import deployed_experiment
+from mppfl.apps.flower.federation import Federation, node_line
 from mppfl.apps.flower.layout import Layout, make_nodes, write_app
+from mppfl.apps.flower.local import deploy_local
 from mppfl.apps.flower.node import read_node
-from mppfl.errors import BadFile, BadInput, UnknownClient
+from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
 
 
 def made(folder):
@@ -122,3 +128,90 @@ def test_damaged_keys_are_told_with_their_file(tmp_path, content):
     layout.keys.write_bytes(content)
     with pytest.raises(BadFile, match=r"keys\.json: .*Restore a copy"):
         made_again(layout)
+
+
+# ---- keys and certificates --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [("key", "key.pub"), ("key",), ("key.pub",)])
+def test_a_lost_key_is_told_and_no_other_takes_its_place(tmp_path, lost):
+    layout = made(tmp_path / "app")
+    for name in lost:
+        (layout.node(1) / name).unlink()
+    with pytest.raises(
+        BadInput, match=rf"nodes/1/{lost[0]} is missing, the key of client '1'\. Restore it; or"
+    ) as found:
+        made_again(layout)
+    assert "\n" not in str(found.value)
+    assert not any((layout.node(1) / name).exists() for name in lost)
+
+
+def test_a_key_that_is_not_the_registered_one_is_told_until_it_is_registered(tmp_path):
+    layout = made(tmp_path / "app")
+    for name in ("key", "key.pub"):
+        (layout.node(1) / name).unlink()
+    public = make_node_key(layout.node(1) / "key")
+    with pytest.raises(BadInput, match=r"key\.pub is not the key that .*keys\.json has for client '1'"):
+        made_again(layout)
+    registered = json.loads(layout.keys.read_text()) | {"1": f"{public} ann@home"}
+    layout.keys.write_text(json.dumps(registered))
+    assert made_again(layout) == ["0", "1"]
+
+
+def test_of_two_who_make_certificates_in_one_folder_one_is_refused_before_it_changes_anything(tmp_path):
+    make_certificates(tmp_path)
+    (tmp_path / CA).unlink()  # as it is before the first has finished
+    before = {name: (tmp_path / name).read_bytes() for name in (KEY, CERTIFICATE)}
+    with pytest.raises(BadInput, match=r"server\.key exists already; a key is not written over"):
+        make_certificates(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_second_launch_makes_no_keys_while_the_first_is_at_work(tmp_path):
+    write_app(tmp_path / "app", 2, 2)
+    layout = Layout(tmp_path / "app")
+    with ServerFolder(layout.folder).locked(), pytest.raises(MppflError, match="another server is at work there"):
+        deploy_local(layout.app)
+    assert [path.name for path in layout.folder.iterdir()] == [".lock"]
+
+
+def test_a_launch_that_is_refused_leaves_nothing_behind(tmp_path):
+    write_app(tmp_path / "app", 2, 2)
+    with pytest.raises(BadInput, match="--nodes 3, but the experiment has 2 clients"):
+        deploy_local(tmp_path / "app", 3)
+    with pytest.raises(BadInput, match="nothing has been run there yet"):
+        deploy_local(tmp_path / "app", resume=True)
+    assert not Layout(tmp_path / "app").folder.exists()
+
+
+# ---- where it lies ----------------------------------------------------------------------------------------------
+
+
+def test_a_path_in_any_script_reaches_flower_as_it_is(tmp_path, monkeypatch):
+    layout = made(tmp_path / "föderation 😀 it's \\ here")
+    (settings,) = [line for line in node_line(layout.node(0), "", tmp_path, 1) if line.startswith("mppfl-node=")]
+    assert tomllib.loads(settings) == {"mppfl-node": str(layout.node(0) / "node.toml")}
+    asked = []
+    monkeypatch.setattr("mppfl.apps.flower.federation.program", lambda name: name)
+    monkeypatch.setattr(
+        "mppfl.apps.flower.federation.subprocess.run",
+        lambda line, **_: asked.append(line) or type("Done", (), {"returncode": 0}),
+    )
+    federation = Federation(layout, ["0", "1"], lambda line: None)
+    federation._run({})
+    (config,) = [part for part in asked[0] if part.startswith("experiment=")]
+    assert tomllib.loads(config.replace(" state=", "\nstate=")) == {
+        "experiment": str(layout.experiment),
+        "state": str(layout.server),
+    }
+
+
+@pytest.mark.parametrize("name", ['my "best" app', "two\nlines"])
+def test_a_path_that_flower_cannot_take_is_refused_before_anything_is_written(tmp_path, name):
+    with pytest.raises(BadInput, match=r"Flower takes no path with .* in it\. Choose another folder\.$"):
+        write_app(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    write_app(tmp_path / "app")
+    shutil.move(tmp_path / "app", tmp_path / name)
+    with pytest.raises(BadInput, match="Flower takes no path"):
+        deploy_local(tmp_path / name)

@@ -1,10 +1,12 @@
 """The server's strategy: own terms for each client, checks, payments, and a state that survives."""
 
+import io
 import time
+from collections import OrderedDict
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from mppfl.apps.flower.accounts import Accounts
@@ -14,7 +16,7 @@ from mppfl.apps.flower.node import NodeSettings
 from mppfl.apps.flower.reconcile import differences_from_ledgers
 from mppfl.apps.flower.strategy import PricedFedAvg
 from mppfl.apps.flower.vector import vector_of
-from mppfl.apps.flower.wire import REPORT, has_terms, terms_in
+from mppfl.apps.flower.wire import REPORT, WHO, has_terms, terms_in
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.federation import FakeGrid, arrays, config_of, moved, plan_of, private_app
@@ -164,9 +166,35 @@ def with_arrays(record):
     return alter
 
 
+def saved(values, save=np.save):
+    file = io.BytesIO()
+    save(file, values)
+    return file.getvalue()
+
+
+def holding(data, stype="numpy.ndarray"):
+    """An upload whose first array declares what it should, two numbers of float32, and holds these bytes."""
+    return with_arrays(
+        lambda record: ArrayRecord(OrderedDict(first=Array("float32", (2,), stype, data), rest=record["rest"]))
+    )
+
+
+ENDLESS = saved(np.zeros(2, np.float32)).replace(b"(2,), }" + b" " * 12, b"(10000000000000,), }")[:-8]
+
+
 @pytest.mark.parametrize(
     ("alter", "said"),
     [
+        (holding(b"garbage"), "'first' cannot be read"),
+        (holding(b""), "'first' cannot be read"),
+        (holding(saved(np.zeros(2, np.float32)), stype="torch"), "'first' cannot be read"),
+        (holding(saved(np.array([None, 1], dtype=object))), "'first' cannot be read"),
+        (holding(ENDLESS), "'first' cannot be read"),
+        (holding(saved(np.zeros(2, np.float32), np.savez)), "'first' holds no array"),
+        (holding(saved(np.zeros(100_000, np.float32))), "'first' holds float32 (100000,), not float32 (2,)"),
+        (holding(saved(np.zeros(1, np.float32))), "'first' holds float32 (1,)"),
+        (holding(saved(np.zeros(2, np.float64))), "'first' holds float64 (2,)"),
+        (holding(saved(np.zeros(2, ">f4"))), "'first' holds >f4 (2,)"),
         (with_arrays(lambda record: moved(record, np.nan)), "NaN or infinite"),
         (with_arrays(arrays(1.0, 2.0, 3.0)), "wrong form"),
         (with_arrays(arrays(1.0, 2.0, 3.0, 4.0, dtype=np.float64)), "wrong form"),
@@ -240,6 +268,39 @@ def test_a_reply_without_arrays_or_report_is_rejected(tmp_path):
     assert federation.states(1) == {"ann": "rejected", "bob": "rejected", "cat": "paid"}
 
 
+def test_a_reason_that_no_book_could_hold_is_written_as_far_as_it_can_be(tmp_path):
+    federation = Federation(tmp_path)
+    federation.grid.alter[102] = altered(outcome="refused", reason="no\ud800", budget=0.0)
+    federation.run(1)
+    assert federation.states(1)["bob"] == "refused"
+    assert federation.reasons() == {"bob": "no?"}
+
+
+def test_a_node_that_declares_a_name_that_is_no_text_is_left_out(tmp_path):
+    federation = Federation(tmp_path)
+
+    def nameless(reply):
+        if WHO in reply.content:
+            reply.content[WHO] = ConfigRecord({"client": ["bob"]})
+        return reply
+
+    federation.grid.alter[102] = nameless
+    federation.run(1)
+    assert set(federation.states(1)) == {"ann", "cat"}
+
+
+def test_what_cannot_be_averaged_is_not_paid(tmp_path, monkeypatch):
+    federation = Federation(tmp_path)
+
+    def fails(self, taken):
+        raise RuntimeError("no mean")
+
+    monkeypatch.setattr(PricedFedAvg, "_mean", fails)
+    with pytest.raises(RuntimeError, match="no mean"):
+        federation.run(1)
+    assert set(federation.states(1).values()) == {"asked"}
+
+
 def test_a_round_in_which_nobody_releases_leaves_the_model_and_counts_as_done(tmp_path):
     federation = Federation(tmp_path, settings={name: {"cap": 0.0} for name in CLIENTS})
     federation.run(1)
@@ -299,6 +360,23 @@ def test_killed_in_a_round_it_repeats_that_round_and_nobody_spends_or_is_paid_tw
         assert [event["round_index"] for event in ledger_events(node)] == [1, 2, 3]
     assert federation.differences() == []
     assert federation.owed() == {"ann": 3.0, "bob": 6.0, "cat": 12.0}
+
+
+def test_who_was_asked_before_an_interruption_and_is_gone_when_the_round_is_repeated_is_lost(tmp_path, monkeypatch):
+    federation = Federation(tmp_path)
+
+    def killed(self, *given):
+        raise Killed
+
+    with monkeypatch.context() as change:
+        change.setattr(Accounts, "settle", killed)
+        with pytest.raises(Killed):
+            federation.run(1)
+    assert set(federation.states(1).values()) == {"asked"}
+    del federation.grid.apps[103]
+    federation.run(1)
+    assert federation.states(1) == {"ann": "paid", "bob": "paid", "cat": "lost"}
+    assert "absent when the round was repeated" in federation.reasons()["cat"]
 
 
 def ledger_events(node):

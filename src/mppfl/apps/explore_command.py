@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -46,16 +47,17 @@ def explore_command(
     if missing:
         raise BadInput(f"the explorer needs {', '.join(missing)}. Install it with: pip install 'mppfl[explore]'")
     from mppfl.apps.explorer.door import door_for
-    from mppfl.apps.explorer.server import bind, make_app
+    from mppfl.apps.explorer.server import address_of, bind, make_app
     from mppfl.apps.explorer.warm_up import warm_up
 
-    door = door_for(host, token)
+    door, bound = door_for(host, token), address_of(host)
     with ask.working("opening"):
         site = open_site(graph, run, undirected=undirected, upload_megabytes=upload_limit)
     try:
-        server = bind(make_app(site, door), host, port)
+        server = bind(make_app(site, door), bound, port)
         shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{server.effective_port}/" + ("" if door.token is None else f"?token={door.token}")
+        key = "" if door.token is None else f"?token={quote(door.token, safe='')}"
+        address = f"http://{shown}:{server.effective_port}/{key}"
         typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
         sys.stdout.flush()
         warm_up()

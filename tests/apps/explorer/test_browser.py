@@ -196,6 +196,13 @@ def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
     assert page.choices.colour == "utility"
 
 
+def test_a_link_to_a_network_that_is_gone_says_so(new_page):
+    page = new_page()
+    page.open("?network=upload-0123456789abcdef&alpha=0.1")
+    assert page.text("#alert").startswith("network='upload-0123456789abcdef' is not here (any more). Choose one of ran")
+    assert page.text("button#lever-network") != ""
+
+
 def test_what_cannot_be_is_told_and_the_next_move_mends_it(page):
     page.link("?client=3")
     page.page.fill("#lever-client", "nobody")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from urllib.parse import urlsplit
 
 import pytest
 from pytest import approx
@@ -99,6 +100,24 @@ def test_an_edge_list_is_opened_and_read_both_ways_when_asked(page):
     page.enter("client", "")
     page.select("network", "drawn at random")
     assert page.choices.network == "random"
+
+
+def test_an_upload_is_still_there_when_the_page_is_loaded_again_and_for_who_gets_its_link(page, new_page, address):
+    page.link("?clients=20")
+    with page.change():
+        upload(page, "three.csv", "ann,bob\nbob,cem\ncem,ann\n")
+    query, words = urlsplit(page.page.url).query, "three.csv: 3 clients, 3 links"
+    page.open(f"?{query}")
+    assert page.text("#summary").startswith("3 clients, 3 links")
+    assert page.text("button#lever-network") == words
+    other = new_page()
+    other.open(f"?{query}")
+    assert other.text("#summary").startswith("3 clients, 3 links")
+    assert other.choices.network == page.choices.network
+    assert other.text("#alert") == ""
+    other.open("?clients=20")
+    other.page.click("button#lever-network")
+    assert words not in other.text(".dash-dropdown-content")  # it is its sender's, and theirs who have the link
 
 
 @pytest.mark.parametrize(

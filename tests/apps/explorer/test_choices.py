@@ -184,10 +184,19 @@ def test_a_network_without_a_file_has_no_experiment_file():
 
 
 def test_commands_name_the_file_and_begin_with_what_is_shown():
-    assert commands(Choices())[0] == "mppfl solve --experiment explorer.toml"
+    assert commands(Choices())[0] == "mppfl solve --experiment mppfl-experiment.toml"
     assert commands(Choices(tab="comparison"), "my file.toml")[0] == (
         "mppfl compare --experiment 'my file.toml' --mechanisms all"
     )
     hidden = Choices(tab="comparison", fixed_budget="mean")  # of a mechanism that is compared, and not the one shown
     assert commands(hidden)[0].endswith("--mechanisms all --fixed-budget mean")
     assert set(commands(Choices())) == set(commands(replace(Choices(), tab="comparison")))
+
+
+def test_an_empty_network_is_told_and_not_taken_for_the_usual_one():
+    pytest.importorskip("dash")
+    from mppfl.apps.explorer.callbacks import choices_of
+
+    with pytest.raises(BadInput, match="no network is chosen"):
+        choices_of({"network": None}, Choices())
+    assert choices_of({"network": "random", "num_clients": None}, Choices()) == Choices()

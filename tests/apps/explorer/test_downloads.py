@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -55,6 +56,40 @@ def test_data_are_the_round_shown(visitor, world):
 def test_the_experiment_file_names_the_file_of_the_network(visitor, large_network):
     table = tomllib.loads(visitor.get("/download/experiment.toml?network=file").get_data(as_text=True))
     assert table["network"]["source"] == str(large_network)
+
+
+def test_the_experiment_file_of_an_upload_names_the_readers_own_file_and_is_called_what_it_says(tmp_path, mppfl):
+    from mppfl.apps.explorer.downloads import download
+    from mppfl.apps.explorer.site import Site
+    from mppfl.apps.explorer.uploads import Uploads
+    from mppfl.apps.explorer.world import World
+
+    site = Site(World(), Uploads())
+    links = b"ann,bob\nbob,cem\ncem,ann\n"
+    sent = "data:text/csv;base64," + base64.b64encode(links).decode()
+    key, _ = site.upload(sent, "C:\\mine\\my friends.csv", undirected=False)
+    file = download(site, "experiment", "toml", f"network={key}&rounds=3")
+    data = json.loads(download(site, "data", "json", f"network={key}&rounds=3").content)
+    site.uploads.close()  # as at the server's end
+    assert tomllib.loads(file.content.decode())["network"]["source"] == "my friends.csv"
+    assert file.content.startswith(b"# Put the file that `source` names beside this one.\n")
+    assert f"# {data['commands'][0]}\n" in file.content.decode()
+    assert data["commands"][0] == f"mppfl solve --experiment {file.name}"
+    (tmp_path / file.name).write_bytes(file.content)
+    (tmp_path / "my friends.csv").write_bytes(links)
+    again = mppfl("solve", "--experiment", tmp_path / file.name, "--json").json
+    assert list(again["rounds"][0]["budgets"].values()) == approx([each["budget"] for each in data["clients"]])
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_a_clients_name_is_no_formula(tmp_path, kind):
+    from mppfl.apps.explore_command import open_site
+    from mppfl.apps.explorer.downloads import download
+
+    (tmp_path / "links.csv").write_text("$x^{$,bob\nbob,$x^{$\n")
+    site = open_site(tmp_path / "links.csv", None, undirected=False, upload_megabytes=1)
+    assert len(download(site, "network", kind, "network=file&rounds=3").content) > 1_000
+    site.uploads.close()
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,32 @@ def test_an_experiment_that_is_a_link_to_elsewhere_is_not_read(folder, tmp_path)
     assert list_runs(tmp_path / "runs") == ()
 
 
+def test_what_is_listed_can_be_read(folder, tmp_path):
+    for name in ("plain", "back\\slash", ".hidden"):
+        shutil.copytree(folder / "demo" / "mppfl", tmp_path / name)
+    reader = RunReader(tmp_path)
+    assert [reader.read(entry.name).name for entry in reader.list()] == ["plain"]
+
+
+def test_a_folder_that_is_gone_is_told_on_the_page_while_it_is_followed(folder, tmp_path):
+    pytest.importorskip("dash")
+    from mppfl.apps.explorer import answers
+    from mppfl.apps.explorer.site import Site
+    from mppfl.apps.explorer.uploads import Uploads
+    from mppfl.apps.explorer.world import World
+
+    shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
+    uploads = Uploads()
+    site = Site(World(), uploads, runs=RunReader(tmp_path / "runs"))
+    before = answers.runs(site, ("demo/mppfl",), False, None)
+    shutil.rmtree(tmp_path / "runs")
+    gone = answers.runs(site, ("demo/mppfl",), False, before.seen)
+    assert (gone.options, gone.plots) == ([], [])
+    assert gone.texts["run-status"].count("no such folder") == 1
+    assert answers.runs(site, ("demo/mppfl",), False, gone.seen) is None  # told once
+    uploads.close()
+
+
 def test_a_link_inside_the_folder_is_a_run_like_any_other(folder, tmp_path):
     shutil.copytree(folder / "demo", tmp_path / "demo")
     (tmp_path / "best").symlink_to(tmp_path / "demo" / "mppfl")

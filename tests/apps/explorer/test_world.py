@@ -148,7 +148,7 @@ def test_networks_come_from_the_command_line_from_uploads_and_by_chance(tmp_path
     given = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
     world = World(graph=given, run_graph=given)
     key = "upload-0123456789abcdef"
-    with pytest.raises(BadInput, match="is not here"):
+    with pytest.raises(BadInput, match=r"is not here \(any more\)\. Choose one of random"):
         world.graph(Choices(network=key))
     world.add_file(key, links)
     assert world.networks == ("random", "file", "run", key)

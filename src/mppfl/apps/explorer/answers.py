@@ -22,7 +22,7 @@ from mppfl.apps.explorer.scene_charts import comparison_charts, scene_charts
 from mppfl.apps.explorer.site import Site
 from mppfl.apps.explorer.words import as_text, table
 from mppfl.apps.explorer.world import Scene
-from mppfl.errors import BadInput
+from mppfl.errors import BadInput, MppflError
 from mppfl.results.tables import number
 
 MOST_NAMES = 2_000  # offered while a client's name is typed
@@ -207,8 +207,11 @@ def runs(site: Site, names: tuple[str, ...], dark: bool, seen: str | None) -> Fo
     reader = site.runs
     if reader is None:
         return None
-    listed = [entry.name for entry in reader.list()]
     states, wrong = [], []
+    try:
+        listed = [entry.name for entry in reader.list()]
+    except MppflError as error:  # the whole folder is gone: one line for all of its runs
+        listed, names, wrong = [], (), [str(error)]
     for name in names:
         try:
             states.append(reader.read(name))

@@ -16,7 +16,7 @@ from mppfl.apps.explorer.levers import lever
 from mppfl.apps.explorer.page import SLIDERS
 from mppfl.apps.explorer.site import Site
 from mppfl.apps.explorer.words import what_went_wrong
-from mppfl.errors import MppflError
+from mppfl.errors import BadInput, MppflError
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +29,23 @@ def connect(app: Dash, site: Site) -> None:
     _in_the_browser(app)
 
     @app.callback(
-        [Output(lever(name), _property(name)) for name in LEVERS] + [Output("linked", "data")], Input("url", "search")
+        [Output(lever(name), _property(name)) for name in LEVERS]
+        + [Output(lever("network"), "options"), Output("linked", "data")],
+        Input("url", "search"),
+        State(lever("network"), "options"),
     )
-    def from_link(search: str | None) -> list[Any]:
+    def from_link(search: str | None, options: list[dict[str, str]]) -> list[Any]:
         """The levers as the link says; what is wrong in it is told, and the levers stay."""
+        nothing = [no_update] * (len(LEVERS) + 1)
         if not search:
-            return [no_update] * len(LEVERS) + [None]
+            return [*nothing, None]
         try:
             choices = from_query(search)
+            site.world.require_network(choices.network)
         except MppflError as error:
-            return [no_update] * len(LEVERS) + [str(error)]
-        return [_as_lever(name, getattr(choices, name)) for name in LEVERS] + [None]
+            return [*nothing, str(error)]
+        levers = [_as_lever(name, getattr(choices, name)) for name in LEVERS]
+        return [*levers, _with_option(options, choices.network, site), None]
 
     @app.callback(
         Output("picture", "data"),
@@ -114,7 +120,7 @@ def connect(app: Dash, site: Site) -> None:
         return [{"texts": found.texts, "plots": _plots("run", None, found.plots)}, found.options, found.seen]
 
     @app.callback(
-        Output(lever("network"), "options"),
+        Output(lever("network"), "options", allow_duplicate=True),
         Output(lever("network"), "value", allow_duplicate=True),
         Output("upload-answer", "children"),
         Input("upload", "contents"),
@@ -130,8 +136,7 @@ def connect(app: Dash, site: Site) -> None:
             key, words = site.upload(contents, name or "the file", undirected=bool(undirected))
         except MppflError as error:
             return no_update, no_update, html.P(str(error), className="wrong")
-        kept = [each for each in options if each["value"] != key] + [{"label": words, "value": key}]
-        return kept, key, html.P(words)
+        return _with_option(options, key, site), key, html.P(words)
 
     @app.callback(
         Output(lever("opened"), "data", allow_duplicate=True),
@@ -166,8 +171,18 @@ def _plots(tab: str, sequence: int | None, charts: list[dict[str, Any]]) -> dict
     return {"tab": tab, "sequence": sequence, "charts": charts}
 
 
+def _with_option(options: list[dict[str, str]], network: str, site: Site) -> list[dict[str, str]]:
+    """The networks that a page offers, with this one: an upload is offered to who sent it, or has a link to it."""
+    option = {"label": site.networks.get(network, network), "value": network}
+    if network in (each["value"] for each in options):
+        return [option if each["value"] == network else each for each in options]
+    return [*options, option]
+
+
 def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
     """The levers' values as Choices; an empty number is the start's."""
+    if not state.get("network"):  # the start's would be shown in place of the one that somebody asked for
+        raise BadInput("no network is chosen. Choose one of the list, or open a file of links.")
     values = {name: _from_lever(name, state.get(name), getattr(start, name)) for name in LEVERS}
     return Choices(**values)
 

@@ -45,6 +45,7 @@ MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten
     "skewed": 1_000_000,
 }
 MOST_ROUNDS, MOST_HOPS = 1_000, 50
+DOWNLOADED = "mppfl-experiment.toml"  # what the experiment file is called when it is taken from the page
 LONGEST_LINK = 20_000  # characters
 
 
@@ -320,12 +321,15 @@ def experiment_of(choices: Choices, source: Path | None = None, clients: Path | 
 def to_toml(choices: Choices, source: Path | None = None, clients: Path | None = None) -> str:
     """The experiment as a file: network, game and mechanism; data and training are left at their defaults."""
     chosen = experiment_of(choices, source, clients)
-    head = "".join(f"# {line}\n" for line in commands(choices))
+    lines = [*commands(choices)]
+    if chosen.network.source is not None and not Path(chosen.network.source).is_absolute():
+        lines.insert(0, "Put the file that `source` names beside this one.")
+    head = "".join(f"# {line}\n" for line in lines)
     values = {"name": chosen.name, "seed": choices.seed, "mechanism": choices.mechanism}
     return head + write_toml(values | {"network": plain_table(chosen.network), "game": plain_table(chosen.game)})
 
 
-def commands(choices: Choices, file: str = "explorer.toml") -> tuple[str, ...]:
+def commands(choices: Choices, file: str = DOWNLOADED) -> tuple[str, ...]:
     """Command lines that re-make what is shown from the experiment file; what the reader looks at comes first."""
     name = shlex.quote(file)
     solved = f"mppfl solve --experiment {name}"

@@ -38,17 +38,21 @@ class Door:
     token: str | None = None
 
     def __post_init__(self) -> None:
-        if self.token is not None and (len(self.token) < LEAST_TOKEN or not self.token.isascii()):
+        if self.token is not None and len(self.token) < LEAST_TOKEN:
             raise BadInput(
                 f"--token has {len(self.token)} characters. Give at least {LEAST_TOKEN}, ASCII, or leave it out."
             )
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise BadInput("--token has a character that is no printable ASCII. Give another, or leave it out.")
         if self.token is None and not is_loopback(self.host):
             raise BadInput(f"--host={self.host} lets others in, which needs a token.")
 
 
 def door_for(host: str, token: str | None) -> Door:
     """The door of an address: with a fresh token where others can reach it and none is given."""
-    return Door(host, token or (None if is_loopback(host) else secrets.token_urlsafe(24)))
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    return Door(host, token)
 
 
 def is_loopback(host: str) -> bool:
@@ -77,10 +81,11 @@ def guard(server: Flask, door: Door, policy: str) -> None:
 
 def refusal(asked: Request, door: Door) -> Response | None:
     """None where the request may pass; else what to answer."""
-    if door.token is None and _name(asked.host) not in HERE:
-        return _no(f"This page is served as 127.0.0.1 only, not as {_name(asked.host)!r}.")
+    if door.token is None and _name(asked.host) not in (*HERE, door.host):
+        here = dict.fromkeys(["127.0.0.1", door.host])
+        return _no(f"This page is served as {' or '.join(here)} only, not as {_name(asked.host)!r}.")
     origin = asked.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != asked.host:
+    if origin is not None and _place(origin) != asked.host:
         return _no("Another page may not ask on your behalf.")
     return None if door.token is None else _without_token(asked, door.token)
 
@@ -89,7 +94,7 @@ def _without_token(asked: Request, token: str) -> Response | None:
     """None for who has brought the token before; a cookie for who brings it now; else a refusal."""
     given = asked.args.get("token")
     if given is None:
-        if _same(asked.cookies.get(COOKIE, ""), token):
+        if _same(asked.cookies.get(cookie_for(asked.host), ""), token):
             return None
         return _no("Open the link that `mppfl explore` printed: it holds the token.")
     if not _same(given, token):
@@ -97,13 +102,30 @@ def _without_token(asked: Request, token: str) -> Response | None:
     # Out of the address, where it would be seen and copied, into a cookie that scripts cannot read.
     rest = [(key, value) for key, value in asked.args.items(multi=True) if key != "token"]
     answer: Response = redirect(asked.path + (f"?{urlencode(rest)}" if rest else ""))
-    answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=asked.is_secure)
+    answer.set_cookie(cookie_for(asked.host), token, httponly=True, samesite="Strict", secure=asked.is_secure)
     return answer
 
 
+def cookie_for(host: str) -> str:
+    """The cookie's name, with the port: browsers send a host's cookies to all of its ports, other explorers' too."""
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}-{port}" if port.isdecimal() else COOKIE
+
+
 def _name(host: str) -> str:
-    """A Host header without its port."""
-    return urlsplit(f"//{host}").hostname or ""
+    """A Host header without its port; nothing where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # half a pair of brackets
+        return ""
+
+
+def _place(origin: str) -> str:
+    """Host and port of an Origin header; nothing where it is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _same(one: str, other: str) -> bool:

@@ -50,7 +50,7 @@ def download(site: Site, what: str, kind: str, query: str) -> File:
         **{f"network.{each}": lambda: _network(site, choices, kind) for each in FIGURES},
     }
     name = f"{what}.{kind}"
-    if name in makers:
+    if name in makers:  # "experiment.toml" becomes choices.DOWNLOADED, which the file itself speaks of
         return File(f"mppfl-{name}", (FIGURES | TEXTS)[kind], makers[name]())
     chart = chart_named(site, choices, what)
     content = {"csv": lambda: chart_csv(chart).encode(), "json": lambda: chart_json(chart).encode()}.get(kind)

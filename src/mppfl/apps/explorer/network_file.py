@@ -43,7 +43,8 @@ def network_file(
         axis.scatter(x[at], y[at], s=areas[at] * 1.6, facecolors="none", edgecolors=STRONG, linewidths=2.4, zorder=5)
     if few or picture.is_community:
         for at, label in enumerate(_labels(picture, names)):
-            axis.annotate(label, (x[at], y[at]), (0, 6), textcoords="offset points", ha="center", fontsize=8, color=INK)
+            style = {"ha": "center", "fontsize": 8, "color": INK, "parse_math": False}  # a client may be called $1$
+            axis.annotate(label, (x[at], y[at]), (0, 6), textcoords="offset points", **style)
     axis.set_aspect("equal")
     axis.invert_yaxis()  # the page counts downwards
     axis.axis("off")

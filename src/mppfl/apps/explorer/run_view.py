@@ -184,7 +184,7 @@ def _names(root: Path) -> Iterator[str]:
                 return
             try:
                 with os.scandir(root / name) as inside:
-                    folders = [each.name for each in inside if not each.name.startswith(".") and _is_folder(each)]
+                    folders = [each.name for each in inside if _is_proper(each.name) and _is_folder(each)]
             except OSError:  # not ours to read
                 continue
             below += [f"{name}/{each}" if name else each for each in folders]
@@ -210,13 +210,15 @@ def _entry(root: Path, name: str) -> RunEntry | None:
 def _listed(root: Path, name: str) -> Path:
     """The folder of a run by its name, which must be one that `list_runs` gives."""
     parts = name.split("/")
-    proper = name == "." or (
-        len(parts) <= DEEPEST
-        and not any(part in ("", ".", "..") or part.startswith(".") or "\0" in part or "\\" in part for part in parts)
-    )
+    proper = name == "." or (len(parts) <= DEEPEST and all(map(_is_proper, parts)))
     if not proper or _entry(root, name) is None:
         raise BadInput(f"run {name[:80]!r} is not one of those in the folder. Choose one from the list.")
     return root / name
+
+
+def _is_proper(part: str) -> bool:
+    """Whether a folder of this name may be a run: hidden ones are not, nor one that is a path to another system."""
+    return bool(part) and not part.startswith(".") and "\0" not in part and "\\" not in part
 
 
 def _inside(root: Path, place: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from dash import Dash
 from flask import Flask, Response, request
 
 from mppfl.apps.explorer.callbacks import connect
-from mppfl.apps.explorer.door import Door, guard
+from mppfl.apps.explorer.door import Door, guard, is_loopback
 from mppfl.apps.explorer.downloads import download
 from mppfl.apps.explorer.page import page
 from mppfl.apps.explorer.site import Site
@@ -79,6 +80,22 @@ def _policy(app: Dash) -> str:
     return "; ".join(f"{name} {value}" for name, value in parts.items())
 
 
+def address_of(host: str) -> str:
+    """The one address to serve on by this name, of which there may be several: for localhost, IPv4's and IPv6's."""
+    try:
+        if not host.strip():
+            raise ValueError("it is empty")
+        found = [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, ValueError) as cause:  # what cannot be written as a name at all is a ValueError
+        reason = getattr(cause, "strerror", None) or cause
+        raise BadInput(f"--host={host!r:.80} leads nowhere ({reason}). Give an address, such as 127.0.0.1.") from cause
+    if host == "localhost":  # served without a token, so it must be what it says
+        found = sorted(filter(is_loopback, found), key=lambda each: ":" in each)
+    if not found:
+        raise BadInput(f"--host={host} is another machine by this one's list of names. Give 127.0.0.1.")
+    return found[0]
+
+
 def bind(app: Dash, host: str, port: int) -> Any:
     """A server that listens already; `run()` serves until it is closed."""
     from waitress.server import create_server  # type: ignore[import-untyped]
@@ -86,6 +103,6 @@ def bind(app: Dash, host: str, port: int) -> Any:
     logging.getLogger("waitress").setLevel(logging.ERROR)  # its queue's depth is of no use to a reader
     try:
         return create_server(app.server, host=host, port=port, threads=THREADS, clear_untrusted_proxy_headers=True)
-    except OSError as cause:
-        reason = cause.strerror or cause
+    except (OSError, ValueError) as cause:
+        reason = getattr(cause, "strerror", None) or cause
         raise BadInput(f"{host}:{port} cannot be served from ({reason}). Choose another --port or --host.") from cause

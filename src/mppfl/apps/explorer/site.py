@@ -10,7 +10,7 @@ from pathlib import Path
 from mppfl.apps.explorer.choices import Choices
 from mppfl.apps.explorer.drawing import Drawn, Picture
 from mppfl.apps.explorer.run_view import RunReader
-from mppfl.apps.explorer.uploads import Uploads, check, shown
+from mppfl.apps.explorer.uploads import Uploads, check, last_part, shown
 from mppfl.apps.explorer.world import World
 from mppfl.network.graph import SocialGraph
 
@@ -30,6 +30,7 @@ class Site:
     start: Choices = field(default_factory=Choices)
     runs: RunReader | None = None
     networks: dict[str, str] = field(default_factory=lambda: {"random": "drawn at random"})
+    _file_names: dict[str, str] = field(default_factory=dict)  # of uploads, by their key
     _drawn: OrderedDict[int, tuple[SocialGraph, Drawn]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,8 +52,13 @@ class Site:
         self.world.add_file(key, path)
         words = f"{shown(name)}: {graph.num_clients:,} clients, {graph.num_links:,} links"
         self.networks[key] = words
+        self._file_names[key] = last_part(name)
         return key, words
 
     def source(self, choices: Choices) -> Path | None:
-        """The file of links behind a network, where it has one."""
-        return self.world.source(choices)
+        """The file of links behind a network, where it has one, as its reader knows it: an upload by its own name.
+
+        The copy of an upload that is read here goes when the server ends.
+        """
+        name = self._file_names.get(choices.network)
+        return self.world.source(choices) if name is None else Path(name)

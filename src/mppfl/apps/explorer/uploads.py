@@ -8,11 +8,13 @@ import hashlib
 import tempfile
 from pathlib import Path
 
+from mppfl.arrays import require_number
 from mppfl.errors import BadFile, BadInput
 from mppfl.network.graph import SocialGraph
 from mppfl.network.read import read_graph
 
 MEGABYTE = 1_000_000
+MOST_MEGABYTES = 1e6  # more than any page could draw
 ENDINGS = (".csv", ".tsv", ".txt", ".edges", ".graphml")
 
 
@@ -20,7 +22,7 @@ class Uploads:
     """Files that came from the browser, by the key that the page's address holds."""
 
     def __init__(self, most_megabytes: float = 25.0) -> None:
-        self.most_bytes = int(most_megabytes * MEGABYTE)
+        self.most_bytes = int(require_number(most_megabytes, "--upload-limit", 0.0, MOST_MEGABYTES) * MEGABYTE)
         self._folder = tempfile.TemporaryDirectory(prefix="mppfl-uploads-")
 
     @property
@@ -63,7 +65,12 @@ def check(path: Path, name: str, undirected: bool) -> SocialGraph:
         raise BadFile(str(cause).replace(str(path), shown(name)).replace(path.name, shown(name))) from cause
 
 
+def last_part(name: str) -> str:
+    """A file's name without the folders before it, however they are written."""
+    return name.replace("\\", "/").rpartition("/")[2]
+
+
 def shown(name: str) -> str:
     """A file's name for a message: its last part, cut where it is long."""
-    last = name.replace("\\", "/").rpartition("/")[2] or "the file"
+    last = last_part(name) or "the file"
     return last if len(last) <= 60 else f"{last[:57]}…"

@@ -77,15 +77,20 @@ class World:
         """Names that `Choices.network` may have here."""
         return tuple(dict.fromkeys(["random", *self._given, *self._files]))
 
+    def require_network(self, name: str) -> None:
+        """Raises where no network of this name is here: links outlive the servers that they were made on."""
+        if name not in self.networks:
+            known = [each for each in self.networks if not each.startswith("upload-")]  # uploads are their senders'
+            raise BadInput(f"network={name!r} is not here (any more). Choose one of {', '.join(known)}.")
+
     def source(self, choices: Choices) -> Path | None:
         """The file of links of the chosen network, which its experiment file names; None if it has none."""
         return None if choices.network == "random" else self._files.get(choices.network)
 
     def graph(self, choices: Choices) -> SocialGraph:
         """The chosen network; read or drawn on first use."""
+        self.require_network(choices.network)
         name, path = choices.network, self._files.get(choices.network)
-        if name != "random" and name not in self._given and path is None:
-            raise BadInput(f"network={name!r} is not here (any more). Choose one of {', '.join(self.networks)}.")
         given = self._given.get(name)
         if given is not None and (path is None or graph_key(choices) == graph_key(self._read_as)):
             return given

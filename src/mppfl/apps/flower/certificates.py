@@ -58,12 +58,14 @@ def make_certificates(folder: Path, hosts: tuple[str, ...] = ("localhost", "127.
         .sign(authority, hashes.SHA384())
     )
     pem = serialization.Encoding.PEM
-    (folder / CA).write_bytes(of_authority.public_bytes(pem))
-    (folder / CERTIFICATE).write_bytes(of_server.public_bytes(pem))
+    # The key first, which is never written over, and last what says that all are there: of two who make certificates
+    # in one folder only one gets past the first line.
     _write_secret(
         folder / KEY,
         server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
+    (folder / CERTIFICATE).write_bytes(of_server.public_bytes(pem))
+    (folder / CA).write_bytes(of_authority.public_bytes(pem))
 
 
 def make_node_key(path: Path) -> str:

@@ -15,7 +15,7 @@ from mppfl.apps.flower.mod import PrivateUpload
 from mppfl.apps.flower.node import NODE_KEY, NodeSettings, read_node
 from mppfl.apps.flower.vector import Vector, vector_of
 from mppfl.apps.flower.wire import RoundTerms, terms_in
-from mppfl.errors import BadInput
+from mppfl.errors import BadFile, BadInput
 from mppfl.learning.batches import local_work, stream
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.local import Descent, GradientNoise, Lane, local_update
@@ -26,20 +26,20 @@ SAME = ("privacy", "noise", "local_epochs", "num_steps", "batch_size")  # in the
 SIMULATION_KEY = "nodes"  # of the run's configuration: where simulated nodes keep their settings
 
 
-def experiment_client() -> ClientApp:
-    """A Flower client that trains as its node's experiment file says."""
+def experiment_client(bundled: Path | None = None) -> ClientApp:
+    """A Flower client that trains as its experiment file says: the node's own, or the one that came with the app."""
     app = ClientApp()
     upload = PrivateUpload(
-        lambda context: side_of(context).num_examples,
+        lambda context: side_of(context, bundled).num_examples,
         settings_of,
-        trains_privately=lambda context: (side_of(context).config.privacy,),
-        fits=lambda terms, context: trains_as(terms, side_of(context).config),
+        trains_privately=lambda context: (side_of(context, bundled).config.privacy,),
+        fits=lambda terms, context: trains_as(terms, side_of(context, bundled).config),
     )
 
     @app.train(mods=[upload])
     def train(message: Message, context: Context) -> Message:
         arrays: Any = message.content["arrays"]
-        side = side_of(context)
+        side = side_of(context, bundled)
         trained = trained_model(side, vector_of(arrays), message.content)
         content = RecordDict({"arrays": to_arrays(side.model, trained)})
         content["metrics"] = MetricRecord({"num-examples": side.num_examples})
@@ -61,13 +61,17 @@ def settings_of(context: Context) -> NodeSettings:
     return read_node(Path(str(folder)) / str(partition) / "node.toml")
 
 
-def side_of(context: Context) -> ClientSide:
-    """The client's data and training."""
+def side_of(context: Context, bundled: Path | None = None) -> ClientSide:
+    """The client's data and training. The run's configuration has no say: paths in it are those of the server."""
     node = settings_of(context)
-    path = node.experiment or context.run_config.get("experiment")
-    if not path:
-        raise BadInput(f'client {node.client!r} has no experiment file. Name it in its node.toml: experiment = "...".')
-    return _side(str(path), node.client)
+    path = node.experiment or bundled
+    remedy = 'Copy experiment.toml and what it names to this machine, and write into node.toml: experiment = "...".'
+    if path is None:
+        raise BadInput(f"client {node.client!r} has no experiment file. {remedy}")
+    try:
+        return _side(str(path), node.client)
+    except BadFile as cause:
+        raise BadFile(f"client {node.client!r} cannot train: {cause} {remedy}") from cause
 
 
 def trains_as(terms: RoundTerms, config: TrainingConfig) -> bool:

@@ -73,7 +73,7 @@ class Federation:
     def start(self) -> None:
         """SuperLink, keys, nodes, and the run itself."""
         self.ports = free_ports(1 + len(self.clients))
-        trust = f"root-certificates = {json.dumps(str(self.layout.certificates / CA))}"
+        trust = f"root-certificates = {_quoted(str(self.layout.certificates / CA))}"
         _configure_flower(self.layout, self.ports[0], trust)
         (self.layout.server / ENDED).unlink(missing_ok=True)
         self.tell(f"starting SuperLink on 127.0.0.1:{self.ports[0]}, TLS and node keys on")
@@ -210,7 +210,7 @@ class Federation:
     def _run(self, more: Mapping[str, str], *options: str) -> None:
         """Hands the app to the SuperLink."""
         given = {"experiment": str(self.layout.experiment), "state": str(self.layout.server), **more}
-        config = " ".join(f"{key}={json.dumps(value)}" for key, value in given.items())
+        config = " ".join(f"{key}={_quoted(value)}" for key, value in given.items())
         line = [program("flwr"), "run", str(self.layout.app), LINK, "--run-config", config, *options]
         done = subprocess.run(line, env=self.environment(), capture_output=True, text=True, check=False, timeout=180)
         if done.returncode != 0:
@@ -246,7 +246,7 @@ class Federation:
 
 def node_line(place: Path, address: str, root_certificates: Path, port: int) -> list[str]:
     """The command that starts the SuperNode whose settings and key lie in `place`."""
-    settings = json.dumps(str((place / "node.toml").absolute()))
+    settings = _quoted(str((place / "node.toml").absolute()))
     return [
         program("flower-supernode"),
         *("--root-certificates", str(root_certificates), "--superlink", address),
@@ -269,6 +269,11 @@ def environment(layout: Layout, home: str = "") -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     return found
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML. JSON's own way to write what is not ASCII, two halves of a character, is forbidden there."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _configure_flower(layout: Layout, port: int, trust: str) -> None:

@@ -111,8 +111,8 @@ class Attendance:
             record: Any = reply.content.get(WHO)
             client = record.get("client") if record is not None else None
             node = reply.metadata.src_node_id
-            if client in self.clients:
-                self._declared[node] = str(client)
+            if isinstance(client, str) and client in self.clients:
+                self._declared[node] = client
             else:
                 self._turn_away(node, f"it declares to be {client!r:.60}, whom the plan does not know")
 

@@ -11,6 +11,7 @@ from os.path import relpath
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from unicodedata import category
 
 from mppfl.apps.flower.certificates import CA, make_certificates, make_node_key
 from mppfl.apps.flower.node import PATHS, NodeSettings, read_node
@@ -65,9 +66,12 @@ app = experiment_server()
 CLIENT_APP = '''\
 """A client: trains on its own data as the experiment says, and lets out only what its own settings allow."""
 
+from pathlib import Path
+
 from mppfl.apps.flower.client import experiment_client
 
-app = experiment_client()
+# Of the app that Flower hands to a node, for nodes whose settings name no experiment of their own.
+app = experiment_client(Path(__file__).parents[1] / "experiment.toml")
 '''
 
 EXPERIMENT_FILE = """\
@@ -105,6 +109,7 @@ GITIGNORE = "deployment/\n__pycache__/\n"
 
 def write_app(folder: Path, num_clients: int = 5, num_rounds: int = 5) -> list[Path]:
     """Writes a Flower app that is ready to run. Refuses a folder in which one of its files stands already."""
+    require_plain_path(folder)
     name = folder.absolute().name
     safe = (
         "".join(sign if sign.isascii() and (sign.isalnum() or sign == "-") else "-" for sign in name).strip("-")
@@ -126,6 +131,14 @@ def write_app(folder: Path, num_clients: int = 5, num_rounds: int = 5) -> list[P
                 raise BadInput(f"{parent} is a file where a folder is needed. Choose another folder, or move it away.")
     _write_all({folder / each: content for each, content in files.items()})
     return [folder / each for each in files]
+
+
+def require_plain_path(folder: Path) -> None:
+    """Raises where the folder's path cannot be handed to Flower, which takes paths as TOML on a command line."""
+    path = str(folder.absolute())
+    for sign in path:
+        if sign == '"' or category(sign) in ("Cc", "Cs"):
+            raise BadInput(f"{path!r}: Flower takes no path with {sign!r} in it. Choose another folder.")
 
 
 def _write_all(files: Mapping[Path, str]) -> None:
@@ -301,8 +314,28 @@ def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
             _require_same(place / NODE, settings)
         else:
             write_whole(place / NODE, settings.to_toml(place.absolute()).encode())
-        public = place / "key.pub"
-        keys[client] = public.read_text().strip() if public.exists() else make_node_key(place / "key")
+        if before:
+            _require_registered(place, client, layout)
+        else:
+            public = place / "key.pub"
+            keys[client] = public.read_text().strip() if public.exists() else make_node_key(place / "key")
     if not before:
-        layout.keys.write_text(json.dumps(keys, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(layout.keys, (json.dumps(keys, indent=2, ensure_ascii=False) + "\n").encode())
     return clients
+
+
+def _require_registered(place: Path, client: str, layout: Layout) -> None:
+    """Raises where a node has not the key that is registered for its client: it would never be asked for anything."""
+    secret, public = place / "key", place / "key.pub"
+    for path in (secret, public):
+        if not path.is_file():
+            raise BadInput(
+                f"{path} is missing, the key of client {client!r}. Restore it; or move the rest of it away, make a new "
+                f"one (ssh-keygen -q -t ecdsa -b 384 -N '' -f {quote(str(secret))}) and write it into {layout.keys}."
+            )
+    registered = _json_in(layout.keys, {})[client]
+    if public.read_text("utf-8", "replace").split()[:2] != registered.split()[:2]:  # a comment may follow the key
+        raise BadInput(
+            f"{public} is not the key that {layout.keys} has for client {client!r}, so its node would never be asked. "
+            f"Restore the old one, or write this one into {layout.keys.name}."
+        )

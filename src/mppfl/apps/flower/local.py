@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
 from mppfl.apps.flower.accounts import Accounts
 from mppfl.apps.flower.experiment_case import deployed_experiment
 from mppfl.apps.flower.federation import Ended, Federation, OnRound, SimulatedFederation, Tell
-from mppfl.apps.flower.layout import Layout, make_nodes
+from mppfl.apps.flower.layout import Layout, make_nodes, require_plain_path
 from mppfl.apps.flower.processes import stopping_on_signals
 from mppfl.apps.flower.server_state import ServerFolder, ServerState
 from mppfl.errors import BadInput
+from mppfl.results.experiment_game import network_of
 
 
 def deploy_local(
@@ -26,13 +29,8 @@ def deploy_local(
 
     Raises where the SuperLink dies or the server app fails; the state stays, and `resume` goes on from it.
     """
-    layout, clients = _prepared(app, resume)
-    if num_nodes is not None and num_nodes != len(clients):
-        raise BadInput(
-            f"--nodes {num_nodes}, but the experiment has {len(clients)} clients. Leave it out, or change "
-            f"network.num_clients in {layout.experiment}."
-        )
-    return _run(Federation(layout, clients, tell), on_round)
+    with _prepared(app, resume, num_nodes) as (layout, clients):
+        return _run(Federation(layout, clients, tell), on_round)
 
 
 def deploy_simulated(
@@ -43,14 +41,35 @@ def deploy_simulated(
     on_round: OnRound = lambda facts: None,
 ) -> Ended:
     """Runs the same app with clients that Flower's simulation engine computes: no nodes, no keys, names believed."""
-    layout, clients = _prepared(app, resume)
-    return _run(SimulatedFederation(layout, clients, tell), on_round)
+    with _prepared(app, resume) as (layout, clients):
+        return _run(SimulatedFederation(layout, clients, tell), on_round)
 
 
-def _prepared(app: str | Path, resume: bool) -> tuple[Layout, list[str]]:
-    """The folder with everything in it that a launch needs, and the clients. Refuses what is not to be run."""
+@contextmanager
+def _prepared(app: str | Path, resume: bool, num_nodes: int | None = None) -> Iterator[tuple[Layout, list[str]]]:
+    """The folder with everything in it that a launch needs, and the clients; nobody else's until the launch ends.
+
+    Refuses what is not to be run, before anything is written. Looks again once the folder is locked: another launch may
+    have begun, and ended, meanwhile.
+    """
     layout = Layout(Path(app).absolute())
-    experiment, folder = deployed_experiment(layout.experiment), quote(str(layout.app))
+    require_plain_path(layout.app)
+    experiment = deployed_experiment(layout.experiment)
+    num_clients = network_of(experiment, experiment.seeds[0]).num_clients
+    if num_nodes is not None and num_nodes != num_clients:
+        raise BadInput(
+            f"--nodes {num_nodes}, but the experiment has {num_clients} clients. Leave it out, or change "
+            f"network.num_clients in {layout.experiment}."
+        )
+    _require_runnable(layout, resume)
+    with ServerFolder(layout.folder).locked(wait_seconds=0.0):
+        _require_runnable(layout, resume)
+        yield layout, make_nodes(layout, experiment)
+
+
+def _require_runnable(layout: Layout, resume: bool) -> None:
+    """Raises where there is nothing to go on with, something that must be gone on with, or a ledger missing."""
+    folder = quote(str(layout.app))
     state = _whole_state(ServerFolder(layout.server))
     if state is None and resume:
         raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {folder}")
@@ -62,7 +81,6 @@ def _prepared(app: str | Path, resume: bool) -> tuple[Layout, list[str]]:
         )
     if state is not None:
         _require_ledgers(layout, state)
-    return layout, make_nodes(layout, experiment)
 
 
 def _require_ledgers(layout: Layout, state: ServerState) -> None:
@@ -88,7 +106,7 @@ def _whole_state(server: ServerFolder) -> ServerState | None:
 
 
 def _run(federation: Federation, on_round: OnRound) -> Ended:
-    with ServerFolder(federation.layout.folder).locked(wait_seconds=0.0), stopping_on_signals():
+    with stopping_on_signals():
         try:
             federation.start()
             return federation.watch(on_round)

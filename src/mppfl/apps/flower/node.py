@@ -4,6 +4,7 @@
     ledger = "ledger.sqlite"        # what it has spent, over all runs and servers
     cap = 2.5                       # ρ that may be spent in all; without it there is no limit
     cap_per_round = 0.5             # ρ that may be spent in one round
+    experiment = "experiment.toml"  # for the app of deploy init; without it, the file that the app brings along
     accept = ["client"]             # mechanisms it releases under; those that promise too much must be named
     without_noise = false           # whether it may send an upload without noise
     quadratic_cost = 0.7            # a and b of its privacy cost, where it is asked for budgets (offers.py)

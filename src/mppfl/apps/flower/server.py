@@ -65,6 +65,7 @@ def _serve(grid: Grid, context: Context) -> None:
         folder=Path(state),
         registry=Registry.read(keys) if keys else None,
         num_examples=dict(zip(case.data.names, map(len, case.data.members), strict=True)),
+        data_fingerprint=case.data.fingerprint,
         name=case.name,
         wait_seconds=float(given.get("wait-seconds", 120.0)),
     )

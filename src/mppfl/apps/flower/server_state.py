@@ -46,7 +46,8 @@ class ServerState:
     """The server after `rounds_done` rounds of one run.
 
     run         name of the run, of which there is no second: clients' ledgers know their rounds by it
-    key         fingerprint of plan, clients, configuration and first model: what decides where a training goes
+    key         fingerprint of plan, clients, configuration, first model and, where the server knows them, data: what
+                decides where a training goes
     weights     the model that is trained on
     handed_out  the model that is shown: the mean of the last rounds, where that was asked for
     memory      the server optimiser's
@@ -73,8 +74,8 @@ def first_state(name: str, key: str, plan: Plan, clients: Sequence[str], weights
     return ServerState(run, key, 0, weights, weights, {}, plan.to_matrix(), np.array(plan.reward_rates), tuple(clients))
 
 
-def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights: Vector) -> str:
-    """Fingerprint of what decides a training's course on the server."""
+def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights: Vector, data: str = "") -> str:
+    """Fingerprint of what decides a training's course; `data` is that of the clients' data, empty where unknown."""
     digest = hashlib.sha256(json.dumps([list(clients), asdict(config)], sort_keys=True, default=str).encode())
     for terms in plan:
         digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
@@ -83,6 +84,7 @@ def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights:
             np.ascontiguousarray(np.broadcast_to(terms.prices, len(terms.budgets)), dtype=np.float64).tobytes()
         )
     digest.update(str(weights.dtype).encode() + np.ascontiguousarray(weights).tobytes())
+    digest.update(data.encode())
     return digest.hexdigest()
 
 

@@ -28,7 +28,7 @@ from mppfl.apps.flower.accounts import Accounts, Entry, Settlement
 from mppfl.apps.flower.honesty import FALSE_ALARM_RATE, fault_of, honest_upload
 from mppfl.apps.flower.identity import Attendance, Registry
 from mppfl.apps.flower.server_state import ServerFolder, ServerState, after_round, first_state, run_key
-from mppfl.apps.flower.vector import Vector, digest_of, record_like, same_form, vector_of
+from mppfl.apps.flower.vector import Vector, digest_of, record_like, uploaded_vector, vector_of
 from mppfl.apps.flower.watchful import WatchfulGrid
 from mppfl.apps.flower.wire import Report, RoundTerms, report_in, with_terms
 from mppfl.arrays import require_count
@@ -66,6 +66,8 @@ class PricedFedAvg(FedAvg):
     registry           which key belongs to whom; None believes the names that nodes declare
     num_examples       of every client, where the server knows them: an upload that declares another number is rejected.
                        None believes the first number that each declares, and rejects another one later
+    data_fingerprint   of all clients' data, where the server knows it: a run does not go on with other data. Empty
+                       leaves it to the clients that theirs stay the same
     name               of the run, to which a random part is added
     wait_seconds       how long the first round waits for everybody; later ones take who is there
     false_alarm_rate   chance of an honest upload to be rejected for its length
@@ -81,6 +83,7 @@ class PricedFedAvg(FedAvg):
         folder: str | Path,
         registry: Registry | None = None,
         num_examples: Mapping[str, int] | None = None,
+        data_fingerprint: str = "",
         name: str = "training",
         wait_seconds: float = 120.0,
         false_alarm_rate: float = FALSE_ALARM_RATE,
@@ -99,6 +102,7 @@ class PricedFedAvg(FedAvg):
         self.plan, self.clients, self.config, self.name = plan, tuple(clients), config, name
         self.folder, self.attendance = ServerFolder(folder), Attendance(clients, registry)
         self.num_examples = None if num_examples is None else _sizes(num_examples, clients)
+        self.data_fingerprint = data_fingerprint
         self.wait_seconds, self.false_alarm_rate = wait_seconds, false_alarm_rate
         self._state: ServerState | None = None
         self._accounts: Accounts | None = None
@@ -138,15 +142,15 @@ class PricedFedAvg(FedAvg):
     def _begin(self, initial_arrays: ArrayRecord) -> ServerState:
         """The state in the folder, or a new one. Raises where the folder is that of another training."""
         weights = vector_of(initial_arrays)
-        key = run_key(self.plan, self.clients, self.config, weights)
+        key = run_key(self.plan, self.clients, self.config, weights, self.data_fingerprint)
         state = self.folder.state()
         if state is None:
             state = first_state(self.name, key, self.plan, self.clients, weights)
             self.folder.keep(state)  # before anything is asked: the run's name must outlive a crash in the first round
         elif state.key != key:
             raise BadInput(
-                f"{self.folder.path} holds run {state.run!r} with another plan, configuration, model or other clients. "
-                "Undo the change, or choose another folder."
+                f"{self.folder.path} holds run {state.run!r} with another plan, configuration, model, other data or "
+                "other clients. Undo the change, or choose another folder."
             )
         self._state = state
         return state
@@ -234,8 +238,9 @@ class PricedFedAvg(FedAvg):
         state = self._now()
         terms = self.plan.terms(state.rounds_done)
         ends, taken = self._judged(replies, terms.round_index)
+        mean = self._mean(taken)  # before anything is booked: what cannot be averaged must not be paid
+        ends += self._left_open(state.run, terms.round_index, ends)
         self._accounts_now().settle(state.run, terms.round_index, ends)
-        mean = self._mean(taken)
         declared = {each.client: each.num_examples for each in taken}
         self._state = after_round(state, mean, self.config, declared)
         self.folder.keep(self._state)
@@ -273,6 +278,15 @@ class PricedFedAvg(FedAvg):
         self._asked = []
         return ends, taken
 
+    def _left_open(self, run: str, round_index: int, ends: Sequence[Settlement]) -> list[Settlement]:
+        """Those whom a launch that was killed had asked and who are not here now that the round is repeated."""
+        judged = {end.client for end in ends}
+        return [
+            Settlement(entry.client, "lost", "asked before an interruption, absent when the round was repeated")
+            for entry in self._accounts_now().entries(run)
+            if entry.round_index == round_index and entry.state == "asked" and entry.client not in judged
+        ]
+
     def _judge(self, client: str, reply: Message | None, round_index: int) -> tuple[Settlement, _Taken | None]:
         """How the round ended for one client."""
         if reply is None:
@@ -287,7 +301,8 @@ class PricedFedAvg(FedAvg):
                 raise BadInput(f"declares to be {report.client!r:.60}, and its key is that of {client!r}")
             if report.outcome == "refused":
                 # A client whose ledger was charged and whose upload is lost has spent, and says so.
-                return Settlement(client, "lost" if report.budget > 0 else "refused", report.reason[:200], says), None
+                reason = report.reason[:200].encode("utf-8", "replace").decode()  # SQLite takes no half of a character
+                return Settlement(client, "lost" if report.budget > 0 else "refused", reason, says), None
             return Settlement(client, "paid", "", says), self._checked(client, report, reply.content, round_index)
         except BadInput as fault:
             return Settlement(client, "rejected", str(fault), says), None
@@ -304,12 +319,9 @@ class PricedFedAvg(FedAvg):
         arrays = content.get(self.arrayrecord_key)
         if not isinstance(arrays, ArrayRecord):
             raise BadInput("has no arrays in it")
-        odd = same_form(arrays, self._form)
-        if odd:
-            raise BadInput(f"has a wrong form: {odd}")
+        update = uploaded_vector(arrays, self._form)
         if report.model != digest_of(record_like(self._form, state.weights)):
             raise BadInput("was computed from another model")
-        update = vector_of(arrays)
         work = work_of(config, report.num_examples)
         cost = round_cost(
             config.mechanism,

@@ -55,6 +55,29 @@ def same_form(record: ArrayRecord, like: ArrayRecord) -> str:
     return ""
 
 
+def uploaded_vector(record: ArrayRecord, like: ArrayRecord) -> Vector:
+    """All entries of a model that somebody else sent. Raises BadInput where it has not the form of `like`.
+
+    What an array declares and what its bytes decode to are two things, and the sender writes both: each is held against
+    `like`, and bytes that cannot be read are a fault of the upload, not of who reads it.
+    """
+    odd = same_form(record, like)
+    if odd:
+        raise BadInput(f"has a wrong form: {odd}")
+    parts: list[NDArray[Any]] = []
+    for name, array in record.items():
+        try:
+            part = array.numpy()  # refuses pickled objects, which could run anything
+        except Exception as cause:  # damaged bytes fail in as many ways as there are bytes in them
+            raise BadInput(f"has a wrong form: array {name!r} cannot be read ({type(cause).__name__})") from cause
+        wanted = tuple(like[name].shape), like[name].dtype
+        if not isinstance(part, np.ndarray) or (part.shape, str(part.dtype)) != wanted:  # an archive is no array
+            found = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else "no array"
+            raise BadInput(f"has a wrong form: array {name!r} holds {found:.80}, not {wanted[1]} {wanted[0]}")
+        parts.append(part)
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
 def digest_of(record: ArrayRecord) -> str:
     """SHA-256 of the model's entries, in hexadecimal."""
     return hashlib.sha256(np.ascontiguousarray(vector_of(record)).data).hexdigest()
