@@ -53,6 +53,13 @@ def test_a_share_that_cannot_be_is_refused_in_one_line(mppfl, villages):
     assert "public_share=1.5" in error
 
 
+@pytest.mark.parametrize("budget", ["1e300", "1e-300", "0"])
+def test_a_budget_that_cannot_be_tried_out_is_refused_in_one_line(mppfl, villages, budget):
+    graph, attribute = villages
+    error = mppfl("calibrate", "--graph", graph, "--attribute", attribute, "--budget", budget).error
+    assert "must lie in [1e-12, 1e+12]" in error
+
+
 def test_too_small_a_public_share_is_refused_in_one_line(mppfl, villages):
     graph, attribute = villages
     error = mppfl("calibrate", "--graph", graph, "--attribute", attribute, "--public-share", 0.01).error

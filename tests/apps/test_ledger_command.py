@@ -35,7 +35,7 @@ def test_show_tells_what_was_spent_and_what_is_left(mppfl, ledger):
     assert found["num_events"] == 3
     assert found["clients"] == [
         {"client": "ann", "unit": "record", "spent": 0.5, "worst_case": 0.5, "remaining": 1.5},
-        {"client": "bob", "unit": "record", "spent": 0.1, "worst_case": 1000.0, "remaining": None},
+        {"client": "bob", "unit": "record", "spent": 0.1, "worst_case": 1000.0, "remaining": "Infinity"},
     ]
     assert found["notes"][0] == "simulation: seeded noise protects no one"
     answer = mppfl("ledger", "show", ledger)
@@ -52,6 +52,25 @@ def test_epsilon_by_three_methods(mppfl, ledger, method, wanted):
     assert [each["client"] for each in both] == ["ann", "bob"]
     assert both[1]["worst_case"] > 1000
     assert f"{wanted:.4f}" in mppfl(*options).stdout
+
+
+def test_what_is_infinite_is_not_told_as_unknown(mppfl, tmp_path):
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path) as opened:
+        opened.reserve("run", 1, [cost("ann", float("inf"), noise_kind="none")])
+    (row,) = mppfl("ledger", "show", path, "--json").json["clients"]
+    assert (row["spent"], row["worst_case"], row["remaining"]) == ("Infinity",) * 3
+    (row,) = mppfl("ledger", "epsilon", path, "--delta", "1e-5", "--json").json["clients"]
+    assert (row["dp_epsilon"], row["worst_case"]) == ("Infinity", "Infinity")
+
+
+def test_a_ledger_with_both_units_says_what_figures_per_record_leave_out(mppfl, ledger):
+    with PrivacyLedger.open(ledger) as opened:
+        opened.reserve("run", 3, [cost("ann", 10.0, mechanism="client", unit="client")])
+    told = "figures and caps per record leave out what 1 clients released per client"
+    for command in (("show",), ("epsilon", "--delta", "1e-5")):
+        assert any(told in note for note in mppfl("ledger", command[0], ledger, *command[1:], "--json").json["notes"])
+        assert told in mppfl("ledger", command[0], ledger, *command[1:]).stderr
 
 
 def test_epsilon_of_the_papers_mechanism_is_shown_nominal_and_worst_case(mppfl, ledger):

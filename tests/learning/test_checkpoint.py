@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from mppfl.data.split import client_data
 from mppfl.errors import BadFile, BadInput, MppflError
@@ -354,6 +356,25 @@ def test_a_checkpoint_of_other_first_weights_of_ones_own_module_is_refused():
     assert len(rounds_of(config, plan, model=module, resume=kept)) == 1
     with pytest.raises(BadInput, match="belongs to another training"):
         rounds_of(config, plan, model=TwoPaths(), resume=kept)
+
+
+def own_module(first=1.0, activation=nn.ReLU, shift=0.0):
+    """Its first layer is frozen."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False), activation(), nn.Linear(8, 4))
+    with torch.no_grad():
+        module[1].weight *= first
+    module.register_buffer("shift", torch.tensor(shift))
+    return module
+
+
+@pytest.mark.parametrize("other", [{"first": 2.0}, {"activation": nn.Tanh}, {"shift": 1.0}])
+def test_a_checkpoint_of_another_frozen_layer_activation_or_buffer_is_refused(other):
+    plan, config = plan_with([0.5, 1.0, 2.0], 2), dataclasses.replace(CONFIG, engine="loop")
+    kept = checkpoint_of(rounds_of(config, plan, model=own_module())[:1], config, plan, model=own_module())
+    assert len(rounds_of(config, plan, model=own_module(), resume=kept)) == 1
+    with pytest.raises(BadInput, match="belongs to another training"):
+        rounds_of(config, plan, model=own_module(**other), resume=kept)
 
 
 def test_a_checkpoint_of_a_plan_with_other_round_numbers_is_refused():

@@ -81,6 +81,8 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(bad):
 @settings(deadline=None)
 @given(good_values, st.sampled_from(CHOICES["privacy"]))
 def test_a_good_value_is_kept_as_it_came(good, privacy):
+    if privacy == "dpsgd_poisson" and good.get("noise", "seeded") != "seeded":
+        good["augmentation"] = "none"  # with real noise it takes no other
     config = TrainingConfig(**{"clip_norm": 1.0, **good, "privacy": privacy})
     for name, value in good.items():
         assert getattr(config, name) == value

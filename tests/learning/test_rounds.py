@@ -76,6 +76,16 @@ def test_epsilon_is_that_of_everything_the_most_exposed_client_spent(noise, meth
     assert records[-1].dp_epsilon == approx(ledger.get_epsilon("2", 1e-6, method), rel=1e-9)
 
 
+def test_the_worst_case_stands_beside_the_nominal_epsilon():
+    ledger = PrivacyLedger.in_memory()
+    for privacy, is_worse in (("paper", True), ("client", False)):
+        record = trained([0.001] * 3, privacy=privacy, ledger=ledger, run=privacy)[-1]
+        unit = PRIVACY_MECHANISMS[privacy].unit
+        worst = ledger.get_epsilon(None, 1e-5, unit=unit, worst_case=True).max()
+        assert record.worst_case_epsilon == approx(float(worst), rel=1e-9)
+        assert (record.worst_case_epsilon > record.dp_epsilon) == is_worse
+
+
 def test_payments_are_prices_times_budgets_of_the_game():
     prices = np.array([1.0, 5.0, 0.25])
     plan = plan_of_rounds("by hand", [Terms(t, 2.0, prices, np.array([0.5, 0.0, 2.0])) for t in (1, 2)])
@@ -352,15 +362,29 @@ def test_an_update_that_is_not_finite_is_left_out_before_the_median_is_taken():
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
-def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(noise):
+def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(noise, caplog):
     ledger = PrivacyLedger.in_memory()
     (record,) = trained(
         [1.0] * 3, 1, data=with_a_client_that_explodes(), privacy="client", noise=noise, ledger=ledger, **EXPLODES
     )
-    assert record.diverged == ("bob",)
+    assert record.diverged == ()  # what raw updates say, no budget pays for
+    assert math.isnan(record.share_clipped)
     assert record.participating.all()
     assert ledger.spent("bob") == 1.0
     assert np.isfinite(record.weights).all()
+    assert "the update of client 'bob' holds NaN or infinity; released as 0 with its noise, and paid" in caplog.text
+
+
+def test_with_real_noise_not_even_a_training_in_which_nobodys_update_is_finite_tells():
+    data = pictures((6, 6, 6))
+    wild = dataclasses.replace(data, features=data.features * np.float32(1e30))
+    (record,) = trained([1.0] * 3, 1, data=wild, privacy="client", noise="gaussian", **EXPLODES)
+    assert record.participating.all()
+
+
+def test_with_real_noise_a_model_that_is_no_number_ends_the_training():
+    with pytest.raises(BadInput, match=r"round 2: the model holds NaN or infinity. Nothing was released"):
+        trained([1.0] * 3, 2, privacy="client", noise="gaussian", server_learning_rate=1e300)
 
 
 def test_poisson_samples_are_secret_where_noise_is_real():
@@ -393,6 +417,21 @@ def test_all_attempts_at_a_round_are_paid_for_in_its_record():
     assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", config.dp_delta)), rel=1e-9)
 
 
+@pytest.mark.parametrize(("stored", "times_paid"), [(False, 3), (True, 1)])
+def test_fresh_noise_for_a_round_that_has_left_is_paid_again_or_refused(stored, times_paid):
+    data, ledger = pictures(), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, "privacy": "client", "noise": "gaussian"})
+    for _ in range(3):
+        record = next(training_rounds(softmax_on(data), data, plan_with([0.2] * 3, 1), config, ledger=ledger))
+        for name in data.names:
+            if stored and record.participating.any():
+                ledger.store_upload("training", 1, name, b"noisy")
+            ledger.mark_sent("training", 1, name)
+    assert ledger.spent("0") == approx(0.2 * times_paid)
+    assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", config.dp_delta)), rel=1e-9)
+    assert record.refused == (data.names if stored else ())
+
+
 def dies(*given):
     raise KeyboardInterrupt
 
@@ -410,6 +449,52 @@ def test_batch_norm_is_refused_where_single_records_are_protected(privacy):
     config = TrainingConfig(**{**QUICK, "privacy": privacy})
     with pytest.raises(BadInput, match=f"{privacy} protects single records.*norm='group', or privacy='client'"):
         list(training_rounds(batch_normed(), data, plan_with([1.0] * 3), config))
+
+
+class DropsByItself(torch.nn.Module):
+    """Random without a layer that is known for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = torch.nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.layer(torch.nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+def with_dropout():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4))
+
+
+def with_random_slopes():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.RReLU(), torch.nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("make", [DropsByItself, with_dropout])
+def test_random_models_are_refused_where_samples_are_secret(make):
+    # One record more moves everybody's mask, so the sum of clipped gradients moves by much more than the clip norm.
+    data = pictures((40, 30, 50))
+    config = TrainingConfig(**{**QUICK, "privacy": "dpsgd_poisson", "noise": "gaussian", "engine": "loop"})
+    with pytest.raises(BadInput, match=r"draws at random.*breaks privacy='dpsgd_poisson'.*use privacy='dpsgd_shuffle'"):
+        next(training_rounds(make(), data, plan_with([1.0] * 3), config))
+    simulated = dataclasses.replace(config, noise="seeded")
+    assert next(training_rounds(make(), data, plan_with([1.0] * 3), simulated)).participating.all()
+
+
+@pytest.mark.parametrize("make", [DropsByItself, with_random_slopes])
+def test_whatever_a_module_draws_comes_from_the_seed(make):
+    data = pictures()
+    config = TrainingConfig(**{**QUICK, "privacy": "client", "engine": "loop"})
+    models = []
+    for seed in (1, 2):
+        module = make()
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        models.append(next(training_rounds(module, data, plan_with([np.inf] * 3), config)).weights)
+        assert torch.equal(torch.get_rng_state(), state)  # and the caller's generator stays as it was
+    np.testing.assert_array_equal(*models)
 
 
 def test_batch_norm_trains_where_whole_clients_are_protected():

@@ -76,6 +76,14 @@ def test_examples_that_are_no_pictures_have_no_views():
         TrainingConfig(augmentation="rotate")
 
 
+def test_views_are_refused_where_samples_are_secret():
+    # A view goes by place in the sample: one record more changes the views of all after it.
+    sampled = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "augmentation": "crop_and_flip"}
+    with pytest.raises(BadInput, match="augmentation='crop_and_flip' breaks privacy='dpsgd_poisson'"):
+        TrainingConfig(**sampled, noise="gaussian")
+    assert TrainingConfig(**sampled).noise == "seeded"  # a simulation, which protects no one
+
+
 def test_dense_networks_train_on_views_too():
     data = pictures()
     model = make_model("mlp", data.input_shape, data.num_classes)

@@ -1,8 +1,10 @@
 """The float audit tells noise whose last bits give the value away from noise on a grid."""
 
+import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
+from mppfl.privacy import noise as noise_module
 from mppfl.privacy.audit.float_grid import audit_float
 
 
@@ -22,6 +24,15 @@ def test_noise_on_a_grid_does_not(noise):
     assert found.verdict == "pass"
     assert found.measured == 0
     assert found.confidence == 0.999
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "discrete"])
+def test_noise_that_tells_the_sign_of_zero_is_found_out(noise, monkeypatch):
+    monkeypatch.setattr(noise_module, "whole_numbers", lambda values, grid: np.rint(values.astype(float) / grid))
+    found = audit_float(noise, trials=50_000)
+    assert found.verdict == "fail"
+    assert found.measured > 0.02  # half of the tenth of all noise that is 0, less what 50,000 trials leave open
+    assert found.details["events"]["float64"]["minus_zero_at_0"] == 0
 
 
 def test_unknown_noise_is_refused():

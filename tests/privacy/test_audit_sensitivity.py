@@ -125,6 +125,8 @@ def test_the_same_seed_gives_the_same_figures_and_the_global_generator_is_left_a
         {"batch_size": 201},
         {"local_epochs": 0},
         {"clip_norm": 0.0},
+        {"clip_norm": 1e-300},
+        {"clip_norm": 1e300},
         {"learning_rate": math.nan},
         {"seed": -1},
     ],

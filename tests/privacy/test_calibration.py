@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,12 +13,15 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
+from mppfl.network.generate import random_graph
 from mppfl.network.graph import graph_from_links
-from mppfl.privacy.calibration import calibrate, least_wrong_index, public_part, spearman
+from mppfl.privacy import homophily as homophily_module
+from mppfl.privacy.calibration import calibrate, friend_slope_interval, least_wrong_index, public_part, spearman
+from mppfl.privacy.couplings import friendships
 from mppfl.privacy.exposure import r_leak
 from mppfl.privacy.field_likelihood import exact_surface
 from mppfl.privacy.gaussian_field import fit_field, graph_modes, leave_one_out
-from mppfl.privacy.homophily import homophily
+from mppfl.privacy.homophily import _by_distance, _by_link, homophily
 from mppfl.privacy.leak_gradient import leak_model
 from mppfl.privacy.protection import protect
 from mppfl.privacy.who_leaks import who_leaks
@@ -84,6 +88,30 @@ def test_values_without_any_order_are_not_homophilous_and_not_ranked(villages):
     assert found.homophily.link.contains_zero
     assert found.homophily.walk_decay is None
     assert found.verdict.startswith("no ranking")
+
+
+@pytest.mark.parametrize("sources", [150, 100])  # all of them, or some, so that some pairs are seen from one end alone
+def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeypatch):
+    # Friends that resemble each other no more than strangers do: the truth is 0 at any distance.
+    monkeypatch.setattr(homophily_module, "SOURCES", sources)
+    graph = random_graph("watts_strogatz", 150, rng=np.random.default_rng(0))
+    linked, public, held = friendships(graph), np.ones(150, dtype=bool), []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        signs = np.where(rng.random(150) < 0.5, 1.0, -1.0)
+        values = (signs - signs.mean()) / signs.std()
+        by_link, by_distance = _by_link(linked, public, values), _by_distance(linked, public, values, rng)
+        intervals = [(each.low, each.high) for each in (by_link, *by_distance)]
+        held.append([low <= 0 <= high for low, high in (*intervals, friend_slope_interval(graph, signs))])
+    shares = np.mean(held, axis=0)
+    assert (shares > 0.9).all()  # 200 draws: 0.95 ± 0.031 with two standard deviations
+    assert (shares < 0.995).all()
+
+
+def test_friends_are_one_link_apart(villages):
+    graph, signs = villages
+    found = homophily(graph, signs, np.random.default_rng(0))
+    assert dataclasses.astuple(found.link) == approx(dataclasses.astuple(found.by_distance[0]))
 
 
 # ---- constants --------------------------------------------------------------------------------------------------

@@ -139,6 +139,23 @@ def test_units_never_mix(ledger):
     ledger.reserve("run", 3, [cost(mechanism="client", unit="client", budget=0.7)])  # the cap of the other unit
 
 
+@pytest.mark.parametrize(("adjacency", "spent"), [("replace-one", "10.1"), ("add-remove", "40.1")])
+def test_figures_per_record_say_that_they_leave_out_what_was_released_per_client(ledger, adjacency, spent):
+    ledger.reserve("a", 1, [cost("ann", 0.1), cost("bob", 0.2)])
+    assert ledger.notes() == ()
+    ledger.reserve("b", 1, [cost(name, 10.0, unit="client", adjacency=adjacency) for name in ("ann", "cat")])
+    (note,) = ledger.notes()
+    assert note.startswith("figures and caps per record leave out what 2 clients released per client")
+    assert note.endswith(f"with it a record has spent ρ up to {spent}")
+
+
+def test_a_cap_per_record_says_that_it_leaves_out_releases_per_client(ledger):
+    ledger.reserve("a", 1, [cost("ann", 10.0, unit="client")])
+    assert ledger.notes() == ()  # no figure is per record
+    ledger.set_cap("ann", 0.2, "record")
+    assert "caps per record leave out what 1 clients released per client" in ledger.notes()[0]
+
+
 def test_adjacencies_never_mix(ledger):
     ledger.reserve("run", 1, [cost(unit="client")])
     with pytest.raises(BadInput, match="does not add to them"):
@@ -197,7 +214,7 @@ def test_too_many_different_histories_are_refused_before_they_take_hours(ledger,
     monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 2)
     clients = [poisson(f"client {number}", num_steps=10 + min(number, 2)) for number in range(6)]
     ledger.reserve("run", 1, [*clients, cost("ann", 0.1), cost("bob", 0.2), cost("cat", 0.3)])
-    with pytest.raises(BadInput, match=r"here are 3\. Ask for at most 2 clients at a time"):
+    with pytest.raises(BadInput, match=r"here are 3\. Ask for at most 2 clients at a time, or use rdp"):
         ledger.get_epsilon(None, 1e-5, "pld")
     found = ledger.get_epsilon(["client 5", "client 1", "client 2", "ann", "bob", "cat"], 1e-5, "pld")
     assert found[0] == found[2]  # the same history
@@ -325,6 +342,21 @@ def test_a_release_that_may_have_left_is_paid_again(path):
         second.verify()
     with pytest.raises(BadInput, match="Call reserve first"), PrivacyLedger.open(path) as third:
         third.store_upload("run", 9, "ann", b"")
+
+
+def test_a_release_that_has_left_without_being_stored_is_paid_again_too(ledger):
+    ledger.reserve("run", 1, [cost()])
+    ledger.mark_sent("run", 1, "ann")
+    assert ledger.reserve("run", 1, [cost()]).reserved == ()
+    assert ledger.reserve_again("run", 1, [cost()]).reserved == ("ann",)
+    assert ledger.spent("ann") == 0.2
+
+
+def test_what_must_be_new_is_refused_where_anybody_has_reserved_it_before(ledger):
+    assert ledger.reserve_new("run", 1, [cost()]).reserved == ("ann",)
+    with pytest.raises(BadInput, match=r"'ann' has reserved round 1 of 'run' before.*Use another run"):
+        ledger.reserve_new("run", 1, [cost("bob"), cost()])
+    assert len(ledger) == 1  # bob is not charged either
 
 
 # ---- many processes, and sudden death ---------------------------------------------------------------------------

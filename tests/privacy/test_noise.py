@@ -53,6 +53,16 @@ def test_released_values_are_multiples_of_a_public_grid(kind):
         assert noisy.sensitivity_added == noisy.grid * 100
 
 
+@pytest.mark.parametrize("kind", SYSTEM_KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sign_of_a_value_that_rounds_to_zero_is_not_told(kind, dtype, monkeypatch):
+    monkeypatch.setitem(noise_module.STEPS_PER_STD, kind, 4)  # so that a tenth of all noise is 0
+    for value in (0.0, -0.0, 1e-9, -1e-9):
+        noisy = add_noise(np.full(2000, value, dtype=dtype), 1.0, kind).values
+        assert (noisy == 0).any()
+        assert not np.signbit(noisy[noisy == 0]).any()
+
+
 @given(st.floats(1e-200, 1e200))
 def test_the_grid_is_the_largest_power_of_two_that_fits(std):
     for kind, steps in noise_module.STEPS_PER_STD.items():

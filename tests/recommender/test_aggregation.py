@@ -71,6 +71,14 @@ def test_on_a_grid_nobody_pays_more_than_it_asked_for():
     assert (ledger.spent(["ann", "bob", "cat"], "client") <= BUDGETS[:3]).all()
 
 
+def test_a_sum_taken_again_is_refused():
+    ledger = PrivacyLedger.in_memory()
+    taken = sums(ledger=ledger, noise="gaussian")
+    taken.sum(unit_rows(4, 5), 0.1, 1)
+    with pytest.raises(BadInput, match="'ann' has reserved round 1 of 'test' before"):
+        taken.sum(unit_rows(4, 5), 0.1, 1)
+
+
 def test_a_contribution_longer_than_one_is_refused():
     with pytest.raises(BadInput, match="longer than 1"):
         sums().sum(2 * unit_rows(4, 5), 0.5, 1)

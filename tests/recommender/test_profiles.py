@@ -94,6 +94,21 @@ def test_nothing_is_released_where_one_cap_forbids_it():
     assert rng.bit_generator.state == before  # the price is refused before any noise is drawn
 
 
+def test_a_second_release_is_refused_or_paid_under_another_name():
+    ledger = PrivacyLedger.in_memory()
+    for level in ("record", "client"):
+        released([0.5, 0.5, 0.0], level, ledger=ledger, noise="gaussian", run=level)
+        with pytest.raises(BadInput, match=r"'ann' has reserved round 1 .* before"):
+            released([0.5, 0.5, 0.0], level, ledger=ledger, noise="gaussian", run=level)
+    assert len(ledger) == 4
+    assert released([0.5, 0.5, 0.0], ledger=ledger, noise="gaussian", run="again").account.budgets[0] == approx(1.0)
+
+
+def test_discrete_noise_is_accounted_for_by_renyi_orders():
+    found = released([0.5, 0.5, 0.0], noise="discrete", rng=None)
+    assert found.account.dp_epsilon == approx(epsilon(0.5, 1e-5, "rdp"))
+
+
 def test_noise_of_the_operating_system_is_no_simulation():
     assert not released([1.0, 1.0, 1.0], noise="gaussian", rng=None).account.simulation
 

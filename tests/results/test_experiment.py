@@ -12,9 +12,9 @@ from mppfl.learning.config import TrainingConfig
 from mppfl.learning.models import MODEL_NAMES, NORMS
 from mppfl.network import generate
 from mppfl.results import experiment_tables as tables
-from mppfl.results.experiment import PURPOSES, differences
+from mppfl.results.experiment import PURPOSES, Experiment, differences
 from mppfl.results.experiment_file import experiment_from
-from mppfl.results.experiment_tables import FAMILY_OPTIONS, Training
+from mppfl.results.experiment_tables import FAMILY_OPTIONS, LedgerChoice, Training
 
 
 def test_models_and_families_are_those_there_are():
@@ -49,6 +49,14 @@ def test_where_two_experiments_differ_is_told_by_place():
     assert differences(one, one) == []
     capped = experiment_from({"training": {"clip_norm": 1.0}, "ledger": {"cap": 3}})
     assert differences(capped, one) == ['ledger.cap: 3.0, was "not given"']
+
+
+@pytest.mark.parametrize(("ledger", "option"), [({"cap": 1.0}, "cap"), ({"caps": {"4": 1.0}}, "caps")])
+def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
+    sampled = Training(config=TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0))
+    with pytest.raises(BadInput, match=f"ledger.{option} is ρ .* privacy='dpsgd_poisson' has none.*Remove it"):
+        Experiment(training=sampled, ledger=LedgerChoice(**ledger))
+    assert Experiment(training=sampled).ledger.cap is None
 
 
 def test_epsilon_chooses_the_unit_of_budgets_where_there_is_one_to_choose():

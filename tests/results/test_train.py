@@ -9,9 +9,11 @@ import pytest
 
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Terms, plan_of_rounds
+from mppfl.privacy import ledger_epsilon
+from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.results.cases import prepare
 from mppfl.results.experiment_file import experiment_from
-from mppfl.results.train import train
+from mppfl.results.train import BY_ORDERS, train
 from tests.results.small import SMALL, require_same, small
 
 
@@ -51,6 +53,20 @@ def test_without_noise_nobody_is_protected():
     assert (run.accounts.noise, run.accounts.simulation) == ("none", False)
     assert np.isinf(run.accounts.dp_epsilon).all()
     assert np.isinf(run.exposure).all()
+
+
+def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_that_is_said(monkeypatch):
+    training = {"privacy": "dpsgd_poisson", "clip_norm": 0.3, "batch_size": 8, "budget_unit": 0.03}
+    monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 1)
+    asked = []
+    really = PrivacyLedger.get_epsilon
+    monkeypatch.setattr(PrivacyLedger, "get_epsilon", lambda *a, **k: asked.append(a[3]) or really(*a, **k))
+    tables = {"network": {"num_clients": 3}, "game": {"num_rounds": 1}, "data": {"uneven": 0.5}}
+    (run,) = train(small(mechanisms=["mppfl"], training=training, **tables))
+    assert asked == ["rdp", "pld", "rdp"]  # of the last round, then of the account, once
+    assert BY_ORDERS in run.notes
+    assert run.accounts.dp_epsilon.max() == pytest.approx(run.history.rounds["dp_epsilon"][-1])
+    assert np.array_equal(run.accounts.worst_case_epsilon, run.accounts.dp_epsilon)
 
 
 def test_a_cap_is_kept():

@@ -141,7 +141,7 @@ def float_command(
         audited=f"{noise} noise of standard deviation 1 on 0 and on 1",
         claimed=f"δ {found.claimed:<8.4g}at ε = {found.details['dp_epsilon']:.4g}",
         measured=f"δ {found.measured:<8.4g}needed at least, with {100 * (found.confidence or 0):.4g} % confidence",
-        meaning="the last bits tell 0 from 1, whatever the budget says"
+        meaning="the last bits tell 0 from 1, or the sign of what rounds to 0, whatever the budget says"
         if found.verdict == "fail"
         else "the last bits do not tell 0 from 1",
     )

@@ -60,7 +60,10 @@ def show_command(
     hop_decay: ask.HopDecayOption = None,
     json: ask.JsonOption = False,
 ) -> None:
-    """What each client has spent, and what its cap leaves; with --graph also what the others' releases say about it."""
+    """What each client has spent, and what its cap leaves; with --graph also what the others' releases say about it.
+
+    With --json what is infinite is "Infinity": spent without noise, or not capped. What is not known is null.
+    """
     from mppfl.errors import BadInput
 
     options: dict[str, Any] = {"attribute": attribute, "coupling": coupling, "num_examples": num_examples}
@@ -94,7 +97,7 @@ def show_command(
         for place, name in enumerate(names)
     ]
     if json:
-        content = {"num_events": num_events, "head": head, "notes": notes, "clients": rows}
+        content = {"num_events": num_events, "head": head, "notes": notes, "clients": _telling_infinity(rows)}
         if external:
             content["external"] = {each: _about(found) for each, found in external.items()}
         ask.print_json(content)
@@ -159,6 +162,11 @@ def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
+def _telling_infinity(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with "Infinity" where a figure is infinite, as exports have it: null would read as "not known"."""
+    return [{key: "Infinity" if value == float("inf") else value for key, value in row.items()} for row in rows]
+
+
 def _about(found: ExternalColumns) -> dict[str, Any]:
     """What the columns are, and why one is empty."""
     bound = {"theorem": found.theorem, "premises": found.premises, "reason": found.bound_reason}
@@ -174,7 +182,10 @@ def epsilon_command(
     unit: UnitOption = None,
     json: ask.JsonOption = False,
 ) -> None:
-    """What the spent budgets mean as dp_epsilon, nominally and in the worst case."""
+    """What the spent budgets mean as dp_epsilon, nominally and in the worst case.
+
+    With --json an infinite dp_epsilon, which protects from nothing, is "Infinity".
+    """
     _require_method(method)
     with _open(source) as ledger, ask.working("accounting"):
         names = list(dict.fromkeys(client or ledger.clients))
@@ -190,7 +201,7 @@ def epsilon_command(
         for place, name in enumerate(names)
     ]
     if json:
-        ask.print_json({"dp_delta": delta, "method": method, "notes": notes, "clients": rows})
+        ask.print_json({"dp_delta": delta, "method": method, "notes": notes, "clients": _telling_infinity(rows)})
         return
     typer.echo(f"{'client':<24}{'unit':<8}{'dp_epsilon':>12}{'worst case':>12}")
     for row in rows[:SHOWN]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
 
 ABOVE_ROUNDING = 1 + 1e-12
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in the print of a module: another one in every process
 # What does not decide where a training goes: a checkpoint may be taken up with another of these.
 NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
 # Arms that agree in these, and in their data, can be computed in one batch.
@@ -60,7 +62,10 @@ class Arm:
 
 
 def training_key(model: nn.Module, arm: Arm) -> str:
-    """Fingerprint of what decides a training's course: configuration, plan, data and initial model."""
+    """Fingerprint of what decides a training's course: configuration, plan, data and initial model.
+
+    Of the model it takes all parameters and buffers, trained or not, and its layers as PyTorch prints them.
+    """
     config = {k: v for k, v in dataclasses.asdict(arm.config).items() if k not in NOT_IN_KEY}
     facts = json.dumps(
         [arm.name, config, arm.data.names, arm.data.fingerprint], sort_keys=True, default=lambda number: number.item()
@@ -71,8 +76,18 @@ def training_key(model: nn.Module, arm: Arm) -> str:
         digest.update(
             np.ascontiguousarray([terms.budgets, np.broadcast_to(terms.prices, len(terms.budgets))]).tobytes()
         )
-    digest.update(as_array(flat_model(model).initial_weights(arm.config.seed)).tobytes())
+    flat = flat_model(model)
+    flat.initial_weights(arm.config.seed)  # drawn into the module, where it is a named one
+    for name, value in (*flat.module.named_parameters(), *flat.module.named_buffers()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(as_array(value.detach().reshape(-1).view(torch.uint8)).tobytes())
+    digest.update(ADDRESS.sub("", repr(flat.module)).encode())
     return digest.hexdigest()
+
+
+def _first_example(model: FlatModel, data: ClientData) -> Tensor:
+    parameter = next(model.module.parameters())
+    return torch.from_numpy(np.asarray(data.features[:1])).to(parameter.device, parameter.dtype)
 
 
 class Standing:
@@ -90,6 +105,11 @@ class Standing:
             raise BadInput(
                 f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
                 "norm='group', or privacy='client'."
+            )
+        if config.hides_samples and model.draws_on(_first_example(model, data)):
+            raise BadInput(
+                "the model draws at random, as Dropout does, which breaks privacy='dpsgd_poisson': draws go by place "
+                "in the sample, so one record more changes the others'. Leave it out, or use privacy='dpsgd_shuffle'."
             )
         if config.average_rounds > len(arm.plan):
             raise BadInput(

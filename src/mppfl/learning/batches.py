@@ -24,7 +24,7 @@ def stream(seed: int, purpose: str, round_index: int, client: int) -> np.random.
 
 def order_of_round(config: TrainingConfig, round_index: int, client: int) -> np.random.Generator | None:
     """Where a client's batches come from: its stream, or nobody's where a real guarantee rests on their secrecy."""
-    if config.privacy == "dpsgd_poisson" and config.noise != "seeded":
+    if config.hides_samples:
         return None
     return stream(config.seed, "batches", round_index, client)
 

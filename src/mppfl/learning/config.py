@@ -97,6 +97,17 @@ class TrainingConfig:
                 f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
                 "gradient. Give clip_norm a number."
             )
+        if self.hides_samples and self.augmentation != "none":
+            raise BadInput(
+                f"augmentation={self.augmentation!r} breaks privacy='dpsgd_poisson': views are drawn by place in the "
+                "sample, so one record more changes how the others are seen. Use augmentation='none', or "
+                "privacy='dpsgd_shuffle'."
+            )
+
+    @property
+    def hides_samples(self) -> bool:
+        """Whether a real guarantee rests on nobody knowing which records were sampled."""
+        return self.privacy == "dpsgd_poisson" and self.noise != "seeded"
 
     @property
     def mechanism(self) -> PrivacyMechanism:

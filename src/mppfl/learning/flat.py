@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from mppfl.errors import BadInput
 from mppfl.learning.models import Stack
+
+RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,8 +35,15 @@ class FlatModel:
 
     @property
     def draws_at_random(self) -> bool:
-        """Whether a forward pass itself is random, as with Dropout."""
-        return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
+        """Whether a layer itself is random, as Dropout is; what a module's own code draws shows in `draws_on` alone."""
+        return any(isinstance(layer, RANDOM_LAYERS) for layer in self.module.modules())
+
+    def draws_on(self, inputs: Tensor) -> bool:
+        """Whether a forward pass in training draws from PyTorch's generators, in a layer or in code of the module's."""
+        with seeded_layers(0, inputs.device), torch.no_grad():
+            before = _generator_state(inputs.device)
+            self.module(inputs)
+            return not torch.equal(before, _generator_state(inputs.device))
 
     def parts(self, weights: Tensor) -> dict[str, Tensor]:
         """Views of [..., parameters] as named tensors [..., *shape]."""
@@ -62,6 +72,26 @@ class FlatModel:
         if isinstance(self.module, Stack) and not has_frozen(self.module):
             self.module.draw(seed)
         return flattened(trained_parameters(self.module))
+
+
+@contextmanager
+def seeded_layers(seed: int, device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators start from the seed inside, and are outside as if nothing had been drawn."""
+    if device.type == "cuda":
+        with torch.random.fork_rng(devices=[device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    before = torch.get_rng_state()  # fork_rng would ask for GPUs as well, every time
+    try:
+        torch.default_generator.manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
-from mppfl.learning.flat import FlatModel, flattened, normalises_over_examples, trained_parameters
+from mppfl.learning.flat import FlatModel, flattened, normalises_over_examples, seeded_layers, trained_parameters
 from mppfl.privacy.cost import answer_cost
 from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
 from mppfl.privacy.noise import NoiseKind
@@ -138,10 +138,11 @@ class Table:
 
 
 def local_update(model: FlatModel, lane: Lane, table: Table, descent: Descent) -> Tensor:
-    """How far one round of local training moves the weights: w_i − w [parameters]."""
-    with torch.random.fork_rng(devices=[], enabled=model.draws_at_random):
-        if model.draws_at_random:
-            torch.manual_seed(lane.layers_seed)
+    """How far one round of local training moves the weights: w_i − w [parameters].
+
+    Whatever the module draws at random, in a layer or in code of its own, comes from the lane's seed.
+    """
+    with seeded_layers(lane.layers_seed, lane.start.device):
         if lane.noise is None:
             return plain_descent(model, lane, table, descent) - lane.start
         return private_descent(model, lane, lane.noise, table, descent) - lane.start

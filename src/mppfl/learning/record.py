@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -24,17 +25,21 @@ class RoundRecord:
     theta           weight of each client's update in the mean; sums to 1
     dispersion      estimated squared distance of clients' updates from their mean (noise_aware), else NaN
     clip_norm       𝒮 in this round
-    share_clipped   share of participants whose update was shortened. Not public: computed from raw updates. NaN where
-                    gradients are clipped instead
+    share_clipped   share of participants whose update was shortened, in simulations: it is computed from raw updates,
+                    so under noise that protects it is NaN, and where gradients are clipped instead
     update_norm     length of the mean update
     accuracy, loss  on the test data; NaN in rounds without evaluation
-    dp_epsilon      ε of the client who has spent most so far, at the configured δ; infinite without noise
+    dp_epsilon      nominal ε of the client who has spent most so far, at the configured δ; infinite without noise.
+                    Under dpsgd_poisson it is known after the last round, NaN before
+    worst_case_epsilon  the same from what budgets really cost: much more for `paper`, equal for the others. Not part of
+                    a History; a run's accounts hold it for every client
     seconds         wall time of the round
     weights         the model after the round, as one flat vector
     server          the server optimiser's memory after the round, by name: what a resumed training needs beside weights
     engine          what computed the clients
-    refused         clients whose cap forbade the round
-    diverged        clients whose update held NaN or infinity: left out, and not charged where noise is on the update
+    refused         clients whose cap forbade the round, or whose upload of it is stored in the ledger already
+    diverged        clients whose update held NaN or infinity: left out, and not charged where noise is on the update.
+                    Nobody is named where noise on the update protects: it went out as 0 with its noise
     """
 
     round_index: int
@@ -58,13 +63,14 @@ class RoundRecord:
     engine: str
     refused: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
+    worst_case_epsilon: float = math.nan
 
 
 PER_CLIENT = ("budgets", "payments", "spent", "participating", "noise_std", "theta")
 PER_ROUND = tuple(
     field.name
     for field in fields(RoundRecord)
-    if field.name not in (*PER_CLIENT, "weights", "server", "engine", "refused", "diverged")
+    if field.name not in (*PER_CLIENT, "weights", "server", "engine", "refused", "diverged", "worst_case_epsilon")
 )
 
 

@@ -164,9 +164,16 @@ def _concluded(
     who, costs = work.who, work.costs
     with cohort.server_arithmetic():
         where = f"{standing.arm.name}, round {terms.round_index}"
-        finite = finite_updates(updates, [data.names[k] for k in who], where)  # before anybody is charged for them
-        diverged = tuple(data.names[k] for k in who[~finite])
-        if diverged and hides_divergence(config):
+        hidden = hides_divergence(config)
+        if hidden and not torch.isfinite(standing.weights).all():  # the server's own model: everybody may know
+            raise BadInput(
+                f"{where}: the model holds NaN or infinity. Nothing was released. Lower learning_rate, or raise the "
+                "budgets: noise may have driven it away."
+            )
+        # Before anybody is charged for them.
+        finite = finite_updates(updates, [data.names[k] for k in who], where, hidden=hidden)
+        diverged = () if hidden else tuple(data.names[k] for k in who[~finite])
+        if hidden:
             updates[torch.from_numpy(~finite).to(updates.device)] = 0.0
         elif diverged:
             who, updates = who[finite], updates[torch.from_numpy(finite).to(updates.device)]
@@ -189,6 +196,7 @@ def _concluded(
         accuracy, loss = evaluate(standing.model, standing.handed_out, test)
     taking_part = np.isin(np.arange(data.num_clients), who)
     left_out = (work.asked > 0) & ~taking_part
+    nominal = largest_epsilon(standing)
     # Without noise there is no budget to pay for: an infinite one is a reference, not an offer.
     paid = np.where(taking_part & np.isfinite(terms.budgets), terms.budgets, 0.0)
     return RoundRecord(
@@ -206,7 +214,8 @@ def _concluded(
         update_norm=0.0 if mean is None else float(torch.linalg.vector_norm(mean)),
         accuracy=accuracy,
         loss=loss,
-        dp_epsilon=worst_epsilon(standing),
+        dp_epsilon=nominal,
+        worst_case_epsilon=largest_epsilon(standing, worst_case=True) if config.privacy == "paper" else nominal,
         seconds=shared + time.perf_counter() - started,
         weights=as_array(standing.handed_out.detach().to("cpu", copy=True)),
         server=standing.server_memory(),
@@ -222,8 +231,8 @@ def _spread(values: Array, who: IntArray, num_clients: int) -> Array:
     return everybody
 
 
-def worst_epsilon(standing: Standing) -> float:
-    """ε of the client who has spent most in this training so far, at the configured δ.
+def largest_epsilon(standing: Standing, *, worst_case: bool = False) -> float:
+    """ε of the client who has spent most in this training so far, at the configured δ: nominal, or of the worst case.
 
     Under Poisson sampling it takes longer and is found after the last round, from the ledger, by RDP.
     """
@@ -235,8 +244,11 @@ def worst_epsilon(standing: Standing) -> float:
             return math.nan
         unit = config.mechanism.unit
         return float(np.max(standing.ledger.get_epsilon(names, config.dp_delta, "rdp", unit=unit)))
-    worst = int(np.argmax(standing.account["spent"]))
-    spent, extra_delta = (float(standing.account[name][worst]) for name in ("spent", "extra_delta"))
+    all_spent = standing.account["spent"]
+    if worst_case:  # the same multiple of the nominal budget in every round
+        all_spent = all_spent * [config.mechanism.worst_case_budget(1.0, work) for work in standing.works]
+    worst = int(np.argmax(all_spent))
+    spent, extra_delta = float(all_spent[worst]), float(standing.account["extra_delta"][worst])
     if spent == 0 or math.isinf(spent):
         return math.inf if spent else 0.0
     method = "rdp" if config.noise == "discrete" else "exact"

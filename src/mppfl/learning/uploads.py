@@ -32,7 +32,8 @@ class Uploads:
     who            positions of the clients who uploaded
     rows           their noisy updates [uploads, parameters]
     noise_std      standard deviation of the noise in each row, per parameter
-    share_clipped  share of them that was shortened; NaN where gradients are clipped instead
+    share_clipped  share of them that was shortened; NaN where gradients are clipped instead, and under noise that
+                   protects: it is computed from raw updates, and no budget pays for it
     """
 
     who: IntArray
@@ -45,7 +46,8 @@ def admitted(standing: Standing, round_index: int, asked: Array, who: IntArray) 
     """Who may release this round, and what each pays. It stands in the ledger when this returns.
 
     A round that was interrupted after its reservation is computed again. Seeded noise then gives the same upload, which
-    is paid for; fresh noise gives another one, which is paid for again.
+    is paid for; fresh noise gives another one, which is paid for again. Who has an upload of this round stored in the
+    ledger, to be sent again as it is, cannot release another one and is refused.
     """
     costs = [cost_of_client(standing, round_index, int(k), float(asked[k])) for k in who]
     run, ledger = standing.arm.name, standing.ledger
@@ -57,8 +59,10 @@ def admitted(standing: Standing, round_index: int, asked: Array, who: IntArray) 
             for _ in range(reservation.attempts[cost.client]):
                 standing.pay(k, cost)  # for each time before, whether its upload ever left or not
             try:
-                ledger.reserve_again(run, round_index, [cost])
+                paid = ledger.reserve_again(run, round_index, [cost]).outcomes[cost.client] == "reserved"
             except BudgetExceeded:
+                paid = False
+            if not paid:
                 refused.add(cost.client)
         if cost.client not in refused:
             standing.pay(k, cost)
@@ -106,21 +110,24 @@ def hides_divergence(config: TrainingConfig) -> bool:
     return config.mechanism.noise_on == "update" and config.noise != "seeded"
 
 
-def finite_updates(updates: Tensor, names: Sequence[str], where: str) -> BoolArray:
+def finite_updates(updates: Tensor, names: Sequence[str], where: str, *, hidden: bool = False) -> BoolArray:
     """Whose update can be released. One that holds NaN or infinity cannot, and its client is left out and named.
 
     Where nobody's can, the training as a whole has diverged, and that is an error.
+
+    hidden  such an update counts as 0 instead, and nothing but the log of this machine tells (`hides_divergence`)
     """
     found: BoolArray = torch.isfinite(updates).all(1).cpu().numpy()
     wrong = [name for name, is_finite in zip(names, found.tolist(), strict=True) if not is_finite]
-    if wrong and len(wrong) == len(names):
+    if wrong and len(wrong) == len(names) and not hidden:
         raise BadInput(
             f"{where}: every update holds NaN or infinity, client {wrong[0]!r}'s first. Nothing was released. Lower "
             "learning_rate, or raise the budgets: noise may have driven the model away."
         )
     if wrong:
         others = f" and {len(wrong) - 1} others" if len(wrong) > 1 else ""
-        log.warning("%s: the update of client %r%s holds NaN or infinity; left out", where, wrong[0], others)
+        fate = "released as 0 with its noise, and paid" if hidden else "left out"
+        log.warning("%s: the update of client %r%s holds NaN or infinity; %s", where, wrong[0], others, fate)
     return found
 
 
@@ -158,7 +165,7 @@ def noisy_uploads(standing: Standing, who: IntArray, updates: Tensor, costs: Seq
         released.append(found.updates)
         shortened.append(bool(found.clipped[0]))
     rows = torch.from_numpy(np.stack(released)).to(updates.device)
-    return Uploads(who, rows, stds, float(np.mean(shortened)))
+    return Uploads(who, rows, stds, math.nan if config.noise != "seeded" else float(np.mean(shortened)))
 
 
 def noise_in_update(config: TrainingConfig, work: LocalWork, cost: ReleaseCost) -> float:

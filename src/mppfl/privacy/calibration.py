@@ -40,9 +40,10 @@ from mppfl.privacy.gaussian_field import (
     graph_modes,
     leave_one_out,
 )
-from mppfl.privacy.homophily import Homophily, homophily
+from mppfl.privacy.homophily import STANDARD_95, Homophily, deviation_of_sum, homophily
 from mppfl.privacy.leak_gradient import saturating_level
 
+BUDGETS = 1e-12, 1e12  # that can be tried out: beyond, either the noise is all there is or there is none
 LEAST_HALF = 20  # public clients in each half, below which nothing is tried out
 DRAWS = 8  # of noise
 HOP_DECAYS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -129,7 +130,7 @@ def calibrate(
     exact      with matrices (up to `DENSE_LIMIT` clients) or by probes; by default whatever the size allows
     """
     known = read_attribute(graph, attribute)
-    require_number(budget, "budget", 0.0, np.inf)
+    require_number(budget, "budget", *BUDGETS, open_ends=False)
     public = public_part(known, public_share, rng)
     shown = np.where(public, known, np.nan)
     dense = graph.num_clients <= DENSE_LIMIT if exact is None else exact
@@ -147,7 +148,7 @@ def calibrate(
         fit=fit,
         beta=(min(beta[0], fit.beta), max(beta[1], fit.beta)),
         eta=(min(eta[0], fit.eta), max(eta[1], fit.eta)),
-        friend_slope=friend_slope_interval(graph, shown, rng),
+        friend_slope=friend_slope_interval(graph, shown),
         exact=dense,
         budget=budget,
         public_leak=tried.leak,
@@ -179,20 +180,30 @@ def spearman(predicted: Array, leak: Array, confidence: float = 0.95) -> RankCor
     return RankCorrelation(found, math.tanh(middle - width), math.tanh(middle + width), len(leak))
 
 
-def friend_slope_interval(
-    graph: SocialGraph, shown: Array, rng: np.random.Generator, replicates: int = 200
-) -> Interval:
-    """95 % of b = (E[mean of friends | +] - E[mean of friends | -])/2, by a bootstrap over public clients."""
+def friend_slope_interval(graph: SocialGraph, shown: Array) -> Interval:
+    """95 % of b = (E[mean of friends | +] - E[mean of friends | -])/2, over public clients and their public friends.
+
+    Every friendship enters from both of its ends; its variance is that of homophily.py.
+    """
     public = ~np.isnan(shown)
-    among, own = friendships(graph)[public][:, public], shown[public]
-    degrees = np.asarray(among.sum(axis=1)).ravel()
-    means = np.divide(among @ own, degrees, out=np.zeros(len(own)), where=degrees > 0)
-    sides = [np.flatnonzero((degrees > 0) & (own == side)) for side in (1.0, -1.0)]
-    if min(map(len, sides)) < 2:
+    among, own = friendships(graph)[public][:, public].tocoo(), shown[public]
+    degrees = np.bincount(among.row, minlength=len(own))
+    linked_to = degrees > 0
+    sides = [linked_to & (own == side) for side in (1.0, -1.0)]
+    if min(side.sum() for side in sides) < 2:
         return math.nan, math.nan
-    drawn = [means[rng.choice(side, (replicates, len(side)))].mean(axis=1) for side in sides]
-    low, high = np.percentile((drawn[0] - drawn[1]) / 2, [2.5, 97.5])
-    return float(low), float(high)
+    means = np.bincount(among.row, own[among.col], minlength=len(own)) / np.maximum(degrees, 1)
+    expected, weights = np.zeros(len(own)), np.zeros(len(own))
+    for side, sign in zip(sides, (1.0, -1.0), strict=True):
+        expected[side], weights[side] = means[side].mean(), sign / (2 * side.sum())
+    # What one end adds to b by the other, less what its side expects.
+    adds = (weights / np.maximum(degrees, 1))[among.row] * (own[among.col] - expected[among.row])
+    one_way = sp.coo_array((adds, (among.row, among.col)), shape=among.shape).tocsr()
+    both_ways = (one_way + one_way.T).tocsr()
+    of_clients = np.asarray(both_ways.sum(axis=1)).ravel()
+    width = STANDARD_95 * deviation_of_sum(of_clients, both_ways.data / math.sqrt(2))  # data hold every pair twice
+    slope = float(weights @ means)
+    return slope - width, slope + width
 
 
 # ---- two ways to compute the field ------------------------------------------------------------------------------

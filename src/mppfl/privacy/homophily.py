@@ -1,11 +1,18 @@
 """Do friends resemble each other, and how far does it reach? Correlations of an attribute by link, distance and walk.
 
-All from a public sample alone: a pair counts if both ends are public. Intervals are 95 % percentiles of a bootstrap
-over clients: a client drawn twice brings all its pairs twice, so the network stays and pairs may share ends.
+All from a public sample alone: a pair counts if both ends are public. Pairs that share a client are not independent,
+and every pair is seen from both of its ends. Intervals by link and distance take that into account by the variance of
+Aronow, Samii & Assenova 2015 (Political Analysis 23, 564-577), with r_ij by how much a pair differs from the mean:
+
+    Var = Σ_i (Σ_j r_ij)² - Σ_{i<j} r_ij²
+
+Intervals by walk, where pairs are too many to look at, are 95 % percentiles of a bootstrap over clients: a client drawn
+twice brings all its pairs twice. It is wider than need be, by up to √3 where pairs are independent.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +26,11 @@ from mppfl.privacy.field_at_scale import Walk, over_probes, random_signs, walk_o
 WALKS = 4
 DISTANCES = 3
 REPLICATES = 200
+LEAST_PAIRS = 5  # below which there is no interval
 SOURCES = 400  # from which distances are counted; on smaller samples, everybody
 DENSE_WALKS = 3_000  # clients up to which closed walks are counted exactly
 CLOSED_WALK_PROBES = 64
+STANDARD_95 = 1.959964  # standard deviations on either side that hold 95 % of a normal distribution
 COLUMNS = 50
 
 
@@ -65,11 +74,35 @@ def homophily(graph: SocialGraph, known: Array, rng: np.random.Generator, *, rep
     counts[public, 0] = 1.0  # the sample itself, then its replicates
     size = int(public.sum())
     counts[public, 1:] = rng.multinomial(size, np.full(size, 1 / size), replicates).T
-    links = linked.astype(np.float32)
-    link = _pair_correlations(lambda x: links @ x, 1, np.zeros((1, len(known))), values, counts)[0]
     closed = _closed_walks(walk, rng)
     walks = _pair_correlations(lambda x: walk.links @ x, WALKS, closed, values, counts)
-    return Homophily(link, _by_distance(linked, public, values, rng, replicates), walks, _decay(walks))
+    return Homophily(_by_link(linked, public, values), _by_distance(linked, public, values, rng), walks, _decay(walks))
+
+
+def deviation_of_sum(of_clients: Array, of_pairs: Array) -> float:
+    """Standard deviation of Σ_{i<j} r_ij, from Σ_j r_ij of every client and from the r_ij themselves.
+
+    Never less than if pairs were independent, which a small sample could pretend.
+    """
+    apart = float((of_pairs**2).sum())
+    return math.sqrt(max(float((of_clients**2).sum()) - apart, apart))
+
+
+def _by_link(linked: SparseMatrix, public: BoolArray, values: Array) -> Correlation:
+    among, own = linked[public][:, public].tocoo(), values[public]
+    if not among.nnz:
+        return Correlation(np.nan, np.nan, np.nan, 0.0)
+    products = own[among.row] * own[among.col]
+    value = float(products.mean())
+    apart = products - value  # every pair twice, once from each end
+    of_clients: Array = np.bincount(among.row, apart, minlength=len(own)).astype(np.float64)
+    return _with_interval(value, 2 * deviation_of_sum(of_clients, apart / math.sqrt(2)), among.nnz, among.nnz // 2)
+
+
+def _with_interval(value: float, deviation: float, times_seen: float, num_pairs: float) -> Correlation:
+    """The mean over pairs, each counted as often as it was seen, whose sum has this standard deviation."""
+    width = STANDARD_95 * deviation / times_seen if num_pairs >= LEAST_PAIRS else np.nan
+    return Correlation(value, value - width, value + width, float(times_seen))
 
 
 def _pair_correlations(step: Any, longest: int, closed: Array, values: Array, counts: Any) -> tuple[Correlation, ...]:
@@ -125,11 +158,16 @@ def _closed_walks(walk: Walk, rng: np.random.Generator) -> Array:
 
 
 def _by_distance(
-    linked: SparseMatrix, public: BoolArray, values: Array, rng: np.random.Generator, replicates: int
+    linked: SparseMatrix, public: BoolArray, values: Array, rng: np.random.Generator
 ) -> tuple[Correlation, ...]:
     everybody = np.flatnonzero(public)
     sources = everybody if len(everybody) <= SOURCES else np.sort(rng.choice(everybody, SOURCES, replace=False))
-    sums = np.zeros((DISTANCES, len(sources), 2))
+    # How often a pair is seen: twice if both of its ends are sources.
+    times = public.astype(np.float64)
+    times[sources] += 1
+    products = np.zeros((DISTANCES, len(values)))  # of each client, over the pairs it is in, as often as they are seen
+    pairs = np.zeros((DISTANCES, len(values)))
+    squares = np.zeros((DISTANCES, 3))  # Σ (r + mean)², Σ (r + mean) and how many, over pairs, each times² it is seen
     links = linked.astype(np.float32)
     for start in range(0, len(sources), COLUMNS):
         some = sources[start : start + COLUMNS]
@@ -140,12 +178,25 @@ def _by_distance(
             fresh = (links @ edge > 0) & ~seen
             seen |= fresh
             edge = fresh.astype(np.float32)
-            sums[distance, start : start + len(some), 0] = values[some] * (values @ fresh)
-            sums[distance, start : start + len(some), 1] = public.astype(np.float64) @ fresh
-    again = rng.integers(len(sources), size=(replicates, len(sources)))
-    return tuple(
-        _of_sums(*(np.concatenate([[row[:, k].sum()], row[again, k].sum(axis=1)]) for k in (0, 1))) for row in sums
-    )
+            products[distance, some] += values[some] * (values @ fresh)
+            products[distance] += values * (fresh @ values[some])
+            pairs[distance, some] += public.astype(np.float64) @ fresh
+            pairs[distance] += public * fresh.sum(axis=1)
+            # A pair that is seen twice comes here twice: times² once is times twice.
+            squares[distance, 0] += ((times * values**2) @ fresh) @ values[some] ** 2
+            squares[distance, 1] += ((times * values) @ fresh) @ values[some]
+            squares[distance, 2] += (times @ fresh).sum()
+    return tuple(map(_at_one_distance, products, pairs, squares))
+
+
+def _at_one_distance(products: Array, pairs: Array, squares: Array) -> Correlation:
+    times_seen = float(pairs.sum()) / 2  # each pair stands at both of its ends
+    if not times_seen:
+        return Correlation(np.nan, np.nan, np.nan, 0.0)
+    value = float(products.sum()) / 2 / times_seen
+    of_pairs = max(float(squares @ [1.0, -2 * value, value**2]), 0.0)
+    deviation = deviation_of_sum(products - value * pairs, np.array([math.sqrt(of_pairs)]))
+    return _with_interval(value, deviation, times_seen, times_seen / 2)
 
 
 def _decay(walks: tuple[Correlation, ...]) -> float | None:

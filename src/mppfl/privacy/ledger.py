@@ -1,14 +1,15 @@
 """What every client has spent: one durable row per release, written before the release leaves.
 
-    ledger.reserve(run, round_index, costs)      checks every cap and records the costs, all or nothing
+    ledger.reserve(run, round_index, costs)      checks every cap and records the costs, all or nothing; only whom the
+                                                 answer calls "reserved" may draw noise and release
     ledger.store_upload(run, round_index, ...)   keeps the noisy upload, so that a repeated round sends the same one
     ledger.mark_sent(run, round_index, client)   after it left
 
 In this order a crash can count a release that never happened; it cannot miss one that did. After a crash:
 
-    stored or sent   send `stored_upload` again: the same noise, released once, paid once
-    only reserved    it may have left without being stored. Another process cannot store an upload for it: the retry is
-                     a second release and is paid as one, by `reserve_again`, or does not happen
+    stored       send `stored_upload` again, sent before or not: the same noise, released once, paid once
+    not stored   it has left, or may have. Another process cannot store an upload for it: the retry is a second release
+                 and is paid as one, by `reserve_again`, or does not happen
 
 zCDP budgets add within one unit and one adjacency. Poisson-sampled releases are recorded, never added to a zCDP sum.
 """
@@ -66,6 +67,15 @@ __all__ = ["Account", "BudgetExceeded", "LedgerEntry", "LedgerUnavailable", "Pri
 
 Names = list[str] | tuple[str, ...]
 
+# What is ρ-zCDP for replacing all of a client's data is so for replacing one record of it. What is ρ-zCDP for a client
+# that leaves is 4ρ for a record: taking the client out and putting it back changed is twice the distance.
+LEFT_OUT_PER_RECORD = """
+    SELECT count(*), max(coalesce(r.budget, 0) + c.budget * CASE c.adjacency WHEN 'add-remove' THEN 4 ELSE 1 END)
+    FROM totals c LEFT JOIN totals r ON r.client = c.client AND r.unit = 'record'
+    WHERE c.unit = 'client' AND c.events > 0 AND (
+        EXISTS (SELECT 1 FROM totals WHERE unit = 'record') OR EXISTS (SELECT 1 FROM caps WHERE unit = 'record')
+    )
+"""
 SIMULATION = "simulation: seeded noise protects no one"
 
 
@@ -119,21 +129,39 @@ class PrivacyLedger:
     def reserve(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """Records what these releases cost, if no cap forbids any of them; else raises and records nothing.
 
-        Return means it is on the disk: now the releases may leave. Repeated with the same terms it records nothing and
-        says "already reserved"; with other terms it raises.
+        Return means it is on the disk. Whom the answer calls "reserved" may draw noise and release now, and nobody
+        else: repeated with the same terms it records nothing and says "already reserved", because that release may have
+        left; with other terms it raises.
         """
         return self._reserve(run, round_index, entries, again=False, all_or_nothing=True)
+
+    def reserve_new(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
+        """As `reserve`, for noise that is drawn anew each time: raises, too, where anybody reserved this round before.
+
+        Return means that all of them may release.
+        """
+        return self._reserve(run, round_index, entries, again=False, all_or_nothing=True, must_be_new=True)
 
     def reserve_each(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """As `reserve`, but those who would pass their cap are left out, and named in the answer."""
         return self._reserve(run, round_index, entries, again=False, all_or_nothing=False)
 
     def reserve_again(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
-        """A second, paid release of the same round, where the first was reserved and its upload never stored."""
+        """A second, paid release of the same round, where the upload of the first was never stored.
+
+        Who has one stored is "already reserved", pays nothing and may draw no noise: that upload is to be sent again.
+        """
         return self._reserve(run, round_index, entries, again=True, all_or_nothing=True)
 
     def _reserve(
-        self, run: str, round_index: int, entries: Iterable[Any], *, again: bool, all_or_nothing: bool
+        self,
+        run: str,
+        round_index: int,
+        entries: Iterable[Any],
+        *,
+        again: bool,
+        all_or_nothing: bool,
+        must_be_new: bool = False,
     ) -> Reservation:
         run, round_index = name_of(run, "run"), round_of(round_index)
         asked: dict[str, Terms] = {}
@@ -154,11 +182,16 @@ class PrivacyLedger:
             for client, terms in asked.items():
                 number, unit, attempt = numbers[client], terms.unit, 1
                 if number in earlier:
-                    last, status, before = earlier[number]
+                    last, is_stored, before = earlier[number]
                     if not same_terms(before, terms):
                         raise BadInput(other_terms(client, run, round_index, before, terms))
+                    if must_be_new:
+                        raise BadInput(
+                            f"client {client!r} has reserved round {round_index} of {run!r} before; noise drawn anew "
+                            "would be a second release for the price of one. Use another run."
+                        )
                     attempts[client] = last
-                    if not again or status != "reserved":
+                    if not again or is_stored:
                         outcomes[client] = "already reserved"
                         continue
                     attempt = last + 1
@@ -267,6 +300,7 @@ class PrivacyLedger:
             ask = "SELECT coalesce(sum(seeded), 0), coalesce(sum(poisson), 0) FROM totals"
             seeded, poisson = read.execute(ask).fetchone()
             worse = read.execute("SELECT count(*) FROM totals WHERE worst_case_budget > budget").fetchone()[0]
+            left_out, largest = read.execute(LEFT_OUT_PER_RECORD).fetchone()
         lines = []
         if seeded:
             lines.append(SIMULATION)
@@ -274,6 +308,11 @@ class PrivacyLedger:
             lines.append(f"{worse:,} clients used a mechanism whose worst case costs more than its nominal budget")
         if poisson:
             lines.append(f"{poisson:,} Poisson-sampled releases are not part of any zCDP sum; ask for the method pld")
+        if left_out:
+            lines.append(
+                f"figures and caps per record leave out what {left_out:,} clients released per client, although it "
+                f"costs their records, too; with it a record has spent ρ up to {largest:.4g}"
+            )
         return tuple(lines)
 
     def account(self, clients: str | Names | None = None, unit: Unit | None = None) -> Account:

@@ -62,8 +62,8 @@ class Refusal:
 class Reservation:
     """What became of each client's request.
 
-    Only who is "reserved" may draw noise and release. Who is "already reserved" sends the stored upload again, or pays
-    once more with `reserve_again`.
+    Only who is "reserved" may draw noise and release. Who is "already reserved" sends the stored upload again, or,
+    where none is stored, pays once more with `reserve_again`.
 
     attempts  how often each has now paid for this round, where it has
     """

@@ -18,6 +18,10 @@ MOST_HISTORIES = 300  # different ones that are composed in one call, at some se
 KIND = "budget, worst_case_budget, noise_multiplier, sampling_rate, num_steps, noise_kind"
 
 
+class TooManyHistories(BadInput):
+    """More different histories than can be composed in reasonable time; the method rdp has no such limit."""
+
+
 class Kind(NamedTuple):
     """Releases on the same terms, and how many of them there were."""
 
@@ -47,7 +51,7 @@ def pld_epsilons(
 
     by_orders_alone  only clients with Poisson-sampled releases, by RDP; 0 for the others
 
-    Raises where more than `MOST_HISTORIES` different ones would have to be composed.
+    Raises TooManyHistories where more than `MOST_HISTORIES` different ones would have to be composed.
     """
     ask = f"SELECT client, {KIND}, count(*) FROM events WHERE unit = ? GROUP BY client, {KIND}"
     asked = (account.poisson > 0) | (not by_orders_alone)
@@ -63,9 +67,9 @@ def pld_epsilons(
     different = set(questions)
     composed = sum(any(kind.budget is None for kind in history) for history, _ in different)
     if composed > MOST_HISTORIES and not by_orders_alone:
-        raise BadInput(
+        raise TooManyHistories(
             f"the method pld takes some seconds for every different history; here are {composed:,}. Ask for at most "
-            f"{MOST_HISTORIES} clients at a time."
+            f"{MOST_HISTORIES} clients at a time, or use rdp."
         )
     answers = {
         (history, delta): pld_epsilon(history, delta, worst_case, by_orders_alone=by_orders_alone)

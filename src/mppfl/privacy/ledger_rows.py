@@ -58,14 +58,15 @@ def caps_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[tuple[int
 
 def last_attempts(
     read: sqlite3.Connection, run: str, round_index: int, numbers: dict[str, int]
-) -> dict[int, tuple[int, str, Terms]]:
-    """The last attempt of each of these clients in this round: attempt, status, terms."""
-    columns = f"client, attempt, status, {', '.join(TERMS)}"
+) -> dict[int, tuple[int, bool, Terms]]:
+    """The last attempt of each of these clients in this round: attempt, whether its upload is stored, terms."""
+    is_stored = "EXISTS (SELECT 1 FROM uploads WHERE uploads.event = events.id)"
+    columns = f"client, attempt, {is_stored}, {', '.join(TERMS)}"
     ask = f"SELECT {columns} FROM events WHERE run = ? AND round_index = ? AND client"
-    found: dict[int, tuple[int, str, Terms]] = {}
-    for client, attempt, status, *terms in rows_in_parts(read, ask, (run, round_index), list(numbers.values())):
+    found: dict[int, tuple[int, bool, Terms]] = {}
+    for client, attempt, stored, *terms in rows_in_parts(read, ask, (run, round_index), list(numbers.values())):
         if client not in found or attempt > found[client][0]:
-            found[client] = (attempt, status, Terms(*terms))
+            found[client] = (attempt, bool(stored), Terms(*terms))
     return found
 
 

@@ -120,11 +120,21 @@ def add_noise(
     grid = price.grid
     table = discrete_gaussian_table(std / grid) if kind == "discrete" else None
     for part in chunks(source.size):
-        steps = whole_numbers(source[part], grid)
-        count = part.stop - part.start
-        steps += gaussian_steps(count, std / grid) if table is None else table_steps(count, table, std / grid)
-        target[part] = steps * grid  # in float32 this rounds once more, after the noise: post-processing
+        # In float32 this rounds once more, after the noise: post-processing.
+        target[part] = noisy_on_grid(source[part], std, grid, table)
     return NoisyValues(result, kind, std, grid, price.sensitivity_added, price.extra_delta)
+
+
+def noisy_on_grid(values: Floats, noise_std: float, grid: float, table: Words | None) -> Array:
+    """The values rounded to multiples of the grid, with noise in whole steps: discrete from the table, else Gaussian.
+
+    Two values that round to the same multiple have the same distribution of answers, down to the last bit.
+    """
+    steps = whole_numbers(values, grid)
+    std_in_steps = noise_std / grid
+    steps += gaussian_steps(steps.size, std_in_steps) if table is None else table_steps(steps.size, table, std_in_steps)
+    steps *= grid
+    return steps
 
 
 def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoisePrice:
@@ -155,7 +165,11 @@ def chunks(size: int) -> list[slice]:
 
 
 def whole_numbers(values: Floats, grid: float) -> Array:
-    """values / grid, rounded. Raises where the quotient is not a number that adds without rounding."""
+    """values / grid, rounded. Raises where the quotient is not a number that adds without rounding.
+
+    A small negative value rounds to -0.0, which would tell its sign: -0.0 + -0.0 is -0.0, but 0.0 + -0.0 is 0.0. Adding
+    0.0 leaves one zero; whatever noise follows, a sum with it is never -0.0.
+    """
     with np.errstate(over="ignore"):  # infinity is refused below
         steps: Array = np.rint(values.astype(np.float64) / grid)  # exact division: grid is a power of two
     if not (np.abs(steps) < LARGEST_WHOLE_NUMBER).all():
@@ -163,6 +177,7 @@ def whole_numbers(values: Floats, grid: float) -> Array:
             f"values hold NaN, infinity or entries beyond {LARGEST_WHOLE_NUMBER * grid:.3g}, too large for noise on a "
             f"grid of {grid:.3g}. Clip them first."
         )
+    steps += 0.0
     return steps
 
 

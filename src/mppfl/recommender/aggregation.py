@@ -83,6 +83,7 @@ class Sums:
     def _pay(self, share: float, num_parameters: int, round_index: int) -> float:
         """Puts the price of a sum into the ledger, before it is taken; the standard deviation of its noise.
 
+        A sum taken again, with the same number in the same run, is refused: its noise would be new and its price not.
         With clip_norm = √(share·ρ_i) the mechanism's own formula gives everybody the same noise; on a grid, where it
         is raised by different amounts of rounding, the largest is taken and nobody pays more than it asked for.
         """
@@ -95,7 +96,7 @@ class Sums:
             )
             for at, rho in ((at, share * float(self.budgets[at])) for at in paying)
         ]
-        self.ledger.reserve(self.run, round_index, costs)
+        self.ledger.reserve_new(self.run, round_index, costs)
         return max(cost.noise_std for cost in costs)
 
 

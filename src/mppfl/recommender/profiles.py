@@ -98,7 +98,8 @@ def release_profiles(
     """Every user's profile with the noise its budget buys, once its price stands in the ledger.
 
     Without `ledger` one is kept in memory for this release alone. Users with budget 0 stay out. Raises BudgetExceeded,
-    with nothing released, where a cap of the ledger forbids it.
+    with nothing released, where a cap of the ledger forbids it, and BadInput where one of these users has released in
+    this `run` on the ledger before: a second release costs again, under another name.
     """
     if not np.isin(known, (0.0, 1.0)).all():
         raise BadInput("listening data must be zeros and ones: an artist counts once, or one record would move more.")
@@ -107,7 +108,7 @@ def release_profiles(
     account = PrivacyLedger.in_memory() if ledger is None else ledger
     heard = np.flatnonzero(given > 0)
     costs = _costs(mechanism, given, heard, noise, known.shape[1], users, run)
-    account.reserve(run, 1, costs)  # the price stands before anything is drawn
+    account.reserve_new(run, 1, costs)  # the price stands before anything is drawn
     clean = np.ascontiguousarray(clean_profiles(known, level))
     if level == "client":
         out = release(
@@ -147,8 +148,10 @@ def account_of(
     paying = [users[at] for at in np.flatnonzero(budgets > 0).tolist()]
     spent, epsilons = np.zeros(len(budgets)), np.zeros(len(budgets))
     if paying:
-        spent[budgets > 0] = ledger.spent(paying, mechanism.unit)
-        epsilons[budgets > 0] = ledger.get_epsilon(paying, dp_delta, unit=mechanism.unit)
+        found = ledger.account(paying, mechanism.unit)
+        spent[budgets > 0] = found.budget
+        method = "rdp" if found.not_gaussian.any() else "exact"  # the tightest that holds for all their noise
+        epsilons[budgets > 0] = ledger.get_epsilon(paying, dp_delta, method, unit=mechanism.unit)
     return Account(
         mechanism.unit,
         mechanism.name,

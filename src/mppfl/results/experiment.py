@@ -69,6 +69,7 @@ class Experiment:
             require_seed(seed)
         for mechanism in self.mechanisms:
             self._check_mechanism(mechanism)
+        self._check_caps()
         for option, owner in OPTION_OF.items():
             value = getattr(self.game, option)
             if value != getattr(GameTerms(), option) and owner not in self.mechanisms:
@@ -76,6 +77,15 @@ class Experiment:
                     f"game.{option}={shown(value)} means nothing without the mechanism {owner}. Remove it, or name "
                     f"{owner} among the mechanisms."
                 )
+
+    def _check_caps(self) -> None:
+        privacy = self.training.config.mechanism
+        if not privacy.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
+            option = "cap" if self.ledger.cap is not None else "caps"
+            raise BadInput(
+                f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
+                "capped would never take part. Remove it, or use another privacy."
+            )
 
     def _check_mechanism(self, mechanism: str) -> None:
         as_mechanism(mechanism)

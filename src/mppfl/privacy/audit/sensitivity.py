@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES = 20, 64, 2
 NUM_WEIGHTS = NUM_FEATURES * NUM_HIDDEN + NUM_HIDDEN + NUM_HIDDEN * NUM_CLASSES + NUM_CLASSES
 OUTLIERS = (10, 100, 1000)
+CLIP_NORMS = 1e-9, 1e9  # far beyond either, squares of distances leave float64
 EXAMPLES_AT_ONCE = 4096  # their gradients take 48 MB
 ROUNDING = 1e-9  # relative; two clipped gradients of exactly opposite direction reach the bound itself
 
@@ -70,6 +71,7 @@ def audit_sensitivity(
     if require_count(batch_size, "batch_size") > num_examples:
         raise BadInput(f"batch_size={batch_size} is more than num_examples={num_examples}. Use smaller batches.")
     require_number(learning_rate, "learning_rate", 0.0, math.inf)
+    require_number(clip_norm, "clip_norm", *CLIP_NORMS, open_ends=False)
     work = LocalWork(num_examples, local_epochs, local_epochs, batch_size)
     claimed = mechanism.sensitivity(clip_norm, work)
     generator = _generator(require_count(seed, "seed", 0))
