@@ -21,7 +21,7 @@ from mppfl.learning.config import TrainingConfig
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.ledger_file import failures_in_one_line
 
-TRIES = 8
+TRIES = 40  # some two seconds: a writer that never rests on a busy machine spoils every other copy
 
 Mark = tuple[int, int, int]
 
@@ -60,7 +60,7 @@ def copied_ledger(path: Path) -> Iterator[Path]:
         for attempt in range(TRIES):
             if _copied(path, copy):
                 break
-            time.sleep(0.01 * (attempt + 1))
+            time.sleep(0.01 * min(attempt + 1, 6))
         else:
             raise BadFile(f"{path}: changed while it was read, {TRIES} times. Look again later.")
         yield copy
