@@ -8,10 +8,9 @@ import numpy as np
 from numba import njit
 
 from mppfl.arrays import Array
+from mppfl.game.rates import DIGITS
 
 TIED = 1e-12  # margins that differ by less, as a share, differ by rounding: the lower number goes first
-
-DIGITS = 2e-15  # of a rate, as in rates.py
 
 
 @njit(cache=True, error_model="numpy")
