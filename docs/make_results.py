@@ -5,6 +5,7 @@ python docs/make_results.py --tables   only write the tables from the files that
 """
 
 import json
+import statistics
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -161,6 +162,17 @@ def gpu_peers_table() -> str:
     return "\n".join(lines)
 
 
+def loops_line() -> str:
+    """How much the reference itself differs between the two records of it."""
+    records = [newest_record(name)["rows"] for name in ("engine-gpu-earlier", "engine-gpu")]
+    told = []
+    for model in ("cnn_cifar", "vgg16"):
+        loops = [row for rows in records for row in rows if (row["model"], row["case"]) == (model, "plain loop")]
+        first, second = (statistics.median(row["seconds"]) for row in loops)
+        told.append(f"{max(first, second) / min(first, second) - 1:.0%} ({model} {first:.3g} and {second:.3g} s)")
+    return f"Two runs of that loop on record differ by {' and by '.join(told)}.".replace("%", " %")
+
+
 def steps_table() -> str:
     """What the last steps on the engine brought: the record before them beside the newest."""
     before = {(row["model"], row["case"]): row for row in newest_record("engine-gpu-earlier")["rows"]}
@@ -240,6 +252,7 @@ TABLES = {
     "paper": paper_table,
     "race": race_table,
     "gpu peers": gpu_peers_table,
+    "loops": loops_line,
     "steps": steps_table,
     "kernels": kernels_table,
     "precision": precision_table,
