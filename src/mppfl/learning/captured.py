@@ -20,7 +20,8 @@ from torch import Tensor
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.kernels import gpu_kernels
 from mppfl.learning.local import Descent, Lane, Table
-from mppfl.learning.lockstep import LaneGradients, moved, padded_steps, starts_of
+from mppfl.learning.lockstep import LaneGradients, moved, starts_of
+from mppfl.learning.schedule import padded_steps
 
 PARTS, FEW_PARTS = 8, 4  # recordings of fewer and fewer lanes; each takes seconds to compile
 MANY_LANES = 64  # from which on eight are worth it

@@ -6,17 +6,16 @@ differs between engines is only how the gradients of all lanes are found; see de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Descent, Lane, Table, clip_factors, tell_what_overflows
+from mppfl.learning.schedule import steps_of
 
 Parts = dict[str, Tensor]  # of all lanes: [lanes, *shape]
 
@@ -43,20 +42,6 @@ class LaneGradients(Protocol):
     ) -> Parts: ...
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """One step of all lanes.
-
-    rows    [lanes, width] rows of the table; padding points to one of the lane's own, never to somebody else's
-    weight  [lanes, width] weight of each example, 0 for padding
-    moves   [lanes] 1 where the lane still has a batch, else 0
-    """
-
-    rows: Tensor
-    weight: Tensor
-    moves: Tensor
-
-
 def lockstep_updates(
     model: FlatModel,
     lanes: Sequence[Lane],
@@ -75,7 +60,7 @@ def lockstep_updates(
     velocity = {name: torch.zeros_like(part) for name, part in parts.items()} if descent.momentum else {}
     private = lanes[0].noise is not None
     clip_norm = lanes[0].noise.clip_norm if lanes[0].noise else None
-    for step in steps_of(lanes, table, width):
+    for step in steps_of(lanes, table.features, width):
         inputs, labels = table.at(step.rows)
         if not private and not descent.momentum:  # a lane that stands still has gradient 0
             gradients.descend(parts, inputs, labels, step.weight, descent.learning_rate)
@@ -107,46 +92,6 @@ def moved(model: FlatModel, starts: Tensor, parts: Parts, out: Tensor | None = N
     for name, place in model.parts(found).items():  # views: every entry is written once, where it is to lie
         torch.sub(parts[name], before[name], out=place)
     return found
-
-
-def steps_of(lanes: Sequence[Lane], table: Table, width: int | None = None) -> Iterator[Step]:
-    """The lanes' batches side by side, step by step, each as wide as its longest batch or as `width`."""
-    num_steps = max(len(lane.batches) for lane in lanes)
-    rows, weight, moves = padded_steps(lanes, num_steps, width, table.features)
-    for k in range(num_steps):
-        longest = width or max((len(lane.batches[k]) for lane in lanes if k < len(lane.batches)), default=0) or 1
-        yield Step(rows[k, :, :longest], weight[k, :, :longest], moves[k])
-
-
-def padded_steps(
-    lanes: Sequence[Lane], num_steps: int, width: int | None, features: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows and weights [steps, lanes, width] of the round, and who moves [steps, lanes], where the features lie.
-
-    All steps of the round travel there at once, and what lanes share travels once.
-    """
-    most = width or max((len(batch) for lane in lanes for batch in lane.batches), default=0) or 1
-    first: dict[tuple[int, bool], int] = {}  # arms of one seed share batches
-    which = [first.setdefault((id(lane.batches), lane.noise is None), len(first)) for lane in lanes]
-    unlike = dict(zip(which, lanes, strict=True))
-    rows = np.zeros((len(unlike), num_steps, most), dtype=np.int64)
-    weight, moves = np.zeros(rows.shape), np.zeros(rows.shape[:2])
-    for number, lane in unlike.items():
-        moves[number, : len(lane.batches)] = 1
-        lengths = np.array([len(batch) for batch in lane.batches], dtype=np.int64)
-        if not lengths.any():
-            continue
-        rows[number] = next(batch[0] for batch in lane.batches if len(batch))
-        before = np.arange(len(lengths)) * most - (np.cumsum(lengths) - lengths)  # padding before each batch
-        places = np.arange(lengths.sum()) + np.repeat(before, lengths)
-        rows[number].reshape(-1)[places] = np.concatenate(lane.batches)
-        weight[number].reshape(-1)[places] = 1.0 if lane.noise else np.repeat(1.0 / np.maximum(lengths, 1), lengths)
-    chosen = torch.tensor(which, device=features.device)
-    all_rows, all_weight, all_moves = (
-        torch.from_numpy(each).to(features.device)[chosen].transpose(0, 1).contiguous()
-        for each in (rows, weight, moves)
-    )
-    return all_rows, all_weight.to(features.dtype), all_moves.to(features.dtype)
 
 
 def _made_private(model: FlatModel, sums: Parts, lanes: Sequence[Lane], moves: Tensor) -> Parts:
