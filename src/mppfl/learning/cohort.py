@@ -1,6 +1,7 @@
 """All clients at once: chooses how, holds the examples where they are computed, and says what it chose.
 
 dense      dense networks, gradients written out, clients in step               CPU and GPU
+           (on a CPU those with few examples in the span of these: spanned.py)
 batched    rows of layers, every layer with one kernel per client, in step      GPU
 vmap       any module, clients in step by torch.func.vmap                       GPU
 processes  the plain loop, one single-threaded process per core                 CPU
@@ -30,6 +31,7 @@ from mppfl.learning.local import Descent, Lane, local_update
 from mppfl.learning.lockstep import LaneGradients, VmappedGradients, lockstep_updates
 from mppfl.learning.models import Stack
 from mppfl.learning.processes import Workers, can_travel
+from mppfl.learning.spanned import SpannedDescent
 from mppfl.learning.views import table_for
 from mppfl.network.device import find_device, free_bytes, to_device
 
@@ -73,6 +75,10 @@ class Cohort:
             self._gradients = LayeredGradients(model, low, self.device.type == "cuda", low is not None and plain)
         self.at_once = min(num_lanes, config.clients_at_once or DENSE_AT_ONCE)
         self._captured: CapturedDescent | None = None
+        self._spanned: SpannedDescent | None = None
+        plain = not config.momentum and config.augmentation == "none"
+        if isinstance(self._gradients, DenseGradients) and self.device.type == "cpu" and plain:
+            self._spanned = SpannedDescent(model, self.table, config.learning_rate, self._gradients)
         seeded = config.mechanism.noise_on == "update" or config.noise == "seeded"
         records = self.engine == "batched" and self.device.type == "cuda" and seeded
         sampled = config.privacy in ("dpsgd_poisson", "full_batch", "full_batch_steps")  # batches of other lengths
@@ -88,7 +94,9 @@ class Cohort:
                 return self._workers.updates(lanes, self.descent)
             if self._gradients is None:
                 return torch.stack([local_update(self.model, lane, self.table, self.descent) for lane in lanes])
-            return self._in_step(lanes, self._gradients)
+            if self._spanned is None:
+                return self._in_step(lanes, self._gradients)
+            return self._in_span(lanes, self._spanned, self._gradients)
 
     def server_arithmetic(self) -> AbstractContextManager[None]:
         """For what is done with the updates: float32 is full, and no threads are woken for next to nothing."""
@@ -119,6 +127,17 @@ class Cohort:
                 if self._captured is not None:
                     self._captured.forget()
                 torch.cuda.empty_cache()
+        return found
+
+    def _in_span(self, lanes: Sequence[Lane], spanned: SpannedDescent, gradients: LaneGradients) -> Tensor:
+        """Lanes with few examples in the span of those, the others in step."""
+        small = spanned.which_pay(lanes, self.config.local_epochs)
+        if not small:
+            return self._in_step(lanes, gradients)
+        found = torch.empty((len(lanes), self.model.num_parameters), dtype=self.dtype)
+        spanned.updates(lanes, small, self.at_once, found)
+        if others := sorted(set(range(len(lanes))) - set(small)):
+            found[others] = self._in_step([lanes[at] for at in others], gradients)
         return found
 
     def _fitting(self, examples: int) -> int:

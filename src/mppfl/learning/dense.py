@@ -13,6 +13,8 @@ from mppfl.learning.flat import FlatModel, computes_as, is_plain_flatten, is_pla
 from mppfl.learning.local import clip_factors, tell_what_overflows
 from mppfl.learning.lockstep import Parts
 
+FEW_CLASSES = 15  # which do not fill a vector register
+
 
 def is_dense(module: nn.Module) -> bool:
     """Whether the module is Flatten and Linear layers with ReLU between them, and nothing else."""
@@ -28,7 +30,7 @@ class DenseGradients:
     """Gradients of cross-entropy for a module that `is_dense`."""
 
     def __init__(self, model: FlatModel) -> None:
-        self._names = [name for name, layer in model.module.named_children() if isinstance(layer, nn.Linear)]
+        self.names = [name for name, layer in model.module.named_children() if isinstance(layer, nn.Linear)]
 
     def held(self, parts: Parts) -> Parts:
         """Matrices lie as [inputs, outputs]: a product with a transposed matrix takes three times as long on a CPU."""
@@ -39,22 +41,19 @@ class DenseGradients:
 
     def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
         activations, errors = self._forward(parts, inputs, labels)
-        deltas = self._backward(parts, activations, errors * weight[..., None])
-        for name, delta, before in zip(self._names, deltas, activations, strict=True):
-            # The product is added where the weights lie: no gradient is ever written down.
-            parts[f"{name}.weight"].baddbmm_(before.mT, delta, alpha=-learning_rate)
-            if f"{name}.bias" in parts:
-                parts[f"{name}.bias"].sub_(delta.sum(1), alpha=learning_rate)
+        deltas = self.backward(parts, activations, errors * weight[..., None])
+        for name, delta, before in zip(self.names, deltas, activations, strict=True):
+            move_layer(parts, name, delta, before, learning_rate)
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         activations, errors = self._forward(parts, inputs, labels)
         if clip_norm is None:
-            deltas = self._backward(parts, activations, errors * weight[..., None])
+            deltas = self.backward(parts, activations, errors * weight[..., None])
         else:
-            deltas = self._backward(parts, activations, errors)
+            deltas = self.backward(parts, activations, errors)
             squares = sum(
                 delta.double().square().sum(2) * (before.double().square().sum(2) + (f"{name}.bias" in parts))
-                for name, delta, before in zip(self._names, deltas, activations, strict=True)
+                for name, delta, before in zip(self.names, deltas, activations, strict=True)
             )
             norms = torch.as_tensor(squares).sqrt()
             factors = clip_factors(norms, clip_norm).to(weight) * weight
@@ -66,7 +65,7 @@ class DenseGradients:
                 )
             deltas = [delta * factors[..., None] for delta in deltas]
         found: Parts = {}
-        for name, delta, before in zip(self._names, deltas, activations, strict=True):
+        for name, delta, before in zip(self.names, deltas, activations, strict=True):
             found[f"{name}.weight"] = torch.bmm(before.mT, delta)
             if f"{name}.bias" in parts:
                 found[f"{name}.bias"] = delta.sum(1)
@@ -74,25 +73,49 @@ class DenseGradients:
 
     def _forward(self, parts: Parts, inputs: Tensor, labels: Tensor) -> tuple[list[Tensor], Tensor]:
         """What goes into each layer [lanes, examples, width], and the error at the end: probabilities minus truth."""
-        activations = [inputs.flatten(2)]
-        for name in self._names:
-            weights = parts[f"{name}.weight"]
-            if f"{name}.bias" in parts:
-                out = torch.baddbmm(parts[f"{name}.bias"][:, None], activations[-1], weights)
-            else:
-                out = torch.bmm(activations[-1], weights)
-            activations.append(out if name == self._names[-1] else out.relu_())
-        errors = torch.softmax(activations.pop(), 2)
+        inputs = inputs.flatten(2)
+        return self.onward(parts, inputs, _out_of(parts, self.names[0], inputs), labels)
+
+    def onward(self, parts: Parts, inputs: Tensor, out: Tensor, labels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The same from what comes out of the first layer, which is overwritten."""
+        activations = [inputs]
+        for name in self.names[1:]:
+            activations.append(out.relu_())
+            out = _out_of(parts, name, activations[-1])
+        errors = _softmax(out)
         minus_one = torch.full((), -1.0, dtype=errors.dtype, device=errors.device)
         return activations, errors.scatter_add_(2, labels[..., None], minus_one.expand(*labels.shape, 1))
 
-    def _backward(self, parts: Parts, activations: list[Tensor], errors: Tensor) -> list[Tensor]:
-        """The error at the output of every layer."""
+    def backward(self, parts: Parts, activations: list[Tensor], errors: Tensor) -> list[Tensor]:
+        """The error at the output of every layer, from the error at the end."""
         deltas = [errors]
-        for number in range(len(self._names) - 1, 0, -1):
-            back = torch.bmm(deltas[0], parts[f"{self._names[number]}.weight"].mT)
+        for number in range(len(self.names) - 1, 0, -1):
+            back = torch.bmm(deltas[0], parts[f"{self.names[number]}.weight"].mT)
             deltas.insert(0, torch.ops.aten.threshold_backward(back, activations[number], 0))
         return deltas
+
+
+def _softmax(out: Tensor) -> Tensor:
+    """Over the last dimension. In steps on a CPU, where the operator takes three times as long for a few classes."""
+    if out.is_cuda or out.shape[-1] > FEW_CLASSES:
+        return torch.softmax(out, -1)
+    found = (out - out.amax(-1, keepdim=True)).exp_()
+    return found.div_(found.sum(-1, keepdim=True))
+
+
+def move_layer(parts: Parts, name: str, delta: Tensor, before: Tensor, learning_rate: float) -> None:
+    """A layer ← layer − η · gradient, from the error behind it and what went in."""
+    # The product is added where the weights lie: no gradient is ever written down.
+    parts[f"{name}.weight"].baddbmm_(before.mT, delta, alpha=-learning_rate)
+    if f"{name}.bias" in parts:
+        parts[f"{name}.bias"].sub_(delta.sum(1), alpha=learning_rate)
+
+
+def _out_of(parts: Parts, name: str, inputs: Tensor) -> Tensor:
+    weights = parts[f"{name}.weight"]
+    if f"{name}.bias" in parts:
+        return torch.baddbmm(parts[f"{name}.bias"][:, None], inputs, weights)
+    return torch.bmm(inputs, weights)
 
 
 def _copied(part: Tensor) -> Tensor:

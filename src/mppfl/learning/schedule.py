@@ -43,10 +43,10 @@ class Schedule:
         found.reshape(-1)[self.place] = numbers
         return found
 
-    def weights(self, in_whole: Array) -> Array:
+    def weights(self, in_whole: Sequence[bool]) -> Array:
         """What each look counts [lanes, steps, width]: its share of the batch, or 1 for lanes that count `in_whole`."""
         found = np.zeros((*self.moves.shape, self.width))
-        found.reshape(-1)[self.place] = np.where(in_whole[self.lane], 1.0, self.share)
+        found.reshape(-1)[self.place] = np.where(np.array(in_whole)[self.lane], 1.0, self.share)
         return found
 
 
@@ -105,7 +105,7 @@ def padded_steps(
     which = [first.setdefault((id(lane.batches), lane.noise is None), len(first)) for lane in lanes]
     unlike = list(dict(zip(which, lanes, strict=True)).values())
     schedule = schedule_of(unlike, num_steps, width)
-    in_whole = np.array([lane.noise is not None for lane in unlike])
+    in_whole = [lane.noise is not None for lane in unlike]
     chosen = torch.tensor(which, device=features.device)
     rows, weight, moves = (
         torch.from_numpy(each).to(features.device)[chosen].transpose(0, 1).contiguous()

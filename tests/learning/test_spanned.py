@@ -1,0 +1,140 @@
+"""Clients computed in the span of their own examples move as the plain loop moves them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mppfl.learning.cohort import Cohort
+from mppfl.learning.config import TrainingConfig
+from mppfl.learning.flat import flat_model
+from mppfl.learning.local import Lane
+from mppfl.learning.models import make_model
+from mppfl.learning.schedule import schedule_of
+from mppfl.learning.spanned import is_less_work, own_examples
+
+SHAPE, CLASSES, PICTURES = (1, 8, 8), 4, 400
+MODELS = {
+    "softmax": lambda: make_model("softmax", SHAPE, CLASSES),
+    "mlp": lambda: make_model("mlp", SHAPE, CLASSES, hidden=(7, 5)),
+    "without biases": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 6, bias=False), nn.ReLU(), nn.Linear(6, CLASSES, bias=False)
+    ),
+}
+SIZES = (5, 12, 5, 31, 1, 20)  # examples of the clients, none alike in order
+
+
+def examples(dtype=np.float64):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(PICTURES, *SHAPE)).astype(dtype), rng.integers(CLASSES, size=PICTURES)
+
+
+def batches(seed, size, epochs, per_batch=4):
+    rng = np.random.default_rng(seed)
+    own = rng.choice(PICTURES, size, replace=False)
+    orders = [rng.permutation(own) for _ in range(epochs)]
+    return [order[start : start + per_batch] for order in orders for start in range(0, size, per_batch)]
+
+
+def lanes_from(starts, sizes=SIZES, epochs=3):
+    return [Lane(start, batches(k, size, epochs)) for k, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+
+
+def cohort_of(model, num_lanes, epochs=3, precision="float64", **more):
+    data = examples(np.float64 if precision == "float64" else np.float32)
+    config = TrainingConfig(batch_size=4, local_epochs=epochs, learning_rate=0.2, precision=precision, **more)
+    return Cohort(model, *data, config, num_lanes)
+
+
+def starts_of(model, count, alike):
+    rng = np.random.default_rng(2)
+    start = model.initial_weights(0).double()
+    starts = [start + torch.from_numpy(0.1 * rng.normal(size=len(start))) for _ in range(1 if alike else count)]
+    return starts * (count if alike else 1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("alike", [True, False], ids=["one start", "starts of their own"])
+@pytest.mark.parametrize("at_once", [1, 2, 20])
+def test_small_clients_move_as_the_plain_loop_moves_them(model, alike, at_once):
+    flat = flat_model(MODELS[model]())
+    lanes = lanes_from(starts_of(flat, len(SIZES), alike))
+    with cohort_of(flat, len(lanes), engine="dense", clients_at_once=at_once) as cohort:
+        assert len(cohort._spanned.which_pay(lanes, 3)) == len(lanes)
+        found = [cohort.updates(lanes) for _ in range(2)]  # the second finds its Gram matrices kept
+    with cohort_of(flat_model(MODELS[model]()), len(lanes), engine="loop") as plain:
+        wanted = plain.updates(lanes)
+    assert wanted.abs().max() > 0.01
+    for updates in found:
+        torch.testing.assert_close(updates, wanted, atol=1e-11, rtol=0)
+
+
+def test_large_clients_beside_small_ones_are_computed_plainly_and_land_in_their_rows():
+    flat = flat_model(MODELS["mlp"]())
+    sizes = (5, 200, 12, 150)
+    lanes = lanes_from(starts_of(flat, len(sizes), alike=True), sizes)
+    with cohort_of(flat, len(lanes), engine="dense") as cohort:
+        assert cohort._spanned.which_pay(lanes, 3) == [0, 2]
+        found = cohort.updates(lanes)
+    with cohort_of(flat_model(MODELS["mlp"]()), len(lanes), engine="loop") as plain:
+        torch.testing.assert_close(found, plain.updates(lanes), atol=1e-11, rtol=0)
+
+
+def test_an_example_that_comes_twice_in_a_batch_counts_twice():
+    flat = flat_model(MODELS["mlp"]())
+    lane = Lane(flat.initial_weights(0).double(), [np.array([3, 7, 3]), np.array([7, 7, 7, 9])])
+    with cohort_of(flat, 1, epochs=2, engine="dense") as cohort:
+        assert cohort._spanned.which_pay([lane], 2) == [0]
+        found = cohort.updates([lane])
+    with cohort_of(flat_model(MODELS["mlp"]()), 1, engine="loop") as plain:
+        torch.testing.assert_close(found, plain.updates([lane]), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("size", [12, 17, 60])
+def test_clients_of_one_size_are_the_same_to_the_bit_alone_and_in_company(size):
+    flat = flat_model(make_model("mlp", SHAPE, CLASSES, hidden=(16,)))
+    lanes = lanes_from([flat.initial_weights(0)] * 6, [size] * 6)
+    with cohort_of(flat, len(lanes), precision="float32", engine="dense") as cohort:
+        assert len(cohort._spanned.which_pay(lanes, 3)) == len(lanes)
+        together = cohort.updates(lanes)
+        for k, lane in enumerate(lanes):
+            assert torch.equal(cohort.updates([lane])[0], together[k])
+
+
+def test_gram_matrices_never_take_more_than_the_examples():
+    flat = flat_model(MODELS["mlp"]())
+    start = flat.initial_weights(0).double()
+    with cohort_of(flat, 1, engine="dense") as cohort:
+        for seed in range(40):  # other examples every time
+            cohort.updates([Lane(start, batches(seed, 60, 3))])
+            kept = sum(gram.numel() for gram in cohort._spanned._grams.values())
+            assert 0 < kept == cohort._spanned._kept <= PICTURES * 64
+
+
+def test_what_leaves_the_span_is_computed_plainly():
+    model = MODELS["mlp"]
+    lanes = lanes_from([flat_model(model()).initial_weights(0).double()] * len(SIZES))
+    with cohort_of(flat_model(model()), 6, engine="dense", momentum=0.9) as cohort:
+        assert cohort._spanned is None
+    with cohort_of(flat_model(model()), 6, engine="dense", augmentation="crop_and_flip") as cohort:
+        assert cohort._spanned is None
+    with cohort_of(flat_model(model()), 6, engine="dense") as cohort:
+        assert cohort._spanned.which_pay(lanes, 3)
+        assert not cohort._spanned.which_pay([Lane(lanes[0].start, lanes[0].batches, noise=object())], 3)
+        assert not cohort._spanned.which_pay([Lane(lanes[0].start, [])], 3)
+
+
+@pytest.mark.parametrize(
+    ("looks", "epochs", "inputs", "pays"),
+    [(60, 1, 784, True), (300, 1, 784, False), (1500, 5, 784, True), (5 * 784, 5, 784, True), (5 * 785, 5, 784, False)],
+)
+def test_the_span_is_used_where_it_is_less_work(looks, epochs, inputs, pays):
+    assert is_less_work(looks, epochs, inputs) is pays
+
+
+def test_own_examples_tells_where_every_look_is():
+    lanes = [Lane(torch.zeros(1), [np.array([8, 3]), np.array([3])]), Lane(torch.zeros(1), [np.array([5])])]
+    own, counts, position = own_examples(schedule_of(lanes, 2))
+    assert own.tolist() == [[3, 8], [5, 5]]
+    assert counts.tolist() == [2, 1]
+    assert position.tolist() == [1, 0, 0, 0]
