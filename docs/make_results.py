@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "benchmarks" / "records"
 COMPARISON = ROOT / "docs" / "results" / "compare-paper-like.json"
 SHOWN = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "random", "fixed", "sarda_like", "sarda_r")
 SEEDS, ROUNDS, CLIENTS = 30, 60, 20
@@ -75,7 +76,7 @@ def speed_table() -> str:
 
 def newest_record(name: str) -> dict:
     dated = "[0-9]" * 4 + "-[0-9][0-9]-[0-9][0-9]"
-    return json.loads(sorted((ROOT / "benchmarks" / "records").glob(f"{dated}-{name}.json"))[-1].read_text())
+    return json.loads(sorted(RECORDS.glob(f"{dated}-{name}.json"))[-1].read_text())
 
 
 def real_table() -> str:
@@ -211,19 +212,27 @@ def precision_table() -> str:
 
 
 def race_table() -> str:
-    lines = ["| round | who | CPU s | wall s | CPU, × mppfl's | wall, × mppfl's |", "|---|---|--:|--:|--:|--:|"]
-    for race in newest_record("peers")["races"]:
-        for row in race["rows"]:
-            if row.get("failure"):
-                lines.append(f"| {race['workload']} | {row['name']} | {row['failure']} | | | |")
-                continue
-            ratios = [row.get(f"{what}_ratios") for what in ("cpu", "wall")]
-            told = ["" if found is None else f"{np.median(found):.2f}" for found in ratios]
-            lines.append(
-                f"| {race['workload']} | {row['name']} | {row['cpu_seconds']:.3f} | {row['wall_seconds']:.3f} "
-                f"| {told[0]} | {told[1]} |"
-            )
-    return "\n".join(lines)
+    """Every race on record: processors differ in what they do best."""
+    dated = "[0-9]" * 4 + "-[0-9][0-9]-[0-9][0-9]"
+    records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"{dated}-peers.json"), reverse=True)]
+    parts = []
+    for record in records:
+        processor = record["machine"]["processor"].replace("(R)", "").replace("Processor ", "")
+        parts.append(f"{processor}, 2 cores, commit {record['commit'][:7]}:\n")
+        parts.append("| round | who | CPU s | wall s | CPU, × mppfl's | wall, × mppfl's |\n|---|---|--:|--:|--:|--:|")
+        for race in record["races"]:
+            for row in race["rows"]:
+                if row.get("failure"):
+                    parts.append(f"| {race['workload']} | {row['name']} | {row['failure']} | | | |")
+                    continue
+                ratios = [row.get(f"{what}_ratios") for what in ("cpu", "wall")]
+                told = ["" if found is None else f"{np.median(found):.2f}" for found in ratios]
+                parts.append(
+                    f"| {race['workload']} | {row['name']} | {row['cpu_seconds']:.3f} | {row['wall_seconds']:.3f} "
+                    f"| {told[0]} | {told[1]} |"
+                )
+        parts.append("")
+    return "\n".join(parts).rstrip()
 
 
 def growth_table() -> str:
