@@ -528,3 +528,29 @@ def test_arms_need_names_of_their_own():
     for arms in ([], [arm, dataclasses.replace(arm)]):
         with pytest.raises(BadInput, match="names of their own"):
             next(rounds_together(softmax_on(data), arms))
+
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.linear(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Branching(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.RReLU(), torch.nn.Linear(64, 4))],
+    ids=["code that looks at numbers", "a layer that PyTorch cannot take apart"],
+)
+@pytest.mark.parametrize("privacy", ["dpsgd_shuffle", "full_batch"])
+def test_a_model_without_gradients_of_single_examples_is_refused_before_anything_is_paid(model, privacy):
+    plan, ledger = plan_with((1.0, 1.0, 1.0), 1), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, "batch_size": 4, "privacy": privacy, "clip_norm": 1.0})
+    with pytest.raises(BadInput, match=r"clips every example's gradient.*vmap.*use privacy='client'"):
+        list(training_rounds(model, pictures(), plan, config, ledger=ledger))
+    assert len(ledger) == 0
+    (record,) = training_rounds(model, pictures(), plan, TrainingConfig(batch_size=4, privacy="client", clip_norm=1.0))
+    assert record.diverged == ()

@@ -22,7 +22,7 @@ from mppfl.learning.batches import local_work
 from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.config import FIRST_ROUND_MEDIAN, TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model, normalises_over_examples
-from mppfl.learning.local import as_array
+from mppfl.learning.local import as_array, require_gradients_of_examples
 from mppfl.network.device import find_device
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
@@ -106,6 +106,8 @@ class Standing:
                 f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
                 "norm='group', or privacy='client'."
             )
+        if config.mechanism.noise_on != "update":
+            require_gradients_of_examples(model, torch.zeros_like(_first_example(model, data)))
         if config.hides_samples and model.draws_on(_first_example(model, data)):
             raise BadInput(
                 "the model draws at random, as Dropout does, which breaks privacy='dpsgd_poisson': draws go by place "

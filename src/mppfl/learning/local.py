@@ -193,6 +193,22 @@ def clipped_sum(model: FlatModel, weights: Tensor, inputs: Tensor, labels: Tenso
     return total
 
 
+def require_gradients_of_examples(model: FlatModel, example: Tensor) -> None:
+    """Raises where PyTorch cannot give the gradient of a single example [1, ...], which clipping asks for."""
+    weights = flattened(trained_parameters(model.module)).detach()
+    try:
+        with seeded_layers(0, example.device):
+            clipped_sum(model, weights, example, torch.zeros(1, dtype=torch.long, device=example.device), 1.0)
+    except RuntimeError as cause:
+        reason = str(cause).split(". ")[0].strip()
+        if "vmap" not in reason:
+            raise
+        raise BadInput(
+            f"this privacy clips every example's gradient, and PyTorch cannot find them for this model ({reason}). "
+            "Replace the layer or the code that it names, or use privacy='client'."
+        ) from cause
+
+
 def tell_what_overflows(norms: Tensor) -> None:
     """Says on this machine alone that some gradients are no numbers: what is released must not tell."""
     wrong = int((~torch.isfinite(norms)).sum())
