@@ -134,7 +134,28 @@ def frozen_first_layer():
     return model
 
 
+def layer_that_comes_twice():
+    twice, once = nn.Linear(8, 8), nn.Linear(8, 8)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), twice, nn.ReLU(), once, nn.ReLU(), twice, nn.ReLU(), nn.Linear(8, 4)
+    )
+
+
+def tied_weights():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[5].weight = model[3].weight
+    return model
+
+
+def one_relu_for_all():
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 4), relu)
+
+
 UNUSUAL = {
+    "a layer that comes twice": layer_that_comes_twice,
+    "tied weights": tied_weights,
+    "one ReLU for all": one_relu_for_all,
     "forward of its own": lambda: Residual(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4)),
     "layer of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(64, 8), nn.ReLU(), nn.Linear(8, 4)),
     "frozen layer": frozen_first_layer,

@@ -37,7 +37,10 @@ def batches(seed, size, epochs, per_batch=4):
 
 
 def lanes_from(starts, sizes=SIZES, epochs=3):
-    return [Lane(start, batches(k, size, epochs)) for k, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+    return [
+        Lane(start, batches(k, size, epochs), epochs=epochs)
+        for k, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
 
 
 def cohort_of(model, num_lanes, epochs=3, precision="float64", **more):
@@ -60,7 +63,7 @@ def test_small_clients_move_as_the_plain_loop_moves_them(model, alike, at_once):
     flat = flat_model(MODELS[model]())
     lanes = lanes_from(starts_of(flat, len(SIZES), alike))
     with cohort_of(flat, len(lanes), engine="dense", clients_at_once=at_once) as cohort:
-        assert len(cohort._spanned.which_pay(lanes, 3)) == len(lanes)
+        assert len(cohort._spanned.which_pay(lanes)) == len(lanes)
         found = [cohort.updates(lanes) for _ in range(2)]  # the second finds its Gram matrices kept
     with cohort_of(flat_model(MODELS[model]()), len(lanes), engine="loop") as plain:
         wanted = plain.updates(lanes)
@@ -74,7 +77,7 @@ def test_large_clients_beside_small_ones_are_computed_plainly_and_land_in_their_
     sizes = (5, 200, 12, 150)
     lanes = lanes_from(starts_of(flat, len(sizes), alike=True), sizes)
     with cohort_of(flat, len(lanes), engine="dense") as cohort:
-        assert cohort._spanned.which_pay(lanes, 3) == [0, 2]
+        assert cohort._spanned.which_pay(lanes) == [0, 2]
         found = cohort.updates(lanes)
     with cohort_of(flat_model(MODELS["mlp"]()), len(lanes), engine="loop") as plain:
         torch.testing.assert_close(found, plain.updates(lanes), atol=1e-11, rtol=0)
@@ -82,9 +85,9 @@ def test_large_clients_beside_small_ones_are_computed_plainly_and_land_in_their_
 
 def test_an_example_that_comes_twice_in_a_batch_counts_twice():
     flat = flat_model(MODELS["mlp"]())
-    lane = Lane(flat.initial_weights(0).double(), [np.array([3, 7, 3]), np.array([7, 7, 7, 9])])
+    lane = Lane(flat.initial_weights(0).double(), [np.array([3, 7, 3]), np.array([7, 7, 7, 9])], epochs=2)
     with cohort_of(flat, 1, epochs=2, engine="dense") as cohort:
-        assert cohort._spanned.which_pay([lane], 2) == [0]
+        assert cohort._spanned.which_pay([lane]) == [0]
         found = cohort.updates([lane])
     with cohort_of(flat_model(MODELS["mlp"]()), 1, engine="loop") as plain:
         torch.testing.assert_close(found, plain.updates([lane]), atol=1e-12, rtol=0)
@@ -95,7 +98,7 @@ def test_clients_of_one_size_are_the_same_to_the_bit_alone_and_in_company(size):
     flat = flat_model(make_model("mlp", SHAPE, CLASSES, hidden=(16,)))
     lanes = lanes_from([flat.initial_weights(0)] * 6, [size] * 6)
     with cohort_of(flat, len(lanes), precision="float32", engine="dense") as cohort:
-        assert len(cohort._spanned.which_pay(lanes, 3)) == len(lanes)
+        assert len(cohort._spanned.which_pay(lanes)) == len(lanes)
         together = cohort.updates(lanes)
         for k, lane in enumerate(lanes):
             assert torch.equal(cohort.updates([lane])[0], together[k])
@@ -106,7 +109,7 @@ def test_gram_matrices_never_take_more_than_the_examples():
     start = flat.initial_weights(0).double()
     with cohort_of(flat, 1, engine="dense") as cohort:
         for seed in range(40):  # other examples every time
-            cohort.updates([Lane(start, batches(seed, 60, 3))])
+            cohort.updates([Lane(start, batches(seed, 60, 3), epochs=3)])
             kept = sum(gram.numel() for gram in cohort._spanned._grams.values())
             assert 0 < kept == cohort._spanned._kept <= PICTURES * 64
 
@@ -119,9 +122,9 @@ def test_what_leaves_the_span_is_computed_plainly():
     with cohort_of(flat_model(model()), 6, engine="dense", augmentation="crop_and_flip") as cohort:
         assert cohort._spanned is None
     with cohort_of(flat_model(model()), 6, engine="dense") as cohort:
-        assert cohort._spanned.which_pay(lanes, 3)
-        assert not cohort._spanned.which_pay([Lane(lanes[0].start, lanes[0].batches, noise=object())], 3)
-        assert not cohort._spanned.which_pay([Lane(lanes[0].start, [])], 3)
+        assert cohort._spanned.which_pay(lanes)
+        assert not cohort._spanned.which_pay([Lane(lanes[0].start, lanes[0].batches, noise=object())])
+        assert not cohort._spanned.which_pay([Lane(lanes[0].start, [])])
 
 
 @pytest.mark.parametrize(
@@ -138,3 +141,21 @@ def test_own_examples_tells_where_every_look_is():
     assert own.tolist() == [[3, 8], [5, 5]]
     assert counts.tolist() == [2, 1]
     assert position.tolist() == [1, 0, 0, 0]
+
+
+def test_examples_whose_products_are_infinite_are_computed_plainly():
+    features, labels = examples(np.float32)
+    config = TrainingConfig(batch_size=4, local_epochs=3, learning_rate=1e-30, engine="dense")
+    flat = flat_model(make_model("softmax", SHAPE, CLASSES))
+    lane = Lane(torch.zeros(flat.num_parameters), batches(0, 12, 3), epochs=3)
+    with Cohort(flat, np.float32(1e19) * features, labels, config, 1) as cohort:
+        assert cohort._spanned.which_pay([lane]) == []
+        assert torch.isfinite(cohort.updates([lane])).all()
+
+
+def test_arms_that_pass_over_their_examples_more_or_less_often_are_judged_each_by_its_own():
+    flat = flat_model(MODELS["mlp"]())
+    start = flat.initial_weights(0).double()
+    once, thrice = Lane(start, batches(0, 60, 1)), Lane(start, batches(0, 60, 3), epochs=3)
+    with cohort_of(flat, 2, engine="dense") as cohort:
+        assert cohort._spanned.which_pay([once, thrice]) == [1]

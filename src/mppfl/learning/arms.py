@@ -87,7 +87,7 @@ def training_key(model: nn.Module, arm: Arm) -> str:
 
 def _first_example(model: FlatModel, data: ClientData) -> Tensor:
     parameter = next(model.module.parameters())
-    return torch.from_numpy(np.asarray(data.features[:1])).to(parameter.device, parameter.dtype)
+    return torch.from_numpy(np.array(data.features[:1])).to(parameter.device, parameter.dtype)
 
 
 class Standing:

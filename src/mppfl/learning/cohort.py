@@ -131,7 +131,7 @@ class Cohort:
 
     def _in_span(self, lanes: Sequence[Lane], spanned: SpannedDescent, gradients: LaneGradients) -> Tensor:
         """Lanes with few examples in the span of those, the others in step."""
-        small = spanned.which_pay(lanes, self.config.local_epochs)
+        small = spanned.which_pay(lanes)
         if not small:
             return self._in_step(lanes, gradients)
         found = torch.empty((len(lanes), self.model.num_parameters), dtype=self.dtype)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,9 @@ class FlatModel:
 
     def logits(self, parts: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """What the module says about the inputs under these weights."""
-        answer: Tensor = torch.func.functional_call(self.module, parts, (inputs,))
+        # Tied by name, a layer that comes twice would not get its own weights back.
+        is_tied = shares_weights_between_layers(self.module)
+        answer: Tensor = torch.func.functional_call(self.module, parts, (inputs,), tie_weights=is_tied)
         return answer
 
     def load(self, weights: Tensor) -> None:
@@ -99,6 +102,12 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def shares_weights_between_layers(module: nn.Module) -> bool:
+    """Whether two layers hold the same weights; a layer that comes twice is one."""
+    own = [parameter for layer in module.modules() for parameter in layer.parameters(recurse=False)]
+    return len(own) != len(set(map(id, own)))
+
+
 def has_frozen(module: nn.Module) -> bool:
     return not all(parameter.requires_grad for parameter in module.parameters())
 
@@ -113,8 +122,16 @@ def computes_as(layer: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def is_plain_row(module: nn.Module) -> bool:
-    """Whether the module is layers in a row, all of which are trained."""
-    return computes_as(module, nn.Sequential) and not has_frozen(module)
+    """Whether the module is layers in a row, each there once, all of them trained, with weights of their own.
+
+    `children` and `named_parameters` leave out what comes a second time.
+    """
+    if not computes_as(module, nn.Sequential) or has_frozen(module):
+        return False
+    weights = list(module.named_parameters(remove_duplicate=False))
+    return len(list(module.children())) == len(cast(nn.Sequential, module)) and len(weights) == len(
+        list(module.parameters())
+    )
 
 
 def is_plain_flatten(layer: nn.Module) -> bool:

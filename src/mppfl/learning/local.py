@@ -103,12 +103,14 @@ class Lane:
     batches      rows of the table of examples, step by step
     noise        how each gradient is made private; None where the whole update is, after training
     layers_seed  for layers that draw at random themselves
+    epochs       how often the batches pass over the client's examples; more than 1 may save an engine work
     """
 
     start: Tensor
     batches: Sequence[IntArray]
     noise: GradientNoise | None = None
     layers_seed: int = 0
+    epochs: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def _assigned(standing: Standing, drawn: Drawn) -> _Work:
             drawn[key] = looks_of_round(config, standing.works[k], data.members[k], terms.round_index, k)
         noise = None if costs is None else gradient_noise(standing, costs[number], k, float(asked[k]))
         layers_seed = int(stream(config.seed, "layers", terms.round_index, k).integers(2**62))
-        lanes.append(Lane(standing.weights, drawn[key], noise, layers_seed))
+        lanes.append(Lane(standing.weights, drawn[key], noise, layers_seed, config.local_epochs))
     return _Work(terms, asked, who, lanes, costs)
 
 

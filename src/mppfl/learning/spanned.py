@@ -39,16 +39,20 @@ class SpannedDescent:
         self.model, self.learning_rate, self.gradients = model, learning_rate, gradients
         self.features, self.labels = table.features.flatten(1), table.labels
         self.weight, self.bias = (f"{gradients.names[0]}.{part}" for part in ("weight", "bias"))
+        largest = float(self.features.abs().max()) if self.features.numel() else 0.0
+        self.is_tame = self.features.shape[1] * largest**2 < torch.finfo(self.features.dtype).max  # products are finite
         self._grams: dict[bytes, Tensor] = {}  # by the client's rows
         self._kept = 0  # their entries
 
-    def which_pay(self, lanes: Sequence[Lane], local_epochs: int) -> list[int]:
+    def which_pay(self, lanes: Sequence[Lane]) -> list[int]:
         """The lanes that are computed faster so, those with few looks first: lanes of one group are padded alike."""
+        if not self.is_tame:
+            return []
         looks = [sum(map(len, lane.batches)) for lane in lanes]
         chosen = [
             at
             for at, lane in enumerate(lanes)
-            if lane.noise is None and is_less_work(looks[at], local_epochs, self.features.shape[1])
+            if lane.noise is None and is_less_work(looks[at], lane.epochs, self.features.shape[1])
         ]
         return sorted(chosen, key=lambda at: looks[at])
 
@@ -136,9 +140,9 @@ def _turned(weights: Tensor) -> Tensor:
     return weights.mT.contiguous()
 
 
-def is_less_work(looks: int, local_epochs: int, num_inputs: int) -> bool:
+def is_less_work(looks: int, epochs: int, num_inputs: int) -> bool:
     """Whether so many looks cost less in the span, the Gram matrix being no larger than the examples themselves."""
-    examples = looks / local_epochs
+    examples = looks / epochs
     in_span, plainly = examples * (4 * num_inputs + 2 * looks), 4 * looks * num_inputs
     return 0 < examples <= num_inputs and in_span <= WORTH * plainly
 
