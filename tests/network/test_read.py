@@ -523,7 +523,18 @@ def test_a_normalised_graph_is_written_with_the_weights_it_was_given(normalisati
 
 def test_written_links_look_like_this(tmp_path):
     write_links(graph_of({("a", "b, c"): 0.1, ("b, c", "a"): 2.0}), tmp_path / "links.csv")
-    assert (tmp_path / "links.csv").read_text() == 'source,target,weight\n"b, c",a,2.0\na,"b, c",0.1\n'
+    assert (tmp_path / "links.csv").read_text() == 'source,target,weight\na,"b, c",0.1\n"b, c",a,2.0\n'
+
+
+def test_a_list_of_links_keeps_the_order_of_clients_where_it_can_and_says_where_not(tmp_path):
+    path = tmp_path / "links.csv"
+    kept = graph_of({("Zoe", "Bob"): 1.0, ("Bob", "Zoe"): 2.0, ("Amy", "Zoe"): 1.0, ("Bob", "Amy"): 3.0})
+    assert write_links(kept, path)
+    assert read_graph(path).names == kept.names == ("Zoe", "Bob", "Amy")
+    ends = np.array([0, 2, 1, 3])
+    lost = graph_from_links(ends, ends[[1, 0, 3, 2]], np.ones(4), names=["Zoe", "Bob", "Amy", "Dan"])
+    assert not write_links(lost, path)  # Zoe and Amy, Bob and Dan: whoever comes second, Bob does not
+    assert read_graph(path).names == ("Zoe", "Amy", "Bob", "Dan")
 
 
 @pytest.mark.parametrize("kind", ["erdos_renyi", "skewed", "barabasi_albert"])

@@ -146,7 +146,12 @@ def _write(graph: object, target: Path) -> None:
     else:
         if len(graph.isolated) and not _all_linked(graph):
             raise BadInput("an edge list cannot hold clients without any link; write .graphml instead.")
-        write_links(graph, target)
+        if not write_links(graph, target):
+            typer.echo(
+                f"note: a list of links cannot keep the order of these clients, so whatever is drawn for clients goes "
+                f"to others with {target.name}. Write .graphml to keep it.",
+                err=True,
+            )
     typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} links")
 
 

@@ -109,11 +109,8 @@ class Game:
 
 
 def finite_strength(externality_strength: float) -> float:
-    """α as a float, if it is a finite number of at least 0."""
-    strength = require_number(externality_strength, "externality_strength", 0.0, np.inf, open_ends=False)
-    if not np.isfinite(strength):
-        raise BadInput(f"externality_strength={strength} must be a finite number.")
-    return strength
+    """α as a float, if it is a number of at least 0 that the game can multiply by."""
+    return require_number(externality_strength, "externality_strength", 0.0, LARGEST, open_ends=False)
 
 
 def make_game(

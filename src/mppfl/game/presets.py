@@ -42,6 +42,8 @@ def preset(name: str) -> Preset:
 def draw_clients(name: str, num_clients: int, rng: np.random.Generator) -> Clients:
     """Clients drawn from a preset's ranges."""
     chosen = preset(name)
+    if not isinstance(rng, np.random.Generator):
+        raise BadInput(f"rng={rng!r} is no random generator. Pass numpy.random.default_rng(seed).")
     return Clients(
         quadratic_cost=rng.uniform(*chosen.quadratic_cost, num_clients),
         linear_cost=rng.uniform(*chosen.linear_cost, num_clients),

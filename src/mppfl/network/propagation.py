@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mppfl.arrays import Array, IntArray, require_count, require_number
+from mppfl.arrays import Array, IntArray, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix
 from mppfl.network.product import times
@@ -126,8 +126,10 @@ def attribute(propagation: Propagation, client: int, budgets: Array) -> Attribut
 
     The amounts sum to `(propagation @ budgets)[client]`.
     """
-    if not 0 <= client < propagation.num_clients:
-        raise BadInput(f"client={client} must be a position from 0 to {propagation.num_clients - 1}.")
+    if not isinstance(client, (int, np.integer)) or not 0 <= client < propagation.num_clients:
+        raise BadInput(f"client={client!r} must be a position from 0 to {propagation.num_clients - 1}.")
+    budgets = read_only(budgets, "budgets", length=propagation.num_clients)
+    require(budgets, "budgets", budgets >= 0, "at least 0")
     reached = propagation.influence[[client]]
     sources, hops, amounts = [], [], []
     for hop in range(1, propagation.max_hops + 1):

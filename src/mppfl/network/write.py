@@ -45,11 +45,12 @@ def write_graphml(graph: SocialGraph, path: str | Path) -> None:
         nx.write_graphml_xml(to_networkx(graph), file)
 
 
-def write_links(graph: SocialGraph, path: str | Path) -> None:
+def write_links(graph: SocialGraph, path: str | Path) -> bool:
     """Writes lines `source,target,weight` with the weights as given; gzipped if the path ends in .gz.
 
-    `read_graph` makes the same graph of them, up to the order of clients. A client without any link cannot be written
-    this way and is an error.
+    `read_graph` makes the same graph of them, and numbers clients as they first appear. Returns whether that is their
+    order in `graph`: not every order can be kept by links alone. A client without any link cannot be written this way
+    and is an error.
     """
     arcs = graph.links().tocoo()
     unlinked = np.flatnonzero(np.bincount(np.concatenate([arcs.row, arcs.col]), minlength=graph.num_clients) == 0)
@@ -58,14 +59,20 @@ def write_links(graph: SocialGraph, path: str | Path) -> None:
             f"client {shortened(graph.name(int(unlinked[0])))} has no links ({len(unlinked):,} such), and a list of "
             "links would lose it. Use write_graphml, or drop isolated clients."
         )
+    order = np.lexsort((arcs.col, np.maximum(arcs.col, arcs.row)))  # who has a link to an earlier one comes in turn
+    sources, targets, weights = arcs.col[order], arcs.row[order], arcs.data[order]
     names = [_quoted(name) for name in _names(graph)]
     with _replaced(Path(path)) as file:
         file.write(b"source,target,weight\n")
         for start in range(0, arcs.nnz, 2**16):
             some = slice(start, start + 2**16)
-            ends = zip(arcs.col[some].tolist(), arcs.row[some].tolist(), arcs.data[some].tolist(), strict=True)
+            ends = zip(sources[some].tolist(), targets[some].tolist(), weights[some].tolist(), strict=True)
             lines = (f"{names[source]},{names[target]},{weight!r}\n" for source, target, weight in ends)
             file.write("".join(lines).encode("utf-8"))
+    appear = np.stack([sources, targets], axis=1).reshape(-1)
+    first = np.empty(graph.num_clients, dtype=np.int64)
+    first[appear[::-1]] = np.arange(len(appear))[::-1]  # the earliest is written last
+    return bool((np.diff(first) > 0).all())
 
 
 @contextmanager
