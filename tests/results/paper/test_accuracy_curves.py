@@ -149,3 +149,9 @@ def test_committed_curves_are_made_from_the_committed_files():
     images = FILES.parents[1] / "docs" / "images" / "paper"
     for name, svg in curve_charts(FILES).items():
         assert (images / f"{name}.svg").read_text("utf-8") == as_file(svg), "run: make docs"
+
+
+@pytest.mark.parametrize("sa", [20.01, 86.45, 57.3])
+def test_a_gap_of_just_one_point_is_within_one_point(tmp_path, sa):
+    file_curves(tmp_path, social_agnostic=[sa] * 4, mppfl=[round(sa - 1, 2)] * 4)
+    assert stays_close(only(tmp_path)).verdict == "reproduced"

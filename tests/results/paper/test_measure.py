@@ -321,3 +321,29 @@ def test_measuring_needs_torch_numpy_and_scipy_alone(tmp_path):
     assert len(every_training(tmp_path)) == 8
     assert all(math.isfinite(each.accuracy) for _, each in every_training(tmp_path))
     assert place_of_unit(NAME) == IID
+
+
+def test_a_stopped_run_of_other_settings_is_left_alone(begun, told, monkeypatch):
+    folder, _ = begun
+    run(folder, told, minutes=1e-9)
+    (stopped,) = (folder / "in-flight").rglob("*.npz")
+    longer = SETTINGS | {NAME: replace(SETTING, num_rounds=5)}
+    elsewhere = folder / "elsewhere"
+    shutil.copytree(folder / "in-flight", elsewhere / "in-flight")
+    done = measure([IID], elsewhere, settings=longer, tell=told.append, at_most_arms=1)
+    assert done.trained == 1
+    assert [path.name for path in (elsewhere / "in-flight").rglob("*.npz")] == [stopped.name]
+
+
+def test_stopped_arms_go_on_as_few_at_once_as_is_asked(begun, told, monkeypatch):
+    folder, before = begun
+    with monkeypatch.context() as broken:
+        broken.setattr(batch, "rounds_together", stopping(2, KeyboardInterrupt)[0])
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, told)
+    told.clear()
+    run(folder, told, arms_together=1)
+    assert [line for line in told if "go on from" in line] == 2 * [
+        "fashion-mnist/iid/n20/seed0: 1 arms go on from where they were stopped"
+    ]
+    assert same_results(folder, before)

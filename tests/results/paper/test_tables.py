@@ -171,3 +171,30 @@ def test_accuracy_against_the_number_of_clients_is_told_beside_the_papers(tmp_pa
     fill(tmp_path, LARGE, 61.0, 60.0, 40.0)
     text = tables_section(tmp_path)
     assert "IID, N = 20, 50: SA 66.00 → 61.00 (the paper's 66.49 → 67.48), without noise 60.00 → 60.00." in text
+
+
+def test_means_that_only_rounding_tells_apart_are_equal(tmp_path):
+    for seed, (sa, mppfl) in enumerate([(88.15, 88.16), (86.70, 86.69)]):  # both 87.425
+        fill(tmp_path, Cell("cifar-10", "dir0.3", 20, seed), sa, mppfl, 60.0)
+    assert row_of(tmp_path, SKEWED).order_holds
+
+
+def test_a_drop_between_other_seeds_is_not_told(tmp_path):
+    setting = SETTINGS["cifar-10"]
+    add_arms(tmp_path, SKEWED, setting, [measured(ArmName("social_agnostic", "noise_aware"), 60.0)])
+    late = Cell("cifar-10", "dir0.3", 20, 1)
+    add_arms(tmp_path, late, setting, [measured(ArmName("mppfl", "noise_aware"), 56.0)])
+    row = row_of(tmp_path, SKEWED)
+    assert (list(row.ours), list(row.paired)) == (["social_agnostic", "mppfl"], ["social_agnostic"])
+    assert "| – / 0.02 |" in tables_section(tmp_path)
+
+
+def test_a_cell_without_its_noiseless_arm_is_marked_among_the_numbers_of_clients(tmp_path):
+    fill(tmp_path, IID, 66.0, 65.0, 50.0)
+    fill(tmp_path, LARGE, 67.0, 66.0, 40.0)
+    assert "without noise 60.00 → 60.00" in tables_section(tmp_path)
+    other = tmp_path / "other"
+    fill(other, IID, 66.0, 65.0, 50.0)
+    arms = [measured(ArmName(name, "noise_aware"), 60.0) for name in ("social_agnostic", "mppfl", "sarda_like")]
+    add_arms(other, LARGE, SETTINGS["cifar-10"], arms)
+    assert "without noise 60.00 → –" in tables_section(other)

@@ -18,6 +18,7 @@ from mppfl.results.paper.choice import settings_of
 from mppfl.results.paper.claims import Finding
 from mppfl.results.paper.store import Measured
 from mppfl.results.paper.tables import COLUMNS, JUDGED, MPPFL_WITHIN, of_aggregation, seeds_on_file
+from mppfl.results.paper.units import within
 
 SPLITS = ("dir0.3", "dir0.6", "iid")  # as the paper orders them
 CLIENTS = 20
@@ -99,9 +100,9 @@ def stays_close(curves: Curves) -> Finding | None:
     apart = both[0] - both[1]
     mean, largest = float(apart.mean()), float(np.abs(apart).max())
     reason = f"MPPFL lies {mean:.2f} points below SA on average, {largest:.2f} away at most".replace("-", "−")
-    if largest <= MPPFL_WITHIN:
+    if within(largest, MPPFL_WITHIN):
         return Finding("reproduced", "", reason)
-    if abs(mean) <= MPPFL_WITHIN:
+    if within(mean, MPPFL_WITHIN):
         return Finding("under a stated condition", "on average over the rounds", reason)
     return Finding("not reproduced", "", reason)
 

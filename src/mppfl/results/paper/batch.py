@@ -61,7 +61,7 @@ def trained(
     def keep() -> None:
         for job in jobs:
             if stopped is not None and logs[_name(job)].last is not None:
-                stopped.keep(case.cell, job, logs[_name(job)].checkpoint())
+                stopped.keep(case.cell, case.setting, job, logs[_name(job)].checkpoint())
 
     kept_at = before = time.monotonic()
     shortest = math.inf
@@ -125,7 +125,7 @@ def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped:
             precision=cast(Precision, precision),
             evaluate_every=every,
         )
-        since = None if stopped is None else stopped.checkpoint(case.cell, job)
+        since = None if stopped is None else stopped.checkpoint(case.cell, case.setting, job)
         arms.append(Arm(_name(job), case.plan(arm.mechanism), case.data, config, resume=since))
     return arms
 

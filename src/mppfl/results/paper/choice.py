@@ -45,6 +45,8 @@ def read_choice(folder: Path, dataset: str) -> dict[str, Any]:
         return {"num_rounds": None, "variants": [], "chosen": None}
     except (OSError, ValueError, KeyError, TypeError) as cause:
         raise BadFile(f"{path}: cannot be read as a choice ({cause!r}). Restore it, or remove it.") from cause
+    if unknown := [each for each in done if each not in VARIANTS]:
+        raise BadFile(f"{path}: {unknown[0]} is no variant that is tried. Restore it, or remove it.")
     if content["chosen"] != _best(done):
         raise BadFile(
             f"{path}: its choice {content['chosen']} is not what its variants say, {_best(done)}. Restore it, or "
@@ -77,8 +79,17 @@ def trained_for_choices(folder: Path) -> list[tuple[str, Measured]]:
     return found
 
 
-def settle_choice(folder: Path, setting: Setting, train: Train, tell: Callable[[str], None]) -> Setting | None:
-    """The setting as chosen, after `train` was called for each variant that is not on file; None where it gave none."""
+def settle_choice(
+    folder: Path,
+    setting: Setting,
+    train: Train,
+    tell: Callable[[str], None],
+    filed: Callable[[Setting], None] = lambda variant: None,
+) -> Setting | None:
+    """The setting as chosen, after `train` was called for each variant that is not on file; None where it gave none.
+
+    `filed` hears of every variant that is on the disk.
+    """
     num_rounds = min(CHOICE_ROUNDS, setting.num_rounds)
     content = read_choice(folder, setting.dataset)
     _require_alike(choice_path(folder, setting.dataset), content, setting, num_rounds)
@@ -86,7 +97,8 @@ def settle_choice(folder: Path, setting: Setting, train: Train, tell: Callable[[
     for norm, augmentation in VARIANTS:
         if (norm, augmentation) in done:
             continue
-        found = train(replace(setting, norm=norm, augmentation=augmentation, num_rounds=num_rounds))
+        variant = replace(setting, norm=norm, augmentation=augmentation, num_rounds=num_rounds)
+        found = train(variant)
         if found is None:
             return None
         done[norm, augmentation] = {"norm": norm, "augmentation": augmentation} | found.as_dict()
@@ -94,6 +106,7 @@ def settle_choice(folder: Path, setting: Setting, train: Train, tell: Callable[[
         content = {"dataset": setting.dataset, "cell": place_of_unit(setting.dataset).path, "num_rounds": num_rounds,
                    "variants": list(done.values()), "chosen": _best(accuracy)}  # fmt: skip
         write_whole(choice_path(folder, setting.dataset), f"{json.dumps(content, indent=1)}\n".encode())
+        filed(variant)
         tell(f"{setting.dataset}: {norm} norm, augmentation {augmentation}: {100 * found.accuracy:.2f} %")
     return replace(setting, **content["chosen"])
 

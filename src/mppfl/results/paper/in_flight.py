@@ -1,8 +1,9 @@
 """Trainings that were stopped before their end: a checkpoint of each, from which the next run goes on.
 
-    <folder>/in-flight/<source>-<device>-<precision>/<cell>-<arm>-<unit>.npz
+    <folder>/in-flight/<source>-<device>-<precision>/<cell>-<fingerprint of its configuration>-<arm>-<unit>.npz
 
-They lie apart by source, device and precision, because an arm is a measurement of one code on one kind of machine.
+They lie apart by source, device and precision, because an arm is a measurement of one code on one kind of machine; and
+by configuration, so that a rehearsal or another variant of a data set's choice never goes on as something else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from mppfl.errors import BadFile
 from mppfl.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mppfl.results.paper.cells import Cell
+from mppfl.results.paper.cells import ArmName, Cell, configuration, fingerprint
+from mppfl.results.paper.settings import Setting
 from mppfl.results.paper.units import Job
 from mppfl.results.provenance import Provenance
 
@@ -29,18 +31,19 @@ class InFlight:
 
     place: Path
 
-    def path(self, cell: Cell, job: Job) -> Path:
+    def path(self, cell: Cell, setting: Setting, job: Job) -> Path:
         arm, unit = job
-        return self.place / f"{cell.name}-{arm.mechanism}-{arm.aggregation}-{'noiseless' if unit is None else unit}.npz"
+        which = f"{arm.mechanism}-{arm.aggregation}-{'noiseless' if unit is None else unit}"
+        return self.place / f"{cell.name}-{fingerprint(configuration(cell, setting))}-{which}.npz"
 
-    def waiting(self, cell: Cell, jobs: Sequence[Job]) -> list[Job]:
+    def waiting(self, cell: Cell, setting: Setting, jobs: Sequence[Job]) -> list[Job]:
         """Those of the jobs that have been stopped after the same round, with the first such; none where none was."""
-        rounds = {job: found.rounds_done for job in jobs if (found := self.checkpoint(cell, job)) is not None}
+        rounds = {job: found.rounds_done for job in jobs if (found := self.checkpoint(cell, setting, job)) is not None}
         return [job for job, done in rounds.items() if done == next(iter(rounds.values()))]
 
-    def checkpoint(self, cell: Cell, job: Job) -> Checkpoint | None:
+    def checkpoint(self, cell: Cell, setting: Setting, job: Job) -> Checkpoint | None:
         """Where the job was stopped; None where it never was. A damaged file is removed: its training starts anew."""
-        path = self.path(cell, job)
+        path = self.path(cell, setting, job)
         if not path.exists():
             return None
         try:
@@ -50,13 +53,13 @@ class InFlight:
             path.unlink()
             return None
 
-    def keep(self, cell: Cell, job: Job, checkpoint: Checkpoint) -> None:
-        save_checkpoint(self.path(cell, job), checkpoint)
+    def keep(self, cell: Cell, setting: Setting, job: Job, checkpoint: Checkpoint) -> None:
+        save_checkpoint(self.path(cell, setting, job), checkpoint)
 
-    def drop(self, cell: Cell, jobs: Iterable[Job]) -> None:
+    def drop(self, cell: Cell, setting: Setting, jobs: Iterable[Job]) -> None:
         """Forgets jobs that are at their end, and the folder with the last of them."""
         for job in jobs:
-            self.path(cell, job).unlink(missing_ok=True)
+            self.path(cell, setting, job).unlink(missing_ok=True)
         for folder in (self.place, self.place.parent):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -67,6 +70,8 @@ def in_flight(folder: Path, origin: Provenance, precision: str) -> InFlight:
     return InFlight(folder / FOLDER / f"{origin.source}-{device}-{precision}")
 
 
-def count_in_flight(folder: Path, cell: Cell) -> int:
-    """Arms of a cell that some code on some device was stopped in."""
-    return len({path.name for path in (folder / FOLDER).glob(f"*/{cell.name}-*.npz")})
+def count_in_flight(folder: Path, cell: Cell, setting: Setting, missing: Iterable[ArmName]) -> int:
+    """Of the arms that a cell lacks, those that some code on some device was stopped in."""
+    begun = f"{cell.name}-{fingerprint(configuration(cell, setting))}"
+    place = folder / FOLDER
+    return sum(any(place.glob(f"*/{begun}-{arm.mechanism}-{arm.aggregation}-*.npz")) for arm in missing)

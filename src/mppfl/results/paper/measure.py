@@ -203,16 +203,13 @@ def _settle_choice(errand: _Errand, setting: Setting, dataset: Dataset) -> Setti
     cell = place_of_unit(setting.dataset)
 
     def train(variant: Setting) -> Measured | None:
-        case = Case(cell, variant, clients_of(cell, variant, dataset))
-        if _fitting(errand, case, 1) == 0:
-            return None
-        origin = errand.origin
-        (found,) = trained(case, [(NOISELESS, None)], errand.device, errand.precision, origin, tell=errand.tell)
-        errand.trained += 1
-        errand.arms_left -= 1
-        return found
+        found = _train_some(errand, Case(cell, variant, clients_of(cell, variant, dataset)), [(NOISELESS, None)])
+        return found[0] if found else None
 
-    return settle_choice(errand.folder, setting, train, errand.tell)
+    def forget(variant: Setting) -> None:
+        errand.stopped.drop(cell, variant, [(NOISELESS, None)])
+
+    return settle_choice(errand.folder, setting, train, errand.tell, forget)
 
 
 def _settle_units(errand: _Errand, setting: Setting, dataset: Dataset) -> bool:
@@ -227,7 +224,7 @@ def _settle_units(errand: _Errand, setting: Setting, dataset: Dataset) -> bool:
             return False
         told = {name: asdict(unit) for name, unit in units_of(setting.dataset, [*trials, *found]).items()}
         add_trials(folder, at, setting, found, told)
-        errand.stopped.drop(at, [(each.arm, each.unit) for each in found])
+        errand.stopped.drop(at, setting, [(each.arm, each.unit) for each in found])
         for name, unit in told.items():
             errand.tell(f"{setting.dataset}, {name}: unit {unit['unit']:g} ({unit['why']})")
     return True
@@ -253,7 +250,7 @@ def _measure_cell(errand: _Errand, cell: Cell, setting: Setting, dataset: Datase
         if not found:
             return False
         add_arms(folder, cell, setting, found)
-        errand.stopped.drop(cell, [(each.arm, each.unit) for each in found])
+        errand.stopped.drop(cell, setting, [(each.arm, each.unit) for each in found])
     errand.tell(f"{cell.path}: measured")
     return True
 
@@ -263,8 +260,8 @@ def _train_some(errand: _Errand, case: Case, jobs: Sequence[Job]) -> list[Measur
 
     Those that were stopped before go on first.
     """
-    if waiting := errand.stopped.waiting(case.cell, jobs):
-        jobs, count = waiting, int(min(len(waiting), errand.arms_left))
+    if waiting := errand.stopped.waiting(case.cell, case.setting, jobs):
+        jobs, count = waiting, int(min(len(waiting), errand.arms_left, errand.arms_together or math.inf))
         errand.tell(f"{case.cell.path}: {count} arms go on from where they were stopped")
     else:
         count = _fitting(errand, case, len(jobs))

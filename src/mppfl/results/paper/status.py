@@ -112,7 +112,7 @@ def _status_of(folder: Path, cell: Cell, setting: Setting, is_here: bool, second
     from_trials = [arm for arm in missing if arm.mechanism == SA or arm == NOISELESS]
     to_train = len(missing) - (len(from_trials) if cell == place_of_unit(cell.dataset) else 0)
     hours, reason = _hours(to_train, seconds), "" if is_here else NO_DATA
-    if waiting := count_in_flight(folder, cell):
+    if waiting := count_in_flight(folder, cell, setting, missing):
         reason = "; ".join(filter(None, [reason, f"{waiting} arms stopped before their end"]))
     if measured:
         return CellStatus(cell, "partly", measured, arms, hours, reason)

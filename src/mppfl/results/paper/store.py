@@ -184,8 +184,14 @@ def measured_from(row: Mapping[str, Any]) -> Measured:
     found = Measured(**known, arm=_arm(row), diverged=row.get("diverged", 0))
     if not 0 <= found.accuracy <= 1 or not math.isfinite(found.seconds):
         raise ValueError(f"accuracy={found.accuracy}, seconds={found.seconds}")
+    if found.unit is not None and not found.unit > 0:
+        raise ValueError(f"unit={found.unit}")
+    if len(found.curve["round"]) != len(found.curve["accuracy"]):
+        raise ValueError("its curve has rounds without an accuracy")
     return found
 
 
 def _arm(row: Mapping[str, Any]) -> ArmName:
+    if not isinstance(row["arm"], str):
+        raise TypeError(f"arm={row['arm']!r}")
     return arm_name(row["arm"])

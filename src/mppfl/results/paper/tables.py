@@ -11,7 +11,7 @@ from typing import Literal
 
 from mppfl.learning.config import Aggregation
 from mppfl.results.paper.cells import BOTH, CELLS, ArmName, Cell, aggregations_of, arms_of
-from mppfl.results.paper.choice import settings_of
+from mppfl.results.paper.choice import settings_of, trained_for_choices
 from mppfl.results.paper.printed import printed_accuracy
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import Measured, every_training, is_unavailable, read_cell, read_trials
@@ -53,6 +53,7 @@ class Row:
 
     printed     the paper's accuracies in percent, by its names
     ours        by mechanism; only seeds for which all three judged mechanisms are measured, where there are any
+    paired      mechanisms of `ours` that have the seeds of SA, so that a drop from it means something
     fixes_unit  whether the data set's unit was fixed on it, so that its SA says nothing
     reason      why there is no verdict; "" where there is one
     """
@@ -64,6 +65,7 @@ class Row:
     aggregation: Aggregation
     printed: Mapping[str, float]
     ours: Mapping[str, Figure]
+    paired: Collection[str]
     fixes_unit: bool
     reason: str
 
@@ -81,8 +83,9 @@ class Row:
 
     @property
     def order_holds(self) -> bool:
-        """SA ≥ MPPFL > SARDA-like."""
-        return self.drop("mppfl") >= 0 and self.drop("sarda_like") > self.drop("mppfl")
+        """SA ≥ MPPFL > SARDA-like. Means of seeds are equal where only rounding tells them apart."""
+        mppfl, sarda = (round(self.drop(name), 6) for name in ("mppfl", "sarda_like"))
+        return mppfl >= 0 and sarda > mppfl
 
     @property
     def mppfl_agrees(self) -> bool:
@@ -135,11 +138,9 @@ def _row(table: Table, cell: Cell, aggregation: Aggregation, folder: Path, setti
         seed: of_aggregation(found, aggregation) for seed, found in seeds_on_file(folder, cell, setting).items()
     }
     whole = {seed: found for seed, found in measured.items() if set(JUDGED) <= set(found)}
-    ours = {
-        mechanism: _figure([found[mechanism] for found in (whole or measured).values() if mechanism in found])
-        for mechanism in COLUMNS
-        if any(mechanism in found for found in (whole or measured).values())
-    }
+    used = whole or measured
+    seeds = {name: [seed for seed, found in used.items() if name in found] for name in COLUMNS}
+    ours = {name: _figure([used[seed][name] for seed in those]) for name, those in seeds.items() if those}
     return Row(
         table,
         cell.dataset,
@@ -148,6 +149,7 @@ def _row(table: Table, cell: Cell, aggregation: Aggregation, folder: Path, setti
         aggregation,
         printed_accuracy(table, cell.dataset, cell.partition, cell.num_clients),
         ours,
+        [name for name in ours if seeds[name] == seeds["social_agnostic"]],
         (cell.partition, cell.num_clients) == ("iid", 20),
         "" if whole else _why_not(folder, cell, measured.values()),
     )
@@ -255,8 +257,9 @@ def _by_clients(rows: Sequence[Row]) -> list[str]:
                     [row.printed["SA"] for row in several],
                 )
             )
-            noiseless = [row.ours["noiseless"].mean for row in several if "noiseless" in row.ours]
-            without = f", without noise {' → '.join(f'{value:.2f}' for value in noiseless)}" if noiseless else ""
+            noiseless = [row.ours.get("noiseless") for row in several]
+            told = " → ".join("–" if figure is None else f"{figure.mean:.2f}" for figure in noiseless)
+            without = f", without noise {told}" if any(noiseless) else ""
             counts_of_clients = ", ".join(str(row.num_clients) for row in several)
             sentences.append(
                 f"- {SETTINGS[dataset].title}, {PARTITION_TITLES[partition]}, N = {counts_of_clients}: SA {ours} "
@@ -323,8 +326,7 @@ def _beside(row: Row, mechanism: str) -> str:
 
 
 def _drops(row: Row, mechanism: str) -> str:
-    known = mechanism in row.ours and "social_agnostic" in row.ours
-    return f"{f'{row.drop(mechanism):.2f}' if known else '–'} / {row.printed_drop(mechanism):.2f}"
+    return f"{f'{row.drop(mechanism):.2f}' if mechanism in row.paired else '–'} / {row.printed_drop(mechanism):.2f}"
 
 
 def _counts_table(folder: Path) -> str:
@@ -409,14 +411,14 @@ def _terms(cell: Cell, weights: str, arms: Mapping[ArmName, Measured], count: in
         value = getattr(arms.get(ArmName(mechanism, weights)), name, None)
         return "–" if value is None else f"{value:.3g}"
 
-    norms = sorted({f"{each.clip_norm:.3g}" for each in arms.values()})
+    norms = [f"{norm:.3g}" for norm in sorted(each.clip_norm for each in arms.values())]
     return (
         _title(cell),
         str(cell.seed),
         weights,
         " to ".join(dict.fromkeys((norms[0], norms[-1]))),
         f"{of('mppfl', 'share_clipped')}, {of('social_agnostic', 'share_clipped')}",
-        ", ".join(sorted({f"{each.unit:g}" for each in arms.values()})),
+        ", ".join(f"{unit:g}" for unit in sorted({each.unit for each in arms.values() if each.unit is not None})),
         of("fixed-min", "fixed_budget"),
         of("fixed-mean", "fixed_budget"),
         f"{of('mppfl', 'dp_epsilon')}, {of('social_agnostic', 'dp_epsilon')}",
@@ -426,9 +428,9 @@ def _terms(cell: Cell, weights: str, arms: Mapping[ArmName, Measured], count: in
 
 
 def _speed_table(folder: Path) -> str:
-    """Arms, hours, examples and arithmetic per second of all that was trained, trials of units included."""
+    """Arms, hours, examples and arithmetic per second of all that was trained, choices and trials of units included."""
     groups: dict[tuple[str, str, str], list[Measured]] = {}
-    for dataset, each in every_training(folder):
+    for dataset, each in _all_trained(folder):
         for name in (SETTINGS[dataset].title, "all"):
             groups.setdefault((each.device, each.precision, name), []).append(each)
     lines = []
@@ -450,15 +452,20 @@ def _speed_table(folder: Path) -> str:
     return f"{_markdown(head, lines)}\n\n{_cells_an_hour(folder)}"
 
 
+def _all_trained(folder: Path) -> list[tuple[str, Measured]]:
+    return [*every_training(folder), *trained_for_choices(folder)]
+
+
 def _cells_an_hour(folder: Path) -> str:
-    hours = sum(each.seconds for _, each in every_training(folder)) / 3600
+    hours = sum(each.seconds for _, each in _all_trained(folder)) / 3600
     whole, settings = 0, settings_of(folder)
     for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
         cell = Cell(*place, 0)
         found = seeds_on_file(folder, cell, settings[cell.dataset]).values()
         whole += sum(set(arms_of(cell)) <= set(arms) for arms in found)
     return (
-        f"{whole} whole cells in {hours:.2f} hours of training, trials of units and unfinished cells included: "
+        f"{whole} whole cells in {hours:.2f} hours of training, choices, trials of units and unfinished cells "
+        "included: "
         f"{whole / hours:.1f} cells an hour."
     )
 
