@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 
+import networkx as nx
 import pytest
 
 approx = pytest.approx
@@ -122,3 +123,16 @@ def test_a_generated_network_can_be_solved(mppfl, tmp_path):
     mppfl("graph", "generate", "barabasi_albert", path, "--num-clients", 25)
     found = mppfl("solve", "--graph", path, "--rounds", 2, "--json", "--no-budgets").json
     assert (found["num_clients"], found["num_links"]) == (25, len(links_in(path)))
+
+
+def test_convert_says_where_a_list_of_links_cannot_keep_the_order_of_clients(mppfl, write, tmp_path):
+    kept = write("kept.csv", "Zoe,Bob", "Bob,Zoe", "Amy,Zoe", "Bob,Amy")
+    assert mppfl("graph", "convert", kept, tmp_path / "a.csv").stderr == ""
+    pairs = nx.DiGraph()
+    pairs.add_nodes_from(["Zoe", "Bob", "Amy", "Dan"])  # links alone name a friend of Zoe's before Bob
+    pairs.add_edges_from([("Zoe", "Amy"), ("Amy", "Zoe"), ("Bob", "Dan"), ("Dan", "Bob")])
+    lost = tmp_path / "lost.graphml"
+    nx.write_graphml(pairs, lost)
+    answer = mppfl("graph", "convert", lost, tmp_path / "b.csv")
+    assert (answer.code, "cannot keep the order" in answer.stderr) == (0, True)
+    assert mppfl("graph", "convert", lost, tmp_path / "b.graphml").stderr == ""

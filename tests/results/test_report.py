@@ -12,7 +12,7 @@ import pytest
 
 from mppfl.errors import BadInput, MppflError
 from mppfl.results import report_graph
-from mppfl.results.report import report_page, write_report
+from mppfl.results.report import _budget_series, report_page, write_report
 from tests.results.runs import CASES, STRANGE, make_run
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -170,3 +170,12 @@ def test_bad_targets_and_empty_reports_are_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(MppflError, match="could not be written"):
         write_report([make_run(num_clients=3)], tmp_path / "file" / "x.html")
+
+
+def test_budgets_are_those_that_were_spent_and_equal_curves_are_told():
+    run = make_run()
+    spent = run.history.clients["spent"]
+    curve = _budget_series("a", 0, run, banded=False)
+    part = run.history.clients["participating"][-1].astype(bool)
+    assert curve.y[-1] == pytest.approx(np.median(spent[-1][part]))
+    assert "These lie on one another:" in page_of(run, run).text

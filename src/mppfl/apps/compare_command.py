@@ -293,10 +293,10 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
     """One table per reward convention."""
     from rich.box import SIMPLE
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     width = None if Console().is_terminal else 130 if with_leak else 118
-    console = Console(width=width, markup=False, emoji=False)  # a mechanism's name is shown as it is
     titles = {"common": "Common reward: everybody faces MPPFL's rates", "own": "Own reward: each server sets its rates"}
     for convention, title in titles.items():
         mine = [s for s in summaries if s.convention == convention]
@@ -331,6 +331,9 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
                 _beside_mppfl(s),
                 *(("–" if s.leak is None else f"{s.leak:,.3f}",) if with_leak else ()),
             )
+        # In a file or a pipe a table is as wide as its numbers need; a mechanism's name is shown as it is.
+        needed = Measurement.get(wide := Console(width=1000), wide.options, table).maximum
+        console = Console(width=None if width is None else max(width, needed), markup=False, emoji=False)
         console.print(table)
 
 

@@ -84,7 +84,7 @@ def check_command(name: Name, folder: FolderOption = None, json: ask.JsonOption 
 
 @app.command("get")
 def get_command(name: Name, folder: FolderOption = None, json: ask.JsonOption = False) -> None:
-    """Fetch a data set from the Hugging Face hub into FOLDER/NAME as train.npz and test.npz. Needs mppfl[hub]."""
+    """Fetch a data set from the Hugging Face hub into FOLDER/NAME as .npz files. Needs the extra "hub" of mppfl."""
     import os
 
     from mppfl.data.npz import FILES, write_known_npz

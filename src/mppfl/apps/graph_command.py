@@ -123,7 +123,12 @@ def convert_command(
             isolated=isolated,  # type: ignore[arg-type]
             self_loops=self_loops,  # type: ignore[arg-type]
         )
-    _write(graph, target)
+    if not _write(graph, target):
+        typer.echo(
+            "note: a list of links cannot keep the order of these clients, so what is drawn for clients goes to others "
+            f"with {target.name}. Write .graphml to keep it.",
+            err=True,
+        )
 
 
 def _check_target(target: Path) -> None:
@@ -134,25 +139,23 @@ def _check_target(target: Path) -> None:
         raise BadInput(f"{str(target)!r} must end in .csv, .csv.gz or .graphml.")
 
 
-def _write(graph: object, target: Path) -> None:
+def _write(graph: object, target: Path) -> bool:
+    """Writes the network; returns whether whoever reads it finds the clients in the same order."""
     from mppfl.errors import BadInput
     from mppfl.network.graph import SocialGraph
     from mppfl.network.write import write_graphml, write_links
 
     if not isinstance(graph, SocialGraph):
         raise TypeError("a SocialGraph is needed")
+    keeps_order = True
     if target.suffix == ".graphml":
         write_graphml(graph, target)
     else:
         if len(graph.isolated) and not _all_linked(graph):
             raise BadInput("an edge list cannot hold clients without any link; write .graphml instead.")
-        if not write_links(graph, target):
-            typer.echo(
-                f"note: a list of links cannot keep the order of these clients, so whatever is drawn for clients goes "
-                f"to others with {target.name}. Write .graphml to keep it.",
-                err=True,
-            )
+        keeps_order = write_links(graph, target)
     typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} links")
+    return keeps_order
 
 
 def _all_linked(graph: object) -> bool:

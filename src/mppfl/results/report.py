@@ -152,7 +152,7 @@ def _charts(runs: Sequence[Run], labels: Sequence[str]) -> tuple[list[dict[str, 
         ("accuracy", "Accuracy on test data", series("accuracy"), _tick_percent, False, "learning"),
         ("loss", "Loss on test data", series("loss"), plainly, False, "learning"),
         ("reward_rate", "Reward rate, money per unit of budget", series("reward_rate"), plainly, False, "money"),
-        ("budgets", "Budget ρ of the middle client" + (", band: middle 80 %" if banded else ""),
+        ("budgets", "Budget ρ that the middle client spends" + (", band: middle 80 %" if banded else ""),
          [_budget_series(label, slot, run, banded) for slot, (label, run) in enumerate(zip(labels, runs, strict=True))],
          plainly, True, "money"),
     ]  # fmt: skip
@@ -186,14 +186,14 @@ def _chart_notes(curves: Sequence[draw.Series], drawn: Sequence[draw.Series]) ->
     while left:
         same = [each for each in left if np.array_equal(each.y, left[0].y, equal_nan=True)]
         if len(same) > 1:
-            notes.append(f"The same in every round: {', '.join(each.name for each in same)}.")
+            notes.append(f"These lie on one another: {', '.join(each.name for each in same)}.")
         left = [each for each in left if each not in same]
     return notes
 
 
 def _budget_series(label: str, slot: int, run: Run, banded: bool) -> draw.Series:
-    """Budgets of those who took part: the middle one, and the tenth from either end."""
-    budgets = np.where(run.history.clients["participating"], run.history.clients["budgets"], np.nan)
+    """What those who took part were charged: the middle one, and the tenth from either end."""
+    budgets = np.where(run.history.clients["participating"], run.history.clients["spent"], np.nan)
     low, middle, high = (np.full(run.num_rounds, np.nan) for _ in range(3))
     some = np.flatnonzero(~np.isnan(budgets).all(axis=1))
     for at in some:

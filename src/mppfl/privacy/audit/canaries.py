@@ -76,7 +76,7 @@ def audit_mechanism(
     work: LocalWork | None = None,
     noise: NoiseKind = "gaussian",
     rng: np.random.Generator,
-    confidence: float = 0.95,
+    confidence: float = 0.999,
     answer: Answer | None = None,
 ) -> AuditResult:
     """A lower bound on ε from how strongly random unit canaries show in the answers, and a test of the noise's size.
