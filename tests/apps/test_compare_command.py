@@ -283,3 +283,14 @@ def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, wri
     assert several == [f"{note} (so, or with another αS, in 2 of 2 games)"]
     quiet = mppfl("compare", *options[:2], "--mechanisms", "mppfl", "--rounds", 1, "--json")
     assert (quiet.json["notes"], quiet.stderr) == ([], "")
+
+
+def test_whoever_loses_clients_is_told_how_to_read_costs_and_no_number_is_cut(mppfl, write):
+    links = write("links.csv", "a,b", "b,c", "c,a", "c,d")
+    shared = ("compare", "--graph", links, "--undirected", "--rounds", 3)
+    assert "server cost forgets them" not in mppfl(*shared, "--mechanisms", "mppfl").stdout
+    answer = mppfl(*shared, "--payment-limit", 1e-9, "--mechanisms", "mppfl,budget_limited")
+    assert answer.code == 0
+    assert "Where some stay out, server cost forgets them" in answer.stdout
+    assert "budget_limited" in answer.stdout
+    assert "…" not in answer.stdout

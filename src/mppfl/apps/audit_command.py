@@ -1,4 +1,5 @@
-"""mppfl audit: does a release protect as much as it says? Exit code 0 if the promise stood, 1 if it was broken."""
+"""mppfl audit: does a release protect as much as it says? Exit code 0 if the promise stood, 1 if it was broken or
+could not be tried, as one line then says."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from mppfl.apps import inputs as ask
 if TYPE_CHECKING:
     from mppfl.privacy.audit.result import AuditResult
 
-app = typer.Typer(help="Try to prove a privacy promise wrong. Exit code 0: it stood, 1: broken.", no_args_is_help=True)
+app = typer.Typer(
+    help="Try to prove a privacy promise wrong. Exit code 0: it stood, 1: broken, or it could not be tried.",
+    no_args_is_help=True,
+)
 
 MechanismName = Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"]
 NoiseName = Literal["seeded", "gaussian", "discrete"]
@@ -24,6 +28,9 @@ EpochsOption = Annotated[
 ]
 ExamplesOption = Annotated[int, typer.Option("--num-examples", help="Examples of the client.")]
 ClipOption = Annotated[float, typer.Option("--clip-norm", help="Length to which gradients or updates are clipped.")]
+AuditSeedOption = Annotated[
+    int, typer.Option("--seed", help="Seed of what is drawn, but for noise of the operating system.")
+]
 DeltaOption = Annotated[float, typer.Option("--delta", help="δ of differential privacy, for the ε compared.")]
 
 
@@ -33,7 +40,7 @@ def sensitivity_command(
     local_epochs: EpochsOption = 5,
     num_examples: ExamplesOption = 1000,
     clip_norm: ClipOption = 1.0,
-    seed: ask.SeedOption = 0,
+    seed: AuditSeedOption = 0,
     json: ask.JsonOption = False,
 ) -> None:
     """Change one record, noise off: does an answer move farther than declared? Trains a small network."""
@@ -80,7 +87,7 @@ def mechanism_command(
     num_examples: ExamplesOption = 100,
     dimension: Annotated[int, typer.Option("--dimension", help="Length of an update.")] = 10_000,
     num_canaries: Annotated[int, typer.Option("--num-canaries", help="More make a sharper audit.")] = 8_000,
-    seed: ask.SeedOption = 0,
+    seed: AuditSeedOption = 0,
     json: ask.JsonOption = False,
 ) -> None:
     """Send known vectors through the real clip-and-noise code: does one noisy answer show more than its ε?"""
@@ -127,7 +134,7 @@ def mechanism_command(
 def float_command(
     noise: Annotated[AuditedNoiseName, typer.Option("--noise", help="Which noise; plain is x + randn.")] = "gaussian",
     delta: DeltaOption = 1e-5,
-    seed: ask.SeedOption = 0,
+    seed: AuditSeedOption = 0,
     json: ask.JsonOption = False,
 ) -> None:
     """Look at last bits: do they tell to which number the noise was added?"""
@@ -158,7 +165,7 @@ def neighbour_command(
         Path | None, typer.Option("--attribute", help="CSV: name, value (±1 or 0/1), for everybody in --graph.")
     ] = None,
     num_clients: ask.NumClientsOption = 20,
-    seed: ask.SeedOption = 0,
+    seed: AuditSeedOption = 0,
     json: ask.JsonOption = False,
 ) -> None:
     """Withhold one client's upload and infer its attribute from the others': more than the bound?

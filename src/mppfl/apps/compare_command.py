@@ -339,6 +339,11 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
 
 def show_notes(rows: Sequence[Row], seeds: int, leaks: dict[str, Any] | None) -> None:
     """What a reader of the tables should know: of mechanisms with settings of their own, and of leaks."""
+    if any(row.taking_part < 1 for row in rows):
+        typer.echo(
+            "Where some stay out, server cost forgets them, so losing clients looks cheap; cost if noise-aware counts "
+            "them."
+        )
     told = [row for row in rows if row.mechanism in ("fixed", PRICED) and seeds == 1]
     for name, note in dict.fromkeys((row.mechanism, note) for row in told for note in row.notes):
         typer.echo(f"{name}: {note}")
