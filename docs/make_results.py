@@ -75,8 +75,13 @@ def speed_table() -> str:
 
 
 def newest_record(name: str) -> dict:
+    return records_of(name)[-1]
+
+
+def records_of(name: str) -> list[dict]:
+    """Every record of that name, the oldest first."""
     dated = "[0-9]" * 4 + "-[0-9][0-9]-[0-9][0-9]"
-    return json.loads(sorted(RECORDS.glob(f"{dated}-{name}.json"))[-1].read_text())
+    return [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"{dated}-{name}.json"))]
 
 
 def real_table() -> str:
@@ -213,12 +218,10 @@ def precision_table() -> str:
 
 def race_table() -> str:
     """Every race on record: processors differ in what they do best."""
-    dated = "[0-9]" * 4 + "-[0-9][0-9]-[0-9][0-9]"
-    records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob(f"{dated}-peers.json"), reverse=True)]
     parts = []
-    for record in records:
+    for record in reversed(records_of("peers")):
         processor = record["machine"]["processor"].replace("(R)", "").replace("Processor ", "")
-        parts.append(f"{processor}, 2 cores, commit {record['commit'][:7]}:\n")
+        parts.append(f"{processor}, {record['cores_used']} cores, commit {record['commit'][:7]}:\n")
         parts.append("| round | who | CPU s | wall s | CPU, × mppfl's | wall, × mppfl's |\n|---|---|--:|--:|--:|--:|")
         for race in record["races"]:
             for row in race["rows"]:

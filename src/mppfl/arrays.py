@@ -60,3 +60,9 @@ def require_count(value: int, name: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise BadInput(f"{name}={value!r} must be a whole number of at least {least}.")
     return int(value)
+
+
+def require_generator(rng: Any) -> None:
+    """Raises where a seed, or anything else, was given in place of a random generator."""
+    if not isinstance(rng, np.random.Generator):
+        raise BadInput(f"rng={rng!r} is no random generator. Pass numpy.random.default_rng(seed).")

@@ -301,3 +301,8 @@ def test_those_without_noise_add_none_and_are_paid_nothing_but_the_others_are():
     (row,) = mppfl.compare(game, [some_without_noise], num_rounds=2, conventions=["own"])
     assert row.noise_aware_cost == approx(2 * (1 - weight) * 7.0)
     assert row.payments == approx(14.0)
+
+
+def test_clients_are_drawn_from_a_generator_and_not_from_a_seed():
+    with pytest.raises(mppfl.BadInput, match="rng=0 is no random generator"):
+        mppfl.draw_clients("paper-like", 20, 0)

@@ -1,5 +1,7 @@
 """Propagation and walks that return home, against dense powers."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,3 +158,19 @@ def test_row_sums_never_pass_the_geometric_sum():
 def test_impossible_hops_and_decays_are_refused(hops, decay):
     with pytest.raises(mppfl.BadInput, match="must"):
         propagate(random_network(0), hops, decay)
+
+
+@pytest.mark.parametrize(
+    ("client", "budgets", "said"),
+    [
+        (0, [1.0, 1.0, 1.0], "budgets has 3 entries for 2 clients"),
+        (0, [1.0, np.nan], "budgets=nan of client number 1 must be at least 0"),
+        (0, [-1.0, 1.0], "budgets=-1 of client number 0 must be at least 0"),
+        ("Ann", [1.0, 1.0], "client='Ann' must be a position from 0 to 1"),
+        (2, [1.0, 1.0], "client=2 must be a position from 0 to 1"),
+    ],
+)
+def test_attribution_refuses_what_are_no_budgets_or_clients(client, budgets, said):
+    graph = mppfl.graph_from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    with pytest.raises(mppfl.BadInput, match=re.escape(said)):
+        attribute(propagate(graph), client, np.array(budgets))

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from mppfl.arrays import require_generator
 from mppfl.errors import BadInput
 from mppfl.game.model import Clients
 
@@ -42,8 +43,7 @@ def preset(name: str) -> Preset:
 def draw_clients(name: str, num_clients: int, rng: np.random.Generator) -> Clients:
     """Clients drawn from a preset's ranges."""
     chosen = preset(name)
-    if not isinstance(rng, np.random.Generator):
-        raise BadInput(f"rng={rng!r} is no random generator. Pass numpy.random.default_rng(seed).")
+    require_generator(rng)
     return Clients(
         quadratic_cost=rng.uniform(*chosen.quadratic_cost, num_clients),
         linear_cost=rng.uniform(*chosen.linear_cost, num_clients),

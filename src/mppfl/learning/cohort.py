@@ -28,7 +28,7 @@ from mppfl.learning.dense import DenseGradients, is_dense
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.layered import LayeredGradients, is_layered
 from mppfl.learning.local import Descent, Lane, local_update
-from mppfl.learning.lockstep import LaneGradients, VmappedGradients, lockstep_updates
+from mppfl.learning.lockstep import MOST_ENTRIES, LaneGradients, VmappedGradients, lockstep_updates
 from mppfl.learning.models import Stack
 from mppfl.learning.processes import Workers, can_travel
 from mppfl.learning.spanned import SpannedDescent
@@ -38,7 +38,6 @@ from mppfl.network.device import find_device, free_bytes, to_device
 log = logging.getLogger(__name__)
 
 DENSE_AT_ONCE = 20  # more share the overhead of a call; with many more, weights and activations leave the cache
-MOST_ENTRIES = 2**26  # of the inputs of one step on a CPU: 256 MB in float32
 SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that a step may take
 
 

@@ -17,6 +17,7 @@ from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Descent, Lane, Table, clip_factors, tell_what_overflows
 from mppfl.learning.schedule import steps_of
 
+MOST_ENTRIES = 2**26  # of the examples that lanes hold at once on a CPU: 256 MB in float32
 Parts = dict[str, Tensor]  # of all lanes: [lanes, *shape]
 
 

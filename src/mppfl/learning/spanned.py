@@ -22,10 +22,9 @@ from mppfl.arrays import IntArray
 from mppfl.learning.dense import DenseGradients, move_layer
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Lane, Table
-from mppfl.learning.lockstep import Parts, starts_of
+from mppfl.learning.lockstep import MOST_ENTRIES, Parts, starts_of
 from mppfl.learning.schedule import Schedule, schedule_of
 
-MOST_ENTRIES = 2**26  # of the examples of a group: 256 MB in float32
 WORTH = 1.1  # times the plain way's arithmetic may be spent: the weights of all lanes are not copied and compared
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
-from mppfl.arrays import Array, IntArray, require_count, require_number
+from mppfl.arrays import Array, IntArray, require_count, require_generator, require_number
 from mppfl.errors import BadInput
 from mppfl.network.graph import Normalisation, SocialGraph, graph_from_matrix
 
@@ -395,8 +395,7 @@ def _equal_sizes(num_clients: int, num_blocks: int) -> list[int]:
 
 def _check(num_clients: int, rng: np.random.Generator, weights: Weights, weight_range: Range) -> None:
     require_count(num_clients, "num_clients", 2)
-    if not isinstance(rng, np.random.Generator):
-        raise BadInput(f"rng={rng!r} is no random generator. Pass numpy.random.default_rng(seed).")
+    require_generator(rng)
     if weights not in ("uniform", "ones"):
         raise BadInput(f'weights={weights!r} must be "uniform" or "ones".')
     low, high = _pair(weight_range, "weight_range")

@@ -92,6 +92,10 @@ def test_rehearsals_and_damaged_files_decide_nothing(tmp_path):
     choice_path(tmp_path, NAME).write_text(json.dumps(content | {"chosen": {"norm": "group", "augmentation": "none"}}))
     with pytest.raises(BadFile, match="is not what its variants say"):
         settings_of(tmp_path)
+    unknown = content["variants"][0] | {"norm": "layer"}
+    choice_path(tmp_path, NAME).write_text(json.dumps(content | {"variants": [*content["variants"], unknown]}))
+    with pytest.raises(BadFile, match="is no variant that is tried"):
+        read_choice(tmp_path, NAME)
     choice_path(tmp_path, NAME).write_text("{")
     with pytest.raises(BadFile, match="cannot be read as a choice"):
         read_choice(tmp_path, NAME)
@@ -177,3 +181,19 @@ def test_the_document_says_what_is_chosen_and_what_is_not():
         chosen, line = read_choice(COMMITTED, name)["chosen"], lines[f"| {SETTINGS[name].title}"]
         assert ("not chosen yet" in line) == (chosen is None)
         assert chosen is None or f"| {chosen['norm']} |" in line
+
+
+def test_a_variant_that_does_not_end_in_time_is_stopped_and_goes_on_later(tmp_path, trainings, monkeypatch):
+    given = []
+
+    def stopped_at_its_deadline(case, jobs, device, precision, origin, deadline, tell, stopped):
+        given.append((case.setting.norm, deadline, stopped.path(case.cell, case.setting, jobs[0]).name))
+        return []
+
+    monkeypatch.setattr(measure, "trained", stopped_at_its_deadline)
+    assert run(tmp_path, minutes=5.0).out_of_time
+    ((norm, deadline, name),) = given
+    assert norm == VARIANTS[0][0]
+    assert np.isfinite(deadline)
+    assert name.startswith("cifar-100-iid-n20-seed0-")
+    assert read_choice(tmp_path, NAME)["variants"] == []

@@ -323,7 +323,7 @@ def test_measuring_needs_torch_numpy_and_scipy_alone(tmp_path):
     assert place_of_unit(NAME) == IID
 
 
-def test_a_stopped_run_of_other_settings_is_left_alone(begun, told, monkeypatch):
+def test_a_stopped_run_of_other_settings_is_left_alone(begun, told):
     folder, _ = begun
     run(folder, told, minutes=1e-9)
     (stopped,) = (folder / "in-flight").rglob("*.npz")

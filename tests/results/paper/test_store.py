@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,9 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path):
         (lambda text: text.replace('"format": 1', '"format": 9'), "of format 9"),
         (lambda text: text.replace('"clip_norm": 1.03, ', ""), "an arm is not whole"),
         (lambda text: text.replace('"accuracy": 0.665, "best', '"accuracy": 66.5, "best'), "an arm is not whole"),
+        (lambda text: re.sub(r'"arm": "[^"]*"', '"arm": 3', text), "an arm is not whole"),
+        (lambda text: re.sub(r'"unit": [^,]*', '"unit": "x"', text), "an arm is not whole"),
+        (lambda text: re.sub(r'"curve": {[^}]*}', '"curve": {}', text), "an arm is not whole"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, said):

@@ -16,8 +16,8 @@ from mppfl.arrays import Array
 from mppfl.results.paper.cells import Cell
 from mppfl.results.paper.choice import settings_of
 from mppfl.results.paper.claims import Finding
-from mppfl.results.paper.store import Measured
-from mppfl.results.paper.tables import COLUMNS, JUDGED, MPPFL_WITHIN, of_aggregation, seeds_on_file
+from mppfl.results.paper.store import Measured, seeds_on_file
+from mppfl.results.paper.tables import COLUMNS, JUDGED, MPPFL_WITHIN, of_aggregation
 from mppfl.results.paper.units import within
 
 SPLITS = ("dir0.3", "dir0.6", "iid")  # as the paper orders them

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -84,6 +85,16 @@ def unit_path(folder: Path, dataset: str) -> Path:
 def read_cell(folder: Path, cell: Cell, setting: Setting) -> dict[ArmName, Measured]:
     """Measured arms of a cell; none where there is no file. Refuses a file of another configuration."""
     return {found.arm: found for found in _read(cell_path(folder, cell), configuration(cell, setting), "arms")}
+
+
+def seeds_on_file(folder: Path, cell: Cell, setting: Setting) -> dict[int, dict[ArmName, Measured]]:
+    """What is measured of the cell under every seed on file."""
+    pattern = re.compile(re.escape(cell.name.removesuffix(f"seed{cell.seed}")) + r"seed(\d+)\.json")
+    matches = [pattern.fullmatch(path.name) for path in folder.glob("*.json")]
+    seeds = sorted(int(match[1]) for match in matches if match)
+    return {
+        seed: read_cell(folder, Cell(cell.dataset, cell.partition, cell.num_clients, seed), setting) for seed in seeds
+    }
 
 
 def read_trials(folder: Path, at: Cell, setting: Setting) -> list[Measured]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Literal
 
 from mppfl.learning.config import Aggregation
 from mppfl.results.paper.cells import BOTH, CELLS, ArmName, Cell, aggregations_of, arms_of
-from mppfl.results.paper.choice import settings_of, trained_for_choices
+from mppfl.results.paper.choice import settings_of
+from mppfl.results.paper.markdown import markdown_table
 from mppfl.results.paper.printed import printed_accuracy
 from mppfl.results.paper.settings import SETTINGS, Setting
-from mppfl.results.paper.store import Measured, every_training, is_unavailable, read_cell, read_trials
+from mppfl.results.paper.speed import speed_table
+from mppfl.results.paper.store import Measured, every_training, is_unavailable, read_trials, seeds_on_file
 from mppfl.results.paper.units import place_of_unit, units_of, within
 
 Table = Literal[1, 2]
@@ -166,16 +167,6 @@ def _why_not(folder: Path, cell: Cell, measured: Collection[Mapping[str, Measure
     )
 
 
-def seeds_on_file(folder: Path, cell: Cell, setting: Setting) -> dict[int, dict[ArmName, Measured]]:
-    """What is measured of the cell under every seed on file."""
-    pattern = re.compile(re.escape(cell.name.removesuffix(f"seed{cell.seed}")) + r"seed(\d+)\.json")
-    matches = [pattern.fullmatch(path.name) for path in folder.glob("*.json")]
-    seeds = sorted(int(match[1]) for match in matches if match)
-    return {
-        seed: read_cell(folder, Cell(cell.dataset, cell.partition, cell.num_clients, seed), setting) for seed in seeds
-    }
-
-
 def of_aggregation(found: Mapping[ArmName, Measured], aggregation: str) -> dict[str, Measured]:
     """Arms by mechanism; Random and noiseless exist once, and stand beside both aggregations."""
     mine = {arm.mechanism: each for arm, each in found.items() if arm.mechanism in ("random", "noiseless")}
@@ -236,7 +227,7 @@ def tables_section(folder: Path) -> str:
         "many later updates pass it shows whether they grew or shrank since.",
         *_left_out(folder),
         "### Speed",
-        _speed_table(folder),
+        speed_table(folder),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -288,7 +279,7 @@ def readme_table(folder: Path) -> str:
         for row in rows
     ]
     head = ("accuracy, ours / paper's", *(COLUMNS[mechanism][0] for mechanism in (*JUDGED, "fixed-min")), "verdict")
-    return f"{_markdown(head, lines)}\n\n{_counted('noise_aware', folder)}\n"
+    return f"{markdown_table(head, lines)}\n\n{_counted('noise_aware', folder)}\n"
 
 
 def _rows_table(rows: Sequence[Row]) -> str:
@@ -314,7 +305,7 @@ def _rows_table(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return _markdown(head, lines)
+    return markdown_table(head, lines)
 
 
 def _beside(row: Row, mechanism: str) -> str:
@@ -342,7 +333,7 @@ def _counts_table(folder: Path) -> str:
         f"MPPFL's drop within {MPPFL_WITHIN:g}",
         f"SARDA-like's drop within {SARDA_WITHIN:g}",
     )
-    return _markdown(head, lines)
+    return markdown_table(head, lines)
 
 
 def _counted(weights: Aggregation, folder: Path) -> str:
@@ -363,7 +354,7 @@ def _units_table(folder: Path) -> str:
             lines.append((setting.title, weights, f"{unit.unit:g}", f"{reached} / {unit.target:.2f}", unit.why))
     if not lines:
         return "No unit is fixed yet."
-    return _markdown(("data", "weights", "unit", "SA there / the paper's", "how it was fixed"), lines)
+    return markdown_table(("data", "weights", "unit", "SA there / the paper's", "how it was fixed"), lines)
 
 
 def _terms_table(folder: Path) -> str:
@@ -380,7 +371,7 @@ def _terms_table(folder: Path) -> str:
         "cell", "seed", "weights", "𝒮", "clipped of MPPFL, SA", "unit", "ρ₀ min", "ρ₀ mean", "nominal ε of MPPFL, SA",
         "precision", "arms",
     )  # fmt: skip
-    return _markdown(head, lines)
+    return markdown_table(head, lines)
 
 
 def _left_out(folder: Path) -> list[str]:
@@ -425,51 +416,3 @@ def _terms(cell: Cell, weights: str, arms: Mapping[ArmName, Measured], count: in
         ", ".join(sorted({each.precision for each in arms.values()})),
         f"{count} of {len(arms_of(cell))}",
     )
-
-
-def _speed_table(folder: Path) -> str:
-    """Arms, hours, examples and arithmetic per second of all that was trained, choices and trials of units included."""
-    groups: dict[tuple[str, str, str], list[Measured]] = {}
-    for dataset, each in _all_trained(folder):
-        for name in (SETTINGS[dataset].title, "all"):
-            groups.setdefault((each.device, each.precision, name), []).append(each)
-    lines = []
-    for (device, precision, name), found in sorted(groups.items(), key=lambda item: (item[0][:2], item[0][2] == "all")):
-        hours = sum(each.seconds for each in found) / 3600
-        work = sum(each.num_examples * each.gflop_per_example for each in found) / 1e3
-        lines.append(
-            (
-                f"{device}, {precision}",
-                name,
-                str(len(found)),
-                f"{hours:.2f}",
-                f"{len(found) / hours:.1f}",
-                f"{sum(each.num_examples for each in found) / hours / 3600:,.0f}",
-                f"{work / hours / 3600:.1f}",
-            )
-        )
-    head = ("machine", "data", "arms", "hours", "arms an hour", "examples/s", "TFLOP/s")
-    return f"{_markdown(head, lines)}\n\n{_cells_an_hour(folder)}"
-
-
-def _all_trained(folder: Path) -> list[tuple[str, Measured]]:
-    return [*every_training(folder), *trained_for_choices(folder)]
-
-
-def _cells_an_hour(folder: Path) -> str:
-    hours = sum(each.seconds for _, each in _all_trained(folder)) / 3600
-    whole, settings = 0, settings_of(folder)
-    for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
-        cell = Cell(*place, 0)
-        found = seeds_on_file(folder, cell, settings[cell.dataset]).values()
-        whole += sum(set(arms_of(cell)) <= set(arms) for arms in found)
-    return (
-        f"{whole} whole cells in {hours:.2f} hours of training, choices, trials of units and unfinished cells "
-        "included: "
-        f"{whole / hours:.1f} cells an hour."
-    )
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
