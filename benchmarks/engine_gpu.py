@@ -11,7 +11,7 @@ convolutions and dense layers, forward once and backward twice. Writes benchmark
 import argparse
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ class Case:
     model: str
     num_classes: int
     batch_size: int
+    _: KW_ONLY
     clients: int = 20
     arms: int = 1  # side by side; they share their clients' batches, as arms of one seed do
     precision: str = "bf16"

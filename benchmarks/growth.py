@@ -33,8 +33,8 @@ WIDTHS = {"cpu": (16, 32, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 
 LINKS = {"cpu": (10**5, 10**6, 10**7, 2 * 10**7), "cuda": (10**5, 10**6, 10**7, 10**8, 2 * 10**8)}
 LINKS_EACH = 20  # of every client
 REPEATS = 5
-SMALL = Case("mlp", 10, 20, 100, "float32", examples=60, shape=(1, 28, 28))
-LARGE = {"cpu": SMALL, "cuda": Case("cnn_cifar", 10, 32, 20, "bf16", examples=500)}
+SMALL = Case("mlp", 10, 20, clients=100, precision="float32", examples=60, shape=(1, 28, 28))
+LARGE = {"cpu": SMALL, "cuda": Case("cnn_cifar", 10, 32, examples=500)}
 
 
 def fitted(sizes: list[float], values: list[float]) -> dict:
@@ -73,7 +73,7 @@ def by_clients(device: str) -> list[dict]:
 def by_parameters(device: str) -> list[dict]:
     rows = []
     for width in WIDTHS[device]:
-        case = Case("mlp", 10, 20, 100, "float32", examples=60, shape=(1, 28, 28), device=device, hidden=(width,))
+        case = replace(SMALL, device=device, hidden=(width,))
         rows.append(training_row(785 * width + 10 * (width + 1), case))
     return rows
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import lap
 from torch_models import layers_of
 
+import growth
 import kernels_gpu
 import peers
 from mppfl.learning.flops import gflop_per_example
@@ -168,3 +169,15 @@ def test_the_layers_whose_kernels_are_timed_make_up_the_model():
     )
     whole = gflop_per_example(make_model("vgg16", (3, 32, 32), 100), (3, 32, 32))
     assert 3 * (products + 2e-9 * 512 * 100) == approx(whole, rel=2e-3)  # nothing goes back to the data
+
+
+@pytest.mark.parametrize("axis", ["clients", "parameters"])
+def test_growth_measures_one_row_for_every_size(axis, monkeypatch):
+    monkeypatch.setattr(growth, "CLIENTS", (2, 3))
+    monkeypatch.setattr(growth, "WIDTHS", {"cpu": (4, 8)})
+    monkeypatch.setattr(growth, "SMALL", replace(growth.SMALL, clients=2, examples=6, shape=(1, 4, 4)))
+    monkeypatch.setattr(growth, "LARGE", {"cpu": growth.SMALL})
+    monkeypatch.setattr(growth, "trained", lambda case: growth.engine_gpu.measure(case, 1))
+    rows = growth.AXES[axis]("cpu")
+    assert [row["size"] for row in rows] == ([2, 3] if axis == "clients" else [785 * 4 + 50, 785 * 8 + 90])
+    assert all(row["seconds"] > 0 and row["engine"].startswith("dense, CPU, float32") for row in rows)
