@@ -488,9 +488,9 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path):
 def test_a_newer_ledger_is_refused(path):
     filled(path, 1)
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=2")
+        connection.execute("PRAGMA user_version=3")
     connection.close()
-    assert "version 2" in refused_in_one_line(path)
+    assert "is a ledger of version 3; this program reads versions 1 and 2" in refused_in_one_line(path)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])

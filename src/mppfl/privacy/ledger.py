@@ -32,6 +32,7 @@ import numpy as np
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
 from mppfl.privacy.accounting import epsilon_with_extra
+from mppfl.privacy.ledger_changes import Change, bring_up_to_date, not_covered, record
 from mppfl.privacy.ledger_entries import (
     LedgerEntry,
     Outcome,
@@ -116,15 +117,18 @@ class PrivacyLedger:
 
     def set_cap(self, client: str | Iterable[str], budget: float, unit: Unit) -> None:
         """From now on each of these clients may spend at most `budget` in `unit`, counting what is already spent."""
-        cap = require_number(budget, "cap", 0.0, math.inf, open_ends=False)
+        cap = require_number(budget, "cap", 0.0, math.inf, open_ends=False) + 0.0  # -0.0 would come back as 0.0
         require_one_of("unit", unit, ("record", "client"))
         names = [name_of(client)] if isinstance(client, (str, int)) else [name_of(each) for each in client]
         with self._writing() as write:
             numbers = numbers_made(write, names, self.path)
+            before = caps_of(write, numbers)
+            changed = [name for name in numbers if before.get((numbers[name], unit)) != cap]
             write.executemany(
                 "INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)",
-                [(numbers[name], unit, cap, checksum(name, unit, cap)) for name in names],
+                [(numbers[name], unit, cap, checksum(name, unit, cap)) for name in changed],
             )
+            record(write, [Change("cap", name, unit, cap) for name in changed])
 
     def reserve(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """Records what these releases cost, if no cap forbids any of them; else raises and records nothing.
@@ -245,6 +249,7 @@ class PrivacyLedger:
                 )
             write.execute("INSERT INTO uploads VALUES (?, ?, ?)", (event, digest.digest(), content))
             write.execute("UPDATE events SET status = 'stored' WHERE id = ?", (event,))
+            record(write, [Change("status", str(event), "stored", sha256=digest.digest())])
         return digest.hexdigest()
 
     def stored_upload(self, run: str, round_index: int, client: str) -> bytes | None:
@@ -261,8 +266,10 @@ class PrivacyLedger:
     def mark_sent(self, run: str, round_index: int, client: str) -> None:
         """Notes that the release has left."""
         with self._writing() as write:
-            event, _, _ = self._last_event(write, run, round_index, client)
-            write.execute("UPDATE events SET status = 'sent' WHERE id = ?", (event,))
+            event, status, _ = self._last_event(write, run, round_index, client)
+            if status != "sent":
+                write.execute("UPDATE events SET status = 'sent' WHERE id = ?", (event,))
+                record(write, [Change("status", str(event), "sent")])
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -284,7 +291,7 @@ class PrivacyLedger:
 
     @property
     def head(self) -> str:
-        """The last link of the chain over all events; noted elsewhere, it shows whether history was rewritten."""
+        """The last link of the chain of events and changes; noted elsewhere, it shows whether they were rewritten."""
         with self._reading() as read:
             return bytes(read.execute("SELECT head FROM state").fetchone()[0]).hex()
 
@@ -441,9 +448,9 @@ class PrivacyLedger:
     def verify(self) -> int:
         """How many events there are, after reading all of them again: pages, chain, sums, caps and uploads.
 
-        Raises BadFile at the first thing that does not fit. It notices accidents and careless edits of releases; who
-        rewrites the whole chain is noticed only by a `head` noted elsewhere. Caps and statuses are no part of the
-        chain: one that was taken away or rewritten is not noticed.
+        Raises BadFile at the first thing that does not fit, a release beyond the cap that held then included. It
+        notices accidents and careless edits; who rewrites the whole chain is noticed only by a `head` noted elsewhere.
+        `not_covered` says what the chain of a ledger of an earlier version leaves out.
         """
         with self._reading() as read:
             read.execute("BEGIN")
@@ -451,6 +458,11 @@ class PrivacyLedger:
                 return verify_all(read, self.path)
             finally:
                 read.execute("COMMIT")
+
+    def not_covered(self) -> tuple[str, ...]:
+        """What `verify` cannot vouch for, in words: caps and statuses from before they were part of the chain."""
+        with self._reading() as read:
+            return not_covered(read)
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
@@ -467,6 +479,7 @@ class PrivacyLedger:
         with self._reading() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                bring_up_to_date(connection)
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:

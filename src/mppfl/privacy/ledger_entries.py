@@ -112,7 +112,8 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, Terms]:
     unit = require_one_of("unit", unit, ("record", "client"))
     adjacency = require_one_of("adjacency", adjacency, ("replace-one", "add-remove"))
     kind = require_one_of("noise_kind", kind, NOISE_KINDS)
-    extra = require_number(0.0 if extra is None else extra, "extra_delta", 0.0, 1.0, open_ends=False)
+    # Whole zeros: the file gives -0.0 back as 0.0, and the chain would take that for an edit.
+    extra = 0.0 + require_number(0.0 if extra is None else extra, "extra_delta", 0.0, 1.0, open_ends=False)
     rate, steps = getattr(entry, "sampling_rate", None), getattr(entry, "num_steps", None)
     if mechanism == "dpsgd_poisson" or rate is not None:
         if noise is None or rate is None or steps is None:
@@ -131,7 +132,7 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, Terms]:
         raise BadInput(f"worst_case_budget={worst:g} of client {client!r} is below its budget={rho:g}.")
     if kind == "none" and not math.isinf(rho):
         raise BadInput(f"client {client!r} adds no noise, so its budget is infinite, not {rho:g}.")
-    noise = None if noise is None else require_number(noise, "noise_multiplier", 0.0, math.inf, open_ends=False)
+    noise = None if noise is None else 0.0 + require_number(noise, "noise_multiplier", 0.0, math.inf, open_ends=False)
     return client, Terms(mechanism, unit, adjacency, rho, worst, noise, None, None, kind, extra)
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from mppfl.errors import BadFile, LedgerUnavailable
 
 APPLICATION_ID = 0x6D70706C  # "mppl"
-VERSION = 1
+VERSION = 2  # since then changes are in the chain
+READ = (1, VERSION)
 WAIT_MS = 120_000  # how long a writer waits for the others
 
 SCHEMA = """
@@ -66,6 +67,19 @@ CREATE TABLE caps (
 CREATE TABLE uploads (event INTEGER PRIMARY KEY REFERENCES events, sha256 BLOB NOT NULL, content BLOB NOT NULL) STRICT;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), events INTEGER NOT NULL, head BLOB NOT NULL) STRICT;
 INSERT INTO state VALUES (1, 0, zeroblob(32));
+"""
+CHANGES = """
+CREATE TABLE changes (
+    id INTEGER PRIMARY KEY,
+    after_event INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('begun', 'cap', 'status', 'run')),
+    subject TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    budget REAL,
+    sha256 BLOB,
+    chain BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX one_training_each ON changes (subject) WHERE kind = 'run';
 """
 
 
@@ -131,7 +145,7 @@ def _make(path: Path) -> None:
 def _write_schema(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.executescript(
-        f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; {SCHEMA} COMMIT;"
+        f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; {SCHEMA} {CHANGES} COMMIT;"
     )
 
 
@@ -154,12 +168,18 @@ def _require_ledger(path: Path) -> None:
 
 def _require_ours(connection: sqlite3.Connection, path: Path) -> None:
     (identity,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = version_of(connection)
     if identity != APPLICATION_ID:
         raise BadFile(f"{path}: is a database of another program, not a privacy ledger. Check the path.")
-    if version != VERSION:
-        raise BadFile(f"{path}: is a ledger of version {version}; this program reads version {VERSION}.")
+    if version not in READ:
+        known = " and ".join(map(str, READ))
+        raise BadFile(f"{path}: is a ledger of version {version}; this program reads versions {known}.")
     connection.execute("SELECT events, head FROM state").fetchone()
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The version of the ledger's tables."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

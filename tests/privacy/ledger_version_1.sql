@@ -1,0 +1,63 @@
+-- A ledger as mppfl wrote it before caps and statuses were part of the chain: two clients, three rounds, two uploads.
+PRAGMA application_id = 1836085356;
+PRAGMA user_version = 1;
+BEGIN TRANSACTION;
+CREATE TABLE caps (
+    client INTEGER NOT NULL REFERENCES clients,
+    unit TEXT NOT NULL,
+    budget REAL NOT NULL,
+    checksum BLOB NOT NULL,
+    PRIMARY KEY (client, unit)
+) STRICT, WITHOUT ROWID;
+INSERT INTO "caps" VALUES(1,'record',1.0,X'C977AA12410B5C94CEC9BC19D19FE87F27D82F4037F37C9DE3D8DCB01447DD86');
+CREATE TABLE clients (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+INSERT INTO "clients" VALUES(1,'ann');
+INSERT INTO "clients" VALUES(2,'bob');
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    round_index INTEGER NOT NULL,
+    client INTEGER NOT NULL REFERENCES clients,
+    attempt INTEGER NOT NULL,
+    mechanism TEXT NOT NULL,
+    unit TEXT NOT NULL,
+    adjacency TEXT NOT NULL,
+    budget REAL,
+    worst_case_budget REAL,
+    noise_multiplier REAL,
+    sampling_rate REAL,
+    num_steps INTEGER,
+    noise_kind TEXT NOT NULL,
+    extra_delta REAL NOT NULL,
+    session TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('reserved', 'stored', 'sent')),
+    chain BLOB NOT NULL
+) STRICT;
+INSERT INTO "events" VALUES(1,'run',1,1,1,'full_batch','record','replace-one',0.1,0.1,NULL,NULL,NULL,'gaussian',0.0,'d9555d9d17f569b3','stored',X'B9C00CFD6B05CA630C2018FAD0CDBBC29E19BCE238D0B2C3D4B8C02B3863AA57');
+INSERT INTO "events" VALUES(2,'run',1,2,1,'full_batch','record','replace-one',0.1,0.1,NULL,NULL,NULL,'gaussian',0.0,'d9555d9d17f569b3','reserved',X'C3D3B992F0E1CDAB3DC8596FB35A37B8184253DE901E51A7779A20A00CBA63B2');
+INSERT INTO "events" VALUES(3,'run',2,1,1,'full_batch','record','replace-one',0.1,0.1,NULL,NULL,NULL,'gaussian',0.0,'d9555d9d17f569b3','sent',X'2955AAEF91C552F847BE08149A25EE6E4866AD766B2F62669F5CAB6D9CA4E579');
+INSERT INTO "events" VALUES(4,'run',2,2,1,'full_batch','record','replace-one',0.1,0.1,NULL,NULL,NULL,'gaussian',0.0,'d9555d9d17f569b3','reserved',X'2FC47988D4C0AD34A0EA770F06326E4906EE93D1CC15DDD34F5CDAAFE77FFAF2');
+INSERT INTO "events" VALUES(5,'run',3,1,1,'full_batch','record','replace-one',0.1,0.1,NULL,NULL,NULL,'gaussian',0.0,'d9555d9d17f569b3','reserved',X'01921ADABCDA3759A73B35753282FE39A30E41374D731368218FADBA85D6FD35');
+INSERT INTO "events" VALUES(6,'run',3,2,1,'full_batch','record','replace-one',0.1,0.1,NULL,NULL,NULL,'gaussian',0.0,'d9555d9d17f569b3','sent',X'D49D2CC4A489BD3CC191DE30D4689E62F54A6BFEBBFD6A50EDF7398DB52E1659');
+CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), events INTEGER NOT NULL, head BLOB NOT NULL) STRICT;
+INSERT INTO "state" VALUES(1,6,X'D49D2CC4A489BD3CC191DE30D4689E62F54A6BFEBBFD6A50EDF7398DB52E1659');
+CREATE TABLE totals (
+    client INTEGER NOT NULL REFERENCES clients,
+    unit TEXT NOT NULL,
+    adjacency TEXT NOT NULL,
+    events INTEGER NOT NULL,
+    budget REAL NOT NULL,
+    worst_case_budget REAL NOT NULL,
+    extra_delta REAL NOT NULL,
+    not_gaussian INTEGER NOT NULL,
+    poisson INTEGER NOT NULL,
+    seeded INTEGER NOT NULL,
+    PRIMARY KEY (client, unit)
+) STRICT, WITHOUT ROWID;
+INSERT INTO "totals" VALUES(1,'record','replace-one',3,3.00000000000000044408e-01,3.00000000000000044408e-01,0.0,0,0,0);
+INSERT INTO "totals" VALUES(2,'record','replace-one',3,3.00000000000000044408e-01,3.00000000000000044408e-01,0.0,0,0,0);
+CREATE TABLE uploads (event INTEGER PRIMARY KEY REFERENCES events, sha256 BLOB NOT NULL, content BLOB NOT NULL) STRICT;
+INSERT INTO "uploads" VALUES(1,X'ACD6BEFF7C3430BFED5D69F86C5C9E6A32AD2A27A2C2A1E8763CE08F6C3DA5EC',X'6E6F697379');
+INSERT INTO "uploads" VALUES(3,X'F703CE9C0810735622D882BA227CED14715FAE44647AF7BED00FB68E39D1A0DC',X'6E6F69737920746F6F');
+CREATE UNIQUE INDEX one_event_each ON events (run, round_index, client, attempt);
+COMMIT;

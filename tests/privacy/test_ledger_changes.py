@@ -1,0 +1,195 @@
+"""The chain of a ledger runs through its caps and statuses, too; ledgers from before that are read as before."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BudgetExceeded
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.privacy.ledger_verify import checksum
+from tests.privacy.test_ledger import cost, refused_in_one_line
+
+OLD = Path(__file__).with_name("ledger_version_1.sql")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def old(path):
+    """A ledger of version 1."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLD.read_text())
+    return path
+
+
+def edited(path, *edits):
+    """The ledger after somebody wrote into its file by hand."""
+    with closing(sqlite3.connect(path)) as connection:
+        for edit in edits:
+            connection.execute(*edit) if isinstance(edit, tuple) else connection.execute(edit)
+        connection.commit()
+    return path
+
+
+def cap_by_hand(client, cap):
+    """A cap rewritten together with its own checksum."""
+    ask = "UPDATE caps SET budget = ?, checksum = ? WHERE client = (SELECT id FROM clients WHERE name = ?)"
+    return ask, (cap, checksum(client, "record", cap), client)
+
+
+def filled(path):
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap(["ann", "bob"], 1.0, "record")
+        for round_index in (1, 2, 3):
+            ledger.reserve("run", round_index, [cost("ann"), cost("bob")])
+        ledger.set_cap("bob", 0.5, "record")
+        ledger.store_upload("run", 1, "ann", b"noisy")
+        ledger.store_upload("run", 2, "ann", b"noisy too")
+        ledger.mark_sent("run", 2, "ann")
+        ledger.mark_sent("run", 3, "bob")
+        assert ledger.verify() == 6
+    return path
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["cap", "reserve", "store", "send"]), st.sampled_from(["ann", "bob"]), st.floats(0.0, 1.0)
+    ),
+    max_size=20,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps)
+def test_whatever_is_done_in_whatever_order_the_ledger_verifies(done):
+    with PrivacyLedger.in_memory() as ledger:
+        reserved: dict[str, int] = {}
+        for number, (what, client, figure) in enumerate(done, 1):
+            if what == "cap":
+                ledger.set_cap(client, figure, "record")
+            elif what == "reserve":
+                if ledger.reserve_each("run", number, [cost(client, figure + 1e-3)]).reserved:
+                    reserved[client] = number
+            elif client in reserved and what == "store":
+                if ledger.stored_upload("run", reserved[client], client) is None:
+                    ledger.store_upload("run", reserved.pop(client), client, b"noisy")
+            elif client in reserved:
+                ledger.mark_sent("run", reserved.pop(client), client)
+            ledger.verify()
+        assert ledger.not_covered() == ()
+
+
+@pytest.mark.parametrize(
+    ("edits", "told"),
+    [
+        ([cap_by_hand("ann", 1000.0)], "the cap of client 'ann' was changed"),
+        ([cap_by_hand("bob", 0.1)], "the cap of client 'bob' was changed"),
+        (["DELETE FROM caps WHERE client = 1"], "the cap of client 'ann' was changed"),
+        (["DELETE FROM caps"], "the cap of client 'ann' was changed"),
+        (["UPDATE caps SET unit = 'client' WHERE client = 1"], "the cap of client 'ann' was changed"),
+        (["UPDATE events SET status = 'sent' WHERE id = 1"], "the status of event 1 was changed"),
+        (["UPDATE events SET status = 'reserved' WHERE id = 6"], "the status of event 6 was changed"),
+        (
+            ["UPDATE events SET status = 'reserved' WHERE id = 1", "DELETE FROM uploads WHERE event = 1"],
+            "the status of event 1 was changed",
+        ),
+        (["DELETE FROM uploads WHERE event = 3"], "the upload of event 3 was changed"),
+        (
+            [("UPDATE uploads SET content = ?, sha256 = ? WHERE event = 1", (b"x", hashlib.sha256(b"x").digest()))],
+            "the upload of event 1 was changed",
+        ),
+        (["UPDATE changes SET budget = 1000 WHERE id = 1", cap_by_hand("ann", 1000.0)], "change 1 of a cap"),
+        (["UPDATE changes SET after_event = 0 WHERE id = 3"], "change 3 of a cap"),
+        (["DELETE FROM changes WHERE id = 3", cap_by_hand("bob", 1.0)], "change 4 of a cap"),
+        (["DELETE FROM changes"], "event 1 does not follow"),
+        (["DELETE FROM changes WHERE id = 7"], "the ledger ends after 6 events"),
+        (["DROP TABLE changes", "PRAGMA user_version = 1"], "event 1 does not follow"),
+    ],
+)
+def test_edits_of_caps_statuses_and_uploads_are_noticed(path, edits, told):
+    assert told in refused_in_one_line(edited(filled(path), *edits))
+
+
+def test_a_cap_that_was_raised_by_hand_and_put_back_after_the_release_is_noticed(path):
+    edited(filled(path), cap_by_hand("bob", 9.0))
+    with PrivacyLedger.open(path) as ledger:
+        ledger.reserve("run", 4, [cost("bob", 0.3)])
+    edited(path, cap_by_hand("bob", 0.5))
+    assert "event 7 passes the cap that client 'bob' had then" in refused_in_one_line(path)
+
+
+def test_a_cap_set_to_what_it_is_adds_nothing_to_the_chain(path):
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap(["ann", "ann"], -0.0, "record")
+        before = ledger.head
+        ledger.set_cap("ann", 0.0, "record")
+        assert ledger.head == before
+        ledger.set_cap("ann", 0.1, "record")
+        assert ledger.head != before
+        ledger.verify()
+
+
+@pytest.mark.parametrize("term", ["extra_delta", "noise_multiplier"])
+def test_a_zero_with_a_sign_is_a_zero(path, term):
+    with PrivacyLedger.open(path) as ledger:
+        ledger.reserve("run", 1, [cost("ann", **{term: -0.0})])
+        assert ledger.verify() == 1
+
+
+# ---- ledgers of the version before --------------------------------------------------------------------------------
+
+
+def test_an_old_ledger_is_read_and_verified_as_before_and_says_what_is_not_covered(old):
+    before = old.read_bytes()
+    with PrivacyLedger.open(old, read_only=True) as ledger:
+        assert ledger.verify() == 6
+        assert ledger.not_covered() == (
+            "caps and statuses are no part of the chain: the ledger is of an earlier version",
+        )
+        assert (ledger.spent("ann"), ledger.remaining("ann")) == pytest.approx((0.3, 0.7))
+        assert ledger.stored_upload("run", 2, "ann") == b"noisy too"
+    assert old.read_bytes() == before
+    edited(old, "UPDATE events SET budget = 0.01 WHERE id = 2")
+    assert "event 2 does not follow" in refused_in_one_line(old, read_only=True)
+
+
+def test_the_first_thing_written_to_an_old_ledger_takes_caps_and_statuses_into_the_chain(old):
+    with PrivacyLedger.open(old) as ledger:
+        before = ledger.head
+        assert ledger.reserve("run", 4, [cost("ann")]).reserved == ("ann",)
+        assert ledger.head != before
+        assert ledger.verify() == 7
+        assert ledger.not_covered() == (
+            "caps and statuses of the first 6 releases were no part of the chain when they were made",
+        )
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve("run", 5, [cost("ann", 0.7)])
+        ledger.store_upload("run", 4, "ann", b"noise")
+        ledger.verify()
+    assert "the cap of client 'ann' was changed" in refused_in_one_line(edited(old, cap_by_hand("ann", 1000.0)))
+
+
+def test_what_is_refused_leaves_an_old_ledger_of_the_old_version(old):
+    with PrivacyLedger.open(old) as ledger:
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve("run", 4, [cost("ann", 5.0)])
+        assert "earlier version" in ledger.not_covered()[0]
+        assert ledger.verify() == 6
+
+
+def test_statuses_of_an_old_ledger_are_covered_once_it_was_written_to(old):
+    with PrivacyLedger.open(old) as ledger:
+        ledger.mark_sent("run", 1, "ann")
+        ledger.verify()
+    edited(old, "UPDATE events SET status = 'reserved' WHERE id = 6")
+    assert "the status of event 6 was changed" in refused_in_one_line(old)
