@@ -32,6 +32,33 @@ def test_list_tells_what_there_is_and_what_is_here(mppfl, tmp_path):
     assert rows["svhn"]["folder"] == str(tmp_path / "svhn")
     assert (rows["cifar-100"]["num_train"], rows["cifar-100"]["num_classes"]) == (50_000, 100)
     assert rows["fashion-mnist"]["licence"] == "MIT"
+    assert not any(row["missing"] for row in rows.values())
+
+
+def test_list_names_the_files_that_a_set_lacks(mppfl, tmp_path):
+    write_npz(tmp_path / "svhn", draw((32, 32, 3)))
+    (tmp_path / "svhn" / "test.npz").unlink()
+    batches = tmp_path / "cifar-10-batches-bin"
+    batches.mkdir()
+    for number in (1, 2, 4):
+        (batches / f"data_batch_{number}.bin").touch()
+    (batches / "test_batch.bin").touch()
+    answer = mppfl("data", "list", "--folder", tmp_path)
+    lines = answer.stdout.splitlines()
+    assert (answer.code, answer.stderr) == (0, "")
+    assert "svhn              73,257  26,032       10  in part        house numbers" in answer.stdout
+    assert f"test.npz of svhn is missing in {tmp_path / 'svhn'}. Fetch what is missing, or remove the rest." in lines
+    assert f"data_batch_3.bin, data_batch_5.bin of cifar-10 are missing in {batches}" in answer.stdout
+    rows = {row["name"]: row for row in mppfl("data", "list", "--folder", tmp_path, "--json").json["data_sets"]}
+    assert (rows["svhn"]["here"], rows["svhn"]["folder"]) == (None, str(tmp_path / "svhn"))
+    assert rows["svhn"]["missing"] == ["test.npz"]
+    assert rows["cifar-10"]["missing"] == ["data_batch_3.bin", "data_batch_5.bin"]
+    assert rows["cifar-100"]["missing"] == []
+    # whoever reads such a set is told the same
+    assert (
+        f"test.npz of svhn is missing in {tmp_path / 'svhn'}. Point"
+        in mppfl("data", "check", "svhn", "--folder", tmp_path).error
+    )
 
 
 def test_list_reads_aloud(mppfl):

@@ -24,11 +24,14 @@ FolderOption = Annotated[
 def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> None:
     """The data sets known by name, and which of them are here. Looks for files, but does not read them."""
     from mppfl.data.known import KNOWN
-    from mppfl.data.sources import find_files
+    from mppfl.data.sources import find_files, what_is_missing
 
-    rows = []
+    rows, in_part = [], {}
     for known in KNOWN.values():
         found = find_files(known.name, folder)
+        here = "built in" if known.name == "digits" else found.form.what if found else None
+        if found and found.missing:
+            here, in_part[known.name] = None, what_is_missing(known.name, found)
         rows.append(
             {
                 "name": known.name,
@@ -39,8 +42,9 @@ def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> N
                 "shape": known.shape,
                 "licence": known.licence,
                 "source": known.source,
-                "here": "built in" if known.name == "digits" else found.form.what if found else None,
+                "here": here,
                 "folder": str(found.folder) if found else None,
+                "missing": list(found.missing) if found else [],
             }
         )
     if json:
@@ -49,8 +53,13 @@ def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> N
     typer.echo(f"{'name':<16}{'train':>8}{'test':>8}{'classes':>9}  {'here':<15}what")
     for row in rows:
         counts = f"{row['num_train']:>8,}{row['num_test']:>8,}{row['num_classes']:>9}"
-        typer.echo(f"{row['name']:<16}{counts}  {row['here'] or '-':<15}{row['what']}")
+        shown = "in part" if row["name"] in in_part else row["here"] or "-"
+        typer.echo(f"{row['name']:<16}{counts}  {shown:<15}{row['what']}")
     typer.echo()
+    for line in in_part.values():
+        typer.echo(f"{line}. Fetch what is missing, or remove the rest.")
+    if in_part:
+        typer.echo()
     for row in rows:
         typer.echo(f"{row['name']:<16}{row['licence']}; {row['source']}")
 

@@ -22,7 +22,7 @@ from mppfl.data.known import KNOWN, KnownSet
 from mppfl.errors import BadFile, BadInput
 from mppfl.network.links import shown_path
 
-__all__ = ["Dataset", "Examples", "Found", "Source", "find_files", "load_data", "model_inputs"]
+__all__ = ["Dataset", "Examples", "Found", "Source", "find_files", "load_data", "model_inputs", "what_is_missing"]
 
 Source = Literal["auto", "files", "hub"]
 Parts = tuple[Examples, Examples, str]  # train, test, provenance
@@ -46,6 +46,11 @@ class Found:
 
     form: Form
     folder: Path
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Files of the form that are not in the folder."""
+        return tuple(file for file in self.form.files if plain_or_gzipped(self.folder, file) is None)
 
 
 def _npz(name: str) -> Form:
@@ -105,9 +110,8 @@ def load_data(name: str, folder: str | Path | None = None, *, source: Source = "
             raise BadFile(_nowhere(known, folder))
         log.warning("%s is in no folder here; loading it from the Hugging Face hub", name)
         return _dataset(known, read_hub(known), "the hub")
-    for file in found.form.files:
-        if plain_or_gzipped(found.folder, file) is None:
-            raise BadFile(f"{file} of {name} is missing in {shown_path(found.folder)}. {_remedy(known)}")
+    if found.missing:
+        raise BadFile(f"{what_is_missing(name, found)}. {_remedy(known)}")
     return _dataset(known, found.form.read(found.folder, known), shown_path(found.folder))
 
 
@@ -130,6 +134,12 @@ def find_files(name: str, folder: str | Path | None = None) -> Found | None:
             if any(plain_or_gzipped(place, file) for file in form.files):
                 return Found(form, place)
     return None
+
+
+def what_is_missing(name: str, found: Found) -> str:
+    """Which files the data set lacks in the folder that has some of them, as the beginning of a line."""
+    verb = "is" if len(found.missing) == 1 else "are"
+    return f"{', '.join(found.missing)} of {name} {verb} missing in {shown_path(found.folder)}"
 
 
 def _root(folder: str | Path | None) -> Path | None:
