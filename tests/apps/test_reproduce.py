@@ -10,9 +10,11 @@ import pytest
 from mppfl.apps import cli
 from mppfl.apps import reproduce_command as command
 from mppfl.results.paper import measure as module
-from mppfl.results.paper.cells import Cell
-from mppfl.results.paper.store import every_training
+from mppfl.results.paper.cells import Cell, arms_of
+from mppfl.results.paper.settings import SETTINGS
+from mppfl.results.paper.store import add_arms, every_training
 from tests.results.paper.test_measure import NAME, SETTINGS_HERE, drawn
+from tests.results.paper.test_store import measured
 
 
 @pytest.fixture
@@ -55,15 +57,29 @@ def test_data_that_are_not_there_are_named_and_stop_nothing(reproduce):
     code, out, err = reproduce("table1", "--only", "svhn", "--only", "cinic-10", "--resume")
     assert code == 0
     assert "svhn: not measured: data not available" in err
-    assert "cinic-10: not measured: data not available. Give --data" in out
+    assert "cinic-10: not measured: data not available. Give --data DIR or set MPPFL_DATA" in out
+    assert "mppfl data get cinic-10" in out
     assert "0 arms trained" in out
+    code, out, _ = reproduce("table1", "--status", "--only", "svhn")
+    assert out.splitlines()[0] == "svhn/iid/n20/seed0     not measurable (data not available)  unknown hours left"
+
+
+def test_data_that_were_measured_elsewhere_are_only_not_here(reproduce, tmp_path):
+    cell = Cell("cifar-100", "iid", 20, 0)
+    add_arms(tmp_path, cell, SETTINGS["cifar-100"], [measured(arms_of(cell)[0], 48.0)])
+    code, out, err = reproduce("table1", "--only", "cifar-100")
+    assert code == 0
+    assert "cifar-100: not measured: no files here" in err
+    assert "cifar-100: not measured: no files here. Give --data DIR" in out
 
 
 def test_status_lists_every_cell_and_what_is_left(reproduce):
     code, out, _ = reproduce("table2", "--status", "--only", "cifar-10/iid")
     assert code == 0
-    assert out.splitlines()[0] == "cifar-10/iid/n20/seed0  not measurable (data not available)  unknown hours left"
-    assert out.splitlines()[-1].startswith("0 measured, 0 partly, 0 missing, 3 not measurable; unknown hours")
+    first, *_, remedy, last = out.splitlines()
+    assert first == "cifar-10/iid/n20/seed0  missing (not yet trained; no files here)  unknown hours left"
+    assert remedy.startswith("cifar-10: no files here. Give --data DIR or set MPPFL_DATA")
+    assert last.startswith("0 measured, 0 partly, 3 missing, 0 not measurable; unknown hours")
 
 
 def test_status_for_programs_is_one_object(reproduce):
@@ -71,7 +87,8 @@ def test_status_for_programs_is_one_object(reproduce):
     assert code == 0
     found = json.loads(out)
     assert len(found["cells"]) == 30
-    assert found["counts"]["not measurable"] == 30
+    assert found["counts"] == {"measured": 0, "partly": 0, "missing": 30, "not measurable": 0}
+    assert set(found["not_here"]) == {each["cell"].split("/")[0] for each in found["cells"]}
 
 
 def test_cells_are_trained_and_filed(reproduce, monkeypatch, tmp_path):

@@ -147,6 +147,8 @@ def _as_json(
 
 
 def _show(what: str, folder: Path, done: Done) -> None:
+    from mppfl.results.paper.measure import why_not_measured
+    from mppfl.results.paper.status import remedy
     from mppfl.results.paper.tables import NOTHING, readme_table
     from mppfl.results.tables import duration
 
@@ -154,7 +156,7 @@ def _show(what: str, folder: Path, done: Done) -> None:
     if not table.startswith(NOTHING):
         typer.echo(table)
     for name in done.unavailable:
-        typer.echo(f"{name}: not measured: data not available. Give --data, or set MPPFL_DATA.")
+        typer.echo(f"{name}: {why_not_measured(folder, name)}. {remedy(name)}")
     more = "; more is left, run it again" if done.out_of_time else ""
     typer.echo(
         f"{done.trained} arms trained in {duration(done.seconds)}, {len(done.cells)} cells of {what} measured{more}"
@@ -177,6 +179,8 @@ def _show_status(folder: Path, data: Path | None, cells: list[Cell], *, as_json:
         reason = f" ({each.reason})" if each.reason else ""
         left = "" if each.state == "measured" else f"  {_hours(each.hours)} left"
         typer.echo(f"{each.cell.path:<{width}}  {state}{reason}{left}")
+    for line in found.not_here.values():
+        typer.echo(line)
     typer.echo(_summary(found))
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -195,6 +196,40 @@ def test_a_checkpoint_that_is_damaged_or_of_other_code_is_not_gone_on_from(begun
     assert done == [1, 1, 2, 3, 4]
     assert same_results(folder, before)
     assert other.exists()  # it is not ours
+
+
+def test_a_training_in_pieces_began_with_its_first_and_took_the_sum_of_all(begun, told, monkeypatch):
+    folder, _ = begun
+    clock = iter(datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(8))
+
+    class Clock:
+        @staticmethod
+        def now(zone):
+            return next(clock)
+
+    def of_a_second(model, arms):
+        for records in rounds_together(model, arms):
+            yield {name: replace(record, seconds=1.0) for name, record in records.items()}
+
+    monkeypatch.setattr(batch, "datetime", Clock)
+    monkeypatch.setattr(batch, "rounds_together", of_a_second)
+    for _ in range(8):  # two arms of four rounds, a round at a time
+        run(folder, told, minutes=1e-9)
+    found = {str(arm): each for arm, each in read_cell(folder, IID, SETTING).items()}
+    assert [found[name].started for name in LOST] == ["2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"]
+    assert [found[name].seconds for name in LOST] == [SETTING.num_rounds, SETTING.num_rounds]
+    assert not (folder / "in-flight").exists()
+
+
+def test_a_training_whose_beginning_is_lost_says_so_and_goes_on(begun, told, caplog):
+    folder, before = begun
+    run(folder, told, minutes=1e-9)
+    (path,) = (folder / "in-flight").rglob("*.started")
+    path.write_text("yesterday")
+    run(folder, told)
+    assert "does not tell when the training began" in caplog.text
+    assert same_results(folder, before)
+    assert not (folder / "in-flight").exists()
 
 
 def test_work_can_be_done_in_short_runs(finished, tmp_path, told):

@@ -56,12 +56,12 @@ def trained(
     _clear(device)
     model, arms = case.model(), _arms(case, jobs, device, precision, stopped)
     logs = {arm.name: Log(training_key(model, arm), arm.data.num_clients, arm.resume) for arm in arms}
-    origin = replace(origin, started=datetime.now(UTC).isoformat(timespec="seconds"))
+    began = {job: _began(case, job, stopped) for job in jobs}
 
     def keep() -> None:
         for job in jobs:
             if stopped is not None and logs[_name(job)].last is not None:
-                stopped.keep(case.cell, case.setting, job, logs[_name(job)].checkpoint())
+                stopped.keep(case.cell, case.setting, job, logs[_name(job)].checkpoint(), began[job])
 
     kept_at = before = time.monotonic()
     shortest = math.inf
@@ -87,7 +87,16 @@ def trained(
     except KeyboardInterrupt:
         keep()  # no finished round is lost
         raise
-    return [_measured(case, job, logs[_name(job)].history(), precision, len(jobs), origin) for job in jobs]
+    return [
+        _measured(case, job, logs[_name(job)].history(), precision, len(jobs), replace(origin, started=began[job]))
+        for job in jobs
+    ]
+
+
+def _began(case: Case, job: Job, stopped: InFlight | None) -> str:
+    """When the job first began, in whichever run; now where it was never stopped."""
+    before = None if stopped is None else stopped.started(case.cell, case.setting, job)
+    return before or datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _clear(device: str) -> None:

@@ -187,7 +187,7 @@ def _settings_table(folder: Path) -> str:
 def _choices_part(folder: Path) -> str:
     """What was tried for each VGG, and what was taken."""
     from mppfl.results.paper.choice import is_open, read_choice
-    from mppfl.results.paper.store import is_unavailable
+    from mppfl.results.paper.store import NO_DATA, is_unavailable
 
     lines, told = [["data set", "norm", "augmentation", "without noise, IID", "rounds", "taken"]], []
     for name, setting in SETTINGS.items():
@@ -195,7 +195,7 @@ def _choices_part(folder: Path) -> str:
             continue
         content = read_choice(folder, name)
         if content["chosen"] is None:
-            why = "data not available" if is_unavailable(folder, name) else "not all variants are trained"
+            why = NO_DATA if is_unavailable(folder, name) else "not all variants are trained"
             told.append(f"{setting.title}: not chosen yet, {why}.")
         for row in content["variants"]:
             taken = content["chosen"] == {key: row[key] for key in ("norm", "augmentation")}

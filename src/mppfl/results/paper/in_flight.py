@@ -1,6 +1,7 @@
 """Trainings that were stopped before their end: a checkpoint of each, from which the next run goes on.
 
     <folder>/in-flight/<source>-<device>-<precision>/<cell>-<fingerprint of its configuration>-<arm>-<unit>.npz
+    ... .started                                     when it first began, UTC, beside each
 
 They lie apart by source, device and precision, because an arm is a measurement of one code on one kind of machine; and
 by configuration, so that a rehearsal or another variant of a data set's choice never goes on as something else.
@@ -12,10 +13,11 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from mppfl.errors import BadFile
-from mppfl.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from mppfl.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_whole
 from mppfl.results.paper.cells import ArmName, Cell, configuration, fingerprint
 from mppfl.results.paper.settings import Setting
 from mppfl.results.paper.units import Job
@@ -50,19 +52,41 @@ class InFlight:
             return load_checkpoint(path)
         except BadFile as error:
             log.warning("%s Its training starts anew.", error)
-            path.unlink()
+            self._forget(path)
             return None
 
-    def keep(self, cell: Cell, setting: Setting, job: Job, checkpoint: Checkpoint) -> None:
-        save_checkpoint(self.path(cell, setting, job), checkpoint)
+    def started(self, cell: Cell, setting: Setting, job: Job) -> str | None:
+        """When a job that was stopped first began; None where it never was, or where no file tells."""
+        path = self.path(cell, setting, job)
+        if not path.exists():  # a time alone is left of a run that was killed between two files
+            return None
+        try:
+            return datetime.fromisoformat(_beside(path).read_text("utf-8")).isoformat(timespec="seconds")
+        except (OSError, ValueError):
+            log.warning("%s does not tell when the training began. The time it goes on is taken.", _beside(path))
+            return None
+
+    def keep(self, cell: Cell, setting: Setting, job: Job, checkpoint: Checkpoint, started: str) -> None:
+        path = self.path(cell, setting, job)
+        write_whole(_beside(path), started.encode())
+        save_checkpoint(path, checkpoint)
 
     def drop(self, cell: Cell, setting: Setting, jobs: Iterable[Job]) -> None:
         """Forgets jobs that are at their end, and the folder with the last of them."""
         for job in jobs:
-            self.path(cell, setting, job).unlink(missing_ok=True)
+            self._forget(self.path(cell, setting, job))
         for folder in (self.place, self.place.parent):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+    @staticmethod
+    def _forget(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        _beside(path).unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".started")
 
 
 def in_flight(folder: Path, origin: Provenance, precision: str) -> InFlight:

@@ -43,10 +43,13 @@ from mppfl.results.paper.choice import is_open, settings_of, settle_choice, trai
 from mppfl.results.paper.in_flight import InFlight, in_flight
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.store import (
+    NO_DATA,
+    NO_FILES,
     Measured,
     add_arms,
     add_trials,
     every_training,
+    is_unavailable,
     note_available,
     note_unavailable,
     read_cell,
@@ -55,7 +58,6 @@ from mppfl.results.paper.store import (
 from mppfl.results.paper.units import Job, next_trials, place_of_unit, reusable, units_of
 from mppfl.results.provenance import Provenance, provenance_here
 
-NOT_AVAILABLE = "not measured: data not available"
 RESERVE = 0.9  # of the time left that an estimate may fill
 LEAST_SECONDS = 100.0  # that must be left to begin arms which may not end in time: less would go into compiling
 
@@ -124,8 +126,8 @@ def measure(
             continue
         dataset = loaded(setting, data)
         if dataset is None:
-            tell(f"{name}: {NOT_AVAILABLE}")
             note_unavailable(errand.folder, name)
+            tell(f"{name}: {why_not_measured(errand.folder, name)}")
             unavailable.append(name)
             continue
         note_available(errand.folder, name)
@@ -151,6 +153,11 @@ def missing_arms(folder: Path, cell: Cell, setting: Setting) -> list[ArmName]:
     """Arms of the cell that no file has."""
     found = read_cell(folder, cell, setting)
     return [arm for arm in arms_of(cell) if arm not in found]
+
+
+def why_not_measured(folder: Path, dataset: str) -> str:
+    """Of a data set whose files are not here: whether they could never be had, or were elsewhere."""
+    return f"not measured: {NO_DATA if is_unavailable(folder, dataset) else NO_FILES}"
 
 
 def loaded(setting: Setting, folder: str | Path | None) -> Dataset | None:

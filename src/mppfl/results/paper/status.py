@@ -8,22 +8,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mppfl.data.sources import find_files
-from mppfl.results.paper.cells import CELLS, NOISELESS, Cell, arms_of
+from mppfl.data.known import KNOWN
+from mppfl.data.sources import VARIABLE, find_files, what_is_missing
+from mppfl.results.paper.cells import CELLS, NOISELESS, ArmName, Cell, arms_of
 from mppfl.results.paper.choice import CHOICE_ROUNDS, missing_variants, settings_of
 from mppfl.results.paper.in_flight import count_in_flight
 from mppfl.results.paper.measure import missing_arms, seconds_per_arm
 from mppfl.results.paper.settings import SETTINGS, Setting
-from mppfl.results.paper.store import every_training, read_trials
-from mppfl.results.paper.units import SA, next_trials, place_of_unit
+from mppfl.results.paper.store import NO_DATA, NO_FILES, NOT_TRAINED, every_training, is_unavailable, read_trials
+from mppfl.results.paper.units import SA, next_trials, place_of_unit, reusable, units_of
 
 State = Literal["measured", "partly", "missing", "not measurable"]
-NO_DATA = "data not available"
+IN_PART = "files here in part"
 
 
 @dataclass(frozen=True, slots=True)
 class CellStatus:
-    """Where one cell stands. `hours` of what is left, on the device of the others; None where nothing tells."""
+    """Where one cell stands.
+
+    state   missing: not yet trained, whether the files are here or not; not measurable: the data could not be had
+    hours   of what is left, on the device of the others; None where nothing tells
+    """
 
     cell: Cell
     state: State
@@ -40,6 +45,7 @@ class Status:
     device, precision  of most of what is measured, for which hours are estimated; "" where nothing is
     unit_trials        by data set, at least: each round of trials decides whether another is needed
     variants           by data set where any are left, of norm and augmentation
+    not_here           by data set that is needed and has not all files here: what to do, in one line
     """
 
     cells: tuple[CellStatus, ...]
@@ -49,6 +55,7 @@ class Status:
     unit_hours: float | None
     variants: dict[str, int]
     variant_hours: float | None
+    not_here: dict[str, str]
 
     @property
     def hours_left(self) -> float | None:
@@ -69,6 +76,7 @@ class Status:
             "unit_hours": self.unit_hours,
             "variants": self.variants,
             "variant_hours": self.variant_hours,
+            "not_here": self.not_here,
             "cells": [asdict(each) | {"cell": each.cell.path} for each in self.cells],
         }
 
@@ -85,10 +93,10 @@ def status(
     settings = settings_of(place, settings)
     device, precision = _usual_device(place)
     datasets = list(dict.fromkeys(cell.dataset for cell in cells))
-    here = {name: find_files(name, data) is not None for name in datasets}
+    lacking = {name: _lacking(name, data) for name in datasets}
     seconds = {name: seconds_per_arm(place, settings[name], device, precision) for name in datasets}
     found = [
-        _status_of(place, cell, settings[cell.dataset], here[cell.dataset], seconds[cell.dataset]) for cell in cells
+        _status_of(place, cell, settings[cell.dataset], lacking[cell.dataset], seconds[cell.dataset]) for cell in cells
     ]
     undone = {each.cell.dataset for each in found if each.state != "measured"}
     trials = {
@@ -100,23 +108,64 @@ def status(
     of_units = _all_hours([_hours(count, seconds[name]) for name, count in trials.items()])
     parts = {name: min(1.0, CHOICE_ROUNDS / settings[name].num_rounds) for name in variants}
     of_variants = _all_hours([_hours(count * parts[name], seconds[name]) for name, count in variants.items()])
-    return Status(tuple(found), device, precision, trials, of_units, variants, of_variants)
+    not_here = {name: _what_to_do(place, name, data) for name in trials if lacking[name]}
+    return Status(tuple(found), device, precision, trials, of_units, variants, of_variants, not_here)
 
 
-def _status_of(folder: Path, cell: Cell, setting: Setting, is_here: bool, seconds: float | None) -> CellStatus:
+def remedy(dataset: str) -> str:
+    """How the files of a data set come here."""
+    return (
+        f"Give --data DIR or set {VARIABLE} to the folder of the official files ({KNOWN[dataset].source}), or install "
+        f"mppfl[hub] and run `mppfl data get {dataset} --folder DIR`."
+    )
+
+
+def _lacking(dataset: str, data: str | Path | None) -> str:
+    """What is wrong with the data set's files here; "" where all are there."""
+    found = find_files(dataset, data)
+    return NO_FILES if found is None else IN_PART if found.missing else ""
+
+
+def _what_to_do(folder: Path, dataset: str, data: str | Path | None) -> str:
+    found = find_files(dataset, data)
+    if found is not None:
+        return f"{what_is_missing(dataset, found)}. {remedy(dataset)}"
+    return f"{dataset}: {NO_DATA if is_unavailable(folder, dataset) else NO_FILES}. {remedy(dataset)}"
+
+
+def _status_of(folder: Path, cell: Cell, setting: Setting, lacking: str, seconds: float | None) -> CellStatus:
     arms, missing = len(arms_of(cell)), missing_arms(folder, cell, setting)
     measured = arms - len(missing)
     if not missing:
         return CellStatus(cell, "measured", measured, arms, 0.0, "")
-    # On the cell of the unit these arms come from its trials, which are counted by themselves.
-    from_trials = [arm for arm in missing if arm.mechanism == SA or arm == NOISELESS]
-    to_train = len(missing) - (len(from_trials) if cell == place_of_unit(cell.dataset) else 0)
-    hours, reason = _hours(to_train, seconds), "" if is_here else NO_DATA
-    if waiting := count_in_flight(folder, cell, setting, missing):
-        reason = "; ".join(filter(None, [reason, f"{waiting} arms stopped before their end"]))
+    hours = _hours(len(missing) - len(_from_trials(folder, cell, setting, missing)), seconds)
+    waiting = count_in_flight(folder, cell, setting, missing)
+    begun = f"{waiting} arms stopped before their end" if waiting else ""
+    state: State = "missing"
     if measured:
-        return CellStatus(cell, "partly", measured, arms, hours, reason)
-    return CellStatus(cell, "missing" if is_here else "not measurable", 0, arms, hours, reason)
+        state, reasons = "partly", [lacking, begun]
+    elif lacking and is_unavailable(folder, cell.dataset):
+        state, reasons = "not measurable", [NO_DATA, begun]
+    else:
+        reasons = [NOT_TRAINED, lacking, begun]
+    return CellStatus(cell, state, measured, arms, hours, "; ".join(filter(None, reasons)))
+
+
+def _from_trials(folder: Path, cell: Cell, setting: Setting, missing: Sequence[ArmName]) -> list[ArmName]:
+    """Of the arms that the unit's cell lacks, those that trials of the unit are, which are counted by themselves.
+
+    A unit that the protocol fixed, because training without noise stays below the paper, may have no trial of SA.
+    """
+    if cell != place_of_unit(cell.dataset):
+        return []
+    trials = read_trials(folder, cell, setting)
+    fixed = units_of(cell.dataset, trials)
+    there = {each.arm for each in reusable(cell.dataset, trials)}
+    return [
+        arm
+        for arm in missing
+        if arm in there or arm == NOISELESS or (arm.mechanism == SA and arm.aggregation not in fixed)
+    ]
 
 
 def _all_hours(hours: Sequence[float | None]) -> float | None:

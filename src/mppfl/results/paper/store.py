@@ -23,6 +23,7 @@ from mppfl.results.paper.cells import ArmName, Cell, arm_name, arms_of, configur
 from mppfl.results.paper.settings import Setting
 
 FORMAT = 1
+NOT_TRAINED, NO_DATA, NO_FILES = "not yet trained", "data not available", "no files here"  # why a cell is not measured
 MEANING = "share of the test examples that the model after the last round gets right; best: over evaluated rounds"
 
 
@@ -38,8 +39,9 @@ class Measured:
     budgets           of the game among those taking part, in the first, the middle and the last round
     dp_epsilon        nominal, of the client who spent most; None without noise
     num_examples      seen in training: rounds · epochs · examples
-    seconds           this arm's share of the wall time of its batch, compilation included
+    seconds           this arm's share of the wall time of its batch, compilation included; of all runs that it took
     arms_together     how many arms the batch had
+    started           when its first round began, UTC, also where later runs went on with it
     diverged          updates, over clients and rounds, that held NaN or infinity and were left out
     """
 
@@ -120,7 +122,7 @@ def add_trials(
 def note_unavailable(folder: Path, dataset: str) -> None:
     """Files that the data were not there, unless some of the data set was measured already."""
     if not any(name == dataset for name, _ in every_training(folder)):
-        text = json.dumps({"format": FORMAT, "dataset": dataset, "reason": "data not available"}, indent=1)
+        text = json.dumps({"format": FORMAT, "dataset": dataset, "reason": NO_DATA}, indent=1)
         write_whole(_unavailable_path(folder, dataset), f"{text}\n".encode())
 
 
@@ -130,6 +132,7 @@ def note_available(folder: Path, dataset: str) -> None:
 
 
 def is_unavailable(folder: Path, dataset: str) -> bool:
+    """Whether the data could not be had. Files that are merely not on this machine are not noted."""
     return _unavailable_path(folder, dataset).exists()
 
 

@@ -15,7 +15,15 @@ from mppfl.results.paper.markdown import markdown_table
 from mppfl.results.paper.printed import printed_accuracy
 from mppfl.results.paper.settings import SETTINGS, Setting
 from mppfl.results.paper.speed import speed_table
-from mppfl.results.paper.store import Measured, every_training, is_unavailable, read_trials, seeds_on_file
+from mppfl.results.paper.store import (
+    NO_DATA,
+    NOT_TRAINED,
+    Measured,
+    every_training,
+    is_unavailable,
+    read_trials,
+    seeds_on_file,
+)
 from mppfl.results.paper.units import place_of_unit, units_of, within
 
 Table = Literal[1, 2]
@@ -158,7 +166,7 @@ def _row(table: Table, cell: Cell, aggregation: Aggregation, folder: Path, setti
 
 def _why_not(folder: Path, cell: Cell, measured: Collection[Mapping[str, Measured]]) -> str:
     if not any(measured):
-        return f"not measured: {'data not available' if is_unavailable(folder, cell.dataset) else 'not yet trained'}"
+        return f"not measured: {NO_DATA if is_unavailable(folder, cell.dataset) else NOT_TRAINED}"
     lacking = [COLUMNS[name][0] for name in JUDGED if not any(name in found for found in measured)]
     return (
         f"not measured: no {' and no '.join(lacking)} yet"
