@@ -1,8 +1,12 @@
-"""The CSV of one number per client, `name,value`: an attribute, or numbers of examples."""
+"""The CSV of one number per client, `name,value`: an attribute, or numbers of examples.
+
+What is not known of a client is said by leaving its line out.
+"""
 
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 from mppfl.errors import BadFile
@@ -23,9 +27,18 @@ def read_values(path: Path) -> dict[str, float]:
         except (ValueError, IndexError):
             if line == 1:
                 continue
-            shown = f"{','.join(row)!r:.60}"
-            raise BadFile(f"{path}, line {line}: {shown} must be name,value with a number as value.") from None
+            raise BadFile(_no_number(path, line, row)) from None
+        if not math.isfinite(value):  # to Python the text "nan" is a number, to readers of the values an unknown one
+            raise BadFile(_no_number(path, line, row))
         if name in found:
             raise BadFile(f"{path}, line {line}: {name!r} stands twice. Keep one line for each client.")
         found[name] = value
     return found
+
+
+def _no_number(path: Path, line: int, row: list[str]) -> str:
+    shown = f"{','.join(row)!r:.60}"
+    return (
+        f"{path}, line {line}: {shown} must be name,value with a number as value. Leave out the line of a client whose "
+        "value is not known."
+    )
