@@ -122,27 +122,37 @@ class Standing:
             local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)
         ]
         self.ledger = PrivacyLedger.in_memory() if arm.ledger is None else arm.ledger
+        self.key = None if arm.ledger is None and arm.resume is None else training_key(model.module, arm)
         self.position = 0
         self.clip_norm = math.nan if isinstance(config.clip_norm, str) else config.clip_norm
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
         device = find_device(config.device)
         if arm.resume is None:
+            self._require_own_run(taken_up=False)
             dtype = torch.float64 if config.precision == "float64" else torch.float32
             self.weights = model.initial_weights(config.seed).to(device, dtype)
             self.handed_out = self.weights
             return
-        if arm.resume.key != training_key(model.module, arm):
+        if arm.resume.key != self.key:
             raise BadInput(
                 f"the checkpoint of {arm.name!r} belongs to another training: its configuration, plan, data or initial "
                 "model differ. Start anew, or resume with what it was started with."
             )
+        self._require_own_run(taken_up=True)
         self.handed_out = torch.from_numpy(arm.resume.weights).to(device)
         kept = dict(arm.resume.server)
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
         self.position, self.clip_norm = arm.resume.rounds_done, arm.resume.clip_norm
+
+    def _require_own_run(self, *, taken_up: bool) -> None:
+        """Raises where the ledger knows this run as another training, before anything is paid or trained."""
+        if self.arm.ledger is not None and self.key is not None:
+            # Noise that protects is paid for again in every round that stands there, whoever made it.
+            is_paid_again = self.arm.config.noise != "seeded"
+            self.ledger.require_run(self.arm.name, self.key, taken_up=taken_up or is_paid_again)
 
     def pay(self, client: int, cost: ReleaseCost) -> None:
         """Adds a cost that stands in the ledger to this training's own account."""

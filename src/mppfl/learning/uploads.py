@@ -51,7 +51,7 @@ def admitted(standing: Standing, round_index: int, asked: Array, who: IntArray) 
     """
     costs = [cost_of_client(standing, round_index, int(k), float(asked[k])) for k in who]
     run, ledger = standing.arm.name, standing.ledger
-    reservation = ledger.reserve_each(run, round_index, costs)
+    reservation = ledger.reserve_each(run, round_index, costs, training=standing.key)
     outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
     for k, cost in zip(who.tolist(), costs, strict=True):

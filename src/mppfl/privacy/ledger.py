@@ -32,7 +32,15 @@ import numpy as np
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
 from mppfl.privacy.accounting import epsilon_with_extra
-from mppfl.privacy.ledger_changes import Change, bring_up_to_date, not_covered, record
+from mppfl.privacy.ledger_changes import (
+    Change,
+    bring_up_to_date,
+    has_releases,
+    not_covered,
+    record,
+    require_same_training,
+    training_of,
+)
 from mppfl.privacy.ledger_entries import (
     LedgerEntry,
     Outcome,
@@ -130,6 +138,18 @@ class PrivacyLedger:
             )
             record(write, [Change("cap", name, unit, cap) for name in changed])
 
+    def require_run(self, run: str, training: str, *, taken_up: bool) -> None:
+        """Raises where releases of `run` are those of another training than the one with this key.
+
+        They would be taken for its own, and not be charged. `taken_up` says that the training is known to go on with
+        what stands there, although a ledger from before runs were noted does not tell; it is noted now.
+        """
+        run = name_of(run, "run")
+        with self._writing() as write:
+            if taken_up and has_releases(write, run) and training_of(write, run) is None:
+                record(write, [Change("run", run, training)])
+            require_same_training(write, run, training, self.path)
+
     def reserve(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """Records what these releases cost, if no cap forbids any of them; else raises and records nothing.
 
@@ -146,9 +166,14 @@ class PrivacyLedger:
         """
         return self._reserve(run, round_index, entries, again=False, all_or_nothing=True, must_be_new=True)
 
-    def reserve_each(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
-        """As `reserve`, but those who would pass their cap are left out, and named in the answer."""
-        return self._reserve(run, round_index, entries, again=False, all_or_nothing=False)
+    def reserve_each(
+        self, run: str, round_index: int, entries: Iterable[Any], *, training: str | None = None
+    ) -> Reservation:
+        """As `reserve`, but those who would pass their cap are left out, and named in the answer.
+
+        training  key of the training that the run is, noted with its first release; under another one it raises
+        """
+        return self._reserve(run, round_index, entries, again=False, all_or_nothing=False, training=training)
 
     def reserve_again(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """A second, paid release of the same round, where the upload of the first was never stored.
@@ -166,6 +191,7 @@ class PrivacyLedger:
         again: bool,
         all_or_nothing: bool,
         must_be_new: bool = False,
+        training: str | None = None,
     ) -> Reservation:
         run, round_index = name_of(run, "run"), round_of(round_index)
         asked: dict[str, Terms] = {}
@@ -175,6 +201,7 @@ class PrivacyLedger:
                 raise BadInput(f"client {client!r} stands twice in round {round_index}; give one release each.")
             asked[client] = terms
         with self._writing() as write:
+            is_unnoted = training is not None and not require_same_training(write, run, training, self.path)
             numbers = numbers_made(write, list(asked), self.path)
             earlier = last_attempts(write, run, round_index, numbers)
             totals, caps = totals_of(write, numbers), caps_of(write, numbers)
@@ -221,6 +248,8 @@ class PrivacyLedger:
                 [(*key, *total.row) for key, total in changed.items()],
             )
             write.execute("UPDATE state SET events = ?, head = ?", (count, head))
+            if is_unnoted and rows:
+                record(write, [Change("run", run, str(training))])
         return Reservation(outcomes, tuple(refused), attempts)
 
     def store_upload(self, run: str, round_index: int, client: str, content: bytes) -> str:

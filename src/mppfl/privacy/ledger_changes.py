@@ -76,10 +76,20 @@ def not_covered(read: sqlite3.Connection) -> tuple[str, ...]:
     return (f"caps and statuses of the first {begun[0]:,} releases were no part of the chain when they were made",)
 
 
+def training_of(read: sqlite3.Connection, run: str) -> str | None:
+    """Key of the training that the run is; None where none is noted."""
+    found = read.execute("SELECT detail FROM changes WHERE kind = 'run' AND subject = ?", (run,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def has_releases(read: sqlite3.Connection, run: str) -> bool:
+    return read.execute("SELECT 1 FROM events WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
+
+
 def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Path | str) -> bool:
     """Whether the run is known for that of this training. Raises where its releases are, or may be, another's."""
-    known = read.execute("SELECT detail FROM changes WHERE kind = 'run' AND subject = ?", (run,)).fetchone()
-    if known is not None and known[0] != key:
+    known = training_of(read, run)
+    if known is not None and known != key:
         raise BadInput(
             f"run={run!r} is another training in {path}: seed, configuration, plan, data or initial model differ, so "
             "its rounds would not be charged. Use another run name, or another ledger."
@@ -90,7 +100,3 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
             "would not be charged. Use another run name, or another ledger."
         )
     return known is not None
-
-
-def has_releases(read: sqlite3.Connection, run: str) -> bool:
-    return read.execute("SELECT 1 FROM events WHERE run = ? LIMIT 1", (run,)).fetchone() is not None

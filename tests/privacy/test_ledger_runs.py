@@ -1,0 +1,130 @@
+"""Whose a run is: a training is never taken for another of the same name, and its own rounds are charged once."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from mppfl.errors import BadInput, BudgetExceeded
+from mppfl.learning.checkpoint import checkpoint_after
+from mppfl.learning.config import TrainingConfig
+from mppfl.learning.models import make_model
+from mppfl.learning.record import history_of
+from mppfl.learning.rounds import Arm, training_key, training_rounds
+from mppfl.privacy.ledger import PrivacyLedger
+from tests.learning.trainings import pictures, plan_with
+from tests.privacy.test_ledger import cost
+from tests.privacy.test_ledger_changes import OLD, edited
+
+DATA, PLAN = pictures(), plan_with((0.5, 0.0, 2.0), 3)
+MODEL = make_model("softmax", DATA.input_shape, DATA.num_classes)
+QUICK = {"batch_size": 4, "local_epochs": 1, "learning_rate": 0.1, "clip_norm": 0.5, "seed": 1}
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with PrivacyLedger.open(tmp_path / "ledger.db") as opened:
+        yield opened
+
+
+def rounds(ledger, plan=PLAN, data=DATA, run="training", resume=None, **changed):
+    config = TrainingConfig(**{**QUICK, **changed})
+    return training_rounds(MODEL, data, plan, config, ledger=ledger, run=run, resume=resume)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "gaussian"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 2},
+        {"learning_rate": 0.3},
+        {"privacy": "client"},
+        {"plan": plan_with((0.5, 0.0, 2.0), 4)},
+        {"data": pictures((20, 20, 19))},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_training_under_the_name_of_a_run_is_refused_before_anything_is_paid(ledger, other, noise):
+    list(rounds(ledger, noise=noise))
+    before = ledger.head
+    with pytest.raises(BadInput, match=r"^run='training' is another training in .*Use another run name") as refused:
+        next(rounds(ledger, noise=noise, **other))
+    assert "\n" not in str(refused.value)
+    assert (len(ledger), ledger.head) == (6, before)
+    if "privacy" not in other:
+        list(rounds(ledger, noise=noise, run="another", **other))
+        assert ledger.spent("0") == pytest.approx(1.5 + 0.5 * len(other.get("plan", PLAN)))
+    ledger.verify()
+
+
+def test_a_training_that_is_started_again_is_charged_once(ledger):
+    first = list(rounds(ledger))
+    again = list(rounds(ledger, engine="loop", evaluate_every=3))  # neither decides what is released
+    np.testing.assert_allclose(first[-1].weights, again[-1].weights, atol=1e-6)
+    assert (len(ledger), ledger.spent("0")) == (6, 1.5)
+
+
+def test_a_training_that_is_resumed_is_charged_once(ledger, tmp_path):
+    going = rounds(ledger)
+    records = [next(going), next(going)]
+    key = training_key(MODEL, Arm("training", PLAN, DATA, TrainingConfig(**QUICK)))
+    kept = checkpoint_after(records[0], history_of(records[:1], DATA.num_clients), key)
+    with PrivacyLedger.open(tmp_path / "ledger.db") as another:  # round 2 was paid, and is computed again
+        assert [record.round_index for record in rounds(another, resume=kept)] == [2, 3]
+        assert (len(another), another.spent("0")) == (6, 1.5)
+        another.verify()
+
+
+def test_of_two_trainings_that_start_at_once_under_one_name_one_is_refused(ledger, tmp_path):
+    with PrivacyLedger.open(tmp_path / "ledger.db") as another:
+        one, other = rounds(ledger), rounds(another, seed=2)
+        ledger.set_cap(["0", "2"], 0.1, "record")
+        assert next(one).refused == ("0", "2")  # it has begun, and released nothing yet
+        ledger.set_cap(["0", "2"], 9.0, "record")
+        assert next(other).refused == ()
+        with pytest.raises(BadInput, match="is another training"):
+            next(one)
+        assert another.spent("0") == 0.5
+
+
+def test_a_training_that_was_refused_leaves_the_name_of_its_run_to_the_next(ledger):
+    ledger.set_cap(["0", "2"], 0.1, "record")
+    assert next(rounds(ledger)).refused == ("0", "2")
+    ledger.set_cap(["0", "2"], 9.0, "record")
+    list(rounds(ledger, seed=2))
+    assert ledger.spent("0") == 1.5
+
+
+def test_releases_that_no_training_is_noted_for_are_not_taken_for_its_own(ledger):
+    ledger.reserve("training", 1, [cost("0")])
+    with pytest.raises(BadInput, match=r"has releases in .*, and no training is noted that made them"):
+        next(rounds(ledger))
+    with pytest.raises(BadInput, match="no training is noted"):
+        ledger.reserve_each("training", 2, [cost("0")], training="key")
+    assert len(ledger) == 1
+
+
+def test_the_training_of_a_run_is_part_of_the_chain(ledger, tmp_path):
+    list(rounds(ledger))
+    edited(tmp_path / "ledger.db", "UPDATE changes SET detail = 'another' WHERE kind = 'run'")
+    with pytest.raises(BadInput, match="does not follow from what came before"):
+        ledger.verify()
+
+
+def test_a_run_in_a_ledger_from_before_is_taken_up_only_by_who_is_known_to_go_on_with_it(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.executescript(OLD.read_text())
+    with PrivacyLedger.open(tmp_path / "old.db") as ledger:
+        with pytest.raises(BadInput, match="no training is noted"):
+            ledger.require_run("run", "key", taken_up=False)
+        assert "earlier version" in ledger.not_covered()[0]
+        ledger.require_run("run", "key", taken_up=True)
+        assert ledger.reserve_each("run", 3, [cost("ann")], training="key").reserved == ()
+        with pytest.raises(BadInput, match="is another training"):
+            ledger.reserve_each("run", 4, [cost("ann")], training="another")
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve("run", 4, [cost("ann", 0.8)])
+        ledger.verify()
