@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from mppfl.learning.cohort import Cohort
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.dense import DenseGradients
 from mppfl.learning.flat import flat_model
 from mppfl.learning.layered import LayeredGradients
-from mppfl.learning.local import Descent, Lane, Table, clipped_sum, local_update
+from mppfl.learning.local import Descent, GradientNoise, Lane, Table, clip_factors, clipped_sum, local_update
 from mppfl.learning.lockstep import VmappedGradients
 from mppfl.learning.models import make_model
 from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
@@ -56,8 +57,40 @@ def test_a_changed_record_moves_the_clipped_sum_by_at_most_twice_the_clip_norm(k
         answers[name] = sum_by(engine, model, weights, other_inputs, other_labels)
     stack = torch.stack(list(answers.values())).double()
     farthest = torch.cdist(stack, stack).max().item()
-    rounding = 1e-5 if dtype == torch.float32 else 1e-9  # of twelve summands of length CLIP
-    assert CLIP / 10 < farthest <= 2 * CLIP * (1 + rounding)
+    assert CLIP / 10 < farthest <= 2 * CLIP
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
+def test_a_flipped_label_among_many_like_examples_moves_what_gets_noise_by_no_more_than_declared(engine, monkeypatch):
+    """Two classes at weights of 0: the gradients of an example with one label and with the other are exactly opposite,
+    and a sum of 2,000 such in float32 would move by up to 1e-5 farther than the clipped gradients do."""
+    size, answers = 2000, []
+    monkeypatch.setattr(GradientNoise, "gradient", lambda self, total: answers.append(total) or total)
+    model = flat_model(make_model("softmax", (1, 28, 28), 2))
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((1, 1, 28, 28)) + 0.05 * rng.standard_normal((size, 1, 28, 28))
+    config = TrainingConfig(clip_norm=CLIP, engine=engine, privacy="full_batch")
+    noise = GradientNoise(
+        privacy_mechanism("full_batch"), CLIP, LocalWork(size, 1, 1, size), "seeded", 1.0, rng=np.random.default_rng(0)
+    )
+    for flipped in (None, 0, size // 2, size - 1):
+        labels = np.zeros(size, dtype=np.int64)
+        labels[[] if flipped is None else flipped] = 1
+        lane = Lane(torch.zeros(model.num_parameters), [np.arange(size)], noise)
+        with Cohort(model, features.astype(np.float32), labels, config, 1) as cohort:
+            cohort.updates([lane])
+    as_it_was, *others = (answer.double() for answer in answers)
+    moved = [float((answer - as_it_was).norm()) for answer in others]
+    assert 2 * CLIP * (1 - 1e-6) < max(moved) <= 2 * CLIP
+
+
+@pytest.mark.parametrize("norm", [CLIP * (1 - 2.0**-24), CLIP, CLIP * (1 + 1e-9), 1e3, 1e30])
+@pytest.mark.parametrize("num_summed", [1, 50, 2**14, 10**6])
+def test_clip_factors_leave_room_for_the_rounding_of_the_sum(norm, num_summed):
+    factor = clip_factors(torch.tensor([norm], dtype=torch.float64), CLIP, num_summed).item()
+    excess = num_summed * (num_summed + 3) * 2.0**-53
+    assert factor * norm * (1 + excess) < CLIP
+    assert factor * norm > CLIP * (1 - 4 * max(excess, 2.0**-24))
 
 
 def test_the_papers_update_moves_farther_than_it_declares():

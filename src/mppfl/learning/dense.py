@@ -50,15 +50,15 @@ class DenseGradients:
         if clip_norm is None:
             deltas = self.backward(parts, activations, errors * weight[..., None])
         else:
-            deltas = self.backward(parts, activations, errors)
+            deltas = [delta.double() for delta in self.backward(parts, activations, errors)]
+            activations = [before.double() for before in activations]  # lengths and sums: see `rounding_guard`
             squares = sum(
-                delta.double().square().sum(2) * (before.double().square().sum(2) + (f"{name}.bias" in parts))
+                delta.square().sum(2) * (before.square().sum(2) + (f"{name}.bias" in parts))
                 for name, delta, before in zip(self.names, deltas, activations, strict=True)
             )
             norms = torch.as_tensor(squares).sqrt()
-            factors = clip_factors(norms, clip_norm).to(weight) * weight
-            if not torch.isfinite(norms).all():  # 0 times infinity is no number
-                tell_what_overflows(norms)
+            factors = clip_factors(norms, clip_norm, weight.shape[1]) * weight
+            if tell_what_overflows(norms):  # 0 times infinity is no number
                 deltas, activations = (
                     [torch.where(factors[..., None] > 0, each, 0.0) for each in several]
                     for several in (deltas, activations)

@@ -25,7 +25,7 @@ class LaneGradients(Protocol):
     """Gradients of all lanes at once.
 
     `weight` [lanes, examples] multiplies each example's gradient: 1/batch for a mean, 0 for padding. With `clip_norm`
-    each example's gradient is shortened first, and weight is 1 or 0.
+    each example's gradient is shortened first, weight is 1 or 0, and sums are as exact as `clip_factors` asks for.
 
     Weights and gradients are in the layout that the engine likes best: `held` brings named tensors [lanes, *shape] into
     it, as copies, and `given` brings them back.
@@ -97,13 +97,15 @@ def moved(model: FlatModel, starts: Tensor, parts: Parts, out: Tensor | None = N
 
 def _made_private(model: FlatModel, sums: Parts, lanes: Sequence[Lane], moves: Tensor) -> Parts:
     """Each lane's noisy gradient from its sum of clipped ones; a lane that stands still answers nothing."""
-    flat = torch.cat([part.flatten(1).to(moves.dtype) for part in sums.values()], 1)
-    if flat.is_cuda and all(lane.noise is not None and lane.noise.kind == "seeded" for lane in lanes):
-        return model.parts(_made_private_on_device(flat, lanes, moves))
-    for at, (lane, is_moving) in enumerate(zip(lanes, moves.tolist(), strict=True)):
+    seeded = all(lane.noise is not None and lane.noise.kind == "seeded" for lane in lanes)
+    flat = torch.cat([part.flatten(1).to(torch.promote_types(part.dtype, moves.dtype)) for part in sums.values()], 1)
+    if flat.is_cuda and seeded:
+        return model.parts(_made_private_on_device(flat.to(moves.dtype), lanes, moves))
+    found = flat.to(moves.dtype)
+    for row, total, lane, is_moving in zip(found, flat, lanes, moves.tolist(), strict=True):
         if is_moving and lane.noise is not None:
-            flat[at] = lane.noise.gradient(flat[at])
-    return model.parts(flat)
+            row.copy_(lane.noise.gradient(total))
+    return model.parts(found)
 
 
 def _made_private_on_device(sums: Tensor, lanes: Sequence[Lane], moves: Tensor) -> Tensor:
@@ -152,9 +154,10 @@ class VmappedGradients:
         each = self._of_examples(parts, inputs, labels)  # [lanes, examples, *shape]
         squares = sum(part.double().flatten(2).square().sum(2) for part in each.values())
         norms = torch.as_tensor(squares).sqrt()
-        tell_what_overflows(norms)
-        factors = clip_factors(norms, clip_norm).to(weight) * weight
-        return {name: torch.einsum("le,le...->l...", factors, _only(part, factors)) for name, part in each.items()}
+        factors = clip_factors(norms, clip_norm, weight.shape[1]) * weight
+        if tell_what_overflows(norms):
+            each = {name: _only(part, factors) for name, part in each.items()}
+        return {name: torch.einsum("le,le...->l...", factors, part.double()) for name, part in each.items()}
 
 
 def _only(each: Tensor, factors: Tensor) -> Tensor:
