@@ -5,9 +5,10 @@
 CIFAR-10's CNN and shape of data, 20 clients × 2,500 examples, batch 32, one epoch; the programs are those of the race
 on CPUs (benchmarks/peers/). Everybody starts from the same weights and sees the same batches. A turn is mppfl, pfl,
 mppfl, loop, ...: a ratio is a peer's seconds over those of mppfl just before it. Without pfl its row says so.
-What everybody gained in loss must agree with a loop in float32: in float32 within 1e-3 of the gain, in lower precision
-within 1 %. PyTorch's own default rounds convolutions to TF32 and may add them up in any order, so that two runs of one
-loop differ by more than that; the raced programs keep the default, that loop and every loss are computed without it.
+What everybody gained in loss must agree with a loop in float32 within 1 % of the gain. Training makes roundings grow:
+weights that differ in their last digit end some tenths of a percent apart, and so do two runs of one loop, because
+PyTorch's default rounds convolutions to TF32 and may add them up in any order. The raced programs keep that default;
+the loop that is compared with, and every loss, are computed without it.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from torch_models import layers_of, put, taken
 
 ROUNDS = 3  # the first warms up
 PRECISIONS = ("bf16", "tf32", "float32")
-TOLERANCE = {"bf16": 0.01, "tf32": 0.01, "float32": 1e-3}
+TOLERANCE = 0.01  # of the gain in loss
 
 
 def workload(clients: int, examples: int) -> Workload:
@@ -120,7 +121,7 @@ def main() -> None:
     content["precisions"] = {precision: mppfl_run(work, precision) for precision in PRECISIONS}
     for precision, found in content["precisions"].items():
         found["loss_apart"] = abs(found["loss"] - reference) / (start - reference)
-        found["same"] = found["loss_apart"] <= TOLERANCE[precision]
+        found["same"] = found["loss_apart"] <= TOLERANCE
         print(f"{precision:<8} {found['seconds']:.4f} s  loss apart {found['loss_apart']:.1e}  same: {found['same']}")
     content["loss"] = {"before": start, "loop in float32": reference}
     print(write_record("peers-gpu", content, chosen.output))
