@@ -279,6 +279,9 @@ def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, wri
     answer = mppfl("compare", *options, "--mechanisms", "mppfl,mppfl_exact", "--json")
     assert answer.json["notes"] == [note]
     assert answer.stderr == f"note: {note}\n"
+    assert all(row["notes"].count(note) == 1 for row in answer.json["games"])
+    shown = mppfl("compare", *options, "--mechanisms", "mppfl,fixed")
+    assert (shown.stdout + shown.stderr).count("is not below 1") == 1
     several = mppfl("compare", *options, "--mechanisms", "mppfl", "--seeds", 2, "--json").json["notes"]
     assert several == [f"{note} (so, or with another αS, in 2 of 2 games)"]
     quiet = mppfl("compare", *options[:2], "--mechanisms", "mppfl", "--rounds", 1, "--json")

@@ -10,6 +10,7 @@ from mppfl.game.compare import WITHOUT_RATES, summarise
 from mppfl.game.least_leak import least_leak
 from mppfl.game.mechanisms import MECHANISMS, budget_limited, equilibrium_along
 from mppfl.game.plan import Horizon, rounds_up_to
+from mppfl.game.solve import doubts_about
 from tests.game.games import paper_scale_game
 
 GAMES = [paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05) for seed in range(4)]
@@ -104,6 +105,15 @@ def test_without_a_leak_nothing_is_said_of_it_and_nothing_else_changes(rows):
     assert [row.leak for row in with_leak] == [1.0, 1.0]
     for row, plain in zip(with_leak, mppfl.compare(GAMES[0], ("mppfl",), num_rounds=2), strict=True):
         assert (row.server_cost, row.welfare, row.notes) == (plain.server_cost, plain.welfare, plain.notes)
+
+
+def test_every_row_says_once_that_its_equilibrium_may_not_be_the_only_one():
+    surely, perhaps = (paper_scale_game(0, num_clients=6, externality_strength=strength) for strength in (0.05, 5.0))
+    (note,) = doubts_about(perhaps)
+    rows = mppfl.compare([surely, perhaps], ("mppfl", "fixed", "sarda_like"), num_rounds=2)
+    for row in rows:
+        assert row.notes.count(note) == row.game
+        assert note not in row.notes[:-1]
 
 
 def test_one_leak_for_games_on_several_networks_is_refused():

@@ -112,7 +112,7 @@ def compare_command(
         ask.print_json(as_json(summaries, rows, rounds, len(jobs), notes, leaks))
         return
     show(summaries, rounds, len(jobs), with_leak=leaks is not None)
-    show_notes(rows, len(jobs), leaks)
+    show_notes(rows, len(jobs), notes, leaks)
     if figure is not None:
         typer.echo(f"figure: {figure}")
 
@@ -337,15 +337,18 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
         console.print(table)
 
 
-def show_notes(rows: Sequence[Row], seeds: int, leaks: dict[str, Any] | None) -> None:
-    """What a reader of the tables should know: of mechanisms with settings of their own, and of leaks."""
+def show_notes(rows: Sequence[Row], seeds: int, said: Sequence[str], leaks: dict[str, Any] | None) -> None:
+    """What a reader of the tables should know: of mechanisms with settings of their own, and of leaks.
+
+    said  notes on the game, which every row repeats
+    """
     if any(row.taking_part < 1 for row in rows):
         typer.echo(
             "Where some stay out, server cost forgets them, so losing clients looks cheap; cost if noise-aware counts "
             "them."
         )
     told = [row for row in rows if row.mechanism in ("fixed", PRICED) and seeds == 1]
-    for name, note in dict.fromkeys((row.mechanism, note) for row in told for note in row.notes):
+    for name, note in dict.fromkeys((row.mechanism, note) for row in told for note in row.notes if note not in said):
         typer.echo(f"{name}: {note}")
     if leaks is not None:
         show_leaks(leaks)

@@ -17,7 +17,7 @@ from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
-from mppfl.game.solve import as_mechanism, checked, name_of, unbound
+from mppfl.game.solve import as_mechanism, checked, doubts_about, name_of, unbound
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
 
 Convention = Literal["common", "own"]
@@ -54,6 +54,7 @@ class Row:
     below_zero        share of clients with negative utility, mean over rounds
     taking_part       share of clients with a positive budget, mean over rounds
     mean_budget       mean budget of a client in a round
+    notes             what the plan says of itself, and whether the game's equilibrium may not be the only one
     leak              what `leak` says of the first round's budgets, nats; None where it was not asked for, or budgets
                       have no limit
     """
@@ -115,6 +116,7 @@ def compare(
         rounds = rounds_up_to(num_rounds)
         common = mppfl_mechanism(game, Horizon(rounds, seed=seed)).reward_rates
         optima = SocialOptima(game) if game.num_clients <= OPTIMUM_BELOW else None
+        doubts = doubts_about(game)
         plans: dict[str, Plan] = {}  # of those that serve both conventions
         for convention, name in jobs:
             rates = common if convention == "common" and chosen[name] not in WITHOUT_RATES else None
@@ -122,6 +124,7 @@ def compare(
             if chosen[name] in WITHOUT_RATES:
                 plans[name] = plan
             row = _row(game, plan, name, convention, number, optima)
+            row = replace(row, notes=(*row.notes, *doubts))
             rows.append(row if leak is None else replace(row, leak=_first_leak(plan, leak)))
             if progress is not None:
                 progress(len(rows), len(several) * len(jobs))
