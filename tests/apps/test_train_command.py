@@ -101,6 +101,34 @@ def test_what_cannot_be_trained_is_told_in_one_line(mppfl, experiment, tmp_path,
     assert told in mppfl("train", experiment, "--output", tmp_path / "out", "--quiet", *options).error
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["training.batch_size=9999"], "batch_size=9999"),
+        (["training.average_rounds=99"], "average_rounds=99"),
+        (["training.model='cnn_fmnist'", "training.engine='dense'"], "engine='dense' cannot run this training"),
+        (["ledger.caps={nobody=1.0}"], "ledger.caps: client 'nobody' is not in the network"),
+    ],
+)
+def test_a_training_that_is_refused_leaves_nothing_behind(mppfl, experiment, tmp_path, settings, told):
+    line = ("train", experiment, "--quiet", *(f"--set={setting}" for setting in settings), "--output")
+    before = sorted(tmp_path.rglob("*"))
+    assert told in mppfl(*line, tmp_path / "runs" / "small").error
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "mine").mkdir()
+    assert told in mppfl(*line, tmp_path / "mine").error
+    assert list((tmp_path / "mine").iterdir()) == []  # a folder of yours stays
+
+
+def test_a_training_that_is_refused_takes_nothing_from_the_one_before(mppfl, experiment, tmp_path):
+    mppfl("train", experiment, "--output", tmp_path / "out", "--quiet")
+    kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert not [path for path in kept if path.name == ".lock"]
+    wrong = ("--overwrite", "--set", "training.average_rounds=99")
+    assert "average_rounds=99" in mppfl("train", experiment, "--output", tmp_path / "out", "--quiet", *wrong).error
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == kept
+
+
 def test_a_missing_gpu_is_told_and_nothing_runs_on_the_cpu_instead(mppfl, experiment, tmp_path, monkeypatch):
     import torch
 

@@ -25,6 +25,7 @@ from mppfl.learning.flat import FlatModel, flat_model, normalises_over_examples
 from mppfl.learning.local import as_array, require_gradients_of_examples
 from mppfl.network.device import find_device
 from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.privacy.mechanism import LocalWork
 from mppfl.privacy.release import ReleaseCost
 
 ABOVE_ROUNDING = 1 + 1e-12
@@ -90,6 +91,30 @@ def _first_example(model: FlatModel, data: ClientData) -> Tensor:
     return torch.from_numpy(np.array(data.features[:1])).to(parameter.device, parameter.dtype)
 
 
+def require_fitting(model: FlatModel, arm: Arm) -> list[LocalWork]:
+    """What each client computes in a round. Raises where plan, data, model and configuration do not fit together."""
+    config, data = arm.config, arm.data
+    if arm.plan.num_clients != data.num_clients:
+        raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
+    if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
+        raise BadInput(
+            f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
+            "norm='group', or privacy='client'."
+        )
+    if config.mechanism.noise_on != "update":
+        require_gradients_of_examples(model, torch.zeros_like(_first_example(model, data)))
+    if config.hides_samples and model.draws_on(_first_example(model, data)):
+        raise BadInput(
+            "the model draws at random, as Dropout does, which breaks privacy='dpsgd_poisson': draws go by place "
+            "in the sample, so one record more changes the others'. Leave it out, or use privacy='dpsgd_shuffle'."
+        )
+    if config.average_rounds > len(arm.plan):
+        raise BadInput(
+            f"average_rounds={config.average_rounds} is more than the plan's {len(arm.plan)} rounds. Use fewer."
+        )
+    return [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
+
+
 class Standing:
     """Where one arm stands between two rounds: the model, the server's memory, the clip norm, the ledger.
 
@@ -99,28 +124,7 @@ class Standing:
 
     def __init__(self, model: FlatModel, arm: Arm) -> None:
         config, data = arm.config, arm.data
-        if arm.plan.num_clients != data.num_clients:
-            raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
-        if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
-            raise BadInput(
-                f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
-                "norm='group', or privacy='client'."
-            )
-        if config.mechanism.noise_on != "update":
-            require_gradients_of_examples(model, torch.zeros_like(_first_example(model, data)))
-        if config.hides_samples and model.draws_on(_first_example(model, data)):
-            raise BadInput(
-                "the model draws at random, as Dropout does, which breaks privacy='dpsgd_poisson': draws go by place "
-                "in the sample, so one record more changes the others'. Leave it out, or use privacy='dpsgd_shuffle'."
-            )
-        if config.average_rounds > len(arm.plan):
-            raise BadInput(
-                f"average_rounds={config.average_rounds} is more than the plan's {len(arm.plan)} rounds. Use fewer."
-            )
-        self.arm, self.model = arm, model
-        self.works = [
-            local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)
-        ]
+        self.arm, self.model, self.works = arm, model, require_fitting(model, arm)
         self.ledger = PrivacyLedger.in_memory() if arm.ledger is None else arm.ledger
         self.key = None if arm.ledger is None and arm.resume is None else training_key(model.module, arm)
         self.position = 0

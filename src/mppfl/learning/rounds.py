@@ -23,22 +23,22 @@ from mppfl.data.split import ClientData
 from mppfl.errors import BadInput
 from mppfl.game.plan import Plan, Terms
 from mppfl.learning.aggregate import weights_of_updates
-from mppfl.learning.arms import Arm, Standing, training_key
+from mppfl.learning.arms import Arm, Standing, require_fitting, training_key
 from mppfl.learning.batches import stream
 from mppfl.learning.checkpoint import Checkpoint
-from mppfl.learning.cohort import Cohort
+from mppfl.learning.cohort import Cohort, choose_engine
 from mppfl.learning.config import TrainingConfig
 from mppfl.learning.flat import FlatModel, flat_model
 from mppfl.learning.local import Lane, Table, as_array, evaluate
 from mppfl.learning.record import RoundRecord
 from mppfl.learning.uploads import admitted, finite_updates, gradient_noise, hides_divergence, noisy_uploads
 from mppfl.learning.views import looks_of_round
-from mppfl.network.device import to_device
+from mppfl.network.device import find_device, to_device
 from mppfl.privacy.accounting import epsilon, epsilon_with_extra
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.release import ReleaseCost
 
-__all__ = ["Arm", "rounds_together", "training_key", "training_rounds"]
+__all__ = ["Arm", "require_trainable", "rounds_together", "training_key", "training_rounds"]
 
 
 def training_rounds(
@@ -78,6 +78,14 @@ def rounds_together(model: nn.Module, arms: Sequence[Arm]) -> Iterator[dict[str,
             for key, members in groups.items():
                 records |= _one_round(cohorts[key], tests[key], [each for each in members if not each.is_done])
             yield {standing.arm.name: records[standing.arm.name] for standing in going}
+
+
+def require_trainable(model: nn.Module, arms: Sequence[Arm]) -> None:
+    """Raises where `rounds_together` would refuse these arms before their first round. Pays and writes nothing."""
+    flat = flat_model(model)
+    for arm in arms:
+        require_fitting(flat, arm)
+        choose_engine(flat, arm.config, find_device(arm.config.device), arm.data.num_clients)
 
 
 def _cohort(model: FlatModel, members: Sequence[Standing]) -> Cohort:

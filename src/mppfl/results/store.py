@@ -12,26 +12,25 @@ checkpoint.json names a set that is whole.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mppfl.errors import BadFile, BadInput, MppflError
+from mppfl.errors import BadFile, BadInput
 from mppfl.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_whole
 from mppfl.learning.log import Log
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.results.cases import Case
 from mppfl.results.experiment import Experiment, differences
 from mppfl.results.experiment_file import read_experiment
+from mppfl.results.folder_lock import LOCK, locked
 from mppfl.results.run import Run
 from mppfl.results.run_folder import SUMMARY, save_run
 
-EXPERIMENT, POINTER, LEDGER, LOCK = "experiment.toml", "checkpoint.json", "ledger.sqlite", ".lock"
+EXPERIMENT, POINTER, LEDGER = "experiment.toml", "checkpoint.json", "ledger.sqlite"
 
 
 @contextmanager
@@ -44,7 +43,7 @@ def storage(experiment: Experiment, folder: str | Path | None, *, resume: bool, 
             yield Store(None, open_things)
             return
         place = Path(folder)
-        open_things.enter_context(_locked(place))
+        open_things.enter_context(locked(place))
         require_free(place, experiment, resume=resume, overwrite=overwrite)
         yield Store(place, open_things, resume)
 
@@ -151,21 +150,3 @@ def _released_nothing(folder: Path, stored: Experiment) -> bool:
             if len(ledger):
                 return False
     return bool(accounts)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else trains in the folder meanwhile; the lock goes with the process, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as cause:
-        raise BadFile(f"{folder}: cannot be written ({cause.strerror or cause}). Choose another folder.") from cause
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as cause:
-            raise MppflError(f"{folder}: another training is at work there. Wait, or choose another folder.") from cause
-        yield
-    finally:
-        os.close(lock)

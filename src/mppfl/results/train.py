@@ -16,7 +16,7 @@ from mppfl.learning.budget_unit import epsilon_method
 from mppfl.learning.checkpoint import Checkpoint
 from mppfl.learning.log import Log
 from mppfl.learning.record import History, RoundRecord
-from mppfl.learning.rounds import rounds_together, training_key
+from mppfl.learning.rounds import require_trainable, rounds_together, training_key
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.privacy.ledger_epsilon import TooManyHistories
 from mppfl.results.cases import Case, model_of, prepare, require_device
@@ -53,6 +53,7 @@ def train(
     with storage(experiment, kept, resume=resume, overwrite=overwrite) as store:
         cases = prepare(experiment)
         model = model_of(experiment, cases[0].data)
+        require_trainable(model, [case.arm() for case in cases])
         store.begin(experiment)
         ledgers = {case.name: store.ledger(case) for case in cases}
         before = store.checkpoints(cases)
