@@ -31,7 +31,6 @@ import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
-from mppfl.privacy.accounting import epsilon_with_extra
 from mppfl.privacy.ledger_changes import (
     Change,
     bring_up_to_date,
@@ -41,51 +40,29 @@ from mppfl.privacy.ledger_changes import (
     require_same_training,
     training_of,
 )
-from mppfl.privacy.ledger_entries import (
-    LedgerEntry,
-    Outcome,
-    Refusal,
-    Reservation,
-    Terms,
-    name_of,
-    other_terms,
-    require_one_of,
-    round_of,
-    same_terms,
-    terms_of,
-)
-from mppfl.privacy.ledger_epsilon import KIND, Kind, dp_event, pld_epsilons
+from mppfl.privacy.ledger_charge import put_caps, reserved, terms_by_client
+from mppfl.privacy.ledger_entries import LedgerEntry, Refusal, Reservation, name_of, require_one_of, round_of
+from mppfl.privacy.ledger_epsilon import KIND, Kind, dp_event, epsilons
 from mppfl.privacy.ledger_export import write_csv, write_json
 from mppfl.privacy.ledger_file import failures_in_one_line, open_file, open_in_memory
-from mppfl.privacy.ledger_rows import (
-    account_of,
-    caps_of,
-    events_of,
-    last_attempts,
-    last_event,
-    numbers_made,
-    numbers_of,
-    totals_of,
-)
-from mppfl.privacy.ledger_totals import Account, Total, refusal_of, require_addable
-from mppfl.privacy.ledger_verify import checksum, link, verify_all
+from mppfl.privacy.ledger_notes import SIMULATION, notes_of
+from mppfl.privacy.ledger_rows import account_of, events_of, last_event, numbers_of
+from mppfl.privacy.ledger_totals import Account
+from mppfl.privacy.ledger_verify import verify_all
 from mppfl.privacy.mechanism import Unit
-from mppfl.privacy.zcdp import epsilon
 
-__all__ = ["Account", "BudgetExceeded", "LedgerEntry", "LedgerUnavailable", "PrivacyLedger", "Refusal", "Reservation"]
+__all__ = [
+    "SIMULATION",
+    "Account",
+    "BudgetExceeded",
+    "LedgerEntry",
+    "LedgerUnavailable",
+    "PrivacyLedger",
+    "Refusal",
+    "Reservation",
+]
 
 Names = list[str] | tuple[str, ...]
-
-# What is ρ-zCDP for replacing all of a client's data is so for replacing one record of it. What is ρ-zCDP for a client
-# that leaves is 4ρ for a record: taking the client out and putting it back changed is twice the distance.
-LEFT_OUT_PER_RECORD = """
-    SELECT count(*), max(coalesce(r.budget, 0) + c.budget * CASE c.adjacency WHEN 'add-remove' THEN 4 ELSE 1 END)
-    FROM totals c LEFT JOIN totals r ON r.client = c.client AND r.unit = 'record'
-    WHERE c.unit = 'client' AND c.events > 0 AND (
-        EXISTS (SELECT 1 FROM totals WHERE unit = 'record') OR EXISTS (SELECT 1 FROM caps WHERE unit = 'record')
-    )
-"""
-SIMULATION = "simulation: seeded noise protects no one"
 
 
 class PrivacyLedger:
@@ -129,14 +106,7 @@ class PrivacyLedger:
         require_one_of("unit", unit, ("record", "client"))
         names = [name_of(client)] if isinstance(client, (str, int)) else [name_of(each) for each in client]
         with self._writing() as write:
-            numbers = numbers_made(write, names, self.path)
-            before = caps_of(write, numbers)
-            changed = [name for name in numbers if before.get((numbers[name], unit)) != cap]
-            write.executemany(
-                "INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)",
-                [(numbers[name], unit, cap, checksum(name, unit, cap)) for name in changed],
-            )
-            record(write, [Change("cap", name, unit, cap) for name in changed])
+            put_caps(write, names, cap, unit, self.path)
 
     def require_run(self, run: str, training: str, *, taken_up: bool) -> None:
         """Raises where releases of `run` are those of another training than the one with this key.
@@ -194,63 +164,20 @@ class PrivacyLedger:
         training: str | None = None,
     ) -> Reservation:
         run, round_index = name_of(run, "run"), round_of(round_index)
-        asked: dict[str, Terms] = {}
-        for entry in entries:
-            client, terms = terms_of(entry, run, round_index)
-            if client in asked:
-                raise BadInput(f"client {client!r} stands twice in round {round_index}; give one release each.")
-            asked[client] = terms
+        asked = terms_by_client(entries, run, round_index)
         with self._writing() as write:
-            is_unnoted = training is not None and not require_same_training(write, run, training, self.path)
-            numbers = numbers_made(write, list(asked), self.path)
-            earlier = last_attempts(write, run, round_index, numbers)
-            totals, caps = totals_of(write, numbers), caps_of(write, numbers)
-            outcomes: dict[str, Outcome] = {}
-            attempts: dict[str, int] = {}
-            refused: list[Refusal] = []
-            rows, changed = [], {}
-            count, head = write.execute("SELECT events, head FROM state").fetchone()
-            for client, terms in asked.items():
-                number, unit, attempt = numbers[client], terms.unit, 1
-                if number in earlier:
-                    last, is_stored, before = earlier[number]
-                    if not same_terms(before, terms):
-                        raise BadInput(other_terms(client, run, round_index, before, terms))
-                    if must_be_new:
-                        raise BadInput(
-                            f"client {client!r} has reserved round {round_index} of {run!r} before; noise drawn anew "
-                            "would be a second release for the price of one. Use another run."
-                        )
-                    attempts[client] = last
-                    if not again or is_stored:
-                        outcomes[client] = "already reserved"
-                        continue
-                    attempt = last + 1
-                total = totals.get((number, unit)) or Total(terms.adjacency)
-                require_addable(client, total, terms)
-                refusal = refusal_of(client, total, terms, caps.get((number, unit), math.inf))
-                if refusal:
-                    refused.append(refusal)
-                    outcomes[client] = "refused"
-                    continue
-                total.add(terms)
-                changed[number, unit] = total
-                count += 1
-                facts = (count, run, round_index, number, attempt, *terms, self._session)
-                head = link(head, client, facts)
-                rows.append((*facts, "reserved", head))
-                outcomes[client], attempts[client] = "reserved", attempt
-            if refused and all_or_nothing:
-                raise BudgetExceeded(refused)
-            write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
-            write.executemany(
-                f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 10)})",
-                [(*key, *total.row) for key, total in changed.items()],
+            return reserved(
+                write,
+                run,
+                round_index,
+                asked,
+                self._session,
+                self.path,
+                again=again,
+                all_or_nothing=all_or_nothing,
+                must_be_new=must_be_new,
+                training=training,
             )
-            write.execute("UPDATE state SET events = ?, head = ?", (count, head))
-            if is_unnoted and rows:
-                record(write, [Change("run", run, str(training))])
-        return Reservation(outcomes, tuple(refused), attempts)
 
     def store_upload(self, run: str, round_index: int, client: str, content: bytes) -> str:
         """Keeps the noisy upload of a reserved release, before it is sent; its SHA-256 in hexadecimal.
@@ -333,23 +260,7 @@ class PrivacyLedger:
     def notes(self) -> tuple[str, ...]:
         """What must be said beside every figure of this ledger."""
         with self._reading() as read:
-            ask = "SELECT coalesce(sum(seeded), 0), coalesce(sum(poisson), 0) FROM totals"
-            seeded, poisson = read.execute(ask).fetchone()
-            worse = read.execute("SELECT count(*) FROM totals WHERE worst_case_budget > budget").fetchone()[0]
-            left_out, largest = read.execute(LEFT_OUT_PER_RECORD).fetchone()
-        lines = []
-        if seeded:
-            lines.append(SIMULATION)
-        if worse:
-            lines.append(f"{worse:,} clients used a mechanism whose worst case costs more than its nominal budget")
-        if poisson:
-            lines.append(f"{poisson:,} Poisson-sampled releases are not part of any zCDP sum; ask for the method pld")
-        if left_out:
-            lines.append(
-                f"figures and caps per record leave out what {left_out:,} clients released per client, although it "
-                f"costs their records, too; with it a record has spent ρ up to {largest:.4g}"
-            )
-        return tuple(lines)
+            return notes_of(read)
 
     def account(self, clients: str | Names | None = None, unit: Unit | None = None) -> Account:
         """Sums and caps of these clients, or of everybody, in one unit: every array that the figures below come from.
@@ -419,37 +330,9 @@ class PrivacyLedger:
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
         account = self.account(clients, unit)
-        names = account.clients
-        extra = account.extra_delta
-        if (2 * extra >= delta).any():
-            worst = int(np.argmax(extra))
-            raise BadInput(
-                f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
-                f"{2 * extra[worst]:.3g}. Ask for a larger dp_delta."
-            )
-        sampled = account.poisson > 0
-        if sampled.any() and method not in ("pld", "rdp"):
-            name = names[int(np.argmax(sampled))]
-            raise BadInput(
-                f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
-            )
-        if method == "exact" and account.not_gaussian.any():
-            name = names[int(np.argmax(account.not_gaussian > 0))]
-            raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. Use the method rdp.")
-        budgets = account.worst_case_budget if worst_case else account.budget
         with self._reading() as read:
-            numbers = numbers_of(read, names, self.path)
-
-            def composed(deltas: Array) -> Array:
-                if method == "pld":
-                    return pld_epsilons(read, account, numbers, deltas, worst_case)
-                found = np.asarray(epsilon(budgets, deltas, method))  # 0 where every release was Poisson-sampled
-                if sampled.any():
-                    whole = pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=True)
-                    found = np.where(sampled, whole, found)
-                return found
-
-            return _one_or_all(clients, epsilon_with_extra(composed, delta, extra))
+            numbers = numbers_of(read, account.clients, self.path)
+            return _one_or_all(clients, epsilons(read, account, numbers, delta, method, worst_case))
 
     def to_dp_events(self, client: str, unit: Unit | None = None, *, worst_case: bool = False) -> tuple[Any, ...]:
         """The client's releases as events of dp-accounting, oldest first, for accountants with ADD_OR_REMOVE_ONE."""

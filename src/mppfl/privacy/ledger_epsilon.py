@@ -10,7 +10,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.privacy.accounting import epsilon, history_epsilon, to_dp_event
+from mppfl.privacy.accounting import epsilon, epsilon_with_extra, history_epsilon, to_dp_event
 from mppfl.privacy.ledger_entries import GAUSSIAN_KINDS
 from mppfl.privacy.ledger_totals import Account
 
@@ -36,6 +36,41 @@ class Kind(NamedTuple):
     def spent(self, worst_case: bool) -> float:
         """ρ of all of them; 0 where they were Poisson-sampled."""
         return self.times * ((self.worst_case_budget if worst_case else self.budget) or 0.0)
+
+
+def epsilons(
+    read: sqlite3.Connection, account: Account, numbers: dict[str, int], delta: float, method: str, worst_case: bool
+) -> Array:
+    """dp_epsilon of each client of the account at `delta` in all. Raises where the method does not fit the releases."""
+    names = account.clients
+    extra = account.extra_delta
+    if (2 * extra >= delta).any():
+        worst = int(np.argmax(extra))
+        raise BadInput(
+            f"dp_delta={delta:g} is used up by client {names[worst]!r}, whose noise alone costs "
+            f"{2 * extra[worst]:.3g}. Ask for a larger dp_delta."
+        )
+    sampled = account.poisson > 0
+    if sampled.any() and method not in ("pld", "rdp"):
+        name = names[int(np.argmax(sampled))]
+        raise BadInput(
+            f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
+        )
+    if method == "exact" and account.not_gaussian.any():
+        name = names[int(np.argmax(account.not_gaussian > 0))]
+        raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. Use the method rdp.")
+    budgets = account.worst_case_budget if worst_case else account.budget
+
+    def composed(deltas: Array) -> Array:
+        if method == "pld":
+            return pld_epsilons(read, account, numbers, deltas, worst_case)
+        found = np.asarray(epsilon(budgets, deltas, method))  # 0 where every release was Poisson-sampled
+        if sampled.any():
+            whole = pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=True)
+            found = np.where(sampled, whole, found)
+        return found
+
+    return epsilon_with_extra(composed, delta, extra)
 
 
 def pld_epsilons(
