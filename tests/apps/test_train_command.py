@@ -129,6 +129,15 @@ def test_a_training_that_is_refused_takes_nothing_from_the_one_before(mppfl, exp
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == kept
 
 
+def test_an_account_that_must_not_be_overwritten_is_left_as_it_was(mppfl, experiment, tmp_path):
+    line = ("train", experiment, "--output", tmp_path / "out", "--quiet", "--set", "training.noise='gaussian'")
+    assert mppfl(*line).code == 0
+    (tmp_path / "out" / "checkpoint.json").unlink()  # so that the account itself is looked into
+    kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert "account of real releases" in mppfl(*line, "--overwrite").error
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == kept
+
+
 def test_a_missing_gpu_is_told_and_nothing_runs_on_the_cpu_instead(mppfl, experiment, tmp_path, monkeypatch):
     import torch
 

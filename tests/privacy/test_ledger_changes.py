@@ -193,3 +193,19 @@ def test_statuses_of_an_old_ledger_are_covered_once_it_was_written_to(old):
         ledger.verify()
     edited(old, "UPDATE events SET status = 'reserved' WHERE id = 6")
     assert "the status of event 6 was changed" in refused_in_one_line(old)
+
+
+def test_of_two_who_write_to_an_old_ledger_one_takes_it_over_and_both_go_on(old):
+    with (
+        PrivacyLedger.open(old) as one,
+        PrivacyLedger.open(old) as other,
+        PrivacyLedger.open(old, read_only=True) as third,
+    ):
+        assert "earlier version" in third.not_covered()[0]
+        one.reserve("run", 4, [cost("ann")])
+        other.reserve("run", 5, [cost("ann")])
+        other.set_cap("ann", 0.5, "record")
+        with pytest.raises(BudgetExceeded):
+            one.reserve("run", 6, [cost("ann")])
+        assert {each.verify() for each in (one, other, third)} == {8}
+        assert "the first 6 releases" in third.not_covered()[0]
