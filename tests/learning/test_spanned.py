@@ -159,3 +159,38 @@ def test_arms_that_pass_over_their_examples_more_or_less_often_are_judged_each_b
     once, thrice = Lane(start, batches(0, 60, 1)), Lane(start, batches(0, 60, 3), epochs=3)
     with cohort_of(flat, 2, engine="dense") as cohort:
         assert cohort._spanned.which_pay([once, thrice]) == [1]
+
+
+@pytest.mark.parametrize("sizes", [(12, 20, 31), (200, 200, 200)], ids=["in the span", "plainly"])
+def test_examples_that_are_nearly_alike_are_computed_as_exactly_as_by_the_plain_loop(sizes):
+    """Pictures of one grey with a little noise: every example rounds the last layer's weights the same way."""
+    rng = np.random.default_rng(3)
+    features = (3 + 0.003 * rng.normal(size=(PICTURES, *SHAPE))).astype(np.float32)
+    labels = rng.integers(10, size=PICTURES)
+    start = flat_model(make_model("mlp", SHAPE, 10, hidden=(32,))).initial_weights(0)
+
+    def moved(engine, precision):
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        flat = flat_model(make_model("mlp", SHAPE, 10, hidden=(32,)))
+        config = TrainingConfig(batch_size=10, local_epochs=3, learning_rate=1e-4, precision=precision, engine=engine)
+        lanes = [Lane(start.to(dtype), batches(k, size, 3, 10), epochs=3) for k, size in enumerate(sizes)]
+        with Cohort(flat, features.astype(precision), labels, config, len(lanes)) as cohort:
+            return flat.parts(cohort.updates(lanes).double())
+
+    exact, plain, found = moved("loop", "float64"), moved("loop", "float32"), moved("dense", "float32")
+    for name, part in exact.items():
+        assert (found[name] - part).norm() <= 1.5 * (plain[name] - part).norm()
+
+
+@pytest.mark.parametrize("size", [1e17, 1e19], ids=["in the span", "plainly"])
+def test_nobody_diverges_by_how_long_others_train(size):
+    """After its one step this client's own examples overflow; others have three, and it is padded with its first."""
+    features, labels = examples(np.float32)
+    features[:4] *= np.float32(size)
+    flat = flat_model(make_model("mlp", SHAPE, CLASSES, hidden=(16,)))
+    config = TrainingConfig(batch_size=4, local_epochs=1, learning_rate=0.2, engine="dense")
+    large, others = Lane(flat.initial_weights(0), [np.arange(3)]), lanes_from([flat.initial_weights(0)], [12], epochs=1)
+    with Cohort(flat, features, labels, config, 2) as cohort:
+        alone, together = cohort.updates([large])[0], cohort.updates([large, *others])[0]
+    assert torch.isfinite(alone).all()
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)

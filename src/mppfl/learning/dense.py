@@ -41,14 +41,16 @@ class DenseGradients:
 
     def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
         activations, errors = self._forward(parts, inputs, labels)
-        deltas = self.backward(parts, activations, errors * weight[..., None])
+        activations, errors = weighed(activations, errors, weight)
+        deltas = self.backward(parts, activations, errors)
         for name, delta, before in zip(self.names, deltas, activations, strict=True):
             move_layer(parts, name, delta, before, learning_rate)
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         activations, errors = self._forward(parts, inputs, labels)
         if clip_norm is None:
-            deltas = self.backward(parts, activations, errors * weight[..., None])
+            activations, errors = weighed(activations, errors, weight)
+            deltas = self.backward(parts, activations, errors)
         else:
             deltas = [delta.double() for delta in self.backward(parts, activations, errors)]
             activations = [before.double() for before in activations]  # lengths and sums: see `rounding_guard`
@@ -95,6 +97,20 @@ class DenseGradients:
         return deltas
 
 
+def weighed(activations: list[Tensor], errors: Tensor, weight: Tensor) -> tuple[list[Tensor], Tensor]:
+    """What went into each layer and the errors at the end, those times the weight of each example [lanes, examples].
+
+    An example of weight 0 is padding, whose numbers may overflow where those of the lane itself never do, and 0 times
+    infinity is no number. Nobody diverges by its padding, that is by how long others train.
+    """
+    if errors.is_cuda or bool(errors.sum().isnan()):
+        inputs, *hidden = activations
+        counts = weight[..., None] > 0
+        activations = [inputs, *(torch.where(counts, before, 0.0) for before in hidden)]
+        errors = torch.where(counts, errors, 0.0)
+    return activations, errors * weight[..., None]
+
+
 def _softmax(out: Tensor) -> Tensor:
     """Over the last dimension. In steps on a CPU, where the operator takes three times as long for a few classes."""
     if out.is_cuda or out.shape[-1] > FEW_CLASSES:
@@ -105,8 +121,13 @@ def _softmax(out: Tensor) -> Tensor:
 
 def move_layer(parts: Parts, name: str, delta: Tensor, before: Tensor, learning_rate: float) -> None:
     """A layer ← layer − η · gradient, from the error behind it and what went in."""
-    # The product is added where the weights lie: no gradient is ever written down.
-    parts[f"{name}.weight"].baddbmm_(before.mT, delta, alpha=-learning_rate)
+    weights = parts[f"{name}.weight"]
+    if weights.is_cuda or delta.shape[2] > FEW_CLASSES:  # added where the weights lie: no gradient is written down
+        weights.baddbmm_(before.mT, delta, alpha=-learning_rate)
+    else:
+        # Into so narrow a matrix CPU libraries add example by example, and round the weights as often: 20 times the
+        # error where examples are alike. A gradient of this size is written down in no time.
+        weights.sub_(torch.bmm(before.mT, delta), alpha=learning_rate)
     if f"{name}.bias" in parts:
         parts[f"{name}.bias"].sub_(delta.sum(1), alpha=learning_rate)
 

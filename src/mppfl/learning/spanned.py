@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mppfl.arrays import IntArray
-from mppfl.learning.dense import DenseGradients, move_layer
+from mppfl.learning.dense import DenseGradients, move_layer, weighed
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Lane, Table
 from mppfl.learning.lockstep import MOST_ENTRIES, Parts, starts_of
@@ -103,8 +103,8 @@ class SpannedDescent:
         for at, row, share in zip(places.flatten(1), rows, shares.to(at_start), strict=True):
             out = at_start.view(-1, outputs).index_select(0, at).view(lanes, -1, outputs)
             out.baddbmm_(grams.view(-1, examples).index_select(0, at).view(lanes, -1, examples), added)
-            activations, errors = self.gradients.onward(parts, out, out, self.labels[row])
-            first, *deltas = self.gradients.backward(parts, activations, errors * share[..., None])
+            activations, errors = weighed(*self.gradients.onward(parts, out, out, self.labels[row]), share)
+            first, *deltas = self.gradients.backward(parts, activations, errors)
             added.view(-1, outputs).index_add_(0, at, first.reshape(-1, outputs), alpha=-self.learning_rate)
             for name, delta, before in zip(self.gradients.names[1:], deltas, activations[1:], strict=True):
                 move_layer(parts, name, delta, before, self.learning_rate)
