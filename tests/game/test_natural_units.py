@@ -10,7 +10,7 @@ from mppfl.game.plan import Horizon
 from mppfl.game.solve import solve
 from mppfl.network.graph import graph_from_matrix
 
-MONEY_AND_BUDGET = ((1e-4, 1.0), (1e5, 1.0), (1.0, 1e-7), (1e-3, 1e4))
+MONEY_AND_BUDGET = ((1e-4, 1.0), (1e5, 1.0), (1.0, 1e-7), (1e-3, 1e4), (1.0, 1e-10), (1.0, 1e10))
 
 
 def drawn(seed):
@@ -48,6 +48,47 @@ def test_budgets_do_not_depend_on_units(mechanism, seed):
         assert found.verification.leader_regret == pytest.approx(
             usual.verification.leader_regret * money, rel=1e-3, abs=1e-9 * money
         )
+
+
+@pytest.mark.parametrize("mechanism", ["social_agnostic", "fixed", "random", "sarda_like"])
+@pytest.mark.parametrize("seed", range(4))
+def test_how_far_a_plan_is_from_an_equilibrium_does_not_depend_on_units(mechanism, seed):
+    usual = solve(game_in(seed, 1.0, 1.0), mechanism, num_rounds=2).verification
+    for money, budget in MONEY_AND_BUDGET:
+        found = solve(game_in(seed, money, budget), mechanism, num_rounds=2).verification
+        # Natural units are powers of two, and change by steps.
+        assert usual.residual / 2.01 <= found.residual <= 2.01 * usual.residual
+        assert found.relative_regret == pytest.approx(usual.relative_regret)
+
+
+def with_low_ceilings(seed, most, num_clients=None):
+    """Ordinary costs, and budgets so small that a rise of the rate by as little takes anybody from nothing to all."""
+    rng = np.random.default_rng(seed)
+    n = num_clients or int(rng.integers(2, 8))
+    links = (rng.random((n, n)) < 0.6) * (1 - np.eye(n))
+    links[np.arange(n), (np.arange(n) + 1) % n] = 1
+    costs = rng.uniform(0.2, 1, n), rng.uniform(0.1, 1.5, n), rng.uniform(0.01, 0.5, n)
+    clients = Clients(*costs, budget_max=most * rng.uniform(0.5, 1, n))
+    strength = rng.uniform(0.05, 0.6)
+    return make_game(graph_from_matrix(links), clients, max_hops=2, externality_strength=strength)
+
+
+@pytest.mark.parametrize("rule", ["always", "if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("mechanism", ["mppfl", "mppfl_exact", "mppfl_noise_aware", "pigouvian"])
+@pytest.mark.parametrize("seed", range(6))
+def test_ceilings_however_low_are_reached_by_the_same_clients(mechanism, seed, rule):
+    usual, found = (
+        solve(with_low_ceilings(seed, most), mechanism, num_rounds=2, participation=rule) for most in (1e-6, 1e-10)
+    )
+    assert found.verification.residual < 1e-5  # a rate of about 1 is known to 2e-16, of which 1e-10 has few digits
+    np.testing.assert_allclose(found.plan.to_matrix() / 1e-10, usual.plan.to_matrix() / 1e-6, rtol=1e-4, atol=1e-5)
+    assert (found.plan.to_matrix() <= with_low_ceilings(seed, 1e-10).clients.budget_max).all()
+
+
+def test_low_ceilings_do_not_keep_a_crowd_from_being_moved():
+    found = solve(with_low_ceilings(3, 1e-10, num_clients=400), num_rounds=2)
+    assert found.plan.terms(0).taking_part.all()
+    assert found.verification.residual < 1e-5
 
 
 @pytest.mark.parametrize("seed", range(5))

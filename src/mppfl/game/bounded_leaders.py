@@ -70,6 +70,7 @@ def rates_at_bounds(
             raise NoEquilibrium("no reward rate keeps everybody who may take part.")
         rates, at = best_on_path(game, weights, path, leader, rounds, payment_limit, to_the_letter=keep_everybody)
         rows = np.array([path[k].budgets(float(rate)) for rate, k in zip(rates, at, strict=True)])
+        rows = np.minimum(rows, game.clients.budget_max)  # a line may pass the bound it ends at by rounding
         return Rates(rates, Stored(rows, np.arange(len(rates))), True)
     rates = _best_of_samples(game, weights, leader, rounds, payment_limit, keep_everybody, between)
     distinct, row_of_round = np.unique(rates, return_inverse=True)

@@ -28,6 +28,7 @@ from mppfl.game.leaders import require_somebody
 from mppfl.game.loss import KRYLOV_BASIS
 from mppfl.game.mechanisms import Mechanism, mppfl, mppfl_exact
 from mppfl.game.model import Game, amplification
+from mppfl.game.natural_units import natural_units
 from mppfl.game.outcome import Outcome, Verification, outcome_of_sums
 from mppfl.game.plan import AlongLine, Horizon, Participation, Plan
 from mppfl.game.resting_at_bounds import has_ceilings, has_floors, rates_worth_trying
@@ -129,7 +130,7 @@ def _verify(
 ) -> Verification:
     """The twin of `outcome.verify` on the line."""
     ends = (float(plan.reward_rates[0]), float(plan.reward_rates[-1]))
-    largest = max(1.0, *(float((rate * line.slope - line.offset).abs().max()) for rate in ends))
+    largest = max(natural_units(game).budget, *(float((rate * line.slope - line.offset).abs().max()) for rate in ends))
     everything = len(plan) * plan.num_clients < LEADER_ROUNDS_ABOVE
     positions = np.arange(len(plan)) if everything else np.unique([0, len(plan) // 2, len(plan) - 1])
     saved = _leader_saving(game, plan, outcome, line, loss, clients, positions)

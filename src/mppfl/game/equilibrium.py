@@ -123,14 +123,15 @@ def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None
 
         ρ_i = clip(m_i − α(Σρ)_i, budget_min_i, budget_max_i).
 
-    To `tolerance` of the largest wanted loss. Active sets (semismooth Newton) with projected sweeps, which contract by
-    αS, wherever a set comes round again. Raises NotConverged if neither settles; that cannot happen while αS < 1.
+    To `tolerance` of the largest wanted loss, or of the highest bound where nobody may give as much. Active sets
+    (semismooth Newton) with projected sweeps, which contract by αS, wherever a set comes round again. Raises
+    NotConverged if neither settles; that cannot happen while αS < 1.
     """
     wanted = wanted_loss(game, prices)
     low, high = game.clients.budget_min, game.clients.budget_max
     # Where prices are about what privacy costs, their difference holds fewer digits than they do.
     sizes = (np.abs(prices) + game.clients.linear_cost) / (2 * game.clients.quadratic_cost)
-    scale = max(float(np.abs(wanted).max()), 1e-3 * float(sizes.max()))
+    scale = min(max(float(np.abs(wanted).max()), 1e-3 * float(sizes.max())), float(high.max()))
     budgets = np.clip(wanted if start is None else start, low, high)
     target = wanted - (game.loss @ budgets - budgets)  # everybody's unbounded best response
     best, best_gap = budgets, _distance(budgets, np.clip(target, low, high))

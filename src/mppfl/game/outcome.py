@@ -9,6 +9,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.game.leader_regret import leader_regret
 from mppfl.game.model import Game, privacy_cost, utility, wanted_loss
+from mppfl.game.natural_units import natural_units
 from mppfl.game.plan import AlongLine, Participation, Plan, Terms
 
 COMPILED_ABOVE = 4_000_000  # clients × rounds
@@ -188,7 +189,8 @@ def _line_totals(game: Game, plan: Plan) -> Array:
 class Verification:
     """How far a plan is from an equilibrium.
 
-    residual         largest distance of a budget from its owner's best response, over the largest budget
+    residual         largest distance of a budget from its owner's best response, over the largest budget, or over
+                     what a typical client would give alone (`natural_units`) where that is more
     client_regret    largest gain any client could get by moving alone within its bounds, in money
     relative_regret  the same as a share of what that client is paid and loses
     leader_regret    largest saving the server could get by another rate with clients responding, noise weighed over
@@ -211,7 +213,8 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
     Clients are checked in every round; so is the leader, except in very large plans (first, middle and last round).
     """
     found = evaluate(game, plan) if outcome is None else outcome
-    largest = max(1.0, *(float(np.abs(plan.terms(k).budgets).max()) for k in (0, len(plan) - 1)))
+    first_and_last = (float(np.abs(plan.terms(k).budgets).max()) for k in (0, len(plan) - 1))
+    largest = max(natural_units(game).budget, *first_and_last)
     regret, checked = leader_regret(game, plan)
     return Verification(
         residual=float(found.best_response_gap.max()) / largest if np.isfinite(largest) else np.inf,

@@ -112,6 +112,14 @@ def _first_rate(game: Game, weights: Array) -> float:
     return rate
 
 
+def _narrowest_range(game: Game, weights: Array) -> float:
+    """The least rise of the rate that takes anybody, were it alone, from its lowest budget to its highest."""
+    clients = game.clients
+    room = clients.budget_max - clients.budget_min
+    moved = (weights > 0) & (room > 0)
+    return float((2 * clients.quadratic_cost[moved] * room[moved] / weights[moved]).min(initial=np.inf))
+
+
 def pivoting_path(game: Game, weights: Array, last: float = np.inf) -> Path | None:
     """The path from bend to bend, O(clients²) each; None where a check of its lines fails. Needs B as a matrix."""
     from mppfl.game import path_kernels as kernels
@@ -132,6 +140,7 @@ def pivoting_path(game: Game, weights: Array, last: float = np.inf) -> Path | No
         clients.budget_max[order],
         rate,
         last,
+        _narrowest_range(game, weights),
         6 * game.num_clients + 50,
     )
     if how != kernels.FINISHED:
@@ -166,11 +175,13 @@ def _are_equilibria(game: Game, weights: Array, ends: Array, slopes: Array, offs
 
 def plain_path(game: Game, weights: Array, last: float = np.inf) -> Path:
     """The path with an equilibrium solved just past every bend."""
-    rate = _first_rate(game, weights)
+    from mppfl.game.path_kernels import just_past
+
+    rate, narrowest = _first_rate(game, weights), _narrowest_range(game, weights)
     segments: list[Segment] = []
     start: Array | None = None
     for _ in range(20 * game.num_clients + 50):
-        ahead = rate + 1e-9 * max(1.0, rate)  # just past the bend, where it is clear who is on which side
+        ahead = just_past(rate, narrowest)
         here = equilibrium_at(game, ahead * weights, start)
         start = here.budgets
         segment = _segment_around(game, weights, here, rate, ahead)

@@ -127,8 +127,23 @@ def _is_off(ahead: float, low: Array, high: Array, num_able: int, state: Any, sl
 
 
 @njit(cache=True, error_model="numpy")
+def just_past(rate: float, narrowest: float) -> float:
+    """A rate just past a bend, where it is clear who is on which side, and nobody has crossed its whole range."""
+    step = min(1e-9 * max(1.0, rate), 1e-3 * narrowest)
+    return rate + max(step, 4e-16 * rate)  # at least the next number
+
+
+@njit(cache=True, error_model="numpy")
 def follow(
-    tableau: Array, slopes: Array, offsets: Array, low: Array, high: Array, rate: float, last: float, capacity: int
+    tableau: Array,
+    slopes: Array,
+    offsets: Array,
+    low: Array,
+    high: Array,
+    rate: float,
+    last: float,
+    narrowest: float,
+    capacity: int,
 ) -> Any:
     """Segments of the path from `rate` to `last`, as in `path.response_path`.
 
@@ -142,7 +157,7 @@ def follow(
     lines = np.zeros((2, capacity, n))
     states = np.empty((capacity, n), dtype=np.int8)
     for count in range(capacity):
-        ahead = rate + 1e-9 * max(1.0, rate)  # just past the bend, where it is clear who is on which side
+        ahead = just_past(rate, narrowest)
         for _ in range(2 * n + 2):
             k, side = _first_across(ahead, low, high, num_able, state, slopes, offsets)
             if k < 0:
