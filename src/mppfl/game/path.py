@@ -112,12 +112,14 @@ def _first_rate(game: Game, weights: Array) -> float:
     return rate
 
 
-def _narrowest_range(game: Game, weights: Array) -> float:
-    """The least rise of the rate that takes anybody, were it alone, from its lowest budget to its highest."""
+def _widest_range(game: Game, weights: Array) -> float:
+    """The rise of the rate that takes everybody who can be moved, were they alone, from lowest to highest budgets."""
     clients = game.clients
     room = clients.budget_max - clients.budget_min
     moved = (weights > 0) & (room > 0)
-    return float((2 * clients.quadratic_cost[moved] * room[moved] / weights[moved]).min(initial=np.inf))
+    if not moved.any():
+        return np.inf
+    return float((2 * clients.quadratic_cost[moved] * room[moved] / weights[moved]).max())
 
 
 def pivoting_path(game: Game, weights: Array, last: float = np.inf) -> Path | None:
@@ -140,7 +142,7 @@ def pivoting_path(game: Game, weights: Array, last: float = np.inf) -> Path | No
         clients.budget_max[order],
         rate,
         last,
-        _narrowest_range(game, weights),
+        _widest_range(game, weights),
         6 * game.num_clients + 50,
     )
     if how != kernels.FINISHED:
@@ -177,11 +179,11 @@ def plain_path(game: Game, weights: Array, last: float = np.inf) -> Path:
     """The path with an equilibrium solved just past every bend."""
     from mppfl.game.path_kernels import just_past
 
-    rate, narrowest = _first_rate(game, weights), _narrowest_range(game, weights)
+    rate, widest = _first_rate(game, weights), _widest_range(game, weights)
     segments: list[Segment] = []
     start: Array | None = None
     for _ in range(20 * game.num_clients + 50):
-        ahead = just_past(rate, narrowest)
+        ahead = just_past(rate, widest)
         here = equilibrium_at(game, ahead * weights, start)
         start = here.budgets
         segment = _segment_around(game, weights, here, rate, ahead)

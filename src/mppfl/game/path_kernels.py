@@ -127,9 +127,13 @@ def _is_off(ahead: float, low: Array, high: Array, num_able: int, state: Any, sl
 
 
 @njit(cache=True, error_model="numpy")
-def just_past(rate: float, narrowest: float) -> float:
-    """A rate just past a bend, where it is clear who is on which side, and nobody has crossed its whole range."""
-    step = min(1e-9 * max(1.0, rate), 1e-3 * narrowest)
+def just_past(rate: float, widest: float) -> float:
+    """A rate just past a bend, where it is clear who is on which side.
+
+    Where everybody goes from its lowest budget to its highest within `widest`, a small part of that, or the bends of a
+    game with low ceilings would all be passed at once.
+    """
+    step = min(1e-9 * max(1.0, rate), 1e-4 * widest)
     return rate + max(step, 4e-16 * rate)  # at least the next number
 
 
@@ -142,7 +146,7 @@ def follow(
     high: Array,
     rate: float,
     last: float,
-    narrowest: float,
+    widest: float,
     capacity: int,
 ) -> Any:
     """Segments of the path from `rate` to `last`, as in `path.response_path`.
@@ -157,7 +161,7 @@ def follow(
     lines = np.zeros((2, capacity, n))
     states = np.empty((capacity, n), dtype=np.int8)
     for count in range(capacity):
-        ahead = just_past(rate, narrowest)
+        ahead = just_past(rate, widest)
         for _ in range(2 * n + 2):
             k, side = _first_across(ahead, low, high, num_able, state, slopes, offsets)
             if k < 0:
