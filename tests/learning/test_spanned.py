@@ -182,13 +182,14 @@ def test_examples_that_are_nearly_alike_are_computed_as_exactly_as_by_the_plain_
         assert (found[name] - part).norm() <= 1.5 * (plain[name] - part).norm()
 
 
-@pytest.mark.parametrize("size", [1e17, 1e19], ids=["in the span", "plainly"])
-def test_nobody_diverges_by_how_long_others_train(size):
+@pytest.mark.parametrize("engine", ["dense", "vmap"])
+@pytest.mark.parametrize("size", [1e17, 1e19])  # in the span and plainly where the engine is dense
+def test_nobody_diverges_by_how_long_others_train(size, engine):
     """After its one step this client's own examples overflow; others have three, and it is padded with its first."""
     features, labels = examples(np.float32)
     features[:4] *= np.float32(size)
     flat = flat_model(make_model("mlp", SHAPE, CLASSES, hidden=(16,)))
-    config = TrainingConfig(batch_size=4, local_epochs=1, learning_rate=0.2, engine="dense")
+    config = TrainingConfig(batch_size=4, local_epochs=1, learning_rate=0.2, engine=engine)
     large, others = Lane(flat.initial_weights(0), [np.arange(3)]), lanes_from([flat.initial_weights(0)], [12], epochs=1)
     with Cohort(flat, features, labels, config, 2) as cohort:
         alone, together = cohort.updates([large])[0], cohort.updates([large, *others])[0]

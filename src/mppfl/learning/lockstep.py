@@ -150,7 +150,8 @@ class VmappedGradients:
 
     def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
         if clip_norm is None:
-            return dict(self._of_lanes(parts, inputs, labels, weight))
+            found = dict(self._of_lanes(parts, inputs, labels, weight))
+            return found if weight.is_cuda else self._of_own_alone(found, parts, inputs, labels, weight)
         each = self._of_examples(parts, inputs, labels)  # [lanes, examples, *shape]
         squares = sum(part.double().flatten(2).square().sum(2) for part in each.values())
         norms = torch.as_tensor(squares).sqrt()
@@ -158,6 +159,22 @@ class VmappedGradients:
         if tell_what_overflows(norms):
             each = {name: _only(part, factors) for name, part in each.items()}
         return {name: torch.einsum("le,le...->l...", factors, part.double()) for name, part in each.items()}
+
+    def _of_own_alone(self, found: Parts, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Parts:
+        """The same with lanes that overflow computed anew without their padding: 0 times infinity is no number, and
+        nobody diverges by how long others train. Not on a GPU, which would have to be waited for in every step.
+        """
+        padded = (weight == 0).any(1)
+        if not padded.any():
+            return found
+        finite = torch.stack([part.flatten(1).sum(1) for part in found.values()]).isfinite().all(0)
+        for at in (~finite & padded).nonzero()[:, 0].tolist():
+            lane, own = slice(at, at + 1), weight[at] > 0
+            some = {name: part[lane] for name, part in parts.items()}
+            alone = self._of_lanes(some, inputs[lane, own], labels[lane, own], weight[lane, own]) if own.any() else {}
+            for name, part in found.items():
+                part[lane] = alone[name] if own.any() else 0.0
+        return found
 
 
 def _only(each: Tensor, factors: Tensor) -> Tensor:
