@@ -58,7 +58,7 @@ def starts_of(model, count, alike):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("alike", [True, False], ids=["one start", "starts of their own"])
-@pytest.mark.parametrize("at_once", [1, 2, 20])
+@pytest.mark.parametrize("at_once", [1, 2, 20, None])
 def test_small_clients_move_as_the_plain_loop_moves_them(model, alike, at_once):
     flat = flat_model(MODELS[model]())
     lanes = lanes_from(starts_of(flat, len(SIZES), alike))
@@ -195,3 +195,24 @@ def test_nobody_diverges_by_how_long_others_train(size, engine):
         alone, together = cohort.updates([large])[0], cohort.updates([large, *others])[0]
     assert torch.isfinite(alone).all()
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)
+
+
+def test_lanes_step_side_by_side_while_they_are_alike_and_fit(monkeypatch):
+    flat = flat_model(MODELS["mlp"]())
+    with cohort_of(flat, 2, engine="dense") as cohort:
+        spanned = cohort._spanned
+        assert spanned._together([10] * 70 + [11] * 5 + [12], None) == 75
+        assert spanned._together([10] * 5 + [40] * 90, None) == 20  # so few are padded rather than called for
+        assert spanned._together([10] * 70, 7) == 7
+        monkeypatch.setattr("mppfl.learning.spanned.MOST_ENTRIES", 30 * 10 * 64)
+        assert spanned._together([10] * 70, None) == 30
+
+
+def test_more_lanes_than_are_multiplied_at_once_move_as_the_plain_loop_moves_them():
+    flat, sizes = flat_model(MODELS["mlp"]()), (8,) * 43
+    for alike in (True, False):
+        lanes = lanes_from(starts_of(flat, len(sizes), alike), sizes)
+        with cohort_of(flat, len(lanes), engine="dense") as cohort:
+            found = cohort.updates(lanes)
+        with cohort_of(flat_model(MODELS["mlp"]()), len(lanes), engine="loop") as plain:
+            torch.testing.assert_close(found, plain.updates(lanes), atol=1e-11, rtol=0)

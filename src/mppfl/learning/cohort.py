@@ -134,7 +134,7 @@ class Cohort:
         if not small:
             return self._in_step(lanes, gradients)
         found = torch.empty((len(lanes), self.model.num_parameters), dtype=self.dtype)
-        spanned.updates(lanes, small, self.at_once, found)
+        spanned.updates(lanes, small, self.config.clients_at_once, found)
         if others := sorted(set(range(len(lanes))) - set(small)):
             found[others] = self._in_step([lanes[at] for at in others], gradients)
         return found

@@ -12,6 +12,7 @@ Noise in every step would leave the span.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +27,11 @@ from mppfl.learning.lockstep import MOST_ENTRIES, Parts, starts_of
 from mppfl.learning.schedule import Schedule, schedule_of
 
 WORTH = 1.1  # times the plain way's arithmetic may be spent: the weights of all lanes are not copied and compared
+AT_ONCE = 20  # lanes multiplied with their examples in one call: of many more, these leave the cache in between
+ALIKE, MOST_ALIKE = (
+    1.1,
+    500,
+)  # lanes with up to so many times the looks of another step side by side, and how many of them
 
 
 class SpannedDescent:
@@ -55,13 +61,16 @@ class SpannedDescent:
         ]
         return sorted(chosen, key=lambda at: looks[at])
 
-    def updates(self, lanes: Sequence[Lane], chosen: Sequence[int], at_once: int, out: Tensor) -> None:
-        """Writes the updates of the chosen lanes to their rows of `out` [lanes, parameters], `at_once` in a group."""
+    def updates(self, lanes: Sequence[Lane], chosen: Sequence[int], at_once: int | None, out: Tensor) -> None:
+        """Writes the updates of the chosen lanes to their rows of `out` [lanes, parameters].
+
+        chosen   those with few looks first
+        at_once  how many in a group; None for as many as are alike and fit
+        """
+        looks = [sum(map(len, lanes[at].batches)) for at in chosen]
         done = 0
         while done < len(chosen):
-            longest = sum(map(len, lanes[chosen[min(done + at_once, len(chosen)) - 1]].batches))
-            fitting = max(1, MOST_ENTRIES // (longest * self.features.shape[1]))
-            group = chosen[done : done + min(at_once, fitting)]
+            group = chosen[done : done + self._together(looks[done:], at_once)]
             first, some = group[0], [lanes[at] for at in group]
             if group == list(range(first, first + len(group))):
                 self._write(some, out[first : first + len(group)])
@@ -71,18 +80,38 @@ class SpannedDescent:
                 out[torch.tensor(group)] = found
             done += len(group)
 
+    def _together(self, looks: Sequence[int], at_once: int | None) -> int:
+        """How many of lanes with so many looks, the fewest first, make the next group."""
+        if at_once is None:
+            alike = bisect_right(looks, ALIKE * looks[0], hi=min(len(looks), MOST_ALIKE))
+            at_once = max(alike, AT_ONCE)
+        longest = looks[min(at_once, len(looks)) - 1]
+        return min(at_once, max(1, MOST_ENTRIES // (longest * self.features.shape[1])))
+
     def _write(self, lanes: Sequence[Lane], out: Tensor) -> None:
         starts, moved = self.model.parts(starts_of(lanes)), self.model.parts(out)
         schedule = schedule_of(lanes, max(len(lane.batches) for lane in lanes))
         own, counts, position = own_examples(schedule)
-        inputs = self.features.index_select(0, torch.from_numpy(own.reshape(-1))).view(*own.shape, -1)
-        at_start = torch.bmm(inputs, _turned(starts[self.weight]))
+        weights = starts[self.weight]
+        is_shared = weights.stride(0) == 0  # by all lanes, whose examples then are rows of one product
+        turned = weights.mT if is_shared else weights.mT.contiguous()
+        inputs = torch.empty((*own.shape, weights.shape[2]), dtype=weights.dtype)
+        at_start = torch.empty((*own.shape, weights.shape[1]), dtype=weights.dtype)
+        some = [slice(first, first + AT_ONCE) for first in range(0, len(lanes), AT_ONCE)]
+        for at in some:
+            flat = inputs[at].view(-1, inputs.shape[2])
+            torch.index_select(self.features, 0, torch.from_numpy(own[at].reshape(-1)), out=flat)
+            if is_shared:
+                torch.mm(flat, turned[0], out=at_start[at].view(len(flat), -1))
+            else:
+                torch.bmm(inputs[at], turned[at], out=at_start[at])
         if self.bias in starts:
             at_start += starts[self.bias][:, None]
         later = {name: part for name, part in starts.items() if name not in (self.weight, self.bias)}
         held = self.gradients.held(later)
         added = self._descend(held, at_start, self._grams_of(own, counts, inputs), schedule, position)
-        torch.bmm(added.mT, inputs, out=moved[self.weight])
+        for at in some:
+            torch.bmm(added[at].mT, inputs[at], out=moved[self.weight][at])
         if self.bias in moved:
             torch.sum(added, 1, out=moved[self.bias])
         for name, part in self.gradients.given(held).items():
@@ -130,13 +159,6 @@ class SpannedDescent:
             self._grams[key] = gram
             self._kept += gram.numel()
         return self._grams[key]
-
-
-def _turned(weights: Tensor) -> Tensor:
-    """[lanes, outputs, inputs] as [lanes, inputs, outputs] in that order in memory; what lanes share stays one."""
-    if weights.stride(0) == 0:
-        return weights[0].mT.contiguous().expand(len(weights), -1, -1)
-    return weights.mT.contiguous()
 
 
 def is_less_work(looks: int, epochs: int, num_inputs: int) -> bool:
