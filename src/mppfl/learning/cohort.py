@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mppfl.errors import BadInput
 from mppfl.learning.captured import CapturedDescent
 from mppfl.learning.config import Engine, Precision, TrainingConfig
-from mppfl.learning.dense import DenseGradients, is_dense
+from mppfl.learning.dense import AT_ONCE, DenseGradients, is_dense
 from mppfl.learning.flat import FlatModel, normalises_over_examples
 from mppfl.learning.layered import LayeredGradients, is_layered
 from mppfl.learning.local import Descent, Lane, local_update
@@ -37,7 +37,6 @@ from mppfl.network.device import find_device, free_bytes, to_device
 
 log = logging.getLogger(__name__)
 
-DENSE_AT_ONCE = 20  # more share the overhead of a call; with many more, weights and activations leave the cache
 SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that a step may take
 
 
@@ -72,7 +71,7 @@ class Cohort:
             low = torch.bfloat16 if config.precision == "bf16" else None
             plain = not config.momentum and config.mechanism.noise_on == "update"
             self._gradients = LayeredGradients(model, low, self.device.type == "cuda", low is not None and plain)
-        self.at_once = min(num_lanes, config.clients_at_once or DENSE_AT_ONCE)
+        self.at_once = min(num_lanes, config.clients_at_once or AT_ONCE)
         self._captured: CapturedDescent | None = None
         self._spanned: SpannedDescent | None = None
         plain = not config.momentum and config.augmentation == "none"
@@ -143,7 +142,7 @@ class Cohort:
         """How many lanes fit into memory in step, with so many examples in each."""
         if self.device.type == "cpu":
             entries = examples * math.prod(self.table.features.shape[1:])
-            return min(self.num_lanes, max(1, min(DENSE_AT_ONCE, MOST_ENTRIES // max(1, entries))))
+            return min(self.num_lanes, max(1, min(AT_ONCE, MOST_ENTRIES // max(1, entries))))
         free = free_bytes(self.device)
         per_lane = bytes_per_lane(self.model, tuple(self.table.features.shape[1:]), examples)
         return min(self.num_lanes, max(1, int(SHARE_OF_MEMORY * free / per_lane)))

@@ -13,6 +13,7 @@ from mppfl.learning.flat import FlatModel, computes_as, is_plain_flatten, is_pla
 from mppfl.learning.local import clip_factors, tell_what_overflows
 from mppfl.learning.lockstep import Parts
 
+AT_ONCE = 20  # lanes in one call: more share its overhead; of many more, weights and examples leave the cache
 FEW_CLASSES = 15  # which do not fill a vector register
 
 

@@ -20,18 +20,15 @@ import torch
 from torch import Tensor
 
 from mppfl.arrays import IntArray
-from mppfl.learning.dense import DenseGradients, move_layer, weighed
+from mppfl.learning.dense import AT_ONCE, DenseGradients, move_layer, weighed
 from mppfl.learning.flat import FlatModel
 from mppfl.learning.local import Lane, Table
 from mppfl.learning.lockstep import MOST_ENTRIES, Parts, starts_of
 from mppfl.learning.schedule import Schedule, schedule_of
 
 WORTH = 1.1  # times the plain way's arithmetic may be spent: the weights of all lanes are not copied and compared
-AT_ONCE = 20  # lanes multiplied with their examples in one call: of many more, these leave the cache in between
-ALIKE, MOST_ALIKE = (
-    1.1,
-    500,
-)  # lanes with up to so many times the looks of another step side by side, and how many of them
+ALIKE = 1.1  # times the looks of another: lanes that step side by side, however many are multiplied at once
+MOST_ALIKE = 500  # of them
 
 
 class SpannedDescent:

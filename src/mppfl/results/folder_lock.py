@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,15 +13,22 @@ from mppfl.errors import BadFile, MppflError
 
 LOCK = ".lock"
 TRIES = 1000  # each means that another process let go of the folder just now
+PAUSE = 0.2  # seconds between two looks at a folder that another process holds
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Nobody else trains in the folder meanwhile. Folders that were made for it, and are still empty, go again."""
+def locked(
+    folder: Path, taken: str = "another training is at work there. Wait", wait_seconds: float = 0.0
+) -> Iterator[None]:
+    """Nobody else works in the folder meanwhile. Folders that were made for it, and are still empty, go again.
+
+    taken         who holds it where it is not free, and what to do besides choosing another folder
+    wait_seconds  for a process that was just killed and may hold it a little longer
+    """
     made: list[Path] = []
     try:
         try:
-            lock = _acquired(folder, made)
+            lock = _acquired(folder, made, taken, time.monotonic() + wait_seconds)
         except OSError as cause:
             raise BadFile(f"{folder}: cannot be written ({cause.strerror or cause}). Choose another folder.") from cause
         try:
@@ -36,23 +44,29 @@ def locked(folder: Path) -> Iterator[None]:
                 each.rmdir()
 
 
-def _acquired(folder: Path, made: list[Path]) -> int:
+def _acquired(folder: Path, made: list[Path], taken: str, deadline: float) -> int:
     """The lock's file, held and in its place. Adds to `made` the folders that were not there."""
-    for _ in range(TRIES):
+    tries = 0
+    while tries < TRIES:
         try:
             _make(folder, made)
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:  # whoever made the folder took it away again
+            tries += 1
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:
             os.close(lock)
-            raise MppflError(f"{folder}: another training is at work there. Wait, or choose another folder.") from cause
+            if time.monotonic() >= deadline:
+                raise MppflError(f"{folder}: {taken}, or choose another folder.") from cause
+            time.sleep(PAUSE)
+            continue
         # Between opening and locking the one before may have removed its file; a lock on that keeps nobody out.
         if _is_in_place(lock, folder / LOCK):
             return lock
         os.close(lock)
+        tries += 1
     raise MppflError(f"{folder}: is made and taken away again by others, {TRIES} times. Choose another folder.")
 
 

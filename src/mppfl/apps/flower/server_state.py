@@ -10,13 +10,10 @@ with the same terms, clients answer with the uploads they stored, and who was pa
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
-import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -28,13 +25,14 @@ import torch
 
 from mppfl.apps.flower.vector import Vector
 from mppfl.arrays import Array
-from mppfl.errors import BadFile, MppflError
+from mppfl.errors import BadFile
 from mppfl.game.plan import Plan
 from mppfl.learning.aggregate import server_step
 from mppfl.learning.checkpoint import write_whole
 from mppfl.learning.config import TrainingConfig
+from mppfl.results.folder_lock import locked
 
-CHECKPOINT, ACCOUNTS, ROUNDS, LOCK = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl", ".lock"
+CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl"
 ENDED = "ended.json"  # how the server app ended, for whoever started it
 FORMAT = 1
 NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "taking_part", "seconds")
@@ -130,28 +128,8 @@ class ServerFolder:
     @contextmanager
     def locked(self, wait_seconds: float = 30.0) -> Iterator[None]:
         """Nobody else serves from this folder meanwhile. A server that was just killed may hold it a little longer."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as cause:
-            raise BadFile(
-                f"{self.path}: cannot be written ({cause.strerror or cause}). Choose another folder."
-            ) from cause
-        try:
-            deadline = time.monotonic() + wait_seconds
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as cause:
-                    if time.monotonic() > deadline:
-                        raise MppflError(
-                            f"{self.path}: another server is at work there. Stop it, or choose another folder."
-                        ) from cause
-                    time.sleep(0.2)
+        with locked(self.path, "another server is at work there. Stop it", wait_seconds):
             yield
-        finally:
-            os.close(lock)
 
     def keep(self, state: ServerState) -> None:
         """Writes the checkpoint: durable and whole, or the one before stays."""
