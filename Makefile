@@ -11,7 +11,7 @@ setup: .venv/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore]'
 	touch $@
 
-.venv/flower: .venv/ready  # for the tests of apps/flower; nothing else needs it
+.venv/flower: .venv/ready  # for the tests of mppfl.flower; nothing else needs it
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,flower]'
 	touch $@
 
@@ -53,8 +53,8 @@ bench: setup
 results: setup
 	$(PY) docs/make_results.py
 
-docs: .venv/docs  # docs/reproduction.md and its charts from results/paper/*.json, docs/reference.md, and the site in site/
-	$(PY) -c "from mppfl.results.paper.document import make_document; make_document('results/paper')"
+docs: .venv/docs  # docs/reproduction.md and its charts from reproduction/results/*.json, docs/reference.md, and the site in site/
+	$(PY) -c "from reproduction.document import make_document; make_document('reproduction/results')"
 	$(PY) docs/make_reference.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 

@@ -4,7 +4,7 @@
     python benchmarks/engine_gpu.py cnn vgg16 --repeats 3
 
 One federated round of local training: 20 clients × 2,500 examples, one epoch, the model's shape of data at random. The
-loop is learning/local.py: one client after another, torch.optim.SGD, float32. Arithmetic counts the products of
+loop is training/local.py: one client after another, torch.optim.SGD, float32. Arithmetic counts the products of
 convolutions and dense layers, forward once and backward twice. Writes benchmarks/records/<date>-engine-gpu.json.
 """
 
@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mppfl.learning.cohort import Cohort
-from mppfl.learning.config import TrainingConfig
-from mppfl.learning.flat import flat_model
-from mppfl.learning.flops import gflop_per_example
-from mppfl.learning.local import GradientNoise, Lane
-from mppfl.learning.models import make_model
+from mppfl.training.cohort import Cohort
+from mppfl.training.config import TrainingConfig
+from mppfl.training.flat import flat_model
+from mppfl.training.flops import gflop_per_example
+from mppfl.training.local import GradientNoise, Lane
+from mppfl.training.models import make_model
 from mppfl.privacy.mechanism import LocalWork
 from record import circumstances, write_record
 

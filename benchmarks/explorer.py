@@ -29,9 +29,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser lives with the tests
 
-from tests.apps.explorer.browser import Visit, chromium, visit
+from tests.explorer.browser import Visit, chromium, visit
 
-from mppfl.apps.explorer.page import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
+from mppfl.explorer.page import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
 from mppfl.network.generate import skewed
 from mppfl.network.write import write_links
 from record import circumstances, write_record

@@ -25,11 +25,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from mppfl.apps.flower import PricedFedAvg, watchful
-from mppfl.apps.flower.identity import Registry
+from mppfl.flower import PricedFedAvg, watchful
+from mppfl.flower.identity import Registry
 from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.learning.checkpoint import write_whole
-from mppfl.learning.config import TrainingConfig
+from mppfl.training.checkpoint import write_whole
+from mppfl.training.config import TrainingConfig
 
 app = ServerApp()
 
@@ -88,7 +88,7 @@ app = ClientApp()
 def priced(message, context, call_next):
     if "mppfl-run" not in message.content["config"]:
         return call_next(message, context)
-    from mppfl.apps.flower import PrivateUpload
+    from mppfl.flower import PrivateUpload
 
     return PrivateUpload(num_examples=300)(message, context, call_next)
 
@@ -113,9 +113,9 @@ def train(message, context):
 
 def measured(folder: Path, num_nodes: int, pairs: int) -> dict[str, list[float]]:
     """Seconds of every counted round of both."""
-    from mppfl.apps.flower.experiment_case import deployed_experiment
-    from mppfl.apps.flower.federation import Federation
-    from mppfl.apps.flower.layout import Layout, make_nodes, write_app
+    from mppfl.flower.experiment_case import deployed_experiment
+    from mppfl.flower.federation import Federation
+    from mppfl.flower.layout import Layout, make_nodes, write_app
 
     write_app(folder, num_nodes)
     (folder / "federation" / "server_app.py").write_text(SERVER.replace("PAIRS", str(pairs)))

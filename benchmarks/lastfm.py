@@ -12,11 +12,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from mppfl.recommender.choose import choose
-from mppfl.recommender.data import read_lastfm
-from mppfl.recommender.experiment import Outcome, Settings, run_experiment
-from mppfl.recommender.page import as_json, finite
-from mppfl.recommender.server import CONSTANTS, SUM_CONSTANTS
+from examples.lastfm.choose import choose
+from examples.lastfm.data import read_lastfm
+from examples.lastfm.experiment import Outcome, Settings, run_experiment
+from examples.lastfm.page import as_json, finite
+from examples.lastfm.server import CONSTANTS, SUM_CONSTANTS
 from record import circumstances, write_record
 
 LONGEST = 180.0  # seconds on two cores

@@ -18,9 +18,9 @@ import numpy as np
 from mppfl.data.sources import load_data
 from mppfl.data.split import split
 from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.learning.config import TrainingConfig
-from mppfl.learning.models import make_model
-from mppfl.learning.rounds import Arm, rounds_together
+from mppfl.training.config import TrainingConfig
+from mppfl.training.models import make_model
+from mppfl.training.rounds import Arm, rounds_together
 from record import circumstances, write_record
 
 CLIENTS, ROUNDS = 20, 10

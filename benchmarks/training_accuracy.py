@@ -17,9 +17,9 @@ import numpy as np
 import mppfl
 from mppfl.data.sources import load_data
 from mppfl.data.split import split
-from mppfl.learning.config import TrainingConfig
-from mppfl.learning.models import make_model
-from mppfl.learning.rounds import Arm, rounds_together
+from mppfl.training.config import TrainingConfig
+from mppfl.training.models import make_model
+from mppfl.training.rounds import Arm, rounds_together
 from record import circumstances, write_record
 
 CASES = {

@@ -23,7 +23,7 @@ def run_comparison() -> None:
     """30 games of the preset `paper-like` on the paper's random network, both reward conventions."""
     import mppfl
     from mppfl.game.compare import summarise
-    from mppfl.results.figures import comparison_figure
+    from mppfl.experiment.figures import comparison_figure
 
     games = []
     for seed in range(SEEDS):
@@ -281,7 +281,7 @@ def growth_table() -> str:
 
 
 def paper_table() -> str:
-    from mppfl.results.paper.tables import readme_table
+    from reproduction.tables import readme_table
 
     return readme_table(ROOT / "results" / "paper").rstrip()
 

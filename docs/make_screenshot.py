@@ -8,10 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser lives with the tests
 
-from tests.apps.explorer.browser import chromium, serving, visit
+from tests.explorer.browser import chromium, serving, visit
 
-from mppfl.apps.explore_command import open_site
-from mppfl.apps.explorer.choices import Choices, to_query
+from mppfl.cli.explore import open_site
+from mppfl.explorer.choices import Choices, to_query
 
 SHOWN = Choices(
     family="watts_strogatz", num_clients=200, seed=3, colour="external_risk", client="82", other="83", round_shown=12

@@ -102,7 +102,7 @@ try:
     if len(sys.argv) == 1:
         import mppfl
     else:
-        from mppfl.apps.cli import main
+        from mppfl.cli.main import main
         main()
 except SystemExit as end:
     code = end.code or 0

@@ -21,8 +21,8 @@ from torch_models import layers_of
 import growth
 import kernels_gpu
 import peers
-from mppfl.learning.flops import gflop_per_example
-from mppfl.learning.models import make_model
+from mppfl.training.flops import gflop_per_example
+from mppfl.training.models import make_model
 from record import write_record
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def layers_of(model: str) -> list[nn.Module]:
-    """As mppfl.learning.models has them, so that weights go by the same names."""
+    """As mppfl.training.models has them, so that weights go by the same names."""
     if model == "mlp":
         return [nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)]
     if model == "cnn_fmnist":

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from mppfl.game.presets import draw_clients
     from mppfl.game.solve import Solution, follow, solve
     from mppfl.game.welfare import social_optimum
-    from mppfl.learning.arms import Arm
-    from mppfl.learning.config import TrainingConfig
-    from mppfl.learning.models import make_model
-    from mppfl.learning.rounds import rounds_together, training_rounds
+    from mppfl.training.arms import Arm
+    from mppfl.training.config import TrainingConfig
+    from mppfl.training.models import make_model
+    from mppfl.training.rounds import rounds_together, training_rounds
     from mppfl.network.generate import random_graph
     from mppfl.network.graph import SocialGraph, describe, graph_from_links, graph_from_matrix
     from mppfl.network.propagation import Propagation, attribute, propagate
     from mppfl.network.read import read_graph
-    from mppfl.privacy.ledger import PrivacyLedger
+    from mppfl.privacy.ledger.ledger import PrivacyLedger
     from mppfl.privacy.mechanism import privacy_mechanism
     from mppfl.privacy.release import release
-    from mppfl.results.experiment import Experiment
-    from mppfl.results.experiment_file import read_experiment
-    from mppfl.results.report import write_report
-    from mppfl.results.run import Run
-    from mppfl.results.run_folder import load_run
-    from mppfl.results.train import train
+    from mppfl.experiment.experiment import Experiment
+    from mppfl.experiment.experiment_file import read_experiment
+    from mppfl.experiment.report.page import write_report
+    from mppfl.experiment.run import Run
+    from mppfl.experiment.run_folder import load_run
+    from mppfl.experiment.train import train
 
 _HOME = {
     "data.sources": ("load_data",),

@@ -9,10 +9,10 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mppfl.apps.flower.layout import Layout, write_app
-from mppfl.apps.flower.server_state import ServerFolder
+from mppfl.flower.layout import Layout, write_app
+from mppfl.flower.server_state import ServerFolder
 from mppfl.errors import MppflError
-from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.privacy.ledger.ledger import PrivacyLedger
 
 PATIENCE = 420.0  # seconds: a busy machine starts a client in ten
 
@@ -42,8 +42,8 @@ import time
 from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
-from mppfl.apps.flower import client
-from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.flower import client
+from mppfl.privacy.ledger.ledger import PrivacyLedger
 
 app = client.experiment_client()
 
@@ -103,7 +103,7 @@ class Deployment:
 
     def __init__(self, layout, what="local"):
         self.layout, self.what = layout, what
-        line = [sys.executable, "-m", "mppfl.apps.cli", "deploy", what, str(layout.app)]
+        line = [sys.executable, "-m", "mppfl.cli.main", "deploy", what, str(layout.app)]
         self.log = layout.app / f"{what}-{time.monotonic_ns()}.log"
         with self.log.open("wb") as out:
             # A shell that runs the tests in its background has them ignore Ctrl-C, and whatever they start with them.

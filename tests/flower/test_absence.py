@@ -6,27 +6,27 @@ from importlib.util import find_spec
 
 import pytest
 
-import mppfl.apps.flower
+import mppfl.flower
 from mppfl.errors import MppflError
 
 WITHOUT = """
 import importlib.util, sys
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else real(name, *rest)
-from mppfl.apps.cli import main
+from mppfl.cli.main import main
 main()
 """
 
 
 @pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: pip install 'mppfl[flower]'")
 def test_the_other_tests_of_this_folder_run_because_flower_is_installed():
-    assert mppfl.apps.flower.PricedFedAvg.__name__ == "PricedFedAvg"
+    assert mppfl.flower.PricedFedAvg.__name__ == "PricedFedAvg"
 
 
 def test_without_flower_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[flower\]'"):
-        _ = mppfl.apps.flower.PrivateUpload
+        _ = mppfl.flower.PrivateUpload
 
 
 def test_deploy_without_flower_ends_with_one_line(tmp_path):

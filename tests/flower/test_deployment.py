@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from mppfl.apps.flower.accounts import Accounts
-from mppfl.apps.flower.certificates import make_node_key
-from mppfl.apps.flower.experiment_case import deployed_experiment
-from mppfl.apps.flower.federation import environment, node_line
-from mppfl.apps.flower.layout import make_nodes
-from mppfl.apps.flower.processes import free_ports
-from mppfl.apps.flower.server_state import ServerFolder
-from mppfl.apps.flower.status import status_of
-from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.flower.accounts import Accounts
+from mppfl.flower.certificates import make_node_key
+from mppfl.flower.experiment_case import deployed_experiment
+from mppfl.flower.federation import environment, node_line
+from mppfl.flower.layout import make_nodes
+from mppfl.flower.processes import free_ports
+from mppfl.flower.server_state import ServerFolder
+from mppfl.flower.status import status_of
+from mppfl.privacy.ledger.ledger import PrivacyLedger
 from tests.flower.deployments import deployed, events, make_app, processes_of
 
 pytestmark = pytest.mark.flower

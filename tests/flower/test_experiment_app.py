@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from mppfl.apps.flower.accounts import Accounts
-from mppfl.apps.flower.client import experiment_client, side_of
-from mppfl.apps.flower.experiment_case import client_side, deployed_experiment, first_model, to_arrays
-from mppfl.apps.flower.layout import Layout, make_nodes, write_app
-from mppfl.apps.flower.reconcile import differences_from_ledgers
-from mppfl.apps.flower.server import experiment_server
-from mppfl.apps.flower.server_state import ServerFolder
-from mppfl.apps.flower.status import status_of
-from mppfl.apps.flower.wire import REPORT, RoundTerms, report_in, with_terms
+from mppfl.flower.accounts import Accounts
+from mppfl.flower.client import experiment_client, side_of
+from mppfl.flower.experiment_case import client_side, deployed_experiment, first_model, to_arrays
+from mppfl.flower.layout import Layout, make_nodes, write_app
+from mppfl.flower.reconcile import differences_from_ledgers
+from mppfl.flower.server import experiment_server
+from mppfl.flower.server_state import ServerFolder
+from mppfl.flower.status import status_of
+from mppfl.flower.wire import REPORT, RoundTerms, report_in, with_terms
 from mppfl.errors import BadInput
 from mppfl.privacy.mechanism import MECHANISMS
-from mppfl.results.experiment_file import read_experiment
-from mppfl.results.train import train
+from mppfl.experiment.experiment_file import read_experiment
+from mppfl.experiment.train import train
 from tests.flower.federation import FakeGrid
 
 EXPERIMENT = """
@@ -252,7 +252,7 @@ def test_nodes_keep_their_keys_and_settings_when_made_again(tmp_path):
 
 def command(*line):
     return subprocess.run(
-        [sys.executable, "-m", "mppfl.apps.cli", "deploy", *map(str, line)],
+        [sys.executable, "-m", "mppfl.cli.main", "deploy", *map(str, line)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

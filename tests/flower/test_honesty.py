@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mppfl.apps.flower.honesty import HonestUpload, fault_of, honest_upload, noise_in_update
-from mppfl.apps.flower.strategy import work_of
-from mppfl.learning.config import TrainingConfig
+from mppfl.flower.honesty import HonestUpload, fault_of, honest_upload, noise_in_update
+from mppfl.flower.strategy import work_of
+from mppfl.training.config import TrainingConfig
 from mppfl.privacy.cost import round_cost
 from mppfl.privacy.release import release
 

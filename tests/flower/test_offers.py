@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.apps.flower.identity import Attendance
-from mppfl.apps.flower.node import NodeSettings
-from mppfl.apps.flower.offers import asking_over
-from mppfl.apps.flower.wire import OFFER
+from mppfl.flower.identity import Attendance
+from mppfl.flower.node import NodeSettings
+from mppfl.flower.offers import asking_over
+from mppfl.flower.wire import OFFER
 from mppfl.errors import BadInput, MppflError
 from mppfl.game.distributed import agree_on_budgets
 from mppfl.game.equilibrium import equilibrium_at

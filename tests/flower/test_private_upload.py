@@ -8,11 +8,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from scipy import stats
 
-from mppfl.apps.flower.node import NodeSettings, read_node
-from mppfl.apps.flower.vector import digest_of, vector_of
-from mppfl.apps.flower.wire import REPORT, WHO, RoundTerms, report_in, with_terms
+from mppfl.flower.node import NodeSettings, read_node
+from mppfl.flower.vector import digest_of, vector_of
+from mppfl.flower.wire import REPORT, WHO, RoundTerms, report_in, with_terms
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.privacy.ledger.ledger import PrivacyLedger
 from tests.flower.federation import arrays, moved, private_app
 
 MODEL = arrays(1.0, 2.0, 3.0, 4.0, 5.0)
@@ -235,7 +235,7 @@ def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that
 def test_evaluation_on_private_data_does_not_leave(tmp_path):
     from flwr.clientapp import ClientApp
 
-    from mppfl.apps.flower.mod import PrivateUpload
+    from mppfl.flower.mod import PrivateUpload
 
     app = ClientApp(mods=[PrivateUpload(10, node_in(tmp_path))])
 

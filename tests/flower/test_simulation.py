@@ -5,11 +5,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from mppfl.apps.flower.local import deploy_simulated
-from mppfl.apps.flower.server_state import ServerFolder
-from mppfl.apps.flower.status import status_of
-from mppfl.results.experiment_file import read_experiment
-from mppfl.results.train import train
+from mppfl.flower.local import deploy_simulated
+from mppfl.flower.server_state import ServerFolder
+from mppfl.flower.status import status_of
+from mppfl.experiment.experiment_file import read_experiment
+from mppfl.experiment.train import train
 from tests.flower.deployments import events, make_app, processes_of
 
 pytestmark = [

@@ -7,7 +7,7 @@ import pytest
 
 import mppfl
 from mppfl.game.compare import WITHOUT_RATES, summarise
-from mppfl.game.least_leak import least_leak
+from mppfl.leakage.least_leak import least_leak
 from mppfl.game.mechanisms import MECHANISMS, budget_limited, equilibrium_along
 from mppfl.game.plan import Horizon, rounds_up_to
 from mppfl.game.solve import doubts_about

@@ -87,7 +87,7 @@ def test_every_dotted_name_can_be_imported():
 def test_every_command_exists():
     import typer
 
-    from mppfl.apps.cli import app
+    from mppfl.cli.main import app
 
     root = typer.main.get_command(app)
     for group, command in set(re.findall(r"`mppfl (\w+) (\w+)", PAGE)):

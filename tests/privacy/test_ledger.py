@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
 from mppfl.privacy.accounting import epsilon
-from mppfl.privacy.ledger import BudgetExceeded, LedgerEntry, LedgerUnavailable, PrivacyLedger
+from mppfl.privacy.ledger.ledger import BudgetExceeded, LedgerEntry, LedgerUnavailable, PrivacyLedger
 
 approx = pytest.approx
 
@@ -209,7 +209,7 @@ def test_a_round_of_one_kind_or_of_several_costs_the_same(ledger):
 
 
 def test_too_many_different_histories_are_refused_before_they_take_hours(ledger, monkeypatch):
-    from mppfl.privacy import ledger_epsilon
+    from mppfl.privacy.ledger.ledger import epsilon as ledger_epsilon
 
     monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 2)
     clients = [poisson(f"client {number}", num_steps=10 + min(number, 2)) for number in range(6)]
@@ -384,7 +384,7 @@ def test_eight_processes_writing_at_once_lose_nothing(path):
 
 WRITER = """
 import os, sys
-from mppfl.privacy.ledger import BudgetExceeded, PrivacyLedger, LedgerEntry
+from mppfl.privacy.ledger.ledger import BudgetExceeded, PrivacyLedger, LedgerEntry
 
 path, side, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
 clients = ("ann", "bob", "cat")

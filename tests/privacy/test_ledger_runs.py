@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.learning.checkpoint import checkpoint_after
-from mppfl.learning.config import TrainingConfig
-from mppfl.learning.models import make_model
-from mppfl.learning.record import history_of
-from mppfl.learning.rounds import Arm, training_key, training_rounds
-from mppfl.privacy.ledger import PrivacyLedger
-from tests.learning.trainings import pictures, plan_with
+from mppfl.training.checkpoint import checkpoint_after
+from mppfl.training.config import TrainingConfig
+from mppfl.training.models import make_model
+from mppfl.training.record import history_of
+from mppfl.training.rounds import Arm, training_key, training_rounds
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from tests.training.trainings import pictures, plan_with
 from tests.privacy.test_ledger import cost
 from tests.privacy.test_ledger_changes import OLD, edited
 

@@ -235,7 +235,7 @@ def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
 @pytest.mark.parametrize("noise", NOISE_KINDS)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_rounds_cost_can_be_reserved_as_it_is(name, noise):
-    from mppfl.privacy.ledger import PrivacyLedger
+    from mppfl.privacy.ledger.ledger import PrivacyLedger
 
     poisson = name == "dpsgd_poisson"
     paid = price(MECHANISMS[name], None if poisson else 0.5, noise, noise_multiplier=2.0 if poisson else None)

@@ -1,0 +1,373 @@
+"""What the paper says about its figures of the game, each claim with a verdict computed from our figure's file.
+
+A comparison holds against a mechanism if MPPFL is ahead of it at every place of the axis in at least 90 % of the seeds.
+A trend holds if the median moves that way at every step, and the ends differ that way in at least 90 % of the seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from mppfl.arrays import Array, BoolArray
+from reproduction.figure_files import Figure
+from reproduction.printed import printed_accuracy
+from reproduction.settings import SETTINGS
+
+Verdict = Literal["reproduced", "under a stated condition", "not reproduced"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "under a stated condition", "not reproduced")
+HOLDS = 0.9  # share of seeds
+SWEEPS_CLAIMED = 15
+
+TITLES = {  # of mechanisms, as charts and documents name them
+    "mppfl": "MPPFL",
+    "mppfl_exact": "MPPFL, exact leader",
+    "social_agnostic": "SA",
+    "random": "Random",
+    "fixed_min": "DP-FedAvg (min)",
+    "fixed_mean": "DP-FedAvg (mean)",
+    "sarda_like": "SARDA-like auction",
+    "sarda_r": "SARDA-r",
+}
+CONVENTIONS = {"common": "common reward", "own": "own reward"}
+BASELINES = ("social_agnostic", "random", "fixed_min", "fixed_mean", "sarda_like", "sarda_r")
+# SARDA's text is not public, and what stands in for it is ours: a claim about all baselines counts as kept under a
+# condition when it holds against the three whose rules are known, DP-FedAvg by either rule for its budget.
+KNOWN = (("social_agnostic",), ("random",), ("fixed_min", "fixed_mean"))
+AGNOSTIC = (("social_agnostic",),)
+SARDA = (("sarda_like", "sarda_r"),)
+
+Count = Mapping[tuple[str, str], int]  # (convention, mechanism) -> seeds in which something holds
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of a claim: the verdict, the condition where there is one, and the numbers behind it."""
+
+    verdict: Verdict
+    condition: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence of the paper about a figure, in our words.
+
+    where   the place in the paper; figures are counted in the order of its source
+    figure  our figure that it is judged by
+    """
+
+    where: str
+    figure: str
+    text: str
+    judge: Callable[[Figure], Finding]
+
+
+# ---- MPPFL against the others -------------------------------------------------------------------------------------
+
+
+def ahead(figure: Figure, quantity: str, setting: str = "") -> dict[tuple[str, str], BoolArray]:
+    """(convention, mechanism) -> [places, seeds]: is MPPFL's cost lower, or its welfare higher."""
+    return {key: gap > 0 for key, gap in gaps(figure, quantity, setting).items()}
+
+
+def gaps(figure: Figure, quantity: str, setting: str = "") -> dict[tuple[str, str], Array]:
+    """(convention, mechanism) -> [places, seeds]: by how much MPPFL's cost is lower, or its welfare higher."""
+    sign = -1.0 if quantity == "server_cost" else 1.0
+    return {
+        (convention, name): sign
+        * (
+            figure.values("mppfl", quantity, convention=convention, setting=setting)
+            - figure.values(name, quantity, convention=convention, setting=setting)
+        )
+        for convention in CONVENTIONS
+        for name in BASELINES
+    }
+
+
+def _best(figure: Figure, quantity: str, needed: Sequence[Sequence[str]], setting: str = "") -> Finding:
+    """Is MPPFL ahead at every place?"""
+    counts = {key: int(won.all(axis=0).sum()) for key, won in ahead(figure, quantity, setting).items()}
+    return _by_counts(counts, figure.seeds, needed)
+
+
+def _gap_widens(figure: Figure, setting: str) -> Finding:
+    """Does MPPFL's lead in welfare grow from place to place?"""
+    found = gaps(figure, "welfare", setting)
+    counts = {key: int(((gap[0] > 0) & (np.diff(gap, axis=0) > 0).all(axis=0)).sum()) for key, gap in found.items()}
+    middle = np.median(found["common", "social_agnostic"], axis=1)
+    said = _by_counts(counts, figure.seeds, KNOWN)
+    return Finding(said.verdict, said.condition, f"{said.reason}. Lead over SA, common reward, median: {_row(middle)}")
+
+
+def _by_counts(counts: Count, seeds: int, needed: Sequence[Sequence[str]]) -> Finding:
+    """The verdict on a comparison with the mechanisms named in `needed`, of each group at least one."""
+    named = [name for name in BASELINES if any(name in group for group in needed)]
+    if needed == KNOWN:
+        named = list(BASELINES)
+    held = {c: [name for name in named if counts[c, name] >= HOLDS * seeds] for c in CONVENTIONS}
+    reason = "; ".join(
+        f"{title}: " + ", ".join(f"{TITLES[name]} {counts[c, name]}" for name in named)
+        for c, title in CONVENTIONS.items()
+    )
+    reason = f"seeds out of {seeds}, {reason}"
+    if all(held[c] == named for c in CONVENTIONS):
+        return Finding("reproduced", "", reason)
+    kept = [c for c in CONVENTIONS if all(any(name in held[c] for name in group) for group in needed)]
+    if not kept:
+        return Finding("not reproduced", "", reason)
+    parts = []
+    for c in kept:
+        lost = [name for name in named if name not in held[c]]
+        parts.append(CONVENTIONS[c] + (f", against {_names(held[c])}, not {_names(lost)}" if lost else ""))
+    return Finding("under a stated condition", "; ".join(parts), reason)
+
+
+# ---- trends -------------------------------------------------------------------------------------------------------
+
+
+def moves(values: Array, sign: int) -> tuple[bool, int, int]:
+    """Does the trend hold; in how many seeds do the ends differ that way; in how many does every step."""
+    middle = np.median(values, axis=1)
+    ends = int((sign * (values[-1] - values[0]) > 0).sum())
+    steps = int((sign * np.diff(values, axis=0) > 0).all(axis=0).sum())
+    holds = bool((sign * np.diff(middle) > 0).all()) and ends >= HOLDS * values.shape[1]
+    return holds, ends, steps
+
+
+def _trend(figure: Figure, quantity: str, sign: int) -> Finding:
+    """Does a quantity of MPPFL rise (+1) or fall (−1) along the axis, with rates set anew at each place, or held?"""
+    said, holds = {}, {}
+    (setting,) = figure.settings
+    for convention, title in (("own", "rates set anew"), ("held", "rates held")):
+        values = figure.values("mppfl", quantity, convention=convention, setting=setting)
+        holds[convention], ends, steps = moves(values, sign)
+        middle = np.median(values, axis=1)
+        said[convention] = (
+            f"{title}: median {_number(middle[0])} → {_number(middle[-1])}, {'up' if sign > 0 else 'down'} from end to "
+            f"end in {ends}/{figure.seeds}, at every step in {steps}/{figure.seeds}"
+        )
+    reason = "; ".join(said.values())
+    if holds["own"]:
+        return Finding("reproduced", "", reason)
+    if holds["held"]:
+        return Finding("under a stated condition", "the server keeps its rates", reason)
+    return Finding("not reproduced", "", reason)
+
+
+def _all_grow(figure: Figure, quantity: str, setting: str) -> Finding:
+    """Does a quantity rise along the axis under every mechanism?"""
+    counts, every = {}, []
+    for convention in CONVENTIONS:
+        for name in figure.mechanisms(convention):
+            values = figure.values(name, quantity, convention=convention, setting=setting)
+            holds, _, counts[convention, name] = moves(values, +1)
+            every.append(holds)
+    least = min(counts.values())
+    reason = f"at every step in at least {least}/{figure.seeds} seeds under each of {len(counts)} pairs of mechanism "
+    reason += "and convention"
+    kept = sum(every)
+    if kept == len(every):
+        return Finding("reproduced", "", reason)
+    return Finding("not reproduced", "", f"{reason}; the trend holds under {kept}")
+
+
+# ---- claims of their own kind -------------------------------------------------------------------------------------
+
+
+def _settles(figure: Figure) -> Finding:
+    """Does φ₁ settle within 15 sweeps in all rounds shown?"""
+    (setting,) = figure.settings
+    said, counts = [], {}
+    for version, title in (("solved", "rate solved in every sweep"), ("literal", "Algorithm 1 to the letter")):
+        rounds = figure.mechanisms(version)
+        settled = np.array([figure.values(t, "settled", convention=version, setting=setting) for t in rounds])
+        far = np.array([figure.values(t, "distance", convention=version, setting=setting) for t in rounds])
+        counts[version] = int((settled[:, SWEEPS_CLAIMED - 1] > 0).all(axis=0).sum())
+        text = f"{title}: within {SWEEPS_CLAIMED} sweeps in all rounds shown {counts[version]}/{figure.seeds}"
+        if counts[version] == figure.seeds:
+            text += f", at most {int((settled == 0).sum(axis=1).max()) + 1} sweeps"
+        else:
+            text += f", φ₁ then off by {_number(100 * float(np.median(far[:, SWEEPS_CLAIMED - 1])))} % in the median"
+        said.append(text)
+    reason = "; ".join(said)
+    if all(count >= HOLDS * figure.seeds for count in counts.values()):
+        return Finding("reproduced", "", reason)
+    if counts["solved"] >= HOLDS * figure.seeds:
+        return Finding("under a stated condition", "the rate is solved in every sweep, not substituted once", reason)
+    return Finding("not reproduced", "", reason)
+
+
+def _is_linear(figure: Figure) -> Finding:
+    """Does the work of a sweep, K products over all links, grow in proportion to N?"""
+    links = {int(size): count for size, count in figure.configuration["mean_links"].items()}
+    small, large = min(links), max(links)
+    power = float(np.log(links[large] / links[small]) / np.log(large / small))
+    reason = (
+        f"a sweep multiplies once per hop with every link: {links[small]:,.0f} links at N = {small}, "
+        f"{links[large]:,.0f} at N = {large}, which grows like N to the power {power:.2f}"
+    )
+    return Finding("reproduced" if power <= 1.1 else "not reproduced", "", reason)
+
+
+def _gap_with_complexity(figure: Figure) -> Finding:
+    """Is MPPFL's lead in welfare larger on harder data sets? Harder: lower accuracy of SA in the paper, IID, N = 20."""
+    lead = gaps(figure, "welfare")["common", "social_agnostic"]
+    names = list(figure.places)
+    accuracy = {name: printed_accuracy(1, name, "iid", 20)["SA"] for name in names}
+    orders = {
+        "falling accuracy": sorted(names, key=lambda name: -accuracy[name]),
+        "rising ε": sorted(names, key=lambda name: figure.configuration["noise_harm"][name]),
+        "number of rounds": sorted(names, key=lambda name: figure.configuration["num_rounds"][name]),
+    }
+    counts = {}
+    for order, ranked in orders.items():
+        sorted_lead = lead[[names.index(name) for name in ranked]]
+        counts[order] = int((np.diff(sorted_lead, axis=0) > 0).all(axis=0).sum())
+    rounds = np.array([figure.configuration["num_rounds"][name] for name in names])
+    each = np.median(lead, axis=1) / rounds
+    reason = (
+        "lead over SA, common reward, median: "
+        + ", ".join(f"{SETTINGS[n].title} {_number(v)}" for n, v in zip(names, np.median(lead, axis=1), strict=True))
+        + "; grows with "
+        + ", ".join(f"{order} in {count}/{figure.seeds}" for order, count in counts.items())
+        + f"; in a single round it is {_number(each.min())} to {_number(each.max())} on all five"
+    )
+    if counts["falling accuracy"] >= HOLDS * figure.seeds:
+        return Finding("reproduced", "", reason)
+    kept = [order for order, count in counts.items() if count >= HOLDS * figure.seeds]
+    if kept:
+        return Finding("under a stated condition", f"data sets are ordered by {' or '.join(kept)}", reason)
+    return Finding("not reproduced", "", reason)
+
+
+# ---- all of them --------------------------------------------------------------------------------------------------
+
+CLAIMS = (
+    Claim(
+        "Section 5.2, Figure 2",
+        "fig-phi",
+        "Algorithm 1's estimate φ₁ settles within 15 sweeps, in early and late rounds",
+        _settles,
+    ),
+    Claim("Section 5.2, Figure 2", "fig-phi", "Algorithm 1's work is linear in N", _is_linear),
+    Claim(
+        "Section 5.2, Figure 3",
+        "fig-cost",
+        "MPPFL has the lowest server cost on all data sets",
+        partial(_best, quantity="server_cost", needed=KNOWN),
+    ),
+    Claim(
+        "Section 5.2, on accuracy",
+        "fig-cost",
+        "SA costs the server more than MPPFL",
+        partial(_best, quantity="server_cost", needed=AGNOSTIC),
+    ),
+    Claim(
+        "Section 5.2, on accuracy",
+        "fig-cost",
+        "MPPFL costs the server less than SARDA",
+        partial(_best, quantity="server_cost", needed=SARDA),
+    ),
+    Claim(
+        "Section 5.2, Figure 4",
+        "fig-welfare",
+        "MPPFL has the highest welfare on all data sets",
+        partial(_best, quantity="welfare", needed=KNOWN),
+    ),
+    Claim("Section 5.2, Figure 4", "fig-welfare", "its lead is larger on more complex data sets", _gap_with_complexity),
+    Claim(
+        "Section 5.2, on accuracy",
+        "fig-welfare",
+        "SA brings clients less welfare than MPPFL",
+        partial(_best, quantity="welfare", needed=AGNOSTIC),
+    ),
+    Claim(
+        "Section 5.2, Figure 5",
+        "fig-alpha",
+        "MPPFL's welfare falls as α grows",
+        partial(_trend, quantity="welfare", sign=-1),
+    ),
+    Claim(
+        "Section 5.2, Figure 5",
+        "fig-alpha",
+        "it falls because clients choose smaller budgets",
+        partial(_trend, quantity="mean_budget", sign=-1),
+    ),
+    Claim(
+        "Appendix E, Figure 9",
+        "fig-alpha",
+        "MPPFL's server cost rises with α",
+        partial(_trend, quantity="server_cost", sign=+1),
+    ),
+    Claim(
+        "Appendix E, Figure 9",
+        "fig-alpha",
+        "it rises because the server must pay more",
+        partial(_trend, quantity="payments", sign=+1),
+    ),
+    Claim(
+        "Section 5.2, Figure 6",
+        "fig-k",
+        "MPPFL's welfare falls as K grows",
+        partial(_trend, quantity="welfare", sign=-1),
+    ),
+    Claim(
+        "Appendix E, Figure 10",
+        "fig-k",
+        "MPPFL's server cost rises with K",
+        partial(_trend, quantity="server_cost", sign=+1),
+    ),
+    *(
+        claim
+        for setting, title, cost_number, welfare_number, part in (
+            ("cinic-10", "CINIC-10", 7, 8, "Section 5.2"),
+            ("cifar-10", "CIFAR-10", 11, 12, "Appendix E"),
+        )
+        for claim in (
+            Claim(
+                f"{part}, Figure {cost_number}",
+                "fig-n",
+                f"{title}: server cost grows with N under every strategy",
+                partial(_all_grow, quantity="server_cost", setting=setting),
+            ),
+            Claim(
+                f"{part}, Figure {cost_number}",
+                "fig-n",
+                f"{title}: MPPFL has the lowest server cost at every N",
+                partial(_best, quantity="server_cost", needed=KNOWN, setting=setting),
+            ),
+            Claim(
+                f"{part}, Figure {welfare_number}",
+                "fig-n",
+                f"{title}: MPPFL has the highest welfare at every N",
+                partial(_best, quantity="welfare", needed=KNOWN, setting=setting),
+            ),
+            Claim(
+                f"{part}, Figure {welfare_number}",
+                "fig-n",
+                f"{title}: MPPFL's lead in welfare widens with N",
+                partial(_gap_widens, setting=setting),
+            ),
+        )
+    ),
+)
+
+
+def _names(mechanisms: Sequence[str]) -> str:
+    *first, last = [TITLES[name] for name in mechanisms]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _row(values: Array) -> str:
+    return ", ".join(_number(value) for value in values.tolist())
+
+
+def _number(value: float) -> str:
+    """Three digits, thousands set apart."""
+    figure = float(f"{value:.3g}")
+    return f"{figure:,.0f}".replace("-", "−") if abs(figure) >= 100 else f"{figure:.3g}".replace("-", "−")

@@ -1,0 +1,117 @@
+"""mppfl explore: see the game, move it, follow your own exposure, in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from mppfl.cli import inputs as ask
+
+if TYPE_CHECKING:
+    from mppfl.explorer.run_view import RunReader
+    from mppfl.explorer.site import Site
+    from mppfl.network.graph import SocialGraph
+
+NEEDED = ("dash", "dash_cytoscape", "waitress")
+
+
+def explore_command(
+    graph: ask.GraphOption = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Folder of a training, finished or running, or of several.")
+    ] = None,
+    undirected: ask.UndirectedOption = False,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; others than 127.0.0.1 ask for a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8050,
+    token: Annotated[
+        str | None, typer.Option(help="What visitors must bring; default: a new one where others can come.")
+    ] = None,
+    upload_limit: Annotated[float, typer.Option(help="Largest file that may be uploaded, MB.", min=0.001)] = 25.0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,
+    debug: ask.DebugOption = False,
+) -> None:
+    """Explore: a page that shows the network, prices and exposure, moves the levers, and follows trainings."""
+    from mppfl.errors import BadInput
+
+    # Small networks are solved in milliseconds, more than waking BLAS's threads takes; numpy is not loaded yet.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"the explorer needs {', '.join(missing)}. Install it with: pip install 'mppfl[explore]'")
+    from mppfl.explorer.door import door_for
+    from mppfl.explorer.server import address_of, bind, make_app
+    from mppfl.explorer.warm_up import warm_up
+
+    door, bound = door_for(host, token), address_of(host)
+    with ask.working("opening"):
+        site = open_site(graph, run, undirected=undirected, upload_megabytes=upload_limit)
+    try:
+        server = bind(make_app(site, door), bound, port)
+        shown = f"[{host}]" if ":" in host else host
+        key = "" if door.token is None else f"?token={quote(door.token, safe='')}"
+        address = f"http://{shown}:{server.effective_port}/{key}"
+        typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
+        sys.stdout.flush()
+        warm_up()
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+        try:
+            server.run()
+        finally:
+            server.close()
+    finally:
+        site.uploads.close()
+
+
+def network_of_runs(reader: RunReader) -> tuple[SocialGraph, Path] | None:
+    """The network of the first run that is finished, and its file of links; None while there is none."""
+    from mppfl.experiment.run_folder import load_run
+
+    for entry in reader.list():
+        if entry.finished:
+            place = reader.folder / entry.name
+            return load_run(place).graph, place / "links.csv"
+    return None
+
+
+def open_site(graph: Path | None, run: Path | None, *, undirected: bool, upload_megabytes: float) -> Site:
+    """What the page is to show: the network of a file, the runs of a folder, or a network drawn at random."""
+    from dataclasses import replace
+
+    from mppfl.explorer.choices import Choices
+    from mppfl.explorer.run_view import RunReader
+    from mppfl.explorer.site import Site
+    from mppfl.explorer.uploads import Uploads
+    from mppfl.explorer.world import World
+    from mppfl.network.read import read_graph
+
+    reader = None if run is None else RunReader(run)
+    start = Choices()
+    networks = {"random": "drawn at random"}
+    known: dict[str, Any] = {}
+    found = None if reader is None else network_of_runs(reader)
+    if reader is not None:
+        if found is not None:
+            known["run_graph"] = found[0]
+            networks["run"] = "the network of the run"
+            start = replace(start, network="run")
+        start = replace(start, tab="run")
+    if graph is not None:
+        networks["file"] = graph.name
+        start = replace(start, network="file", undirected=undirected, tab="network")
+        links = read_graph(graph, undirected=undirected, isolated=start.isolated, self_loops=start.self_loops)
+        known |= {"graph": links, "source": graph.absolute(), "undirected": undirected}
+    world = World(**known)
+    if found is not None:
+        world.add_file("run", found[1])
+    return Site(world, Uploads(upload_megabytes), start, reader, networks)

@@ -1,0 +1,116 @@
+"""The command line: mppfl solve, compare, train, report, explore, reproduce, deploy, risk, audit, ledger and others.
+
+Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
+commands, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from mppfl.cli import audit as audit_command
+from mppfl.cli import calibrate as calibrate_command
+from mppfl.cli import compare as compare_command
+from mppfl.cli import data as data_command
+from mppfl.cli import deploy as deploy_command
+from mppfl.cli import explore as explore_command
+from mppfl.cli import graph as graph_command
+from mppfl.cli import ledger as ledger_command
+from mppfl.cli import report as report_command
+from mppfl.cli import risk as risk_command
+from mppfl.cli import solve as solve_command
+from mppfl.cli import train as train_command
+from mppfl.errors import MppflError
+
+app = typer.Typer(
+    name="mppfl",
+    help="Prices privacy on a social network, trains under those prices, accounts for it, audits it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("solve")(solve_command.solve_command)
+app.command("compare")(compare_command.compare_command)
+app.command("train")(train_command.train_command)
+app.command("report")(report_command.report_command)
+app.command("risk")(risk_command.risk_command)
+app.command("calibrate")(calibrate_command.calibrate_command)
+app.command("explore")(explore_command.explore_command)
+app.add_typer(graph_command.app, name="graph")
+app.add_typer(audit_command.app, name="audit")
+app.add_typer(ledger_command.app, name="ledger")
+app.add_typer(data_command.app, name="data")
+app.add_typer(deploy_command.app, name="deploy")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"mppfl {version('mppfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Prices privacy on a social network, trains under those prices, accounts for it, audits it."""
+
+
+@app.command("reproduce", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def reproduce_command() -> None:
+    """Says where the reproduction of the paper went."""
+    raise MppflError("the reproduction of the paper is not part of the package. In a checkout: python -m reproduction")
+
+
+def main() -> None:
+    """Runs `mppfl`."""
+    run(app)
+
+
+def run(app: typer.Typer) -> None:
+    """Runs a command line and turns errors into one line and exit code 1."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Greek letters still gets its answer
+        sys.stdout.reconfigure(errors="backslashreplace")
+    debug = "--debug" in sys.argv
+    if debug:  # accepted anywhere on the line
+        sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        app()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"error: {' '.join(what_went_wrong(error).split())}", err=True)
+        sys.exit(1)
+
+
+def what_went_wrong(error: Exception) -> str:
+    """An error as a sentence: what, value, remedy."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, MppflError):
+        return text
+    if isinstance(error, OSError):
+        return f"{error.filename or 'file'}: {error.strerror or error}. Check the path, permissions and free space."
+    if isinstance(error, MemoryError):
+        return f"not enough memory ({text}). Use --no-budgets, fewer rounds, or a smaller network."
+    return f"{type(error).__name__}: {text}. This is a fault in mppfl; --debug shows where, please report it."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A folder's `__init__` is its interface: it lists names under TYPE_CHECKING, and each is loaded on first use.
+
+So that `import mppfl` loads nothing heavy, while a type checker and an editor read the same list.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def export_lazily(package: str) -> None:
+    """Makes the names that the package's `__init__` imports under TYPE_CHECKING its attributes, loaded on first use."""
+    module = sys.modules[package]
+    homes = _homes(package, Path(str(module.__file__)))
+    module.__dict__.update(_homes=homes, __all__=sorted(homes))
+    module.__class__ = _Folder
+
+
+def _homes(package: str, file: Path) -> dict[str, str]:
+    """Module of each name, read from the `if TYPE_CHECKING:` block."""
+    blocks = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+
+
+class _Folder(ModuleType):
+    """A package whose exported names are loaded on first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        home = self.__dict__["_homes"].get(name)
+        if home is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing game/solve.py sets `game.solve` to that module, where the folder exports the function of that name.
+        if not (isinstance(value, ModuleType) and name in self.__dict__["_homes"]):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__dict__["_homes"]})

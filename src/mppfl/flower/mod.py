@@ -1,0 +1,342 @@
+"""PrivateUpload: the client's side of a round, as a Flower mod around any training function.
+
+    app = ClientApp()
+
+    @app.train(mods=[PrivateUpload(num_examples=1200)])
+    def train(message, context): ...                       # as before: returns the trained model
+
+The server proposes, the client disposes. Terms are checked against the client's own settings (node.py) and its own
+ledger; the cost is on its disk before anything leaves; noise comes from the operating system. Of what the training
+function returns only the clipped and noisy update leaves: no metrics, no loss, no error text.
+
+A round of a run is released once. The noisy upload is stored before it is sent, so a message that comes again gets the
+same bytes again, which say nothing new and cost nothing new. If the client died after it had reserved the budget and
+before it stored the upload, the round is refused from then on: fresh noise for it would be a second release.
+
+Some mechanisms put their noise on every gradient, where no mod can reach. They are refused unless whoever wrote the
+training function declares that it does so (`trains_privately`): what it returns under them leaves as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+
+from mppfl.flower.node import NODE_KEY, NodeSettings, read_node
+from mppfl.flower.reconcile import spent_in_round, spent_in_run
+from mppfl.flower.vector import Vector, digest_of, record_like, vector_of
+from mppfl.flower.wire import OFFER, REPORT, WHO, Report, RoundTerms, terms_in, to_record
+from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.privacy.ledger.totals import CAP_SLACK
+from mppfl.privacy.mechanism import MECHANISMS, LocalWork, PrivacyMechanism, privacy_mechanism
+from mppfl.privacy.noise import NoiseKind
+from mppfl.privacy.release import ReleaseCost, release, round_cost
+
+log = logging.getLogger(__name__)
+
+Train = Callable[[Message, Context], Message]
+
+
+class Refused(MppflError):
+    """A round in which this client releases nothing; the text is the word or two that the server is told."""
+
+
+class PrivateUpload:
+    """Makes what a training function returns private, on the client's own terms.
+
+    num_examples  of this client, which counts as public: a number, or a function of Flower's context
+    node          the client's settings; default: the file that Flower's node configuration names
+    arrays_key    where the model lies in messages, as in the strategy
+    trains_privately
+                  mechanisms with noise on gradients that the training function itself carries out, at the terms'
+                  budget: names, or a function of Flower's context. A declaration, which nothing here can check: what
+                  the function returns under such terms leaves without further clipping and noise
+    fits          whether the training function will do what the terms say, where its own settings decide that
+    """
+
+    def __init__(
+        self,
+        num_examples: int | Callable[[Context], int],
+        node: NodeSettings | Callable[[Context], NodeSettings] | None = None,
+        arrays_key: str = "arrays",
+        trains_privately: Collection[str] | Callable[[Context], Collection[str]] = (),
+        fits: Callable[[RoundTerms, Context], bool] = lambda terms, context: True,
+    ) -> None:
+        self.num_examples, self.node, self.arrays_key = num_examples, node, arrays_key
+        self.trains_privately = trains_privately if callable(trains_privately) else _known(trains_privately)
+        self.fits = fits
+
+    def __call__(self, message: Message, context: Context, call_next: Train) -> Message:
+        try:
+            return self._answer(message, context, call_next)
+        except (
+            Exception
+        ):  # Flower would send the text of the error, which may say something of this machine or its data
+            log.exception("nothing is released")
+            return Message(Error(0, "the client cannot answer; its own log says why"), reply_to=message)
+
+    def _answer(self, message: Message, context: Context, call_next: Train) -> Message:
+        node = self.settings(context)
+        if WHO in message.content:
+            return Message(RecordDict({WHO: ConfigRecord({"client": node.client})}), reply_to=message)
+        if OFFER in message.content:
+            from mppfl.flower.offers import answered  # every message starts a process: it loads what it needs
+
+            return answered(node, message)
+        if message.metadata.message_type.split(".")[0] != "train":
+            # Figures computed from raw data, such as a local accuracy, would be a release that nobody accounts for.
+            return Message(Error(0, "only training is released"), reply_to=message)
+        with PrivacyLedger.open(node.ledger) as ledger:
+            return _Round(self, node, ledger, message, context).answer(call_next)
+
+    def settings(self, context: Context) -> NodeSettings:
+        """Whose upload this is."""
+        if isinstance(self.node, NodeSettings):
+            return self.node
+        return node_of(context) if self.node is None else self.node(context)
+
+
+def _known(names: Collection[str]) -> tuple[str, ...]:
+    """The declared mechanisms. A word that is none of them would declare nothing, and nobody would notice."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for each in given:
+        if each not in MECHANISMS:
+            raise BadInput(f"trains_privately={each!r} is not known. Known: {', '.join(MECHANISMS)}.")
+    return given
+
+
+def node_of(context: Context) -> NodeSettings:
+    """The settings that Flower's node configuration names."""
+    path = context.node_config.get(NODE_KEY)
+    if not isinstance(path, str):
+        raise BadInput(
+            f"the node configuration has no {NODE_KEY}. Start with --node-config '{NODE_KEY}=\"node.toml\"'."
+        )
+    return read_node(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An upload as the ledger keeps it: the noisy update, and the model that it was computed from."""
+
+    update: Vector
+    model: str
+
+    def to_bytes(self) -> bytes:
+        content = io.BytesIO()
+        np.savez(content, update=self.update, model=np.array(self.model))
+        return content.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> _Stored:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            return cls(file["update"], str(file["model"]))
+
+
+def _finite(update: Vector) -> Vector:
+    """The update, or zeros where training ran into NaN or infinity.
+
+    To say no because of that would tell the server something about the data that no noise covers and no budget pays
+    for. So the round goes on as any other, and only this machine's log has a word of it.
+    """
+    if np.isfinite(update).all():
+        return update
+    log.warning("training gave NaN or infinity: zeros go out in its place, with noise and charged like any update")
+    return np.zeros_like(update)
+
+
+class _Round:
+    """One client's round, from the terms to the answer."""
+
+    def __init__(
+        self, mod: PrivateUpload, node: NodeSettings, ledger: PrivacyLedger, message: Message, context: Context
+    ) -> None:
+        self.mod, self.node, self.ledger, self.message, self.context = mod, node, ledger, message, context
+        arrays: Any = message.content[mod.arrays_key]
+        self.model: ArrayRecord = arrays
+        self.base = vector_of(self.model)
+        self.terms = terms_in(message.content)
+        size = mod.num_examples
+        self.num_examples = int(size if isinstance(size, int) else size(context))
+
+    def answer(self, call_next: Train) -> Message:
+        try:
+            mechanism = self._accepted()
+            cost = self._cost(mechanism)
+            stored = self._stored_before(cost)
+            if stored is None:
+                stored = self._released(mechanism, cost, call_next)
+            self.ledger.mark_sent(self.terms.run, self.terms.round_index, self.node.client)
+        except Refused as refusal:
+            log.warning("round %s of %s refused: %s", self.terms.round_index, self.terms.run, refusal)
+            return self._reply(str(refusal), None)
+        return self._reply("", stored)
+
+    def _accepted(self) -> PrivacyMechanism:
+        """The mechanism of the terms, if the client releases under it at all."""
+        terms, node = self.terms, self.node
+        if terms.client != node.client:
+            raise Refused("terms of another client")
+        try:
+            adjacency: Any = terms.adjacency
+            mechanism = privacy_mechanism(terms.privacy, adjacency)
+        except BadInput as cause:
+            raise Refused("unknown mechanism") from cause
+        if terms.privacy not in node.accept or not mechanism.is_zcdp or not self._adds_noise(mechanism):
+            raise Refused("mechanism not accepted")
+        if not self.mod.fits(terms, self.context):
+            raise Refused("terms of another training")
+        if terms.noise not in ("gaussian", "discrete"):
+            raise Refused("noise that protects no one")
+        if math.isinf(terms.budget) and not node.without_noise:
+            raise Refused("no upload without noise")
+        if node.cap_per_round is not None and terms.budget > node.cap_per_round:
+            raise Refused("over the cap of a round")
+        return mechanism
+
+    def _adds_noise(self, mechanism: PrivacyMechanism) -> bool:
+        """Whether anybody adds the noise: this mod to updates, the training function to gradients if it is declared."""
+        if mechanism.noise_on == "update":
+            return True
+        declared = self.mod.trains_privately
+        if mechanism.name in _known(declared(self.context) if callable(declared) else declared):
+            return True
+        log.warning("%s puts noise on gradients, and PrivateUpload(trains_privately=...) has no such", mechanism.name)
+        return False
+
+    @property
+    def work(self) -> LocalWork:
+        terms = self.terms
+        whole = terms.privacy in ("full_batch", "full_batch_steps")
+        size = self.num_examples if whole else terms.batch_size
+        return LocalWork(self.num_examples, terms.local_epochs, terms.num_steps, size)
+
+    def _cost(self, mechanism: PrivacyMechanism) -> ReleaseCost:
+        terms = self.terms
+        noise: NoiseKind = terms.noise  # type: ignore[assignment]
+        try:
+            return round_cost(
+                mechanism,
+                terms.budget,
+                terms.clip_norm,
+                self.work,
+                noise,
+                self.base.size,
+                self.node.client,
+                terms.round_index,
+                terms.run,
+            )
+        except BadInput as cause:
+            log.warning("%s", cause)
+            raise Refused("terms that cannot be met") from cause
+
+    def _stored_before(self, cost: ReleaseCost) -> _Stored | None:
+        """The upload of this very round, if it was made before; None where the round is new.
+
+        The terms must be the same: the ledger compares them when the same round is reserved again.
+        """
+        run, round_index, client = self.terms.run, self.terms.round_index, self.node.client
+        try:
+            kept = self.ledger.stored_upload(run, round_index, client)
+        except BadFile:
+            raise
+        except BadInput:
+            return None  # the ledger knows nothing of this round
+        try:
+            self.ledger.reserve(run, round_index, [cost])
+        except BadInput as cause:
+            raise Refused("other terms for the same round") from cause
+        if kept is None:
+            raise Refused("reserved before, upload lost")
+        return _Stored.from_bytes(kept)
+
+    def _released(self, mechanism: PrivacyMechanism, cost: ReleaseCost, call_next: Train) -> _Stored:
+        """Trains, pays and makes noise, in the mechanism's order; the upload is stored when this returns."""
+        node, terms = self.node, self.terms
+        if node.cap is not None:
+            self.ledger.set_cap(node.client, node.cap, mechanism.unit)
+            if self.ledger.spent(node.client, mechanism.unit) + terms.budget > node.cap * (1 + CAP_SLACK):
+                raise Refused("over the cap")  # before the work; the ledger decides again when it is charged
+        if mechanism.noise_on == "update":
+            update = _finite(self._trained(call_next))
+            self._reserve(cost)
+            noise: NoiseKind = terms.noise  # type: ignore[assignment]
+            found = release(
+                update,
+                [terms.budget],
+                mechanism=mechanism,
+                clip_norm=terms.clip_norm,
+                work=self.work,
+                noise=noise,
+                clients=[node.client],
+                round_index=terms.round_index,
+                run=terms.run,
+            )
+            if found.costs[0] != cost:
+                raise MppflError(
+                    f"the release cost {found.costs[0]}, but {cost} was reserved. This is a fault; report it."
+                )
+            update = found.updates
+        else:  # training itself releases, as was declared, so the ledger comes first
+            self._reserve(cost)
+            update = self._trained(call_next)
+        stored = _Stored(update, digest_of(self.model))
+        self.ledger.store_upload(terms.run, terms.round_index, node.client, stored.to_bytes())
+        return stored
+
+    def _reserve(self, cost: ReleaseCost) -> None:
+        """Charges the client's own ledger. It is on the disk when this returns."""
+        try:
+            outcome = self.ledger.reserve(self.terms.run, self.terms.round_index, [cost]).outcomes[self.node.client]
+        except BudgetExceeded as cause:
+            raise Refused("over the cap") from cause
+        except BadInput as cause:
+            log.warning("%s", cause)
+            raise Refused("cannot be added to the account") from cause
+        if outcome != "reserved":  # another process of this client is at the same round
+            raise Refused("reserved before, upload lost")
+
+    def _trained(self, call_next: Train) -> Vector:
+        """How far the training function moved the model. Its errors and its figures stay on this machine."""
+        try:
+            reply = call_next(self.message, self.context)
+            if reply.has_error():
+                raise BadInput(f"the training function answered with an error: {reply.error.reason}")
+            arrays: Any = reply.content[self.mod.arrays_key]
+            trained = vector_of(arrays)
+            if trained.shape != self.base.shape or trained.dtype != self.base.dtype:
+                raise BadInput(f"the training function returned {trained.size:,} numbers for {self.base.size:,}.")
+        except Exception as cause:
+            log.exception("training failed")
+            raise Refused("training failed") from cause
+        with np.errstate(invalid="ignore", over="ignore"):
+            return trained - self.base
+
+    def _reply(self, reason: str, stored: _Stored | None) -> Message:
+        terms, client = self.terms, self.node.client
+        report = Report(
+            client=client,
+            run=terms.run,
+            round_index=terms.round_index,
+            outcome="refused" if stored is None else "released",
+            reason=reason,
+            budget=spent_in_round(self.ledger, terms.run, terms.round_index, client),
+            num_examples=self.num_examples,
+            model="" if stored is None else stored.model,
+            run_spent=spent_in_run(self.ledger, terms.run, client),
+        )
+        content = RecordDict({REPORT: to_record(report)})
+        if stored is not None:
+            content[self.mod.arrays_key] = record_like(self.model, stored.update)
+        return Message(content, reply_to=self.message)
+
+
+__all__ = ["PrivateUpload", "Refused", "RoundTerms", "node_of"]

@@ -1,0 +1,200 @@
+"""Where the server stands between two rounds, in a folder that survives being killed at any moment.
+
+    checkpoint.npz    plan, model, the optimiser's memory, rounds done, the run's name: whole or the one before
+    accounts.sqlite   what was asked, spent and paid (accounts.py)
+    rounds.jsonl      what happened, a line a round, for people and progress bars
+
+The checkpoint is written after the accounts of its round. Killed between the two, the server repeats the round: it asks
+with the same terms, clients answer with the uploads they stored, and who was paid stays paid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mppfl.flower.vector import Vector
+from mppfl.arrays import Array
+from mppfl.errors import BadFile
+from mppfl.game.plan import Plan
+from mppfl.training.aggregate import server_step
+from mppfl.training.checkpoint import write_whole
+from mppfl.training.config import TrainingConfig
+from mppfl.experiment.folder_lock import locked
+
+CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl"
+ENDED = "ended.json"  # how the server app ended, for whoever started it
+FORMAT = 1
+NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "taking_part", "seconds")
+NOTED_CLIENTS = ("refused", "rejected", "lost", "absent")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ServerState:
+    """The server after `rounds_done` rounds of one run.
+
+    run         name of the run, of which there is no second: clients' ledgers know their rounds by it
+    key         fingerprint of plan, clients, configuration, first model and, where the server knows them, data: what
+                decides where a training goes
+    weights     the model that is trained on
+    handed_out  the model that is shown: the mean of the last rounds, where that was asked for
+    memory      the server optimiser's
+    budgets     of the plan [rounds, clients], for whoever reads the checkpoint
+    num_examples
+                that each client declared with the first upload that was taken from it
+    """
+
+    run: str
+    key: str
+    rounds_done: int
+    weights: Vector
+    handed_out: Vector
+    memory: dict[str, Vector]
+    budgets: Array
+    reward_rates: Array
+    clients: tuple[str, ...]
+    num_examples: Mapping[str, int] = field(default_factory=dict)
+
+
+def first_state(name: str, key: str, plan: Plan, clients: Sequence[str], weights: Vector) -> ServerState:
+    """The state before the first round, under a run's name of its own."""
+    run = f"{name}-{secrets.token_hex(6)}"
+    return ServerState(run, key, 0, weights, weights, {}, plan.to_matrix(), np.array(plan.reward_rates), tuple(clients))
+
+
+def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights: Vector, data: str = "") -> str:
+    """Fingerprint of what decides a training's course; `data` is that of the clients' data, empty where unknown."""
+    digest = hashlib.sha256(json.dumps([list(clients), asdict(config)], sort_keys=True, default=str).encode())
+    for terms in plan:
+        digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
+        digest.update(np.ascontiguousarray(terms.budgets, dtype=np.float64).tobytes())
+        digest.update(
+            np.ascontiguousarray(np.broadcast_to(terms.prices, len(terms.budgets)), dtype=np.float64).tobytes()
+        )
+    digest.update(str(weights.dtype).encode() + np.ascontiguousarray(weights).tobytes())
+    digest.update(data.encode())
+    return digest.hexdigest()
+
+
+def after_round(
+    state: ServerState, mean_update: Vector | None, config: TrainingConfig, declared: Mapping[str, int]
+) -> ServerState:
+    """The state after one more round with this mean update; None where nobody's upload was taken.
+
+    declared  how many examples each client whose upload was taken says it has; what it said first is kept
+    """
+    weights, memory = torch.from_numpy(state.weights), {k: torch.from_numpy(v) for k, v in state.memory.items()}
+    average = memory.pop("average", None)
+    if mean_update is not None:
+        weights, memory = server_step(weights, torch.from_numpy(mean_update), memory, config)
+    done, shown = state.rounds_done + 1, weights
+    averaged = done - (len(state.budgets) - config.average_rounds)
+    if config.average_rounds > 1 and averaged > 0:
+        before = torch.zeros_like(weights) if average is None else average
+        average = shown = before + (weights - before) / averaged
+    if average is not None:
+        memory["average"] = average
+    kept = {name: value.numpy() for name, value in memory.items()}
+    return replace(
+        state,
+        rounds_done=done,
+        weights=weights.numpy(),
+        handed_out=shown.numpy(),
+        memory=kept,
+        num_examples={**declared, **state.num_examples},
+    )
+
+
+class ServerFolder:
+    """The files of one server, locked against a second one."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder).absolute()
+
+    @property
+    def accounts(self) -> Path:
+        return self.path / ACCOUNTS
+
+    @contextmanager
+    def locked(self, wait_seconds: float = 30.0) -> Iterator[None]:
+        """Nobody else serves from this folder meanwhile. A server that was just killed may hold it a little longer."""
+        with locked(self.path, "another server is at work there. Stop it", wait_seconds):
+            yield
+
+    def keep(self, state: ServerState) -> None:
+        """Writes the checkpoint: durable and whole, or the one before stays."""
+        facts = {"format": FORMAT, "run": state.run, "key": state.key, "rounds_done": state.rounds_done,
+                 "clients": state.clients, "num_examples": dict(state.num_examples)}  # fmt: skip
+        arrays: dict[str, Any] = {f"memory.{name}": value for name, value in state.memory.items()}
+        arrays |= {name: getattr(state, name) for name in ("weights", "handed_out", "budgets", "reward_rates")}
+        content = io.BytesIO()
+        np.savez(content, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8), **arrays)
+        write_whole(self.path / CHECKPOINT, content.getbuffer())
+
+    def state(self) -> ServerState | None:
+        """Where the server stands; None where it has not begun. Refuses what is not whole."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return None
+        try:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            facts = json.loads(arrays.pop("facts").tobytes())
+            if facts["format"] != FORMAT:
+                raise BadFile(f"{path}: checkpoint of format {facts['format']}, this version reads {FORMAT}.")
+            memory = {n.removeprefix("memory."): arrays[n] for n in arrays if n.startswith("memory.")}
+            return ServerState(
+                facts["run"],
+                facts["key"],
+                facts["rounds_done"],
+                arrays["weights"],
+                arrays["handed_out"],
+                memory,
+                arrays["budgets"],
+                arrays["reward_rates"],
+                tuple(facts["clients"]),
+                {str(client): int(size) for client, size in facts.get("num_examples", {}).items()},
+            )
+        except BadFile:
+            raise
+        except Exception as cause:  # a damaged archive fails in as many ways as there are bytes in it
+            raise BadFile(f"{path}: not a whole checkpoint ({cause}). Restore a copy.") from cause
+
+    def note(self, round_index: int, facts: Mapping[str, Any]) -> None:
+        """Appends what happened in a round to the log."""
+        line = json.dumps({"round_index": round_index, **facts}, ensure_ascii=False, default=float)
+        with (self.path / ROUNDS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def notes(self) -> list[dict[str, Any]]:
+        """The log, one record a round: later lines add to earlier ones, and a repeated round replaces itself."""
+        path = self.path / ROUNDS
+        found: dict[int, dict[str, Any]] = {}
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                facts = json.loads(line)
+            except ValueError:
+                continue  # a server that was killed may leave a line cut short, also within a letter
+            if not _is_note(facts):
+                raise BadFile(f"{path}: line {number} is no record of a round. Restore a copy, or remove the line.")
+            found[facts["round_index"]] = found.get(facts["round_index"], {}) | facts
+        return [found[at] for at in sorted(found)]
+
+
+def _is_note(facts: Any) -> bool:
+    """Whether a line of the log has what its readers compute with, in the right kinds."""
+    if not isinstance(facts, dict) or type(facts.get("round_index")) is not int:
+        return False
+    numbers = all(isinstance(facts.get(name, 0), (int, float)) for name in NOTED_NUMBERS)
+    return numbers and all(isinstance(facts.get(name, []), list) for name in NOTED_CLIENTS)

@@ -1,0 +1,1 @@
+"""What others' uploads reveal about a client."""

@@ -1,0 +1,230 @@
+"""The ledger's external columns: what all others' releases, as they were accounted for, say about each client.
+
+    R_model  Σρ of what was spent, the paper's index; no unit
+    R_bound  nats, a theorem; NaN, with the reason, where its premises do not hold
+    R_leak   nats, a calibrated level; NaN, with the reason, without a public sample or where budgets do not tell
+
+Bound and level need budgets for replacing all of a client's data. A ledger per record is converted: an attribute that
+all n records share costs n²ρ; a budget for adding or removing is worth four times as much for replacing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import Array, IntArray, read_only
+from mppfl.errors import BadInput, UnknownClient
+from mppfl.network.graph import SocialGraph
+from mppfl.network.propagation import Propagation, propagate
+from mppfl.leakage.couplings import is_forest
+from mppfl.leakage.exposure import (
+    DENSE_LIMIT,
+    ExposureBound,
+    Theorem,
+    client_budgets,
+    r_bound,
+    r_leak,
+    r_model,
+    read_attribute,
+)
+from mppfl.leakage.leak_estimate import leak_estimator
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.privacy.ledger.totals import Account
+from mppfl.privacy.mechanism import Unit
+
+PROBES_DRAWN_BY = 0  # seed of what estimates R_leak on large networks: the same ledger has the same columns
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalColumns:
+    """What others' releases say about each client: one entry per client in every array.
+
+    spent, worst_case   ρ that the client itself has spent, in `unit`
+    r_model             index of what the others have spent, nominally; no unit
+    r_model_worst_case  the same index of worst-case budgets: larger where somebody used `paper`
+    r_bound             nats, from worst-case budgets; NaN where there is no bound, and then `bound_reason` says why
+    r_leak              nats, from nominal budgets; NaN where there is no level, and then `leak_reason` says why
+    theorem, premises   what gave the bound, and what must hold for it
+    notes               what must be said beside the columns
+    """
+
+    clients: tuple[str, ...]
+    unit: Unit
+    spent: Array
+    worst_case: Array
+    r_model: Array
+    r_model_worst_case: Array
+    r_bound: Array
+    r_leak: Array
+    theorem: Theorem
+    premises: str
+    bound_reason: str
+    leak_reason: str
+    notes: tuple[str, ...]
+
+
+def external_columns(
+    ledger: PrivacyLedger,
+    graph: SocialGraph,
+    attribute: Any = None,
+    *,
+    propagation: Propagation | None = None,
+    couplings: Any = None,
+    unit: Unit | None = None,
+    num_examples: Any = None,
+    clients: Sequence[str] | None = None,
+) -> ExternalColumns:
+    """The three columns for the ledger's clients, or for `clients`: anybody in the network, who need not have released.
+
+    Names join the two: everybody in the ledger must be in the network; who is in the network alone has spent nothing.
+
+    attribute     public sample of a binary attribute, as `r_leak` takes it, for R_leak
+    propagation   for R_model; `propagate(graph)` if none is given
+    couplings     of a known Ising model, as `r_bound` takes them, for R_bound
+    unit          needed where the ledger holds both
+    num_examples  n of each client, where budgets are per record: one for all, by name, or in the ledger's order
+    """
+    account = ledger.account(None, unit)
+    places = _places(graph, account.clients)
+    shown = tuple(account.clients if clients is None else map(str, clients))
+    rows = places if clients is None else np.array([graph.index(name) for name in shown], dtype=np.int64)
+    walks = propagate(graph) if propagation is None else propagation
+    if walks.num_clients != graph.num_clients:
+        raise BadInput(f"propagation is for {walks.num_clients} clients, the network has {graph.num_clients}.")
+    _require_finite(account)
+    counts = None if num_examples is None else _counts(num_examples, account)
+    known = None if attribute is None else read_attribute(graph, attribute)
+
+    def spread(values: Array) -> Array:  # from the ledger's order to the network's
+        everybody = np.zeros(graph.num_clients)
+        everybody[places] = values
+        return everybody
+
+    def for_all_data(values: Array) -> Array:
+        replaced = np.where(account.add_remove, 4.0, 1.0) * values
+        return spread(client_budgets(replaced, len(values), account.unit, counts))
+
+    missing = _why_budgets_do_not_tell(ledger.units, account, counts)
+    nominal, worst = (None, None) if missing else map(for_all_data, (account.budget, account.worst_case_budget))
+    bound = _bound(graph, couplings, worst, missing)
+    leak, leak_reason, leak_note = _leak(graph, known, nominal, missing)
+    spent, spent_at_worst = spread(account.budget), spread(account.worst_case_budget)
+    return ExternalColumns(
+        clients=shown,
+        unit=account.unit,
+        spent=_frozen(spent[rows]),
+        worst_case=_frozen(spent_at_worst[rows]),
+        r_model=_frozen(r_model(walks, spent)[rows]),
+        r_model_worst_case=_frozen(r_model(walks, spent_at_worst)[rows]),
+        r_bound=_frozen(bound.nats[rows]),
+        r_leak=_frozen(leak[rows]),
+        theorem=bound.theorem,
+        premises=bound.premises,
+        bound_reason=bound.reason,
+        leak_reason=leak_reason,
+        notes=_notes(account, counts) + leak_note,
+    )
+
+
+def _bound(graph: SocialGraph, couplings: Any, told: Array | None, missing: str) -> ExposureBound:
+    size = graph.num_clients
+    if couplings is None:
+        reason = "no couplings were given, and the bound is a theorem about known ones"
+    elif told is None:
+        reason = missing
+    elif size > DENSE_LIMIT and not is_forest(graph):
+        reason = f"with cycles it is computed densely, for at most {DENSE_LIMIT:,} clients, not {size:,}"
+    else:
+        return r_bound(graph, couplings, told)
+    return ExposureBound(np.full(size, np.nan), "none", "", reason, np.full(size, np.log(2)))
+
+
+def _leak(
+    graph: SocialGraph, known: Array | None, told: Array | None, missing: str
+) -> tuple[Array, str, tuple[str, ...]]:
+    """R_leak, why there is none, and what must be said beside it."""
+    size = graph.num_clients
+    if known is None or told is None:
+        return np.full(size, np.nan), "no public sample of an attribute was given" if known is None else missing, ()
+    if size <= DENSE_LIMIT:
+        return r_leak(graph, told, known).nats, "", ()
+    found = leak_estimator(graph, known, PROBES_DRAWN_BY)(told)
+    off = float(np.median(found.error / np.maximum(found.nats, 1e-300)))
+    note = f"R_leak is estimated: {size:,} clients are too many for matrices; the median standard error is {off:.0%}"
+    return found.nats, "", (note,)
+
+
+def _places(graph: SocialGraph, names: Sequence[str]) -> IntArray:
+    """Where the ledger's clients stand in the network."""
+    found = []
+    for name in names:
+        try:
+            found.append(graph.index(name))
+        except UnknownClient as cause:
+            raise UnknownClient(f"the ledger and the network do not fit: {cause}") from cause
+    return np.array(found, dtype=np.int64)
+
+
+def _require_finite(account: Account) -> None:
+    endless = np.isinf(account.budget) | np.isinf(account.worst_case_budget)
+    if endless.any():
+        raise BadInput(
+            f"client {account.clients[int(np.argmax(endless))]!r} released without noise, so what it tells about "
+            "others has no measure here. Leave out the network, or account for it in another ledger."
+        )
+
+
+def _counts(num_examples: Any, account: Account) -> Array:
+    """n of each of the ledger's clients."""
+    if isinstance(num_examples, Mapping):
+        given = {str(name): count for name, count in num_examples.items()}
+        missing = [name for name in account.clients if name not in given]
+        if missing:
+            raise BadInput(f"num_examples has no count for client {missing[0]!r} ({len(missing):,} such). Add them.")
+        num_examples = [given[name] for name in account.clients]
+    counts = read_only(num_examples, "num_examples", length=len(account.clients))
+    whole = np.isfinite(counts) & (counts >= 1) & (counts == np.floor(counts))
+    if not whole.all():
+        where = int(np.argmin(whole))
+        raise BadInput(
+            f"num_examples={counts[where]:g} of client {account.clients[where]!r} must be a whole number of at least 1."
+        )
+    return counts
+
+
+def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Array | None) -> str:
+    """Why no statement in nats follows from these budgets, or ""."""
+    if account.poisson.any():
+        name = account.clients[int(np.argmax(account.poisson > 0))]
+        return f"client {name!r} has Poisson-sampled releases, which no zCDP budget measures"
+    others = [each for each in units if each != account.unit]
+    if others:
+        return f"the ledger also holds releases per {others[0]}, which these budgets leave out"
+    if account.unit == "record" and counts is None:
+        return (
+            "budgets per record say nothing about an attribute that all records share; with num_examples n they count "
+            "as n²·budget per client"
+        )
+    return ""
+
+
+def _notes(account: Account, counts: Array | None) -> tuple[str, ...]:
+    lines = []
+    if account.unit == "record":
+        lines.append("R_model adds up budgets per record: what all records share is told n² times as loudly")
+        if counts is not None:
+            lines.append("R_bound and R_leak are for an attribute that all n records share: n² times the budget")
+    if (account.worst_case_budget > account.budget).any():
+        lines.append("R_model and R_leak are of nominal budgets, R_bound is of worst-case ones")
+    if account.poisson.any():
+        lines.append("R_model leaves out Poisson-sampled releases, which have no budget")
+    return tuple(lines)
+
+
+def _frozen(values: Array) -> Array:
+    values.setflags(write=False)
+    return values

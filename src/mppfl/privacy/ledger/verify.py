@@ -1,0 +1,152 @@
+"""Whether a ledger is sound: the chain over its events and changes, and everything read again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from mppfl.errors import BadFile
+from mppfl.privacy.ledger.changes import Change, link_of_change
+from mppfl.privacy.ledger.entries import TERMS, Terms
+from mppfl.privacy.ledger.file import VERSION, version_of
+from mppfl.privacy.ledger.totals import Total, agree, refusal_of
+
+EMPTY_CHAIN = bytes(32)
+Key = TypeVar("Key", int, tuple[str, str])
+
+
+def link(head: bytes, client: str, facts: tuple[Any, ...]) -> bytes:
+    """The next head of the chain: every event is hashed together with all before it."""
+    return hashlib.sha256(head + repr((client, *facts)).encode()).digest()
+
+
+def checksum(client: str, unit: str, cap: float) -> bytes:
+    """What a cap is stored with."""
+    return hashlib.sha256(repr((client, unit, float(cap))).encode()).digest()
+
+
+class Replayed:
+    """Caps, statuses and uploads as the chain tells them, change by change.
+
+    caps      by client and unit
+    statuses  of events that are no longer just reserved
+    uploads   SHA-256 of what was stored, by event
+    """
+
+    def __init__(self, read: sqlite3.Connection) -> None:
+        self.caps: dict[tuple[str, str], float] = {}
+        self.statuses: dict[int, str] = {}
+        self.uploads: dict[int, bytes] = {}
+        self.is_covered = version_of(read) >= VERSION
+        ask = "SELECT id, after_event, kind, subject, detail, budget, sha256, chain FROM changes ORDER BY id"
+        self._rows: Iterator[tuple[Any, ...]] = iter(read.execute(ask) if self.is_covered else ())
+        self._next = next(self._rows, None)
+        self._count = 0
+
+    def follow(self, head: bytes, num_events: int, refuse: Callable[[str], NoReturn]) -> bytes:
+        """The head of the chain after all changes that came before the next event."""
+        while self._next is not None and self._next[1] == num_events:
+            *facts, chain = self._next
+            head = link_of_change(head, tuple(facts))
+            self._count += 1
+            if head != chain or facts[0] != self._count:
+                refuse(f"change {facts[0]} of a cap, status or run does not follow from what came before")
+            self._apply(Change(*facts[2:]))
+            self._next = next(self._rows, None)
+        return head
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._next is None
+
+    def _apply(self, change: Change) -> None:
+        if change.kind == "cap" and change.budget is not None:
+            self.caps[change.subject, change.detail] = change.budget
+        elif change.kind == "status":
+            self.statuses[int(change.subject)] = change.detail
+            if change.sha256 is not None:
+                self.uploads[int(change.subject)] = change.sha256
+
+
+def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
+    """How many events there are; raises BadFile at the first thing that does not fit."""
+
+    def refuse(what: str) -> NoReturn:
+        raise BadFile(f"{path}: {what}. The ledger was edited or damaged; restore it from a copy.")
+
+    for (line,) in read.execute("PRAGMA integrity_check(1)"):
+        if line != "ok":
+            refuse(f"integrity check says: {' '.join(line.split())}")
+    if read.execute("PRAGMA foreign_key_check").fetchone():
+        refuse("a row names a client or event that does not exist")
+    count, head = 0, EMPTY_CHAIN
+    sums: dict[tuple[int, str], Total] = {}
+    changes = Replayed(read)
+    ask = (
+        f"SELECT c.name, e.id, e.run, e.round_index, e.client, e.attempt, "
+        f"{', '.join(f'e.{term}' for term in TERMS)}, e.session, e.chain "
+        "FROM events e JOIN clients c ON c.id = e.client ORDER BY e.id"
+    )
+    for name, *facts, chain in read.execute(ask):
+        head = changes.follow(head, count, refuse)
+        count += 1
+        head = link(head, name, tuple(facts))
+        if head != chain or facts[0] != count:
+            refuse(f"event {facts[0]} does not follow from the one before")
+        terms = Terms(*facts[5:15])
+        total = sums.setdefault((facts[3], terms.unit), Total(terms.adjacency))
+        # Whoever raised a cap by hand, and put it back after the release, is found out here.
+        if refusal_of(name, total, terms, changes.caps.get((name, terms.unit), math.inf)):
+            refuse(f"event {count} passes the cap that client {name!r} had then")
+        total.add(terms)
+    head = changes.follow(head, count, refuse)
+    if read.execute("SELECT events, head FROM state").fetchone() != (count, head) or not changes.is_at_end:
+        refuse(f"the ledger ends after {count} events, but had more")
+    kept = {(row[0], row[1]): Total(*row[2:]) for row in read.execute("SELECT * FROM totals")}
+    if kept.keys() != sums.keys() or not all(agree(kept[key], sums[key]) for key in sums):
+        refuse("the sums do not agree with the events")
+    _verify_caps(read, changes, refuse)
+    _verify_uploads(read, changes, refuse)
+    return count
+
+
+def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
+    """Caps as the chain tells them; in a ledger of an earlier version, as their own checksums do."""
+    found: dict[tuple[str, str], float] = {}
+    for name, unit, cap, kept_sum in read.execute(
+        "SELECT c.name, p.unit, p.budget, p.checksum FROM caps p JOIN clients c ON c.id = p.client"
+    ):
+        found[name, unit] = cap
+        if checksum(name, unit, cap) != kept_sum:
+            refuse(f"the cap of client {name!r} was changed")
+    if changes.is_covered and found != changes.caps:
+        name, _ = min(_differing(found, changes.caps))
+        refuse(f"the cap of client {name!r} was changed")
+
+
+def _verify_uploads(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
+    """Uploads by their digests; these, and what became of each release, as the chain tells it."""
+    if read.execute(
+        "SELECT 1 FROM events WHERE status = 'stored' AND id NOT IN (SELECT event FROM uploads) LIMIT 1"
+    ).fetchone():
+        refuse("a stored upload is missing")
+    digests: dict[int, bytes] = {}
+    for event, digest, content in read.execute("SELECT event, sha256, content FROM uploads"):
+        digests[event] = digest
+        if hashlib.sha256(content).digest() != digest:
+            refuse(f"the upload of event {event} was changed")
+    if not changes.is_covered:
+        return
+    statuses = dict(read.execute("SELECT id, status FROM events WHERE status != 'reserved'"))
+    if statuses != changes.statuses:
+        refuse(f"the status of event {min(_differing(statuses, changes.statuses))} was changed")
+    if digests != changes.uploads:
+        refuse(f"the upload of event {min(_differing(digests, changes.uploads))} was changed")
+
+
+def _differing(one: Mapping[Key, object], other: Mapping[Key, object]) -> list[Key]:
+    return [key for key in {**one, **other} if one.get(key) != other.get(key)]

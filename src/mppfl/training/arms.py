@@ -1,0 +1,205 @@
+"""Arm: one training as it is asked for; Standing: where it is between two rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mppfl.arrays import Array
+from mppfl.data.split import ClientData
+from mppfl.errors import BadInput
+from mppfl.game.plan import Plan
+from mppfl.training.aggregate import server_step
+from mppfl.training.batches import local_work
+from mppfl.training.checkpoint import Checkpoint
+from mppfl.training.config import FIRST_ROUND_MEDIAN, TrainingConfig
+from mppfl.training.flat import FlatModel, flat_model, normalises_over_examples
+from mppfl.training.local import as_array, require_gradients_of_examples
+from mppfl.network.device import find_device
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.privacy.mechanism import LocalWork
+from mppfl.privacy.release import ReleaseCost
+
+ABOVE_ROUNDING = 1 + 1e-12
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in the print of a module: another one in every process
+# What does not decide where a training goes: a checkpoint may be taken up with another of these.
+NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
+# Arms that agree in these, and in their data, can be computed in one batch.
+COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "augmentation", "engine", "device", "precision",
+                  "clients_at_once", "processes")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One training: a plan on clients' data, under one configuration.
+
+    name    also the run's name in the ledger
+    ledger  None for one in memory. Arms are alternatives to each other: give each a ledger of its own.
+    resume  where to go on from; it must come from the same training
+    """
+
+    name: str
+    plan: Plan
+    data: ClientData
+    config: TrainingConfig
+    ledger: PrivacyLedger | None = None
+    resume: Checkpoint | None = None
+
+    @property
+    def computed_with(self) -> tuple[object, ...]:
+        """Arms with the same answer are computed in one batch."""
+        private = self.config.mechanism.noise_on != "update"
+        table = (id(self.data.features), id(self.data.labels))
+        alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
+        return (*alike, *table, private and (self.config.privacy, self.config.clip_norm))
+
+
+def training_key(model: nn.Module, arm: Arm) -> str:
+    """Fingerprint of what decides a training's course: configuration, plan, data and initial model.
+
+    Of the model it takes all parameters and buffers, trained or not, and its layers as PyTorch prints them.
+    """
+    config = {k: v for k, v in dataclasses.asdict(arm.config).items() if k not in NOT_IN_KEY}
+    facts = json.dumps(
+        [arm.name, config, arm.data.names, arm.data.fingerprint], sort_keys=True, default=lambda number: number.item()
+    )
+    digest = hashlib.sha256(facts.encode())
+    for terms in arm.plan:
+        digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
+        digest.update(
+            np.ascontiguousarray([terms.budgets, np.broadcast_to(terms.prices, len(terms.budgets))]).tobytes()
+        )
+    flat = flat_model(model)
+    flat.initial_weights(arm.config.seed)  # drawn into the module, where it is a named one
+    for name, value in (*flat.module.named_parameters(), *flat.module.named_buffers()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(as_array(value.detach().reshape(-1).view(torch.uint8)).tobytes())
+    digest.update(ADDRESS.sub("", repr(flat.module)).encode())
+    return digest.hexdigest()
+
+
+def _first_example(model: FlatModel, data: ClientData) -> Tensor:
+    parameter = next(model.module.parameters())
+    return torch.from_numpy(np.array(data.features[:1])).to(parameter.device, parameter.dtype)
+
+
+def require_fitting(model: FlatModel, arm: Arm) -> list[LocalWork]:
+    """What each client computes in a round. Raises where plan, data, model and configuration do not fit together."""
+    config, data = arm.config, arm.data
+    if arm.plan.num_clients != data.num_clients:
+        raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
+    if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
+        raise BadInput(
+            f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
+            "norm='group', or privacy='client'."
+        )
+    if config.mechanism.noise_on != "update":
+        require_gradients_of_examples(model, torch.zeros_like(_first_example(model, data)))
+    if config.hides_samples and model.draws_on(_first_example(model, data)):
+        raise BadInput(
+            "the model draws at random, as Dropout does, which breaks privacy='dpsgd_poisson': draws go by place "
+            "in the sample, so one record more changes the others'. Leave it out, or use privacy='dpsgd_shuffle'."
+        )
+    if config.average_rounds > len(arm.plan):
+        raise BadInput(
+            f"average_rounds={config.average_rounds} is more than the plan's {len(arm.plan)} rounds. Use fewer."
+        )
+    return [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
+
+
+class Standing:
+    """Where one arm stands between two rounds: the model, the server's memory, the clip norm, the ledger.
+
+    `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
+    that were reserved before an interruption and are computed again.
+    """
+
+    def __init__(self, model: FlatModel, arm: Arm) -> None:
+        config, data = arm.config, arm.data
+        self.arm, self.model, self.works = arm, model, require_fitting(model, arm)
+        self.ledger = PrivacyLedger.in_memory() if arm.ledger is None else arm.ledger
+        self.key = None if arm.ledger is None and arm.resume is None else training_key(model.module, arm)
+        self.position = 0
+        self.clip_norm = math.nan if isinstance(config.clip_norm, str) else config.clip_norm
+        self.memory: dict[str, Tensor] = {}
+        self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
+        device = find_device(config.device)
+        if arm.resume is None:
+            self._require_own_run(taken_up=False)
+            dtype = torch.float64 if config.precision == "float64" else torch.float32
+            self.weights = model.initial_weights(config.seed).to(device, dtype)
+            self.handed_out = self.weights
+            return
+        if arm.resume.key != self.key:
+            raise BadInput(
+                f"the checkpoint of {arm.name!r} belongs to another training: its configuration, plan, data or initial "
+                "model differ. Start anew, or resume with what it was started with."
+            )
+        self._require_own_run(taken_up=True)
+        self.handed_out = torch.from_numpy(arm.resume.weights).to(device)
+        kept = dict(arm.resume.server)
+        self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
+        self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
+        self.weights = self.memory.pop("current", self.handed_out)
+        self.position, self.clip_norm = arm.resume.rounds_done, arm.resume.clip_norm
+
+    def _require_own_run(self, *, taken_up: bool) -> None:
+        """Raises where the ledger knows this run as another training, before anything is paid or trained."""
+        if self.arm.ledger is not None and self.key is not None:
+            # Noise that protects is paid for again in every round that stands there, whoever made it.
+            is_paid_again = self.arm.config.noise != "seeded"
+            self.ledger.require_run(self.arm.name, self.key, taken_up=taken_up or is_paid_again)
+
+    def pay(self, client: int, cost: ReleaseCost) -> None:
+        """Adds a cost that stands in the ledger to this training's own account."""
+        self.account["spent"][client] += 0.0 if cost.budget is None else cost.budget
+        self.account["extra_delta"][client] += cost.extra_delta
+
+    @property
+    def is_done(self) -> bool:
+        return self.position == len(self.arm.plan)
+
+    def settle_clip_norm(self, updates: Tensor) -> None:
+        """Takes the median length of the first round's updates for 𝒮, where the configuration says so.
+
+        Whoever's length is the median is not shortened because another sum of squares ends a bit above this one.
+        """
+        if self.arm.config.clip_norm != FIRST_ROUND_MEDIAN or not math.isnan(self.clip_norm) or not len(updates):
+            return
+        lengths = as_array(torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64))
+        self.clip_norm = ABOVE_ROUNDING * float(np.median(lengths))
+        if not 0 < self.clip_norm < math.inf:
+            raise BadInput(
+                f"the median length of the first round's updates is {self.clip_norm:g}, which is no length to clip to. "
+                "Check learning_rate and the data, or give clip_norm a number."
+            )
+
+    def move(self, mean_update: Tensor | None) -> None:
+        """The next model, from the mean update of the round; None where nobody took part."""
+        if mean_update is not None:
+            averaged = {name: value for name, value in self.memory.items() if name == "average"}
+            self.weights, memory = server_step(self.weights, mean_update, self.memory, self.arm.config)
+            self.memory = memory | averaged
+        self.position += 1
+        self.handed_out = self.weights
+        averaged_rounds = self.position - (len(self.arm.plan) - self.arm.config.average_rounds)
+        if self.arm.config.average_rounds > 1 and averaged_rounds > 0:
+            before = self.memory.get("average", torch.zeros_like(self.weights))
+            self.memory["average"] = before + (self.weights - before) / averaged_rounds
+            self.handed_out = self.memory["average"]
+
+    def server_memory(self) -> dict[str, Array]:
+        """All that a resumed training needs beside the model that was handed out."""
+        kept = {name: as_array(value).copy() for name, value in self.memory.items()}
+        kept |= {f"account.{name}": value.copy() for name, value in self.account.items()}
+        if self.handed_out is not self.weights:
+            kept["current"] = as_array(self.weights).copy()
+        return kept

@@ -1,0 +1,256 @@
+"""mppfl ledger: show, epsilon, export and verify."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+
+import pytest
+
+from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from tests.privacy.test_ledger_changes import OLD
+
+approx = pytest.approx
+
+
+def cost(client, budget, **terms):
+    return LedgerEntry(
+        client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """ann spent 0.5 in two rounds of a cap of 2, bob 0.1 by the paper's mechanism, whose worst case is 1000."""
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path) as opened:
+        opened.set_cap("ann", 2.0, "record")
+        opened.reserve("run", 1, [cost("ann", 0.2), cost("bob", 0.1, mechanism="paper", worst_case_budget=1000.0)])
+        opened.reserve("run", 2, [cost("ann", 0.3, noise_kind="seeded")])
+    return path
+
+
+def test_show_tells_what_was_spent_and_what_is_left(mppfl, ledger):
+    found = mppfl("ledger", "show", ledger, "--json").json
+    assert found["num_events"] == 3
+    assert found["clients"] == [
+        {"client": "ann", "unit": "record", "spent": 0.5, "worst_case": 0.5, "remaining": 1.5},
+        {"client": "bob", "unit": "record", "spent": 0.1, "worst_case": 1000.0, "remaining": "Infinity"},
+    ]
+    assert found["notes"][0] == "simulation: seeded noise protects no one"
+    answer = mppfl("ledger", "show", ledger)
+    assert answer.stdout.splitlines()[1].split() == ["ann", "record", "0.5", "0.5", "1.5"]
+    assert "note: simulation: seeded noise protects no one" in answer.stderr
+
+
+@pytest.mark.parametrize(("method", "wanted"), [("exact", 4.3772), ("rdp", 4.7284), ("zcdp", 5.2985)])
+def test_epsilon_by_three_methods(mppfl, ledger, method, wanted):
+    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--method", method)
+    (row,) = mppfl(*options, "--client", "ann", "--json").json["clients"]
+    assert row["dp_epsilon"] == approx(wanted, abs=5e-5)
+    both = mppfl(*options, "--json").json["clients"]
+    assert [each["client"] for each in both] == ["ann", "bob"]
+    assert both[1]["worst_case"] > 1000
+    assert f"{wanted:.4f}" in mppfl(*options).stdout
+
+
+def test_what_is_infinite_is_not_told_as_unknown(mppfl, tmp_path):
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path) as opened:
+        opened.reserve("run", 1, [cost("ann", float("inf"), noise_kind="none")])
+    (row,) = mppfl("ledger", "show", path, "--json").json["clients"]
+    assert (row["spent"], row["worst_case"], row["remaining"]) == ("Infinity",) * 3
+    (row,) = mppfl("ledger", "epsilon", path, "--delta", "1e-5", "--json").json["clients"]
+    assert (row["dp_epsilon"], row["worst_case"]) == ("Infinity", "Infinity")
+
+
+def test_a_ledger_with_both_units_says_what_figures_per_record_leave_out(mppfl, ledger):
+    with PrivacyLedger.open(ledger) as opened:
+        opened.reserve("run", 3, [cost("ann", 10.0, mechanism="client", unit="client")])
+    told = "figures and caps per record leave out what 1 clients released per client"
+    for command in (("show",), ("epsilon", "--delta", "1e-5")):
+        assert any(told in note for note in mppfl("ledger", command[0], ledger, *command[1:], "--json").json["notes"])
+        assert told in mppfl("ledger", command[0], ledger, *command[1:]).stderr
+
+
+def test_epsilon_of_the_papers_mechanism_is_shown_nominal_and_worst_case(mppfl, ledger):
+    from mppfl.privacy.accounting import epsilon
+
+    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
+    (row,) = mppfl(*options, "--json").json["clients"]
+    assert (row["dp_epsilon"], row["worst_case"]) == (approx(epsilon(0.1, 1e-5)), approx(epsilon(1000.0, 1e-5)))
+    answer = mppfl(*options)
+    assert answer.stdout.splitlines()[0].split()[-3:] == ["dp_epsilon", "worst", "case"]
+    assert "worst case costs more than its nominal budget" in answer.stderr
+    shown = mppfl("ledger", "show", ledger, "--client", "bob")
+    assert shown.stdout.splitlines()[1].split() == ["bob", "record", "0.1", "1000", "inf"]
+    assert "worst case costs more than its nominal budget" in shown.stderr
+
+
+def test_export_writes_every_release(mppfl, ledger, tmp_path):
+    answer = mppfl("ledger", "export", ledger, "--out", tmp_path / "out.csv")
+    assert answer.stdout == f"{tmp_path / 'out.csv'}: 3 releases\n"
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [float(row["budget"]) for row in csv.DictReader(file)] == [0.2, 0.1, 0.3]
+    assert mppfl("ledger", "export", ledger, "--out", tmp_path / "out.json", "--json").json["num_events"] == 3
+    assert len(json.loads((tmp_path / "out.json").read_text())["events"]) == 3
+
+
+def test_verify_finds_what_was_changed(mppfl, ledger):
+    assert mppfl("ledger", "verify", ledger, "--json").json["sound"] is True
+    assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 3 releases; head ")
+    with sqlite3.connect(ledger) as connection:
+        connection.execute("UPDATE events SET budget = 0.01 WHERE id = 2")
+    connection.close()
+    assert "event 2 does not follow" in mppfl("ledger", "verify", ledger).error
+
+
+def test_verify_finds_a_cap_that_was_taken_away(mppfl, ledger):
+    with sqlite3.connect(ledger) as connection:
+        connection.execute("DELETE FROM caps")
+    connection.close()
+    assert "the cap of client 'ann' was changed" in mppfl("ledger", "verify", ledger).error
+
+
+def test_verify_says_what_the_chain_of_an_old_ledger_does_not_cover(mppfl, ledger, tmp_path):
+    assert mppfl("ledger", "verify", ledger, "--json").json["not_covered"] == []
+    assert mppfl("ledger", "verify", ledger).stderr == ""
+    old = tmp_path / "old.db"
+    with sqlite3.connect(old) as connection:
+        connection.executescript(OLD.read_text())
+    connection.close()
+    told = "caps and statuses are no part of the chain: the ledger is of an earlier version"
+    assert mppfl("ledger", "verify", old, "--json").json["not_covered"] == [told]
+    answer = mppfl("ledger", "verify", old)
+    assert (answer.code, answer.stderr) == (0, f"note: {told}\n")
+    assert answer.stdout.startswith("sound: 6 releases; head d49d2cc4")
+
+
+def test_each_unit_has_its_own_lines(mppfl, ledger):
+    with PrivacyLedger.open(ledger) as opened:
+        opened.reserve("run", 3, [cost("ann", 0.7, unit="client", mechanism="client")])
+    rows = mppfl("ledger", "show", ledger, "--json").json["clients"]
+    assert [(row["client"], row["unit"], row["spent"]) for row in rows] == [
+        ("ann", "record", 0.5),
+        ("bob", "record", 0.1),
+        ("ann", "client", 0.7),
+        ("bob", "client", 0.0),
+    ]
+    assert {row["unit"] for row in mppfl("ledger", "show", ledger, "--unit", "client", "--json").json["clients"]} == {
+        "client"
+    }
+
+
+def test_a_unit_in_which_nothing_was_released_is_refused_instead_of_told_as_0(mppfl, ledger):
+    for command in (("show", ledger), ("epsilon", ledger, "--delta", "1e-5")):
+        answer = mppfl("ledger", *command, "--unit", "client")
+        assert answer.code == 1
+        assert "nothing in this ledger was released per client, but per record. Leave --unit out." in answer.stderr
+
+
+def test_a_client_asked_for_twice_is_shown_once(mppfl, ledger):
+    answer = mppfl("ledger", "show", ledger, "--client", "ann", "--client", "ann")
+    assert [line.split()[0] for line in answer.stdout.splitlines()[1:2]] == ["ann"]
+    assert answer.stdout.splitlines()[2] == "3 releases in the ledger, of all its clients"
+    twice = ("--delta", "1e-5", "--client", "bob", "--client", "ann", "--client", "bob", "--json")
+    assert [row["client"] for row in mppfl("ledger", "epsilon", ledger, *twice).json["clients"]] == ["bob", "ann"]
+
+
+def test_failures_are_one_line(mppfl, ledger, tmp_path):
+    text = tmp_path / "text.db"
+    text.write_text("no ledger")
+    for command in (("show",), ("verify",), ("epsilon", "--delta", "1e-5"), ("export", "--out", tmp_path / "x.csv")):
+        assert "no such ledger" in mppfl("ledger", command[0], tmp_path / "none.db", *command[1:]).error
+        assert "not a privacy ledger" in mppfl("ledger", command[0], text, *command[1:]).error
+        assert "is not a file" in mppfl("ledger", command[0], tmp_path, *command[1:]).error
+    assert not (tmp_path / "none.db").exists()
+    for delta in ("0", "-1", "nan", "inf", "1"):
+        assert "dp_delta" in mppfl("ledger", "epsilon", ledger, f"--delta={delta}").error
+    unknown = mppfl("ledger", "epsilon", ledger, "--delta", "1e-5", "--method", "exat").error
+    assert "--method='exat' is not known. Known: exact, zcdp, rdp, pld." in unknown
+    assert "'zoe' is not in" in mppfl("ledger", "show", ledger, "--client", "zoe").error
+    assert "'house' is not known" in mppfl("ledger", "show", ledger, "--unit", "house").error
+    assert "must end in .csv or .json" in mppfl("ledger", "export", ledger, "--out", tmp_path / "x.txt").error
+    assert "Check the path" in mppfl("ledger", "export", ledger, "--out", tmp_path / "nowhere" / "x.csv").error
+
+
+# ---- what the others' releases say ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def per_client(tmp_path):
+    """Everybody on a path of twelve spent 0.1 for all of their data."""
+    path = tmp_path / "client.db"
+    with PrivacyLedger.open(path) as opened:
+        opened.reserve("run", 1, [cost(f"c{n}", 0.1, unit="client", mechanism="client") for n in range(12)])
+    return path
+
+
+@pytest.fixture
+def path_of_twelve(write):
+    return write("path.csv", *(f"c{n},c{n + 1}" for n in range(11)))
+
+
+def test_show_with_a_network_adds_three_columns(mppfl, per_client, path_of_twelve, write):
+    sample = write("sample.csv", "name,value", *(f"c{n},{int(n < 6)}" for n in range(12)))
+    network = ("--graph", path_of_twelve, "--undirected", "--max-hops", 1)
+    found = mppfl("ledger", "show", per_client, *network, "--attribute", sample, "--coupling", 0.5, "--json").json
+    first, second = found["clients"][:2]
+    assert [first["R_model"], second["R_model"]] == approx([0.1, 0.1])
+    assert first["R_model_worst_case"] == approx(0.1)
+    share = 0.21355
+    assert first["R_bound"] == approx(0.1 / 4 * share * (1 - share**11) / (1 - share), rel=1e-4)
+    assert 0 < first["R_leak"] < 0.7
+    about = found["external"]["client"]
+    assert (about["R_bound"]["theorem"], about["R_bound"]["reason"], about["R_leak"]["reason"]) == ("tree", "", "")
+
+    told = mppfl("ledger", "show", per_client, *network, "--attribute", sample, "--coupling", 0.5).stdout.splitlines()
+    assert told[0].split()[-3:] == ["R_model", "R_bound", "R_leak"]
+    assert len(told[1].split()) == 8
+    assert any(line.startswith("R_bound   per client: nats, by tree, if forest") for line in told)
+    decayed = mppfl(
+        "ledger", "show", per_client, "--graph", path_of_twelve, "--undirected", "--hop-decay", 0.1, "--json"
+    )
+    assert decayed.json["clients"][0]["R_model"] != approx(0.1)
+
+
+def test_empty_columns_say_why_they_are_empty(mppfl, per_client, path_of_twelve):
+    network = ("--graph", path_of_twelve, "--undirected")
+    told = mppfl("ledger", "show", per_client, *network).stdout.splitlines()
+    assert told[1].split()[-2:] == ["-", "-"]
+    assert any(line.startswith("R_bound   per client: none: no couplings were given") for line in told)
+    assert any(line.startswith("R_leak    per client: none: no public sample") for line in told)
+    found = mppfl("ledger", "show", per_client, *network, "--client", "c3", "--json").json
+    assert [(row["client"], row["R_bound"], row["R_leak"]) for row in found["clients"]] == [("c3", None, None)]
+
+
+def test_budgets_per_record_are_shown_nominal_and_worst_case_and_need_counts_for_nats(mppfl, ledger, write):
+    network = ("--graph", write("two.csv", "ann,bob"), "--undirected", "--max-hops", 1, "--coupling", 0.5)
+    found = mppfl("ledger", "show", ledger, *network, "--json").json
+    ann, bob = found["clients"]
+    assert (ann["R_model"], ann["R_model_worst_case"], bob["R_model"]) == (0.1, 1000.0, 0.5)
+    assert ann["R_bound"] is None
+    assert "attribute that all records share" in found["external"]["record"]["R_bound"]["reason"]
+    for counts in ("100", write("counts.csv", "ann,100", "bob,100")):
+        counted = mppfl("ledger", "show", ledger, *network, "--num-examples", counts)
+        assert counted.stdout.splitlines()[2].split()[:7] == ["bob", "record", "0.1", "1000", "inf", "0.5", "0.6931"]
+        assert "nominal budgets, R_bound is of worst-case" in counted.stderr
+
+
+def test_bad_networks_and_attributes_are_one_line(mppfl, per_client, ledger, path_of_twelve, write, tmp_path):
+    network = ("ledger", "show", per_client, "--graph", path_of_twelve, "--undirected")
+    for option in (("--coupling", 1), ("--attribute", "x.csv"), ("--max-hops", 2), ("--hop-decay", 0.5)):
+        assert f"{option[0]} is about a network" in mppfl("ledger", "show", per_client, *option).error
+    assert "--undirected is about a network" in mppfl("ledger", "show", per_client, "--undirected").error
+    assert "nowhere.csv" in mppfl("ledger", "show", per_client, "--graph", tmp_path / "nowhere.csv").error
+    assert "client 'ann' is not in the network" in mppfl("ledger", "show", ledger, "--graph", path_of_twelve).error
+    assert "'zoe' is not in the network" in mppfl(*network, "--attribute", write("zoe.csv", "zoe,1")).error
+    assert "at least 10" in mppfl(*network, "--attribute", write("few.csv", "c1,1", "c2,0")).error
+    assert "line 2" in mppfl(*network, "--attribute", write("bad.csv", "c1,1", "c2,x")).error
+    assert "twice" in mppfl(*network, "--attribute", write("twice.csv", "c1,1", "c1,0")).error
+    assert "missing.csv" in mppfl(*network, "--attribute", "missing.csv").error
+    assert "max_hops=0" in mppfl(*network, "--max-hops", 0).error
+    assert "hop_decay=2" in mppfl(*network, "--hop-decay", 2).error
+    assert "couplings=" in mppfl(*network, "--coupling", "nan").error
+    assert "num_examples=0" in mppfl(*network, "--num-examples", 0).error

@@ -1,0 +1,154 @@
+"""mppfl reproduce: cells and figures made again, and where that stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from mppfl.cli import main as cli
+from mppfl.cli import reproduce as command
+from reproduction import measure as module
+from reproduction.cells import Cell, arms_of
+from reproduction.settings import SETTINGS
+from reproduction.store import add_arms, every_training
+from tests.reproduction.test_measure import NAME, SETTINGS_HERE, drawn
+from tests.reproduction.test_store import measured
+
+
+@pytest.fixture
+def reproduce(monkeypatch, capsys, tmp_path):
+    """Runs `mppfl reproduce ... --folder` in a folder of its own and gives exit code, stdout and stderr."""
+    monkeypatch.setattr(module, "loaded", lambda setting, folder: drawn() if setting.dataset == NAME else None)
+    monkeypatch.delenv("MPPFL_DATA", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mppfl", "reproduce", "--folder", str(tmp_path), *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["table3"], "error: 'table3' is nothing to reproduce. Known: table1"),
+        (["fig-phi", "--only", "svhn"], "error: --only chooses cells"),
+        (["table1", "--only", "cifar"], "error: only='cifar' names no cell"),
+        (["table2", "--only", "svhn"], "error: only='svhn' names no cell"),
+        (["table1", "--seeds", "0"], "error: --seeds=0"),
+        (["table1", "--device", "tpu"], "error: "),
+        (["table1", "--minutes", "-3"], "error: minutes=-3"),
+        (["fig-phi", "--status"], "error: --status is about the cells"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(reproduce, arguments, said):
+    code, out, err = reproduce(*arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_data_that_are_not_there_are_named_and_stop_nothing(reproduce):
+    code, out, err = reproduce("table1", "--only", "svhn", "--only", "cinic-10", "--resume")
+    assert code == 0
+    assert "svhn: not measured: data not available" in err
+    assert "cinic-10: not measured: data not available. Give --data DIR or set MPPFL_DATA" in out
+    assert "mppfl data get cinic-10" in out
+    assert "0 arms trained" in out
+    code, out, _ = reproduce("table1", "--status", "--only", "svhn")
+    assert out.splitlines()[0] == "svhn/iid/n20/seed0     not measurable (data not available)  unknown hours left"
+
+
+def test_data_that_were_measured_elsewhere_are_only_not_here(reproduce, tmp_path):
+    cell = Cell("cifar-100", "iid", 20, 0)
+    add_arms(tmp_path, cell, SETTINGS["cifar-100"], [measured(arms_of(cell)[0], 48.0)])
+    code, out, err = reproduce("table1", "--only", "cifar-100")
+    assert code == 0
+    assert "cifar-100: not measured: no files here" in err
+    assert "cifar-100: not measured: no files here. Give --data DIR" in out
+
+
+def test_status_lists_every_cell_and_what_is_left(reproduce):
+    code, out, _ = reproduce("table2", "--status", "--only", "cifar-10/iid")
+    assert code == 0
+    first, *_, remedy, last = out.splitlines()
+    assert first == "cifar-10/iid/n20/seed0  missing (not yet trained; no files here)  unknown hours left"
+    assert remedy.startswith("cifar-10: no files here. Give --data DIR or set MPPFL_DATA")
+    assert last.startswith("0 measured, 0 partly, 3 missing, 0 not measurable; unknown hours")
+
+
+def test_status_for_programs_is_one_object(reproduce):
+    code, out, _ = reproduce("--status", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert len(found["cells"]) == 30
+    assert found["counts"] == {"measured": 0, "partly": 0, "missing": 30, "not measurable": 0}
+    assert set(found["not_here"]) == {each["cell"].split("/")[0] for each in found["cells"]}
+
+
+def test_cells_are_trained_and_filed(reproduce, monkeypatch, tmp_path):
+    """The command's own path, on drawn pictures and with a cell of the rehearsal's size."""
+
+    def rehearsed(cells, folder, **options):
+        return module.measure(cells, folder, settings=SETTINGS_HERE, at_most_arms=2, **options)
+
+    monkeypatch.setattr(command, "_measured", lambda cells, folder, *rest: rehearsed(cells, folder))
+    code, out, _ = reproduce("table1", "--only", f"{NAME}/iid", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["arms_trained"], found["out_of_time"]) == (2, True)
+    assert len(every_training(tmp_path)) == 2
+
+
+def test_curves_are_the_cells_of_cifar_100_and_tables_have_theirs():
+    assert {cell.dataset for cell in command._cells("fig-curves", [], None)} == {"cifar-100"}
+    assert {cell.num_clients for cell in command._cells("table1", [], None)} == {20}
+    assert {cell.dataset for cell in command._cells("table2", [], None)} == {"cifar-10", "cinic-10"}
+    assert command._cells("fig-cost", [], None) == []
+    assert Cell("svhn", "iid", 20, 4) in command._cells("all", [], 5)
+
+
+def test_a_figure_with_as_many_seeds_is_kept_and_more_seeds_replace_it(reproduce, tmp_path, monkeypatch):
+    from reproduction import game_figures
+
+    for name in ("PHI_ROUNDS", "SIZES"):
+        monkeypatch.setattr(game_figures, name, getattr(game_figures, name)[:1])
+    path = tmp_path / "fig-phi.json"
+    assert reproduce("fig-phi", "--seeds", 2)[1] == f"{path}\n"
+    before = path.read_bytes()
+    for seeds in (1, 2):
+        said = reproduce("fig-phi", "--seeds", seeds)[1]
+        assert said == f"{path}: kept, has 2 seeds of the same games. Remove it to have it made anew.\n"
+    found = json.loads(reproduce("fig-phi", "--seeds", 1, "--json")[1])
+    assert (found["figures"], found["figures_kept"]) == ([], [str(path)])
+    assert path.read_bytes() == before
+    reproduce("fig-phi", "--seeds", 3)
+    assert json.loads(path.read_text("utf-8"))["seeds"] == 3
+    path.write_bytes(before.replace(b'"threshold": 0.001', b'"threshold": 0.002'))
+    reproduce("fig-phi", "--seeds", 1)
+    assert json.loads(path.read_text("utf-8"))["configuration"]["threshold"] == 0.001
+    path.write_text("cut off", "utf-8")
+    assert reproduce("fig-phi", "--seeds", 1)[1] == f"{path}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--status"], ["fig-phi"], ["table1"]])
+def test_a_file_is_no_folder(reproduce, tmp_path, arguments):
+    here = tmp_path / "results"
+    here.write_text("not a folder", "utf-8")
+    for folder in (here, here / "within"):
+        code, out, err = reproduce(*arguments, "--folder", folder)
+        assert (code, out) == (1, "")
+        assert err == f"error: --folder={str(folder)!r}: {here} is no folder. Name one, there or to be made.\n"
+
+
+def test_a_figure_of_the_game_is_one_file(reproduce, tmp_path):
+    pytest.importorskip("reproduction.game_figures")
+    code, out, _ = reproduce("fig-cost", "--seeds", "1")
+    assert code == 0
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    assert "fig-cost" in out

@@ -1,0 +1,158 @@
+"""Runs for tests, made of random figures: any number of clients and rounds, with or without noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from mppfl.training.record import PER_CLIENT, PER_ROUND, History
+from mppfl.network.graph import SocialGraph, graph_from_matrix
+from mppfl.privacy.mechanism import privacy_mechanism
+from mppfl.experiment.provenance import Provenance
+from mppfl.experiment.run import Accounts, Run
+
+HERE = Provenance(
+    mppfl="0.1.0",
+    python="3.11.7",
+    torch="2.13.0",
+    numpy="2.4.6",
+    scipy="1.17.1",
+    commit="0123456789abcdef0123456789abcdef01234567",
+    source="abcdef012345",
+    cpu="Some CPU @ 2.80GHz",
+    cores=2,
+    memory_gib=23.5,
+    gpu="",
+    device="cpu",
+    started="2026-01-02T03:04:05+00:00",
+    seconds=12.25,
+)
+CONFIG = {
+    "name": "demo",
+    "seeds": [0],
+    "network": {"source": None, "generate": "erdos_renyi", "max_hops": 5, "hop_decay": 0.9},
+    "game": {"num_rounds": 60, "externality_strength": 0.05, "payment_limit": float("inf")},
+    "data": {"name": "digits", "folder": "/home/somebody/data", "split": "dirichlet"},
+    "training": {"model": "mlp", "learning_rate": 0.01, "privacy": "paper", "aggregation": "noise_aware"},
+    "ledger": {"cap": None, "caps": {}},
+}
+STRANGE = ["<script>alert(1)</script>", 'a "quoted", name', "Ünïcødé ρ", "=1+1", " blank ", "nan", "x" * 300]
+
+CASES = {
+    "usual": {},
+    "noiseless": {"noiseless": True},
+    "unevaluated rounds": {"evaluate_every": 5},
+    "one client": {"num_clients": 1},
+    "one round": {"num_rounds": 1},
+    "one of each": {"num_clients": 1, "num_rounds": 1, "noiseless": True},
+    "isolated and absent": {"isolated": 3, "absent": True},
+    "strange names": {"names": STRANGE},
+    "600 clients": {"num_clients": 600, "num_rounds": 3},
+    "honest mechanism": {"privacy": "client", "noise": "gaussian", "notes": ("a note",)},
+}
+
+
+def graph_of(names, rng, isolated=0):
+    """A random ring with chords; the last `isolated` clients are linked to nobody."""
+    size = len(names) - isolated
+    if size < 2:
+        empty = sp.csr_array((len(names), len(names)), dtype=np.float64)
+        return SocialGraph(empty, tuple(names), "row", np.zeros(len(names)), np.arange(len(names)))
+    matrix = np.zeros((len(names), len(names)))
+    around = np.arange(size)
+    matrix[around, (around + 1) % size] = rng.uniform(0.5, 1.0, size)
+    chords = rng.integers(0, size, (2, size))
+    matrix[chords[0], chords[1]] = rng.uniform(0.1, 1.0, size)
+    np.fill_diagonal(matrix, 0.0)
+    return graph_from_matrix(matrix, names=names, isolated="keep")
+
+
+def make_run(
+    name="mppfl",
+    *,
+    num_clients=20,
+    num_rounds=12,
+    seed=0,
+    names=None,
+    noiseless=False,
+    privacy="paper",
+    noise="seeded",
+    evaluate_every=1,
+    isolated=0,
+    absent=False,
+    config=None,
+    mechanism=None,
+    notes=(),
+):
+    """A run whose figures are random but hang together."""
+    rng = np.random.default_rng(seed)
+    names = tuple(names or (f"client {i}" for i in range(num_clients)))
+    size, rounds = len(names), np.arange(1, num_rounds + 1)
+    graph = graph_of(names, rng, isolated)
+    budgets = rng.uniform(0.01, 0.4, (num_rounds, size)) / np.sqrt(rounds)[:, None]
+    participating = np.ones((num_rounds, size), dtype=bool)
+    refused = [()] * num_rounds
+    if absent and size > 2:
+        participating[:, 0] = False
+        participating[num_rounds // 2 :, 1] = False
+        refused[-1] = (names[1],)
+    budgets = np.where(participating, np.inf if noiseless else budgets, 0.0)
+    rates = 2.0 / np.sqrt(rounds)
+    payments = np.zeros_like(budgets) if noiseless else rates[:, None] * budgets
+    spent = budgets.sum(axis=0)
+    examples = rng.integers(30, 90, size)
+    evaluated = (rounds % evaluate_every == 0) | (rounds == num_rounds)
+    accuracy = np.where(evaluated, 0.9 - 0.7 / rounds**0.6 + rng.normal(0, 0.01, num_rounds), np.nan)
+    series = {
+        "round_index": rounds,
+        "reward_rate": rates,
+        "dispersion": np.full(num_rounds, np.nan),
+        "clip_norm": np.full(num_rounds, 1.5),
+        "share_clipped": rng.uniform(0, 1, num_rounds),
+        "update_norm": rng.uniform(0, 1, num_rounds),
+        "accuracy": accuracy,
+        "loss": np.where(evaluated, 2.3 / rounds**0.5, np.nan),
+        "dp_epsilon": np.full(num_rounds, np.inf if noiseless else 1.0) * rounds,
+        "seconds": rng.uniform(0, 1, num_rounds),
+    }
+    tables = {
+        "budgets": budgets,
+        "payments": payments,
+        "spent": budgets,
+        "participating": participating,
+        "noise_std": rng.uniform(0, 1, budgets.shape),
+        "theta": np.full(budgets.shape, 1 / size),
+    }
+    assert set(series) == set(PER_ROUND)
+    assert set(tables) == set(PER_CLIENT)
+    known = privacy_mechanism(privacy)
+    worst = spent * (examples.astype(float) ** 2 if privacy == "paper" else 1.0)
+    influence = graph.influence
+    exposure = np.full(size, np.inf) if noiseless else influence @ spent + 0.5 * (influence @ (influence @ spent))
+    return Run(
+        name=name,
+        mechanism=mechanism or name,
+        config=CONFIG if config is None else config,
+        history=History(series, tables, ("loop",) * num_rounds, tuple(refused), ((),) * num_rounds),
+        weights=rng.normal(size=650).astype(np.float32),
+        names=names,
+        num_examples=examples,
+        graph=graph,
+        accounts=Accounts(
+            unit=known.unit,
+            adjacency=known.adjacency,
+            privacy=privacy,
+            guarantee=known.guarantee,
+            noise="none" if noiseless else noise,
+            dp_delta=1e-5,
+            spent=spent,
+            worst_case_spent=worst,
+            dp_epsilon=spent + 2 * np.sqrt(spent * 11.5) if not noiseless else spent,
+            worst_case_epsilon=worst + 2 * np.sqrt(worst * 11.5) if not noiseless else worst,
+        ),
+        exposure=exposure,
+        server_cost=np.full(num_rounds, np.nan) if noiseless else 3.0 / rounds + payments.sum(axis=1),
+        welfare=np.full(num_rounds, -np.inf) if noiseless else payments.sum(axis=1) * 0.4,
+        provenance=HERE,
+        notes=notes,
+    )

@@ -1,0 +1,40 @@
+"""A training of a second, and what it means for two to be the same."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mppfl.experiment.experiment_file import experiment_from
+
+SMALL = {
+    "name": "small",
+    "seed": 3,
+    "mechanisms": ["mppfl", "fixed"],
+    "network": {"num_clients": 5},
+    "game": {"num_rounds": 4},
+    "training": {"model": "softmax", "learning_rate": 0.1, "local_epochs": 1, "budget_unit": 0.01},
+    "output": {"checkpoint_every": 2},
+}
+
+
+def small(**tables):
+    """A training of a second, with some values changed."""
+    raw = {key: value for key, value in SMALL.items() if key != "seed" or "seeds" not in tables}
+    for key, value in tables.items():
+        raw[key] = {**SMALL.get(key, {}), **value} if isinstance(value, dict) else value
+    return experiment_from(raw)
+
+
+def require_same(runs, others):
+    """Equal to the last bit, but for how long it took."""
+    assert [run.name for run in runs] == [other.name for other in others]
+    for run, other in zip(runs, others, strict=True):
+        assert np.array_equal(run.weights, other.weights)
+        for name, values in run.history.rounds.items():
+            if name != "seconds":
+                assert np.array_equal(values, other.history.rounds[name], equal_nan=True), name
+        for name, values in run.history.clients.items():
+            assert np.array_equal(values, other.history.clients[name], equal_nan=True), name
+        for name in ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon"):
+            assert np.allclose(getattr(run.accounts, name), getattr(other.accounts, name), rtol=1e-12), name
+        assert np.array_equal(run.exposure, other.exposure)

@@ -1,0 +1,165 @@
+"""Cases: what an experiment is made of, from its file to arms ready to start; and what is refused before that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mppfl.data.dataset import Dataset, Examples
+from mppfl.errors import BadInput, UnknownClient
+from mppfl.training import rounds
+from mppfl.training.cohort import Cohort
+from mppfl.experiment import cases
+from mppfl.experiment.cases import prepare
+from mppfl.experiment.experiment_file import experiment_from, read_experiment
+from mppfl.experiment.train import train
+from tests.experiment.small import SMALL, small
+
+
+def test_clients_hold_as_many_examples_in_the_game_as_in_the_split():
+    (case, _) = prepare(small(data={"uneven": 0.5}))
+    assert np.array_equal(case.solution.game.clients.data_size, case.data.num_examples)
+    assert len(set(case.data.num_examples)) > 1
+
+
+def test_another_seed_of_one_purpose_changes_that_purpose_alone():
+    one, other = (prepare(small(training={"seed": seed}))[0] for seed in (1, 2))
+    assert np.array_equal(one.solution.plan.to_matrix(), other.solution.plan.to_matrix())
+    assert all(np.array_equal(a, b) for a, b in zip(one.data.members, other.data.members, strict=True))
+    assert one.config.seed != other.config.seed
+    moved = prepare(small(data={"seed": 7}))[0]
+    assert (moved.solution.game.graph.influence != one.solution.game.graph.influence).nnz == 0
+    assert not all(np.array_equal(a, b) for a, b in zip(one.data.members, moved.data.members, strict=True))
+
+
+def test_seeds_and_aggregations_multiply_the_trainings():
+    chosen = small(seeds=[1, 2], mechanisms=["mppfl"], aggregations=["size", "noise_aware"])
+    assert [case.name for case in prepare(chosen)] == [
+        "mppfl-size-seed1",
+        "mppfl-noise_aware-seed1",
+        "mppfl-size-seed2",
+        "mppfl-noise_aware-seed2",
+    ]
+
+
+def test_own_reward_lets_each_server_set_its_rates():
+    ours, theirs = prepare(small(mechanisms=["mppfl", "social_agnostic"], game={"convention": "own"}))
+    assert not np.allclose(ours.solution.plan.reward_rates, theirs.solution.plan.reward_rates)
+
+
+def test_a_case_keeps_the_options_of_its_own_mechanism_alone():
+    game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
+    found = [
+        case.experiment.game for case in prepare(small(mechanisms=["mppfl", "fixed", "budget_limited"], game=game))
+    ]
+    assert [(each.fixed_budget, each.payment_limit) for each in found] == [("min", None), ("mean", None), ("min", 2.0)]
+
+
+def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
+    (tmp_path / "links.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
+    lines = "".join(f"{name},0.5,0.5,0.1,3\n" for name in ("ann", "bob", "cat"))
+    (tmp_path / "who.csv").write_text(f"name,quadratic_cost,linear_cost,noise_harm,data_size\n{lines}")
+    text = 'mechanism = "mppfl"\n[network]\nsource = "links.csv"\nnum_clients = 3\n[game]\nclients = "who.csv"\n'
+    (tmp_path / "own.toml").write_text(text)
+    chosen = read_experiment(tmp_path / "own.toml")
+    (case,) = prepare(chosen)
+    assert case.data.names == ("ann", "bob", "cat")
+    assert "data_size of the clients file was replaced" in case.notes[0]
+    with pytest.raises(BadInput, match=r"num_clients=4, but .* has 3 clients"):
+        prepare(replace(chosen, network=replace(chosen.network, num_clients=4)))
+    capped = replace(chosen, ledger=replace(chosen.ledger, caps={"dan": 1.0}))
+    with pytest.raises(UnknownClient, match="dan"):
+        train(capped)
+
+
+def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
+    with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
+        train(small(training={"batch_size": 400}))
+    prepare(small(training={"batch_size": 400, "privacy": "full_batch", "clip_norm": 1.0}))  # takes all there is
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7"])
+def test_a_gpu_that_is_not_there_is_said_to_be_missing(device, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput, match=f"training.device='{device}', but PyTorch finds no GPU here"):
+        train(small(training={"device": device}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BadInput, match="there are 2 GPUs"):
+        train(small(training={"device": "cuda:7"}))
+
+
+def test_a_device_that_nobody_knows_is_refused():
+    with pytest.raises(BadInput, match=r"training\.device='gpu' is not known"):
+        train(small(training={"device": "gpu"}))
+
+
+# ---- one table for all ------------------------------------------------------------------------------------------
+
+
+def test_all_seeds_are_computed_in_one_batch(monkeypatch):
+    chosen = small(seeds=[1, 2, 3], game={"num_rounds": 1})
+    found = prepare(chosen)
+    assert len(found) == 6
+    assert len({case.arm().computed_with for case in found}) == 1
+    lanes: list[int] = []
+
+    class Counted(Cohort):
+        def updates(self, given):
+            lanes.append(len(given))
+            return super().updates(given)
+
+    monkeypatch.setattr(rounds, "Cohort", Counted)
+    train(chosen)
+    assert lanes == [6 * 5]  # every client of every seed and mechanism, at once
+
+
+def test_a_shared_table_changes_nothing_but_where_it_lies():
+    several, alone = prepare(small(seeds=[1, 2])), prepare(small(seeds=[2]))
+    shared, own = several[-1].data, alone[-1].data
+    assert shared.features is several[0].data.features
+    assert not shared.features.flags.writeable
+    for name in ("features", "labels", "test_features", "test_labels"):
+        assert np.array_equal(getattr(shared, name), getattr(own, name))
+    assert all(np.array_equal(a, b) for a, b in zip(shared.members, own.members, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(shared.members, several[0].data.members, strict=True))
+
+
+def test_fixed_features_stand_in_for_pictures(monkeypatch):
+    rng = np.random.default_rng(0)
+    parts = [Examples(rng.integers(0, 256, (60, 16, 16, 1)).astype(np.uint8), np.arange(60) % 3) for _ in range(2)]
+    drawn = Dataset("drawn", *parts, 3, ("a", "b", "c"), "drawn", (0.5,), (0.25,))
+    monkeypatch.setattr(cases, "load_data", lambda *_, **__: drawn)
+    training = {"model": "linear", "batch_size": 4}
+    pictures, numbers = (
+        prepare(small(data={"features": name}, training=training))[0].data for name in ("none", "oriented_gradients")
+    )
+    assert pictures.input_shape == (1, 16, 16)
+    assert numbers.input_shape == (788,)
+    assert np.linalg.norm(numbers.features, axis=1) == pytest.approx(np.ones(60), abs=1e-5)
+
+
+# ---- the unit of budgets ----------------------------------------------------------------------------------------
+
+
+def test_infinite_budgets_keep_no_epsilon():
+    raw = SMALL | {"mechanisms": ["mppfl", "noiseless"], "training": {"model": "softmax", "dp_epsilon": 2.0}}
+    with pytest.raises(BadInput, match=r"dp_epsilon=2 cannot be kept by 'noiseless', whose budgets are infinite"):
+        prepare(experiment_from(raw))
+
+
+def test_the_papers_epsilon_is_called_nominal():
+    (case, _) = prepare(experiment_from(SMALL | {"training": {"model": "softmax", "dp_epsilon": 2.0}}))
+    assert "was chosen: nominal ε of who gives most" in case.notes[-2]
+
+
+def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():
+    recipe = Path(__file__).parents[2] / "examples" / "fashion_mnist_private.toml"
+    (case,) = prepare(read_experiment(recipe, ["data.name=digits", "data.features=none"]))
+    assert np.array_equal(case.solution.plan.to_matrix(), np.ones((60, 20)))
+    assert 60 * case.config.budget_unit == pytest.approx(0.2585649)  # ρ of ε = 3 at δ = 1e-5, by dp-accounting

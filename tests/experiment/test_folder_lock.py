@@ -1,0 +1,86 @@
+"""The lock of a folder: one process at a time, whoever comes and goes, and nothing is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from mppfl.errors import BadFile, MppflError
+from mppfl.experiment.folder_lock import LOCK, locked
+
+
+def test_a_second_one_is_refused_while_the_first_is_there(tmp_path):
+    with locked(tmp_path / "a" / "b"):
+        assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [LOCK]
+        with pytest.raises(MppflError, match="another training is at work there"), locked(tmp_path / "a" / "b"):
+            pass
+        assert (tmp_path / "a" / "b" / LOCK).exists()  # the first one's
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_stay_that_were_there_or_hold_something(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with locked(tmp_path / "mine"):
+        pass
+    with locked(tmp_path / "new" / "inner"):
+        (tmp_path / "new" / "note.txt").write_text("keep me")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "new", "note.txt"]
+
+
+def test_what_cannot_be_a_folder_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "inner"):
+        with pytest.raises(BadFile, match=r"cannot be written \(Not a directory\)"), locked(place):
+            pass
+
+
+def hold_until_killed(folder, told):
+    with locked(folder):
+        told.set()
+        time.sleep(600)
+
+
+def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    told = context.Event()
+    holder = context.Process(target=hold_until_killed, args=(tmp_path / "out", told))
+    holder.start()
+    assert told.wait(120)
+    with pytest.raises(MppflError, match="at work there"), locked(tmp_path / "out"):
+        pass
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert (tmp_path / "out" / LOCK).exists()
+    with locked(tmp_path / "out"):
+        pass
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def come_and_go(folder, inside, times):
+    """Enters as often as asked, and ends with 1 where anybody else was inside."""
+    entered = 0
+    while entered < times:
+        try:
+            with locked(folder):
+                os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+                entered += 1
+                inside.unlink()
+        except MppflError as refused:
+            if "at work" not in str(refused):
+                raise
+
+
+def test_no_two_of_many_who_come_and_go_are_ever_inside_together(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    work = (tmp_path / "deep" / "out", tmp_path / "inside", 300)
+    crowd = [context.Process(target=come_and_go, args=work) for _ in range(6)]
+    for each in crowd:
+        each.start()
+    for each in crowd:
+        each.join(120)
+    assert [each.exitcode for each in crowd] == [0] * 6
+    assert not list(tmp_path.rglob(LOCK))

@@ -1,0 +1,181 @@
+"""The report: one page that is whole, safe, small, and says what must be said."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from mppfl.errors import BadInput, MppflError
+from mppfl.experiment.report import graph as report_graph
+from mppfl.experiment.report.page import _budget_series, report_page, write_report
+from tests.experiment.runs import CASES, STRANGE, make_run
+
+VOID = {"meta", "link", "input", "br", "hr", "img"}
+
+
+class Page(HTMLParser):
+    """Reads a page and keeps what it asks for; complains about tags that do not match."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.loads, self.ids, self.goals, self.words = [], [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        assert len(found) == len(attrs), f"<{tag}> has an attribute twice"
+        self.tags.append((tag, found))
+        self.loads += [found[name] for name in ("src", "href", "action", "data", "srcset") if name in found]
+        self.ids += [found["id"]] if "id" in found else []
+        self.goals += [found["href"][1:]] if found.get("href", "").startswith("#") else []
+        assert not [name for name in found if name.startswith("on")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(*runs):
+    text = report_page(runs)
+    page = Page(text)
+    assert all(load.startswith(("#", "data:,")) for load in page.loads)
+    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
+    assert len(set(page.ids)) == len(page.ids)
+    assert set(page.goals) <= set(page.ids)
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
+    for tag, found in page.tags:
+        if tag == "svg":
+            assert found.get("aria-hidden") or (found["role"] == "img" and found["aria-label"])
+    assert "NaN" not in text
+    assert not re.search(r"\bnan\b|\binf\b", re.sub(r"(?s)<pre.*?</pre>|<script.*?</script>|>\s*nan\s*<", "", text))
+    json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
+    return page
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "strange names"], ids=str)
+def test_every_kind_of_run_makes_a_whole_page(case):
+    page = page_of(make_run(**CASES[case]))
+    assert "Privacy accounts" in page.text
+
+
+def test_several_runs_stand_side_by_side():
+    runs = [make_run("mppfl", seed=1), make_run("fixed", seed=1, absent=True), make_run("noiseless", noiseless=True)]
+    page = page_of(*runs)
+    assert page.text.count("20 clients learn digits") == 2  # title and heading
+    assert re.search(r"(mppfl|fixed) learns best: \d", page.text)
+    assert "noiseless reaches" in page.text
+    assert "No noise, no protection." in page.text
+    assert "1 of 20 never took part" in page.text
+    assert "1 of 20 refused" in page.text
+
+
+def test_runs_of_different_size_and_equal_name_are_kept_apart():
+    page = page_of(make_run("same", num_clients=3, num_rounds=4), make_run("same", num_clients=7, num_rounds=9))
+    assert "2 trainings side by side" in page.text
+    assert "same (1)" in page.text
+    assert "same (2)" in page.text
+
+
+def test_names_of_clients_and_runs_cannot_become_markup():
+    names = [*STRANGE, "</script><img src=x onerror=alert(1)>", "{{ 7*7 }}", "--><b>", "</title>", "'; alert(1)//"]
+    config = {"data": {"name": "<i>digits</i>"}, "training": {"model": "</pre><script>x</script>"}}
+    run = make_run("<b>run</b>", names=names, config=config, notes=("<u>note</u>",), absent=True)
+    text = report_page([run, make_run("other", names=names)])
+    page = Page(text)
+    assert not [tag for tag, _ in page.tags if tag in ("img", "u")]
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
+    assert "<script>alert(1)" not in text
+    assert "{{ 7*7 }}" in page.text
+    assert "<script>alert(1)</script>" in page.text
+    assert "<b>run</b>" in page.text
+
+
+def test_seeded_noise_and_the_true_worst_case_are_said_aloud():
+    page = page_of(make_run(privacy="paper", noise="seeded"))
+    assert page.text.count("simulation: seeded noise protects no one") == 2
+    assert "spent ρ, nominal" in page.text
+    assert "spent ρ, worst case" in page.text
+    assert "the clipped update has sensitivity 2𝒮" in page.text
+    honest = page_of(make_run(privacy="client", noise="gaussian"))
+    assert "simulation" not in honest.text
+    assert "nominal and worst case agree" in honest.text
+    assert "all of a client's data" in honest.text
+
+
+def test_six_hundred_clients_are_drawn_in_part_and_the_page_says_so():
+    page = page_of(make_run(num_clients=600, num_rounds=160, isolated=20))
+    assert "300 of 600 clients are drawn" in page.text
+    assert "of 600 clients; clients.csv has all." in page.text
+    assert "mean over up to 2 rounds" in page.text
+    assert sum(tag == "circle" for tag, _ in page.tags) <= 300 + 60
+
+
+def test_a_page_of_five_runs_stays_below_two_megabytes(tmp_path):
+    runs = [make_run(f"run {i}", num_rounds=60, seed=i) for i in range(5)]
+    assert write_report(runs, tmp_path / "deep" / "report.html").stat().st_size < 2_000_000
+
+
+def test_the_page_is_the_same_every_time():
+    runs = [make_run(), make_run("noiseless", noiseless=True)]
+    assert report_page(runs) == report_page(runs)
+
+
+def test_folders_of_whoever_trained_stay_out_of_the_page():
+    text = report_page([make_run()])
+    assert "somebody" not in text
+    assert "…/data" in text
+
+
+def test_what_cannot_be_drawn_is_said():
+    run = make_run(num_rounds=5)
+    rounds = run.history.rounds | {"accuracy": np.full(5, np.nan), "loss": np.full(5, np.nan)}
+    page = page_of(replace(run, history=replace(run.history, rounds=rounds)))
+    assert "never evaluated" in page.text
+    assert "Nothing to draw" in page.text
+    assert "Infinite, so not drawn: noiseless" in page_of(make_run(), make_run("noiseless", noiseless=True)).text
+
+
+def test_isolated_clients_stand_apart_and_inside_the_picture():
+    layout = report_graph.lay_out(make_run(num_clients=30, isolated=20).graph)
+    assert ((layout.x > 0) & (layout.x < report_graph.SIDE)).all()
+    assert ((layout.y > 0) & (layout.y < report_graph.SIDE)).all()
+    assert layout.y[:10].max() < layout.y[10:].min()
+
+
+def test_bad_targets_and_empty_reports_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="at least one run"):
+        write_report([], tmp_path / "x.html")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MppflError, match="could not be written"):
+        write_report([make_run(num_clients=3)], tmp_path / "file" / "x.html")
+
+
+def test_budgets_are_those_that_were_spent_and_equal_curves_are_told():
+    run = make_run()
+    spent = run.history.clients["spent"]
+    curve = _budget_series("a", 0, run, banded=False)
+    part = run.history.clients["participating"][-1].astype(bool)
+    assert curve.y[-1] == pytest.approx(np.median(spent[-1][part]))
+    assert "These lie on one another:" in page_of(run, run).text

@@ -1,0 +1,120 @@
+"""train: every mechanism side by side, and what comes out of each."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from mppfl.game.outcome import evaluate
+from mppfl.game.plan import Terms, plan_of_rounds
+from mppfl.privacy.ledger.ledger import epsilon as ledger_epsilon
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.experiment.cases import prepare
+from mppfl.experiment.experiment_file import experiment_from
+from mppfl.experiment.train import BY_ORDERS, train
+from tests.experiment.small import SMALL, require_same, small
+
+
+def test_every_mechanism_is_trained_on_the_same_network_data_and_seed(undisturbed):
+    ours, fixed = undisturbed
+    assert [run.mechanism for run in undisturbed] == ["mppfl", "fixed"]
+    assert ours.num_rounds == fixed.num_rounds == 4
+    assert np.array_equal(ours.num_examples, fixed.num_examples)
+    assert (ours.graph.influence != fixed.graph.influence).nnz == 0
+    assert np.array_equal(ours.history.rounds["reward_rate"], fixed.history.rounds["reward_rate"])  # common reward
+    assert ours.final_accuracy > fixed.final_accuracy > 0.1
+
+
+def test_the_account_holds_what_the_rounds_spent(undisturbed):
+    for run in undisturbed:
+        spent = run.history.clients["spent"].sum(axis=0)
+        assert run.accounts.spent == pytest.approx(spent)
+        assert run.accounts.spent == pytest.approx(0.01 * run.history.clients["budgets"].sum(axis=0))
+        assert run.accounts.worst_case_spent == pytest.approx(spent * run.num_examples**2)
+        assert run.accounts.dp_epsilon.max() == pytest.approx(run.history.rounds["dp_epsilon"][-1])
+        assert run.accounts.simulation
+
+
+def test_exposure_costs_and_welfare_are_those_of_the_game(undisturbed):
+    for run, case in zip(undisturbed, prepare(small()), strict=True):
+        assert run.exposure == pytest.approx(case.solution.game.propagation @ run.accounts.spent)
+        assert run.server_cost == pytest.approx(case.solution.outcome.server_costs)
+        assert run.welfare == pytest.approx(case.solution.outcome.welfare)
+
+
+def test_an_experiment_gives_the_same_run_twice(undisturbed):
+    require_same(undisturbed, train(small()))
+
+
+def test_without_noise_nobody_is_protected():
+    (run,) = train(small(mechanisms=["noiseless"], game={"num_rounds": 2}))
+    assert (run.accounts.noise, run.accounts.simulation) == ("none", False)
+    assert np.isinf(run.accounts.dp_epsilon).all()
+    assert np.isinf(run.exposure).all()
+
+
+def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_that_is_said(monkeypatch):
+    training = {"privacy": "dpsgd_poisson", "clip_norm": 0.3, "batch_size": 8, "budget_unit": 0.03}
+    monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 1)
+    asked = []
+    really = PrivacyLedger.get_epsilon
+    monkeypatch.setattr(PrivacyLedger, "get_epsilon", lambda *a, **k: asked.append(a[3]) or really(*a, **k))
+    tables = {"network": {"num_clients": 3}, "game": {"num_rounds": 1}, "data": {"uneven": 0.5}}
+    (run,) = train(small(mechanisms=["mppfl"], training=training, **tables))
+    assert asked == ["rdp", "pld", "rdp"]  # of the last round, then of the account, once
+    assert BY_ORDERS in run.notes
+    assert run.accounts.dp_epsilon.max() == pytest.approx(run.history.rounds["dp_epsilon"][-1])
+    assert np.array_equal(run.accounts.worst_case_epsilon, run.accounts.dp_epsilon)
+
+
+def test_a_cap_is_kept():
+    (free,) = train(small(mechanisms=["mppfl"]))
+    cap = 1.5 * float(free.history.clients["spent"][0].max())
+    (run,) = train(small(mechanisms=["mppfl"], ledger={"cap": cap}))
+    assert run.accounts.spent.max() <= cap * (1 + 1e-9)
+    assert run.rounds_refused.sum() > 0
+
+
+def test_costs_and_welfare_are_of_what_was_given_where_a_cap_refuses():
+    (run,) = train(experiment_from(SMALL | {"mechanisms": ["mppfl"], "ledger": {"cap": 0.02}}))
+    game, history = prepare(experiment_from(run.config))[0].solution.game, run.history
+    given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
+    assert (given == 0).any()
+    rates = history.rounds["reward_rate"]
+    terms = [Terms(at + 1, rate, rate, budgets) for at, (rate, budgets) in enumerate(zip(rates, given, strict=True))]
+    expected = evaluate(game, plan_of_rounds("given", terms))
+    np.testing.assert_allclose(run.server_cost, expected.server_costs)
+    np.testing.assert_allclose(run.welfare, expected.welfare)
+
+
+def test_the_stored_configuration_of_a_run_trains_it_alone(undisturbed):
+    alone = train(experiment_from(undisturbed[1].config))
+    require_same(alone, undisturbed[1:])
+
+
+def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took():
+    before = datetime.now(UTC).replace(microsecond=0)
+    first: list[datetime] = []
+    (run, _) = train(small(), on_round=lambda records: first.append(datetime.now(UTC)))
+    assert before <= datetime.fromisoformat(run.provenance.started) <= first[0]
+    assert run.provenance.seconds == pytest.approx(run.history.rounds["seconds"].sum())
+
+
+@pytest.mark.parametrize("noise", ["seeded", "gaussian", "discrete"])
+def test_whoever_gives_most_ends_at_the_epsilon_that_was_asked_for(noise):
+    sound = {"privacy": "full_batch_steps", "clip_norm": 0.5, "noise": noise}
+    raw = {key: value for key, value in SMALL["training"].items() if key != "budget_unit"}
+    runs = train(experiment_from(SMALL | {"training": raw | sound | {"dp_epsilon": 2.0}}))
+    for run in runs:
+        assert 1.999 < run.accounts.dp_epsilon.max() <= 2.0
+        assert run.history.rounds["dp_epsilon"][-1] <= 2.0
+        unit = run.setting("budget_unit")
+        assert run.accounts.spent == pytest.approx(unit * run.history.clients["budgets"].sum(axis=0))
+        told = f"budget_unit={unit:.6g} was chosen: ε of who gives most is to end at 2 or below, at δ = 1e-05"
+        assert told in run.notes
+    units = [run.setting("budget_unit") for run in runs]
+    assert units[0] != pytest.approx(units[1])  # every training has its own
+    if noise == "seeded":
+        require_same(train(experiment_from(runs[1].config)), runs[1:])  # stored with the unit that was found

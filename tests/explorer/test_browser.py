@@ -1,0 +1,325 @@
+"""The page in a real browser: what the levers do, on every tab, from the keyboard, on a phone and on a projector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pytest import approx
+
+from mppfl.explorer.choices import Choices, to_query, with_preset
+from mppfl.explorer.drawing import node_paint
+from mppfl.explorer.page import CLIENT_WORDS, COMPARISON_CHARTS, FAMILY_NAMES, LEADER_WORDS, ROUND_CHARTS
+from mppfl.experiment.tables import number
+from tests.explorer.browser import number_after
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def require_shown(page, world, choices):
+    """The page's link says the choices; header, panel of the client and drawing say what a second solution says."""
+    assert page.choices == choices
+    scene = world.scene(choices)
+    graph, at, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
+    assert said.startswith(f"{graph.num_clients:,} clients, {graph.num_links:,} links")
+    assert f"{choices.mechanism}, round {scene.round_index} of {choices.num_rounds}" in said
+    assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[at])
+    assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[at])
+    client, facts = graph.index(choices.client), page.facts()
+    assert facts["budget it gives (ρ)"] == number(scene.budgets[client])
+    assert facts["is paid (money)"] == number(scene.prices[client] * scene.budgets[client])
+    assert facts["utility (money)"] == number(scene.utilities[client])
+    assert facts["external risk so far (ρ)"] == number(scene.so_far.external[client])
+    values, words = scene.coloured_by(choices.colour)
+    colours, _ = node_paint(values, dark=False, diverging=choices.colour == "utility")
+    assert page.drawn("cy.nodes().map((each) => each.data('paint'))") == colours
+    assert page.text("#legend").startswith(words)
+
+
+def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(page, world):
+    page.link("?clients=40&client=7")
+    require_shown(page, world, Choices(num_clients=40, client="7"))
+    assert page.drawn("cy.nodes().length") == 40
+    assert page.drawn("cy.edges().length") > 0
+    assert page.page.title() == "mppfl explorer"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("externality_strength", 0.12),
+        ("max_hops", 2),
+        ("hop_decay", 0.5),
+        ("accuracy_weight", 0.8),
+        ("num_rounds", 12),
+        ("round_shown", 7),
+    ],
+)
+def test_a_slider_moves_the_game(page, world, name, value):
+    start = Choices(client="3")
+    page.link("?client=3")
+    before = page.text("#summary"), page.facts()
+    page.slide(name, value)
+    require_shown(page, world, replace(start, **{name: value}))
+    assert (page.text("#summary"), page.facts()) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_clients", 31), ("seed", 3), ("budget_min", 2.0), ("budget_max", 1.5), ("budget_max", None)],
+)
+def test_a_number_moves_the_game(page, world, name, value):
+    start = Choices(client="3", budget_max=0.7 if value is None else None)
+    page.link(to_query(start))
+    before = page.text("#summary"), page.facts()
+    page.enter(name, "" if value is None else str(value))
+    require_shown(page, world, replace(start, **{name: value}))
+    assert (page.text("#summary"), page.facts()) != before
+
+
+def test_selects_move_the_game(page, world):
+    chosen = Choices(client="3")
+    page.link("?client=3")
+    for name, value, words in (
+        *(("leader", value, words) for value, words in list(LEADER_WORDS.items())[1:]),
+        *(("clients_are", value, words) for value, words in list(CLIENT_WORDS.items())[1:]),
+        ("clients_are", "mppfl", CLIENT_WORDS["mppfl"]),
+        ("leader", "mean_field", LEADER_WORDS["mean_field"]),
+        ("participation", "if_non_negative", "who does not lose"),
+        ("family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
+        ("preset", "benign", "benign"),
+    ):
+        before = page.text("#summary")
+        page.select(name, words)
+        chosen = replace(chosen, **{name: value})
+        require_shown(page, world, chosen)
+        assert page.text("#summary") != before
+        assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
+        assert page.page.is_visible("#lever-payment_limit") == (chosen.mechanism == "budget_limited")
+        assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "fixed")
+
+
+def test_options_of_one_mechanism_move_it(page, world):
+    page.link("?client=3&leader=budget_limited")
+    page.enter("payment_limit", "5")
+    require_shown(page, world, Choices(client="3", leader="budget_limited", payment_limit=5.0))
+    page.link("?client=3&who=fixed")
+    page.select("fixed_budget", "the mean")
+    require_shown(page, world, Choices(client="3", clients_are="fixed", fixed_budget="mean"))
+
+
+def test_one_button_takes_over_the_constants_of_the_costs(page, world):
+    page.link("?client=3&preset=benign&alpha=0.2&hops=3")
+    with page.change():
+        page.page.click("#constants")
+    require_shown(page, world, with_preset(Choices(client="3"), "benign"))
+
+
+@pytest.mark.parametrize("colour", ["own_risk", "external_risk", "utility"])
+def test_colours_say_what_the_legend_says(page, world, colour):
+    page.link("?client=3&round=5")
+    before = page.drawn("cy.nodes().map((each) => each.data('paint'))")
+    page.tick("colour", colour)
+    require_shown(page, world, Choices(client="3", round_shown=5, colour=colour))
+    assert page.drawn("cy.nodes().map((each) => each.data('paint'))") != before
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+
+
+def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world):
+    page.link("?clients=20&client=3&tab=rounds")
+    figures = {key: page.figure(key) for key in ROUND_CHARTS}
+    assert len(figures) == 6
+    assert all("(" in each["x"] and "(" in each["y"] and each["title"] for each in figures.values())
+    page.slide("externality_strength", 0.2)
+    costs = world.scene(Choices(client="3", externality_strength=0.2)).solution.outcome.server_costs
+    drawn = page.until(
+        f"""() => {{
+          const chart = document.querySelector("#chart-server-cost.js-plotly-plot");
+          const found = chart.data.find(({{name}}) => name === "server cost");
+          return Math.abs(found.y[0] - {costs[0]}) < 1e-9 && Array.from(found.y);
+        }}"""
+    )
+    assert drawn == approx(costs)
+    assert page.figure("reward-rate")["traces"][0]["y"] != figures["reward-rate"]["traces"][0]["y"]
+
+
+def test_the_comparison_is_a_table_and_five_charts(page, site):
+    from mppfl.explorer.comparison_view import comparison
+
+    page.link("?clients=12&rounds=5&tab=comparison")
+    figures = {key: page.figure(key) for key in COMPARISON_CHARTS}
+    assert len(figures) == 5
+    assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
+    rows = comparison(site.world, Choices(num_clients=12, num_rounds=5)).rows
+    shown = page.rows("#comparison-table table")
+    assert [(line[0], line[1]) for line in shown] == [(row.mechanism.replace("_", " "), row.convention) for row in rows]
+    assert [line[2] for line in shown] == [number(row.server_cost) for row in rows]
+    assert {line[1] for line in shown} == {"common", "own"}
+    bars = {trace["name"]: trace for trace in figures["compared-server-cost"]["traces"]}
+    assert bars["own reward"]["x"] == approx([row.server_cost for row in rows if row.convention == "own"])
+
+
+# ---- links -------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_brings_everything_back(page, new_page):
+    page.link("?clients=25&client=4&other=9&event=doubles&alpha=0.1&colour=utility&round=3&leader=pigouvian&rounds=9")
+    chosen, said, facts, moved = page.choices, page.text("#summary"), page.facts(), page.rows("#what-if table")
+    other = new_page()
+    other.open(to_query(chosen))
+    assert other.choices == chosen
+    assert (other.text("#summary"), other.facts(), other.rows("#what-if table")) == (said, facts, moved)
+    assert other.page.input_value("#lever-externality_strength") == "0.1"
+    assert other.page.is_checked('#lever-colour input[value="utility"]')
+
+
+def test_the_link_can_be_copied(new_page, address):
+    page = new_page(permissions=["clipboard-read", "clipboard-write"])
+    page.open("?clients=21")
+    page.slide("max_hops", 3)
+    page.page.click("#copy")
+    page.page.wait_for_selector("#copy:has-text('Copied')")
+    assert page.page.evaluate("navigator.clipboard.readText()") == f"{address}?clients=21&hops=3"
+
+
+def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
+    page = new_page()
+    page.open("?clients=many")
+    said = page.text("#alert")
+    assert "clients='many' in the link must be a whole number" in said
+    assert "\n" not in said
+    page.page.click("#lever-network")
+    page.page.keyboard.press("Escape")
+    page.tick("colour", "utility")
+    assert page.choices.colour == "utility"
+
+
+def test_a_link_to_a_network_that_is_gone_says_so(new_page):
+    page = new_page()
+    page.open("?network=upload-0123456789abcdef&alpha=0.1")
+    assert page.text("#alert").startswith("network='upload-0123456789abcdef' is not here (any more). Choose one of ran")
+    assert page.text("button#lever-network") != ""
+
+
+def test_what_cannot_be_is_told_and_the_next_move_mends_it(page):
+    page.link("?client=3")
+    page.page.fill("#lever-client", "nobody")
+    page.page.press("#lever-client", "Enter")
+    page.page.wait_for_selector("#alert:has-text('nobody')")
+    page.enter("client", "5")
+    assert page.text("#alert") == ""
+    assert page.text("#client-panel h3").startswith("Client 5")
+
+
+# ---- for everybody -----------------------------------------------------------------------------------------------
+
+
+def test_everything_is_reached_from_the_keyboard(new_page):
+    page = new_page()
+    page.open("?clients=20")
+    reached = []
+    for _ in range(60):
+        page.page.keyboard.press("Tab")
+        reached.append(
+            page.page.evaluate(
+                "document.activeElement.id || document.activeElement.className || document.activeElement.type"
+            )
+        )
+    for wanted in (
+        "skip", "copy", "theme-button", "lever-network", "lever-family", "lever-num_clients", "file", "lever-preset",
+        "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-clients_are", "lever-leader",
+        "lever-budget_min", "lever-participation", "lever-round_shown", "graph-frame", "lever-client", "lever-other",
+    ):  # fmt: skip
+        assert any(wanted in each for each in reached), wanted
+    page.page.focus("#lever-max_hops")
+    with page.change():
+        page.page.keyboard.press("ArrowLeft")
+    assert page.choices.max_hops == 4
+    page.page.focus("#lever-leader")
+    page.page.keyboard.press("Enter")
+    focused = "() => document.activeElement.closest('.dash-dropdown-content label')?.innerText.includes('{}')"
+    page.until(focused.format("mean field"))
+    page.page.keyboard.press("ArrowDown")
+    page.until(focused.format("foresees"))
+    with page.change():
+        page.page.keyboard.press("Enter")
+    assert page.choices.leader == "anticipating"
+    page.page.focus(".graph-frame")
+    before = page.drawn("[cy.zoom(), cy.pan().x]")
+    page.page.keyboard.press("+")
+    page.page.keyboard.press("ArrowLeft")
+    after = page.drawn("[cy.zoom(), cy.pan().x]")
+    assert after[0] > before[0]
+    assert after[1] != before[1]
+    page.page.focus('#lever-tab input[value="network"]')
+    with page.change():
+        page.page.keyboard.press("ArrowRight")
+    assert page.choices.tab == "rounds"
+    assert page.page.is_visible("#panel-rounds")
+    assert not page.page.is_visible("#panel-network")
+
+
+def test_the_theme_is_the_systems_until_chosen_and_then_stays(new_page):
+    page = new_page(color_scheme="dark")
+    page.open("?clients=20")
+    theme = "document.documentElement.dataset.theme"
+    assert page.page.evaluate(theme) == "dark"
+    dark = page.drawn("cy.nodes()[0].data('paint')")
+    with page.change():
+        page.page.click("#theme-button")
+    assert page.page.evaluate(theme) == "light"
+    assert page.drawn("cy.nodes()[0].data('paint')") != dark
+    page.page.reload()
+    page.settle(0)
+    assert page.page.evaluate(theme) == "light"
+
+
+STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) => {
+  const box = each.getBoundingClientRect();
+  const inside = each.closest(".scroll, svg, canvas, .skip, .__________cytoscape_container");
+  return box.width && (box.right > innerWidth + 1 || box.left < -1) && !inside;
+}).map((each) => each.tagName + "#" + each.id + "." + each.className)"""
+
+
+def test_nothing_sticks_out_of_a_phone(new_page):
+    page = new_page(width=390, height=844, has_touch=True, is_mobile=True)
+    page.open("?clients=20&client=3&other=5&run=done/mppfl&run=done/fixed")
+    page.slide("max_hops", 2)
+    page.select("clients_are", "answer as if alone")
+    assert page.choices.mechanism == "social_agnostic"
+    for tab in ("network", "rounds", "comparison", "run"):
+        if tab != "network":
+            page.tick("tab", tab)
+            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.page.evaluate(STICKS_OUT) == []
+
+
+def test_a_projector_shows_network_and_client_side_by_side(new_page):
+    page = new_page(width=1920, height=1080)
+    page.open("?clients=20&client=3")
+    frame, client = page.page.locator(".graph-frame").bounding_box(), page.page.locator(".client").bounding_box()
+    assert frame["width"] > 800
+    assert frame["x"] + frame["width"] < client["x"]
+    assert frame["y"] + frame["height"] <= 1080
+    assert float(page.page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)")) >= 18
+
+
+def test_axe_finds_nothing_serious(new_page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
+    page.open("?clients=20&rounds=5&client=3&other=5&run=done/mppfl&run=done/fixed")
+    for tab in ("network", "rounds", "comparison", "run"):
+        if tab != "network":
+            page.tick("tab", tab)
+            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+        for theme in ("light", "dark"):
+            if page.page.evaluate("document.documentElement.dataset.theme") != theme:
+                with page.change():
+                    page.page.click("#theme-button")
+            only = {} if theme == "light" else {"runOnly": ["color-contrast"]}  # all that a theme changes
+            found = axe.run(page.page, options=only).response["violations"]
+            serious = [each for each in found if each["impact"] in ("serious", "critical")]
+            assert [(tab, theme, each["id"], each["nodes"][0]["html"]) for each in serious] == []

@@ -1,0 +1,231 @@
+"""Charts: every axis has a name and a unit; the same figure for the page, for papers and as data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+from mppfl.explorer.chart import ROUNDS, Axis, Bars, Chart, Line, Points, chart_csv, chart_json, in_words
+from mppfl.explorer.chart_files import chart_file
+from mppfl.explorer.chart_plotly import MOST_POINTS, thinned, to_plotly
+from mppfl.errors import BadInput
+
+MONEY = Axis("cost", "money")
+X = np.arange(1.0, 6.0)
+LINES = Chart(
+    "costs",
+    "Costs by round",
+    ROUNDS,
+    MONEY,
+    (Line("ours", X, X**2, X, X**3), Line("theirs", X, np.array([1, np.nan, np.inf, 2, 3.0]))),
+    at=2.0,
+    note="only five rounds",
+)
+BARS = Chart(
+    "compared",
+    "Mechanisms",
+    MONEY,
+    Axis("mechanism", "name"),
+    bars=(Bars("common reward", np.array([1.0, -2.0])), Bars("own reward", np.array([np.nan, 3.0]))),
+    labels=("mppfl", "fixed"),
+)
+POINTS = Chart(
+    "clients",
+    "Clients",
+    Axis("risk", "ρ"),
+    MONEY,
+    points=(Points("clients", X, -X, ("a", "b", "<b>c</b>", "%{x}", "e")), Points("chosen", X[:1], -X[:1], ("a",))),
+)
+LOG = Chart(
+    "powers",
+    "Powers of ten",
+    Axis("ε", "at δ = 1e-5", log=True),
+    Axis("client", "name"),
+    bars=(Bars("nominal", np.array([0.5, 1.0])), Bars("worst case", np.array([300.0, 0.0]))),
+    labels=("a", "b"),
+)
+EMPTY = Chart("empty", "Nothing", ROUNDS, MONEY)
+ALL = [LINES, BARS, POINTS, LOG, EMPTY]
+NAMED = {"ids": lambda chart: chart.key}
+
+
+@pytest.mark.parametrize(("name", "unit"), [("", "money"), ("cost", ""), ("cost", "  ")])
+def test_an_axis_without_a_name_or_a_unit_is_refused(name, unit):
+    with pytest.raises(BadInput, match="give both"):
+        Axis(name, unit)
+
+
+def test_a_chart_cannot_exist_in_a_wrong_state():
+    with pytest.raises(BadInput, match="one end of a band"):
+        Line("half", X, X, low=X)
+    with pytest.raises(BadInput, match=r"shape \(4,\), not \(5,\)"):
+        Line("short", X, X[:4])
+    with pytest.raises(BadInput, match="2 values for 1 labels"):
+        Chart("bars", "Bars", MONEY, MONEY, bars=(Bars("two", X[:2]),), labels=("one",))
+    with pytest.raises(BadInput, match="mixes lines, bars and points"):
+        Chart("mixed", "Mixed", MONEY, MONEY, LINES.lines, POINTS.bars, (), POINTS.points)
+    with pytest.raises(ValueError, match="read-only"):
+        LINES.lines[0].y[0] = 1
+
+
+# ---- for the page ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chart", ALL, **NAMED)
+@pytest.mark.parametrize("dark", [False, True])
+def test_plotly_accepts_every_figure(chart, dark):
+    from plotly.graph_objects import Figure
+
+    made = to_plotly(chart, dark)
+    figure = Figure(**made)  # checks every key and value
+    assert figure.layout.uirevision == chart.key
+    assert figure.layout.transition.duration is None  # drawn at once, not moved there
+    assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+
+
+@pytest.mark.parametrize("chart", ALL, **NAMED)
+def test_text_can_be_read_from_afar_and_axes_say_what_they_are(chart):
+    layout = to_plotly(chart, False)["layout"]
+    sizes = [int(size) for size in re.findall(r'"size": (\d+)', json.dumps(layout))]
+    assert sizes
+    assert min(sizes) >= 13
+    assert layout["xaxis"]["title"]["text"] == chart.x_name
+    assert layout["yaxis"]["title"]["text"] == chart.y_name
+    long = to_plotly(Chart("long", "Long", Axis("external risk", "ρ of zCDP, per round"), MONEY), False)
+    assert long["layout"]["xaxis"]["title"]["text"] == "external risk<br>(ρ of zCDP, per round)"
+
+
+def test_lines_differ_in_colour_dash_and_marker_and_bars_in_pattern():
+    many = Chart("many", "Many", ROUNDS, MONEY, tuple(Line(str(k), X, X + k) for k in range(6)))
+    for dark in (False, True):
+        drawn = to_plotly(many, dark)["data"]
+        assert len({trace["line"]["color"] for trace in drawn}) == 6
+        assert len({trace["line"]["dash"] for trace in drawn}) == 6
+        assert len({trace["marker"]["symbol"] for trace in drawn}) == 6
+        bars = to_plotly(BARS, dark)["data"]
+        assert bars[0]["marker"]["pattern"]["shape"] != bars[1]["marker"]["pattern"]["shape"]
+
+
+def contrast(one, other):
+    """Ratio of relative luminances by WCAG 2."""
+
+    def luminance(colour):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_first_colours_stand_out_from_both_pages():
+    several = Chart("several", "Several", ROUNDS, MONEY, tuple(Line(str(k), X, X + k) for k in range(4)))
+    for dark, page in ((False, "#ffffff"), (True, "#12161b")):
+        made = to_plotly(several, dark)
+        assert contrast(made["layout"]["font"]["color"], page) > 7
+        assert min(contrast(trace["line"]["color"], page) for trace in made["data"]) > 3
+
+
+def test_gaps_are_gaps_and_a_band_goes_round_its_line():
+    band, ours, theirs = to_plotly(LINES, False)["data"]
+    assert theirs["y"] == [1.0, None, None, 2.0, 3.0]
+    assert band["x"] == [1, 2, 3, 4, 5, 5, 4, 3, 2, 1]
+    assert band["y"][:5] == [x**3 for x in range(1, 6)]
+    assert band["y"][:4:-1] == [1, 2, 3, 4, 5]
+    assert band["legendgroup"] == ours["legendgroup"] != theirs["legendgroup"]
+    assert "money" in ours["hovertemplate"]
+
+
+def test_names_are_words_and_never_markup():
+    made = to_plotly(POINTS, False)
+    assert made["data"][0]["customdata"][2] == "&lt;b&gt;c&lt;/b&gt;"
+    assert "%{x}" not in made["data"][0]["hovertemplate"].replace("%{x:.4~g}", "")
+    strange = Chart("strange", "<i>T</i>", ROUNDS, MONEY, (Line("<a href='x'>l</a>", X, X),))
+    assert "<a" not in json.dumps(to_plotly(strange, False))
+
+
+def test_long_lines_are_thinned_without_losing_ends_or_extremes():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=123_457)
+    y[71_003], y[3_333], y[50_000:50_500] = 40.0, -40.0, np.nan
+    kept = thinned(y)
+    assert len(kept) <= MOST_POINTS
+    assert (np.diff(kept) > 0).all()
+    assert {0, len(y) - 1, 71_003, 3_333} <= set(kept.tolist())
+    assert np.isnan(y[kept]).any()  # the gap is still one
+    assert thinned(y[:MOST_POINTS]).tolist() == list(range(MOST_POINTS))
+    trace = to_plotly(Chart("long", "Long", ROUNDS, MONEY, (Line("l", np.arange(len(y)), y),)), False)["data"][0]
+    assert len(trace["x"]) == len(kept)
+
+
+# ---- for papers and as data --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chart", ALL, **NAMED)
+def test_files_are_what_they_say_and_the_same_at_every_making(chart):
+    svg = chart_file(chart, "svg")
+    text = svg.decode()
+    assert "<svg" in text
+    for words in (chart.x_name, chart.y_name, chart.title):
+        assert f">{words}<" in text
+    assert chart_file(chart, "svg") == svg
+    pdf = chart_file(chart, "pdf")
+    assert pdf.startswith(b"%PDF")
+    assert b"CreationDate" not in pdf
+
+
+def test_a_picture_has_two_hundred_dots_an_inch():
+    content = chart_file(LINES, "png")
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20], "big") == 1440  # 7.2 inches
+    assert chart_file(LINES, "png") == content
+    with pytest.raises(BadInput, match="must be one of png, svg, pdf"):
+        chart_file(LINES, "gif")
+
+
+def test_a_client_with_a_dollar_in_its_name_is_no_formula():
+    chart = Chart("odd", "Odd", MONEY, Axis("client", "name"), bars=(Bars("b", X[:2]),), labels=("$\\frac{$", "x_1"))
+    assert b"x_1" in chart_file(chart, "svg")
+    powers = chart_file(LOG, "svg").decode()
+    assert ">100<" in powers
+    assert "mathdefault" not in powers
+
+
+def test_data_holds_every_value_and_its_unit():
+    rows = list(csv.reader(io.StringIO(chart_csv(LINES))))
+    assert rows[0] == ["line", "round (number)", "cost (money)", "band from", "band to"]
+    assert rows[1] == ["ours", "1.0", "1.0", "1.0", "1.0"]
+    assert rows[7] == ["theirs", "2.0", "", "", ""]
+    assert rows[8][2] == "inf"
+    assert len(rows) == 11
+    rows = list(csv.reader(io.StringIO(chart_csv(BARS))))
+    assert rows == [
+        ["mechanism", "group", "cost (money)"],
+        ["mppfl", "common reward", "1.0"],
+        ["fixed", "common reward", "-2.0"],
+        ["mppfl", "own reward", ""],
+        ["fixed", "own reward", "3.0"],
+    ]
+    assert chart_csv(POINTS).splitlines()[1] == "a,clients,1.0,-1.0"
+
+
+@pytest.mark.parametrize("chart", ALL, **NAMED)
+def test_json_is_strict_and_tells_unknown_from_infinite(chart):
+    found = json.loads(chart_json(chart), parse_constant=pytest.fail)
+    assert found["y"] == {"name": chart.y.name, "unit": chart.y.unit}
+    if chart is LINES:
+        assert found["lines"][1]["y"] == [1.0, None, "inf", 2.0, 3.0]
+        assert found["lines"][0]["high"][-1] == 125.0
+
+
+def test_a_figure_can_be_heard():
+    assert "ours from 1.00 to 25.0; theirs from 1.00 to 3.00" in in_words(LINES)
+    assert "only five rounds" in in_words(LINES)
+    assert "common reward: −2.00 to 1.00 over 2 bars" in in_words(BARS)
+    assert "nothing to show yet" in in_words(EMPTY)

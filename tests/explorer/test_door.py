@@ -1,0 +1,260 @@
+"""Who may come in: this machine's own pages, or who brings the token; and nobody else, for anything."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+
+from mppfl.explorer.door import COOKIE, Door, cookie_for, door_for
+from mppfl.explorer.site import Site
+from mppfl.explorer.uploads import Uploads
+from mppfl.explorer.world import World
+from mppfl.errors import BadInput
+
+TOKEN = "0123456789abcdefghij"
+PLACES = ("/", "/assets/explorer.js", "/_dash-layout", "/_dash-dependencies", "/download/data.csv", "/favicon.ico")
+
+
+@pytest.fixture(scope="module")
+def site():
+    made = Site(World(), Uploads(0.01))
+    yield made
+    made.uploads.close()
+
+
+@pytest.fixture(scope="module")
+def here(site):
+    """A visitor of this machine, where nobody else can come."""
+    from mppfl.explorer.server import make_app
+
+    return make_app(site, Door()).server.test_client()
+
+
+@pytest.fixture
+def anybody(site):
+    """A visitor of a page that is served to others; brings nothing so far."""
+    from mppfl.explorer.server import make_app
+
+    return make_app(site, Door("0.0.0.0", TOKEN)).server.test_client()
+
+
+def in_one_line(answer):
+    text = answer.get_data(as_text=True)
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    return text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8050", "localhost:8050", "[::1]:8050"])
+def test_the_page_answers_to_the_names_of_this_machine(here, host):
+    assert here.get("/", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_name_that_leads_here_from_elsewhere_is_refused(here, place):
+    answer = here.get(place, headers={"Host": "evil.example"})
+    assert answer.status_code == 403
+    assert "127.0.0.1 only" in in_one_line(answer)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://[::1", "http://127.0.0.1:9", "http://localhost.evil.example"]
+)
+def test_another_page_may_not_ask(here, origin):
+    answer = here.post("/_dash-update-component", json={}, headers={"Host": "127.0.0.1:8050", "Origin": origin})
+    assert answer.status_code == 403
+    assert in_one_line(answer) == "Another page may not ask on your behalf.\n"
+    own = {"Host": "127.0.0.1:8050", "Origin": "http://127.0.0.1:8050"}
+    assert here.get("/_dash-layout", headers=own).status_code == 200
+
+
+@pytest.mark.parametrize("place", [*PLACES, "/nowhere", "/_dash-update-component", "/download/nothing.csv"])
+def test_every_answer_forbids_the_browser_to_go_elsewhere(here, place):
+    with here.get(place) as answer:
+        assert answer.status_code < 500
+    policy = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == policy["connect-src"] == "'self'"
+    assert "unsafe" not in policy["script-src"]
+    assert policy["frame-ancestors"] == policy["form-action"] == "'none'"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_the_page_answers_to_the_address_it_is_served_on(site):
+    from mppfl.explorer.server import make_app
+
+    visitor = make_app(site, Door("127.0.0.2")).server.test_client()
+    assert visitor.get("/", headers={"Host": "127.0.0.2:8050"}).status_code == 200
+    refused = visitor.get("/", headers={"Host": "127.0.0.3:8050"})
+    assert in_one_line(refused) == "This page is served as 127.0.0.1 or 127.0.0.2 only, not as '127.0.0.3'.\n"
+
+
+@pytest.mark.parametrize("host", ["[::1", "127.0.0.1]", "a b", "[x]:1"])
+def test_a_host_that_is_none_is_refused(here, host):
+    assert here.get("/", headers={"Host": host}).status_code in (400, 403)
+
+
+# ---- served to others --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_without_the_token_there_is_nothing_to_see(anybody, place):
+    assert anybody.get(place).status_code == 403
+    assert anybody.get(f"{place}?token=wrong-wrong-wrong-wrong").status_code == 403
+    assert anybody.post("/_dash-update-component", json={}).status_code == 403
+    answer = anybody.get(place, headers={"Cookie": f"{COOKIE}={TOKEN[:-1]}"})
+    assert answer.status_code == 403
+    assert TOKEN not in in_one_line(answer)
+
+
+def test_the_token_moves_from_the_address_into_a_cookie(anybody):
+    answer = anybody.get(f"/?alpha=0.1&token={TOKEN}&run=a&run=b")
+    assert answer.status_code == 302
+    assert answer.headers["Location"] == "/?alpha=0.1&run=a&run=b"
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith(f"{COOKIE}={TOKEN};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    for place in PLACES:
+        with anybody.get(place) as seen:
+            assert seen.status_code == 200
+
+
+def test_two_explorers_on_one_host_do_not_take_each_others_cookies(site):
+    from mppfl.explorer.server import make_app
+
+    tokens = {8050: TOKEN, 8051: TOKEN[::-1]}
+    for port, token in tokens.items():
+        first = make_app(site, Door("0.0.0.0", token)).server.test_client()
+        answer = first.get(f"/?token={token}", headers={"Host": f"192.0.2.7:{port}"})
+        assert answer.headers["Set-Cookie"].startswith(f"{COOKIE}-{port}={token};")
+    both = "; ".join(f"{COOKIE}-{port}={token}" for port, token in tokens.items())
+    fresh = make_app(site, Door("0.0.0.0", TOKEN)).server.test_client(use_cookies=False)
+    assert fresh.get("/", headers={"Host": "192.0.2.7:8050", "Cookie": both}).status_code == 200
+    assert fresh.get("/", headers={"Host": "192.0.2.7:8051", "Cookie": both}).status_code == 403
+    assert [cookie_for(host) for host in ("a", "[::1]", "[::1]:80")] == [COOKIE, COOKIE, f"{COOKIE}-80"]
+
+
+def test_the_way_back_from_the_token_leads_nowhere_else(anybody):
+    answer = anybody.get(f"//evil.example/?token={TOKEN}")
+    assert not answer.headers.get("Location", "/").startswith(("//", "http"))
+
+
+def test_a_door_for_others_has_a_token():
+    assert door_for("127.0.0.1", None).token is None
+    assert door_for("localhost", None).token is None
+    assert door_for("127.0.0.1", TOKEN).token == TOKEN
+    assert len(door_for("0.0.0.0", None).token) >= 32
+    assert door_for("0.0.0.0", None).token != door_for("0.0.0.0", None).token
+    with pytest.raises(BadInput, match="lets others in, which needs a token"):
+        Door("192.168.0.7")
+    for short in ("", "short"):  # an empty one, as from a variable that is not set, is not no token
+        with pytest.raises(BadInput, match=rf"--token has {len(short)} characters. Give at least 16"):
+            door_for("127.0.0.1", short)
+    for odd in ("\n", "\x7f", "\0", "é"):
+        with pytest.raises(BadInput, match="--token has a character that is no printable ASCII"):
+            door_for("127.0.0.1", TOKEN + odd)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_link_with_a_token_where_others_can_come(command):
+    options = ("--no-browser", "--host", "0.0.0.0", "--port", "0")
+    with subprocess.Popen([command, "explore", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        try:
+            said = server.stdout.readline().decode()
+            found = re.search(r"explorer at http://0\.0\.0\.0:(\d+)/\?token=([\w-]{32,})", said)
+            assert found is not None, said
+            address = f"http://127.0.0.1:{found[1]}/_dash-layout"
+            with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+                urllib.request.urlopen(address, timeout=10)
+            refused.value.close()
+            asked = urllib.request.Request(address, headers={"Cookie": f"{COOKIE}-{found[1]}={found[2]}"})
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                assert answer.status == 200
+        finally:
+            server.terminate()
+
+
+class Bound:
+    """A server that has served."""
+
+    effective_port = 8050
+
+    def run(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_the_printed_link_lets_in_whatever_the_token_is_made_of(mppfl, monkeypatch, site):
+    from mppfl.explorer import server
+    from mppfl.explorer import warm_up
+
+    monkeypatch.setattr(server, "bind", lambda *given: Bound())
+    monkeypatch.setattr(warm_up, "warm_up", lambda: None)
+    token = 'pQ+9zK/4hT7sLw==&a%20;" b#c'
+    said = mppfl("explore", "--no-browser", "--token", token).stdout
+    link = re.search(r"http://127\.0\.0\.1:8050(/\S+)", said)[1]
+    visitor = server.make_app(site, Door("127.0.0.1", token)).server.test_client()
+    assert visitor.get(link).status_code == 302
+    assert visitor.get("/").status_code == 200  # the cookie holds it, too
+
+
+def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch, site):
+    from mppfl.explorer import server
+
+    real = socket.getaddrinfo
+
+    def both(host, *given, **more):
+        names = ("::1", "192.0.2.7", "127.0.0.1") if host == "localhost" else (host,)
+        return [found for name in names for found in real(name, *given, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    assert server.address_of("localhost") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *given, **more: real("192.0.2.7", *given, **more))
+    with pytest.raises(BadInput, match="--host=localhost is another machine"):
+        server.address_of("localhost")
+
+
+@pytest.mark.parametrize("host", ["nonsense.invalid", "", " ", "a..b", "a\0b", "x" * 300])
+def test_a_host_that_leads_nowhere_is_told_in_one_line(mppfl, host):
+    said = mppfl("explore", "--no-browser", "--port", "0", "--host", host).error
+    assert "leads nowhere (" in said
+    assert said.endswith("Give an address, such as 127.0.0.1.")
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf"])
+def test_an_upload_limit_without_end_is_told_in_one_line(mppfl, limit):
+    said = mppfl("explore", "--no-browser", "--upload-limit", limit).error
+    assert said == f"--upload-limit={limit} must lie in (0, 1e+06)."
+
+
+def test_what_the_explorer_needs_is_told_in_one_line(mppfl, monkeypatch):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "dash" else found(name, *rest))
+    said = mppfl("explore", "--no-browser").error
+    assert said == "the explorer needs dash. Install it with: pip install 'mppfl[explore]'"
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(mppfl_process):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = mppfl_process("explore", "--no-browser", "--port", port).error
+    assert said.startswith(f"127.0.0.1:{port} cannot be served from (")
+    assert said.endswith("Choose another --port or --host.")
+
+
+def test_a_folder_without_runs_and_a_file_that_is_missing_are_told_in_one_line(mppfl, tmp_path):
+    assert "does not exist" in mppfl("explore", "--no-browser", "--graph", tmp_path / "none.csv").error
+    assert "no such folder" in mppfl("explore", "--no-browser", "--run", tmp_path / "none").error

@@ -1,0 +1,164 @@
+"""One client: amounts add up, walks lead to it, and what-if is the game solved anew by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mppfl.explorer.choices import CLIENTS_ARE, LEADERS, Choices
+from mppfl.explorer.exposure_view import client_view, what_if
+from mppfl.explorer.world import World
+from mppfl.errors import BadInput
+from mppfl.game.key_players import budgets_after_leaving
+from mppfl.network.graph import graph_from_links
+
+approx = pytest.approx
+SMALL = Choices(num_clients=8, num_rounds=3)
+
+
+@pytest.mark.parametrize("round_shown", [1, 3])
+def test_amounts_add_up_to_the_external_risk(round_shown):
+    scene = World().scene(replace(SMALL, round_shown=round_shown))
+    for client in range(8):
+        view = client_view(scene, client, most=1000)
+        assert sum(row.amount for row in view.rows) == approx(scene.external[client])
+        assert sum(view.by_hop) == approx(scene.external[client])
+        assert sum(source.amount for source in view.sources) == approx(scene.external[client])
+        assert sum(row.share for row in view.rows) == approx(1.0)
+        assert view.left_out == approx(0.0, abs=1e-12)
+        assert len(view.by_hop) == 5
+
+
+def test_the_largest_come_first_and_what_is_left_out_is_said():
+    scene = World().scene(SMALL)
+    view, everything = client_view(scene, 2, most=3), client_view(scene, 2, most=1000)
+    assert view.rows == everything.rows[:3]
+    assert view.sources == everything.sources[:3]
+    amounts = [row.amount for row in everything.rows]
+    assert amounts == sorted(amounts, reverse=True)
+    assert view.left_out == approx(sum(amounts[3:]))
+    assert view.num_sources == len(everything.sources) == 7
+
+
+def test_walks_run_along_links_from_the_largest_sources_to_the_client():
+    scene = World().scene(SMALL)
+    view, influence = client_view(scene, 2, most=4), scene.solution.game.graph.influence
+    assert [walk.clients[0] for walk in view.walks] == [source.source for source in view.sources]
+    for walk, source in zip(view.walks, view.sources, strict=True):
+        assert walk.clients[-1] == 2
+        assert all(influence[to, by] > 0 for by, to in zip(walk.clients, walk.clients[1:], strict=False))
+        assert 0 < walk.amount <= source.amount * (1 + 1e-12)
+
+
+def test_money_and_losses_of_a_client_are_those_of_the_game():
+    scene = World().scene(replace(SMALL, round_shown=2))
+    view = client_view(scene, 4)
+    standing, clients = view.standing, scene.solution.game.clients
+    assert standing.budget == scene.budgets[4]
+    assert standing.payment == approx(view.price * standing.budget)
+    assert view.through_others == approx(0.05 * standing.external_risk)
+    assert standing.privacy_loss == approx(standing.budget + view.through_others)
+    cost = clients.quadratic_cost[4] * standing.privacy_loss**2 + clients.linear_cost[4] * standing.privacy_loss
+    assert standing.privacy_cost == approx(cost)
+    assert standing.utility == approx(standing.payment - standing.privacy_cost - view.compute_cost)
+    assert view.spent == approx(scene.solution.plan.to_matrix()[:2, 4].sum())
+
+
+def test_whom_nobody_exposes_has_no_rows():
+    world = World(graph=graph_from_links(np.array([0, 1]), np.array([1, 2]), isolated="keep"))
+    view = client_view(world.scene(Choices(network="file", num_rounds=1)), 0)
+    assert (view.rows, view.sources, view.walks, view.num_sources) == ((), (), (), 0)
+    assert (sum(view.by_hop), view.standing.external_risk) == (0.0, 0.0)
+
+
+# ---- what if ------------------------------------------------------------------------------------------------------
+
+
+def dense_game(scene):
+    """Σ, B and the constants of a scene in plain NumPy."""
+    game = scene.solution.game
+    influence = game.graph.influence.toarray()
+    power, spread = np.eye(len(influence)), np.zeros_like(influence)
+    for hop in range(scene.choices.max_hops):
+        power = power @ influence
+        spread += scene.choices.hop_decay**hop * power
+    np.fill_diagonal(spread, 0.0)
+    return spread, np.eye(len(spread)) + scene.choices.externality_strength * spread, game.clients
+
+
+@pytest.mark.parametrize(("event", "factor"), [("leaves", 0.0), ("doubles", 2.0)])
+@pytest.mark.parametrize("leader", ["mean_field", "personalised"])
+def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
+    scene = World().scene(replace(SMALL, leader=leader))
+    spread, loss, clients = dense_game(scene)
+    held = factor * scene.budgets[5]
+    rest = np.arange(8) != 5
+    wanted = (scene.prices - clients.linear_cost) / (2 * clients.quadratic_cost) - loss[:, 5] * held
+    budgets = np.full(8, held)
+    budgets[rest] = np.linalg.solve(loss[np.ix_(rest, rest)], wanted[rest])
+    assert (budgets[rest] > 0).all()
+    found = what_if(scene, 1, 5, event)
+    assert found.others_respond
+    assert found.budgets == approx(budgets)
+    assert (found.after.budget, found.after.external_risk) == approx((budgets[1], (spread @ budgets)[1]))
+    losses = loss @ budgets
+    costs = clients.quadratic_cost * losses**2 + clients.linear_cost * losses
+    assert found.after.utility == approx(scene.prices[1] * budgets[1] - costs[1])
+    assert found.everybody_after.external_risk == approx((spread @ budgets).sum())
+    assert found.everybody_after.welfare == approx(scene.prices @ budgets - costs.sum())
+    assert found.everybody_before.welfare == approx(scene.solution.outcome.welfare[0])
+    assert found.everybody_before.server_cost == approx(scene.solution.outcome.server_costs[0])
+    assert found.before.utility == approx(scene.utilities[1])
+
+
+def test_leaving_is_what_key_players_say_of_it():
+    scene = World().scene(SMALL)
+    found = what_if(scene, 0, 3, "leaves")
+    assert found.budgets == approx(budgets_after_leaving(scene.solution.game, scene.budgets, 3))
+
+
+@pytest.mark.parametrize("who", CLIENTS_ARE[1:])
+def test_clients_who_do_not_answer_each_other_keep_their_budgets(who):
+    scene = World().scene(replace(SMALL, clients_are=who))
+    found = what_if(scene, 0, 3, "doubles")
+    assert not found.others_respond
+    moved = scene.budgets.copy()
+    moved[3] *= 2
+    assert np.array_equal(found.budgets, moved)
+    assert found.after.budget == found.before.budget
+    assert found.after.external_risk > found.before.external_risk
+    assert found.after.utility < found.before.utility
+
+
+@pytest.mark.parametrize("leader", LEADERS)
+@pytest.mark.parametrize("event", ["leaves", "doubles"])
+def test_afterwards_everybody_but_the_one_who_moved_is_at_its_best_response(leader, event):
+    scene = World().scene(replace(SMALL, leader=leader, payment_limit=2.0, budget_min=0.01, budget_max=0.8))
+    spread, _, clients = dense_game(scene)
+    budgets = what_if(scene, 0, 1, event).budgets
+    wish = (scene.prices - clients.linear_cost) / (2 * clients.quadratic_cost) - 0.05 * spread @ budgets
+    rest = np.arange(8) != 1
+    assert budgets[rest] == approx(np.clip(wish, 0.01, 0.8)[rest], abs=1e-9)
+    assert budgets[1] == (0.0 if event == "leaves" else 2 * scene.budgets[1])
+
+
+def test_bounds_and_those_who_stay_out_are_respected():
+    capped = World().scene(replace(SMALL, budget_max=0.5))
+    assert what_if(capped, 0, 3, "leaves").budgets.max() <= 0.5 + 1e-12
+    scene = World().scene(replace(SMALL, participation="if_non_negative", num_clients=20))
+    outside = scene.budgets == 0
+    inside = np.flatnonzero(~outside)
+    assert outside.any()
+    assert len(inside) > 1
+    found = what_if(scene, int(inside[0]), int(inside[1]), "leaves")
+    assert (found.budgets[outside] == 0).all()
+
+
+def test_a_client_is_not_its_own_other():
+    scene = World().scene(SMALL)
+    with pytest.raises(BadInput, match="cannot be its own other"):
+        what_if(scene, 3, 3, "leaves")
+    with pytest.raises(BadInput, match="event='explodes' must be one of leaves, doubles"):
+        what_if(scene, 3, 4, "explodes")

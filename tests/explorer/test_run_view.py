@@ -1,0 +1,256 @@
+"""Runs on the page: only those in the folder, as they stand, several over each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from mppfl.explorer import run_charts as charts
+from mppfl.explorer.chart_plotly import to_plotly
+from mppfl.explorer.run_view import RunReader, ledger_rows, list_runs, read_run
+from mppfl.errors import BadFile, BadInput
+from mppfl.experiment.train import train
+from tests.experiment.runs import make_run
+from tests.experiment.small import small
+from tests.experiment.test_store import Killed, stop_after
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """demo/mppfl and demo/fixed finished; group/late/mppfl and fixed died after round 3 of 4; and what is no run."""
+    place = tmp_path_factory.mktemp("runs")
+    train(small(ledger={"cap": 0.5, "caps": {"1": 0.9}}), folder=place / "demo")
+    with pytest.raises(Killed):
+        train(small(), folder=place / "group" / "late", on_round=stop_after(3))
+    (place / "letters").mkdir()
+    (place / "letters" / "mine.txt").write_text("not a run")
+    return place
+
+
+# ---- which may be read -------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_by_their_paths(folder):
+    listed = list_runs(folder)
+    assert [entry.name for entry in listed] == ["demo/fixed", "demo/mppfl", "group/late/fixed", "group/late/mppfl"]
+    assert [entry.finished for entry in listed] == [True, True, False, False]
+    assert all(0 <= time.time() - entry.updated < 600 for entry in listed)
+    assert [entry.name for entry in list_runs(folder / "demo")] == ["fixed", "mppfl"]
+    for alone in (folder / "demo" / "mppfl", folder / "group" / "late" / "mppfl"):
+        assert [entry.name for entry in list_runs(alone)] == ["."]
+        assert read_run(alone, ".").num_rounds == 4
+    with pytest.raises(BadFile, match="no such folder"):
+        list_runs(folder / "nowhere")
+
+
+def test_folders_too_deep_or_hidden_are_not_looked_into(folder, tmp_path):
+    shutil.copytree(folder / "demo" / "mppfl", tmp_path / "a" / "b" / "c" / "d")
+    shutil.copytree(folder / "demo" / "mppfl", tmp_path / ".hidden")
+    assert list_runs(tmp_path) == ()
+    for name in ("a/b/c/d", ".hidden"):
+        with pytest.raises(BadInput, match="is not one of those in the folder"):
+            read_run(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "../secret", "a/../../secret", "demo/../../secret", "/etc", "ABSOLUTE", "", "..", "./demo/mppfl", "demo",
+     "demo//mppfl", "demo/mppfl/", "letters", "nothing", "demo\\mppfl", "a\0b", "linked", "files", "~",
+     "x" * 5000, "demo/mppfl/../fixed"],
+)  # fmt: skip
+def test_a_name_that_was_not_listed_is_refused(folder, tmp_path, name):
+    inside = tmp_path / "runs"
+    shutil.copytree(folder / "demo", inside / "demo")
+    shutil.copytree(folder / "demo" / "mppfl", tmp_path / "secret")
+    (inside / "linked").symlink_to(tmp_path / "secret")
+    shutil.copytree(folder / "demo" / "mppfl", inside / "files")
+    (inside / "files" / "arrays.npz").unlink()
+    (inside / "files" / "arrays.npz").symlink_to(tmp_path / "secret" / "arrays.npz")
+    (inside / "letters").mkdir()
+    assert [entry.name for entry in list_runs(inside)] == ["demo/fixed", "demo/mppfl"]
+    wanted = str(tmp_path / "secret") if name == "ABSOLUTE" else name
+    for read in (RunReader(inside).read, lambda asked: read_run(inside, asked)):
+        with pytest.raises(BadInput, match="is not one of those in the folder") as caught:
+            read(wanted)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+
+def test_an_experiment_that_is_a_link_to_elsewhere_is_not_read(folder, tmp_path):
+    shutil.copytree(folder / "group" / "late", tmp_path / "runs" / "late")
+    assert len(list_runs(tmp_path / "runs")) == 2
+    (tmp_path / "runs" / "late" / "experiment.toml").rename(tmp_path / "experiment.toml")
+    (tmp_path / "runs" / "late" / "experiment.toml").symlink_to(tmp_path / "experiment.toml")
+    assert list_runs(tmp_path / "runs") == ()
+
+
+def test_what_is_listed_can_be_read(folder, tmp_path):
+    for name in ("plain", "back\\slash", ".hidden"):
+        shutil.copytree(folder / "demo" / "mppfl", tmp_path / name)
+    reader = RunReader(tmp_path)
+    assert [reader.read(entry.name).name for entry in reader.list()] == ["plain"]
+
+
+def test_a_folder_that_is_gone_is_told_on_the_page_while_it_is_followed(folder, tmp_path):
+    pytest.importorskip("dash")
+    from mppfl.explorer import answers
+    from mppfl.explorer.site import Site
+    from mppfl.explorer.uploads import Uploads
+    from mppfl.explorer.world import World
+
+    shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
+    uploads = Uploads()
+    site = Site(World(), uploads, runs=RunReader(tmp_path / "runs"))
+    before = answers.runs(site, ("demo/mppfl",), False, None)
+    shutil.rmtree(tmp_path / "runs")
+    gone = answers.runs(site, ("demo/mppfl",), False, before.seen)
+    assert (gone.options, gone.plots) == ([], [])
+    assert gone.texts["run-status"].count("no such folder") == 1
+    assert answers.runs(site, ("demo/mppfl",), False, gone.seen) is None  # told once
+    uploads.close()
+
+
+def test_a_link_inside_the_folder_is_a_run_like_any_other(folder, tmp_path):
+    shutil.copytree(folder / "demo", tmp_path / "demo")
+    (tmp_path / "best").symlink_to(tmp_path / "demo" / "mppfl")
+    (tmp_path / "demo" / "round").symlink_to(tmp_path)  # a circle ends
+    (tmp_path / "self").symlink_to(tmp_path / "self")  # and one that leads nowhere is passed over
+    assert "best" in [entry.name for entry in list_runs(tmp_path)]
+    assert read_run(tmp_path, "best").finished
+
+
+# ---- how they stand ----------------------------------------------------------------------------------------------
+
+
+def test_finished_and_unfinished_runs_read_alike(folder):
+    done, late = read_run(folder, "demo/mppfl"), read_run(folder, "group/late/mppfl")
+    assert (done.finished, done.rounds_done, done.num_rounds, done.mechanism) == (True, 4, 4, "mppfl")
+    assert (late.finished, late.rounds_done, late.rounds_charged, late.mechanism) == (False, 2, 3, "mppfl")
+    assert late.standing == "round 3 of 4, curves every 2 rounds"
+    assert done.standing == "finished, 4 rounds"
+    # The same seed and plan: the rounds they share are the same.
+    assert late.accuracy == pytest.approx(done.accuracy[:2])
+    assert late.payments == pytest.approx(done.payments[:2])
+    assert late.charged_rounds.tolist() == [1, 2, 3]
+    assert late.budget_middle == pytest.approx(done.budget_middle[:3])
+    assert late.budget_high == pytest.approx(done.budget_high[:3])
+    assert (done.accuracy >= 0).all()
+    assert (done.accuracy <= 100).all()
+    assert done.is_simulation
+    assert any("seeded noise protects no one" in note for note in late.notes)
+
+
+def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
+    state = read_run(folder, "demo/mppfl")
+    rows = ledger_rows(state)
+    assert sorted(row.client for row in rows) == list("01234")
+    spent = [float(row.spent.replace(",", "")) for row in rows]
+    assert spent == sorted(spent, reverse=True)
+    assert spent[0] == pytest.approx(state.accounts.spent.max(), rel=0.01)
+    caps = {row.client: row.cap for row in rows}
+    assert caps == {"0": "0.500", "1": "0.900", "2": "0.500", "3": "0.500", "4": "0.500"}
+    left = {row.client: float(row.remaining) for row in rows}
+    at = state.accounts.names.index("1")
+    assert left["1"] == pytest.approx(0.9 - state.accounts.spent[at], abs=0.001)
+    assert all(row.rounds == 4 for row in rows)
+    assert all(float(row.worst_case_epsilon.replace(",", "")) >= float(row.dp_epsilon) for row in rows)
+    assert len(ledger_rows(state, most=2)) == 2
+    free = ledger_rows(read_run(folder, "group/late/mppfl"))
+    assert {(row.cap, row.remaining, row.rounds) for row in free} == {("–", "–", 3)}
+
+
+def test_reading_again_is_cheap_until_something_is_written(folder, tmp_path):
+    shutil.copytree(folder / "demo", tmp_path / "demo")
+    reader = RunReader(tmp_path)
+    first = reader.read("demo/mppfl")
+    began = time.perf_counter()
+    assert all(reader.read("demo/mppfl") is first for _ in range(20))
+    assert time.perf_counter() - began < 1
+    os.utime(tmp_path / "demo" / "mppfl" / "run.json", (1, 1))
+    second = reader.read("demo/mppfl")
+    assert second is not first
+    assert [entry.name for entry in reader.list()] == ["demo/fixed", "demo/mppfl"]
+
+
+def test_a_training_is_followed_to_its_end(tmp_path):
+    reader = RunReader(tmp_path)
+    seen = []
+
+    def look(records):
+        state = reader.read("out/mppfl")
+        seen.append((state.rounds_done, len(state.charged_rounds), state.finished))
+
+    train(small(), folder=tmp_path / "out", on_round=look)
+    assert seen == [(0, 1, False), (2, 2, False), (2, 3, False), (4, 4, False)]
+    assert reader.read("out/mppfl").finished
+
+
+def test_damage_is_told_in_one_line(folder, tmp_path):
+    shutil.copytree(folder / "group" / "late", tmp_path / "late")
+    (tmp_path / "late" / "mppfl" / "checkpoint-2.npz").write_bytes(b"PK\x03\x04")
+    (tmp_path / "late" / "fixed" / "ledger.sqlite").write_bytes(b"SQLite format 3\0")
+    reader = RunReader(tmp_path)
+    for name, words in (("late/mppfl", "not a whole checkpoint"), ("late/fixed", "was cut short")):
+        with pytest.raises(BadFile, match=words) as caught:
+            reader.read(name)
+        assert "\n" not in str(caught.value)
+
+
+# ---- over each other ---------------------------------------------------------------------------------------------
+
+
+def test_every_chart_of_several_runs_can_be_drawn(folder):
+    states = [read_run(folder, entry.name) for entry in list_runs(folder)]
+    made = charts.run_charts(states)
+    wanted = ["accuracy", "loss", "run-budgets", "run-payments", "dp-epsilon", "remaining"]
+    assert [chart.key for chart in made] == wanted
+    for chart in made:
+        json.dumps(to_plotly(chart, False), allow_nan=False)
+        assert not chart.is_empty
+    accuracy = made[0]
+    assert [line.name for line in accuracy.lines] == [state.name for state in states]
+    assert "every 2 rounds" in accuracy.note
+    assert accuracy.y_name == "accuracy (% of test data)"
+    assert "seeded noise protects no one" in made[4].note
+    assert len(made[4].labels) == 5
+    assert len(made[4].bars) == 4
+
+
+def test_one_run_shows_epsilon_nominal_and_in_the_worst_case(folder):
+    state = read_run(folder, "demo/mppfl")
+    chart = charts.epsilons([state])
+    assert [group.name for group in chart.bars] == ["nominal", "worst case"]
+    assert chart.bars[0].values.max() == pytest.approx(state.accounts.dp_epsilon.max())
+    assert chart.x_name == "ε (at δ = 1e-5)"
+    left = charts.remaining_caps([state])
+    assert left.bars[0].values.max() == pytest.approx(state.accounts.remaining.max())
+    none = charts.remaining_caps([read_run(folder, "group/late/mppfl")])
+    assert none.is_empty
+    assert "no client has a cap" in none.note
+
+
+def test_nothing_chosen_is_an_empty_chart_and_no_error():
+    for chart in charts.run_charts([]):
+        assert chart.is_empty
+        assert to_plotly(chart, True)["layout"]["annotations"]
+
+
+def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
+    make_run("free", noiseless=True).save(tmp_path / "free")
+    make_run("many", num_clients=200, evaluate_every=5, noise="gaussian").save(tmp_path / "many")
+    free, many = read_run(tmp_path, "free"), read_run(tmp_path, "many")
+    assert free.noise == "none"
+    assert not many.is_simulation
+    budgets = charts.budgets([free, many])
+    assert "no budgets: free" in budgets.note
+    assert len(budgets.lines[0].x) == 0
+    assert len(budgets.lines[1].x) == 12
+    epsilons = charts.epsilons([many])
+    assert not epsilons.bars
+    assert epsilons.lines[0].y == pytest.approx(np.sort(many.accounts.dp_epsilon)[::-1])
+    assert charts.accuracy([many]).lines[0].x.tolist() == [5, 10, 12]  # a line through rounds that were evaluated

@@ -1,0 +1,224 @@
+"""World and Scene: what the page shows is what the game says; solved once, forgotten in order, refused if endless."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mppfl.explorer import world as world_module
+from mppfl.explorer.choices import CLIENTS_ARE, COLOURS, Choices
+from mppfl.explorer.memory import Memory
+from mppfl.explorer.world import World, require_quick, spent_in
+from mppfl.errors import BadGraph, BadInput, NoEquilibrium
+from mppfl.game.model import privacy_loss, utility
+from mppfl.network.generate import barabasi_albert
+from mppfl.network.graph import graph_from_links
+from mppfl.network.read import read_graph
+
+approx = pytest.approx
+SMALL = Choices(num_clients=8, num_rounds=5)
+
+
+# ---- what a scene shows -------------------------------------------------------------------------------------------
+
+
+def test_a_scene_shows_one_round_of_the_solution():
+    scene = World().scene(replace(SMALL, round_shown=3))
+    terms, game = scene.solution.terms(3), scene.solution.game
+    assert scene.round_index == 3
+    assert np.array_equal(scene.budgets, terms.budgets)
+    assert (scene.prices == terms.prices).all()
+    assert scene.losses == approx(privacy_loss(game, terms.budgets))
+    assert scene.losses == approx(scene.budgets + game.externality_strength * scene.external)
+    assert scene.utilities == approx(utility(game, terms.prices, terms.budgets))
+    assert scene.names == tuple("01234567")
+
+
+def test_beyond_the_last_round_the_last_is_shown():
+    assert World().scene(replace(SMALL, round_shown=77)).round_index == 5
+
+
+@pytest.mark.parametrize("who", CLIENTS_ARE)
+@pytest.mark.parametrize("bounds", [{}, {"budget_min": 0.01, "budget_max": 0.4}])
+def test_own_risk_is_what_was_spent_up_to_the_round_shown(who, bounds):
+    choices = replace(SMALL, clients_are=who, round_shown=4, **bounds)
+    scene = World().scene(choices)
+    spent = scene.solution.plan.to_matrix()[:4].sum(axis=0)
+    assert scene.coloured_by("own_risk")[0] == approx(spent)
+    assert scene.coloured_by("external_risk")[0] == approx(scene.solution.game.propagation @ spent)
+    assert spent_in(scene.solution.plan, 5) == approx(scene.solution.plan.to_matrix().sum(axis=0))
+
+
+def test_every_colour_has_one_value_per_client_and_a_unit():
+    scene = World().scene(SMALL)
+    for colour in COLOURS:
+        values, legend = scene.coloured_by(colour)
+        assert values.shape == (8,)
+        assert ", " in legend
+    with pytest.raises(BadInput, match="colour='red' must be one of budget"):
+        scene.coloured_by("red")
+
+
+def test_bounds_hold_for_everybody():
+    budgets = World().scene(replace(SMALL, budget_min=0.02, budget_max=0.3)).solution.plan.to_matrix()
+    assert budgets.min() >= 0.02 - 1e-12
+    assert budgets.max() <= 0.3 + 1e-12
+
+
+# ---- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_looks_reuse_the_solution_and_levers_do_not():
+    world = World()
+    first = world.scene(SMALL)
+    looks = {"colour": "utility", "client": "3", "other": "4", "event": "doubles", "tab": "rounds"}
+    for changed in (*({name: value} for name, value in looks.items()), {"opened": (1,)}, {"runs": ("a",)}):
+        again = world.scene(replace(SMALL, **changed))
+        assert again.solution is first.solution
+        assert again.choices == replace(SMALL, **changed)
+        assert again.so_far is first.so_far
+    assert world.scene(replace(SMALL, round_shown=2)).solution is first.solution
+    assert world.scene(replace(SMALL, payment_limit=7.0)).solution is first.solution  # means nothing to mppfl
+    for changed in ({"max_hops": 2}, {"seed": 1}, {"leader": "anticipating"}, {"budget_max": 9.0}, {"num_rounds": 6}):
+        assert world.scene(replace(SMALL, **changed)).solution is not first.solution
+
+
+def test_what_was_factorised_for_the_network_serves_other_levers():
+    world = World()
+    one, other = world.game(SMALL), world.game(replace(SMALL, accuracy_weight=0.3, preset="benign"))
+    assert one.loss is other.loss
+    assert world.game(replace(SMALL, externality_strength=0.2)).loss is not one.loss
+    assert world.game(replace(SMALL, externality_strength=0.2)).propagation is one.propagation
+
+
+def test_two_requests_do_not_solve_the_same_thing_twice(monkeypatch):
+    solved, real = [], world_module.solve_all
+
+    def slowly(*arguments):
+        solved.append(1)
+        time.sleep(0.1)
+        return real(*arguments)
+
+    monkeypatch.setattr(world_module, "solve_all", slowly)
+    world, found = World(), []
+    threads = [threading.Thread(target=lambda: found.append(world.scene(SMALL).solution)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(solved) == 1
+    assert len({id(each) for each in found}) == 1
+
+
+def test_the_least_recently_used_is_forgotten_first():
+    memory, made = Memory(2), []
+
+    def ask(key):
+        return memory.get(key, lambda: made.append(key) or key)
+
+    for key in ("a", "b", "a", "c", "a", "b"):
+        assert ask(key) == key
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_a_failure_is_raised_and_not_remembered():
+    memory, tries = Memory(2), []
+
+    def fails_once():
+        tries.append(1)
+        if len(tries) == 1:
+            raise NoEquilibrium("not yet.")
+        return "found"
+
+    with pytest.raises(NoEquilibrium):
+        memory.get("key", fails_once)
+    assert memory.get("key", fails_once) == "found"
+
+
+# ---- networks -----------------------------------------------------------------------------------------------------
+
+
+def test_networks_come_from_the_command_line_from_uploads_and_by_chance(tmp_path):
+    links = tmp_path / "links.csv"
+    links.write_text("ann,bob\nbob,ann\n", encoding="utf-8")
+    given = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
+    world = World(graph=given, run_graph=given)
+    key = "upload-0123456789abcdef"
+    with pytest.raises(BadInput, match=r"is not here \(any more\)\. Choose one of random"):
+        world.graph(Choices(network=key))
+    world.add_file(key, links)
+    assert world.networks == ("random", "file", "run", key)
+    assert world.graph(Choices(network="file")) is given
+    assert world.graph(Choices(network=key)).names == ("ann", "bob")
+    assert world.scene(Choices(network=key)).names == ("ann", "bob")
+    assert world.graph(SMALL).num_clients == 8
+    assert (world.source(Choices(network=key)), world.source(SMALL)) == (links, None)
+    world.add_file("run", links)  # what an experiment file will read is what is shown
+    assert world.graph(Choices(network="run")).names == ("ann", "bob")
+    with pytest.raises(BadInput, match="must be random, file, run"):
+        world.add_file("../secret", links)
+
+
+def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
+    links = tmp_path / "links.csv"
+    links.write_text("ann,bob\nbob,cat\n", encoding="utf-8")
+    world = World(source=links)
+    assert world.graph(Choices(network="file")).num_links == 2
+    assert world.graph(Choices(network="file", undirected=True)).num_links == 4
+    both_ways = read_graph(links, undirected=True)
+    world = World(graph=both_ways, source=links, undirected=True)
+    assert world.graph(Choices(network="file", undirected=True)) is both_ways
+    assert world.graph(Choices(network="file")).num_links == 2
+    with pytest.raises(BadGraph, match="isolated"):
+        world.graph(Choices(network="file", isolated="error"))
+
+
+def test_costs_of_the_clients_may_be_given():
+    given = graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    clients = World().game(replace(SMALL, num_clients=2)).clients
+    world = World(graph=given, clients=clients)
+    chosen = Choices(network="file", preset="benign", seed=9)
+    assert np.array_equal(world.game(chosen).clients.linear_cost, clients.linear_cost)
+    assert world.game(replace(chosen, budget_max=0.5)).clients.budget_max.tolist() == [0.5, 0.5]
+
+
+# ---- large networks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"leader": "personalised"}, "mechanism='personalised' on 50,001 clients takes minutes"),
+        ({"participation": "if_better_than_staying_out"}, "participation='if_better_than_staying_out' on 50,001"),
+        ({"budget_max": 1.0}, "bounds on budgets on 50,001 clients takes minutes"),
+    ],
+)
+def test_what_takes_minutes_on_a_huge_network_is_refused(changed, told):
+    with pytest.raises(BadInput, match=told):
+        require_quick(Choices(**changed), 50_001)
+    require_quick(Choices(**changed), 50_000)
+    require_quick(Choices(), 10_000_000)
+
+
+def test_clients_who_leave_one_after_the_other_are_refused_where_they_are_many():
+    leaving = Choices(participation="if_non_negative")
+    require_quick(leaving, 1_000)
+    require_quick(replace(leaving, num_rounds=1), 2_000)
+    with pytest.raises(BadInput, match="participation='if_non_negative' on 1,001 clients and 60 rounds may take"):
+        require_quick(leaving, 1_001)
+    bounded = replace(leaving, budget_max=1.0)  # at bounds each leaving is worked out anew
+    require_quick(bounded, 400)
+    with pytest.raises(BadInput, match="on 401 clients"):
+        require_quick(bounded, 401)
+
+
+def test_a_solution_of_many_clients_holds_no_table_of_clients_and_rounds():
+    graph = barabasi_albert(3_000, rng=np.random.default_rng(0))
+    scene = World(graph=graph).scene(Choices(network="file", round_shown=60))
+    held = [value for value in vars(scene.solution.plan.budgets).values() if isinstance(value, np.ndarray)]
+    assert [value.shape for value in held] == [(3_000,), (3_000,)]
+    assert scene.coloured_by("own_risk")[0].shape == (3_000,)

@@ -1,0 +1,16 @@
+"""Drawn listening data, written as files and read back."""
+
+import pytest
+
+from examples.lastfm.data import read_lastfm
+from tests.lastfm.drawn import write_lastfm
+
+
+@pytest.fixture(scope="session")
+def lastfm_folder(tmp_path_factory):
+    return write_lastfm(tmp_path_factory.mktemp("lastfm"))
+
+
+@pytest.fixture(scope="session")
+def listening(lastfm_folder):
+    return read_lastfm(lastfm_folder, least_listeners=5)

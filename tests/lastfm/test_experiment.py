@@ -1,0 +1,167 @@
+"""The whole experiment on drawn data: what it measures, what it says, and the page and command around it."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pytest import approx
+
+from mppfl.privacy.zcdp import epsilon
+from examples.lastfm.budgets import arms_of, game_of_friends
+from examples.lastfm.choose import choose
+from examples.lastfm.data import hold_out
+from examples.lastfm.experiment import (
+    TRUST_MODELS,
+    Settings,
+    World,
+    contributed,
+    run_experiment,
+    validation_users,
+)
+from examples.lastfm.page import as_json, page_of, verdict, write_figures
+from examples.lastfm.server import Constants, SumConstants
+from mppfl.experiment.provenance import provenance_here
+from tests.cli.conftest import mppfl  # noqa: F401  (a fixture)
+
+QUICK = Settings(num_splits=2, budgets=(0.1, 100.0), hops=2, leak_draws=2, degree_groups=(1, 6), record_budget=4.0)
+
+
+@pytest.fixture(scope="module")
+def outcome(listening):
+    return run_experiment(listening, QUICK)
+
+
+def test_more_budget_recommends_better_under_every_trust_model(outcome):
+    for scores in outcome.curves.values():
+        assert scores[-1].ndcg > scores[0].ndcg
+    assert outcome.noiseless.ndcg > 1.3 * outcome.popularity.ndcg
+
+
+def test_every_score_states_the_epsilon_of_its_largest_budget(outcome):
+    for scores in outcome.curves.values():
+        for score, rho in zip(scores, QUICK.budgets, strict=True):
+            assert score.mean_budget == approx(rho)
+            assert score.dp_epsilon == approx(epsilon(rho, QUICK.dp_delta))
+    assert math.isinf(outcome.popularity.dp_epsilon)
+
+
+def test_arms_differ_in_budgets_and_weights_as_their_names_say(listening):
+    game = game_of_friends(listening.graph, "paper-like", np.random.default_rng(0))
+    arms = {arm.name: arm for arm in arms_of(game, 0.53)}
+    ours, alone = arms["MPPFL, noise-aware"].budgets, arms["SA, noise-aware"].budgets
+    assert ours.mean() == approx(0.53)
+    assert (arms["MPPFL, equal weights"].budgets == ours).all()
+    assert alone.mean() > ours.mean()  # who ignores what others lose shares more
+    assert arms["SA at MPPFL's mean, noise-aware"].budgets.mean() == approx(0.53)
+    assert arms["fixed at MPPFL's smallest"].budgets == approx(np.full(120, ours.min()))
+    assert arms["fixed at SA's mean"].budgets == approx(np.full(120, alone.mean()))
+
+
+def test_equal_weights_in_a_secure_sum_cost_what_the_most_careful_gives():
+    budgets = np.array([0.1, 1.0, 2.0, 0.0])
+    assert contributed(budgets, "noise_aware").tolist() == budgets.tolist()
+    assert contributed(budgets, "equal") == approx([0.1, 0.1, 0.1, 0])
+    assert contributed(budgets, "trimmed") == approx([0, 1.0, 1.0, 0])
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others(listening):
+    def ndcg(seed):
+        settings = Settings(num_splits=1, seed=seed)
+        splits = [hold_out(listening, 0.2, settings.stream(1, 0))]
+        world = World(listening, splits, ~validation_users(listening, settings), settings)
+        arm = arms_of(game_of_friends(listening.graph, "benign", np.random.default_rng(0)), 1.0)[2]
+        return world.score("record", arm).ndcg
+
+    assert ndcg(0) == ndcg(0)
+    assert ndcg(0) != ndcg(1)
+
+
+def test_validation_users_are_not_scored(listening, outcome):
+    chosen = validation_users(listening, QUICK)
+    assert chosen.sum() == 24
+    assert outcome.scored_users == 96
+
+
+def test_the_better_constant_is_chosen_and_every_trial_told(listening):
+    said = []
+    nobody, everybody = 0.0, 1e6  # popularity drowned in friends' taste, or all there is
+    first, second = choose(listening, QUICK, said.append, {"popularity": (nobody, everybody)}, {"growth": (0.1,)})
+    assert first.popularity in (Constants().popularity, nobody)
+    assert second.growth in (SumConstants().growth, 0.1)
+    assert len(said) == 3
+    assert all(re.fullmatch(r"\w+ = \S+: 0\.\d+ against 0\.\d+", line) for line in said)
+
+
+def test_leakage_is_measured_with_a_null_and_by_degree(outcome):
+    leak = outcome.leakage
+    assert [attack.hop for attack in leak.attacks] == [1, 2]
+    assert leak.attacks[0].gain.low > leak.attacks[0].null.mean
+    assert leak.attacks_without_noise[0].gain.mean >= leak.attacks[0].gain.mean - 0.02
+    assert [group.least for group in leak.degree_of_leak] == [1, 6]
+    assert all(-1 <= found.mean <= 1 for found in leak.rankings.values())
+
+
+def test_updates_of_a_trained_model_are_audited_unless_switched_off(listening, outcome):
+    audit = outcome.updates
+    assert [leak.mean_budget for leak in audit.one_round] == list(QUICK.update_budgets)
+    assert {leak.num_rounds for leak in audit.several_rounds} == {QUICK.update_rounds}
+    assert audit.one_round[-1].dp_epsilon == math.inf
+    assert audit.bits[0].rankings.keys() == {"R_leak", "R_model", "degree"}
+    without = replace(outcome, updates=None)
+    assert "What a trained model" in page_of(outcome, provenance_here())
+    assert "What a trained model" not in page_of(without, provenance_here())
+    assert len(verdict(without)) == len(verdict(outcome)) - 1
+    assert as_json(without)["updates"] is None
+    quick = replace(QUICK, num_splits=1, budgets=(1.0,), update_budgets=())
+    assert run_experiment(listening, quick).updates is None
+
+
+# ---- page and command ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_but_itself_and_says_what_the_figures_say(outcome):
+    page = page_of(outcome, provenance_here())
+    assert "<script" not in page
+    assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", page)
+    assert page.count("<svg viewBox") == 4
+    assert "seeded noise protects no one" in page
+    for sentence in verdict(outcome):
+        assert sentence.replace("'", "&#39;") in page
+    for trust in TRUST_MODELS.values():
+        assert trust in page
+
+
+def test_the_figures_hold_no_single_users_leak(outcome, tmp_path):
+    found = json.loads(write_figures(outcome, tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert found["popularity"]["dp_epsilon"] is None
+    assert found["arms"].keys() == {"record", "secure"}
+    assert not {"gains", "nats", "predicted"} & set(re.findall(r'"(\w+)":', json.dumps(as_json(outcome))))
+
+
+def test_the_command_writes_a_page_and_its_figures(mppfl, outcome, lastfm_folder, tmp_path, monkeypatch):  # noqa: F811
+    asked = []
+    monkeypatch.setattr(
+        "examples.lastfm.experiment.run_experiment", lambda *given, tell: asked.append(given) or outcome
+    )
+    done = mppfl(
+        "example", "lastfm", "--data", lastfm_folder, "--output", tmp_path / "out", "--least-listeners", 5, "--quiet"
+    )
+    assert done.code == 0, done.stderr
+    ((listening, settings),) = asked
+    assert (listening.num_users, settings.num_splits) == (120, 5)
+    assert "client level, secure aggregation" in done.stdout
+    assert done.stdout.rstrip().endswith("report.html")
+    assert (tmp_path / "out" / "report.html").stat().st_size > 20_000
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["num_users"] == 120
+
+
+def test_the_command_refuses_what_cannot_be_in_one_line(mppfl, lastfm_folder, tmp_path):  # noqa: F811
+    assert "no such folder" in mppfl("example", "lastfm", "--data", tmp_path / "nowhere").error
+    assert "splits=0" in mppfl("example", "lastfm", "--data", lastfm_folder, "--splits", 0).error
+    assert "nothing to rank" in mppfl("example", "lastfm", "--data", lastfm_folder, "--least-listeners", 500).error
+    (tmp_path / "taken").write_text("")
+    done = mppfl("example", "lastfm", "--data", lastfm_folder, "--output", tmp_path / "taken")
+    assert "is no folder" in done.error

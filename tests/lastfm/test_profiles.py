@@ -1,0 +1,125 @@
+"""Profiles: what one record or one client moves before noise, what it costs, and that the ledger comes first."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest import approx
+
+from mppfl.errors import BadInput, BudgetExceeded
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.privacy.zcdp import epsilon
+from examples.lastfm.profiles import PROFILE, SENSITIVITY, UNIT_PROFILE, clean_profiles, release_profiles
+
+USERS = ("ann", "bob", "cat")
+LISTS = np.array([[1.0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
+
+
+def released(budgets, level="record", **options):
+    options = {"rng": np.random.default_rng(0)} | options
+    return release_profiles(LISTS, np.array(budgets), level, users=USERS, **options)
+
+
+# ---- sensitivity --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=30), st.integers(0, 29))
+@settings(max_examples=60, deadline=None)
+def test_one_record_moves_a_record_profile_by_exactly_the_declared_sensitivity(heard, which):
+    before = np.array([heard], dtype=float)
+    after = before.copy()
+    after[0, which % len(heard)] = 1 - after[0, which % len(heard)]  # one artist added or removed
+    moved = np.linalg.norm(clean_profiles(after, "record") - clean_profiles(before, "record"))
+    assert moved == SENSITIVITY == PROFILE.sensitivity(SENSITIVITY, None)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_a_client_that_leaves_moves_a_client_profile_by_at_most_the_declared_sensitivity(heard):
+    there = clean_profiles(np.array([heard], dtype=float), "client")
+    moved = np.linalg.norm(there - clean_profiles(np.zeros((1, len(heard))), "client"))
+    assert moved == approx(float(any(heard)))
+    assert moved <= UNIT_PROFILE.sensitivity(SENSITIVITY, None) * (1 + 1e-12)
+
+
+def test_a_record_level_promise_would_not_hold_for_a_whole_client():
+    assert np.linalg.norm(clean_profiles(LISTS, "record")[2]) == approx(math.sqrt(5))  # 5 times the budget
+
+
+def test_lists_that_count_an_artist_twice_are_refused():
+    with pytest.raises(BadInput, match="zeros and ones"):
+        release_profiles(2 * LISTS, np.ones(3), "record", users=USERS, rng=np.random.default_rng(0))
+
+
+# ---- noise and price ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["record", "client"])
+def test_noise_is_what_the_budget_buys(level):
+    lists = np.zeros((2, 40_000))
+    found = release_profiles(lists, np.array([0.5, 2.0]), level, users=USERS[:2], rng=np.random.default_rng(1))
+    assert found.variances == approx([1.0, 0.25])
+    # 40,000 squares: their mean is off by 3 % with a chance of 2e-5.
+    assert (found.profiles**2).mean(axis=1) == approx(found.variances, rel=0.03)
+
+
+@pytest.mark.parametrize(("level", "unit"), [("record", "record"), ("client", "client")])
+def test_the_ledger_holds_every_release_with_its_unit_and_epsilon(level, unit):
+    ledger = PrivacyLedger.in_memory()
+    found = released([1.0, 0.25, 0.5], level, ledger=ledger)
+    assert ledger.spent(list(USERS), unit) == approx([1.0, 0.25, 0.5])
+    assert {event["adjacency"] for event in ledger.events()} == {"add-remove"}
+    assert found.account.dp_epsilon == approx(epsilon(1.0, 1e-5))
+    assert found.account.median_epsilon == approx(epsilon(0.5, 1e-5))
+    assert found.account.simulation
+
+
+def test_who_gives_no_budget_releases_nothing_and_pays_nothing():
+    found = released([1.0, 0.0, 1.0])
+    assert not found.profiles[1].any()
+    assert math.isinf(found.variances[1])
+    assert found.account.budgets[1] == 0
+
+
+def test_nothing_is_released_where_one_cap_forbids_it():
+    ledger = PrivacyLedger.in_memory()
+    ledger.set_cap("cat", 0.4, "record")
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    with pytest.raises(BudgetExceeded, match="cat"):
+        released([1.0, 1.0, 0.5], ledger=ledger, rng=rng)
+    assert len(ledger) == 0
+    assert rng.bit_generator.state == before  # the price is refused before any noise is drawn
+
+
+def test_a_second_release_is_refused_or_paid_under_another_name():
+    ledger = PrivacyLedger.in_memory()
+    for level in ("record", "client"):
+        released([0.5, 0.5, 0.0], level, ledger=ledger, noise="gaussian", run=level)
+        with pytest.raises(BadInput, match=r"'ann' has reserved round 1 .* before"):
+            released([0.5, 0.5, 0.0], level, ledger=ledger, noise="gaussian", run=level)
+    assert len(ledger) == 4
+    assert released([0.5, 0.5, 0.0], ledger=ledger, noise="gaussian", run="again").account.budgets[0] == approx(1.0)
+
+
+def test_discrete_noise_is_accounted_for_by_renyi_orders():
+    found = released([0.5, 0.5, 0.0], noise="discrete", rng=None)
+    assert found.account.dp_epsilon == approx(epsilon(0.5, 1e-5, "rdp"))
+
+
+def test_noise_of_the_operating_system_is_no_simulation():
+    assert not released([1.0, 1.0, 1.0], noise="gaussian", rng=None).account.simulation
+
+
+def test_an_infinite_budget_releases_the_list_itself():
+    found = released([math.inf] * 3)
+    np.testing.assert_array_equal(found.profiles, LISTS)
+    assert math.isinf(found.account.dp_epsilon)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 1.0], [1.0, -1.0, 1.0], [1.0, math.nan, 1.0]])
+def test_budgets_that_cannot_be_are_refused(wrong):
+    with pytest.raises(BadInput, match="budgets"):
+        released(wrong)

@@ -1,0 +1,269 @@
+"""The neighbour audit: never above the bound on trees, a broken release caught, nothing found where nothing is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from pytest import approx
+
+from mppfl.errors import BadInput
+from mppfl.network.graph import SocialGraph, graph_from_links
+from mppfl.leakage.ising_tree import (
+    IsingTree,
+    pair_information,
+    random_ising_tree,
+    sample_ising_tree,
+    tree_information,
+    tree_logits,
+)
+from mppfl.leakage.neighbour import audit_neighbour, clopper_pearson
+from mppfl.leakage.signals import client_release
+from mppfl.leakage.exposure import r_bound
+
+
+def path(size: int) -> SocialGraph:
+    return graph_from_links(np.arange(size - 1), np.arange(1, size), undirected=True)
+
+
+def all_states(tree: IsingTree) -> tuple[np.ndarray, np.ndarray]:
+    """Every state and its probability, by enumeration."""
+    states = np.array(list(itertools.product([-1.0, 1.0], repeat=tree.graph.num_clients)))
+    energy = 0.5 * np.einsum("si,ij,sj->s", states, tree.couplings.toarray(), states) + states @ tree.fields
+    weights = np.exp(energy - energy.max())
+    return states, weights / weights.sum()
+
+
+def grouped(rng: np.random.Generator, size: int = 150) -> tuple[SocialGraph, np.ndarray]:
+    group = np.arange(size) % 2
+    chance = np.where(group[:, None] == group, 0.12, 0.02)
+    ends = np.argwhere(np.triu(rng.random((size, size)) < chance, 1))
+    graph = graph_from_links(ends[:, 0], ends[:, 1], num_clients=size, undirected=True, isolated="keep")
+    return graph, group
+
+
+def without_noise(attribute, budgets, clip_norm, rng):
+    return attribute * clip_norm
+
+
+def with_half_the_noise(attribute, budgets, clip_norm, rng):
+    return client_release(attribute, 4 * budgets, clip_norm, rng)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("field", [18.0, -18.0, 19.0, 400.0])
+def test_values_that_are_all_but_certain_are_audited_and_leak_nothing(field: float) -> None:
+    found = audit_neighbour(
+        path(3), None, np.ones(3), rng=np.random.default_rng(0), couplings=0.3, fields=field, draws=200
+    )
+    assert found.verdict == "pass"
+    assert found.details["client_bound"] == approx(np.zeros(3), abs=1e-12)
+    assert (found.details["client_bound"] >= 0).all()
+    assert found.measured == approx(0.0, abs=1e-12)
+
+
+def test_belief_propagation_on_a_tree_equals_enumeration() -> None:
+    rng = np.random.default_rng(0)
+    tree = random_ising_tree(7, rng)
+    states, chances = all_states(tree)
+    evidence = rng.normal(size=(5, 7))
+    prior, posterior = tree_logits(tree.graph, tree.couplings, tree.fields, evidence)
+    for client in range(7):
+        up = states[:, client] > 0
+        assert prior[client] == approx(math.log(chances[up].sum() / chances[~up].sum()))
+        for draw in range(5):
+            others = evidence[draw].copy()
+            others[client] = 0.0
+            weights = chances * np.exp(states @ others)
+            assert posterior[draw, client] == approx(math.log(weights[up].sum() / weights[~up].sum()))
+
+
+def test_draws_of_an_ising_tree_have_its_moments() -> None:
+    rng = np.random.default_rng(1)
+    tree = random_ising_tree(6, rng)
+    states, chances = all_states(tree)
+    drawn = sample_ising_tree(tree.graph, tree.couplings, tree.fields, 40_000, rng)
+    # Means of ±1 over 40,000 draws: five standard errors are .025; 42 comparisons, chance of failure below 1e-4.
+    assert drawn.mean(axis=0) == approx(chances @ states, abs=0.025)
+    assert drawn.T @ drawn / len(drawn) == approx(states.T @ (chances[:, None] * states), abs=0.025)
+
+
+def test_information_from_one_neighbour_falls_by_tanh_squared_per_link() -> None:
+    found = [pair_information(path(6), 0.5, 0.0, 0, hop, 0.5) for hop in range(1, 6)]
+    assert found[0] == approx(0.0221, abs=5e-5)
+    for near, far in itertools.pairwise(found):
+        assert far / near == approx(math.tanh(0.5) ** 2, rel=0.05)
+    assert found[4] < r_bound(path(6), 0.5, [0, 0, 0, 0, 0, 0.5]).nats[0]
+
+
+def test_quadrature_and_belief_propagation_agree_on_two_clients() -> None:
+    graph = path(2)
+    mean, error = tree_information(graph, 0.7, [0.3, -0.2], [0.0, 1.0], 40_000, np.random.default_rng(2))
+    assert mean[0] == approx(pair_information(graph, 0.7, [0.3, -0.2], 0, 1, 1.0), abs=5 * error[0])
+    assert mean[1] == approx(0.0, abs=1e-12)
+
+
+def test_no_tree_leaks_more_than_its_bound() -> None:
+    rng = np.random.default_rng(3)
+    ratios = []
+    for _ in range(150):
+        tree = random_ising_tree(8, rng, strongest=1.5)
+        budgets = 10 ** rng.uniform(-2, 1, 8)
+        # The chance that a sound mechanism fails is 1e-4 per tree, if means of 2,000 gains are normal.
+        found = audit_neighbour(
+            tree.graph, None, budgets, couplings=tree.couplings, fields=tree.fields, draws=2_000, rng=rng
+        )
+        assert found.verdict == "pass", found.details["failures"]
+        mean, _ = tree_information(tree.graph, tree.couplings, tree.fields, budgets, 2_000, rng)
+        ratios.append(mean.sum() / found.details["client_bound"].sum())
+    assert 0.1 < np.median(ratios) < 1.0
+    assert max(ratios) < 1.1  # tight in places, and drawn at random
+
+
+def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(20):
+        ends = np.argwhere(np.triu(rng.random((6, 6)) < 0.6, 1))
+        graph = graph_from_links(ends[:, 0], ends[:, 1], num_clients=6, undirected=True, isolated="keep")
+        half = np.zeros((6, 6))
+        half[tuple(ends.T)] = rng.uniform(-0.4, 0.4, len(ends))
+        fields, budgets = rng.uniform(-1, 1, 6), 10 ** rng.uniform(-1, 1, 6)
+        bound = r_bound(graph, half + half.T, budgets)
+        if bound.theorem == "none":
+            continue
+        states, chances = all_states(IsingTree(graph, sp.csr_array(half + half.T), fields))
+        drawn = states[rng.choice(len(states), 2_000, p=chances)]
+        evidence = client_release(drawn, budgets, 1.0, rng) * budgets / 2  # half the log-likelihood ratio at clip 1
+        for client in range(6):
+            others = np.delete(np.arange(6), client)
+            weights = chances * np.exp(evidence[:, others] @ states[:, others].T)  # [draws, states]
+            up = states[:, client] > 0
+            after = weights[:, up].sum(axis=1) / weights.sum(axis=1)
+            right = drawn[:, client] > 0
+            gains = np.log(np.where(right, after, 1 - after) / np.where(right, chances[up].sum(), chances[~up].sum()))
+            assert gains.mean() <= bound.nats[client] + 5 * gains.std() / math.sqrt(2_000)
+
+
+@pytest.mark.parametrize("broken", [without_noise, with_half_the_noise])
+def test_a_release_with_too_little_noise_is_caught_on_a_tree(broken) -> None:
+    found = audit_neighbour(
+        path(6), None, 0.1, couplings=1.0, release=broken, draws=20_000, rng=np.random.default_rng(4)
+    )
+    assert found.verdict == "fail"
+    assert len(found.details["violations"]) >= 4
+    assert found.measured is not None
+    assert found.measured > found.claimed
+
+
+def test_a_sound_release_passes_on_the_same_tree() -> None:
+    found = audit_neighbour(path(6), None, 0.1, couplings=1.0, draws=20_000, rng=np.random.default_rng(4))
+    assert found.verdict == "pass"
+    assert found.measured == approx(found.claimed, rel=0.5)
+    assert abs(found.details["null_leak"]) < 5 * found.details["null_standard_error"] + 1e-4
+    low, high = found.details["accuracy_interval"]
+    assert low < found.details["accuracy"] < high
+
+
+def test_a_release_without_noise_is_caught_without_a_model_too() -> None:
+    rng = np.random.default_rng(5)
+    graph, group = grouped(rng)
+    found = audit_neighbour(graph, group, 0.1, release=without_noise, attackers=("gaussian_field",), rng=rng)
+    assert found.verdict == "fail"
+    assert found.details["release"]["clients_louder_than_budget"] == 150
+
+
+def test_an_attribute_of_friends_leaks_and_a_permuted_one_does_not() -> None:
+    rng = np.random.default_rng(6)
+    graph, group = grouped(rng)
+    found = audit_neighbour(graph, group, 0.3, rng=rng)
+    told = found.details
+    assert found.verdict == "pass"
+    assert found.claimed is None
+    assert set(told["attackers"]) == {"gaussian_field", "belief_propagation"}
+    assert found.measured == max(each["leak"] for each in told["attackers"].values())
+    assert told["interval"][0] > 0.1
+    assert told["accuracy_interval"][0] > told["prior_accuracy"]
+    assert abs(told["null_leak"]) < 5 * told["null_standard_error"] + 0.01
+    mixed = audit_neighbour(graph, rng.permutation(group), 0.3, attackers=("gaussian_field",), rng=rng)
+    assert abs(mixed.measured) < 5 * mixed.details["standard_error"] + 0.01
+    assert "no ranking" in mixed.details["ranking"]
+
+
+def test_the_silent_say_nothing() -> None:
+    rng = np.random.default_rng(7)
+    graph, group = grouped(rng)
+    budgets = np.zeros(150)
+    budgets[:2] = 1e-6
+    found = audit_neighbour(graph, group, budgets, rng=rng, attackers=("gaussian_field",))
+    assert abs(found.measured) < 0.02
+    assert found.verdict == "pass"
+
+
+def test_the_interval_for_a_chance_is_exact_at_its_ends() -> None:
+    assert clopper_pearson(0, 10) == approx((0.0, 1 - 0.025**0.1))
+    assert clopper_pearson(10, 10) == approx((0.025**0.1, 1.0))
+    low, high = clopper_pearson(5, 10)  # tables: .187 to .813
+    assert (low, high) == approx((0.1871, 0.8129), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"attribute": [1, 0, 1]}, "at least 10"),
+        ({"attribute": [1, 0, math.nan]}, "unknown for 1"),
+        ({"attribute": None}, "one value per client"),
+        ({"attribute": [1, 0, 1], "couplings": 0.5}, "at least 100 draws"),
+        ({"couplings": 99.0, "attribute": None}, "certainty"),
+        ({"budgets": 0.0}, "every budget is 0"),
+        ({"attackers": ("oracle",)}, "must be some of"),
+        ({"public_share": 1.5}, "public_share"),
+        ({"release": lambda x, b, c, g: x[0]}, "release gave shape"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(options, says) -> None:
+    given = {"attribute": [1, 0, 1], "budgets": 1.0, "rng": np.random.default_rng(0), **options}
+    with pytest.raises(BadInput, match=says) as refused:
+        audit_neighbour(path(3), given.pop("attribute"), given.pop("budgets"), **given)
+    assert "\n" not in str(refused.value)
+
+
+def test_couplings_on_a_graph_with_cycles_are_refused() -> None:
+    triangle = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]), undirected=True)
+    with pytest.raises(BadInput, match="cycles"):
+        audit_neighbour(triangle, None, 1.0, couplings=0.1, rng=np.random.default_rng(0))
+
+
+def test_a_network_too_large_for_the_field_is_refused() -> None:
+    attribute = np.arange(3_001) % 2
+    with pytest.raises(BadInput, match="at most 3,000 clients"):
+        audit_neighbour(path(3_001), attribute, 1.0, rng=np.random.default_rng(0))
+
+
+@pytest.mark.data
+def test_on_email_the_gaussian_field_finds_twice_what_belief_propagation_finds() -> None:
+    root = os.environ.get("MPPFL_DATA")
+    if not root:
+        pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
+    folder = Path(root) / "graphs" / "snap-plain"
+    links = np.loadtxt(folder / "email-Eu-core.txt", dtype=np.int64)
+    clients, department = np.loadtxt(folder / "email-Eu-core-department-labels.txt", dtype=np.int64).T
+    department = department[np.argsort(clients)]
+    graph = graph_from_links(
+        links[:, 0], links[:, 1], num_clients=len(clients), undirected=True, self_loops="drop", isolated="keep"
+    )
+    rng = np.random.default_rng(0)
+    sizes = np.bincount(department)
+    side, totals = np.zeros(len(sizes)), [0, 0]
+    for one in rng.permutation(len(sizes)):  # departments one by one to the smaller half
+        side[one] = float(totals[1] < totals[0])
+        totals[int(side[one])] += sizes[one]
+    found = audit_neighbour(graph, side[department], 0.03, rng=rng)
+    levels = {name: each["leak"] for name, each in found.details["attackers"].items()}
+    assert levels["gaussian_field"] > 0.04
+    assert levels["gaussian_field"] >= 2 * levels["belief_propagation"]
+    assert abs(found.details["null_leak"]) < 0.01

@@ -1,0 +1,336 @@
+"""Calibration on networks where the truth is planted, and the leak model's slopes and protection."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest import approx
+
+from mppfl.errors import BadInput
+from mppfl.network.generate import random_graph
+from mppfl.network.graph import graph_from_links
+from mppfl.leakage import homophily as homophily_module
+from mppfl.leakage.calibration import calibrate, friend_slope_interval, least_wrong_index, public_part, spearman
+from mppfl.leakage.couplings import friendships
+from mppfl.leakage.exposure import r_leak
+from mppfl.leakage.field_likelihood import exact_surface
+from mppfl.leakage.gaussian_field import fit_field, graph_modes, leave_one_out
+from mppfl.leakage.homophily import _by_distance, _by_link, homophily
+from mppfl.leakage.leak_gradient import leak_model
+from mppfl.leakage.protection import protect
+from mppfl.leakage.who_leaks import who_leaks
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from leakage import email_department, measured_table, priced_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def friends_of(links, num_clients):
+    ends = np.array(links)
+    return graph_from_links(ends[:, 0], ends[:, 1], num_clients=num_clients, undirected=True, isolated="keep")
+
+
+@pytest.fixture(scope="module")
+def villages():
+    """Fifteen villages whose people mostly share one value, some well connected, some hardly."""
+    rng = np.random.default_rng(11)
+    size = 300
+    village = np.arange(size) % 15
+    activity = rng.lognormal(0, 0.9, size)
+    chance = np.where(village[:, None] == village, 0.4, 0.003) * np.sqrt(activity[:, None] * activity)
+    ends = np.argwhere(np.triu(rng.random((size, size)) < chance, 1))
+    leaning = np.where(rng.permutation(15) < 8, 1.0, -1.0)[village]
+    return friends_of(ends, size), np.where(rng.random(size) < 0.9, leaning, -leaning)
+
+
+@pytest.fixture(scope="module")
+def calibrated(villages):
+    graph, signs = villages
+    return calibrate(graph, signs, rng=np.random.default_rng(0), public_share=0.7)
+
+
+# ---- homophily --------------------------------------------------------------------------------------------------
+
+
+def test_on_two_linked_pairs_correlations_are_worked_by_hand():
+    # + - + and a far pair - -: three links, products of ±1 values are -1, -1, +1; the mean is 0, p = 2/5.
+    graph = friends_of([(0, 1), (1, 2), (3, 4)], 5)
+    known = np.array([1.0, -1.0, 1.0, -1.0, -1.0])
+    found = homophily(graph, known, np.random.default_rng(0))
+    p = 2 / 5
+    plus, minus = (1 - (2 * p - 1)) / (2 * np.sqrt(p * (1 - p))), (-1 - (2 * p - 1)) / (2 * np.sqrt(p * (1 - p)))
+    assert found.link.value == approx((2 * plus * minus + minus**2) / 3)
+    assert found.link.num_pairs == 6  # both ways
+    assert found.by_distance[0].value == approx(found.link.value)
+    assert found.by_distance[1].value == approx(plus**2)  # 0 and 2, two links apart
+    assert np.isnan(found.by_distance[2].value)
+    assert found.by_walks[1].value == approx(plus**2)  # the only walks of two links that do not return
+
+
+def test_planted_villages_are_homophilous_and_walks_forget_slowly(calibrated):
+    alike = calibrated.homophily
+    assert alike.link.low > 0.3
+    assert alike.by_walks[0].value > alike.by_walks[3].value > 0
+    assert 0.5 < alike.walk_decay < 1
+
+
+def test_values_without_any_order_are_not_homophilous_and_not_ranked(villages):
+    graph, signs = villages
+    mixed = np.random.default_rng(2).permutation(signs)
+    found = calibrate(graph, mixed, rng=np.random.default_rng(0), public_share=0.7)
+    assert found.homophily.link.contains_zero
+    assert found.homophily.walk_decay is None
+    assert found.verdict.startswith("no ranking")
+
+
+@pytest.mark.parametrize("sources", [150, 100])  # all of them, or some, so that some pairs are seen from one end alone
+def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeypatch):
+    # Friends that resemble each other no more than strangers do: the truth is 0 at any distance.
+    monkeypatch.setattr(homophily_module, "SOURCES", sources)
+    graph = random_graph("watts_strogatz", 150, rng=np.random.default_rng(0))
+    linked, public, held = friendships(graph), np.ones(150, dtype=bool), []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        signs = np.where(rng.random(150) < 0.5, 1.0, -1.0)
+        values = (signs - signs.mean()) / signs.std()
+        by_link, by_distance = _by_link(linked, public, values), _by_distance(linked, public, values, rng)
+        intervals = [(each.low, each.high) for each in (by_link, *by_distance)]
+        held.append([low <= 0 <= high for low, high in (*intervals, friend_slope_interval(graph, signs))])
+    shares = np.mean(held, axis=0)
+    assert (shares > 0.9).all()  # 200 draws: 0.95 ± 0.031 with two standard deviations
+    assert (shares < 0.995).all()
+
+
+def test_friends_are_one_link_apart(villages):
+    graph, signs = villages
+    found = homophily(graph, signs, np.random.default_rng(0))
+    assert dataclasses.astuple(found.link) == approx(dataclasses.astuple(found.by_distance[0]))
+
+
+# ---- constants --------------------------------------------------------------------------------------------------
+
+
+def test_constants_come_with_intervals_that_hold_them(calibrated):
+    assert calibrated.exact
+    assert calibrated.beta[0] < calibrated.fit.beta < calibrated.beta[1]
+    assert calibrated.eta[0] <= calibrated.fit.eta <= calibrated.eta[1]
+    assert calibrated.friend_slope[0] < calibrated.fit.friend_slope < calibrated.friend_slope[1]
+    assert calibrated.fit.gain_per_client > 0.1
+
+
+def test_the_surface_has_its_top_where_the_fit_is(villages):
+    graph, signs = villages
+    modes, public = graph_modes(graph), np.arange(len(signs)) % 2 == 0
+    fit = fit_field(graph, np.where(public, signs, np.nan), modes)
+    values = (signs[public] - (2 * fit.rate - 1)) / (2 * np.sqrt(fit.rate * (1 - fit.rate)))
+    beta, eta, gain = exact_surface(modes, public, values).best()
+    assert beta == approx(fit.beta, rel=0.25)
+    assert eta == approx(fit.eta, abs=0.05)
+    assert gain / fit.num_public == approx(fit.gain_per_client, abs=0.01)
+
+
+def test_probes_find_constants_that_the_exact_intervals_allow(villages, calibrated):
+    graph, signs = villages
+    found = calibrate(graph, signs, rng=np.random.default_rng(0), public_share=0.7, exact=False)
+    assert not found.exact
+    assert calibrated.beta[0] <= found.fit.beta <= calibrated.beta[1]
+    assert calibrated.eta[0] - 0.02 <= found.fit.eta <= calibrated.eta[1] + 0.02
+    (one, one_error), (other, other_error) = found.public_leak, calibrated.public_leak  # two random halves
+    assert abs(one - other) < 3 * np.hypot(one_error, other_error)
+
+
+def test_values_outside_the_public_share_change_nothing(villages):
+    graph, signs = villages
+    public = public_part(signs, 0.4, np.random.default_rng(6))
+    turned = np.where(public, signs, -signs)
+    one, other = (calibrate(graph, v, rng=np.random.default_rng(6), public_share=0.4) for v in (signs, turned))
+    assert one.fit == other.fit
+    assert one.homophily == other.homophily
+    assert (one.by_field, one.index) == (other.by_field, other.index)
+
+
+def test_a_leak_that_can_be_ranked_is_ranked(calibrated):
+    assert calibrated.public_leak[0] > 0.05
+    assert calibrated.verdict.startswith("ranked by")
+    assert max(calibrated.by_field.low, calibrated.by_friends.low) > 0
+
+
+def test_the_least_wrong_index_is_the_one_that_made_the_leak():
+    rng = np.random.default_rng(1)
+    graph = friends_of(np.argwhere(np.triu(rng.random((80, 80)) < 0.08, 1)), 80)
+    linked = (graph.links().toarray() > 0).astype(float)
+    budgets = rng.uniform(0, 1, 80)
+    two = linked @ linked
+    np.fill_diagonal(two, 0)
+    leak = linked @ budgets + 0.7 * two @ budgets
+    everybody = np.arange(80)
+    found = least_wrong_index(graph, budgets, (everybody[:40], leak[:40]), (everybody[40:], leak[40:]))
+    assert (found.normalisation, found.max_hops, found.hop_decay) == ("none", 2, 0.7)
+    assert found.agreement.value == approx(1.0)
+
+
+def test_a_constant_ranks_nobody():
+    found = spearman(np.full(30, 0.2), np.arange(30.0))
+    assert (found.value, found.ranks, found.reason) == (0.0, False, "the same for everybody")
+
+
+def test_a_sample_with_one_value_is_refused(villages):
+    graph, _ = villages
+    with pytest.raises(BadInput, match="both values"):
+        calibrate(graph, np.ones(graph.num_clients), rng=np.random.default_rng(0))
+
+
+# ---- who leaks about whom ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Sixty people in three circles, half of them public, with unequal budgets and two who are silent."""
+    rng = np.random.default_rng(4)
+    group = np.arange(60) % 3
+    chance = np.where(group[:, None] == group, 0.3, 0.03)
+    graph = friends_of(np.argwhere(np.triu(rng.random((60, 60)) < chance, 1)), 60)
+    signs = np.where(group == 0, 1.0, -1.0)
+    known = np.where(np.arange(60) % 2 == 0, signs, np.nan)
+    budgets = rng.uniform(0.05, 0.8, 60)
+    budgets[[3, 40]] = 0.0
+    return graph, known, budgets
+
+
+def test_levels_are_those_of_r_leak(small):
+    graph, known, budgets = small
+    assert leak_model(graph, known).levels(budgets).nats == approx(r_leak(graph, budgets, known).nats, abs=1e-9)
+
+
+def left_by_hand(kernel, noise, client):
+    """Variance of one client's value given everybody else's, and the slopes of -½ ln of it in their precisions."""
+    others = np.flatnonzero((np.arange(len(noise)) != client) & np.isfinite(noise))
+    weights = np.linalg.solve(kernel[np.ix_(others, others)] + np.diag(noise[others]), kernel[others, client])
+    left = kernel[client, client] - weights @ kernel[others, client]
+    slopes = np.zeros(len(noise))
+    slopes[others] = 0.5 * (weights * noise[others]) ** 2 / left
+    return left, slopes
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [*10.0 ** np.arange(-6, 13, 3), "mixed"])
+def test_the_field_keeps_its_digits_from_the_faintest_to_the_loudest_budgets(small, scale):
+    graph, known, budgets = small
+    model = leak_model(graph, known)
+    budgets = budgets * (10.0 ** np.random.default_rng(1).uniform(-6, 12, 60) if scale == "mixed" else scale)
+    with np.errstate(divide="ignore"):
+        noise = 1 / (2 * model.information * budgets)
+    expected = [left_by_hand(model.kernel, noise, client) for client in range(60)]
+    r_gp = -0.5 * np.log([left for left, _ in expected])
+    assert model.levels(budgets).r_gp == approx(r_gp, rel=1e-9, abs=1e-12)
+    assert -0.5 * np.log(leave_one_out(model.kernel, noise)[0]) == approx(r_gp, rel=1e-9, abs=1e-12)
+    slopes = 2 * model.information * np.array([each for _, each in expected])
+    found = model._slopes_of_field(model._heard(budgets))
+    audible = budgets > 0
+    assert found[:, audible] == approx(slopes[:, audible], rel=1e-6, abs=1e-9 * float(slopes.max()))
+    total, marginal = model.smooth_total_and_marginal(budgets)
+    assert np.isfinite(total)
+    assert (marginal >= 0).all()
+    assert np.isfinite(model.total_and_marginal(budgets)[1]).all()
+
+
+def test_slopes_agree_with_finite_differences_also_for_the_silent(small):
+    graph, known, budgets = small
+    model = leak_model(graph, known)
+    slopes = model.slopes(budgets)
+    for source in (0, 3, 17, 40):
+        step = np.zeros(60)
+        step[source] = 1e-6
+        moved = (model.levels(budgets + step).nats - model.levels(budgets).nats) / 1e-6
+        assert slopes[:, source] == approx(moved, rel=1e-3, abs=1e-6)
+    assert (np.diagonal(slopes) == 0).all()
+    assert slopes.max() > 1e-3
+
+
+def test_the_rounded_leak_is_near_and_its_slopes_agree_with_finite_differences(small):
+    graph, known, budgets = small
+    model = leak_model(graph, known)
+    total, marginal = model.smooth_total_and_marginal(budgets)
+    assert total == approx(model.total(budgets), rel=0.1)
+    for source in (0, 3, 17, 40):
+        step = np.zeros(60)
+        step[source] = 1e-6
+        moved = (model.smooth_total_and_marginal(budgets + step)[0] - total) / 1e-6
+        assert marginal[source] == approx(moved, rel=1e-3)
+
+
+def test_what_the_field_tells_is_concave_in_budgets(small):
+    graph, known, budgets = small
+    model, rng = leak_model(graph, known), np.random.default_rng(8)
+    for _ in range(20):
+        one, other = budgets, rng.uniform(0, 1.0, 60)
+        share = rng.uniform(0.1, 0.9)
+        mixed = model.levels(share * one + (1 - share) * other).r_gp
+        chord = share * model.levels(one).r_gp + (1 - share) * model.levels(other).r_gp
+        assert (mixed >= chord - 1e-12).all()
+
+
+def test_protection_brings_the_leak_to_the_target_and_takes_little(small):
+    graph, known, budgets = small
+    model = leak_model(graph, known)
+    client = int(np.argmax(model.levels(budgets).nats))
+    before = float(model.levels(budgets).nats[client])
+    found = protect(model, budgets, client, target=before / 2)
+    assert found.level_after == approx(before / 2, rel=1e-6)
+    assert found.withdrawn[client] == 0
+    assert (found.withdrawn <= budgets + 1e-12).all()
+    kept = np.delete(budgets, client).sum()
+    scaled = budgets * 1.0
+    low, high = 0.0, 1.0
+    for _ in range(50):  # the same target by lowering everybody alike
+        share = (low + high) / 2
+        scaled = np.where(np.arange(60) == client, budgets, share * budgets)
+        low, high = (share, high) if model.levels(scaled).nats[client] < before / 2 else (low, share)
+    assert found.total < (1 - low) * kept
+
+
+def test_a_target_above_the_level_is_refused(small):
+    graph, known, budgets = small
+    with pytest.raises(BadInput, match="not below its level"):
+        protect(leak_model(graph, known), budgets, 0, target=1.0)
+
+
+def test_on_a_small_network_everything_is_exact(small):
+    graph, known, budgets = small
+    found = who_leaks(graph, known, budgets, rng=np.random.default_rng(0))
+    assert not found.error.any()
+    assert found.marginal == approx(sum(found.slopes_of(i) for i in range(60)))
+
+
+# ---- the page ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_page_are_those_of_the_record():
+    record = json.loads(sorted((ROOT / "benchmarks" / "records").glob("*-leakage.json"))[-1].read_text())
+    page = (ROOT / "docs" / "leakage.md").read_text(encoding="utf-8")
+    assert measured_table(record) in page
+    assert priced_table(record) in page
+    scale, flat = record["scale"], " ".join(page.split())
+    told = f"calibrated in {scale['calibrate_seconds']:.0f} s and all clients scored, with marginal leaks, in"
+    assert f"{scale['clients']:,} clients and {scale['links']:,} links" in flat
+    assert f"{told} {scale['score_seconds']:.0f} s" in flat
+    assert f"standard error of `R_leak` is {scale['median_relative_error']:.0%}".replace("%", " %") in flat
+
+
+@pytest.mark.data
+def test_departments_of_a_real_institute_are_homophilous_and_ranked_by_the_field():
+    root = os.environ.get("MPPFL_DATA")
+    if not root or not (Path(root) / "graphs").is_dir():
+        pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
+    graph, signs = email_department(Path(root) / "graphs")
+    found = calibrate(graph, signs, rng=np.random.default_rng(0))
+    assert found.homophily.link.low > 0
+    assert found.by_field.ranks
+    assert found.by_field.value > found.index.agreement.value

@@ -1,0 +1,226 @@
+"""The ledger's external columns: what the accounted releases of all others say about each client."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from pytest import approx
+
+from mppfl.errors import BadInput, UnknownClient
+from mppfl.network.graph import graph_from_links
+from mppfl.network.propagation import propagate
+from mppfl.leakage import exposure
+from mppfl.leakage import external
+from mppfl.leakage.exposure import r_bound, r_leak
+from mppfl.leakage.external import external_columns
+from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+
+NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
+
+
+def friends(*links, names=NAMES):
+    ends = np.array(links)
+    return graph_from_links(ends[:, 0], ends[:, 1], names=names, undirected=True, isolated="keep")
+
+
+def path_of_three():
+    """ann - bob - cat."""
+    return friends((1, 2), (2, 0))
+
+
+def cost(client, budget, **terms):
+    shared = {"mechanism": "client", "unit": "client", "adjacency": "replace-one"}
+    return LedgerEntry(client, **shared | terms, budget=budget)
+
+
+def poisson(client):
+    return cost(client, None, mechanism="dpsgd_poisson", unit="record", adjacency="add-remove", noise_multiplier=1.0,
+                sampling_rate=0.1, num_steps=3)  # fmt: skip
+
+
+@pytest.fixture
+def ledger():
+    """ann spent 0.1 in two rounds, bob 0.2, cat 0.4."""
+    with PrivacyLedger.in_memory() as opened:
+        opened.reserve("run", 1, [cost("ann", 0.04), cost("bob", 0.2), cost("cat", 0.4)])
+        opened.reserve("run", 2, [cost("ann", 0.06)])
+        yield opened
+
+
+def two_circles(size=60):
+    """A network with a homophilous attribute, and a ledger in which everybody but the last spent 0.05."""
+    rng = np.random.default_rng(3)
+    group = np.arange(size) % 2
+    chance = np.where(group[:, None] == group, 0.3, 0.02)
+    names = [f"client {number}" for number in range(size)]
+    graph = friends(*map(tuple, np.argwhere(np.triu(rng.random((size, size)) < chance, 1))), names=names)
+    opened = PrivacyLedger.in_memory()
+    opened.reserve("run", 1, [cost(name, 0.05) for name in names[-2::-1]])
+    return graph, dict(zip(names, group.tolist(), strict=True)), opened
+
+
+def test_names_join_the_ledger_and_the_network(ledger):
+    found = external_columns(ledger, path_of_three(), propagation=propagate(path_of_three(), 1), couplings=0.5)
+    assert found.clients == ("ann", "bob", "cat")
+    assert found.spent == approx([0.1, 0.2, 0.4])
+    assert found.r_model == approx([0.2, 0.25, 0.2])  # bob's two friends count half each
+    share = math.tanh(0.5) ** 2
+    by_hand = [share * 0.2 + share**2 * 0.4, share * 0.5, share * 0.2 + share**2 * 0.1]
+    assert found.r_bound == approx(np.array(by_hand) / 4)
+    assert (found.theorem, found.bound_reason) == ("tree", "")
+    assert "forest" in found.premises
+
+
+def test_who_released_nothing_is_exposed_all_the_same():
+    graph, attribute, ledger = two_circles()
+    assert external_columns(ledger, graph, attribute).clients == ledger.clients
+    found = external_columns(ledger, graph, attribute, clients=["client 59", "client 0"])
+    assert found.spent.tolist() == [0.0, 0.05]
+    assert found.r_leak[0] > 0.01
+    assert found.r_model[0] > 0
+
+
+def test_the_columns_are_those_of_exposure_on_what_was_spent():
+    graph, attribute, ledger = two_circles()
+    found = external_columns(ledger, graph, attribute, couplings=0.01)
+    spent = np.array([0.05] * 59 + [0.0])
+    order = np.arange(59)[::-1]
+    assert found.r_model == approx((propagate(graph) @ spent)[order])
+    assert found.r_bound == approx(r_bound(graph, 0.01, spent).nats[order])
+    assert found.r_leak == approx(r_leak(graph, spent, attribute).nats[order])
+    assert (found.theorem, found.bound_reason, found.leak_reason) == ("walk sum", "", "")
+    with pytest.raises(ValueError, match="read-only"):
+        found.r_leak[0] = 1.0
+
+
+# ---- where a column is empty, and why ---------------------------------------------------------------------------
+
+
+def test_a_column_that_cannot_be_had_is_empty_and_says_why(ledger):
+    found = external_columns(ledger, path_of_three())
+    assert np.isnan(found.r_bound).all()
+    assert np.isnan(found.r_leak).all()
+    assert "no couplings" in found.bound_reason
+    assert "no public sample" in found.leak_reason
+    assert np.isfinite(found.r_model).all()
+    triangle = friends((0, 1), (1, 2), (0, 2))
+    strong = external_columns(ledger, triangle, couplings=1.0)
+    assert np.isnan(strong.r_bound).all()
+    assert (strong.theorem, "spectral radius 1.52" in strong.bound_reason) == ("none", True)
+
+
+def test_budgets_per_record_need_the_number_of_records_and_then_count_squared():
+    with PrivacyLedger.in_memory() as ledger:
+        budgets = {"ann": 1e-5, "bob": 2e-5, "cat": 4e-5}
+        ledger.reserve("run", 1, [cost(*each, unit="record", mechanism="full_batch") for each in budgets.items()])
+        bare = external_columns(ledger, path_of_three(), couplings=0.5)
+        assert np.isnan(bare.r_bound).all()
+        assert "say nothing about an attribute that all records share" in bare.bound_reason
+        assert any("per record" in note for note in bare.notes)
+        counts = {"cat": 30, "ann": 10, "bob": 20}
+        found = external_columns(ledger, path_of_three(), couplings=0.5, num_examples=counts)
+        assert (
+            external_columns(ledger, path_of_three(), couplings=0.5, num_examples=[10, 20, 30]).r_bound.tolist()
+            == found.r_bound.tolist()
+        )
+    in_network_order = [4e-5 * 30**2, 1e-5 * 10**2, 2e-5 * 20**2]
+    assert found.r_bound == approx(r_bound(path_of_three(), 0.5, in_network_order).nats[[1, 2, 0]])
+    assert any("n² times the budget" in note for note in found.notes)
+
+
+def test_a_budget_for_adding_or_removing_counts_four_times():
+    with PrivacyLedger.in_memory() as ledger:
+        ledger.reserve("run", 1, [cost("ann", 0.01, adjacency="add-remove"), cost("bob", 0.04)])
+        found = external_columns(ledger, path_of_three(), couplings=0.5)
+    assert found.r_bound == approx(r_bound(path_of_three(), 0.5, [0.0, 0.04, 0.04]).nats[[1, 2]])
+    assert found.r_bound[0] == approx(found.r_bound[1])
+
+
+def test_nominal_and_worst_case_of_the_papers_mechanism_stand_side_by_side():
+    with PrivacyLedger.in_memory() as ledger:
+        paper = cost("ann", 1e-6, unit="record", mechanism="paper", worst_case_budget=1e-4)
+        ledger.reserve("run", 1, [paper, cost("bob", 1e-6, unit="record", mechanism="full_batch")])
+        found = external_columns(
+            ledger, path_of_three(), propagation=propagate(path_of_three(), 1), couplings=0.5, num_examples=10
+        )
+    assert (found.spent.tolist(), found.worst_case.tolist()) == ([1e-6, 1e-6], [1e-4, 1e-6])
+    assert (found.r_model[1], found.r_model_worst_case[1]) == (approx(0.5e-6), approx(0.5e-4))
+    assert found.r_bound[1] == approx(math.tanh(0.5) ** 2 * 10**2 * 1e-4 / 4)  # ann's worst case
+    assert any("nominal" in note and "worst-case" in note for note in found.notes)
+
+
+def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats(ledger):
+    ledger.reserve("run", 3, [poisson("ann")])
+    with pytest.raises(BadInput, match="Choose the unit"):
+        external_columns(ledger, path_of_three())
+    per_client = external_columns(ledger, path_of_three(), couplings=0.5, unit="client")
+    assert np.isnan(per_client.r_bound).all()
+    assert "also holds releases per record" in per_client.bound_reason
+    per_record = external_columns(ledger, path_of_three(), couplings=0.5, unit="record", num_examples=5)
+    assert "client 'ann' has Poisson-sampled releases" in per_record.bound_reason
+    assert any("leaves out Poisson" in note for note in per_record.notes)
+
+
+def test_a_network_too_large_for_dense_matrices_keeps_the_index(ledger, monkeypatch):
+    for module in (exposure, external):
+        monkeypatch.setattr(module, "DENSE_LIMIT", 2)
+    triangle = external_columns(ledger, friends((0, 1), (1, 2), (0, 2)), couplings=0.1)
+    assert "at most 2 clients, not 3" in triangle.bound_reason
+    assert np.isfinite(triangle.r_model).all()
+    assert np.isfinite(external_columns(ledger, path_of_three(), couplings=0.1).r_bound).all()  # a forest of any size
+
+
+def test_on_a_network_too_large_for_matrices_the_leak_is_estimated(monkeypatch):
+    graph, attribute, ledger = two_circles()
+    exact = external_columns(ledger, graph, attribute)
+    monkeypatch.setattr(external, "DENSE_LIMIT", 20)
+    found = external_columns(ledger, graph, attribute)
+    assert found.r_leak == approx(exact.r_leak, rel=0.5)
+    assert found.r_leak.mean() == approx(exact.r_leak.mean(), rel=0.2)
+    assert any(note.startswith("R_leak is estimated: 60 clients are too many") for note in found.notes)
+    assert (external_columns(ledger, graph, attribute).r_leak == found.r_leak).all()
+
+
+# ---- what does not fit ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"attribute": {"zoe": 1}}, "'zoe' is not in the network"),
+        ({"attribute": {"ann": 3}}, "±1 or 0/1"),
+        ({"attribute": {"ann": 1, "bob": 0}}, "at least 10"),
+        ({"clients": ["zoe"]}, "'zoe' is not in the network"),
+        ({"num_examples": {"ann": 5}}, "no count for client 'bob'"),
+        ({"num_examples": 2.5}, "num_examples=2.5 of client 'ann'"),
+        ({"num_examples": [1, 2]}, "2 entries for 3 clients"),
+        ({"num_examples": math.nan}, "whole number"),
+        ({"couplings": math.inf}, "couplings"),
+        ({"unit": "house"}, "'house' is not known"),
+        ({"propagation": propagate(friends((0, 1), names=("a", "b")), 1)}, "propagation is for 2 clients"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(ledger, asked, says):
+    with pytest.raises(BadInput, match=says) as refused:
+        external_columns(ledger, path_of_three(), **asked)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_client_of_the_ledger_whom_the_network_does_not_know_is_named(ledger):
+    ledger.reserve("run", 3, [cost("zoe", 0.1)])
+    with pytest.raises(UnknownClient, match="ledger and the network do not fit: client 'zoe'"):
+        external_columns(ledger, path_of_three())
+
+
+def test_a_release_without_noise_has_no_measure(ledger):
+    ledger.reserve("run", 3, [cost("bob", math.inf, noise_kind="none")])
+    with pytest.raises(BadInput, match="client 'bob' released without noise"):
+        external_columns(ledger, path_of_three())
+
+
+def test_an_empty_ledger_has_no_rows_but_columns():
+    with PrivacyLedger.in_memory() as ledger:
+        found = external_columns(ledger, path_of_three(), clients=["ann"])
+    assert (found.clients, found.r_model.tolist()) == (("ann",), [0.0])

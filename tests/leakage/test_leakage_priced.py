@@ -1,0 +1,173 @@
+"""Prices that lower leakage: worked by hand, then what must hold for every game and every concave leak."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from pytest import approx
+
+import mppfl
+from mppfl.errors import BadInput
+from mppfl.game.equilibrium import equilibrium_at
+from mppfl.leakage.leakage_priced import (
+    _next_share,
+    _rate_of_total,
+    leakage_frontier,
+    leakage_priced,
+    least_leakage,
+    price_leakage,
+)
+from mppfl.game.mechanisms import social_agnostic
+from mppfl.game.model import wanted_loss
+from mppfl.game.plan import Horizon
+from tests.game.games import paper_scale_game
+
+
+def saturating(weights):
+    """Σ w_j ln(1 + ρ_j): concave, and telling more for some than for others."""
+    return lambda budgets: (float(weights @ np.log1p(budgets)), weights / (1 + budgets))
+
+
+def alone(size, seed=0):
+    """Clients whom nobody's budget touches: α = 0, a and b drawn."""
+    rng = np.random.default_rng(seed)
+    clients = mppfl.Clients(rng.uniform(0.5, 2, size), rng.uniform(0, 0.2, size), np.ones(size))
+    ring = np.arange(size)
+    return mppfl.make_game(mppfl.graph_from_links(ring, (ring + 1) % size), clients, externality_strength=0.0)
+
+
+def test_two_clients_with_a_linear_leak_are_worked_by_hand():
+    # a = 1, b = 0, leak 2ρ_1: prices r - 2κ and r, so ρ = (r/2 - κ, r/2); with κ = 1/4 and Σρ = 1, r = 5/4.
+    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    game = mppfl.make_game(graph, mppfl.Clients([1.0, 1.0], 0.0, 1.0), externality_strength=0.0)
+    found = price_leakage(game, lambda rho: (2 * float(rho[0]), np.array([2.0, 0.0])), 0.25, total=1.0)
+    assert found.budgets == approx([0.375, 0.625])
+    assert found.reward_rate == approx(1.25)
+    assert found.prices == approx([0.75, 1.25])
+    assert found.leakage == approx(0.75)
+
+
+def test_a_leak_without_price_leaves_everybody_as_agnostic_as_before():
+    game, horizon = alone(12), Horizon(np.array([1, 3]))
+    leak = saturating(np.arange(12.0))
+    plan, blind = leakage_priced(game, horizon, leak=leak, leak_price=0.0), social_agnostic(game, horizon)
+    assert plan.to_matrix() == approx(blind.to_matrix(), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_leak_falls_with_its_price_while_the_total_stays(seed):
+    game = paper_scale_game(seed, num_clients=25, externality_strength=0.03)
+    weights = np.random.default_rng(seed).uniform(0, 1, 25)
+    leak = saturating(weights)
+    total, before = 5.0, np.inf
+    for price in (0.0, 0.1, 0.5, 2.0):
+        found = price_leakage(game, leak, price, total=total)
+        assert found.budgets.sum() == approx(total, rel=1e-6)
+        assert found.leakage <= before * (1 + 1e-9)
+        before = found.leakage
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_end_is_a_stationary_point_as_computed_anew(seed):
+    game = paper_scale_game(seed, num_clients=20, externality_strength=0.03)
+    leak = saturating(np.random.default_rng(seed).uniform(0, 1, 20))
+    found = price_leakage(game, leak, 0.5, total=4.0)
+    prices = found.reward_rate - 0.5 * leak(found.budgets)[1]
+    answer = np.clip(wanted_loss(game, prices) - (game.loss @ found.budgets - found.budgets), 0.0, np.inf)
+    distance = np.abs(answer - found.budgets).max() / found.budgets.max()
+    assert distance <= 1e-4
+    assert found.kkt_residual <= 1e-4
+
+
+def test_without_externality_no_shift_between_two_clients_helps():
+    game, leak = alone(10), saturating(np.linspace(0, 0.3, 10))
+    found = price_leakage(game, leak, 1.0, total=3.0)
+
+    def cost(budgets):
+        clients = game.clients
+        return float(clients.quadratic_cost @ budgets**2 + clients.linear_cost @ budgets) + leak(budgets)[0]
+
+    for i in range(10):
+        for j in range(10):
+            moved = found.budgets.copy()
+            moved[[i, j]] += [1e-4, -1e-4]
+            if i != j and moved.min() >= 0:
+                assert cost(moved) >= cost(found.budgets) - 1e-12
+
+
+def test_along_the_frontier_more_budget_leaks_more_and_prices_keep_it_lower():
+    game, leak = alone(12), saturating(np.linspace(0.1, 1, 12))
+    totals = (1.0, 2.0, 4.0)
+    free, priced = (leakage_frontier(game, leak, price, totals) for price in (0.0, 1.0))
+    assert [point.budgets.sum() for point in priced] == approx(totals, rel=1e-6)
+    assert priced[0].leakage < priced[1].leakage < priced[2].leakage
+    assert all(point.leakage < other.leakage for point, other in zip(priced, free, strict=True))
+
+
+def test_the_least_leakage_gives_the_budget_to_those_who_tell_least():
+    weights = np.array([3.0, 1.0, 2.0, 0.5])
+    linear = lambda budgets: (float(weights @ budgets), weights)  # noqa: E731
+    found = least_leakage(linear, 2.5, np.zeros(4), np.ones(4), [np.full(4, 0.625)])
+    assert found.budgets == approx([0, 1, 0.5, 1])
+    assert found.gap == approx(0, abs=1e-12)
+
+
+def test_the_least_leakage_is_no_more_than_what_prices_reach():
+    game, leak = alone(15), saturating(np.linspace(0.1, 1, 15))
+    priced = price_leakage(game, leak, 2.0, total=4.0)
+    least = least_leakage(leak, 4.0, np.zeros(15), np.full(15, 1.0), [priced.budgets])
+    assert least.leakage <= priced.leakage
+    assert least.budgets.sum() == approx(4.0)
+
+
+def test_a_plan_faces_common_rates_and_says_how_well_it_was_solved():
+    game = alone(8)
+    mechanism = partial(leakage_priced, leak=saturating(np.ones(8)), leak_price=0.2)
+    plan = mechanism(game, Horizon(np.array([1, 2]), reward_rates=np.array([2.0, 1.5])))
+    blind = social_agnostic(game, Horizon(np.array([1, 2]), reward_rates=np.array([2.0, 1.5])))
+    assert plan.mechanism == "leakage_priced"
+    assert (plan.to_matrix() < blind.to_matrix()).all()
+    assert "KKT residual" in plan.notes[0]
+
+
+def test_clients_who_harm_more_than_they_earn_are_offered_nothing():
+    game = alone(6)
+    leak = saturating(np.array([50.0, 0, 0, 0, 0, 0]))
+    plan = leakage_priced(game, Horizon(np.array([1])), leak=leak, leak_price=1.0)
+    terms = plan.terms(0)
+    assert (terms.prices[0], terms.budgets[0]) == (0.0, 0.0)
+    assert any("offered nothing" in note for note in plan.notes)
+
+
+def test_a_total_beyond_the_bounds_is_refused():
+    game = alone(4).with_bounds(np.zeros(4), np.full(4, 0.5))
+    with pytest.raises(BadInput, match="total=3"):
+        price_leakage(game, saturating(np.ones(4)), 0.1, total=3.0)
+    with pytest.raises(BadInput, match="either total"):
+        price_leakage(game, saturating(np.ones(4)), 0.1)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.05])
+@pytest.mark.parametrize("guess", [None, -50.0, 3.0, 1e4])
+def test_a_rate_is_found_for_every_total_within_the_bounds(strength, guess):
+    game = paper_scale_game(3, num_clients=12, externality_strength=strength).with_bounds(
+        np.full(12, 0.1), np.linspace(0.5, 2.0, 12)
+    )
+    harm = np.linspace(0.0, 3.0, 12)
+    for total in (1.2 + 1e-6, 4.0, 9.0, 15.0 - 1e-6):  # bounds add up to 1.2 and 15
+        rate, budgets = _rate_of_total(game, harm, total, guess, None)
+        assert budgets.sum() == approx(total, abs=1e-9)
+        np.testing.assert_allclose(budgets, equilibrium_at(game, rate - harm).budgets, atol=1e-9)
+
+
+def test_steps_grow_only_where_progress_is_slow_and_shrink_where_it_turns_back():
+    east, far_east = np.array([1.0, 0.0]), np.array([3.0, 0.0])
+    assert _next_share(1.0, -east, east) == 0.5
+    assert _next_share(1 / 16, -east, east) == 1 / 16
+    assert _next_share(1.0, east, east) == approx(1.3)
+    assert _next_share(1.9, east, east) == 2.0
+    assert _next_share(1.0, east, far_east) == 1.0  # a third of the way is left: fast enough
+    assert _next_share(0.5, east, far_east) == approx(0.65)
+    assert _next_share(1.0, east, np.zeros(2)) == 1.0

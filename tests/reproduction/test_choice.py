@@ -1,0 +1,200 @@
+"""What the paper leaves open is chosen among all variants, once, before anything else is trained of a data set."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mppfl.data.dataset import Dataset, Examples
+from mppfl.errors import BadFile, BadInput
+from reproduction import choice
+from reproduction import measure
+from reproduction.cells import NOISELESS, Cell
+from reproduction.choice import (
+    CHOICE_ROUNDS,
+    VARIANTS,
+    choice_path,
+    missing_variants,
+    read_choice,
+    settings_of,
+    settle_choice,
+)
+from reproduction.document import document_text
+from reproduction.settings import SETTINGS
+from reproduction.status import status
+from reproduction.store import read_trials
+from reproduction.units import place_of_unit
+from tests.reproduction.test_store import measured
+
+COMMITTED = Path(__file__).parents[2] / "reproduction" / "results"
+NAME = "cifar-100"
+SETTING = replace(SETTINGS[NAME], num_train=160, num_test=20, batch_size=8, local_epochs=1)
+BEST = {"norm": "batch", "augmentation": "crop_and_flip"}
+
+
+def percent_of(setting):
+    return {"group": 30.0, "batch": 40.0}[setting.norm] + (10.0 if setting.augmentation != "none" else 0.0)
+
+
+def variant(setting, **changes):
+    """What a training of this variant would leave; nothing is trained: what is tested is the choice."""
+    examples = setting.num_rounds * setting.local_epochs * setting.num_train
+    return measured(NOISELESS, percent_of(setting), None, num_examples=examples, **changes)
+
+
+def settled(folder, setting=SETTING, most=4):
+    """The setting as chosen, and which variants were trained for it."""
+    asked = []
+
+    def train(tried):
+        if len(asked) == most:
+            return None
+        asked.append((tried.norm, tried.augmentation))
+        assert tried.num_rounds == min(CHOICE_ROUNDS, setting.num_rounds)
+        return variant(tried)
+
+    return settle_choice(folder, setting, train, lambda line: None), asked
+
+
+def test_the_most_accurate_of_all_variants_is_chosen_and_none_is_trained_twice(tmp_path):
+    assert settled(tmp_path) == (replace(SETTING, **BEST), list(VARIANTS))
+    assert settled(tmp_path) == (replace(SETTING, **BEST), [])
+    assert read_choice(tmp_path, NAME)["chosen"] == BEST
+
+
+def test_a_choice_among_some_is_no_choice_and_goes_on_where_it_stopped(tmp_path):
+    assert settled(tmp_path, most=3) == (None, list(VARIANTS[:3]))
+    assert read_choice(tmp_path, NAME)["chosen"] is None
+    assert settings_of(tmp_path) == SETTINGS
+    assert missing_variants(tmp_path, SETTING) == [VARIANTS[3]]
+    assert settled(tmp_path) == (replace(SETTING, **BEST), [VARIANTS[3]])
+
+
+def test_the_choice_holds_for_its_data_set_and_no_other(tmp_path):
+    settled(tmp_path)
+    found = settings_of(tmp_path)
+    assert found[NAME] == replace(SETTINGS[NAME], **BEST)
+    assert {name: each for name, each in found.items() if name != NAME} == {
+        name: each for name, each in SETTINGS.items() if name != NAME
+    }
+    assert missing_variants(tmp_path, SETTINGS["svhn"]) == list(VARIANTS)
+    assert missing_variants(tmp_path, SETTINGS["cifar-10"]) == []
+
+
+def test_rehearsals_and_damaged_files_decide_nothing(tmp_path):
+    settled(tmp_path)
+    with pytest.raises(BadInput, match="has variants of 40 rounds, not 3"):
+        settled(tmp_path, replace(SETTING, num_rounds=3))
+    with pytest.raises(BadInput, match="trained on 6400 examples, not 12800"):
+        settled(tmp_path, replace(SETTING, num_train=320))
+    content = json.loads(choice_path(tmp_path, NAME).read_text())
+    choice_path(tmp_path, NAME).write_text(json.dumps(content | {"chosen": {"norm": "group", "augmentation": "none"}}))
+    with pytest.raises(BadFile, match="is not what its variants say"):
+        settings_of(tmp_path)
+    unknown = content["variants"][0] | {"norm": "layer"}
+    choice_path(tmp_path, NAME).write_text(json.dumps(content | {"variants": [*content["variants"], unknown]}))
+    with pytest.raises(BadFile, match="is no variant that is tried"):
+        read_choice(tmp_path, NAME)
+    choice_path(tmp_path, NAME).write_text("{")
+    with pytest.raises(BadFile, match="cannot be read as a choice"):
+        read_choice(tmp_path, NAME)
+
+
+# ---- as a part of measuring ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Drawn pictures, and trainings that take no time: (norm, augmentation, rounds, arms) of each batch."""
+
+    def pictures(size, seed):
+        rng = np.random.default_rng(seed)
+        return Examples(rng.integers(0, 255, (size, 32, 32, 3)).astype(np.uint8), np.arange(size) % 100)
+
+    names, half = tuple(f"c{k}" for k in range(100)), (0.5,) * 3
+    dataset = Dataset(NAME, pictures(160, 0), pictures(20, 1), 100, names, "drawn", half, half)
+    asked = []
+
+    def trained(case, jobs, *args, **options):
+        setting = case.setting
+        asked.append((setting.norm, setting.augmentation, setting.num_rounds, [str(arm) for arm, _ in jobs]))
+        return [replace(variant(setting), arm=arm, unit=unit) for arm, unit in jobs]
+
+    monkeypatch.setattr(measure, "loaded", lambda setting, folder: dataset)
+    monkeypatch.setattr(measure, "trained", trained)
+    return asked
+
+
+def run(folder, **options):
+    cells, told = [Cell(NAME, "dir0.3", 20, 0)], []
+    return measure.measure(cells, folder, settings=SETTINGS | {NAME: SETTING}, tell=told.append, **options)
+
+
+def test_what_is_open_is_chosen_before_the_unit_and_holds_for_every_cell(tmp_path, trainings):
+    assert run(tmp_path, at_most_arms=6).out_of_time
+    tried = [(norm, augmentation, 40, ["noiseless/size"]) for norm, augmentation in VARIANTS]
+    assert trainings[:4] == tried
+    assert all(each[:3] == ("batch", "crop_and_flip", 100) for each in trainings[4:])
+    assert sum(len(each[3]) for each in trainings) == 6
+    assert len(read_trials(tmp_path, place_of_unit(NAME), replace(SETTING, **BEST))) == 2
+    run(tmp_path, at_most_arms=1)
+    assert trainings[-1][:3] == ("batch", "crop_and_flip", 100)
+
+
+def test_variants_are_part_of_what_is_left(tmp_path, trainings):
+    cells = [Cell(NAME, "dir0.3", 20, 0), Cell("cifar-10", "iid", 20, 0)]
+    assert status(tmp_path, cells=cells).variants == {NAME: 4}
+    run(tmp_path, at_most_arms=3)
+    found = status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING})
+    assert found.variants == {NAME: 1}
+    assert found.as_dict()["variants"] == {NAME: 1}
+    run(tmp_path, at_most_arms=1)
+    assert status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING}).variants == {}
+
+
+def test_so_many_are_trained_side_by_side_as_was_asked(tmp_path, trainings):
+    run(tmp_path, arms_together=1, minutes=10)
+    assert {len(arms) for *_, arms in trainings} == {1}
+    assert len(trainings) > 6
+
+
+@pytest.mark.slow
+def test_a_variant_is_really_trained(tmp_path, monkeypatch, trainings):
+    from reproduction import batch
+
+    monkeypatch.setattr(choice, "VARIANTS", (("group", "crop_and_flip"),))
+    monkeypatch.setattr(choice, "CHOICE_ROUNDS", 1)
+    monkeypatch.setattr(measure, "trained", batch.trained)
+    assert run(tmp_path, at_most_arms=1).trained == 1
+    (row,) = read_choice(tmp_path, NAME)["variants"]
+    assert (row["norm"], row["augmentation"]) == ("group", "crop_and_flip")
+    assert 0 <= row["accuracy"] <= 1
+
+
+# ---- the committed files ------------------------------------------------------------------------------------------
+
+
+def test_the_document_says_what_is_chosen_and_what_is_not():
+    lines = {line.split(" | ")[0]: line for line in document_text(COMMITTED).splitlines() if "| `vgg" in line}
+    for name in ("svhn", "cifar-100"):
+        chosen, line = read_choice(COMMITTED, name)["chosen"], lines[f"| {SETTINGS[name].title}"]
+        assert ("not chosen yet" in line) == (chosen is None)
+        assert chosen is None or f"| {chosen['norm']} |" in line
+
+
+def test_a_variant_that_does_not_end_in_time_is_stopped_and_goes_on_later(tmp_path, trainings, monkeypatch):
+    given = []
+
+    def stopped_at_its_deadline(case, jobs, device, precision, origin, deadline, tell, stopped):
+        given.append((case.setting.norm, deadline, stopped.path(case.cell, case.setting, jobs[0]).name))
+        return []
+
+    monkeypatch.setattr(measure, "trained", stopped_at_its_deadline)
+    assert run(tmp_path, minutes=5.0).out_of_time
+    ((norm, deadline, name),) = given
+    assert norm == VARIANTS[0][0]
+    assert np.isfinite(deadline)
+    assert name.startswith("cifar-100-iid-n20-seed0-")
+    assert read_choice(tmp_path, NAME)["variants"] == []

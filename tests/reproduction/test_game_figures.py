@@ -1,0 +1,191 @@
+"""The figures of the game: what is played, with which ε, and what their files hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest import approx
+
+from mppfl.errors import BadFile, BadInput
+from mppfl.game.model import noise_harm
+from mppfl.game.outcome import evaluate
+from mppfl.game.plan import Horizon, rounds_up_to
+from reproduction.figure_files import Figure, Strand, read_figure, write_figure
+from reproduction.game_figures import (
+    FIGURES,
+    MECHANISMS,
+    NUM_PARAMETERS,
+    Place,
+    draw_game,
+    harm_of,
+    play,
+    play_at,
+    run_figure,
+    totals,
+)
+from reproduction.settings import SETTINGS
+
+FILES = Path(__file__).parents[2] / "reproduction" / "results"
+
+
+# ---- what a data set brings into the game -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", SETTINGS)
+def test_the_parameters_in_the_harm_are_those_of_the_model(dataset):
+    from mppfl.training.models import make_model
+
+    setting = SETTINGS[dataset]
+    model = make_model(setting.model, setting.input_shape, setting.num_classes, norm="none")
+    assert sum(parameter.numel() for parameter in model.parameters()) == NUM_PARAMETERS[dataset]
+
+
+def test_cifar_has_the_presets_harm_and_more_examples_of_the_same_pictures_harm_less():
+    assert harm_of("cifar-10") == approx(0.1)
+    assert harm_of("cinic-10") == approx(0.1 * (5 / 9) ** 2)  # same model, 90,000 examples for 50,000
+
+
+def test_the_harm_is_the_same_however_many_clients_share_the_examples():
+    for count in (20, 80):
+        shares = np.full(count, 50_000 / count)
+        assert noise_harm(1000, 1.0, shares, smoothness_ratio=1.0) == approx(1000 / 50_000**2)
+
+
+# ---- one game -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rates", [None, np.linspace(3.0, 0.3, 30)], ids=["own", "given, too low for some"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_sums_over_all_rounds_at_once_are_those_of_evaluate(name, rates):
+    game = draw_game(Place("fashion-mnist"), 1)
+    plan = MECHANISMS[name](game, Horizon(rounds_up_to(30), rates, 1))
+    found, outcome = totals(game, plan), evaluate(game, plan)
+    assert found.server_cost == approx(outcome.server_costs.sum())
+    assert found.welfare == approx(outcome.welfare.sum())
+    assert found.payments == approx(outcome.payments.sum())
+    assert found.below_zero == approx(outcome.below_zero.mean() / 20)
+    assert found.mean_budget == approx(plan.to_matrix().mean())
+
+
+def test_every_mechanism_plays_under_both_conventions_but_the_exact_leader_who_is_mppfl_at_common_rates():
+    played = play(Place("fashion-mnist"), 0)
+    expected = {(convention, name) for convention in ("common", "own") for name in MECHANISMS}
+    assert set(played) == expected - {("common", "mppfl_exact")}
+    assert played["common", "mppfl"] == played["own", "mppfl"]
+    assert played["own", "mppfl_exact"].server_cost < played["own", "mppfl"].server_cost
+
+
+def test_who_ignores_exposure_pays_the_same_whatever_its_strength():
+    weak, strong = (play(Place("fashion-mnist", externality_strength=a), 0) for a in (0.01, 0.1))
+    assert weak["own", "social_agnostic"].server_cost == approx(strong["own", "social_agnostic"].server_cost)
+    assert weak["own", "social_agnostic"].welfare > strong["own", "social_agnostic"].welfare
+
+
+def test_rates_held_at_ones_own_place_change_nothing():
+    place = Place("fashion-mnist")
+    assert play_at(place, place, 0).welfare == approx(play(place, 0)["own", "mppfl"].welfare)
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+CORNERS = [  # file, setting of its strands, position on its axis, what is played there
+    ("fig-cost", "", 0, Place("fashion-mnist")),
+    ("fig-welfare", "", 3, Place("cifar-100")),
+    ("fig-alpha", "cinic-10", 0, Place("cinic-10", externality_strength=0.01)),
+    ("fig-alpha", "cinic-10", 9, Place("cinic-10", externality_strength=0.1)),
+    ("fig-k", "cinic-10", 0, Place("cinic-10", max_hops=1)),
+    ("fig-k", "cinic-10", 7, Place("cinic-10", max_hops=8)),
+    ("fig-n", "cinic-10", 2, Place("cinic-10", num_clients=80)),
+    ("fig-n", "cifar-10", 1, Place("cifar-10", num_clients=50)),
+]
+
+
+@pytest.mark.parametrize(("name", "setting", "position", "place"), CORNERS, ids=lambda each: str(each)[:10])
+def test_the_committed_figures_are_what_the_code_plays(name, setting, position, place):
+    committed, compared = read_figure(FILES, name), 0
+    assert committed.seeds == 30
+    assert committed.configuration["noise_harm"][place.dataset] == approx(harm_of(place.dataset), rel=1e-5)
+    assert committed.configuration["num_rounds"][place.dataset] == place.num_rounds
+    for (convention, mechanism), found in play(place, 29).items():
+        for quantity in ("server_cost", "welfare"):
+            if (setting, convention, mechanism, quantity) in {strand.key for strand in committed.strands}:
+                values = committed.values(mechanism, quantity, convention=convention, setting=setting)
+                assert values[position, 29] == approx(getattr(found, quantity), rel=1e-5)
+                compared += 1
+    assert compared == 15 * (1 if name in ("fig-cost", "fig-welfare") else 2)
+
+
+def test_rates_held_in_the_committed_figures_are_those_at_the_end_of_the_axis():
+    committed = read_figure(FILES, "fig-alpha")
+    weak, strong = (Place("cinic-10", externality_strength=alpha) for alpha in (0.01, 0.1))
+    values = committed.values("mppfl", "welfare", convention="held", setting="cinic-10")
+    assert values[0, 0] == approx(play_at(weak, strong, 0).welfare, rel=1e-5)
+    assert values[9, 0] == approx(play(strong, 0)["own", "mppfl"].welfare, rel=1e-5)
+
+
+def test_the_committed_sweeps_are_those_of_algorithm_1():
+    committed, now = read_figure(FILES, "fig-phi"), FIGURES["fig-phi"](1)
+    assert [strand.key for strand in committed.strands] == [strand.key for strand in now.strands]
+    for before, after in zip(committed.strands, now.strands, strict=True):
+        if before.convention == "solved":  # a path that runs away magnifies the last digit, which machines differ in
+            assert before.values[:, :1] == approx(after.values, rel=1e-5, abs=1e-9), before.key
+
+
+def test_a_figure_is_the_same_at_every_run_but_for_its_provenance(tmp_path):
+    first, second = (run_figure("fig-phi", tmp_path / part, seeds=2) for part in ("a", "b"))
+    contents = [json.loads(path.read_text()) for path in (first, second)]
+    provenance = [content.pop("provenance") for content in contents]
+    assert contents[0] == contents[1]
+    assert {"mppfl", "commit", "source", "seconds", "cpu_seconds"} <= set(provenance[0])
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_figure_comes_back_from_its_file_with_gaps_where_there_is_no_number(tmp_path):
+    values = np.array([[1.0, np.nan], [2.5, 1e-20]])
+    strand = Strand("cifar-10", "own", "mppfl", "welfare", values)
+    figure = Figure("fig-n", {"a": 1}, 2, "N", [20, 50], [strand], {"mppfl": "0"})
+    write_figure(tmp_path, figure)
+    again = read_figure(tmp_path, "fig-n")
+    found = again.values("mppfl", "welfare", convention="own", setting="cifar-10")
+    assert np.array_equal(found, values, equal_nan=True)
+    assert (again.places, again.axis, again.configuration) == ([20, 50], "N", {"a": 1})
+    with pytest.raises(BadInput, match="no strand"):
+        again.values("random", "welfare")
+
+
+def test_what_is_no_figure_is_refused(tmp_path):
+    assert read_figure(tmp_path, "fig-n") is None
+    for wrong in ("", "{}", '{"figure": "fig-k", "format": 1}', "[1]"):
+        (tmp_path / "fig-n.json").write_text(wrong)
+        with pytest.raises(BadFile, match="Make it anew"):
+            read_figure(tmp_path, "fig-n")
+    with pytest.raises(BadInput, match="shape"):
+        replace(read_figure(FILES, "fig-n"), seeds=29)
+    with pytest.raises(BadInput, match="figure='fig-x' is not known"):
+        run_figure("fig-x", tmp_path)
+    with pytest.raises(BadInput, match="seeds"):
+        run_figure("fig-phi", tmp_path, seeds=0)
+
+
+def test_figures_are_played_where_only_numpy_and_scipy_are_installed(tmp_path):
+    guard = """
+import sys
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in FORBIDDEN:
+            raise ImportError(name)
+FORBIDDEN = {"torch", "numba", "typer", "pydantic", "dp_accounting", "matplotlib", "networkx", "jinja2", "rich"}
+sys.meta_path.insert(0, Refused())
+from reproduction.game_figures import run_figure
+print(run_figure("fig-phi", sys.argv[1], 1))
+"""
+    done = subprocess.run([sys.executable, "-c", guard, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_figure(tmp_path, "fig-phi").seeds == 1

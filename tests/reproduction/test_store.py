@@ -1,0 +1,140 @@
+"""Files of cells: whole, readable, and refused where they were measured otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from mppfl.errors import BadFile
+from reproduction.cells import NOISELESS, ArmName, Cell
+from reproduction.settings import SETTINGS
+from reproduction.store import (
+    Measured,
+    add_arms,
+    add_trials,
+    cell_path,
+    every_training,
+    is_unavailable,
+    note_available,
+    note_unavailable,
+    read_cell,
+    read_trials,
+    unit_path,
+)
+
+CELL = Cell("cifar-10", "iid", 20, 0)
+SETTING = SETTINGS["cifar-10"]
+SA, MPPFL = ArmName("social_agnostic", "size"), ArmName("mppfl", "size")
+
+
+def measured(arm, percent, unit=1e-3, **changes):
+    """An arm that reached so many percent."""
+    share = percent / 100
+    found = Measured(
+        arm=arm,
+        unit=unit,
+        accuracy=share,
+        best_accuracy=share,
+        curve={"round": [80], "accuracy": [round(share, 4)]},
+        clip_norm=1.03,
+        fixed_budget=0.25 if arm.mechanism.startswith("fixed") else None,
+        share_clipped=0.5,
+        budgets={"round": [1], "taking_part": [20], "mean": [1.1], "harmonic_mean": [0.8]},
+        dp_epsilon=None if unit is None else 1.5,
+        dp_delta=1e-5,
+        num_rounds=80,
+        num_examples=20_000_000,
+        seconds=50.0,
+        arms_together=12,
+        samples_per_second=400_000.0,
+        tflop_per_second=40.0,
+        gflop_per_example=0.1,
+        engine="batched",
+        precision="bf16",
+        device="a GPU",
+        versions={"torch": "2"},
+        commit="unknown",
+        source="0123456789ab",
+        started="2026-01-01T00:00:00+00:00",
+    )
+    return replace(found, **changes)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    arms = [measured(SA, 66.5), measured(MPPFL, 62.6), measured(NOISELESS, 70.4, unit=None)]
+    add_arms(tmp_path, CELL, SETTING, arms)
+    assert read_cell(tmp_path, CELL, SETTING) == {each.arm: each for each in arms}
+    content = json.loads(cell_path(tmp_path, CELL).read_text())
+    assert content["configuration"]["partition"] == "iid"
+    assert "after the last round" in content["accuracy"]
+
+
+def test_a_missing_file_has_no_arms(tmp_path):
+    assert read_cell(tmp_path, CELL, SETTING) == {}
+    assert read_trials(tmp_path / "nowhere", CELL, SETTING) == []
+    assert every_training(tmp_path / "nowhere") == []
+
+
+def test_arms_already_there_are_kept_as_they_are(tmp_path):
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 10.0), measured(MPPFL, 62.6)])
+    found = read_cell(tmp_path, CELL, SETTING)
+    assert found[SA].accuracy == 0.665
+    assert found[MPPFL].accuracy == 0.626
+
+
+def test_trials_are_kept_in_order_with_what_they_say_of_the_unit(tmp_path):
+    add_trials(tmp_path, CELL, SETTING, [measured(SA, 60.0, unit=5e-4)])
+    add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5, unit=1e-3)], {"size": {"unit": 1e-3}})
+    assert [each.unit for each in read_trials(tmp_path, CELL, SETTING)] == [5e-4, 1e-3]
+    assert json.loads(unit_path(tmp_path, "cifar-10").read_text())["units"]["size"]["unit"] == 1e-3
+
+
+def test_a_training_in_two_files_counts_once(tmp_path):
+    add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5), measured(MPPFL, 62.6)])
+    (tmp_path / "fig-phi.json").write_text('{"name": "fig-phi"}')
+    assert sorted(str(each.arm) for _, each in every_training(tmp_path)) == ["mppfl/size", "social_agnostic/size"]
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path):
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    with pytest.raises(BadFile, match=r"measured with learning_rate=0\.01, here it is 0\.1") as caught:
+        read_cell(tmp_path, CELL, replace(SETTING, learning_rate=0.1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "cannot be read"),
+        (lambda text: "[]", "cannot be read"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "of format 9"),
+        (lambda text: text.replace('"clip_norm": 1.03, ', ""), "an arm is not whole"),
+        (lambda text: text.replace('"accuracy": 0.665, "best', '"accuracy": 66.5, "best'), "an arm is not whole"),
+        (lambda text: re.sub(r'"arm": "[^"]*"', '"arm": 3', text), "an arm is not whole"),
+        (lambda text: re.sub(r'"unit": [^,]*', '"unit": "x"', text), "an arm is not whole"),
+        (lambda text: re.sub(r'"curve": {[^}]*}', '"curve": {}', text), "an arm is not whole"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, said):
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    path = cell_path(tmp_path, CELL)
+    before = path.read_text()
+    path.write_text(damage(before))
+    assert path.read_text() != before
+    with pytest.raises(BadFile, match=said):
+        read_cell(tmp_path, CELL, SETTING)
+
+
+def test_data_that_were_not_there_are_noted_until_they_are(tmp_path):
+    note_unavailable(tmp_path, "svhn")
+    assert is_unavailable(tmp_path, "svhn")
+    note_available(tmp_path, "svhn")
+    assert not is_unavailable(tmp_path, "svhn")
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    note_unavailable(tmp_path, "cifar-10")  # measured before, elsewhere
+    assert not is_unavailable(tmp_path, "cifar-10")

@@ -1,0 +1,247 @@
+"""Whose update counts how much, and what the server makes of the mean."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from pytest import approx
+from scipy.stats import norm
+
+from mppfl.errors import BadInput
+from mppfl.training.aggregate import estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
+from mppfl.training.config import TrainingConfig
+
+FALSE_ALARM = 1e-7
+SIZES = np.array([10.0, 30.0, 60.0])
+NOISE = np.array([0.5, 0.1, 2.0])
+
+
+def drawn_updates(num_clients=3, num_parameters=50, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((num_clients, num_parameters)))
+
+
+# ---- weights ------------------------------------------------------------------------------------------------------
+
+
+def test_size_weights_are_shares_of_the_examples_and_uniform_ones_are_equal():
+    by_size, no_d = weights_of_updates("size", SIZES, NOISE, drawn_updates())
+    uniform, _ = weights_of_updates("uniform", SIZES, NOISE, drawn_updates())
+    assert by_size == approx([0.1, 0.3, 0.6])
+    assert uniform == approx([1 / 3] * 3)
+    assert math.isnan(no_d)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 8), st.floats(1e-6, 1e6), st.floats(0, 1e6))
+def test_equal_budgets_and_sizes_make_noise_aware_weights_the_size_weights(num_clients, std, dispersion):
+    theta, used = weights_of_updates(
+        "noise_aware", [25] * num_clients, [std] * num_clients, drawn_updates(num_clients), dispersion
+    )
+    assert used == dispersion
+    np.testing.assert_allclose(theta, 1 / num_clients, rtol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
+def test_far_apart_clients_count_by_size(clients):
+    sizes, std = np.array(clients).T
+    theta, _ = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), 1e18)
+    np.testing.assert_allclose(theta, sizes / sizes.sum(), rtol=1e-6)
+    theta, _ = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), math.inf)
+    np.testing.assert_array_equal(theta, sizes / sizes.sum())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
+def test_clients_who_agree_count_by_inverse_variance_and_the_mean_is_as_precise_as_can_be(clients):
+    sizes, std = np.array(clients).T
+    theta, _ = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), 0.0)
+    np.testing.assert_allclose(theta, std**-2 / (std**-2).sum(), rtol=1e-10)
+    assert (theta**2 * std**2).sum() == approx(1 / (std**-2).sum())
+
+
+def test_the_formula_of_the_model_by_hand():
+    # d = 3, p δ² = (1, 3), θ⁰ = (1/4, 3/4): (3/4 + m)/4 + (9/4 + m)/6 = 1 gives m = 21/20, θ = (9/20, 11/20).
+    theta = noise_aware_weights(np.array([0.25, 0.75]), np.array([1.0, 3.0]), 3.0)
+    assert theta == approx([9 / 20, 11 / 20])
+
+
+def test_where_clients_agree_and_some_add_no_noise_they_alone_count_by_size():
+    theta = noise_aware_weights(np.array([0.1, 0.3, 0.6]), np.array([0.0, 0.0, 5.0]), 0.0)
+    assert theta == approx([0.25, 0.75, 0.0])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_noise_too_small_to_invert_leaves_the_weights_finite():
+    theta, _ = weights_of_updates("noise_aware", [1, 1], [1.0, 1e-155], torch.zeros((2, 1)), 0.0)
+    assert theta == approx([0.0, 1.0])
+
+
+def mean_squared_error(theta, by_size, energy, dispersion):
+    """E|Σθ_i Δ̃_i − Σθ⁰_i Δ_i|² for updates d from their mean and noise energy e_i, where Σθ = Σθ⁰ = 1."""
+    return dispersion * ((theta - by_size) ** 2).sum(-1) + (theta**2 * energy).sum(-1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.floats(1, 1e3), st.one_of(st.just(0.0), st.floats(1e-12, 1e3))), min_size=2, max_size=6),
+    st.one_of(st.just(0.0), st.floats(1e-3, 1e4)),
+    st.integers(0, 2**32),
+)
+def test_no_other_weights_have_a_smaller_error(clients, dispersion, seed):
+    sizes, energy = np.array(clients).T
+    by_size = sizes / sizes.sum()
+    theta = noise_aware_weights(by_size, energy, dispersion)
+    best = mean_squared_error(theta, by_size, energy, dispersion)
+    rng = np.random.default_rng(seed)
+    for scale in (1e-3, 0.1, 1.0):
+        steps = rng.standard_normal((20, len(sizes))) * scale
+        steps -= steps.mean(1, keepdims=True)  # Σθ stays 1
+        assert (mean_squared_error(theta + steps, by_size, energy, dispersion) >= best * (1 - 1e-9)).all()
+
+
+def test_the_error_of_the_closed_form_is_that_of_drawn_updates():
+    rng, size, p, draws = np.random.default_rng(4), 4, 5, 40_000
+    std, dispersion = np.array([0.2, 0.5, 1.0, 3.0]), 2.0
+    by_size = np.array([0.4, 0.3, 0.2, 0.1])
+    theta = noise_aware_weights(by_size, p * std**2, dispersion)
+    true = 7.0 + rng.standard_normal((draws, size, p)) * math.sqrt(dispersion / p)
+    noisy = true + rng.standard_normal((draws, size, p)) * std[:, None]
+    errors = (np.einsum("k,dkp->dp", theta, noisy) - np.einsum("k,dkp->dp", by_size, true)) ** 2
+    found = errors.sum(1)
+    off = norm.ppf(1 - FALSE_ALARM / 2) * found.std() / math.sqrt(draws)
+    assert found.mean() == approx(mean_squared_error(theta, by_size, p * std**2, dispersion), abs=off)
+
+
+# Whatever noise a budget between 1e-150 and 1e150 buys: none, next to none, or beyond all bounds.
+stds = st.one_of(st.just(0.0), st.floats(1e-70, 1e70))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 6).flatmap(
+        lambda n: st.tuples(
+            arrays(np.float64, n, elements=st.integers(1, 10**7).map(float)),
+            arrays(np.float64, n, elements=stds),
+            arrays(np.float64, (n, 3), elements=st.floats(-1e6, 1e6)),
+        )
+    )
+)
+def test_noise_aware_weights_are_weights_whatever_the_noise(round_of_clients):
+    sizes, std, updates = round_of_clients
+    theta, dispersion = weights_of_updates("noise_aware", sizes, std, torch.from_numpy(updates))
+    assert np.isfinite(theta).all()
+    assert (theta >= 0).all()
+    assert theta.sum() == approx(1.0, abs=1e-9)
+    assert dispersion >= 0
+
+
+def test_a_round_without_participants_has_nothing_to_aggregate():
+    for how in ("size", "uniform", "noise_aware"):
+        with pytest.raises(BadInput, match="nobody takes part"):
+            weights_of_updates(how, [], [], torch.zeros((0, 3)))
+
+
+# ---- dispersion ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [[30.0] * 5, [1e-3, 1.0, 30.0, 100.0, 3000.0], [0.0, 0.0, 0.0, 5.0, 50.0], [0.0] * 5, [0.0, 30.0, 30.0, 30.0, 1e9]],
+    ids=["equal", "very unequal", "mostly none", "none", "one drowned"],
+)
+def test_the_estimate_of_the_dispersion_is_right_on_average(energy):
+    rng, p, draws, dispersion = np.random.default_rng(2), 100, 1000, 30.0
+    energy = np.array(energy)
+    true = 5.0 + rng.standard_normal((draws, len(energy), p)) * math.sqrt(dispersion / p)
+    noisy = true + rng.standard_normal(true.shape) * np.sqrt(energy / p)[:, None]
+    found = np.array([estimated_dispersion(torch.from_numpy(each), energy) for each in noisy])
+    off = norm.ppf(1 - FALSE_ALARM / 2) * found.std() / math.sqrt(draws)
+    assert (found == 0).mean() == 0  # what is cut off at zero would bias the mean: here nothing is
+    assert off < 0.05 * dispersion  # the test can tell 5 % from nothing
+    assert found.mean() == approx(dispersion, abs=off)
+
+
+def test_the_dispersion_is_never_negative_although_noise_explains_more_than_there_is():
+    assert estimated_dispersion(torch.zeros((4, 6)), np.full(4, 100.0)) == 0.0
+
+
+def test_without_noise_the_dispersion_is_the_variance_among_clients():
+    rows = np.random.default_rng(0).standard_normal((5, 7))
+    assert estimated_dispersion(torch.from_numpy(rows), np.zeros(5)) == approx(rows.var(axis=0, ddof=1).sum())
+
+
+def test_one_participant_has_weight_one_whatever_its_noise():
+    for std in (0.0, 1e-9, 1e9):
+        theta, dispersion = weights_of_updates("noise_aware", [12], [std], torch.ones((1, 4)))
+        assert theta == approx([1.0])
+        assert dispersion == math.inf
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arrays(np.float64, (4, 3), elements=st.floats(-100, 100)),
+    arrays(np.float64, 4, elements=st.one_of(st.just(0.0), st.floats(1e-100, 1e4))),
+    st.permutations(range(4)),
+)
+def test_the_order_of_clients_changes_no_weight(updates, energy, order):
+    straight = estimated_dispersion(torch.from_numpy(updates), energy)
+    turned = estimated_dispersion(torch.from_numpy(updates[order]), energy[order])
+    assert turned == approx(straight, rel=1e-6, abs=1e-6)
+
+
+# ---- the server's step --------------------------------------------------------------------------------------------
+
+
+def walked(config, means, start):
+    weights, memory = start.clone(), {}
+    for mean in means:
+        weights, memory = server_step(weights, mean, memory, config)
+    return weights
+
+
+MEANS = torch.from_numpy(np.random.default_rng(7).standard_normal((5, 11)))
+START = torch.linspace(-1, 1, 11, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("plain", 0.0), ("momentum", 0.0), ("momentum", 0.7)])
+def test_plain_and_momentum_are_sgd_on_minus_the_mean_update(optimizer, momentum):
+    config = TrainingConfig(server_optimizer=optimizer, server_learning_rate=0.3, server_momentum=momentum)
+    parameter = torch.nn.Parameter(START.clone())
+    sgd = torch.optim.SGD([parameter], lr=0.3, momentum=momentum)
+    for mean in MEANS:
+        parameter.grad = -mean.clone()
+        sgd.step()
+    torch.testing.assert_close(walked(config, MEANS, START), parameter.detach(), rtol=0, atol=1e-14)
+
+
+def test_plain_at_rate_one_adds_the_mean_update():
+    torch.testing.assert_close(walked(TrainingConfig(), MEANS[:1], START), START + MEANS[0], rtol=0, atol=0)
+
+
+def test_adam_is_fedadam_written_out():
+    # Reddi et al. 2021, Algorithm 2: m ← β₁m + (1−β₁)Δ, v ← β₂v + (1−β₂)Δ², x ← x + η m/(√v + τ), no bias correction.
+    config = TrainingConfig(server_optimizer="adam", server_learning_rate=0.05, server_momentum=0.9)
+    x, m, v = START.numpy().copy(), np.zeros(11), np.full(11, 1e-3**2)  # v starts at τ², as the paper asks
+    for delta in MEANS.numpy():
+        for i in range(11):
+            m[i] = 0.9 * m[i] + 0.1 * delta[i]
+            v[i] = 0.99 * v[i] + 0.01 * delta[i] ** 2
+            x[i] += 0.05 * m[i] / (math.sqrt(v[i]) + 1e-3)
+    np.testing.assert_allclose(walked(config, MEANS, START).numpy(), x, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "momentum", "adam"])
+def test_a_step_leaves_what_it_was_given_as_it_was(optimizer):
+    config = TrainingConfig(server_optimizer=optimizer)
+    weights, mean = START.clone(), MEANS[0].clone()
+    _, memory = server_step(weights, mean, {}, config)
+    before = {name: value.clone() for name, value in memory.items()}
+    server_step(weights, mean, memory, config)
+    assert torch.equal(weights, START)
+    assert torch.equal(mean, MEANS[0])
+    assert all(torch.equal(memory[name], before[name]) for name in before)

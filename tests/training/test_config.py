@@ -1,0 +1,153 @@
+"""TrainingConfig: what is wrong is refused by its name, what is right is kept."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mppfl.errors import BadInput
+from mppfl.training.config import CHOICES, TrainingConfig
+from mppfl.training.models import make_model
+from mppfl.training.rounds import Arm, training_key
+from tests.training.trainings import pictures, plan_with
+
+COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")
+ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm")
+SHARES = ("momentum", "server_momentum")
+
+not_numbers = st.sampled_from(["x", "", "ten", [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
+not_counts = st.one_of(
+    st.integers(max_value=0), st.floats(), st.booleans(), st.sampled_from(["1", "x", [], {}, 1j, object()])
+)
+bad_values = st.one_of(
+    st.tuples(st.sampled_from(COUNTS), not_counts),
+    st.tuples(
+        st.sampled_from(ABOVE_ZERO),
+        st.one_of(st.floats(max_value=0.0), st.sampled_from([math.nan, math.inf, -math.inf]), not_numbers),
+    ),
+    st.tuples(
+        st.sampled_from(SHARES),
+        st.one_of(
+            st.floats(max_value=0.0, exclude_max=True),
+            st.floats(min_value=1.0, exclude_min=True),
+            st.just(math.nan),
+            not_numbers,
+        ),
+    ),
+    st.tuples(
+        st.just("dp_delta"),
+        st.one_of(st.floats(max_value=0.0), st.floats(min_value=1.0), st.just(math.nan), not_numbers),
+    ),
+    st.tuples(
+        st.sampled_from(["seed", "average_rounds"]),
+        st.one_of(st.integers(max_value=-1), st.floats(), st.booleans(), st.sampled_from(["1", None, [], {}, 1j])),
+    ),
+    st.sampled_from(sorted(CHOICES)).flatmap(
+        lambda name: st.tuples(
+            st.just(name),
+            st.one_of(
+                st.text(max_size=12).filter(lambda word: word not in CHOICES[name]),
+                st.sampled_from([None, 0, 1.5, True, [], {}, ("paper",)]),
+            ),
+        )
+    ),
+)
+
+good_values = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: st.integers(1, 10**9) for name in COUNTS},
+        **{name: st.floats(0.0, 1e300, exclude_min=True) for name in ABOVE_ZERO},
+        **{name: st.floats(0.0, 1.0) for name in SHARES},
+        "dp_delta": st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+        "seed": st.integers(0, 2**63 - 1),
+        "average_rounds": st.integers(0, 10**6),
+        **{name: st.sampled_from(known) for name, known in CHOICES.items() if name != "privacy"},
+    },
+)
+
+
+@settings(deadline=None)
+@given(bad_values)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(bad):
+    name, value = bad
+    with pytest.raises(BadInput, match=rf"\b{name}\b") as refused:
+        TrainingConfig(**{name: value})
+    assert "\n" not in str(refused.value)
+
+
+@settings(deadline=None)
+@given(good_values, st.sampled_from(CHOICES["privacy"]))
+def test_a_good_value_is_kept_as_it_came(good, privacy):
+    if privacy == "dpsgd_poisson" and good.get("noise", "seeded") != "seeded":
+        good["augmentation"] = "none"  # with real noise it takes no other
+    config = TrainingConfig(**{"clip_norm": 1.0, **good, "privacy": privacy})
+    for name, value in good.items():
+        assert getattr(config, name) == value
+    assert config.mechanism.name == privacy
+
+
+def test_the_papers_values_are_the_defaults():
+    config = TrainingConfig()
+    assert (config.learning_rate, config.batch_size, config.local_epochs, config.momentum) == (0.01, 32, 5, 0.0)
+    assert (config.privacy, config.clip_norm) == ("paper", "first_round_median")
+
+
+def test_none_leaves_the_choice_of_processes_and_clients_at_once_to_us():
+    assert TrainingConfig(clients_at_once=None, processes=None).processes is None
+
+
+@pytest.mark.parametrize("privacy", ["full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson"])
+def test_a_median_clip_norm_is_refused_where_gradients_are_clipped(privacy):
+    with pytest.raises(BadInput, match=f"{privacy} clips every example's gradient. Give clip_norm a number"):
+        TrainingConfig(privacy=privacy)
+
+
+@pytest.mark.parametrize("word", ["first_round_mean", "1.0", ""])
+def test_a_clip_norm_that_is_another_word_is_refused(word):
+    with pytest.raises(BadInput, match=r"clip_norm=.*'first_round_median'"):
+        TrainingConfig(clip_norm=word)
+
+
+def test_adding_or_removing_a_client_can_be_asked_for_with_client_alone():
+    assert TrainingConfig(privacy="client", adjacency="add-remove").mechanism.adjacency == "add-remove"
+    with pytest.raises(BadInput, match="adjacency"):
+        TrainingConfig(privacy="paper", adjacency="add-remove")
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "nonsense"])
+def test_an_adjacency_that_the_mechanism_has_not_is_refused_with_any_clip_norm(adjacency):
+    with pytest.raises(BadInput, match="adjacency"):
+        TrainingConfig(privacy="paper", clip_norm=1.0, adjacency=adjacency)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "momentum", "server_learning_rate", "budget_unit", "dp_delta"])
+def test_a_number_written_as_text_is_refused(name):
+    with pytest.raises(BadInput, match=name):
+        TrainingConfig(**{name: "0.5"})
+
+
+@pytest.mark.parametrize("name", [*ABOVE_ZERO, *SHARES, "dp_delta"])
+def test_a_whole_number_too_large_for_a_float_is_refused(name):
+    with pytest.raises(BadInput, match=name):
+        TrainingConfig(**{name: 10**400})
+
+
+@pytest.mark.parametrize("device", [None, 3, 1.5, "quantum", ""])
+def test_a_device_that_is_none_is_refused(device):
+    with pytest.raises(BadInput, match="device"):
+        TrainingConfig(device=device)
+
+
+def test_a_seed_too_large_for_pytorch_is_refused():
+    with pytest.raises(BadInput, match="seed"):
+        TrainingConfig(seed=2**64)
+
+
+@pytest.mark.parametrize("change", [{"batch_size": np.int64(4)}, {"learning_rate": np.float32(0.1)}])
+def test_a_configuration_with_numpy_numbers_can_be_checkpointed(change):
+    data = pictures()
+    arm = Arm("training", plan_with([1.0] * 3), data, TrainingConfig(**{"batch_size": 4, **change}))
+    assert len(training_key(make_model("softmax", data.input_shape, 4), arm)) == 64

@@ -1,0 +1,308 @@
+"""The fast engines compute what the plain loop computes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from mppfl.errors import BadInput
+from mppfl.training.cohort import Cohort, choose_engine
+from mppfl.training.config import TrainingConfig
+from mppfl.training.dense import is_dense
+from mppfl.training.flat import flat_model
+from mppfl.training.layered import is_layered
+from mppfl.training.local import Descent, Lane, Table, plain_descent
+from mppfl.training.models import make_model
+from mppfl.training.rounds import Arm, rounds_together, training_rounds
+from mppfl.network.device import find_device
+from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with, small_cnn
+
+EXACT = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2}
+
+
+def own_module():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return TwoPaths()
+
+
+MODELS = {
+    "linear": lambda: make_model("linear", (1, 8, 8), 4),
+    "softmax": lambda: make_model("softmax", (1, 8, 8), 4),
+    "mlp": lambda: make_model("mlp", (1, 8, 8), 4, hidden=(7, 5)),
+    "cnn": small_cnn,
+    "batch norm": batch_normed,
+    "own module": own_module,
+}
+UPDATE_LEVEL = {"paper": {"clip_norm": 0.5}, "client": {"clip_norm": 50.0}}  # one that clips, one that does not
+GRADIENT_LEVEL = {
+    "full_batch": {"clip_norm": 0.7},
+    "full_batch_steps": {"clip_norm": 0.7, "num_steps": 3},
+    "dpsgd_shuffle": {"clip_norm": 0.7},
+}
+ENGINES_OF = {
+    "linear": ("dense", "vmap", "batched"),
+    "softmax": ("dense", "vmap", "batched"),
+    "mlp": ("dense", "vmap", "batched"),
+    "cnn": ("vmap", "batched"),
+    "batch norm": ("batched",),
+    "own module": ("vmap",),
+}
+
+
+def final_weights(model, config, budgets=(np.inf, np.inf, np.inf), **arms):
+    data = pictures()
+    *_, last = training_rounds(model, data, plan_with(budgets), config, **arms)
+    return last.weights
+
+
+def combinations():
+    for model, engines in ENGINES_OF.items():
+        for privacy, more in {**UPDATE_LEVEL, **GRADIENT_LEVEL}.items():
+            for engine in engines:
+                if privacy in GRADIENT_LEVEL and model == "batch norm":
+                    continue
+                yield pytest.param(model, privacy, more, engine, id=f"{model}-{privacy}-{engine}")
+
+
+@pytest.mark.parametrize(("model", "privacy", "more", "engine"), combinations())
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_every_engine_agrees_with_the_plain_loop_without_noise(model, privacy, more, engine, momentum):
+    config = TrainingConfig(privacy=privacy, momentum=momentum, **EXACT, **more)
+    plain = final_weights(MODELS[model](), dataclasses.replace(config, engine="loop"))
+    fast = final_weights(MODELS[model](), dataclasses.replace(config, engine=engine))
+    assert np.abs(plain).max() > 0.01
+    np.testing.assert_allclose(fast, plain, atol=1e-9, rtol=0)
+
+
+def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm():
+    # A batch of padding alone has no deviation: divided by √ε, layer by layer, it would grow past all bounds.
+    config = TrainingConfig(batch_size=4, learning_rate=1e-4)
+    model, plan = batch_normed(depth=16), plan_with((np.inf, np.inf, np.inf), 1)
+    begin = parameters_to_vector(model.parameters()).detach().numpy()
+    (plain,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="loop"))
+    (fast,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="batched"))
+    assert fast.diverged == ()
+    assert np.linalg.norm(fast.weights - plain.weights) < 1e-5 * np.linalg.norm(plain.weights - begin)
+
+
+def test_a_batch_norm_that_no_relu_follows_stays_finite_too():
+    layers = [nn.Conv2d(1, 4, 3, padding=1)]
+    for _ in range(18):
+        layers += [nn.ReLU(), nn.BatchNorm2d(4, track_running_stats=False), nn.Conv2d(4, 4, 3, padding=1)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 4))
+    config = TrainingConfig(batch_size=4, learning_rate=1e-4, engine="batched")
+    (record,) = training_rounds(model, pictures(), plan_with((np.inf, np.inf, np.inf), 1), config)
+    assert record.diverged == ()
+
+
+def test_padding_never_shows_a_client_the_example_of_another():
+    data = pictures()
+    features = data.features.copy()
+    features = np.concatenate([np.full_like(features[:1], 3e38), features])  # row 0 is nobody's
+    wild = dataclasses.replace(
+        data,
+        features=features,
+        labels=np.concatenate([data.labels[:1], data.labels]),
+        members=tuple(rows + 1 for rows in data.members),
+    )
+    for engine, model in (("dense", MODELS["mlp"]), ("vmap", MODELS["mlp"]), ("batched", small_cnn)):
+        config = TrainingConfig(batch_size=4, learning_rate=0.1, engine=engine)
+        (record,) = training_rounds(model(), wild, plan_with((np.inf, np.inf, np.inf), 1), config)
+        assert record.diverged == (), engine
+
+
+class Residual(nn.Sequential):
+    """Layers in a row, and past them."""
+
+    def forward(self, x):
+        return super().forward(x) + x.flatten(1)[:, :4]
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def frozen_first_layer():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    model[1].requires_grad_(False)
+    return model
+
+
+def layer_that_comes_twice():
+    twice, once = nn.Linear(8, 8), nn.Linear(8, 8)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), twice, nn.ReLU(), once, nn.ReLU(), twice, nn.ReLU(), nn.Linear(8, 4)
+    )
+
+
+def tied_weights():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[5].weight = model[3].weight
+    return model
+
+
+def one_relu_for_all():
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 4), relu)
+
+
+UNUSUAL = {
+    "a layer that comes twice": layer_that_comes_twice,
+    "tied weights": tied_weights,
+    "one ReLU for all": one_relu_for_all,
+    "forward of its own": lambda: Residual(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4)),
+    "layer of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(64, 8), nn.ReLU(), nn.Linear(8, 4)),
+    "frozen layer": frozen_first_layer,
+    "reflected edges": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten(), nn.Linear(256, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_no_engine_trains_another_network_than_the_one_given(name):
+    torch.manual_seed(0)
+    model = UNUSUAL[name]()
+    assert not is_dense(model)
+    assert not is_layered(model)
+    config = TrainingConfig(**EXACT)
+    plain = final_weights(model, dataclasses.replace(config, engine="loop"))
+    for engine in ("auto", "vmap"):
+        np.testing.assert_allclose(
+            final_weights(model, dataclasses.replace(config, engine=engine, processes=1)), plain, atol=1e-7, rtol=0
+        )
+
+
+def test_frozen_weights_are_neither_moved_nor_sent():
+    model = frozen_first_layer()
+    flat = flat_model(model)
+    assert flat.num_parameters == 8 * 4 + 4
+    before = model[1].weight.detach().clone()
+    data = pictures()
+    table = Table(torch.from_numpy(data.features.copy()), torch.from_numpy(data.labels.copy()))
+    start = flat.initial_weights(0)
+    assert plain_descent(flat, Lane(start, [np.arange(4)] * 3), table, Descent(0.5)).sub(start).abs().max() > 0.01
+    torch.testing.assert_close(flat.module[1].weight, before, rtol=0, atol=0)
+    for privacy in ("client", "dpsgd_shuffle"):
+        config = TrainingConfig(privacy=privacy, batch_size=4, clip_norm=0.5, engine="loop")
+        *_, last = training_rounds(model, data, plan_with((1.0, 1.0, 1.0)), config)
+        assert len(last.weights) == flat.num_parameters
+
+
+@pytest.mark.parametrize("privacy", [*UPDATE_LEVEL, *GRADIENT_LEVEL])
+def test_seeded_noise_is_the_same_in_every_engine(privacy):
+    more = {**UPDATE_LEVEL, **GRADIENT_LEVEL}[privacy]
+    config = TrainingConfig(privacy=privacy, **EXACT, **more)
+    budgets = (0.5, 0.0, 2.0)
+    plain = final_weights(MODELS["mlp"](), dataclasses.replace(config, engine="loop"), budgets)
+    fast = final_weights(MODELS["mlp"](), dataclasses.replace(config, engine="dense"), budgets)
+    quiet = final_weights(MODELS["mlp"](), dataclasses.replace(config, engine="loop"), (np.inf, 0.0, np.inf))
+    np.testing.assert_allclose(fast, plain, atol=1e-9, rtol=0)
+    assert np.abs(plain - quiet).max() > 1e-3
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+def test_how_many_clients_are_computed_at_once_changes_nothing(at_once):
+    config = TrainingConfig(**EXACT, engine="dense")
+    whole = final_weights(MODELS["mlp"](), config)
+    parts = final_weights(MODELS["mlp"](), dataclasses.replace(config, clients_at_once=at_once))
+    np.testing.assert_allclose(parts, whole, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("privacy", ["paper", "dpsgd_shuffle"])
+def test_processes_give_the_loop_bit_for_bit(processes, privacy):
+    config = TrainingConfig(
+        privacy=privacy, batch_size=4, local_epochs=1, clip_norm=0.5, learning_rate=0.1, processes=processes
+    )
+    budgets = (0.5, 1.0, 2.0)
+    alone = final_weights(small_cnn(), dataclasses.replace(config, engine="loop"), budgets)
+    shared = final_weights(small_cnn(), dataclasses.replace(config, engine="processes"), budgets)
+    np.testing.assert_array_equal(shared, alone)
+
+
+def test_an_error_in_a_worker_reaches_the_caller_with_its_reason():
+    data = pictures()
+    config = TrainingConfig(engine="processes", processes=2, batch_size=4)
+    wrong = make_model("softmax", (1, 5, 5), 4)  # does not fit the pictures
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        list(training_rounds(wrong, data, plan_with([np.inf] * 3), config))
+
+
+def test_arms_side_by_side_are_the_arms_one_by_one():
+    data = pictures()
+    config = TrainingConfig(batch_size=4, local_epochs=2, learning_rate=0.1, privacy="client", clip_norm=1.0)
+    arms = [
+        Arm("free", plan_with([np.inf] * 3), data, config),
+        Arm("noisy", plan_with([3.0, 0.0, 1.0]), data, dataclasses.replace(config, aggregation="size")),
+        Arm("other seed", plan_with([3.0, 1.0, 1.0], 3), data, dataclasses.replace(config, seed=5)),
+        Arm("private", plan_with([3.0, 1.0, 1.0]), data, dataclasses.replace(config, privacy="dpsgd_shuffle")),
+    ]
+    model = make_model("mlp", data.input_shape, 4)
+    together = list(rounds_together(model, arms))
+    assert [len(records) for records in together] == [4, 4, 1]
+    for arm in arms:
+        *_, alone = training_rounds(model, data, arm.plan, arm.config, run=arm.name)
+        last = [records[arm.name] for records in together if arm.name in records][-1]
+        np.testing.assert_array_equal(last.weights, alone.weights)
+        assert last.round_index == alone.round_index
+        np.testing.assert_array_equal(last.spent, alone.spent)
+
+
+def test_the_same_seed_gives_the_same_result_bit_for_bit():
+    config = TrainingConfig(batch_size=4, learning_rate=0.1)
+    first = final_weights(MODELS["mlp"](), config, (1.0, 2.0, 3.0))
+    torch.randn(7)  # whatever anybody draws elsewhere
+    second = final_weights(MODELS["mlp"](), config, (1.0, 2.0, 3.0))
+    other = final_weights(MODELS["mlp"](), dataclasses.replace(config, seed=1), (1.0, 2.0, 3.0))
+    np.testing.assert_array_equal(first, second)
+    assert np.abs(first - other).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "privacy", "expected"),
+    [("mlp", "paper", "dense"), ("mlp", "dpsgd_shuffle", "dense"), ("cnn", "paper", "processes")],
+)
+def test_auto_chooses_by_model_and_says_what_it_chose(model, privacy, expected):
+    config = TrainingConfig(privacy=privacy, clip_norm=1.0, batch_size=4, processes=2)
+    data = pictures()
+    with Cohort(flat_model(MODELS[model]()), data.features, data.labels, config, 3) as cohort:
+        assert cohort.engine == expected
+        assert cohort.name.startswith(f"{expected}, CPU, float32")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"engine": "dense"}, "not Linear layers"),
+        ({"engine": "vmap", "precision": "bf16"}, "computes in float32"),
+    ],
+)
+def test_an_engine_that_cannot_do_the_work_is_refused(change, match):
+    with pytest.raises(BadInput, match=match):
+        choose_engine(flat_model(small_cnn()), TrainingConfig(**change), torch.device("cpu"), 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_gpu_is_no_reason_to_fall_back_in_silence():
+    with pytest.raises(BadInput, match="finds no GPU here"):
+        find_device("cuda")
+    with pytest.raises(BadInput, match="not known"):
+        find_device("quantum")
+
+
+def test_dropout_is_drawn_from_the_training_seed():
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 9), torch.nn.Dropout(0.5), torch.nn.Linear(9, 4)
+    )
+    config = TrainingConfig(batch_size=4, learning_rate=0.1, engine="loop")
+    first, second = (final_weights(model, config) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    other = final_weights(model, dataclasses.replace(config, seed=9))
+    assert np.abs(first - other).max() > 1e-4

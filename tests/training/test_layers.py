@@ -1,0 +1,102 @@
+"""Convolution, normalisation and pooling of many lanes are those of PyTorch, lane by lane, forward and backward."""
+
+import pytest
+import torch
+from torch.nn.functional import conv2d, group_norm, max_pool2d
+
+from mppfl.training.convolution import lane_convolution, squared_norms_of_taps
+from mppfl.training.first_layer import convolved_relu_pool
+from mppfl.training.flat import flat_model
+from mppfl.training.layered import ROUNDED, LayeredGradients
+from mppfl.training.models import make_model
+from mppfl.training.normalisation import group_norm_relu
+from mppfl.training.pooling import relu_pool
+
+
+def draws(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("side", [1, 3, 5])
+@pytest.mark.parametrize(("height", "width"), [(6, 6), (5, 4)])
+def test_a_lane_convolution_is_the_convolution_of_each_lane(side, height, width):
+    x, taps = draws(2, 3, height, width, 4), draws(2, side, side, 4, 7, seed=1)
+    found = lane_convolution(x, taps)
+    for lane in range(2):
+        plain = conv2d(x[lane].permute(0, 3, 1, 2), taps[lane].permute(3, 2, 0, 1), padding=side // 2)
+        torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
+    assert torch.autograd.gradcheck(lane_convolution, (x, taps), fast_mode=True)
+
+
+def test_squared_norms_are_those_of_each_examples_own_gradient():
+    x, taps, upstream = draws(2, 3, 4, 4, 2), draws(2, 3, 3, 2, 5, seed=1), draws(2, 3, 4, 4, 5, seed=2).detach()
+    found = squared_norms_of_taps(x.detach(), upstream, 3, 3)
+    for lane in range(2):
+        for example in range(3):
+            out = lane_convolution(x[lane, example][None, None], taps[lane][None])
+            (gradient,) = torch.autograd.grad((out * upstream[lane, example]).sum(), taps)
+            assert found[lane, example].item() == pytest.approx(gradient.square().sum().item())
+
+
+def test_group_norm_with_relu_is_that_of_each_lane():
+    x, scale, shift = draws(2, 3, 4, 5, 8), draws(2, 8, seed=1), draws(2, 8, seed=2)
+    found = group_norm_relu(x, scale, shift, 4, 1e-5)
+    for lane in range(2):
+        plain = group_norm(x[lane].permute(0, 3, 1, 2), 4, scale[lane], shift[lane], 1e-5).relu()
+        torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
+    assert torch.autograd.gradcheck(
+        lambda *inputs: group_norm_relu(*inputs, 4, 1e-5), (x, scale, shift), fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("has_shift", [True, False])
+def test_pooling_with_relu_is_that_of_each_lane(has_shift):
+    x, shift = draws(2, 3, 4, 6, 5), draws(2, 5, seed=1) if has_shift else None
+    found = relu_pool(x, shift)
+    for lane in range(2):
+        shifted = x[lane] if shift is None else x[lane] + shift[lane]
+        plain = max_pool2d(shifted.relu().permute(0, 3, 1, 2), 2)
+        torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
+    inputs = (x,) if shift is None else (x, shift)
+    assert torch.autograd.gradcheck(relu_pool, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+def test_a_first_layer_in_one_is_convolution_relu_and_pooling_of_each_lane(side):
+    x, taps, shift = draws(2, 3, 4, 6, 2), draws(2, side, side, 2, 5, seed=1), draws(2, 5, seed=2)
+    found = convolved_relu_pool(x, taps, shift)
+    for lane in range(2):
+        plain = conv2d(x[lane].permute(0, 3, 1, 2), taps[lane].permute(3, 2, 0, 1), shift[lane], padding=side // 2)
+        torch.testing.assert_close(found[lane], max_pool2d(plain.relu(), 2).permute(0, 2, 3, 1))
+    assert torch.autograd.gradcheck(convolved_relu_pool, (x, taps, shift), fast_mode=True)
+    assert torch.autograd.gradcheck(convolved_relu_pool, (x.detach(), taps, shift), fast_mode=True)
+
+
+def test_of_pixels_that_are_alike_the_first_takes_the_gradient_as_in_pytorch():
+    x = torch.ones((1, 1, 4, 4, 1), dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(relu_pool(x).sum(), x)
+    plain = x.detach()[0].permute(0, 3, 1, 2).requires_grad_()
+    (expected,) = torch.autograd.grad(max_pool2d(plain.relu(), 2).sum(), plain)
+    torch.testing.assert_close(found[0], expected.permute(0, 2, 3, 1))
+    assert found.sum() == 4
+
+
+def test_rounded_copies_follow_the_weights_as_they_descend():
+    model = flat_model(make_model("cnn_fmnist", (1, 8, 8), 3))
+    rounding, plain = (LayeredGradients(model, torch.bfloat16, rounded=rounded) for rounded in (True, False))
+    starts = model.initial_weights(0).expand(2, -1)
+    held, expected = rounding.held(model.parts(starts)), plain.held(model.parts(starts))
+    inputs = draws(2, 4, 1, 8, 8).detach().float()
+    labels, weight = torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]]), torch.full((2, 4), 0.25)
+    for _ in range(3):
+        rounding.descend(held, inputs, labels, weight, 0.1)
+        plain.descend(expected, inputs, labels, weight, 0.1)
+    found = rounding.given(held)
+    assert found.keys() == model.shapes.keys()
+    for name, part in plain.given(expected).items():
+        torch.testing.assert_close(found[name], part, rtol=0, atol=1e-6)
+    copies = [name for name in held if name not in expected]
+    assert len(copies) == len(expected)
+    assert all(torch.equal(held[name], held[name.removesuffix(ROUNDED)].bfloat16()) for name in copies)
+    assert not torch.equal(found["0.weight"], model.parts(starts)["0.weight"])

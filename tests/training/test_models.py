@@ -1,0 +1,190 @@
+"""Models by name: how large they are, what they answer, and where their weights come from."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mppfl.errors import BadInput
+from mppfl.training.config import TrainingConfig
+from mppfl.training.flat import flat_model
+from mppfl.training.flops import gflop_per_example
+from mppfl.training.models import MODEL_NAMES, make_model
+from mppfl.training.rounds import training_rounds
+from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with
+
+
+def convolution(before, after, side):
+    return after * (before * side * side + 1)
+
+
+def dense(before, after):
+    return after * (before + 1)
+
+
+def vgg(widths, num_classes, norms):
+    """Convolutions, one scale and shift per channel where layers are normalised, and one dense layer on 512 values."""
+    pairs = list(zip([3, *widths[:-1]], widths, strict=True))
+    return sum(convolution(a, b, 3) + 2 * b * norms for a, b in pairs) + dense(512, num_classes)
+
+
+VGG11 = [64, 128, 256, 256, 512, 512, 512, 512]
+VGG16 = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+SIZES = {
+    ("linear", (1, 28, 28), 10, "group"): 7840,
+    ("softmax", (1, 28, 28), 10, "group"): 7850,
+    ("mlp", (1, 8, 8), 10, "group"): dense(64, 64) + dense(64, 10),
+    ("cnn_fmnist", (1, 28, 28), 10, "group"): 1_663_370,
+    ("cnn_cifar", (3, 32, 32), 10, "group"): 1_756_426,
+    ("vgg11", (3, 32, 32), 10, "group"): vgg(VGG11, 10, 1),
+    ("vgg11", (3, 32, 32), 10, "none"): vgg(VGG11, 10, 0),
+    ("vgg16", (3, 32, 32), 100, "group"): vgg(VGG16, 100, 1),
+    ("vgg16", (3, 32, 32), 100, "batch"): vgg(VGG16, 100, 1),
+}
+
+
+@pytest.mark.parametrize(("asked", "expected"), SIZES.items(), ids=lambda value: str(value).replace(" ", ""))
+def test_a_model_has_as_many_parameters_as_its_layers_say(asked, expected):
+    name, shape, num_classes, norm = asked
+    assert flat_model(make_model(name, shape, num_classes, norm=norm)).num_parameters == expected
+
+
+def test_the_sizes_worked_out_by_hand():
+    # 832 + 51,264 + 3,136·512 + 512 + 5,130 and 4,864 + 102,464 + 4,096·384 + 384 + 384·192 + 192 + 1,930
+    assert convolution(1, 32, 5) + convolution(32, 64, 5) + dense(3136, 512) + dense(512, 10) == 1_663_370
+    assert (
+        convolution(3, 64, 5) + convolution(64, 64, 5) + dense(4096, 384) + dense(384, 192) + dense(192, 10)
+        == 1_756_426
+    )
+    # 14,714,688 in convolutions (Simonyan & Zisserman 2015, D), 8,448 in norms, 51,300 in the dense layer
+    assert vgg(VGG16, 100, 1) == 14_714_688 + 2 * sum(VGG16) + 51_300 == 14_774_436
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_a_model_answers_with_one_number_for_every_class(name):
+    shape = (3, 32, 32)
+    model = make_model(name, shape, 7)
+    assert model(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 4, 4), (2, 9, 13)])
+def test_the_cnns_take_pictures_of_any_size_from_four_pixels_on(shape):
+    for name in ("cnn_fmnist", "cnn_cifar"):
+        assert make_model(name, shape, 3)(torch.zeros(2, *shape)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cnn_fmnist", (64,)), ("cnn_cifar", (3, 3, 9)), ("vgg11", (3, 28, 28))])
+def test_a_picture_that_is_too_small_is_refused_with_its_shape(name, shape):
+    with pytest.raises(BadInput, match=f"{name} takes pictures.*at least.*Use softmax or mlp"):
+        make_model(name, shape, 10)
+
+
+def test_what_is_no_model_is_refused_with_what_is():
+    with pytest.raises(BadInput, match=r"'resnet' is not known. Known: linear"):
+        make_model("resnet", (3, 32, 32), 10)
+    with pytest.raises(BadInput, match="norm='layer' is not known"):
+        make_model("vgg11", (3, 32, 32), 10, norm="layer")
+    with pytest.raises(BadInput, match="nothing to learn"):
+        make_model("softmax", (3, 0, 2), 10)
+    with pytest.raises(BadInput, match=r"must be a torch.nn.Module, got str"):
+        flat_model("softmax")
+    with pytest.raises(BadInput, match="no parameters"):
+        flat_model(nn.ReLU())
+
+
+def weights_of(model):
+    return torch.cat([part.detach().flatten() for part in model.parameters()])
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn_fmnist"])
+def test_the_same_seed_draws_the_same_weights(name):
+    first, again, other = (weights_of(make_model(name, (1, 8, 8), 10, seed=seed)) for seed in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def stands_still(work):
+    """Whether PyTorch's global generator stands where it stood after the work."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        before = torch.get_rng_state()
+        work()
+        return torch.equal(before, torch.get_rng_state())
+
+
+def test_drawing_weights_and_training_leave_the_global_generator_alone():
+    data = pictures()
+    model = make_model("mlp", data.input_shape, 4)
+    assert not stands_still(lambda: torch.rand(1))
+    assert stands_still(lambda: model.draw(5))
+    config = TrainingConfig(batch_size=4, local_epochs=1, engine="loop")
+    assert stands_still(lambda: list(training_rounds(model, data, plan_with([1.0] * 3), config)))
+    own = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
+    assert stands_still(lambda: list(training_rounds(own, data, plan_with([1.0] * 3), config)))
+
+
+def test_making_a_model_leaves_the_global_generator_alone():
+    assert stands_still(lambda: make_model("mlp", (1, 8, 8), 4, seed=5))
+
+
+def test_the_linear_model_starts_from_zero_and_knows_no_bias():
+    model = make_model("linear", (8,), 3, seed=4)
+    assert [tuple(part.shape) for part in model.parameters()] == [(3, 8)]
+    assert not weights_of(model).any()
+
+
+def test_batch_norm_keeps_no_running_statistics():
+    model = make_model("vgg11", (3, 32, 32), 10, norm="batch")
+    norms = [layer for layer in model if isinstance(layer, nn.BatchNorm2d)]
+    assert len(norms) == 8
+    assert all(layer.running_mean is None and layer.running_var is None for layer in norms)
+    assert not list(model.buffers())
+
+
+def test_a_module_with_running_statistics_is_refused_with_what_to_use():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 4))
+    with pytest.raises(BadInput, match=r"layer '1' keeps running statistics.*GroupNorm, or track_running_stats=False"):
+        flat_model(module)
+    with pytest.raises(BadInput, match="running statistics"):
+        flat_model(nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)))
+
+
+def test_a_module_that_holds_nan_is_refused_by_the_name_of_the_parameter():
+    module = nn.Linear(3, 2)
+    with torch.no_grad():
+        module.bias[1] = np.nan
+    with pytest.raises(BadInput, match="parameter bias holds NaN"):
+        flat_model(module)
+
+
+@pytest.mark.parametrize("make", [TwoPaths, batch_normed, lambda: make_model("mlp", (1, 8, 8), 4, seed=9)])
+def test_the_callers_module_is_not_changed_by_a_training(make):
+    data, module = pictures(), make().eval()
+    before = copy.deepcopy(module.state_dict())
+    config = TrainingConfig(batch_size=4, learning_rate=0.5, precision="float64", engine="loop", local_epochs=1)
+    *_, last = training_rounds(module, data, plan_with([np.inf] * 3), config)
+    assert not module.training
+    assert all(part.dtype == torch.float32 and part.grad is None for part in module.parameters())
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert np.abs(last.weights - weights_of(module).numpy()).max() > 1e-3
+
+
+def test_flat_weights_and_named_parts_are_two_views_of_one_thing():
+    model = flat_model(TwoPaths())
+    weights = torch.arange(model.num_parameters, dtype=torch.float32)
+    parts = model.parts(weights)
+    assert torch.equal(torch.cat([part.flatten() for part in parts.values()]), weights)
+    assert {name: part.shape for name, part in parts.items()} == model.shapes
+    stacked = model.parts(torch.stack([weights, -weights]))
+    assert all(torch.equal(stacked[name][1], -parts[name]) for name in parts)
+
+
+def test_arithmetic_is_counted_by_hand():
+    model = make_model("cnn_fmnist", (1, 28, 28), 10)
+    forward = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 25 * 32 + 3136 * 512 + 512 * 10  # products of each layer
+    assert gflop_per_example(model, (1, 28, 28)) == pytest.approx(3 * 2 * forward / 1e9)
+    assert not any(layer._forward_hooks for layer in model)

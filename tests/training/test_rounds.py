@@ -1,0 +1,556 @@
+"""The federated round: what its record says, what the ledger says, and what it refuses."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from pytest import approx
+
+import mppfl
+from mppfl.data.sources import load_data
+from mppfl.data.split import client_data, split
+from mppfl.errors import BadInput
+from mppfl.game.mechanisms import MECHANISMS as GAME_MECHANISMS
+from mppfl.game.plan import Terms, plan_of_rounds
+from mppfl.training.cohort import Cohort
+from mppfl.training.config import TrainingConfig
+from mppfl.training.models import make_model
+from mppfl.training.rounds import Arm, rounds_together, training_rounds
+from mppfl.training.views import looks_of_round
+from mppfl.privacy.accounting import epsilon
+from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.privacy.mechanism import MECHANISMS as PRIVACY_MECHANISMS
+from mppfl.privacy.mechanism import LocalWork
+from tests.training.trainings import batch_normed, pictures, plan_with
+
+BUDGETS = (0.5, 0.0, 2.0)
+QUICK = {"batch_size": 4, "local_epochs": 1, "learning_rate": 0.1, "clip_norm": 0.5}
+
+
+def softmax_on(data):
+    return make_model("softmax", data.input_shape, data.num_classes)
+
+
+def trained(budgets=BUDGETS, num_rounds=3, *, data=None, plan=None, ledger=None, run="training", **changed):
+    data = data or pictures()
+    config = TrainingConfig(**{**QUICK, **changed})
+    plan = plan or plan_with(budgets, num_rounds)
+    return list(training_rounds(softmax_on(data), data, plan, config, ledger=ledger, run=run))
+
+
+# ---- records and ledger -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("privacy", ["paper", "client", "full_batch", "full_batch_steps", "dpsgd_shuffle"])
+def test_records_carry_what_the_ledger_carries(privacy):
+    data, ledger = pictures(), PrivacyLedger.in_memory()
+    records = trained(data=data, ledger=ledger, run="monday", privacy=privacy, budget_unit=0.25)
+    spent = sum(record.spent for record in records)
+    assert ledger.clients == ("0", "2")  # who takes no part stands in no ledger
+    np.testing.assert_allclose(ledger.spent(["0", "2"]), spent[[0, 2]], rtol=1e-12)
+    events = list(ledger.events())
+    assert [(e["run"], e["round_index"], e["client"]) for e in events] == [
+        ("monday", t, name) for t in (1, 2, 3) for name in ("0", "2")
+    ]
+    assert {e["mechanism"] for e in events} == {privacy}
+    assert {e["noise_kind"] for e in events} == {"seeded"}
+    assert ledger.verify() == 6
+
+
+def test_the_budget_of_the_training_is_the_unit_times_the_budget_of_the_game():
+    for record in trained(budget_unit=1e-3):
+        np.testing.assert_allclose(record.spent, 1e-3 * np.array(BUDGETS))
+        np.testing.assert_array_equal(record.budgets, BUDGETS)
+        assert record.noise_std[0] == approx(0.5 * math.sqrt(2 / 0.5e-3) / 9)  # 𝒮√(2/ρ)/n of the model
+        np.testing.assert_array_equal(record.participating, [True, False, True])
+
+
+@pytest.mark.parametrize(("noise", "method"), [("seeded", "exact"), ("gaussian", "exact"), ("discrete", "rdp")])
+def test_epsilon_is_that_of_everything_the_most_exposed_client_spent(noise, method):
+    ledger = PrivacyLedger.in_memory()
+    records = trained(noise=noise, dp_delta=1e-6, ledger=ledger, privacy="client")
+    for count, record in enumerate(records, start=1):
+        assert record.dp_epsilon == approx(float(epsilon(count * 2.0, 1e-6, method)), rel=2e-4)
+    assert records[-1].dp_epsilon == approx(ledger.get_epsilon("2", 1e-6, method), rel=1e-9)
+
+
+def test_the_worst_case_stands_beside_the_nominal_epsilon():
+    ledger = PrivacyLedger.in_memory()
+    for privacy, is_worse in (("paper", True), ("client", False)):
+        record = trained([0.001] * 3, privacy=privacy, ledger=ledger, run=privacy)[-1]
+        unit = PRIVACY_MECHANISMS[privacy].unit
+        worst = ledger.get_epsilon(None, 1e-5, unit=unit, worst_case=True).max()
+        assert record.worst_case_epsilon == approx(float(worst), rel=1e-9)
+        assert (record.worst_case_epsilon > record.dp_epsilon) == is_worse
+
+
+def test_payments_are_prices_times_budgets_of_the_game():
+    prices = np.array([1.0, 5.0, 0.25])
+    plan = plan_of_rounds("by hand", [Terms(t, 2.0, prices, np.array([0.5, 0.0, 2.0])) for t in (1, 2)])
+    for record in trained(plan=plan, budget_unit=1e-3):
+        np.testing.assert_allclose(record.payments, [0.5, 0.0, 0.5])
+    for record in trained(budget_unit=1e-3):
+        np.testing.assert_allclose(record.payments, [1.0, 0.0, 4.0])  # one rate of 2 for everybody
+
+
+def test_without_noise_the_budget_spent_is_infinite_and_nothing_is_paid():
+    ledger = PrivacyLedger.in_memory()
+    for record in trained((np.inf, np.inf, 0.0), ledger=ledger):
+        np.testing.assert_array_equal(record.spent, [np.inf, np.inf, 0.0])
+        np.testing.assert_array_equal(record.payments, 0.0)
+        np.testing.assert_array_equal(record.noise_std, 0.0)
+        assert record.dp_epsilon == math.inf
+    assert ledger.spent("0") == math.inf
+
+
+def test_a_client_at_its_cap_is_left_out_named_and_charged_no_more():
+    data, ledger = pictures(), PrivacyLedger.in_memory()
+    ledger.set_cap("2", 4.5, "record")
+    records = trained(num_rounds=4, data=data, ledger=ledger)
+    assert [record.refused for record in records] == [(), (), ("2",), ("2",)]
+    for record in records[2:]:
+        np.testing.assert_array_equal(record.participating, [True, False, False])
+        np.testing.assert_array_equal(record.spent, [0.5, 0.0, 0.0])
+        np.testing.assert_allclose(record.payments, [1.0, 0.0, 0.0])
+        np.testing.assert_array_equal(record.theta, [1.0, 0.0, 0.0])
+    assert ledger.spent("2") == 4.0  # 6.0 would pass the cap of 4.5
+    assert records[-1].dp_epsilon == approx(float(epsilon(4.0, 1e-5, "exact")))
+    alone = trained((0.5, 0.0, 0.0), 1, data=data)
+    assert alone[0].theta.tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("privacy", ["paper", "dpsgd_shuffle"])
+def test_a_cap_holds_over_all_runs_of_one_ledger(privacy):
+    ledger = PrivacyLedger.in_memory()
+    ledger.set_cap(["0", "2"], 3.0, "record")
+    trained(num_rounds=1, ledger=ledger, run="one", privacy=privacy)
+    records = trained(num_rounds=3, ledger=ledger, run="two", privacy=privacy)
+    assert [record.refused for record in records] == [("2",)] * 3
+    np.testing.assert_array_equal(ledger.spent(["0", "2"]), [2.0, 2.0])
+
+
+def test_a_round_in_which_everybody_is_refused_leaves_the_model_as_it_was():
+    ledger = PrivacyLedger.in_memory()
+    ledger.set_cap(["0", "1", "2"], 1.0, "record")
+    first, second = trained((1.0, 1.0, 1.0), 2, ledger=ledger)
+    np.testing.assert_array_equal(first.weights, second.weights)
+    assert second.refused == ("0", "1", "2")
+    assert not second.theta.any()
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "momentum", "adam"])
+def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer):
+    terms = [
+        Terms(1, 2.0, 2.0, np.array(BUDGETS)),
+        Terms(2, 2.0, 2.0, np.zeros(3)),
+        Terms(3, 2.0, 2.0, np.array(BUDGETS)),
+    ]
+    ledger = PrivacyLedger.in_memory()
+    first, idle, last = trained(plan=plan_of_rounds("by hand", terms), server_optimizer=optimizer, ledger=ledger)
+    np.testing.assert_array_equal(idle.weights, first.weights)
+    for name in ("theta", "spent", "payments", "noise_std"):
+        np.testing.assert_array_equal(getattr(idle, name), np.zeros(3))
+    assert not idle.participating.any()
+    assert idle.update_norm == 0.0
+    assert idle.dp_epsilon == first.dp_epsilon
+    assert idle.accuracy == first.accuracy
+    assert np.abs(last.weights - first.weights).max() > 0
+    assert len(ledger) == 4
+
+
+def test_a_training_with_nobody_at_all_is_no_error():
+    records = trained((0.0, 0.0, 0.0), 2, clip_norm="first_round_median")
+    assert [record.dp_epsilon for record in records] == [0.0, 0.0]
+    assert math.isnan(records[-1].clip_norm)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_a_budget_that_is_no_budget_is_refused(wrong):
+    with pytest.raises(BadInput, match="budget"):
+        trained((1.0, wrong, 1.0), 1)
+
+
+# ---- clip norm, averages, evaluation ------------------------------------------------------------------------------
+
+
+def test_the_median_clip_norm_is_the_median_length_of_the_first_rounds_raw_updates():
+    data = pictures()
+    raw = []
+    for k in range(3):  # one client alone, without noise and without clipping, shows its raw update
+        budgets = np.zeros(3)
+        budgets[k] = np.inf
+        (record,) = trained(budgets, 1, data=data, clip_norm=1e6)
+        raw.append(record.update_norm)
+    records = trained((1.0, 2.0, 3.0), 3, data=data, clip_norm="first_round_median")
+    assert [record.clip_norm for record in records] == [approx(np.median(raw), rel=1e-6)] * 3
+    assert records[0].share_clipped == approx(1 / 3)
+    np.testing.assert_allclose(
+        records[0].noise_std, np.median(raw) * np.sqrt(2 / np.array([1, 2, 3])) / data.num_examples, rtol=1e-6
+    )
+
+
+def test_a_median_of_zero_is_no_clip_norm():
+    data = pictures()
+    flat = client_data(np.zeros_like(data.features), data.labels, data.members, data.test_features, data.test_labels)
+    model = make_model("linear", data.input_shape, 4)  # no bias: nothing to learn from blank pictures
+    config = TrainingConfig(batch_size=4, local_epochs=1)
+    with pytest.raises(BadInput, match=r"median length of the first round's updates is 0.*Check learning_rate"):
+        list(training_rounds(model, flat, plan_with([1.0] * 3), config))
+
+
+@pytest.mark.parametrize("last", [2, 3, 4])
+def test_the_model_handed_out_is_the_mean_of_the_last_rounds_models(last):
+    each = [record.weights for record in trained(num_rounds=4, precision="float64")]
+    records = trained(num_rounds=4, average_rounds=last, precision="float64")
+    for at, record in enumerate(records):
+        first = 4 - last
+        expected = each[at] if at < first else np.mean(each[first : at + 1], axis=0)
+        np.testing.assert_allclose(record.weights, expected, atol=1e-14)
+    assert np.abs(records[-1].weights - each[-1]).max() > 1e-3
+
+
+def test_averaging_over_more_rounds_than_there_are_is_the_mean_of_all_or_refused():
+    each = [record.weights for record in trained(num_rounds=2, precision="float64")]
+    try:
+        records = trained(num_rounds=2, average_rounds=5, precision="float64")
+    except BadInput:
+        return
+    np.testing.assert_allclose(records[-1].weights, np.mean(each, axis=0), atol=1e-12)
+
+
+def test_one_averaged_round_is_the_last_model():
+    plain, one = (trained(average_rounds=count)[-1] for count in (0, 1))
+    np.testing.assert_array_equal(plain.weights, one.weights)
+
+
+def test_evaluation_happens_every_so_many_rounds_and_in_the_last():
+    records = trained(num_rounds=5, evaluate_every=2)
+    assert [math.isnan(record.accuracy) for record in records] == [True, False, True, False, False]
+    assert [math.isnan(record.loss) for record in records] == [True, False, True, False, False]
+    always = trained(num_rounds=5)
+    np.testing.assert_array_equal(records[-1].weights, always[-1].weights)
+    assert records[1].accuracy == always[1].accuracy
+
+
+def test_accuracy_and_loss_are_those_of_the_model_handed_out():
+    data = pictures()
+    record = trained(data=data, average_rounds=2)[-1]
+    weights, bias = record.weights[:256].reshape(4, 64), record.weights[256:]
+    scores = data.test_features.reshape(-1, 64).astype(np.float64) @ weights.T + bias
+    right = scores.argmax(1) == data.test_labels
+    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    assert record.accuracy == right.mean()
+    assert record.loss == approx(-logs[np.arange(len(right)), data.test_labels].mean(), rel=1e-5)
+
+
+def test_the_caller_may_stop_when_it_likes_and_pays_for_no_more():
+    ledger, data = PrivacyLedger.in_memory(), pictures()
+    for record in training_rounds(
+        softmax_on(data), data, plan_with(BUDGETS, 9), TrainingConfig(**QUICK), ledger=ledger
+    ):
+        if record.round_index == 2:
+            break
+    assert ledger.spent("2") == 4.0
+
+
+# ---- every mechanism ----------------------------------------------------------------------------------------------
+
+
+def digits_of_six():
+    return split(load_data("digits"), "iid", 6, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("privacy", PRIVACY_MECHANISMS)
+def test_every_privacy_mechanism_trains(privacy):
+    data = digits_of_six()
+    changed = {"privacy": privacy, "clip_norm": 2.0, "batch_size": 120, "learning_rate": 0.5, "num_steps": 2}
+    records = trained([50.0] * 6, 2, data=data, **changed)
+    assert [record.participating.all() for record in records] == [True, True]
+    assert records[-1].accuracy > 0.25  # of ten classes, after two rounds
+    assert 0 < records[-1].dp_epsilon < math.inf
+    assert math.isnan(records[0].share_clipped) == (PRIVACY_MECHANISMS[privacy].noise_on != "update")
+
+
+@pytest.mark.parametrize("mechanism", GAME_MECHANISMS)
+def test_every_mechanism_of_the_game_trains(mechanism):
+    rng = np.random.default_rng(1)
+    graph = mppfl.random_graph("barabasi_albert", 6, rng=rng)
+    game = mppfl.make_game(graph, mppfl.draw_clients("benign", 6, rng), max_hops=3, hop_decay=0.5)
+    solution = mppfl.solve(game, mechanism, num_rounds=2)
+    records = trained(plan=solution.plan, data=digits_of_six(), clip_norm="first_round_median", batch_size=32)
+    assert len(records) == 2
+    for record, terms in zip(records, solution.plan, strict=True):
+        np.testing.assert_array_equal(record.participating, terms.budgets > 0)
+        assert record.theta.sum() == approx(1.0)
+        assert record.reward_rate == terms.reward_rate
+        paid = np.broadcast_to(terms.prices, 6) * np.where(np.isfinite(terms.budgets), terms.budgets, 0.0)
+        np.testing.assert_allclose(record.payments, paid)
+        assert np.isfinite(record.payments).all()
+    assert records[-1].accuracy > 0.15
+
+
+# ---- what is refused ----------------------------------------------------------------------------------------------
+
+
+EXPLODES = {"learning_rate": 1e30, "num_steps": 3}  # with features of 1e30 as well, the second step's logits overflow
+
+
+def with_a_client_that_explodes():
+    """The features of client bob are so large that its update overflows; the others' are as usual."""
+    data = pictures()
+    features = data.features.copy()
+    features[data.members[1]] *= 1e30
+    return client_data(
+        features, data.labels, data.members, data.test_features, data.test_labels, names=["ann", "bob", "cat"]
+    )
+
+
+def test_features_that_are_not_finite_never_reach_a_training():
+    data = pictures()
+    features = data.features.copy()
+    features[3, 0, 2, 2] = np.nan
+    with pytest.raises(BadInput, match="features"):
+        client_data(features, data.labels, data.members, data.test_features, data.test_labels)
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense"])
+@pytest.mark.parametrize("privacy", ["full_batch_steps", "dpsgd_shuffle"])
+def test_an_example_whose_gradient_is_no_number_counts_as_nothing(privacy, engine, caplog):
+    # Who stops, or is stopped, by one example tells that it is there.
+    data = pictures()
+    features = data.features.copy()
+    features[data.members[1][0]] = np.float32(3e38) * np.sign(features[data.members[1][0]])
+    wild = dataclasses.replace(data, features=features)
+    config = TrainingConfig(**{**QUICK, "num_steps": 3, "privacy": privacy, "engine": engine})
+    record = next(training_rounds(softmax_on(wild), wild, plan_with([1.0] * 3), config))
+    assert record.participating.all()
+    assert np.isfinite(record.weights).all()
+    assert "gradients of single examples hold NaN or infinity; each counts as 0" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense"])
+@pytest.mark.parametrize("privacy", ["paper", "client"])
+def test_an_update_that_is_not_finite_is_left_out_named_and_not_charged(privacy, engine, caplog):
+    data, ledger = with_a_client_that_explodes(), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, **EXPLODES, "privacy": privacy, "engine": engine})
+    record = next(training_rounds(softmax_on(data), data, plan_with([1.0] * 3), config, ledger=ledger))
+    bob = data.names.index("bob")
+    assert record.diverged == ("bob",)
+    assert record.refused == ()
+    assert [record.participating[bob], record.spent[bob], record.payments[bob], record.theta[bob]] == [False, 0, 0, 0]
+    assert np.isfinite(record.weights).all()
+    assert record.participating.sum() == 2
+    assert "bob" not in ledger.clients
+    assert "the update of client 'bob' holds NaN or infinity; left out" in caplog.text
+
+
+def test_a_training_in_which_nobodys_update_is_finite_has_diverged():
+    data = pictures((6, 6, 6))
+    wild = dataclasses.replace(data, features=data.features * np.float32(1e30))
+    with pytest.raises(BadInput, match="round 1: every update holds NaN or infinity"):
+        trained([1.0] * 3, 1, data=wild, **EXPLODES)
+
+
+def test_an_update_that_is_not_finite_is_left_out_before_the_median_is_taken():
+    (record,) = trained(
+        [1.0] * 3, 1, data=with_a_client_that_explodes(), clip_norm="first_round_median", learning_rate=1e10
+    )
+    assert record.diverged == ("bob",)
+    assert math.isfinite(record.clip_norm)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "discrete"])
+def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(noise, caplog):
+    ledger = PrivacyLedger.in_memory()
+    (record,) = trained(
+        [1.0] * 3, 1, data=with_a_client_that_explodes(), privacy="client", noise=noise, ledger=ledger, **EXPLODES
+    )
+    assert record.diverged == ()  # what raw updates say, no budget pays for
+    assert math.isnan(record.share_clipped)
+    assert record.participating.all()
+    assert ledger.spent("bob") == 1.0
+    assert np.isfinite(record.weights).all()
+    assert "the update of client 'bob' holds NaN or infinity; released as 0 with its noise, and paid" in caplog.text
+
+
+def test_with_real_noise_not_even_a_training_in_which_nobodys_update_is_finite_tells():
+    data = pictures((6, 6, 6))
+    wild = dataclasses.replace(data, features=data.features * np.float32(1e30))
+    (record,) = trained([1.0] * 3, 1, data=wild, privacy="client", noise="gaussian", **EXPLODES)
+    assert record.participating.all()
+
+
+def test_with_real_noise_a_model_that_is_no_number_ends_the_training():
+    with pytest.raises(BadInput, match=r"round 2: the model holds NaN or infinity. Nothing was released"):
+        trained([1.0] * 3, 2, privacy="client", noise="gaussian", server_learning_rate=1e300)
+
+
+def test_poisson_samples_are_secret_where_noise_is_real():
+    def samples(noise):
+        config = TrainingConfig(privacy="dpsgd_poisson", noise=noise, clip_norm=0.5, batch_size=20)
+        return [np.concatenate(looks_of_round(config, LocalWork(200, 1, 1, 20), np.arange(200), 1, 0)) for _ in "ab"]
+
+    first, second = samples("seeded")
+    np.testing.assert_array_equal(first, second)
+    for noise in ("gaussian", "discrete"):
+        first, second = samples(noise)
+        assert not np.array_equal(first, second)
+        assert 100 < len(first) < 300  # ten steps of twenty on average: seven standard deviations
+
+
+def test_all_attempts_at_a_round_are_paid_for_in_its_record():
+    data, ledger = pictures(), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, "privacy": "full_batch", "noise": "gaussian"})
+
+    def start():
+        return training_rounds(softmax_on(data), data, plan_with([0.2] * 3, 1), config, ledger=ledger)
+
+    for _ in range(3):  # three attempts die between reservation and release
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Cohort, "updates", dies)
+            with pytest.raises(KeyboardInterrupt):
+                next(start())
+    record = next(start())
+    assert ledger.spent("0") == approx(0.8)
+    assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", config.dp_delta)), rel=1e-9)
+
+
+@pytest.mark.parametrize(("stored", "times_paid"), [(False, 3), (True, 1)])
+def test_fresh_noise_for_a_round_that_has_left_is_paid_again_or_refused(stored, times_paid):
+    data, ledger = pictures(), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, "privacy": "client", "noise": "gaussian"})
+    for _ in range(3):
+        record = next(training_rounds(softmax_on(data), data, plan_with([0.2] * 3, 1), config, ledger=ledger))
+        for name in data.names:
+            if stored and record.participating.any():
+                ledger.store_upload("training", 1, name, b"noisy")
+            ledger.mark_sent("training", 1, name)
+    assert ledger.spent("0") == approx(0.2 * times_paid)
+    assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", config.dp_delta)), rel=1e-9)
+    assert record.refused == (data.names if stored else ())
+
+
+def dies(*given):
+    raise KeyboardInterrupt
+
+
+def test_batches_above_a_clients_data_are_refused_before_anything_happens():
+    ledger = PrivacyLedger.in_memory()
+    with pytest.raises(BadInput, match=r"batch_size=6 is more than the 5 examples of client '1'. Use at most 5"):
+        trained(batch_size=6, ledger=ledger)
+    assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("privacy", ["full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson"])
+def test_batch_norm_is_refused_where_single_records_are_protected(privacy):
+    data = pictures()
+    config = TrainingConfig(**{**QUICK, "privacy": privacy})
+    with pytest.raises(BadInput, match=f"{privacy} protects single records.*norm='group', or privacy='client'"):
+        list(training_rounds(batch_normed(), data, plan_with([1.0] * 3), config))
+
+
+class DropsByItself(torch.nn.Module):
+    """Random without a layer that is known for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = torch.nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.layer(torch.nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+def with_dropout():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4))
+
+
+def with_random_slopes():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.RReLU(), torch.nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("make", [DropsByItself, with_dropout])
+def test_random_models_are_refused_where_samples_are_secret(make):
+    # One record more moves everybody's mask, so the sum of clipped gradients moves by much more than the clip norm.
+    data = pictures((40, 30, 50))
+    config = TrainingConfig(**{**QUICK, "privacy": "dpsgd_poisson", "noise": "gaussian", "engine": "loop"})
+    with pytest.raises(BadInput, match=r"draws at random.*breaks privacy='dpsgd_poisson'.*use privacy='dpsgd_shuffle'"):
+        next(training_rounds(make(), data, plan_with([1.0] * 3), config))
+    simulated = dataclasses.replace(config, noise="seeded")
+    assert next(training_rounds(make(), data, plan_with([1.0] * 3), simulated)).participating.all()
+
+
+@pytest.mark.parametrize("make", [DropsByItself, with_random_slopes])
+def test_whatever_a_module_draws_comes_from_the_seed(make):
+    data = pictures()
+    config = TrainingConfig(**{**QUICK, "privacy": "client", "engine": "loop"})
+    models = []
+    for seed in (1, 2):
+        module = make()
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        models.append(next(training_rounds(module, data, plan_with([np.inf] * 3), config)).weights)
+        assert torch.equal(torch.get_rng_state(), state)  # and the caller's generator stays as it was
+    np.testing.assert_array_equal(*models)
+
+
+def test_batch_norm_trains_where_whole_clients_are_protected():
+    data = pictures()
+    config = TrainingConfig(**{**QUICK, "privacy": "client", "engine": "loop"})
+    (record,) = training_rounds(batch_normed(), data, plan_with([1.0] * 3, 1), config)
+    assert np.isfinite(record.weights).all()
+
+
+def test_a_plan_for_other_clients_is_refused_with_both_counts():
+    with pytest.raises(BadInput, match="the plan has 4 clients, the data 3"):
+        trained([1.0] * 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there_is_refused_before_anything_happens():
+    ledger = PrivacyLedger.in_memory()
+    with pytest.raises(BadInput, match=r"device='cuda:1', but PyTorch finds no GPU here"):
+        trained(device="cuda:1", ledger=ledger)
+    assert len(ledger) == 0
+
+
+def test_poisson_sampling_has_no_noiseless_form():
+    with pytest.raises(BadInput, match="no noiseless form"):
+        trained((np.inf, 0.0, 0.0), 1, privacy="dpsgd_poisson")
+
+
+def test_arms_need_names_of_their_own():
+    data, config = pictures(), TrainingConfig(**QUICK)
+    arm = Arm("a", plan_with(BUDGETS), data, config)
+    for arms in ([], [arm, dataclasses.replace(arm)]):
+        with pytest.raises(BadInput, match="names of their own"):
+            next(rounds_together(softmax_on(data), arms))
+
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.linear(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Branching(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.RReLU(), torch.nn.Linear(64, 4))],
+    ids=["code that looks at numbers", "a layer that PyTorch cannot take apart"],
+)
+@pytest.mark.parametrize("privacy", ["dpsgd_shuffle", "full_batch"])
+def test_a_model_without_gradients_of_single_examples_is_refused_before_anything_is_paid(model, privacy):
+    plan, ledger = plan_with((1.0, 1.0, 1.0), 1), PrivacyLedger.in_memory()
+    config = TrainingConfig(**{**QUICK, "batch_size": 4, "privacy": privacy, "clip_norm": 1.0})
+    with pytest.raises(BadInput, match=r"clips every example's gradient.*vmap.*use privacy='client'"):
+        list(training_rounds(model, pictures(), plan, config, ledger=ledger))
+    assert len(ledger) == 0
+    (record,) = training_rounds(model, pictures(), plan, TrainingConfig(batch_size=4, privacy="client", clip_norm=1.0))
+    assert record.diverged == ()

@@ -1,0 +1,80 @@
+"""Small trainings for tests: random pictures, unequal clients, plans by hand."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from mppfl.data.split import ClientData, client_data
+from mppfl.game.plan import Plan, Terms, plan_of_rounds
+from mppfl.training.models import Stack
+
+
+def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed=0) -> ClientData:
+    """Clients of these sizes, with pictures whose mean grows with the label, so that something can be learned."""
+    rng = np.random.default_rng(seed)
+    total = sum(sizes) + num_test
+    labels = rng.integers(0, num_classes, total)
+    patterns = rng.standard_normal((num_classes, *shape))
+    features = (patterns[labels] + rng.standard_normal((total, *shape))).astype(np.float32)
+    order, members = rng.permutation(sum(sizes)), []
+    for size in sizes:
+        members.append(order[:size])
+        order = order[size:]
+    return client_data(
+        features[num_test:], labels[num_test:], members, features[:num_test], labels[:num_test], num_classes=num_classes
+    )
+
+
+def plan_with(budgets, num_rounds=2) -> Plan:
+    """The same budgets in every round, at a reward rate of 2."""
+    budgets = np.asarray(budgets, dtype=np.float64)
+    return plan_of_rounds("by hand", [Terms(t + 1, 2.0, 2.0, budgets) for t in range(num_rounds)])
+
+
+def small_cnn(num_classes=4) -> Stack:
+    """Every kind of layer the engines know, small enough for float64 on one core."""
+    model = Stack(
+        nn.Conv2d(1, 4, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.GroupNorm(3, 6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 8),
+        nn.ReLU(),
+        nn.Linear(8, num_classes),
+    )
+    model.draw(3)
+    return model
+
+
+def batch_normed(num_classes=4, channels=4, depth=1) -> Stack:
+    """As small, with BatchNorm after each of `depth` convolutions."""
+    layers: list[nn.Module] = []
+    for before in [1, *[channels] * (depth - 1)]:
+        layers += [
+            nn.Conv2d(before, channels, 3, padding=1), nn.BatchNorm2d(channels, track_running_stats=False), nn.ReLU()
+        ]  # fmt: skip
+    model = Stack(
+        *layers,
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * channels, num_classes),
+    )
+    model.draw(4)
+    return model
+
+
+class TwoPaths(nn.Module):
+    """A user's own module that is no row of layers."""
+
+    def __init__(self, num_classes=4) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, num_classes)
+        self.second = nn.Conv2d(1, 2, 3, padding=1)
+        self.out = nn.Linear(128, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x.flatten(1)) + self.out(torch.tanh(self.second(x)).flatten(1))
