@@ -17,13 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mppfl.training.cohort import Cohort
-from mppfl.training.config import TrainingConfig
-from mppfl.training.flat import flat_model
-from mppfl.training.flops import gflop_per_example
-from mppfl.training.local import GradientNoise, Lane
-from mppfl.training.models import make_model
-from mppfl.privacy.mechanism import LocalWork
+from mppfl.privacy import LocalWork
+from mppfl.training import Cohort, GradientNoise, Lane, TrainingConfig, flat_model, gflop_per_example, make_model
 from record import circumstances, write_record
 
 

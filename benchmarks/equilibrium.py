@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from record import circumstances, write_record
+from record import circumstances, home, write_record
 
 HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
 
 
 def make_network(num_clients: int, links_each: int, folder: Path) -> None:
     """A skewed network and clients' costs, as files."""
-    from mppfl.network.generate import skewed
+    from mppfl.network import skewed
 
     rng = np.random.default_rng(num_clients)
     graph = skewed(num_clients, num_clients * links_each, rng=rng)
@@ -45,12 +45,8 @@ def load(folder: Path) -> tuple:
 
 
 def ours(folder: Path) -> dict:
-    from mppfl.game.leaders import choose_rates
-    from mppfl.game.model import Clients, Game
-    from mppfl.game.outcome import evaluate, verify
-    from mppfl.game.plan import Plan, rounds_up_to
-    from mppfl.network.graph import graph_from_matrix
-    from mppfl.network.propagation import propagate
+    from mppfl.game import Clients, Game, Plan, choose_rates, evaluate, rounds_up_to, verify
+    from mppfl.network import graph_from_matrix, propagate
 
     def work() -> dict:
         matrix, a, b = load(folder)
@@ -87,9 +83,10 @@ def ours(folder: Path) -> dict:
 
 def warm_up() -> None:
     """Compiles (or loads from the cache) everything, by lowering the sizes above which compiled code is used."""
-    from mppfl.game import kernels as game_kernels
-    from mppfl.network import kernels, product, walks
+    from mppfl.game import line_totals
+    from mppfl.network import ReturnsHome, closed_walks, times
 
+    game_kernels, kernels, product, walks = map(home, (line_totals, closed_walks, times, ReturnsHome))
     rng = np.random.default_rng(0)
     small = sp.csr_array(np.where(rng.random((1500, 1500)) < 0.01, 1.0, 0.0) - 0.0)
     small.setdiag(0)

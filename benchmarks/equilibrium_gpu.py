@@ -23,13 +23,17 @@ import scipy.sparse as sp
 import torch
 
 from equilibrium import DECAY, HOPS, ROUNDS, STRENGTH, TOLERANCE, plain_loop
-from mppfl.game.device_equilibrium import DeviceClients, line_on_device, rates_on_device, totals_on_device
-from mppfl.game.device_loss import DeviceLoss
-from mppfl.game.device_solve import solution_bytes
-from mppfl.network.device import GIB, find_device, free_bytes, require_room
-from mppfl.network.device_matrix import DeviceMatrix
-from mppfl.network.device_propagation import DevicePropagation
-from mppfl.network.device_walks import WORKING_BYTES, returns_on_device
+from mppfl.game import DeviceClients, DeviceLoss, line_on_device, rates_on_device, solution_bytes, totals_on_device
+from mppfl.network import (
+    GIB,
+    WORKING_BYTES,
+    DeviceMatrix,
+    DevicePropagation,
+    find_device,
+    free_bytes,
+    require_room,
+    returns_on_device,
+)
 from record import circumstances, write_record
 
 SIZES = ["1000000:20000000", "10000000:200000000"]
@@ -250,9 +254,8 @@ def compare_with_plain(kept: dict) -> dict:
 def from_main_memory(kept: dict, device: str) -> dict:
     """`mppfl.solve` as a user calls it: network brought to the device, outcome and verification included."""
     import mppfl
-    from mppfl.game.model import Clients, Game
-    from mppfl.network.propagation import Propagation
-    from mppfl.network.walks import ReturnsHome
+    from mppfl.game import Clients, Game
+    from mppfl.network import Propagation, ReturnsHome
 
     size = len(kept["a"])
     influence = sp.csr_array((kept["data"], kept["indices"], kept["indptr"]), shape=(size, size))

@@ -31,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 
 from tests.explorer.browser import Visit, chromium, visit
 
-from mppfl.explorer.page import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
-from mppfl.network.generate import skewed
-from mppfl.network.write import write_links
+from mppfl.explorer import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
+from mppfl.network import skewed, write_links
 from record import circumstances, write_record
 
 TURNS = 7

@@ -113,9 +113,7 @@ def train(message, context):
 
 def measured(folder: Path, num_nodes: int, pairs: int) -> dict[str, list[float]]:
     """Seconds of every counted round of both."""
-    from mppfl.flower.experiment_case import deployed_experiment
-    from mppfl.flower.federation import Federation
-    from mppfl.flower.layout import Layout, make_nodes, write_app
+    from mppfl.flower import Federation, Layout, deployed_experiment, make_nodes, write_app
 
     write_app(folder, num_nodes)
     (folder / "federation" / "server_app.py").write_text(SERVER.replace("PAIRS", str(pairs)))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, conv2d, group_norm
 
-from mppfl.training.models import VGG_LAYERS
+from mppfl.training import VGG_LAYERS
 from record import circumstances, write_record
 
 EPS, GROUPS, SIDE = 1e-5, 32, 32  # the models' own, and the height of a picture
@@ -61,10 +61,7 @@ def layers_of(name: str = "vgg16") -> Counter[Layer]:
 
 def kernels(layer: Layer, lanes: int, examples: int) -> Iterator[Timed]:
     """What is timed on one layer, on numbers drawn once."""
-    from mppfl.training import batch_norm_kernels
-    from mppfl.training import convolution_kernels
-    from mppfl.training import descent_kernels
-    from mppfl.training import normalisation_kernels
+    from mppfl.training import batch_norm_kernels, convolution_kernels, descent_kernels, normalisation_kernels
 
     def drawn(*shape: int, scale: float = 1.0) -> Tensor:
         return (scale * torch.randn(shape, device="cuda")).to(torch.bfloat16)

@@ -17,6 +17,7 @@ from examples.lastfm.data import read_lastfm
 from examples.lastfm.experiment import Outcome, Settings, run_experiment
 from examples.lastfm.page import as_json, finite
 from examples.lastfm.server import CONSTANTS, SUM_CONSTANTS
+
 from record import circumstances, write_record
 
 LONGEST = 180.0  # seconds on two cores

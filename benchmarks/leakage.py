@@ -25,19 +25,21 @@ import numpy as np
 from scipy.stats import t as student
 
 import mppfl
-from mppfl.leakage.leakage_priced import least_leakage, price_leakage
-from mppfl.game.mechanisms import mppfl as mppfl_mechanism
-from mppfl.game.plan import Horizon
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import graph_from_links, graph_from_matrix
-from mppfl.network.propagation import propagate
-from mppfl.leakage.neighbour import audit_neighbour
-from mppfl.leakage.calibration import calibrate, spearman
-from mppfl.leakage.couplings import friendships
-from mppfl.leakage.gaussian_field import graph_modes
-from mppfl.leakage.homophily import homophily
-from mppfl.leakage.leak_gradient import leak_model_of
-from mppfl.leakage.who_leaks import who_leaks
+from mppfl.game import Horizon
+from mppfl.game import mppfl as mppfl_mechanism
+from mppfl.leakage import (
+    audit_neighbour,
+    calibrate,
+    friendships,
+    graph_modes,
+    homophily,
+    leak_model_of,
+    least_leakage,
+    price_leakage,
+    spearman,
+    who_leaks,
+)
+from mppfl.network import graph_from_links, graph_from_matrix, propagate, random_graph
 from record import RECORDS, circumstances, write_record
 
 PUBLIC_SHARE = 0.3

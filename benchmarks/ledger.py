@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
 from record import circumstances, write_record
 
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from mppfl.privacy.noise import NOISE_KINDS, add_noise
+from mppfl.privacy import NOISE_KINDS, add_noise
 from record import circumstances, write_record
 
 REPEATS = 5

@@ -128,7 +128,7 @@ def seconds(run: dict[str, Any], measure: str) -> float:
 
 def workload_of(race: Race, seed: int = 0) -> tuple[Workload, np.ndarray, np.ndarray]:
     """The race's examples and starting weights, and a test batch: ten coarse patterns, one a class, under noise."""
-    from mppfl.training.models import make_model
+    from mppfl.training import make_model
 
     rng = np.random.default_rng(seed)
     shape = (1, 28, 28)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mppfl.training.models import make_model
+from mppfl.training import make_model
 from record import circumstances, write_record
 
 sys.path.append(str(Path(__file__).parent / "peers"))

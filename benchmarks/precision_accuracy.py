@@ -15,12 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mppfl.data.sources import load_data
-from mppfl.data.split import split
-from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import Arm, rounds_together
+from mppfl.data import load_data, split
+from mppfl.game import Terms, plan_of_rounds
+from mppfl.training import Arm, TrainingConfig, make_model, rounds_together
 from record import circumstances, write_record
 
 CLIENTS, ROUNDS = 20, 10

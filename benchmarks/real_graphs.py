@@ -14,10 +14,8 @@ import numpy as np
 import scipy.sparse as sp
 
 import mppfl
-from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.leaders import pigouvian_weights
-from mppfl.game.model import Game
-from mppfl.network.graph import graph_from_matrix
+from mppfl.game import Game, equilibrium_response, pigouvian_weights
+from mppfl.network import graph_from_matrix
 from record import circumstances, write_record
 
 REACHES = (0.205, 0.5, 0.8, 0.98)  # αS; the first is the preset's

@@ -4,9 +4,12 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -55,3 +58,8 @@ def write_record(name: str, content: dict, folder: Path | None = None) -> Path:
     path = folder / f"{datetime.now(UTC):%Y-%m-%d}-{name}.json"
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def home(exported: Any) -> ModuleType:
+    """The module in which a name of a folder's interface is defined, to change a constant beside it."""
+    return sys.modules[exported.__module__]

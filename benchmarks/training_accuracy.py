@@ -15,11 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import mppfl
-from mppfl.data.sources import load_data
-from mppfl.data.split import split
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import Arm, rounds_together
+from mppfl.data import load_data, split
+from mppfl.training import Arm, TrainingConfig, make_model, rounds_together
 from record import circumstances, write_record
 
 CASES = {

@@ -159,7 +159,7 @@ def commands() -> list[str]:
     """Every command with what it does and its options, as `--help` tells them."""
     import typer.main
 
-    from mppfl.cli.main import app
+    from mppfl.cli import app
 
     lines = [
         "## Commands",
@@ -216,9 +216,8 @@ def cell(text: str) -> str:
 
 def experiment_keys() -> list[str]:
     """Every key of an experiment file with its type and default, table by table."""
-    from mppfl.training.config import TrainingConfig
-    from mppfl.experiment.experiment import Experiment
-    from mppfl.experiment.experiment_tables import TABLES, keys_of
+    from mppfl.experiment import TABLES, Experiment, keys_of
+    from mppfl.training import TrainingConfig
 
     lines = [
         "## Experiment file",
@@ -251,7 +250,7 @@ def told_by_solve() -> dict[str, str]:
     """What `mppfl solve --help` says of options, most of which are keys of [network] and [game] by the same names."""
     import typer.main
 
-    from mppfl.cli.main import app
+    from mppfl.cli import app
 
     options = typer.main.get_command(app).commands["solve"].params  # type: ignore[attr-defined]
     return {option.name: option.help for option in options if option.help}
@@ -303,7 +302,7 @@ def file_type(hint: Any) -> str:
 
 
 def in_file(value: Any) -> str:
-    from mppfl.experiment.toml_text import toml_value
+    from mppfl.experiment import toml_value
 
     return toml_value(list(value) if isinstance(value, tuple) else value)
 

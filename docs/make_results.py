@@ -22,8 +22,8 @@ SEEDS, ROUNDS, CLIENTS = 30, 60, 20
 def run_comparison() -> None:
     """30 games of the preset `paper-like` on the paper's random network, both reward conventions."""
     import mppfl
-    from mppfl.game.compare import summarise
-    from mppfl.experiment.figures import comparison_figure
+    from mppfl.experiment import comparison_figure
+    from mppfl.game import summarise
 
     games = []
     for seed in range(SEEDS):

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 
 from tests.explorer.browser import chromium, serving, visit
 
-from mppfl.cli.explore import open_site
-from mppfl.explorer.choices import Choices, to_query
+from mppfl.cli import open_site
+from mppfl.explorer import Choices, to_query
 
 SHOWN = Choices(
     family="watts_strogatz", num_clients=200, seed=3, colour="external_risk", client="82", other="83", round_shown=12

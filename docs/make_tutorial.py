@@ -64,7 +64,7 @@ def printed_by(line: str) -> str:
     words = shlex.split(line.replace("\\\n", " "))
     if words[0] != "mppfl":
         return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-    from mppfl.cli.main import main
+    from mppfl.cli import main
 
     code = 0
     with captured() as printed, changed(sys, "argv", words):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import mppfl
-from mppfl.game.key_players import exposure_relief
+from mppfl.game import exposure_relief
 
 FRIENDS = [
     ("Ada", "Ben"),

@@ -3,7 +3,7 @@
 import numpy as np
 
 import mppfl
-from mppfl.game.mechanisms import MECHANISMS, equilibrium_along
+from mppfl.game import MECHANISMS, equilibrium_along
 
 
 def steady(game: mppfl.Game, horizon: mppfl.Horizon) -> mppfl.Plan:

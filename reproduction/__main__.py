@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli import inputs as ask
+from mppfl import cli as ask
 
 if TYPE_CHECKING:
     from reproduction.cells import Cell
@@ -33,9 +33,7 @@ def reproduce_command(
     precision: Annotated[
         str | None, typer.Option(help="bf16, tf32 or float32; default: bf16 on cuda, float32 on cpu.")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Stop after this many minutes; the next run continues.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes; the next run continues.")] = None,
     folder: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("reproduction/results"),
     data: Annotated[Path | None, typer.Option(help="Folder of the official files; default: MPPFL_DATA.")] = None,
     status: Annotated[
@@ -152,10 +150,10 @@ def _as_json(
 
 
 def _show(what: str, folder: Path, done: Done) -> None:
+    from mppfl.experiment import duration
     from reproduction.measure import why_not_measured
     from reproduction.status import remedy
     from reproduction.tables import NOTHING, readme_table
-    from mppfl.experiment.tables import duration
 
     table = readme_table(folder)
     if not table.startswith(NOTHING):
@@ -223,7 +221,7 @@ def _write_page(folder: Path, output: Path, *, as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    from mppfl.cli.main import run
+    from mppfl.cli import run
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(reproduce_command)

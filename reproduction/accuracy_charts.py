@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from mppfl.experiment.report import figures as draw
+from mppfl.experiment import report as draw
 from reproduction.accuracy_curves import CLIENTS, Curves, read_curves
 from reproduction.charts import ROW, SLOTS, legend, panel, row_of_boxes, whole
 from reproduction.settings import SETTINGS

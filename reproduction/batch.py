@@ -16,16 +16,23 @@ import numpy as np
 import torch
 
 from mppfl.errors import BadInput
-from mppfl.training.config import Aggregation, Precision, TrainingConfig
-from mppfl.training.log import Log
-from mppfl.training.record import History, RoundRecord
-from mppfl.training.rounds import Arm, rounds_together, training_key
+from mppfl.experiment import Provenance
+from mppfl.training import (
+    Aggregation,
+    Arm,
+    History,
+    Log,
+    Precision,
+    RoundRecord,
+    TrainingConfig,
+    rounds_together,
+    training_key,
+)
 from reproduction.cells import Case, gflop_per_example, training_choices
 from reproduction.in_flight import InFlight
 from reproduction.settings import CURVES_OF
 from reproduction.store import Measured
 from reproduction.units import Job
-from mppfl.experiment.provenance import Provenance
 
 COMMIT = "MPPFL_COMMIT"  # environment variable that says the commit where the source lies outside a work tree
 EVALUATE_EVERY = 5  # elsewhere: a test set after every round would cost as much as a tenth of the training

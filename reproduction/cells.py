@@ -16,19 +16,13 @@ from typing import Any, Literal, cast
 import numpy as np
 from torch import nn
 
+from mppfl import training as flops
 from mppfl.arrays import IntArray, require_count
-from mppfl.data.dataset import Dataset
-from mppfl.data.split import ClientData, split
+from mppfl.data import ClientData, Dataset, split
 from mppfl.errors import BadInput
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, fixed
-from mppfl.game.model import Game, make_game
-from mppfl.game.plan import Horizon, Plan, rounds_up_to
-from mppfl.game.presets import draw_clients, preset
-from mppfl.training import flops
-from mppfl.training.config import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
-from mppfl.training.models import Norm, make_model
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import SocialGraph
+from mppfl.game import MECHANISMS, Game, Horizon, Mechanism, Plan, draw_clients, fixed, make_game, preset, rounds_up_to
+from mppfl.network import SocialGraph, random_graph
+from mppfl.training import FIRST_ROUND_MEDIAN, Aggregation, Norm, TrainingConfig, make_model
 from reproduction.printed import PARTITIONS
 from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS, Setting
 

@@ -14,12 +14,12 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mppfl.arrays import Array
-from mppfl.experiment.report import figures as draw
+from mppfl.experiment import plainly
+from mppfl.experiment import report as draw
 from reproduction.claims import CONVENTIONS, TITLES
 from reproduction.figure_files import Figure
 from reproduction.game_figures import HELD
 from reproduction.settings import SETTINGS
-from mppfl.experiment.tables import plainly
 
 WIDTH = 1040.0
 ROW = 310.0  # height of a row of panels

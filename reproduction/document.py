@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mppfl.experiment.report import page as report
+from mppfl.experiment import duration, number, plainly, report
 from reproduction.charts import QUANTITIES, STYLE, as_file, chart
 from reproduction.claims import CLAIMS, CONVENTIONS, HOLDS, TITLES, VERDICTS, Finding
 from reproduction.figure_files import Figure, read_figure
@@ -19,7 +19,6 @@ from reproduction.game_figures import FIGURES, HELD, NUM_PARAMETERS, REFERENCE, 
 from reproduction.premise import premise_section
 from reproduction.settings import CURVES_OF, EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 from reproduction.theorems import STATEMENTS
-from mppfl.experiment.tables import duration, number, plainly
 
 IMAGES = "images/paper"  # beside the document
 MARKS = {"reproduced": "✓", "under a stated condition": "◐", "not reproduced": "✗"}
@@ -61,7 +60,7 @@ MOST_COLUMNS = 5  # places of an axis in a table; of longer ones only the ends a
 
 def make_document(folder: str | Path, docs: str | Path = "docs") -> Path:
     """Writes `docs`/reproduction.md and the charts it shows, from the files in `folder`."""
-    from mppfl.training.checkpoint import write_whole
+    from mppfl.training import write_whole
 
     target = Path(docs) / "reproduction.md"
     for name, svg in chart_files(folder).items():
@@ -72,7 +71,7 @@ def make_document(folder: str | Path, docs: str | Path = "docs") -> Path:
 
 def make_page(folder: str | Path, path: str | Path) -> Path:
     """Writes the same as one HTML page that needs nothing but itself, in the look of the training report."""
-    from mppfl.training.checkpoint import write_whole
+    from mppfl.training import write_whole
 
     target = Path(path)
     write_whole(target, page_text(folder).encode())
@@ -100,8 +99,7 @@ def _figures(folder: str | Path) -> dict[str, Figure]:
 
 def document_text(folder: str | Path) -> str:
     """The document as Markdown. Figures that are not made yet say so."""
-    from mppfl.training.local import TESTED_AT_ONCE
-    from mppfl.training.views import MARGIN
+    from mppfl.training import MARGIN, TESTED_AT_ONCE
     from reproduction.batch import EVALUATE_EVERY
     from reproduction.tables import MPPFL_WITHIN, tables_section
     from reproduction.units import FALLBACK, TOLERANCE

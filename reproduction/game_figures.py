@@ -20,21 +20,28 @@ import numpy as np
 
 from mppfl.arrays import Array, require_count
 from mppfl.errors import BadFile, BadInput
-from mppfl.game.fixed_point import fixed_point_trace
-from mppfl.game.mechanisms import (
+from mppfl.game import (
+    Game,
+    Horizon,
     Mechanism,
+    Plan,
+    draw_clients,
     fixed,
+    fixed_point_trace,
+    make_game,
     mppfl,
     mppfl_exact,
+    noise_harm,
+    preset,
+    privacy_cost,
+    privacy_loss,
     random,
+    rounds_up_to,
     sarda_like,
     sarda_r,
     social_agnostic,
 )
-from mppfl.game.model import Game, make_game, noise_harm, privacy_cost, privacy_loss
-from mppfl.game.plan import Horizon, Plan, rounds_up_to
-from mppfl.game.presets import draw_clients, preset
-from mppfl.network.generate import random_graph
+from mppfl.network import random_graph
 from reproduction.figure_files import Figure, Strand, figure_path, read_figure, write_figure
 from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 
@@ -348,7 +355,7 @@ def run_figure(name: str, folder: str | Path, seeds: int = 30) -> Path:
     Everything but the provenance is the same at every run. Games that another figure of this process has played are
     not played again.
     """
-    from mppfl.experiment.provenance import provenance_here
+    from mppfl.experiment import provenance_here
 
     if name not in FIGURES:
         raise BadInput(f"figure={name!r} is not known. Known: {', '.join(FIGURES)}.")

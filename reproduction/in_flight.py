@@ -17,11 +17,11 @@ from datetime import datetime
 from pathlib import Path
 
 from mppfl.errors import BadFile
-from mppfl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_whole
+from mppfl.experiment import Provenance
+from mppfl.training import Checkpoint, load_checkpoint, save_checkpoint, write_whole
 from reproduction.cells import ArmName, Cell, configuration, fingerprint
 from reproduction.settings import Setting
 from reproduction.units import Job
-from mppfl.experiment.provenance import Provenance
 
 FOLDER = "in-flight"
 log = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from statistics import median
 from typing import Any, cast
 
 from mppfl.arrays import require_count, require_number
-from mppfl.data.dataset import Dataset, Examples
-from mppfl.data.sources import find_files, load_data
+from mppfl.data import Dataset, Examples, find_files, load_data
 from mppfl.errors import BadInput, MppflError
-from mppfl.training.config import Precision, TrainingConfig
-from mppfl.network.device import find_device
+from mppfl.experiment import Provenance, provenance_here
+from mppfl.network import find_device
+from mppfl.training import Precision, TrainingConfig
 from reproduction.batch import Tell, trained
 from reproduction.cells import (
     CELLS,
@@ -56,7 +56,6 @@ from reproduction.store import (
     read_trials,
 )
 from reproduction.units import Job, next_trials, place_of_unit, reusable, units_of
-from mppfl.experiment.provenance import Provenance, provenance_here
 
 RESERVE = 0.9  # of the time left that an estimate may fill
 LEAST_SECONDS = 100.0  # that must be left to begin arms which may not end in time: less would go into compiling

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mppfl.data.known import KNOWN
-from mppfl.data.sources import VARIABLE, find_files, what_is_missing
+from mppfl.data import KNOWN, VARIABLE, find_files, what_is_missing
 from reproduction.cells import CELLS, NOISELESS, ArmName, Cell, arms_of
 from reproduction.choice import CHOICE_ROUNDS, missing_variants, settings_of
 from reproduction.in_flight import count_in_flight

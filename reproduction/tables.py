@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-from mppfl.training.config import Aggregation
+from mppfl.training import Aggregation
 from reproduction.cells import BOTH, CELLS, ArmName, Cell, aggregations_of, arms_of
 from reproduction.choice import settings_of
 from reproduction.markdown import markdown_table

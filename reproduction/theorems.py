@@ -11,25 +11,30 @@ from functools import cache
 
 import numpy as np
 
-from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.fixed_point import fixed_point_trace, solved_rate
-from mppfl.game.leaders import pigouvian_weights
-from mppfl.game.mechanisms import mppfl
-from mppfl.game.model import Clients, Game, make_game, noise_harm, server_cost, wanted_loss
-from mppfl.game.outcome import verify
-from mppfl.game.plan import Horizon, Terms
-from mppfl.game.welfare import (
+from mppfl.game import (
+    Clients,
+    Game,
+    Horizon,
+    Terms,
+    equilibrium_response,
+    fixed_point_trace,
+    make_game,
+    mppfl,
+    noise_harm,
+    pigouvian_weights,
     poa_as_in_paper,
     poa_bound_of_theorem_3,
     price_of_anarchy,
+    server_cost,
     social_optimum,
+    solved_rate,
     unbounded_optimal_welfare,
+    verify,
+    wanted_loss,
     welfare,
 )
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import graph_from_links, graph_from_matrix
-from mppfl.network.propagation import propagate
-from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
+from mppfl.network import graph_from_links, graph_from_matrix, propagate, random_graph
+from mppfl.privacy import LocalWork, privacy_mechanism
 from reproduction.claims import Finding
 from reproduction.game_figures import Place, draw_game
 from reproduction.settings import SETTINGS

@@ -1,4 +1,4 @@
-"""One direction, from network over game, privacy and so on to apps (`ORDER`); nothing heavy before its time."""
+"""One direction of imports (`LEFT_OF`), folders as interfaces, nothing heavy before its time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import ast
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import mppfl
 
-ORDER = ("network", "game", "privacy", "data", "learning", "results", "recommender", "apps")
-FOR_ALL = {"mppfl.errors", "mppfl.arrays"}
+# What a folder may import from, beside the roots and itself. Knowledge flows one way.
+_GAME = {"network", "game"}
+_TRAINING = {"network", "game", "privacy", "data", "leakage", "training"}
+LEFT_OF = {
+    "network": {"network"},
+    "game": _GAME,
+    "privacy": {"privacy"},
+    "data": {"network", "data"},
+    "leakage": {"network", "game", "privacy", "leakage"},
+    "training": _TRAINING,
+    "experiment": _TRAINING | {"experiment"},
+    "cli": _TRAINING | {"experiment", "explorer", "flower", "cli"},
+    "explorer": _TRAINING | {"experiment", "explorer"},
+    "flower": _TRAINING | {"experiment", "flower"},
+}
+ROOTS = {"mppfl.errors", "mppfl.arrays", "mppfl.exports", "mppfl.files", "mppfl.text", "mppfl.charts"}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -26,7 +41,8 @@ def dotted(path):
 
 def imported(path):
     """Every name that a module imports, wherever the import stands, with what follows `from ... import`."""
-    package = dotted(path).split(".") if path.name == "__init__.py" else dotted(path).split(".")[:-1]
+    inside = path.is_relative_to(SOURCE)
+    package = [] if not inside else dotted(path).split(".")[: None if path.name == "__init__.py" else -1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -51,25 +67,65 @@ def ours(name):
 
 def folder(module):
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ORDER else None
+    return parts[1] if len(parts) > 1 and parts[1] in LEFT_OF else None
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_a_module_imports_only_from_folders_to_its_left(path):
     here = folder(dotted(path))
     for module in filter(None, map(ours, imported(path))):
-        if dotted(path) == "mppfl":
-            assert folder(module) != "apps"  # the public names are no doors
+        if dotted(path) == "mppfl.__main__":
+            assert folder(module) == "cli"
+        elif dotted(path) == "mppfl":
+            assert folder(module) not in ("cli", "explorer", "flower")  # the public names are no doors
         elif here is None:
-            assert module in FOR_ALL
-        elif module not in FOR_ALL:
+            assert module in ROOTS
+        elif module not in ROOTS:
             assert folder(module) is not None, f"{dotted(path)} imports {module}: import it from where it lives"
-            assert ORDER.index(folder(module)) <= ORDER.index(here), f"{dotted(path)} imports {module}, to its right"
+            assert folder(module) in LEFT_OF[here], f"{dotted(path)} imports {module}, to its right"
 
 
 def test_every_folder_has_its_place_in_the_order():
     folders = {path.parent.relative_to(SOURCE).parts[0] for path in MODULES if path.parent != SOURCE}
-    assert folders <= set(ORDER)
+    assert folders == set(LEFT_OF)
+
+
+ROOT = Path(__file__).parents[1]
+BESIDE = ("tests", "docs", "examples", "benchmarks", "reproduction")
+OUTSIDE = [path for name in BESIDE for path in (ROOT / name).rglob("*.py")]
+PACKAGES = {dotted(path) for path in MODULES if path.name == "__init__.py"} | ROOTS
+
+
+def is_interface(name):
+    """Whether a dotted name, as `mppfl.game.solve`, is a name of a folder's interface and no module in it."""
+    module, _, last = name.rpartition(".")
+    return module in PACKAGES and (module in ROOTS or last in import_module(module).__all__ or name in PACKAGES)
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_docs_and_examples_import_from_folders_alone(path):
+    names = [name for name in imported(path) if name.startswith("mppfl.") and name not in PACKAGES]
+    assert not [name for name in names if not is_interface(name)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_a_module_imports_from_another_folder_through_its_interface(path):
+    here = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    names = [name for name in imported(path) if name.startswith("mppfl.") and name not in PACKAGES]
+    assert not [
+        name
+        for name in names
+        if name.rpartition(".")[0].rpartition(".")[0] != here
+        and not is_interface(name)
+        and not name.startswith(f"{here}.")
+    ]
+
+
+def test_every_name_of_an_interface_is_there():
+    triton = {"mppfl.training.cuda"}
+    for package in sorted(PACKAGES - ROOTS - triton):
+        module = import_module(package)
+        assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
 
 
 def test_no_module_is_called_utils():
@@ -102,7 +158,7 @@ try:
     if len(sys.argv) == 1:
         import mppfl
     else:
-        from mppfl.cli.main import main
+        from mppfl.cli import main
         main()
 except SystemExit as end:
     code = end.code or 0

@@ -21,8 +21,7 @@ from torch_models import layers_of
 import growth
 import kernels_gpu
 import peers
-from mppfl.training.flops import gflop_per_example
-from mppfl.training.models import make_model
+from mppfl.training import gflop_per_example, make_model
 from record import write_record
 
 

@@ -164,7 +164,7 @@ def test_a_page_can_be_followed_and_shows_what_is_printed(page):
 def test_commands_that_are_only_shown_have_the_options_they_use(page):
     import typer.main
 
-    from mppfl.cli.main import app
+    from mppfl.cli import app
 
     for kind, body in blocks(page.read_text(encoding="utf-8")):
         lines = body.splitlines() if kind == "sh" else COMMAND.findall(body) if kind == "console" else []

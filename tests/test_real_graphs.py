@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.model import Game
+from mppfl.game import Game
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from real_graphs import load

@@ -6,12 +6,16 @@ import numpy as np
 import torch
 from lap import Stopwatch, Workload, hand_in, task_from_command_line
 
-from mppfl.training.aggregate import server_step, weights_of_updates
-from mppfl.training.cohort import Cohort
-from mppfl.training.config import TrainingConfig
-from mppfl.training.flat import flat_model, flattened
-from mppfl.training.local import Lane
-from mppfl.training.models import make_model
+from mppfl.training import (
+    Cohort,
+    Lane,
+    TrainingConfig,
+    flat_model,
+    flattened,
+    make_model,
+    server_step,
+    weights_of_updates,
+)
 
 
 def main() -> None:

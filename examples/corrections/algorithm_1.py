@@ -6,8 +6,7 @@ Near an equilibrium a sweep multiplies errors by its Jacobian, so it converges o
 import numpy as np
 
 import mppfl
-from mppfl.game.fixed_point import lemma_1_right_side, solved_rate
-from mppfl.game.model import wanted_loss
+from mppfl.game import lemma_1_right_side, solved_rate, wanted_loss
 
 
 def draw(seed: int, num_clients: int, preset: str, hop_decay: float) -> mppfl.Game:

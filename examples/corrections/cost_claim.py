@@ -6,10 +6,7 @@ Also how cost and welfare move with α: at rates held fixed, and with the rates 
 import numpy as np
 
 import mppfl
-from mppfl.game.compare import summarise
-from mppfl.game.mechanisms import find_mechanism
-from mppfl.game.model import server_cost, wanted_loss
-from mppfl.game.welfare import welfare
+from mppfl.game import find_mechanism, server_cost, summarise, wanted_loss, welfare
 
 NAMES = ("mppfl", "social_agnostic", "random", "fixed", "sarda_like", "sarda_r")
 STRENGTHS = (0.01, 0.04, 0.07, 0.1)

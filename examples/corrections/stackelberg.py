@@ -6,8 +6,7 @@ Also: the definition of the equilibrium as printed, the limit r -> 0, ε_i, and 
 import numpy as np
 
 import mppfl
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.model import noise_harm, server_cost
+from mppfl.game import equilibrium_at, equilibrium_response, noise_harm, server_cost
 
 
 def draw(seed: int, preset: str = "paper-like", **settings: float) -> mppfl.Game:

@@ -7,7 +7,7 @@ the largest row sum for the sup norm. The proof needs the norm to be at most S.
 import numpy as np
 
 import mppfl
-from mppfl.game.model import wanted_loss
+from mppfl.game import wanted_loss
 
 SIZES = (20, 50, 80)
 

@@ -6,9 +6,14 @@ The optimum is the unbounded one, which favours the theorem: with budgets kept a
 import numpy as np
 
 import mppfl
-from mppfl.game.leaders import pigouvian_weights
-from mppfl.game.model import wanted_loss
-from mppfl.game.welfare import poa_bound_of_theorem_3, price_of_anarchy, unbounded_optimal_welfare, welfare
+from mppfl.game import (
+    pigouvian_weights,
+    poa_bound_of_theorem_3,
+    price_of_anarchy,
+    unbounded_optimal_welfare,
+    wanted_loss,
+    welfare,
+)
 
 
 def agnostic_poa(game: mppfl.Game, rate: float) -> float | None:

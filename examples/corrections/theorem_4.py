@@ -7,8 +7,14 @@ anarchy compares it with the welfare optimum at the same rate, and is above 1 as
 import numpy as np
 
 import mppfl
-from mppfl.game.leaders import pigouvian_weights
-from mppfl.game.welfare import poa_as_in_paper, price_of_anarchy, unbounded_optimal_welfare, welfare, welfare_gap
+from mppfl.game import (
+    pigouvian_weights,
+    poa_as_in_paper,
+    price_of_anarchy,
+    unbounded_optimal_welfare,
+    welfare,
+    welfare_gap,
+)
 
 
 def draw(seed: int, **settings: float) -> mppfl.Game:

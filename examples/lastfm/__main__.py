@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mppfl.cli import inputs as ask
+from mppfl import cli as ask
 
 if TYPE_CHECKING:
     from examples.lastfm.experiment import Outcome, Score
@@ -31,12 +31,12 @@ def lastfm_command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from dataclasses import replace
 
-    from mppfl.arrays import require_count
     from examples.lastfm.data import read_lastfm
     from examples.lastfm.experiment import Settings, run_experiment
     from examples.lastfm.page import as_json, write_figures, write_page
-    from mppfl.experiment.provenance import provenance_here
-    from mppfl.experiment.run_folder import require_folder
+
+    from mppfl.arrays import require_count
+    from mppfl.experiment import provenance_here, require_folder
 
     settings = Settings(num_splits=require_count(splits, "splits"), seed=require_count(seed, "seed", 0))
     require_folder(output)
@@ -56,7 +56,8 @@ def show(outcome: Outcome) -> None:
     """The figures that matter, for the terminal."""
     from examples.lastfm.experiment import TRUST_MODELS
     from examples.lastfm.page import verdict
-    from mppfl.experiment.tables import epsilon
+
+    from mppfl.experiment import epsilon
 
     def line(name: str, score: Score, dp_epsilon: str) -> None:
         typer.echo(
@@ -78,7 +79,7 @@ def show(outcome: Outcome) -> None:
 
 
 if __name__ == "__main__":
-    from mppfl.cli.main import run
+    from mppfl.cli import run
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(lastfm_command)

@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from examples.lastfm.profiles import ONCE
 
 from mppfl.arrays import Array, IntArray, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.cost import round_cost
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.mechanism import PrivacyMechanism
-from mppfl.privacy.noise import NoiseKind, add_noise
-from examples.lastfm.profiles import ONCE
+from mppfl.privacy import NoiseKind, PrivacyMechanism, add_noise, round_cost
+from mppfl.privacy.ledger import PrivacyLedger
 
 LONGEST = 1 + 1e-9  # ‖v_i‖ of a unit vector, with room for rounding
 SECURE_SUM = PrivacyMechanism(

@@ -12,11 +12,8 @@ from typing import Literal
 import numpy as np
 
 from mppfl.arrays import Array, require_number
-from mppfl.game.mechanisms import mppfl, social_agnostic
-from mppfl.game.model import Game, make_game
-from mppfl.game.plan import Horizon
-from mppfl.game.presets import draw_clients, preset
-from mppfl.network.graph import SocialGraph
+from mppfl.game import Game, Horizon, draw_clients, make_game, mppfl, preset, social_agnostic
+from mppfl.network import SocialGraph
 
 Weighting = Literal["equal", "trimmed", "noise_aware"]
 TRIMMED_BELOW = 0.25  # of the mean budget: who gives less is left out of the trimmed aggregate

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
-
 from examples.lastfm.budgets import Arm
 from examples.lastfm.data import Listening, hold_out
 from examples.lastfm.experiment import VALIDATION_STREAM, Settings, World, validation_users

@@ -13,11 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from mppfl.arrays import Array, BoolArray, require_count
-from mppfl.leakage.exposure import r_model
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.noise import NoiseKind
 from examples.lastfm import leakage
 from examples.lastfm.aggregation import SECURE_SUM, Sums
 from examples.lastfm.budgets import TRIMMED_BELOW, Arm, Weighting, arms_of, game_of_friends
@@ -37,6 +32,11 @@ from examples.lastfm.server import (
     taste_from_sums,
 )
 from examples.lastfm.updates import UpdateAudit, audit_updates
+
+from mppfl.arrays import Array, BoolArray, require_count
+from mppfl.leakage import r_model
+from mppfl.privacy import NoiseKind
+from mppfl.privacy.ledger import PrivacyLedger
 
 Tell = Callable[[str], None]
 TRUST_MODELS = {

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
+from examples.lastfm.profiles import ONCE, unit_rows
 
 from mppfl.arrays import Array, BoolArray, require_count
 from mppfl.errors import BadInput
-from mppfl.network.graph import SparseMatrix
-from mppfl.privacy.mechanism import privacy_mechanism
-from examples.lastfm.profiles import ONCE, unit_rows
+from mppfl.network import SparseMatrix
+from mppfl.privacy import privacy_mechanism
 
 CLIENT = privacy_mechanism("client")  # replace-one: a whole list for another moves a clipped update by 2·clip_norm
 

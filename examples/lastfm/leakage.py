@@ -13,21 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from examples.lastfm.profiles import ReleasedProfiles
+from examples.lastfm.scoring import best_first
+from examples.lastfm.server import CONSTANTS, neighbour_means, weights_of
 from scipy.sparse.csgraph import shortest_path
 from scipy.stats import spearmanr
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph
-from mppfl.leakage.attackers import Attack, attack_by_field
-from mppfl.leakage.signals import Signals
-from mppfl.leakage.couplings import friendships
-from mppfl.leakage.gaussian_field import FieldFit, fit_field, graph_modes
-from mppfl.leakage.leak_gradient import saturating_level
-from mppfl.privacy.noise import Floats
-from examples.lastfm.profiles import ReleasedProfiles
-from examples.lastfm.scoring import best_first
-from examples.lastfm.server import CONSTANTS, neighbour_means, weights_of
+from mppfl.leakage import (
+    Attack,
+    FieldFit,
+    Signals,
+    attack_by_field,
+    fit_field,
+    friendships,
+    graph_modes,
+    saturating_level,
+)
+from mppfl.network import SocialGraph
+from mppfl.privacy import Floats
 
 GUESSES = 10
 TRUST = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # how far friends' mean may pull guesses from popularity

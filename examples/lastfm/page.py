@@ -9,20 +9,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
-
-from mppfl.training.checkpoint import write_whole
-from mppfl.privacy.ledger.ledger import SIMULATION
 from examples.lastfm import figures
 from examples.lastfm.aggregation import SECURE_SUM
 from examples.lastfm.experiment import TRUST_MODELS, Outcome, Score
 from examples.lastfm.page_leaks import leakage_section, said_of_updates, updates_section
 from examples.lastfm.profiles import PROFILE, UNIT_PROFILE
 from examples.lastfm.updates import UpdateAudit, UpdateLeak
-from mppfl.experiment.provenance import Provenance
-from mppfl.experiment.run_folder import require_folder
-from mppfl.experiment.tables import duration, epsilon, number, percent, plainly
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from mppfl.experiment import Provenance, duration, epsilon, number, percent, plainly, require_folder
+from mppfl.privacy.ledger import SIMULATION
+from mppfl.training import write_whole
 
 SLOTS = {"record": 0, "secure": 2, "client": 1}
 

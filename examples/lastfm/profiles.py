@@ -18,11 +18,18 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only, require
 from mppfl.errors import BadInput
-from mppfl.privacy.cost import ReleaseCost, round_cost
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism, Unit, privacy_mechanism
-from mppfl.privacy.noise import NoiseKind
-from mppfl.privacy.release import noisy_answer, release
+from mppfl.privacy import (
+    LocalWork,
+    NoiseKind,
+    PrivacyMechanism,
+    ReleaseCost,
+    Unit,
+    noisy_answer,
+    privacy_mechanism,
+    release,
+    round_cost,
+)
+from mppfl.privacy.ledger import PrivacyLedger
 
 Level = Literal["record", "client"]
 SENSITIVITY = 1.0  # of either profile, see above

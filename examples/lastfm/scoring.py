@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from examples.lastfm.data import HeldOut
 
 from mppfl.arrays import BoolArray
 from mppfl.errors import BadInput
-from mppfl.privacy.noise import Floats
-from examples.lastfm.data import HeldOut
+from mppfl.privacy import Floats
 
 SHORT, LONG = 10, 20
 DISCOUNTS = 1 / np.log2(np.arange(SHORT) + 2.0)

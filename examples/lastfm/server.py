@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from examples.lastfm.aggregation import Sums, worth_looking_at
+from examples.lastfm.budgets import TRIMMED_BELOW, Weighting
+from examples.lastfm.profiles import Level, ReleasedProfiles, unit_rows
 from scipy.sparse.linalg import eigsh
 from scipy.special import expit
 
 from mppfl.arrays import Array
-from mppfl.network.graph import SocialGraph, SparseMatrix
-from mppfl.leakage.couplings import friendships
-from mppfl.privacy.noise import Floats
-from examples.lastfm.aggregation import Sums, worth_looking_at
-from examples.lastfm.budgets import TRIMMED_BELOW, Weighting
-from examples.lastfm.profiles import Level, ReleasedProfiles, unit_rows
+from mppfl.leakage import friendships
+from mppfl.network import SocialGraph, SparseMatrix
+from mppfl.privacy import Floats
 
 MOST_AXES = 64
 EDGE_SEED = 20_110_523  # of the simulated noise whose largest eigenvalue marks the edge; public, nobody's noise

@@ -15,12 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import cho_factor, cho_solve
-
-from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_count
-from mppfl.errors import BadInput
-from mppfl.leakage.signals import Signals, client_release, declared_signals
-from mppfl.privacy.zcdp import epsilon
 from examples.lastfm.data import HeldOut
 from examples.lastfm.factorisation import (
     TRAINING,
@@ -35,6 +29,12 @@ from examples.lastfm.factorisation import (
 from examples.lastfm.leakage import FieldAttacker, Measured, SideLeak, over_users_and_draws, ranking
 from examples.lastfm.profiles import unit_rows
 from examples.lastfm.scoring import quality
+from scipy.linalg import cho_factor, cho_solve
+
+from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_count
+from mppfl.errors import BadInput
+from mppfl.leakage import Signals, client_release, declared_signals
+from mppfl.privacy import epsilon
 
 FOLDS = 5  # a public user is read along a direction that was learned without it
 DRAWS = 32  # of the noise to learn from, and as many to attack: one draw moves all users of a community together

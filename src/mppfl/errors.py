@@ -6,6 +6,7 @@ MppflError
 │   ├── BadGraph                      links that do not make a social network
 │   └── UnknownClient                 a name that nobody in the network has
 ├── BudgetExceeded                    a release that would take a client past its cap; carries who was refused
+├── MissingExtra (also an ImportError) a library of an optional extra that is not installed
 ├── LedgerUnavailable                 an account that cannot be written or read, so nothing may be released
 ├── NoEquilibrium                     a game in which nobody can be moved to take part
 └── NotConverged                      a solver that stopped short; carries its last iterate and residual
@@ -47,6 +48,13 @@ class BudgetExceeded(MppflError):
         more = f" (and {len(refusals) - 1:,} others)" if len(refusals) > 1 else ""
         super().__init__(f"{refusals[0]}{more}. Ask for less, leave the client out, or raise its cap.")
         self.refusals = tuple(refusals)
+
+
+class MissingExtra(MppflError, ImportError):
+    """A library of an optional extra that is not installed; the message names the extra."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(f"{library} is not installed. Run: pip install 'mppfl[{extra}]'")
 
 
 class LedgerUnavailable(MppflError):

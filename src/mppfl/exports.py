@@ -6,11 +6,33 @@ So that `import mppfl` loads nothing heavy, while a type checker and an editor r
 from __future__ import annotations
 
 import ast
+import importlib.util
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from mppfl.errors import MissingExtra
+
+# Which extra brings a library that `pip install mppfl` does not.
+EXTRA_OF = {
+    "torch": "train",
+    "sklearn": "train",
+    "flwr": "flower",
+    "cryptography": "flower",
+    "dash": "explore",
+    "dash_cytoscape": "explore",
+    "waitress": "explore",
+    "datasets": "hub",
+}
+
+
+def require(*libraries: str) -> None:
+    """Raises MissingExtra for the first library of an extra that is not installed."""
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtra(library, EXTRA_OF[library])
 
 
 def export_lazily(package: str) -> None:
@@ -25,7 +47,11 @@ def _homes(package: str, file: Path) -> dict[str, str]:
     """Module of each name, read from the `if TYPE_CHECKING:` block."""
     blocks = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+    return {
+        alias.name: f"{package}.{node.module}" if node.level else str(node.module)
+        for node in imports
+        for alias in node.names
+    }
 
 
 class _Folder(ModuleType):
@@ -35,7 +61,13 @@ class _Folder(ModuleType):
         home = self.__dict__["_homes"].get(name)
         if home is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(home), name)
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as missing:
+            library = str(missing.name).partition(".")[0]
+            if library not in EXTRA_OF:
+                raise
+            raise MissingExtra(library, EXTRA_OF[library]) from None
         self.__dict__[name] = value
         return value
 
@@ -45,4 +77,4 @@ class _Folder(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__dict__["_homes"]})
+        return sorted(self.__dict__["_homes"])

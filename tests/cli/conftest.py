@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mppfl.cli.main import main
+from mppfl.cli import main
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from typing import get_args
 import pytest
 from pytest import approx
 
-from mppfl.cli import audit as audit_command
-from mppfl.privacy.accounting import epsilon
-from mppfl.privacy.mechanism import MECHANISMS
-from mppfl.privacy.noise import NOISE_KINDS
+from mppfl.cli import float_command
+from mppfl.privacy import MECHANISMS, NOISE_KINDS, epsilon
+from tests.homes import home
+
+audit_command = home(float_command)
 
 SHARED = ("audit", "verdict", "claimed", "measured", "confidence")
 FEW = ("--num-examples", 150, "--local-epochs", 2)

@@ -324,6 +324,6 @@ def test_a_fault_of_our_own_is_one_line_too(mppfl, monkeypatch, failure, fragmen
     def fails(*_, **__):
         raise failure
 
-    monkeypatch.setattr("mppfl.game.solve.solve", fails)
+    monkeypatch.setattr(mppfl.game, "solve", fails)
     line = mppfl("solve", "--num-clients", 4).error
     assert all(fragment in line for fragment in fragments)

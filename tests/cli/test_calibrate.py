@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mppfl.cli.calibrate import _beta_range
+from mppfl.cli import _beta_range
 
 
 @pytest.fixture

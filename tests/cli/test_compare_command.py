@@ -9,10 +9,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from mppfl.explorer.choices import Choices, commands, to_toml
-from mppfl.explorer.comparison_view import comparison
-from mppfl.explorer.world import World
-from mppfl.game.compare import COMPARED
+from mppfl.explorer import Choices, World, commands, comparison, to_toml
+from mppfl.game import COMPARED
 from tests.cli.by_hand import seven_clients
 
 approx = pytest.approx

@@ -9,7 +9,9 @@ import pytest
 from pytest import approx
 
 import mppfl as package
-from mppfl.network.write import write_links
+from mppfl.leakage import exposure
+from mppfl.network import write_links
+from tests.homes import home
 
 SIZE = 60
 FEW = ("--rounds", 2, "--mechanisms", "mppfl,social_agnostic")
@@ -121,7 +123,7 @@ def test_a_figure_can_be_drawn_with_the_priced_mechanism(mppfl, circles, tmp_pat
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Networks of more than 50 clients count as too large for matrices."""
-    monkeypatch.setattr("mppfl.leakage.exposure.DENSE_LIMIT", 50)
+    monkeypatch.setattr(home(exposure), "DENSE_LIMIT", 50)
 
 
 def test_on_a_large_network_the_leak_is_estimated_and_no_least_one_given(mppfl, circles, request):

@@ -7,21 +7,22 @@ import sys
 import numpy as np
 import pytest
 
-from mppfl.data.dataset import Dataset, Examples
+from mppfl.data import Dataset, Examples, find_files, has_hub
 from tests.data.drawn import draw, small, write_npz
+from tests.homes import home
 
 
 @pytest.fixture(autouse=True)
 def nothing_here(monkeypatch):
     monkeypatch.delenv("MPPFL_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    monkeypatch.setattr("mppfl.data.hub.has_hub", lambda: False)
-    monkeypatch.setattr("mppfl.data.sources.has_hub", lambda: False)
+    monkeypatch.setattr(home(has_hub), "has_hub", lambda: False)
+    monkeypatch.setattr(home(find_files), "has_hub", lambda: False)
 
 
 @pytest.fixture
 def small_svhn(monkeypatch):
-    monkeypatch.setattr("mppfl.data.sources.KNOWN", {"svhn": small("svhn")})
+    monkeypatch.setattr(home(find_files), "KNOWN", {"svhn": small("svhn")})
 
 
 def test_list_tells_what_there_is_and_what_is_here(mppfl, tmp_path):
@@ -115,7 +116,7 @@ def test_get_needs_the_extra_and_a_folder(mppfl, tmp_path):
 
 def test_get_keeps_what_the_hub_gave_with_its_provenance(mppfl, tmp_path, monkeypatch, small_svhn):
     parts = {part: Examples(*drawn) for part, drawn in draw((32, 32, 3)).items()}
-    monkeypatch.setattr("mppfl.data.sources.read_hub", lambda known: (*parts.values(), "Hugging Face hub, svhn"))
+    monkeypatch.setattr(home(find_files), "read_hub", lambda known: (*parts.values(), "Hugging Face hub, svhn"))
     answer = mppfl("data", "get", "svhn", "--folder", tmp_path / "new")
     assert answer.stdout == f"{tmp_path / 'new' / 'svhn'}: 9 examples to train, 4 to test\n"
     assert sorted(path.name for path in (tmp_path / "new" / "svhn").iterdir()) == ["test.npz", "train.npz"]
@@ -125,7 +126,7 @@ def test_get_keeps_what_the_hub_gave_with_its_provenance(mppfl, tmp_path, monkey
 
 
 def test_get_that_fails_halfway_leaves_no_file_behind(tmp_path, monkeypatch):
-    from mppfl.data.npz import write_known_npz
+    from mppfl.data import write_known_npz
     from mppfl.errors import BadFile
 
     def full(*_, **__):

@@ -8,7 +8,7 @@ import sqlite3
 
 import pytest
 
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
 from tests.privacy.test_ledger_changes import OLD
 
 approx = pytest.approx
@@ -75,7 +75,7 @@ def test_a_ledger_with_both_units_says_what_figures_per_record_leave_out(mppfl, 
 
 
 def test_epsilon_of_the_papers_mechanism_is_shown_nominal_and_worst_case(mppfl, ledger):
-    from mppfl.privacy.accounting import epsilon
+    from mppfl.privacy import epsilon
 
     options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
     (row,) = mppfl(*options, "--json").json["clients"]

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from mppfl.cli import main as cli
-from mppfl.cli.report import report_command
+from mppfl.cli import main, report_command
 from tests.experiment.runs import make_run
+from tests.homes import home
+
+cli = home(main)
 
 
 @pytest.fixture

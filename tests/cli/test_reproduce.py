@@ -6,15 +6,18 @@ import json
 import sys
 
 import pytest
-
-from mppfl.cli import main as cli
-from mppfl.cli import reproduce as command
-from reproduction import measure as module
 from reproduction.cells import Cell, arms_of
 from reproduction.settings import SETTINGS
 from reproduction.store import add_arms, every_training
+
+from mppfl.cli import main
+from mppfl.cli import reproduce as command
+from reproduction import measure as module
+from tests.homes import home
 from tests.reproduction.test_measure import NAME, SETTINGS_HERE, drawn
 from tests.reproduction.test_store import measured
+
+cli = home(main)
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.network.read import read_graph
-from mppfl.leakage.attribute_file import read_values
-from mppfl.leakage.exposure import r_bound, r_leak
+from mppfl.leakage import r_bound, r_leak, read_values
+from mppfl.network import read_graph
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mppfl.explorer.choices import Choices, commands, to_toml
-from mppfl.explorer.world import World
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.experiment_game import game_without_data, solve_all
+from mppfl.experiment import game_without_data, read_experiment, solve_all
+from mppfl.explorer import Choices, World, commands, to_toml
+from mppfl.game import MECHANISMS
 from tests.cli.by_hand import SmallGame, seven_clients, star
 
 approx = pytest.approx

@@ -7,11 +7,14 @@ import sys
 
 import pytest
 
-from mppfl.cli import progress
-from mppfl.experiment.run_folder import load_run
-from mppfl.experiment.train import train as trained
+from mppfl.cli import Clock
+from mppfl.experiment import load_run
+from mppfl.experiment import train as trained
 from tests.experiment.test_tracking import FakeMlflow, record
+from tests.homes import home
 from tests.test_architecture import HEAVY, guarded
+
+progress = home(Clock)
 
 SMALL = (
     "seed = 3",
@@ -171,7 +174,7 @@ def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told
 
 
 def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
-    import mppfl.experiment.train as module
+    module = home(trained)
 
     def interrupted(chosen, *, on_round, **options):
         def stop(records):
@@ -205,8 +208,8 @@ def test_rounds_are_tracked_where_asked(mppfl, experiment, tmp_path, monkeypatch
 def test_a_narrow_terminal_loses_columns_and_no_digits():
     from rich.console import Console
 
-    from mppfl.cli.train import DISPENSABLE, fit
-    from mppfl.experiment.tables import comparison_table
+    from mppfl.cli import DISPENSABLE, fit
+    from mppfl.experiment import comparison_table
     from tests.experiment.small import small
 
     runs = trained(small(game={"num_rounds": 1}))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mppfl.data.known import KNOWN
+from mppfl.data import KNOWN
 
 COUNTS = {"train": (3, 2, 4), "test": (1, 2, 1)}  # of three classes
 

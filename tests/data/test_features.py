@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mppfl.data.dataset import Dataset, Examples, model_inputs
-from mppfl.data.features import (
+from mppfl.data import (
     FEATURES,
     NUM_FEATURES,
+    Dataset,
+    Examples,
+    find_files,
     fixed_features,
     gradient_histograms,
     grey_histograms,
+    load_data,
+    model_inputs,
     picture_blocks,
 )
-from mppfl.data.sources import find_files, load_data
 from mppfl.errors import BadInput
 
 approx = pytest.approx

@@ -10,8 +10,7 @@ import struct
 import numpy as np
 import pytest
 
-from mppfl.data import cifar, idx, npz, safe_pickle, svhn
-from mppfl.data.image_folder import read_cinic
+from mppfl.data import dictionary_of_pickle, read_cifar_100_binary, read_cinic, read_idx, read_svhn_mat, write_known_npz
 from mppfl.errors import BadFile
 from tests.data.drawn import (
     draw,
@@ -24,6 +23,13 @@ from tests.data.drawn import (
     write_npz,
     write_pngs,
 )
+from tests.homes import home
+
+cifar = home(read_cifar_100_binary)
+idx = home(read_idx)
+npz = home(write_known_npz)
+safe_pickle = home(dictionary_of_pickle)
+svhn = home(read_svhn_mat)
 
 
 def same(read, parts):

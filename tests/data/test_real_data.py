@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mppfl.data.known import KNOWN
-from mppfl.data.sources import find_files, load_data, model_inputs
-from mppfl.data.split import split
+from mppfl.data import KNOWN, find_files, load_data, model_inputs, split
 from mppfl.errors import BadFile
 
 pytestmark = pytest.mark.data

@@ -9,11 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from mppfl.data import known as catalogue
-from mppfl.data.dataset import Dataset, Examples
-from mppfl.data.hub import has_hub
-from mppfl.data.known import KNOWN
-from mppfl.data.sources import find_files, load_data, model_inputs
+from mppfl.data import KNOWN, Dataset, Examples, HubPlace, find_files, has_hub, load_data, model_inputs
 from mppfl.errors import BadFile, BadInput, MppflError
 from tests.data.drawn import (
     draw,
@@ -25,6 +21,9 @@ from tests.data.drawn import (
     write_npz,
     write_pngs,
 )
+from tests.homes import home
+
+catalogue = home(HubPlace)
 
 approx = pytest.approx
 
@@ -33,14 +32,14 @@ approx = pytest.approx
 def nothing_here(monkeypatch):
     """No folder from the environment, and no hub."""
     monkeypatch.delenv("MPPFL_DATA", raising=False)
-    monkeypatch.setattr("mppfl.data.sources.has_hub", lambda: False)
+    monkeypatch.setattr(home(find_files), "has_hub", lambda: False)
 
 
 @pytest.fixture
 def small_sets(monkeypatch):
     """The known data sets, cut down to what the tests draw."""
     cut = {name: small(name) for name in KNOWN if name != "digits"}
-    monkeypatch.setattr("mppfl.data.sources.KNOWN", cut)
+    monkeypatch.setattr(home(find_files), "KNOWN", cut)
     return cut
 
 
@@ -111,7 +110,7 @@ def test_files_of_something_else_are_refused_by_their_checksum(tmp_path):
 )
 def test_another_number_of_examples_is_refused(tmp_path, monkeypatch, changes, words):
     write_npz(tmp_path / "cifar-100", draw((32, 32, 3)))
-    monkeypatch.setattr("mppfl.data.sources.KNOWN", {"cifar-100": small("cifar-100", **changes)})
+    monkeypatch.setattr(home(find_files), "KNOWN", {"cifar-100": small("cifar-100", **changes)})
     with pytest.raises(BadFile, match=words):
         load_data("cifar-100", tmp_path)
 
@@ -301,8 +300,8 @@ def hub(monkeypatch, small_sets):
     library = ModuleType("datasets")
     library.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", library)
-    monkeypatch.setattr("mppfl.data.sources.has_hub", lambda: True)
-    monkeypatch.setattr("mppfl.data.hub.has_hub", lambda: True)
+    monkeypatch.setattr(home(find_files), "has_hub", lambda: True)
+    monkeypatch.setattr(home(has_hub), "has_hub", lambda: True)
     return asked
 
 
@@ -345,7 +344,7 @@ def test_a_damaged_file_is_never_replaced_by_the_hub_in_silence(tmp_path, hub):
 
 
 def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra(monkeypatch):
-    monkeypatch.setattr("mppfl.data.hub.has_hub", lambda: False)
+    monkeypatch.setattr(home(has_hub), "has_hub", lambda: False)
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
         load_data("svhn", source="hub")
 

@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mppfl
-from mppfl.data.dataset import Dataset, Examples
-from mppfl.data.partition import _evened
-from mppfl.data.split import client_data, split
+from mppfl.data import Dataset, Examples, _evened, client_data, split
 from mppfl.errors import BadInput
-from mppfl.network.communities import communities_of
+from mppfl.network import communities_of
 
 approx = pytest.approx
 
@@ -207,7 +205,7 @@ def test_clients_have_what_they_own():
 
 
 def load_digits():
-    from mppfl.data.sources import load_data
+    from mppfl.data import load_data
 
     return load_data("digits")
 

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mppfl.data.drawn_shapes import drawn_shapes
-from mppfl.data.features import NUM_FEATURES, RIDGE, drawn_blocks, drawn_whitening
-from mppfl.data.whitening import whitening_of
+from mppfl.data import NUM_FEATURES, RIDGE, drawn_blocks, drawn_shapes, drawn_whitening, whitening_of
 from mppfl.errors import BadInput
 
 approx = pytest.approx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mppfl.experiment.train import train
+from mppfl.experiment import train
 from tests.experiment.small import small
 
 

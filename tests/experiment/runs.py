@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from mppfl.training.record import PER_CLIENT, PER_ROUND, History
-from mppfl.network.graph import SocialGraph, graph_from_matrix
-from mppfl.privacy.mechanism import privacy_mechanism
-from mppfl.experiment.provenance import Provenance
-from mppfl.experiment.run import Accounts, Run
+from mppfl.experiment import Accounts, Provenance, Run
+from mppfl.network import SocialGraph, graph_from_matrix
+from mppfl.privacy import privacy_mechanism
+from mppfl.training import PER_CLIENT, PER_ROUND, History
 
 HERE = Provenance(
     mppfl="0.1.0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mppfl.experiment.experiment_file import experiment_from
+from mppfl.experiment import experiment_from
 
 SMALL = {
     "name": "small",

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mppfl.data.dataset import Dataset, Examples
+from mppfl.data import Dataset, Examples
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.training import rounds
-from mppfl.training.cohort import Cohort
-from mppfl.experiment import cases
-from mppfl.experiment.cases import prepare
-from mppfl.experiment.experiment_file import experiment_from, read_experiment
-from mppfl.experiment.train import train
+from mppfl.experiment import Case, experiment_from, prepare, read_experiment, train
+from mppfl.training import Cohort, require_trainable
 from tests.experiment.small import SMALL, small
+from tests.homes import home
+
+rounds = home(require_trainable)
+cases = home(Case)
 
 
 def test_clients_hold_as_many_examples_in_the_game_as_in_the_split():

@@ -6,15 +6,24 @@ from typing import get_args
 
 import pytest
 
-from mppfl.data.features import FEATURES
+from mppfl.data import FEATURES
 from mppfl.errors import BadInput
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import MODEL_NAMES, NORMS
-from mppfl.network import generate
-from mppfl.experiment import experiment_tables as tables
-from mppfl.experiment.experiment import PURPOSES, Experiment, differences
-from mppfl.experiment.experiment_file import experiment_from
-from mppfl.experiment.experiment_tables import FAMILY_OPTIONS, LedgerChoice, Training
+from mppfl.experiment import (
+    FAMILY_OPTIONS,
+    PURPOSES,
+    Experiment,
+    GameTerms,
+    LedgerChoice,
+    Training,
+    differences,
+    experiment_from,
+)
+from mppfl.network import barabasi_albert
+from mppfl.training import MODEL_NAMES, NORMS, TrainingConfig
+from tests.homes import home
+
+generate = home(barabasi_albert)
+tables = home(GameTerms)
 
 
 def test_models_and_families_are_those_there_are():

@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.training.config import TrainingConfig
-from mppfl.experiment.experiment import Experiment, flat_values
-from mppfl.experiment.experiment_file import experiment_from, read_experiment
-from mppfl.experiment.experiment_tables import OF_CONFIG, TABLES, Output, keys_of
-from mppfl.experiment.toml_text import write_toml
+from mppfl.experiment import (
+    OF_CONFIG,
+    TABLES,
+    Experiment,
+    Output,
+    experiment_from,
+    flat_values,
+    keys_of,
+    read_experiment,
+    write_toml,
+)
+from mppfl.training import TrainingConfig
 
 KEYS = {name: keys_of(name) for name in TABLES}
 

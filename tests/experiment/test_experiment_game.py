@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, NoEquilibrium
-from mppfl.experiment.cases import prepare
-from mppfl.experiment.experiment_file import experiment_from, read_experiment
-from mppfl.experiment.experiment_game import game_without_data, mechanism_of, solve_all
+from mppfl.experiment import experiment_from, game_without_data, mechanism_of, prepare, read_experiment, solve_all
 from tests.experiment.small import small
 
 
@@ -81,7 +79,7 @@ def test_nobody_to_play_with_is_said(tmp_path, three_friends):
 
 
 def test_no_torch_is_loaded_for_it():
-    code = "import sys, mppfl.experiment.experiment_game, mppfl.experiment.experiment_file; sys.exit('torch' in sys.modules)"
+    code = "import sys; from mppfl.experiment import build_game, read_experiment; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

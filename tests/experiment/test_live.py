@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger.ledger import SIMULATION, PrivacyLedger
-from mppfl.experiment import live
-from mppfl.experiment import store
-from mppfl.experiment.live import is_run, marks_of, read_live
-from mppfl.experiment.live_ledger import copied_ledger, log_of
-from mppfl.experiment.run_folder import load_run
-from mppfl.experiment.train import train
+from mppfl.experiment import LiveRun, Store, copied_ledger, is_run, load_run, log_of, marks_of, read_live, train
+from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
+from tests.homes import home
+
+live = home(LiveRun)
+store = home(Store)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -37,7 +36,7 @@ def test_both_sides_call_the_files_the_same():
 
 def test_the_demo_can_be_watched_round_by_round(tmp_path):
     """A real training: curves grow with checkpoints, accounts with every round."""
-    from mppfl.experiment.experiment_file import read_experiment
+    from mppfl.experiment import read_experiment
 
     changes = ["game.num_rounds=5", "output.checkpoint_every=2", "ledger.cap=0.5", 'mechanisms=["mppfl", "fixed"]']
     demo = read_experiment(EXAMPLES / "demo.toml", changes)

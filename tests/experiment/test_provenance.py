@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import mppfl
-from mppfl.experiment import provenance
-from mppfl.experiment.provenance import commit_of, fingerprint, provenance_here
+from mppfl.experiment import Provenance, commit_of, fingerprint, provenance_here
+from tests.homes import home
+
+provenance = home(Provenance)
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 

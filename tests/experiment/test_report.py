@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment.report import graph as report_graph
-from mppfl.experiment.report.page import _budget_series, report_page, write_report
+from mppfl.experiment.report import Layout, _budget_series, report_page, write_report
 from tests.experiment.runs import CASES, STRANGE, make_run
+from tests.homes import home
+
+report_graph = home(Layout)
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 

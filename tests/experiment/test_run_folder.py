@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, MppflError
-from mppfl.experiment.run import PER_ACCOUNT
-from mppfl.experiment.run_folder import find_runs, load_run
+from mppfl.experiment import PER_ACCOUNT, find_runs, load_run
 from tests.experiment.runs import CASES, STRANGE, make_run
 
 

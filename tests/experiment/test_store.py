@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, MppflError, UnknownClient
-from mppfl.training.checkpoint import load_checkpoint
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.experiment import cases
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.run_folder import find_runs, load_run
-from mppfl.experiment.train import train
+from mppfl.experiment import Case, find_runs, load_run, read_experiment, train
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import load_checkpoint
 from tests.experiment.small import require_same, small
+from tests.homes import home
+
+cases = home(Case)
 
 # ---- the folder -------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def test_a_training_with_real_noise_that_released_nothing_may_be_overwritten(tmp
         raise MemoryError("no room")
 
     with monkeypatch.context() as failing:
-        failing.setattr("mppfl.experiment.train.rounds_together", fail)
+        failing.setattr(home(train), "rounds_together", fail)
         with pytest.raises(MemoryError):
             train(real, folder=tmp_path / "out")
     assert (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
@@ -254,7 +254,7 @@ def rounds_kept(out):
 
 def killed_at_random(path, out, times, rng):
     """Starts the training in a process of its own, again and again, and kills it -9 at random moments."""
-    line = [sys.executable, "-m", "mppfl.cli.main", "train", str(path), "--output", str(out), "--quiet", "--json"]
+    line = [sys.executable, "-m", "mppfl", "train", str(path), "--output", str(out), "--quiet", "--json"]
     for kill in range(times + 1):
         resume = ["--resume"] if (out / "experiment.toml").exists() else []
         before = rounds_kept(out)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.training.record import RoundRecord
-from mppfl.experiment import tracking as module
-from mppfl.experiment.experiment_file import experiment_from
-from mppfl.experiment.tracking import scalars, tracking
+from mppfl.experiment import experiment_from, scalars, tracking
+from mppfl.training import RoundRecord
+from tests.homes import home
+
+module = home(scalars)
 
 EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "fixed"], "training": {"clip_norm": 0.5}})
 

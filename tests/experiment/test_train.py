@@ -7,14 +7,11 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from mppfl.game.outcome import evaluate
-from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.privacy.ledger.ledger import epsilon as ledger_epsilon
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.experiment.cases import prepare
-from mppfl.experiment.experiment_file import experiment_from
-from mppfl.experiment.train import BY_ORDERS, train
+from mppfl.experiment import BY_ORDERS, experiment_from, prepare, train
+from mppfl.game import Terms, evaluate, plan_of_rounds
+from mppfl.privacy.ledger import PrivacyLedger, epsilons
 from tests.experiment.small import SMALL, require_same, small
+from tests.homes import home
 
 
 def test_every_mechanism_is_trained_on_the_same_network_data_and_seed(undisturbed):
@@ -57,7 +54,7 @@ def test_without_noise_nobody_is_protected():
 
 def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_that_is_said(monkeypatch):
     training = {"privacy": "dpsgd_poisson", "clip_norm": 0.3, "batch_size": 8, "budget_unit": 0.03}
-    monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 1)
+    monkeypatch.setattr(home(epsilons), "MOST_HISTORIES", 1)
     asked = []
     really = PrivacyLedger.get_epsilon
     monkeypatch.setattr(PrivacyLedger, "get_epsilon", lambda *a, **k: asked.append(a[3]) or really(*a, **k))

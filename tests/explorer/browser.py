@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mppfl.explorer.choices import Choices, from_query
+from mppfl.explorer import Choices, from_query
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-    from mppfl.explorer.site import Site
+    from mppfl.explorer import Site
 
 PATIENCE = 20_000  # ms; nothing on the page takes so long, even on a machine that is busy
 DRAWING = """() => {
@@ -50,8 +50,7 @@ def find_chromium() -> str | None:
 @contextmanager
 def serving(site: Site) -> Iterator[str]:
     """Serves a site from a thread of this process, and tells its address."""
-    from mppfl.explorer.door import Door
-    from mppfl.explorer.server import bind, make_app
+    from mppfl.explorer import Door, bind, make_app
 
     server = bind(make_app(site, Door()), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -7,13 +7,11 @@ import importlib.util
 import numpy as np
 import pytest
 
-from mppfl.explorer.warm_up import play_every_kind
-from mppfl.explorer.world import World
-from mppfl.network.generate import stochastic_block
-from mppfl.network.write import write_links
-from mppfl.experiment.train import train
-from tests.explorer import browser as browsers
+from mppfl.experiment import train
+from mppfl.explorer import World, play_every_kind
+from mppfl.network import stochastic_block, write_links
 from tests.experiment.small import small
+from tests.explorer import browser as browsers
 
 if importlib.util.find_spec("dash") is None:  # an extra: pip install 'mppfl[explore]'
     collect_ignore_glob = ["test_browser*.py", "test_door.py", "test_uploads.py", "test_downloads.py"]
@@ -38,7 +36,7 @@ def large_network(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def site(runs_folder, large_network):
-    from mppfl.cli.explore import open_site
+    from mppfl.cli import open_site
 
     play_every_kind()  # compiles, on a fresh machine for half a minute: no test waits so long for an answer
     made = open_site(large_network, runs_folder, undirected=False, upload_megabytes=0.05)

@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 from pytest import approx
 
-from mppfl.explorer.choices import Choices, to_query, with_preset
-from mppfl.explorer.drawing import node_paint
-from mppfl.explorer.page import CLIENT_WORDS, COMPARISON_CHARTS, FAMILY_NAMES, LEADER_WORDS, ROUND_CHARTS
-from mppfl.experiment.tables import number
+from mppfl.experiment import number
+from mppfl.explorer import (
+    CLIENT_WORDS,
+    COMPARISON_CHARTS,
+    FAMILY_NAMES,
+    LEADER_WORDS,
+    ROUND_CHARTS,
+    Choices,
+    node_paint,
+    to_query,
+    with_preset,
+)
 from tests.explorer.browser import number_after
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -146,7 +154,7 @@ def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world)
 
 
 def test_the_comparison_is_a_table_and_five_charts(page, site):
-    from mppfl.explorer.comparison_view import comparison
+    from mppfl.explorer import comparison
 
     page.link("?clients=12&rounds=5&tab=comparison")
     figures = {key: page.figure(key) for key in COMPARISON_CHARTS}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mppfl.explorer.choices import Choices
-from mppfl.explorer.exposure_view import client_view, what_if
-from mppfl.experiment.tables import number
+from mppfl.experiment import number
+from mppfl.explorer import Choices, client_view, what_if
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from pytest import approx
 
-from mppfl.explorer.choices import Choices
+from mppfl.explorer import Choices
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -8,8 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from mppfl.explorer.page import RUN_CHARTS
-from mppfl.explorer.run_view import ledger_rows, read_run
+from mppfl.explorer import RUN_CHARTS, ledger_rows, read_run
 
 pytestmark = pytest.mark.xdist_group("browser")
 

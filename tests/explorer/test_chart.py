@@ -10,10 +10,22 @@ import re
 import numpy as np
 import pytest
 
-from mppfl.explorer.chart import ROUNDS, Axis, Bars, Chart, Line, Points, chart_csv, chart_json, in_words
-from mppfl.explorer.chart_files import chart_file
-from mppfl.explorer.chart_plotly import MOST_POINTS, thinned, to_plotly
 from mppfl.errors import BadInput
+from mppfl.explorer import (
+    MOST_POINTS,
+    ROUNDS,
+    Axis,
+    Bars,
+    Chart,
+    Line,
+    Points,
+    chart_csv,
+    chart_file,
+    chart_json,
+    in_words,
+    thinned,
+    to_plotly,
+)
 
 MONEY = Axis("cost", "money")
 X = np.arange(1.0, 6.0)

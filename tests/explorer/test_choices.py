@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mppfl.explorer.choices import (
+from mppfl.errors import BadInput
+from mppfl.experiment import game_without_data, read_experiment, solve_all
+from mppfl.explorer import (
     CLIENTS_ARE,
     KEYS,
     LEADERS,
     MECHANISM_OF_LEADER,
     ONE_OF,
     Choices,
+    World,
     commands,
     experiment_of,
     from_query,
@@ -24,12 +27,7 @@ from mppfl.explorer.choices import (
     to_toml,
     with_preset,
 )
-from mppfl.explorer.world import World
-from mppfl.errors import BadInput
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.game.presets import PRESETS
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.experiment_game import game_without_data, solve_all
+from mppfl.game import MECHANISMS, PRESETS
 
 POSITIVE = st.floats(1e-6, 1e6)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -195,7 +193,7 @@ def test_commands_name_the_file_and_begin_with_what_is_shown():
 
 def test_an_empty_network_is_told_and_not_taken_for_the_usual_one():
     pytest.importorskip("dash")
-    from mppfl.explorer.callbacks import choices_of
+    from mppfl.explorer import choices_of
 
     with pytest.raises(BadInput, match="no network is chosen"):
         choices_of({"network": None}, Choices())

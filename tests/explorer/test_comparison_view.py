@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mppfl.explorer import comparison_view
-from mppfl.explorer.choices import Choices
-from mppfl.explorer.comparison_view import LEFT_OUT, comparison
-from mppfl.explorer.world import World
 from mppfl.errors import BadInput
-from mppfl.game.compare import COMPARED, compare
-from mppfl.network.graph import graph_from_links
+from mppfl.explorer import LEFT_OUT, Choices, World, comparison
+from mppfl.game import COMPARED, compare
+from mppfl.network import graph_from_links
+from tests.homes import home
+
+comparison_view = home(comparison)
 
 SMALL = Choices(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
 

@@ -10,11 +10,8 @@ import urllib.request
 
 import pytest
 
-from mppfl.explorer.door import COOKIE, Door, cookie_for, door_for
-from mppfl.explorer.site import Site
-from mppfl.explorer.uploads import Uploads
-from mppfl.explorer.world import World
 from mppfl.errors import BadInput
+from mppfl.explorer import COOKIE, Door, Site, Uploads, World, cookie_for, door_for
 
 TOKEN = "0123456789abcdefghij"
 PLACES = ("/", "/assets/explorer.js", "/_dash-layout", "/_dash-dependencies", "/download/data.csv", "/favicon.ico")
@@ -30,7 +27,7 @@ def site():
 @pytest.fixture(scope="module")
 def here(site):
     """A visitor of this machine, where nobody else can come."""
-    from mppfl.explorer.server import make_app
+    from mppfl.explorer import make_app
 
     return make_app(site, Door()).server.test_client()
 
@@ -38,7 +35,7 @@ def here(site):
 @pytest.fixture
 def anybody(site):
     """A visitor of a page that is served to others; brings nothing so far."""
-    from mppfl.explorer.server import make_app
+    from mppfl.explorer import make_app
 
     return make_app(site, Door("0.0.0.0", TOKEN)).server.test_client()
 
@@ -85,7 +82,7 @@ def test_every_answer_forbids_the_browser_to_go_elsewhere(here, place):
 
 
 def test_the_page_answers_to_the_address_it_is_served_on(site):
-    from mppfl.explorer.server import make_app
+    from mppfl.explorer import make_app
 
     visitor = make_app(site, Door("127.0.0.2")).server.test_client()
     assert visitor.get("/", headers={"Host": "127.0.0.2:8050"}).status_code == 200
@@ -125,7 +122,7 @@ def test_the_token_moves_from_the_address_into_a_cookie(anybody):
 
 
 def test_two_explorers_on_one_host_do_not_take_each_others_cookies(site):
-    from mppfl.explorer.server import make_app
+    from mppfl.explorer import make_app
 
     tokens = {8050: TOKEN, 8051: TOKEN[::-1]}
     for port, token in tokens.items():
@@ -194,8 +191,14 @@ class Bound:
 
 
 def test_the_printed_link_lets_in_whatever_the_token_is_made_of(mppfl, monkeypatch, site):
-    from mppfl.explorer import server
-    from mppfl.explorer import warm_up
+    from mppfl.explorer import address_of
+    from tests.homes import home
+
+    server = home(address_of)
+    from mppfl.explorer import play_every_kind
+    from tests.homes import home
+
+    warm_up = home(play_every_kind)
 
     monkeypatch.setattr(server, "bind", lambda *given: Bound())
     monkeypatch.setattr(warm_up, "warm_up", lambda: None)
@@ -208,7 +211,10 @@ def test_the_printed_link_lets_in_whatever_the_token_is_made_of(mppfl, monkeypat
 
 
 def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch, site):
-    from mppfl.explorer import server
+    from mppfl.explorer import address_of
+    from tests.homes import home
+
+    server = home(address_of)
 
     real = socket.getaddrinfo
 

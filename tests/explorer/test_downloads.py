@@ -11,14 +11,13 @@ import tomllib
 import pytest
 from pytest import approx
 
-from mppfl.explorer.choices import Choices
+from mppfl.explorer import Choices
 
 
 @pytest.fixture(scope="module")
 def visitor(site):
     """Asks the server for files, without a browser."""
-    from mppfl.explorer.door import Door
-    from mppfl.explorer.server import make_app
+    from mppfl.explorer import Door, make_app
 
     return make_app(site, Door()).server.test_client()
 
@@ -59,10 +58,7 @@ def test_the_experiment_file_names_the_file_of_the_network(visitor, large_networ
 
 
 def test_the_experiment_file_of_an_upload_names_the_readers_own_file_and_is_called_what_it_says(tmp_path, mppfl):
-    from mppfl.explorer.downloads import download
-    from mppfl.explorer.site import Site
-    from mppfl.explorer.uploads import Uploads
-    from mppfl.explorer.world import World
+    from mppfl.explorer import Site, Uploads, World, download
 
     site = Site(World(), Uploads())
     links = b"ann,bob\nbob,cem\ncem,ann\n"
@@ -83,8 +79,8 @@ def test_the_experiment_file_of_an_upload_names_the_readers_own_file_and_is_call
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_a_clients_name_is_no_formula(tmp_path, kind):
-    from mppfl.cli.explore import open_site
-    from mppfl.explorer.downloads import download
+    from mppfl.cli import open_site
+    from mppfl.explorer import download
 
     (tmp_path / "links.csv").write_text("$x^{$,bob\nbob,$x^{$\n")
     site = open_site(tmp_path / "links.csv", None, undirected=False, upload_megabytes=1)
@@ -132,11 +128,7 @@ def test_no_path_leads_out_of_the_server(visitor, path):
 
 
 def test_without_runs_there_are_no_figures_of_them():
-    from mppfl.explorer.door import Door
-    from mppfl.explorer.server import make_app
-    from mppfl.explorer.site import Site
-    from mppfl.explorer.uploads import Uploads
-    from mppfl.explorer.world import World
+    from mppfl.explorer import Door, Site, Uploads, World, make_app
 
     site = Site(World(), Uploads())
     answer = make_app(site, Door()).server.test_client().get("/download/accuracy.csv?run=x")

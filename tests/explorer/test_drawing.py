@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mppfl.explorer.drawing import (
+from mppfl.errors import BadInput
+from mppfl.explorer import (
     MOST_CLIENTS,
     MOST_COMMUNITIES,
     MOST_COMMUNITY_LINKS,
@@ -20,9 +21,7 @@ from mppfl.explorer.drawing import (
     node_paint,
     picture,
 )
-from mppfl.errors import BadInput
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import graph_from_links
+from mppfl.network import graph_from_links, random_graph
 
 approx = pytest.approx
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mppfl.explorer.choices import CLIENTS_ARE, LEADERS, Choices
-from mppfl.explorer.exposure_view import client_view, what_if
-from mppfl.explorer.world import World
 from mppfl.errors import BadInput
-from mppfl.game.key_players import budgets_after_leaving
-from mppfl.network.graph import graph_from_links
+from mppfl.explorer import CLIENTS_ARE, LEADERS, Choices, World, client_view, what_if
+from mppfl.game import budgets_after_leaving
+from mppfl.network import graph_from_links
 
 approx = pytest.approx
 SMALL = Choices(num_clients=8, num_rounds=3)

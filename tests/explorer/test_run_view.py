@@ -10,14 +10,15 @@ import time
 import numpy as np
 import pytest
 
-from mppfl.explorer import run_charts as charts
-from mppfl.explorer.chart_plotly import to_plotly
-from mppfl.explorer.run_view import RunReader, ledger_rows, list_runs, read_run
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment.train import train
+from mppfl.experiment import train
+from mppfl.explorer import RunReader, accuracy, ledger_rows, list_runs, read_run, to_plotly
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
+from tests.homes import home
+
+charts = home(accuracy)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +99,11 @@ def test_what_is_listed_can_be_read(folder, tmp_path):
 
 def test_a_folder_that_is_gone_is_told_on_the_page_while_it_is_followed(folder, tmp_path):
     pytest.importorskip("dash")
-    from mppfl.explorer import answers
-    from mppfl.explorer.site import Site
-    from mppfl.explorer.uploads import Uploads
-    from mppfl.explorer.world import World
+    from mppfl.explorer import Answer
+    from tests.homes import home
+
+    answers = home(Answer)
+    from mppfl.explorer import Site, Uploads, World
 
     shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
     uploads = Uploads()

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mppfl.explorer import scene_charts as charts
-from mppfl.explorer.chart_plotly import to_plotly
-from mppfl.explorer.choices import Choices
-from mppfl.explorer.comparison_view import comparison
-from mppfl.explorer.world import World
-from mppfl.game.plan import AlongLine
+from mppfl.explorer import Choices, World, budgets_by_round, comparison, to_plotly
+from mppfl.game import AlongLine
+from tests.homes import home
+
+charts = home(budgets_by_round)
 
 ROUNDS = 8
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mppfl.explorer.site import Site
-from mppfl.explorer.uploads import Uploads, check, shown
-from mppfl.explorer.world import World
 from mppfl.errors import BadFile, BadInput
+from mppfl.explorer import Site, Uploads, World, check, shown
 
 
 def sent(text):
@@ -82,8 +80,7 @@ def test_a_long_name_is_cut():
 
 
 def test_a_request_that_is_too_large_is_not_read():
-    from mppfl.explorer.door import Door
-    from mppfl.explorer.server import make_app
+    from mppfl.explorer import Door, make_app
 
     site = Site(World(), Uploads(0.01))
     visitor = make_app(site, Door()).server.test_client()

@@ -1,6 +1,9 @@
 """Warming up plays every kind of game once, and never gets in the way."""
 
-from mppfl.explorer import warm_up
+from mppfl.explorer import play_every_kind
+from tests.homes import home
+
+warm_up = home(play_every_kind)
 
 
 def test_every_leader_bound_rule_and_network_is_played():

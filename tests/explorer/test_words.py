@@ -2,7 +2,7 @@
 
 from dash import html
 
-from mppfl.explorer.words import as_text, facts, table
+from mppfl.explorer import as_text, facts, table
 
 
 def test_a_table_keeps_its_parts():

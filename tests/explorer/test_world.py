@@ -9,15 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mppfl.explorer import world as world_module
-from mppfl.explorer.choices import CLIENTS_ARE, COLOURS, Choices
-from mppfl.explorer.memory import Memory
-from mppfl.explorer.world import World, require_quick, spent_in
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
-from mppfl.game.model import privacy_loss, utility
-from mppfl.network.generate import barabasi_albert
-from mppfl.network.graph import graph_from_links
-from mppfl.network.read import read_graph
+from mppfl.explorer import CLIENTS_ARE, COLOURS, Choices, Memory, World, require_quick, spent_in
+from mppfl.game import privacy_loss, utility
+from mppfl.network import barabasi_albert, graph_from_links, read_graph
+from tests.homes import home
+
+world_module = home(World)
 
 approx = pytest.approx
 SMALL = Choices(num_clients=8, num_rounds=5)

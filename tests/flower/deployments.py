@@ -9,10 +9,9 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mppfl.flower.layout import Layout, write_app
-from mppfl.flower.server_state import ServerFolder
 from mppfl.errors import MppflError
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.flower import Layout, ServerFolder, write_app
+from mppfl.privacy.ledger import PrivacyLedger
 
 PATIENCE = 420.0  # seconds: a busy machine starts a client in ten
 
@@ -103,7 +102,7 @@ class Deployment:
 
     def __init__(self, layout, what="local"):
         self.layout, self.what = layout, what
-        line = [sys.executable, "-m", "mppfl.cli.main", "deploy", what, str(layout.app)]
+        line = [sys.executable, "-m", "mppfl", "deploy", what, str(layout.app)]
         self.log = layout.app / f"{what}-{time.monotonic_ns()}.log"
         with self.log.open("wb") as out:
             # A shell that runs the tests in its background has them ignore Ctrl-C, and whatever they start with them.

@@ -12,10 +12,9 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from mppfl.flower.mod import PrivateUpload
-from mppfl.flower.node import NodeSettings
-from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.training.config import TrainingConfig
+from mppfl.flower import NodeSettings, PrivateUpload
+from mppfl.game import Terms, plan_of_rounds
+from mppfl.training import TrainingConfig
 
 
 def arrays(*values: float, dtype: Any = np.float32) -> ArrayRecord:

@@ -13,7 +13,7 @@ WITHOUT = """
 import importlib.util, sys
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else real(name, *rest)
-from mppfl.cli.main import main
+from mppfl.cli import main
 main()
 """
 
@@ -24,7 +24,9 @@ def test_the_other_tests_of_this_folder_run_because_flower_is_installed():
 
 
 def test_without_flower_the_error_names_the_remedy(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.delitem(sys.modules, "mppfl.flower.mod", raising=False)
+    monkeypatch.delitem(vars(mppfl.flower), "PrivateUpload", raising=False)
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[flower\]'"):
         _ = mppfl.flower.PrivateUpload
 

@@ -6,10 +6,9 @@ import sqlite3
 
 import pytest
 
-from mppfl.flower.accounts import Accounts, Entry, Settlement
-from mppfl.flower.reconcile import differences_from_ledgers, differences_from_reports
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.flower import Accounts, Entry, Settlement, differences_from_ledgers, differences_from_reports
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
 
 
 def entry(client="ann", round_index=1, budget=0.5, **more):

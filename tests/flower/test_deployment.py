@@ -9,15 +9,18 @@ import time
 
 import pytest
 
-from mppfl.flower.accounts import Accounts
-from mppfl.flower.certificates import make_node_key
-from mppfl.flower.experiment_case import deployed_experiment
-from mppfl.flower.federation import environment, node_line
-from mppfl.flower.layout import make_nodes
-from mppfl.flower.processes import free_ports
-from mppfl.flower.server_state import ServerFolder
-from mppfl.flower.status import status_of
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.flower import (
+    Accounts,
+    ServerFolder,
+    deployed_experiment,
+    environment,
+    free_ports,
+    make_node_key,
+    make_nodes,
+    node_line,
+    status_of,
+)
+from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.deployments import deployed, events, make_app, processes_of
 
 pytestmark = pytest.mark.flower

@@ -10,19 +10,29 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from mppfl.flower.accounts import Accounts
-from mppfl.flower.client import experiment_client, side_of
-from mppfl.flower.experiment_case import client_side, deployed_experiment, first_model, to_arrays
-from mppfl.flower.layout import Layout, make_nodes, write_app
-from mppfl.flower.reconcile import differences_from_ledgers
-from mppfl.flower.server import experiment_server
-from mppfl.flower.server_state import ServerFolder
-from mppfl.flower.status import status_of
-from mppfl.flower.wire import REPORT, RoundTerms, report_in, with_terms
 from mppfl.errors import BadInput
-from mppfl.privacy.mechanism import MECHANISMS
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.train import train
+from mppfl.experiment import read_experiment, train
+from mppfl.flower import (
+    REPORT,
+    Accounts,
+    Layout,
+    RoundTerms,
+    ServerFolder,
+    client_side,
+    deployed_experiment,
+    differences_from_ledgers,
+    experiment_client,
+    experiment_server,
+    first_model,
+    make_nodes,
+    report_in,
+    side_of,
+    status_of,
+    to_arrays,
+    with_terms,
+    write_app,
+)
+from mppfl.privacy import MECHANISMS
 from tests.flower.federation import FakeGrid
 
 EXPERIMENT = """
@@ -252,7 +262,7 @@ def test_nodes_keep_their_keys_and_settings_when_made_again(tmp_path):
 
 def command(*line):
     return subprocess.run(
-        [sys.executable, "-m", "mppfl.cli.main", "deploy", *map(str, line)],
+        [sys.executable, "-m", "mppfl", "deploy", *map(str, line)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

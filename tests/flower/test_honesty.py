@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mppfl.flower.honesty import HonestUpload, fault_of, honest_upload, noise_in_update
-from mppfl.flower.strategy import work_of
-from mppfl.training.config import TrainingConfig
-from mppfl.privacy.cost import round_cost
-from mppfl.privacy.release import release
+from mppfl.flower import HonestUpload, fault_of, honest_upload, work_of
+from mppfl.privacy import release, round_cost
+from mppfl.training import TrainingConfig, noise_in_update
 
 
 def cost_of(config, budget, num_parameters, num_examples=40):

@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from mppfl.flower.certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_key
-from mppfl.flower.experiment_case import deployed_experiment
-from mppfl.flower.federation import Federation, node_line
-from mppfl.flower.layout import Layout, make_nodes, write_app
-from mppfl.flower.local import deploy_local
-from mppfl.flower.node import read_node
-from mppfl.flower.server_state import ServerFolder
 from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
+from mppfl.flower import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    Ended,
+    Federation,
+    Layout,
+    ServerFolder,
+    deploy_local,
+    deployed_experiment,
+    make_certificates,
+    make_node_key,
+    make_nodes,
+    node_line,
+    read_node,
+    write_app,
+)
+from tests.homes import home
 
 
 def made(folder):
@@ -192,9 +203,10 @@ def test_a_path_in_any_script_reaches_flower_as_it_is(tmp_path, monkeypatch):
     (settings,) = [line for line in node_line(layout.node(0), "", tmp_path, 1) if line.startswith("mppfl-node=")]
     assert tomllib.loads(settings) == {"mppfl-node": str(layout.node(0) / "node.toml")}
     asked = []
-    monkeypatch.setattr("mppfl.flower.federation.program", lambda name: name)
+    monkeypatch.setattr(home(Ended), "program", lambda name: name)
     monkeypatch.setattr(
-        "mppfl.flower.federation.subprocess.run",
+        home(Ended).subprocess,
+        "run",
         lambda line, **_: asked.append(line) or type("Done", (), {"returncode": 0}),
     )
     federation = Federation(layout, ["0", "1"], lambda line: None)

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.flower.identity import Attendance
-from mppfl.flower.node import NodeSettings
-from mppfl.flower.offers import asking_over
-from mppfl.flower.wire import OFFER
 from mppfl.errors import BadInput, MppflError
-from mppfl.game.distributed import agree_on_budgets
-from mppfl.game.equilibrium import equilibrium_at
+from mppfl.flower import OFFER, Attendance, NodeSettings, asking_over
+from mppfl.game import agree_on_budgets, equilibrium_at
 from tests.flower.federation import FakeGrid, private_app
 from tests.game.games import paper_scale_game
 

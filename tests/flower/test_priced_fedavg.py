@@ -9,17 +9,25 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
-from mppfl.flower.accounts import Accounts
-from mppfl.flower.certificates import make_node_key
-from mppfl.flower.identity import Registry, pem_of
-from mppfl.flower.node import NodeSettings
-from mppfl.flower.reconcile import differences_from_ledgers
-from mppfl.flower.strategy import PricedFedAvg
-from mppfl.flower.vector import vector_of
-from mppfl.flower.wire import REPORT, WHO, has_terms, terms_in
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.flower import (
+    REPORT,
+    WHO,
+    Accounts,
+    NodeSettings,
+    PricedFedAvg,
+    Registry,
+    WatchfulGrid,
+    differences_from_ledgers,
+    has_terms,
+    make_node_key,
+    pem_of,
+    terms_in,
+    vector_of,
+)
+from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.federation import FakeGrid, arrays, config_of, moved, plan_of, private_app
+from tests.homes import home
 
 CLIENTS = ("ann", "bob", "cat")
 MODEL = arrays(0.0, 0.0, 0.0, 0.0)
@@ -127,8 +135,8 @@ def test_a_silent_node_is_lost_and_the_others_go_on(tmp_path):
 
 
 def test_a_node_that_died_and_came_back_between_two_looks_does_not_hold_the_round_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("mppfl.flower.watchful.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("mppfl.flower.watchful.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(home(WatchfulGrid), "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(home(WatchfulGrid), "LOOK_SECONDS", 0.02)
     federation = Federation(tmp_path)
     strategy = federation.strategy()
     strategy.attendance.here(federation.grid, 1)

@@ -8,11 +8,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from scipy import stats
 
-from mppfl.flower.node import NodeSettings, read_node
-from mppfl.flower.vector import digest_of, vector_of
-from mppfl.flower.wire import REPORT, WHO, RoundTerms, report_in, with_terms
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.flower import REPORT, WHO, NodeSettings, RoundTerms, digest_of, read_node, report_in, vector_of, with_terms
+from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.federation import arrays, moved, private_app
 
 MODEL = arrays(1.0, 2.0, 3.0, 4.0, 5.0)
@@ -235,7 +233,7 @@ def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that
 def test_evaluation_on_private_data_does_not_leave(tmp_path):
     from flwr.clientapp import ClientApp
 
-    from mppfl.flower.mod import PrivateUpload
+    from mppfl.flower import PrivateUpload
 
     app = ClientApp(mods=[PrivateUpload(10, node_in(tmp_path))])
 

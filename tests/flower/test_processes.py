@@ -5,9 +5,7 @@ import time
 
 import pytest
 
-from mppfl.flower.federation import Federation
-from mppfl.flower.layout import Layout, write_app
-from mppfl.flower.processes import Process
+from mppfl.flower import Federation, Layout, Process, write_app
 
 # A SuperLink that starts its server app in a session of its own, and a node that, asked to stop, looks who is left.
 SUPERLINK = "setsid sh -c 'echo $$ > app.pid; exec sleep 300' & echo $$ > link.pid; wait"

@@ -5,11 +5,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from mppfl.flower.local import deploy_simulated
-from mppfl.flower.server_state import ServerFolder
-from mppfl.flower.status import status_of
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.train import train
+from mppfl.experiment import read_experiment, train
+from mppfl.flower import ServerFolder, deploy_simulated, status_of
 from tests.flower.deployments import events, make_app, processes_of
 
 pytestmark = [

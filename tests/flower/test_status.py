@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mppfl.cli.main import app
-from mppfl.flower.accounts import Accounts, Entry, Settlement
-from mppfl.flower.experiment_case import deployed_experiment
-from mppfl.flower.layout import Layout, make_nodes, write_app
-from mppfl.flower.local import deploy_local
-from mppfl.flower.server_state import ServerFolder, ServerState
-from mppfl.flower.status import status_of
+from mppfl.cli import app
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.flower import (
+    Accounts,
+    Entry,
+    Layout,
+    ServerFolder,
+    ServerState,
+    Settlement,
+    deploy_local,
+    deployed_experiment,
+    make_nodes,
+    status_of,
+    write_app,
+)
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
 
 RUN = "run-1"
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import mppfl
-from mppfl.game.model import Game
+from mppfl.game import Game
 
 
 def paper_scale_game(seed, num_clients=None, externality_strength=None, preset=None) -> Game:

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, MppflError, UnknownClient
-from mppfl.game.clients_file import read_clients, write_clients
-from mppfl.game.model import LARGEST, Clients
-from mppfl.network.graph import graph_from_matrix
+from mppfl.game import LARGEST, Clients, read_clients, write_clients
+from mppfl.network import graph_from_matrix
 
 REQUIRED = ["name", "quadratic_cost", "linear_cost", "noise_harm"]
 OPTIONAL = {"compute_cost": 0.0, "data_size": 1.0, "budget_min": 0.0, "budget_max": math.inf}

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.compare import WITHOUT_RATES, summarise
-from mppfl.leakage.least_leak import least_leak
-from mppfl.game.mechanisms import MECHANISMS, budget_limited, equilibrium_along
-from mppfl.game.plan import Horizon, rounds_up_to
-from mppfl.game.solve import doubts_about
+from mppfl.game import (
+    MECHANISMS,
+    WITHOUT_RATES,
+    Horizon,
+    budget_limited,
+    doubts_about,
+    equilibrium_along,
+    rounds_up_to,
+    summarise,
+)
+from mppfl.leakage import least_leak
 from tests.game.games import paper_scale_game
 
 GAMES = [paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05) for seed in range(4)]

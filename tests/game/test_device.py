@@ -11,18 +11,26 @@ from pytest import approx
 
 import mppfl
 from mppfl.errors import BadInput, NotConverged
-from mppfl.game import device_equilibrium, device_loss
-from mppfl.game.device_loss import DeviceLoss
-from mppfl.game.device_solve import solution_bytes
-from mppfl.game.loss import LossOperator
-from mppfl.network import device, device_matrix, device_walks
-from mppfl.network.device_matrix import matrix_on_device
-from mppfl.network.device_propagation import propagation_on_device
-from mppfl.network.device_walks import home_by_device
-from mppfl.network.generate import skewed
-from mppfl.network.propagation import Propagation
-from mppfl.network.walks import ReturnsHome, returns_home
+from mppfl.game import DeviceClients, DeviceLoss, LossOperator, solution_bytes
+from mppfl.network import (
+    DeviceMatrix,
+    Propagation,
+    ReturnsHome,
+    find_device,
+    home_by_device,
+    matrix_on_device,
+    propagation_on_device,
+    returns_home,
+    skewed,
+)
 from tests.game.games import paper_scale_game, star, three_cycle, two_friends
+from tests.homes import home
+
+device_equilibrium = home(DeviceClients)
+device_loss = home(DeviceLoss)
+device = home(find_device)
+device_matrix = home(DeviceMatrix)
+device_walks = home(home_by_device)
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 on_every_device = pytest.mark.parametrize("where", DEVICES)

@@ -9,11 +9,23 @@ from hypothesis import given, settings
 from pytest import approx
 
 import mppfl
-from mppfl.game import asked_rates, conversation
-from mppfl.game.distributed import Respondent, agree_on_budgets, agree_on_plan, asking, respondents_of
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.network.graph import graph_from_links
+from mppfl.game import (
+    Conversation,
+    Respondent,
+    agree_on_budgets,
+    agree_on_plan,
+    asking,
+    equilibrium_at,
+    equilibrium_response,
+    respondents_of,
+    where_cost_stops_falling,
+)
+from mppfl.network import graph_from_links
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
+from tests.homes import home
+
+asked_rates = home(where_cost_stops_falling)
+conversation = home(Conversation)
 
 
 def asked_for_budgets(game, rates, answers=None):

@@ -10,10 +10,11 @@ from pytest import approx
 from scipy.optimize import Bounds, LinearConstraint, milp, minimize_scalar
 
 import mppfl
-from mppfl.game import loss as loss_module
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.model import privacy_loss, utility, wanted_loss
+from mppfl.game import LossOperator, equilibrium_at, equilibrium_response, privacy_loss, utility, wanted_loss
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
+from tests.homes import home
+
+loss_module = home(LossOperator)
 
 
 def test_two_friends_share_a_third_of_the_reward_rate():

@@ -5,7 +5,7 @@ import pytest
 from pytest import approx
 
 import mppfl
-from mppfl.game.fixed_point import fixed_point_trace, lemma_1_right_side
+from mppfl.game import fixed_point_trace, lemma_1_right_side
 from tests.game.games import paper_scale_game, three_cycle, two_friends
 
 

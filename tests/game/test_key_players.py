@@ -7,20 +7,26 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.game import loss as loss_module
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.key_players import (
+from mppfl.game import (
+    MECHANISMS,
+    Horizon,
+    LossOperator,
     budgets_after_leaving,
     effect_of_leaving,
+    equilibrium_at,
+    equilibrium_response,
     exposure_imposed,
     exposure_relief,
     harm_imposed,
     key_players,
+    privacy_cost,
+    privacy_loss,
+    rounds_up_to,
 )
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.game.model import privacy_cost, privacy_loss
-from mppfl.game.plan import Horizon, rounds_up_to
 from tests.game.games import paper_scale_game
+from tests.homes import home
+
+loss_module = home(LossOperator)
 
 
 def at_rest(seed):

@@ -11,18 +11,34 @@ from pytest import approx
 from scipy.optimize import minimize
 
 import mppfl
-from mppfl.game import bounded_leaders, interior_leaders, path
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.interior_leaders import noise_aware_cost
-from mppfl.game.leaders import choose_rates, pigouvian_weights
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.game.model import cost_without_absent, server_cost, wanted_loss
-from mppfl.game.path import response_path
-from mppfl.game.personal_prices import personalised_budgets, personalised_prices
-from mppfl.game.plan import AlongLine
-from mppfl.game.resting_at_bounds import least_costs, rates_worth_trying
-from mppfl.game.welfare import social_optimum, welfare
+from mppfl.game import (
+    MECHANISMS,
+    AlongLine,
+    best_of_round,
+    choose_rates,
+    cost_without_absent,
+    equilibria_at,
+    equilibrium_at,
+    equilibrium_response,
+    interior_rates_each,
+    least_costs,
+    noise_aware_cost,
+    personalised_budgets,
+    personalised_prices,
+    pigouvian_weights,
+    rates_worth_trying,
+    response_path,
+    server_cost,
+    social_optimum,
+    wanted_loss,
+    welfare,
+)
 from tests.game.games import games, paper_scale_game, star
+from tests.homes import home
+
+bounded_leaders = home(best_of_round)
+interior_leaders = home(interior_rates_each)
+path = home(equilibria_at)
 
 
 def cheapest_rate(game, round_index, low, high, cost=server_cost, points=4000):

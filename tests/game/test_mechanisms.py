@@ -9,11 +9,20 @@ from pytest import approx
 from scipy.optimize import minimize
 
 import mppfl
-from mppfl.game.equilibrium import equilibrium_at
-from mppfl.game.mechanisms import MECHANISMS, find_mechanism, fixed, one_hop, random, sarda_like
-from mppfl.game.model import privacy_cost, utility, wanted_loss
-from mppfl.game.plan import Horizon
-from mppfl.game.welfare import welfare
+from mppfl.game import (
+    MECHANISMS,
+    Horizon,
+    equilibrium_at,
+    find_mechanism,
+    fixed,
+    one_hop,
+    privacy_cost,
+    random,
+    sarda_like,
+    utility,
+    wanted_loss,
+    welfare,
+)
 from tests.game.games import paper_scale_game, star, two_friends
 
 RATES = np.array([3.0, 2.8, 2.6])

@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.game.model import Clients, cost_without_absent, make_game
-from mppfl.game.natural_units import in_units, natural_units
-from mppfl.game.plan import Horizon
-from mppfl.game.solve import solve
-from mppfl.network.graph import graph_from_matrix
+from mppfl.game import MECHANISMS, Clients, Horizon, cost_without_absent, in_units, make_game, natural_units, solve
+from mppfl.network import graph_from_matrix
 
 MONEY_AND_BUDGET = ((1e-4, 1.0), (1e5, 1.0), (1.0, 1e-7), (1e-3, 1e4), (1.0, 1e-10), (1.0, 1e10))
 

@@ -7,15 +7,30 @@ import pytest
 from pytest import approx
 
 import mppfl
-from mppfl.game import outcome as outcome_module
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.game.model import Clients, accuracy_loss_bound, compute_cost, noise_harm, server_cost, utility
-from mppfl.game.outcome import evaluate, verify
-from mppfl.game.participation import gain_from_joining, with_participation
-from mppfl.game.plan import AlongLine, Horizon, rounds_up_to
-from mppfl.game.solve import follow, track
-from mppfl.game.welfare import welfare
+from mppfl.game import (
+    MECHANISMS,
+    AlongLine,
+    Clients,
+    Horizon,
+    Outcome,
+    accuracy_loss_bound,
+    compute_cost,
+    evaluate,
+    follow,
+    gain_from_joining,
+    noise_harm,
+    rounds_up_to,
+    server_cost,
+    track,
+    utility,
+    verify,
+    welfare,
+    with_participation,
+)
 from tests.game.games import paper_scale_game, star, two_friends
+from tests.homes import home
+
+outcome_module = home(Outcome)
 
 
 @pytest.mark.parametrize("name", ["mppfl", "pigouvian", "social_agnostic"])

@@ -9,15 +9,30 @@ from hypothesis import strategies as st
 from pytest import approx
 
 import mppfl
-from mppfl.game import path_kernels
-from mppfl.game.bounded_leaders import best_of_round, best_on_path, noise_aware_of_rounds
-from mppfl.game.equilibrium import equilibrium_at, equilibrium_response
-from mppfl.game.interior_leaders import interior_rates_each, interior_rates_of
-from mppfl.game.leader_regret import PROBES, _Answers
-from mppfl.game.model import server_cost
-from mppfl.game.path import EXACT_BELOW, equilibria_at, pivoting_path, plain_path, response_path
-from mppfl.game.personal_prices import personalised_compiled, personalised_plainly
+from mppfl.game import (
+    EXACT_BELOW,
+    PROBES,
+    _Answers,
+    best_of_round,
+    best_on_path,
+    equilibria_at,
+    equilibrium_at,
+    equilibrium_response,
+    interior_rates_each,
+    interior_rates_of,
+    noise_aware_of_rounds,
+    personalised_compiled,
+    personalised_plainly,
+    pivot,
+    pivoting_path,
+    plain_path,
+    response_path,
+    server_cost,
+)
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
+from tests.homes import home
+
+path_kernels = home(pivot)
 
 LEADERS = ["mean_field", "anticipating", "noise_aware", "budget_limited"]
 
@@ -93,7 +108,7 @@ def test_where_it_may_not_be_unique_the_path_is_followed_the_plain_way(game):
 
 def test_a_path_whose_lines_do_not_hold_is_given_up(monkeypatch):
     game = bounded(2)
-    monkeypatch.setattr("mppfl.game.path.PATH_TOLERANCE", 0.0)
+    monkeypatch.setattr(home(equilibria_at), "PATH_TOLERANCE", 0.0)
     assert pivoting_path(game, np.ones(40)) is None
     assert len(response_path(game, np.ones(40))) == len(plain_path(game, np.ones(40)))
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.mechanisms import MECHANISMS, equilibrium_along
-from mppfl.game.plan import AlongLine, Horizon, Plan, Stored, check_plan, rounds_up_to
+from mppfl.game import MECHANISMS, AlongLine, Horizon, Plan, Stored, check_plan, equilibrium_along, rounds_up_to
 from tests.game.games import paper_scale_game, two_friends
 
 GAME = paper_scale_game(1, num_clients=8, preset="benign")

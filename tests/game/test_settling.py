@@ -8,12 +8,26 @@ import pytest
 from pytest import approx
 
 import mppfl
-from mppfl.game import bounded_leaders, leader_kernels, participation, settling, settling_kernels
-from mppfl.game.mechanisms import MECHANISMS
-from mppfl.game.participation import settle_one_by_one, with_participation
-from mppfl.game.plan import Horizon
-from mppfl.game.settling import led_by, settle_together
+from mppfl.game import (
+    MECHANISMS,
+    Horizon,
+    best_of_round,
+    gain_from_joining,
+    led_by,
+    noise_aware_on_path,
+    settle_one_by_one,
+    settle_together,
+    who_moves,
+    with_participation,
+)
 from tests.game.games import paper_scale_game, star, two_friends
+from tests.homes import home
+
+bounded_leaders = home(best_of_round)
+leader_kernels = home(noise_aware_on_path)
+participation = home(gain_from_joining)
+settling = home(led_by)
+settling_kernels = home(who_moves)
 
 LED = ["mppfl", "mppfl_exact", "mppfl_noise_aware", "budget_limited", "social_agnostic", "pigouvian"]
 RULES = ["if_better_than_staying_out", "if_non_negative"]

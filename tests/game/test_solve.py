@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.mechanisms import MECHANISMS, budget_limited
+from mppfl.game import MECHANISMS, budget_limited
 from tests.game.games import paper_scale_game, two_friends
 
 

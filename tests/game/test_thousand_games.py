@@ -4,12 +4,19 @@ import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.interior_leaders import rate_condition
-from mppfl.game.leaders import choose_rates, pigouvian_weights
-from mppfl.game.model import server_cost, wanted_loss
-from mppfl.game.plan import rounds_up_to
-from mppfl.game.welfare import social_optimum, unbounded_optimal_welfare, welfare, welfare_gap
+from mppfl.game import (
+    choose_rates,
+    equilibrium_response,
+    pigouvian_weights,
+    rate_condition,
+    rounds_up_to,
+    server_cost,
+    social_optimum,
+    unbounded_optimal_welfare,
+    wanted_loss,
+    welfare,
+    welfare_gap,
+)
 from tests.game.games import paper_scale_game
 
 ROUNDS = np.array([1, 20, 60])

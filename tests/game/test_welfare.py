@@ -8,22 +8,26 @@ from pytest import approx
 from scipy.optimize import minimize
 
 import mppfl
-from mppfl.game import loss as loss_module
-from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.fixed_point import fixed_point_trace
-from mppfl.game.leaders import pigouvian_weights
-from mppfl.game.model import Game, server_cost
-from mppfl.game.welfare import (
+from mppfl.game import (
+    Game,
+    LossOperator,
     SocialOptima,
+    equilibrium_response,
+    fixed_point_trace,
+    pigouvian_weights,
     poa_as_in_paper,
     poa_bound_of_theorem_3,
     price_of_anarchy,
+    server_cost,
     social_optimum,
     total_welfare,
     unbounded_optimal_welfare,
     welfare,
 )
 from tests.game.games import games, paper_scale_game, two_friends
+from tests.homes import home
+
+loss_module = home(LossOperator)
 
 
 def test_two_friends_together_would_share_less_than_they_do_apart():

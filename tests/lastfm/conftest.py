@@ -1,8 +1,8 @@
 """Drawn listening data, written as files and read back."""
 
 import pytest
-
 from examples.lastfm.data import read_lastfm
+
 from tests.lastfm.drawn import write_lastfm
 
 

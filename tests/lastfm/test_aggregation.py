@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from examples.lastfm.aggregation import Sums, worth_looking_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from examples.lastfm.aggregation import Sums, worth_looking_at
+from mppfl.privacy.ledger import PrivacyLedger
 
 BUDGETS = np.array([0.25, 4.0, 1.0, 0.0])
 USERS = ("ann", "bob", "cat", "dan")

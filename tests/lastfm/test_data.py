@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples.lastfm.data import hold_out, read_lastfm, set_apart
 
 from mppfl.errors import BadFile, BadInput
-from examples.lastfm.data import hold_out, read_lastfm, set_apart
 from tests.lastfm.drawn import FRIENDS_HEADER, LISTENS_HEADER, pairs_of, write_lastfm
 
 

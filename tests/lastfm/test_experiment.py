@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pytest import approx
-
-from mppfl.privacy.zcdp import epsilon
 from examples.lastfm.budgets import arms_of, game_of_friends
 from examples.lastfm.choose import choose
 from examples.lastfm.data import hold_out
@@ -23,7 +20,10 @@ from examples.lastfm.experiment import (
 )
 from examples.lastfm.page import as_json, page_of, verdict, write_figures
 from examples.lastfm.server import Constants, SumConstants
-from mppfl.experiment.provenance import provenance_here
+from pytest import approx
+
+from mppfl.experiment import provenance_here
+from mppfl.privacy import epsilon
 from tests.cli.conftest import mppfl  # noqa: F401  (a fixture)
 
 QUICK = Settings(num_splits=2, budgets=(0.1, 100.0), hops=2, leak_draws=2, degree_groups=(1, 6), record_budget=4.0)

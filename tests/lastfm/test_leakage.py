@@ -5,10 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from pytest import approx
-
-from mppfl.errors import BadInput
-from mppfl.network.graph import graph_from_links
 from examples.lastfm.data import set_apart
 from examples.lastfm.leakage import (
     attack_by_hop,
@@ -23,6 +19,10 @@ from examples.lastfm.leakage import (
 )
 from examples.lastfm.page_leaks import _degree_series
 from examples.lastfm.profiles import release_profiles
+from pytest import approx
+
+from mppfl.errors import BadInput
+from mppfl.network import graph_from_links
 
 
 def chain(length):

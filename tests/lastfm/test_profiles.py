@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from examples.lastfm.profiles import PROFILE, SENSITIVITY, UNIT_PROFILE, clean_profiles, release_profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
 
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.zcdp import epsilon
-from examples.lastfm.profiles import PROFILE, SENSITIVITY, UNIT_PROFILE, clean_profiles, release_profiles
+from mppfl.privacy import epsilon
+from mppfl.privacy.ledger import PrivacyLedger
 
 USERS = ("ann", "bob", "cat")
 LISTS = np.array([[1.0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])

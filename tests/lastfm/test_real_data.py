@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from examples.lastfm.budgets import Arm
 from examples.lastfm.data import hold_out, read_lastfm
 from examples.lastfm.experiment import SPLIT_STREAM, Settings, World, validation_users

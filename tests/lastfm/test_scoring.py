@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from examples.lastfm.data import HeldOut
+from examples.lastfm.scoring import best_first, quality
 from pytest import approx
 
 from mppfl.errors import BadInput
-from examples.lastfm.data import HeldOut
-from examples.lastfm.scoring import best_first, quality
 
 EVERYBODY = np.ones(3, dtype=bool)
 

@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-from pytest import approx
-
-from mppfl.privacy.ledger.ledger import PrivacyLedger
 from examples.lastfm.aggregation import Sums
 from examples.lastfm.data import hold_out
 from examples.lastfm.profiles import release_profiles, unit_rows
@@ -23,6 +20,9 @@ from examples.lastfm.server import (
     taste_from_sums,
     weights_of,
 )
+from pytest import approx
+
+from mppfl.privacy.ledger import PrivacyLedger
 
 EVERYBODY = np.ones(120, dtype=bool)
 SMALL = SumConstants(looked_at=48 / (0.12 * np.sqrt(10)) ** 0.7)  # all artists of the drawn data at ρ = 10

@@ -5,12 +5,6 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from pytest import approx
-
-from mppfl.errors import BadInput
-from mppfl.leakage.signals import Signals
-from mppfl.privacy.mechanism import privacy_mechanism
-from mppfl.privacy.release import release
 from examples.lastfm.data import hold_out, read_lastfm, set_apart
 from examples.lastfm.factorisation import (
     Training,
@@ -34,6 +28,11 @@ from examples.lastfm.updates import (
     drawn_noise,
     learn_directions,
 )
+from pytest import approx
+
+from mppfl.errors import BadInput
+from mppfl.leakage import Signals
+from mppfl.privacy import privacy_mechanism, release
 from tests.lastfm.drawn import write_lastfm
 
 SMALL = Training(width=4, start=0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mppfl.errors import BadFile
-from mppfl.leakage.attribute_file import read_values
+from mppfl.leakage import read_values
 
 
 @pytest.fixture

@@ -13,18 +13,19 @@ import scipy.sparse as sp
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, graph_from_links
-from mppfl.leakage.ising_tree import (
+from mppfl.leakage import (
     IsingTree,
+    audit_neighbour,
+    client_release,
+    clopper_pearson,
     pair_information,
+    r_bound,
     random_ising_tree,
     sample_ising_tree,
     tree_information,
     tree_logits,
 )
-from mppfl.leakage.neighbour import audit_neighbour, clopper_pearson
-from mppfl.leakage.signals import client_release
-from mppfl.leakage.exposure import r_bound
+from mppfl.network import SocialGraph, graph_from_links
 
 
 def path(size: int) -> SocialGraph:

@@ -13,21 +13,33 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import graph_from_links
-from mppfl.leakage import homophily as homophily_module
-from mppfl.leakage.calibration import calibrate, friend_slope_interval, least_wrong_index, public_part, spearman
-from mppfl.leakage.couplings import friendships
-from mppfl.leakage.exposure import r_leak
-from mppfl.leakage.field_likelihood import exact_surface
-from mppfl.leakage.gaussian_field import fit_field, graph_modes, leave_one_out
-from mppfl.leakage.homophily import _by_distance, _by_link, homophily
-from mppfl.leakage.leak_gradient import leak_model
-from mppfl.leakage.protection import protect
-from mppfl.leakage.who_leaks import who_leaks
+from mppfl.leakage import (
+    Correlation,
+    _by_distance,
+    _by_link,
+    calibrate,
+    exact_surface,
+    fit_field,
+    friend_slope_interval,
+    friendships,
+    graph_modes,
+    homophily,
+    leak_model,
+    least_wrong_index,
+    leave_one_out,
+    protect,
+    public_part,
+    r_leak,
+    spearman,
+    who_leaks,
+)
+from mppfl.network import graph_from_links, random_graph
+from tests.homes import home
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from leakage import email_department, measured_table, priced_table
+
+homophily_module = home(Correlation)
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,11 +10,18 @@ import scipy.sparse as sp
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, graph_from_links
-from mppfl.network.propagation import propagate
-from mppfl.leakage.couplings import is_forest
-from mppfl.leakage.exposure import DENSE_LIMIT, exposure, r_bound, r_leak, r_model
-from mppfl.leakage.gaussian_field import field_kernel, graph_modes, leave_one_out
+from mppfl.leakage import (
+    DENSE_LIMIT,
+    exposure,
+    field_kernel,
+    graph_modes,
+    is_forest,
+    leave_one_out,
+    r_bound,
+    r_leak,
+    r_model,
+)
+from mppfl.network import SocialGraph, graph_from_links, propagate
 
 
 def undirected(*links: tuple[int, int], num_clients: int | None = None) -> SocialGraph:

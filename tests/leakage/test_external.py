@@ -9,13 +9,13 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.network.graph import graph_from_links
-from mppfl.network.propagation import propagate
-from mppfl.leakage import exposure
-from mppfl.leakage import external
-from mppfl.leakage.exposure import r_bound, r_leak
-from mppfl.leakage.external import external_columns
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.leakage import ExternalColumns, exposure, external_columns, r_bound, r_leak
+from mppfl.network import graph_from_links, propagate
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
+from tests.homes import home
+
+exposure = home(exposure)
+external = home(ExternalColumns)
 
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
 

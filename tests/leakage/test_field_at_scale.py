@@ -7,20 +7,25 @@ import pytest
 from pytest import approx
 from scipy.linalg import expm
 
-from mppfl.network.graph import graph_from_links
-from mppfl.leakage.couplings import friendships
-from mppfl.leakage.field_at_scale import (
+from mppfl.leakage import (
+    BETAS,
+    FieldFit,
+    exact_surface,
     field_at_scale,
+    field_kernel,
+    friendships,
+    graph_modes,
     leak_at_scale,
+    leak_model_of,
+    leave_one_out,
     leave_one_out_at_scale,
     leave_one_out_means,
     marginal_at_scale,
     slopes_at_scale,
+    surface_at_scale,
     walk_of,
 )
-from mppfl.leakage.field_likelihood import BETAS, exact_surface, surface_at_scale
-from mppfl.leakage.gaussian_field import FieldFit, field_kernel, graph_modes, leave_one_out
-from mppfl.leakage.leak_gradient import leak_model_of
+from mppfl.network import graph_from_links
 
 FIT = FieldFit(
     beta=6.0, eta=0.3, rate=0.4, gain_per_client=0.1, friend_slope=0.3, friend_covariance=0.05, num_public=99

@@ -10,18 +10,8 @@ from pytest import approx
 
 import mppfl
 from mppfl.errors import BadInput
-from mppfl.game.equilibrium import equilibrium_at
-from mppfl.leakage.leakage_priced import (
-    _next_share,
-    _rate_of_total,
-    leakage_frontier,
-    leakage_priced,
-    least_leakage,
-    price_leakage,
-)
-from mppfl.game.mechanisms import social_agnostic
-from mppfl.game.model import wanted_loss
-from mppfl.game.plan import Horizon
+from mppfl.game import Horizon, equilibrium_at, social_agnostic, wanted_loss
+from mppfl.leakage import _next_share, _rate_of_total, leakage_frontier, leakage_priced, least_leakage, price_leakage
 from tests.game.games import paper_scale_game
 
 

@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network.communities import communities_of, communities_of_links, modularity
-from mppfl.network.communities_tree import OTHERS, CommunityTree
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import graph_from_links
+from mppfl.network import (
+    OTHERS,
+    CommunityTree,
+    communities_of,
+    communities_of_links,
+    graph_from_links,
+    modularity,
+    random_graph,
+)
 
 approx = pytest.approx
 

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network.generate import (
+from mppfl.network import (
     _pairs_below_diagonal,
     _rows_by_arrival,
     _rows_by_rejection,
     _successes,
     barabasi_albert,
+    describe,
     erdos_renyi,
     random_graph,
     skewed,
     stochastic_block,
     watts_strogatz,
 )
-from mppfl.network.graph import describe
 
 approx = pytest.approx
 FAMILIES = ["erdos_renyi", "barabasi_albert", "watts_strogatz", "stochastic_block", "skewed"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mppfl.errors import BadGraph, BadInput, UnknownClient
-from mppfl.network.graph import describe, graph_from_links, graph_from_matrix, joined_names
+from mppfl.network import describe, graph_from_links, graph_from_matrix, joined_names
 
 approx = pytest.approx
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network import layout_links
-from mppfl.network.generate import random_graph
-from mppfl.network.layout import lay_out
+from mppfl.network import Lines, lay_out, random_graph
+from tests.homes import home
+
+layout_links = home(Lines)
 
 
 def ends_of(network):

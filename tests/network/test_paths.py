@@ -10,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network.generate import skewed
-from mppfl.network.graph import graph_from_links, graph_from_matrix
-from mppfl.network.paths import strongest_walks
-from mppfl.network.propagation import attribute, propagate
+from mppfl.network import attribute, graph_from_links, graph_from_matrix, propagate, skewed, strongest_walks
 
 approx = pytest.approx
 

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from pytest import approx
 
 import mppfl
-from mppfl.network import product, walks
-from mppfl.network.propagation import attribute, propagate
+from mppfl.network import ReturnsHome, attribute, propagate, times
+from tests.homes import home
+
+product = home(times)
+walks = home(ReturnsHome)
 
 
 def random_network(seed, size=60, density=0.08, normalisation="row"):

@@ -17,12 +17,18 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadGraph, BadInput, MppflError
-from mppfl.network.edge_list import links_of_lines
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import SocialGraph, graph_from_links
-from mppfl.network.number_list import links_of_numbers
-from mppfl.network.read import read_graph
-from mppfl.network.write import to_networkx, write_graphml, write_links
+from mppfl.network import (
+    SocialGraph,
+    graph_from_links,
+    links_of_lines,
+    links_of_numbers,
+    random_graph,
+    read_graph,
+    to_networkx,
+    write_graphml,
+    write_links,
+)
+from tests.homes import home
 
 AS_GIVEN = {"normalisation": "none", "isolated": "keep", "self_loops": "drop"}
 
@@ -247,7 +253,7 @@ def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monke
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("mppfl.network.read.open", refuse, raising=False)
+    monkeypatch.setattr(home(read_graph), "open", refuse, raising=False)
     with pytest.raises(BadFile, match=r"may not be read\. Check its permissions\."):
         read_graph(path)
 
@@ -320,7 +326,7 @@ def files(draw):
 def test_every_well_written_file_is_read_as_it_was_meant(file, zipped, block, scratch):
     table, content = file
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mppfl.network.number_list._BLOCK_BYTES", block)
+        patch.setattr(home(links_of_numbers), "_BLOCK_BYTES", block)
         graph = refusal(gzip.compress(content) if zipped else content, scratch)
     assert isinstance(graph, SocialGraph), graph
     assert links_of(graph) == table
@@ -447,7 +453,7 @@ PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n
 @example(text="1,2,0.5 \n2,1,\t3\n", block=4)
 def test_the_fast_way_reads_what_the_slow_way_reads(text, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mppfl.network.number_list._BLOCK_BYTES", block)
+        patch.setattr(home(links_of_numbers), "_BLOCK_BYTES", block)
         fast = links_of_numbers(io.BytesIO(text.encode()))
     if fast is None:
         return

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.privacy import accounting
-from mppfl.privacy.accounting import (
+from mppfl.privacy import (
+    added_delta,
     composed_epsilon,
     epsilon,
     epsilon_with_extra,
@@ -23,6 +23,9 @@ from mppfl.privacy.accounting import (
     to_dp_event,
     zcdp_epsilon,
 )
+from tests.homes import home
+
+accounting = home(added_delta)
 
 approx = pytest.approx
 EXTREMES = [0.0, 5e-324, 1e-300, 1e-30, 1e-5, 0.5, 1.0, 1e30, 1e300, 1.79e308, math.inf]

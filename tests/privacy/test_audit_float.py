@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
-from mppfl.privacy import noise as noise_module
-from mppfl.privacy.audit.float_grid import audit_float
+from mppfl.privacy import add_noise
+from mppfl.privacy.audit import audit_float
+from tests.homes import home
+
+noise_module = home(add_noise)
 
 
 @pytest.mark.parametrize("noise", ["plain-float32", "plain-float64", "seeded"])

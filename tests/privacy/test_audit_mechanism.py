@@ -6,7 +6,8 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.privacy.audit.canaries import (
+from mppfl.privacy import MECHANISMS, LocalWork, privacy_mechanism
+from mppfl.privacy.audit import (
     audit_mechanism,
     clip_and_noise,
     epsilon_of_gaussian,
@@ -14,7 +15,6 @@ from mppfl.privacy.audit.canaries import (
     guessing_p_value,
     one_run_audit,
 )
-from mppfl.privacy.mechanism import MECHANISMS, LocalWork, privacy_mechanism
 
 WORK = LocalWork(num_examples=100, local_epochs=3, num_steps=2)
 TRUE_EPSILON = 4.3772  # noise multiplier 1, δ = 1e-5

@@ -10,8 +10,8 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.privacy.audit.sensitivity import audit_sensitivity
-from mppfl.privacy.mechanism import MECHANISMS, privacy_mechanism
+from mppfl.privacy import MECHANISMS, privacy_mechanism
+from mppfl.privacy.audit import audit_sensitivity
 
 SOUND = ("full_batch", "full_batch_steps", "dpsgd_shuffle", "client")
 SMALL = {"num_examples": 200, "batch_size": 20, "local_epochs": 2}
@@ -40,7 +40,7 @@ def test_the_papers_worst_case_is_never_passed():
 
 
 def work_of(options):
-    from mppfl.privacy.mechanism import LocalWork
+    from mppfl.privacy import LocalWork
 
     return LocalWork(options["num_examples"], options["local_epochs"], options["local_epochs"], options["batch_size"])
 
@@ -144,8 +144,8 @@ def test_a_training_that_overflows_says_so():
 def test_the_audit_clips_as_the_release_does():
     import torch
 
-    from mppfl.privacy.audit.sensitivity import _clip
-    from mppfl.privacy.release import clip_rows
+    from mppfl.privacy import clip_rows
+    from mppfl.privacy.audit import _clip
 
     rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows[0] = 0.0

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from mppfl.errors import BadInput
-from mppfl.privacy.device_release import release_on_device
-from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
-from mppfl.privacy.release import release, round_cost
+from mppfl.privacy import LocalWork, privacy_mechanism, release, release_on_device, round_cost
 
 FALSE_ALARM = 1e-7
 WORK = LocalWork(num_examples=50, local_epochs=2, batch_size=10)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.privacy.accounting import epsilon
-from mppfl.privacy.mechanism import MECHANISMS, LocalWork, privacy_mechanism
+from mppfl.privacy import MECHANISMS, LocalWork, epsilon, privacy_mechanism
 
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -87,7 +86,7 @@ def test_every_dotted_name_can_be_imported():
 def test_every_command_exists():
     import typer
 
-    from mppfl.cli.main import app
+    from mppfl.cli import app
 
     root = typer.main.get_command(app)
     for group, command in set(re.findall(r"`mppfl (\w+) (\w+)", PAGE)):
@@ -96,7 +95,7 @@ def test_every_command_exists():
 
 @pytest.mark.slow
 def test_the_sensitivity_table_is_what_the_audit_measures():
-    from mppfl.privacy.audit.sensitivity import audit_sensitivity
+    from mppfl.privacy.audit import audit_sensitivity
 
     for name, claimed, measured, ratio, multiplier, verdict in rows_after("**Reading the sensitivity audit.**"):
         found = audit_sensitivity(privacy_mechanism(name.strip("`")), num_examples=2500)
@@ -109,7 +108,7 @@ def test_the_sensitivity_table_is_what_the_audit_measures():
 
 @pytest.mark.slow
 def test_the_table_of_changed_records_is_what_the_audit_measures():
-    from mppfl.privacy.audit.sensitivity import audit_sensitivity
+    from mppfl.privacy.audit import audit_sensitivity
 
     changes = audit_sensitivity(privacy_mechanism("paper"), num_examples=2500).details["change_of_each"]
     for change, distance, times in rows_after("For `paper` nothing exotic"):

@@ -22,9 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
-from mppfl.privacy.accounting import epsilon
-from mppfl.privacy.ledger.ledger import BudgetExceeded, LedgerEntry, LedgerUnavailable, PrivacyLedger
+from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable, MppflError, UnknownClient
+from mppfl.privacy import epsilon
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger, epsilons
+from tests.homes import home
 
 approx = pytest.approx
 
@@ -110,7 +111,7 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
 
 
 def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
-    from mppfl.privacy.release import ReleaseCost
+    from mppfl.privacy import ReleaseCost
 
     terms = ("7", 3, "run", "paper", "record", "replace-one", 0.5, 5000.0, 0.02, "gaussian", 0.0, 0.1)
     paid = ReleaseCost(*terms)
@@ -209,7 +210,7 @@ def test_a_round_of_one_kind_or_of_several_costs_the_same(ledger):
 
 
 def test_too_many_different_histories_are_refused_before_they_take_hours(ledger, monkeypatch):
-    from mppfl.privacy.ledger.ledger import epsilon as ledger_epsilon
+    ledger_epsilon = home(epsilons)
 
     monkeypatch.setattr(ledger_epsilon, "MOST_HISTORIES", 2)
     clients = [poisson(f"client {number}", num_steps=10 + min(number, 2)) for number in range(6)]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BudgetExceeded
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.ledger.verify import checksum
+from mppfl.privacy.ledger import PrivacyLedger, checksum
 from tests.privacy.test_ledger import cost, refused_in_one_line
 
 OLD = Path(__file__).with_name("ledger_version_1.sql")

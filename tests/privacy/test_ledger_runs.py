@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.training.checkpoint import checkpoint_after
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.record import history_of
-from mppfl.training.rounds import Arm, training_key, training_rounds
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from tests.training.trainings import pictures, plan_with
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import Arm, TrainingConfig, checkpoint_after, history_of, make_model, training_key, training_rounds
 from tests.privacy.test_ledger import cost
 from tests.privacy.test_ledger_changes import OLD, edited
+from tests.training.trainings import pictures, plan_with
 
 DATA, PLAN = pictures(), plan_with((0.5, 0.0, 2.0), 3)
 MODEL = make_model("softmax", DATA.input_shape, DATA.num_classes)

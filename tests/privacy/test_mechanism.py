@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.privacy.mechanism import MECHANISMS, LocalWork, privacy_mechanism, require_budget
+from mppfl.privacy import MECHANISMS, LocalWork, privacy_mechanism, require_budget
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
 ZCDP = [name for name, found in MECHANISMS.items() if found.is_zcdp]

@@ -12,9 +12,19 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import chi2, kstest
 
 from mppfl.errors import BadInput
-from mppfl.privacy import noise as noise_module
-from mppfl.privacy.exact_draw import cumulated_weights, exact_draw
-from mppfl.privacy.noise import NOISE_KINDS, add_noise, discrete_gaussian_table, doubt, grid_of, system_normals
+from mppfl.privacy import (
+    NOISE_KINDS,
+    add_noise,
+    cumulated_weights,
+    discrete_gaussian_table,
+    doubt,
+    exact_draw,
+    grid_of,
+    system_normals,
+)
+from tests.homes import home
+
+noise_module = home(add_noise)
 
 FALSE_ALARM = 1e-7  # of each statistical test here
 SYSTEM_KINDS = ("gaussian", "discrete")
@@ -125,7 +135,7 @@ def test_a_boundary_is_split_by_the_bits_that_follow(monkeypatch):
     inside = int(share)
     for part, expected in ((Fraction(99, 100), 0), (Fraction(101, 100), 1)):
         bits = int((share - inside) * part * 2**192)
-        monkeypatch.setattr("mppfl.privacy.exact_draw.secrets.randbits", lambda count, bits=bits: bits)
+        monkeypatch.setattr(home(cumulated_weights).secrets, "randbits", lambda count, bits=bits: bits)
         assert exact_draw(inside, 63, 1.5) == expected
 
 

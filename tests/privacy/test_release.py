@@ -12,10 +12,19 @@ from pytest import approx
 from scipy.stats import chi2
 
 from mppfl.errors import BadInput
-from mppfl.privacy.cost import std_with_grid
-from mppfl.privacy.mechanism import MECHANISMS, LocalWork, privacy_mechanism
-from mppfl.privacy.noise import NOISE_KINDS, grid_of
-from mppfl.privacy.release import clip_rows, cost_of_round, noisy_answer, release, round_cost
+from mppfl.privacy import (
+    MECHANISMS,
+    NOISE_KINDS,
+    LocalWork,
+    clip_rows,
+    cost_of_round,
+    grid_of,
+    noisy_answer,
+    privacy_mechanism,
+    release,
+    round_cost,
+    std_with_grid,
+)
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
 CLIENT = privacy_mechanism("client")
@@ -235,7 +244,7 @@ def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
 @pytest.mark.parametrize("noise", NOISE_KINDS)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_rounds_cost_can_be_reserved_as_it_is(name, noise):
-    from mppfl.privacy.ledger.ledger import PrivacyLedger
+    from mppfl.privacy.ledger import PrivacyLedger
 
     poisson = name == "dpsgd_poisson"
     paid = price(MECHANISMS[name], None if poisson else 0.5, noise, noise_multiplier=2.0 if poisson else None)

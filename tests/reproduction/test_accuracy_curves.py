@@ -8,7 +8,6 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-
 from reproduction.accuracy_charts import chart_name, curve_charts
 from reproduction.accuracy_curves import others_stay_below, read_curves, stays_close
 from reproduction.cells import NOISELESS, ArmName, Cell
@@ -16,6 +15,7 @@ from reproduction.charts import as_file
 from reproduction.document import chart_files, document_text
 from reproduction.settings import SETTINGS
 from reproduction.store import add_arms
+
 from tests.reproduction.test_store import measured
 
 SKEWED = Cell("cifar-10", "dir0.3", 20, 0)

@@ -7,9 +7,6 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
-
-from mppfl.errors import BadInput
-from mppfl.experiment.experiment import Experiment
 from reproduction.cells import (
     CELLS,
     PURPOSES,
@@ -28,6 +25,9 @@ from reproduction.cells import (
 )
 from reproduction.printed import printed_accuracy
 from reproduction.settings import SETTINGS, Setting
+
+from mppfl.errors import BadInput
+from mppfl.experiment import Experiment
 
 CELL = Cell("cifar-10", "dir0.3", 20, 0)
 SIZES = np.full(20, 100)

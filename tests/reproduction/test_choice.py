@@ -6,11 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from mppfl.data.dataset import Dataset, Examples
-from mppfl.errors import BadFile, BadInput
-from reproduction import choice
-from reproduction import measure
 from reproduction.cells import NOISELESS, Cell
 from reproduction.choice import (
     CHOICE_ROUNDS,
@@ -26,6 +21,10 @@ from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import read_trials
 from reproduction.units import place_of_unit
+
+from mppfl.data import Dataset, Examples
+from mppfl.errors import BadFile, BadInput
+from reproduction import choice, measure
 from tests.reproduction.test_store import measured
 
 COMMITTED = Path(__file__).parents[2] / "reproduction" / "results"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from mppfl.game.mechanisms import social_agnostic
-from reproduction import theorems
 from reproduction.claims import BASELINES, CLAIMS, CONVENTIONS, VERDICTS, moves
 from reproduction.figure_files import read_figure
 from reproduction.game_figures import FIGURES
 from reproduction.theorems import STATEMENTS
+
+from mppfl.game import social_agnostic
+from reproduction import theorems
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "results" / "paper"

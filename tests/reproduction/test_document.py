@@ -9,7 +9,6 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-
 from reproduction.charts import as_file, chart
 from reproduction.claims import CLAIMS, TITLES
 from reproduction.document import (
@@ -23,6 +22,7 @@ from reproduction.document import (
 from reproduction.figure_files import read_figure, write_figure
 from reproduction.game_figures import FIGURES
 from reproduction.theorems import STATEMENTS
+
 from tests.experiment.test_report import Page
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pytest import approx
-
-from mppfl.errors import BadFile, BadInput
-from mppfl.game.model import noise_harm
-from mppfl.game.outcome import evaluate
-from mppfl.game.plan import Horizon, rounds_up_to
 from reproduction.figure_files import Figure, Strand, read_figure, write_figure
 from reproduction.game_figures import (
     FIGURES,
@@ -31,6 +26,9 @@ from reproduction.game_figures import (
 )
 from reproduction.settings import SETTINGS
 
+from mppfl.errors import BadFile, BadInput
+from mppfl.game import Horizon, evaluate, noise_harm, rounds_up_to
+
 FILES = Path(__file__).parents[2] / "reproduction" / "results"
 
 
@@ -39,7 +37,7 @@ FILES = Path(__file__).parents[2] / "reproduction" / "results"
 
 @pytest.mark.parametrize("dataset", SETTINGS)
 def test_the_parameters_in_the_harm_are_those_of_the_model(dataset):
-    from mppfl.training.models import make_model
+    from mppfl.training import make_model
 
     setting = SETTINGS[dataset]
     model = make_model(setting.model, setting.input_shape, setting.num_classes, norm="none")

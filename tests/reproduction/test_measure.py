@@ -12,12 +12,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-
-from mppfl.data.dataset import Dataset, Examples
-from mppfl.errors import BadFile, BadInput
-from mppfl.training.rounds import rounds_together
-from reproduction import batch
-from reproduction import measure as module
 from reproduction.batch import trained
 from reproduction.cells import ArmName, Case, Cell, arms_of, clients_of
 from reproduction.measure import main, measure, missing_arms, rehearsal
@@ -25,7 +19,13 @@ from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import cell_path, every_training, read_cell, read_trials, unit_path
 from reproduction.units import place_of_unit, units_of
-from mppfl.experiment.provenance import provenance_here
+
+from mppfl.data import Dataset, Examples
+from mppfl.errors import BadFile, BadInput
+from mppfl.experiment import provenance_here
+from mppfl.training import rounds_together
+from reproduction import batch
+from reproduction import measure as module
 
 NAME = "fashion-mnist"
 SETTING = replace(

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from reproduction.premise import premise_section, premise_tested
 
 from mppfl.errors import BadFile
-from reproduction.premise import premise_section, premise_tested
 
 
 def record(folder, **pairs):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-
-from reproduction import status as module
 from reproduction.cells import CELLS, NOISELESS, Cell, arms_of, gflop_per_example
 from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import add_arms, add_trials, note_unavailable
 from reproduction.units import FALLBACK
+
+from reproduction import status as module
 from tests.reproduction.test_store import measured
 from tests.reproduction.test_tables import row_of
 

@@ -7,8 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-
-from mppfl.errors import BadFile
 from reproduction.cells import NOISELESS, ArmName, Cell
 from reproduction.settings import SETTINGS
 from reproduction.store import (
@@ -24,6 +22,8 @@ from reproduction.store import (
     read_trials,
     unit_path,
 )
+
+from mppfl.errors import BadFile
 
 CELL = Cell("cifar-10", "iid", 20, 0)
 SETTING = SETTINGS["cifar-10"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
 from reproduction.cells import NOISELESS, ArmName, Cell, aggregations_of, arms_of
 from reproduction.settings import SETTINGS
 from reproduction.store import add_arms, add_trials, note_unavailable
 from reproduction.tables import all_rows, counts, readme_table, table_rows, tables_section
+
 from tests.reproduction.test_store import measured
 
 IID, SKEWED = Cell("cifar-10", "iid", 20, 0), Cell("cifar-10", "dir0.3", 20, 0)  # the paper: 62.44, 62.42, 41.19

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-
 from reproduction.cells import NOISELESS, ArmName
 from reproduction.units import (
     FALLBACK,
@@ -19,6 +18,7 @@ from reproduction.units import (
     target_of,
     units_of,
 )
+
 from tests.reproduction.test_store import measured
 
 NAME = "cifar-100"  # one aggregation

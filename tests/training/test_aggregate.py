@@ -12,8 +12,7 @@ from pytest import approx
 from scipy.stats import norm
 
 from mppfl.errors import BadInput
-from mppfl.training.aggregate import estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
-from mppfl.training.config import TrainingConfig
+from mppfl.training import TrainingConfig, estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
 
 FALSE_ALARM = 1e-7
 SIZES = np.array([10.0, 30.0, 60.0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mppfl.training.batch_norm import batch_norm_relu, batch_normal
+from mppfl.training import batch_norm_relu, batch_normal
 
 EPS = 1e-5
 

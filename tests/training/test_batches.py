@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
 from mppfl.errors import BadInput
-from mppfl.training.batches import PURPOSES, batches_of_round, local_work, stream
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import training_rounds
-from mppfl.privacy.mechanism import LocalWork
+from mppfl.privacy import LocalWork
+from mppfl.training import PURPOSES, TrainingConfig, batches_of_round, local_work, make_model, stream, training_rounds
 from tests.training.trainings import pictures, plan_with
 
 FALSE_ALARM = 1e-7

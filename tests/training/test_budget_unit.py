@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.training.budget_unit import budget_unit_for, delta_for_budgets, epsilon_method, largest_budget
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import training_rounds
-from mppfl.privacy.accounting import epsilon
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.game import Terms, plan_of_rounds
+from mppfl.privacy import epsilon
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import (
+    TrainingConfig,
+    budget_unit_for,
+    delta_for_budgets,
+    epsilon_method,
+    largest_budget,
+    make_model,
+    training_rounds,
+)
 from tests.training.trainings import pictures, plan_with
 
 METHOD_NAMES = st.sampled_from(["exact", "rdp", "zcdp"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mppfl.training.captured import FEW_PARTS, MANY_LANES, PARTS, stages
+from mppfl.training import FEW_PARTS, MANY_LANES, PARTS, stages
 
 
 @pytest.mark.parametrize("most", [1, 3, 20, MANY_LANES, 240])

@@ -13,15 +13,27 @@ import pytest
 import torch
 from torch import nn
 
-from mppfl.data.split import client_data
+from mppfl.data import client_data
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.training.checkpoint import Checkpoint, checkpoint_after, load_checkpoint, save_checkpoint, write_whole
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.record import PER_CLIENT, PER_ROUND, history_of, joined
-from mppfl.training.rounds import Arm, rounds_together, training_key, training_rounds
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.game import Terms, plan_of_rounds
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import (
+    PER_CLIENT,
+    PER_ROUND,
+    Arm,
+    Checkpoint,
+    TrainingConfig,
+    checkpoint_after,
+    history_of,
+    joined,
+    load_checkpoint,
+    make_model,
+    rounds_together,
+    save_checkpoint,
+    training_key,
+    training_rounds,
+    write_whole,
+)
 from tests.training.trainings import TwoPaths, pictures, plan_with
 
 DATA = pictures()

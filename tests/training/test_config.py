@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.training.config import CHOICES, TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import Arm, training_key
+from mppfl.training import CHOICES, Arm, TrainingConfig, make_model, training_key
 from tests.training.trainings import pictures, plan_with
 
 COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")

@@ -9,15 +9,23 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from mppfl.errors import BadInput
-from mppfl.training.cohort import Cohort, choose_engine
-from mppfl.training.config import TrainingConfig
-from mppfl.training.dense import is_dense
-from mppfl.training.flat import flat_model
-from mppfl.training.layered import is_layered
-from mppfl.training.local import Descent, Lane, Table, plain_descent
-from mppfl.training.models import make_model
-from mppfl.training.rounds import Arm, rounds_together, training_rounds
-from mppfl.network.device import find_device
+from mppfl.network import find_device
+from mppfl.training import (
+    Arm,
+    Cohort,
+    Descent,
+    Lane,
+    Table,
+    TrainingConfig,
+    choose_engine,
+    flat_model,
+    is_dense,
+    is_layered,
+    make_model,
+    plain_descent,
+    rounds_together,
+    training_rounds,
+)
 from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with, small_cnn
 
 EXACT = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2}

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from mppfl.training.batches import batches_of_round, local_work, stream
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import training_rounds
+from mppfl.training import TrainingConfig, batches_of_round, local_work, make_model, stream, training_rounds
 from tests.training.trainings import pictures, plan_with
 
 SIZES = (9, 5, 12, 7)

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import training_rounds
+from mppfl.training import TrainingConfig, make_model, training_rounds
 from tests.training.trainings import batch_normed, pictures, plan_with, small_cnn
 
 pytestmark = [
@@ -87,7 +85,10 @@ def test_noise_in_recorded_gradients_has_the_variance_it_declares():
 
 
 def test_running_out_of_memory_takes_fewer_clients_at_once(monkeypatch):
-    from mppfl.training import captured
+    from mppfl.training import stages
+    from tests.homes import home
+
+    captured = home(stages)
 
     real, asked = captured.CapturedDescent.updates, []
 
@@ -116,8 +117,11 @@ LAYERS = [  # channels, out, height, width, side of the kernel, examples: every 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-3), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
-    from mppfl.training import convolution_kernels
-    from mppfl.training.convolution import lane_convolution
+    from mppfl.training import back_to_taps
+    from tests.homes import home
+
+    convolution_kernels = home(back_to_taps)
+    from mppfl.training import lane_convolution
 
     channels, out, height, width, side, examples = layer
     generator = torch.Generator().manual_seed(0)
@@ -142,7 +146,7 @@ def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize(("side", "channels"), [(32, 64), (5, 256), (2, 512), (3, 16)])
 def test_group_norm_kernels_are_the_plain_way(side, channels, dtype, within):
-    from mppfl.training.normalisation import group_norm_relu
+    from mppfl.training import group_norm_relu
 
     generator = torch.Generator().manual_seed(0)
     given = [
@@ -162,7 +166,7 @@ def test_group_norm_kernels_are_the_plain_way(side, channels, dtype, within):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pooling_kernels_are_the_plain_way(dtype):
-    from mppfl.training.pooling import relu_pool
+    from mppfl.training import relu_pool
 
     x, shift = torch.randn((3, 5, 28, 20, 32)).to(dtype), torch.randn((3, 32)).to(dtype)
     found, upstream = {}, torch.randn((3, 5, 14, 10, 32)).to(dtype)
@@ -183,8 +187,14 @@ FIRST_LAYERS = [  # channels, out, height, width, side of the kernel, examples
 
 @pytest.mark.parametrize("layer", FIRST_LAYERS)
 def test_the_kernels_of_a_first_layer_are_the_plain_way(layer):
-    from mppfl.training import first_layer
-    from mppfl.training import first_layer_kernels
+    from mppfl.training import convolved_relu_pool
+    from tests.homes import home
+
+    first_layer = home(convolved_relu_pool)
+    from mppfl.training import convolved_relu_pool
+    from tests.homes import home
+
+    first_layer_kernels = home(convolved_relu_pool)
 
     channels, out, height, width, side, examples = layer
     generator = torch.Generator().manual_seed(0)
@@ -206,7 +216,7 @@ def test_the_kernels_of_a_first_layer_are_the_plain_way(layer):
 
 
 def test_the_kernel_of_a_step_rounds_what_it_has_moved():
-    from mppfl.training.descent_kernels import descend
+    from mppfl.training import descend
 
     exact, gradient = torch.randn(100_003, device="cuda"), torch.randn(100_003, device="cuda").bfloat16()
     low, expected = exact.bfloat16(), exact - 0.1 * gradient.float()
@@ -217,7 +227,7 @@ def test_the_kernel_of_a_step_rounds_what_it_has_moved():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_of_a_private_step_is_the_plain_way(dtype):
-    from mppfl.training.descent_kernels import descend_with_noise
+    from mppfl.training import descend_with_noise
 
     part, drawn = torch.randn((5, 3, 1001), device="cuda"), torch.randn((5, 3, 1001), device="cuda")
     sums, pace = torch.randn((5, 3, 1001), device="cuda").to(dtype), torch.rand(5, device="cuda")

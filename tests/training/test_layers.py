@@ -4,13 +4,17 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, group_norm, max_pool2d
 
-from mppfl.training.convolution import lane_convolution, squared_norms_of_taps
-from mppfl.training.first_layer import convolved_relu_pool
-from mppfl.training.flat import flat_model
-from mppfl.training.layered import ROUNDED, LayeredGradients
-from mppfl.training.models import make_model
-from mppfl.training.normalisation import group_norm_relu
-from mppfl.training.pooling import relu_pool
+from mppfl.training import (
+    ROUNDED,
+    LayeredGradients,
+    convolved_relu_pool,
+    flat_model,
+    group_norm_relu,
+    lane_convolution,
+    make_model,
+    relu_pool,
+    squared_norms_of_taps,
+)
 
 
 def draws(*shape, seed=0):

@@ -8,11 +8,7 @@ import torch
 from torch import nn
 
 from mppfl.errors import BadInput
-from mppfl.training.config import TrainingConfig
-from mppfl.training.flat import flat_model
-from mppfl.training.flops import gflop_per_example
-from mppfl.training.models import MODEL_NAMES, make_model
-from mppfl.training.rounds import training_rounds
+from mppfl.training import MODEL_NAMES, TrainingConfig, flat_model, gflop_per_example, make_model, training_rounds
 from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with
 
 

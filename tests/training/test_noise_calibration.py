@@ -7,11 +7,9 @@ import pytest
 from pytest import approx
 from scipy.stats import chi2, norm
 
-from mppfl.data.split import client_data
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import training_rounds
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.data import client_data
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import TrainingConfig, make_model, training_rounds
 from tests.training.trainings import pictures, plan_with
 
 FALSE_ALARM = 1e-8  # of each comparison; some fifty of them

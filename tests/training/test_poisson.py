@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.poisson import poisson_multiplier
-from mppfl.training.rounds import training_rounds
-from mppfl.privacy.accounting import gaussian_epsilon, poisson_epsilon
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.mechanism import LocalWork
+from mppfl.privacy import LocalWork, gaussian_epsilon, poisson_epsilon
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import TrainingConfig, make_model, poisson_multiplier, training_rounds
 from tests.training.trainings import pictures, plan_with
 
 WORK = LocalWork(num_examples=600, local_epochs=2, batch_size=32)

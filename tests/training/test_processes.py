@@ -13,12 +13,17 @@ from torch import nn
 
 import mppfl
 from mppfl.errors import BadInput, MppflError
-from mppfl.training.config import TrainingConfig
-from mppfl.training.flat import flat_model
-from mppfl.training.local import Descent, Lane, Table
-from mppfl.training.models import make_model
-from mppfl.training.processes import Workers, can_travel
-from mppfl.training.rounds import training_rounds
+from mppfl.training import (
+    Descent,
+    Lane,
+    Table,
+    TrainingConfig,
+    Workers,
+    can_travel,
+    flat_model,
+    make_model,
+    training_rounds,
+)
 from tests.training.trainings import TwoPaths, pictures, plan_with
 
 MODEL = flat_model(make_model("softmax", (1, 4, 4), 3))

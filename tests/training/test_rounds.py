@@ -9,20 +9,14 @@ import torch
 from pytest import approx
 
 import mppfl
-from mppfl.data.sources import load_data
-from mppfl.data.split import client_data, split
+from mppfl.data import client_data, load_data, split
 from mppfl.errors import BadInput
-from mppfl.game.mechanisms import MECHANISMS as GAME_MECHANISMS
-from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.training.cohort import Cohort
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import Arm, rounds_together, training_rounds
-from mppfl.training.views import looks_of_round
-from mppfl.privacy.accounting import epsilon
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.mechanism import MECHANISMS as PRIVACY_MECHANISMS
-from mppfl.privacy.mechanism import LocalWork
+from mppfl.game import MECHANISMS as GAME_MECHANISMS
+from mppfl.game import Terms, plan_of_rounds
+from mppfl.privacy import MECHANISMS as PRIVACY_MECHANISMS
+from mppfl.privacy import LocalWork, epsilon
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import Arm, Cohort, TrainingConfig, looks_of_round, make_model, rounds_together, training_rounds
 from tests.training.trainings import batch_normed, pictures, plan_with
 
 BUDGETS = (0.5, 0.0, 2.0)

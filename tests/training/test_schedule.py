@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mppfl.training.local import Lane
-from mppfl.training.schedule import padded_steps, steps_of
+from mppfl.training import Lane, padded_steps, steps_of
 
 ROWS = st.lists(st.integers(0, 50), min_size=0, max_size=5).map(np.array).map(lambda rows: rows.astype(np.int64))
 BATCHES = st.lists(st.lists(ROWS, min_size=0, max_size=4), min_size=1, max_size=5)

@@ -4,15 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from mppfl.training.cohort import Cohort
-from mppfl.training.config import TrainingConfig
-from mppfl.training.dense import DenseGradients
-from mppfl.training.flat import flat_model
-from mppfl.training.layered import LayeredGradients
-from mppfl.training.local import Descent, GradientNoise, Lane, Table, clip_factors, clipped_sum, local_update
-from mppfl.training.lockstep import VmappedGradients
-from mppfl.training.models import make_model
-from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
+from mppfl.privacy import LocalWork, privacy_mechanism
+from mppfl.training import (
+    Cohort,
+    DenseGradients,
+    Descent,
+    GradientNoise,
+    Lane,
+    LayeredGradients,
+    Table,
+    TrainingConfig,
+    VmappedGradients,
+    clip_factors,
+    clipped_sum,
+    flat_model,
+    local_update,
+    make_model,
+)
 from tests.training.trainings import small_cnn
 
 CLIP = 0.5

@@ -5,13 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from mppfl.training.cohort import Cohort
-from mppfl.training.config import TrainingConfig
-from mppfl.training.flat import flat_model
-from mppfl.training.local import Lane
-from mppfl.training.models import make_model
-from mppfl.training.schedule import schedule_of
-from mppfl.training.spanned import is_less_work, own_examples
+from mppfl.training import Cohort, Lane, TrainingConfig, flat_model, is_less_work, make_model, own_examples, schedule_of
+from tests.homes import home
 
 SHAPE, CLASSES, PICTURES = (1, 8, 8), 4, 400
 MODELS = {
@@ -204,7 +199,7 @@ def test_lanes_step_side_by_side_while_they_are_alike_and_fit(monkeypatch):
         assert spanned._together([10] * 70 + [11] * 5 + [12], None) == 75
         assert spanned._together([10] * 5 + [40] * 90, None) == 20  # so few are padded rather than called for
         assert spanned._together([10] * 70, 7) == 7
-        monkeypatch.setattr("mppfl.training.spanned.MOST_ENTRIES", 30 * 10 * 64)
+        monkeypatch.setattr(home(is_less_work), "MOST_ENTRIES", 30 * 10 * 64)
         assert spanned._together([10] * 70, None) == 30
 
 

@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from mppfl.errors import BadInput
-from mppfl.training.config import TrainingConfig
-from mppfl.training.models import make_model
-from mppfl.training.rounds import training_rounds
-from mppfl.training.views import MARGIN, SHIFTS, VIEWS, ViewTable, table_for, with_views
+from mppfl.training import (
+    MARGIN,
+    SHIFTS,
+    VIEWS,
+    TrainingConfig,
+    ViewTable,
+    make_model,
+    table_for,
+    training_rounds,
+    with_views,
+)
 from tests.training.trainings import pictures, plan_with, small_cnn
 
 PICTURES = torch.arange(2 * 3 * 6 * 5, dtype=torch.float64).reshape(2, 3, 6, 5) + 1

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from mppfl.data.split import ClientData, client_data
-from mppfl.game.plan import Plan, Terms, plan_of_rounds
-from mppfl.training.models import Stack
+from mppfl.data import ClientData, client_data
+from mppfl.game import Plan, Terms, plan_of_rounds
+from mppfl.training import Stack
 
 
 def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed=0) -> ClientData:

@@ -11,7 +11,7 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.privacy.audit.result import AuditResult
+    from mppfl.privacy.audit import AuditResult
 
 app = typer.Typer(
     help="Try to prove a privacy promise wrong. Exit code 0: it stood, 1: broken, or it could not be tried.",
@@ -44,8 +44,8 @@ def sensitivity_command(
     json: ask.JsonOption = False,
 ) -> None:
     """Change one record, noise off: does an answer move farther than declared? Trains a small network."""
-    from mppfl.privacy.audit.sensitivity import audit_sensitivity
-    from mppfl.privacy.mechanism import privacy_mechanism
+    from mppfl.privacy import privacy_mechanism
+    from mppfl.privacy.audit import audit_sensitivity
 
     with ask.working("training a small network on neighbouring data"):
         found = audit_sensitivity(
@@ -91,8 +91,8 @@ def mechanism_command(
     json: ask.JsonOption = False,
 ) -> None:
     """Send known vectors through the real clip-and-noise code: does one noisy answer show more than its ε?"""
-    from mppfl.privacy.audit.canaries import audit_mechanism
-    from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
+    from mppfl.privacy import LocalWork, privacy_mechanism
+    from mppfl.privacy.audit import audit_mechanism
 
     audited = privacy_mechanism(mechanism)
     work = LocalWork(num_examples, local_epochs, local_epochs, min(32, num_examples))
@@ -138,7 +138,7 @@ def float_command(
     json: ask.JsonOption = False,
 ) -> None:
     """Look at last bits: do they tell to which number the noise was added?"""
-    from mppfl.privacy.audit.float_grid import audit_float
+    from mppfl.privacy.audit import audit_float
 
     with ask.working("looking at last bits"):
         found = audit_float(noise, dp_delta=delta, rng=ask.generator(seed))
@@ -173,8 +173,7 @@ def neighbour_command(
     With --attribute the attribute is real; with --coupling it is drawn from an Ising model on the forest in --graph;
     without either, from a random tree with random couplings.
     """
-    from mppfl.leakage.ising_tree import random_ising_tree
-    from mppfl.leakage.neighbour import audit_neighbour
+    from mppfl.leakage import audit_neighbour, random_ising_tree
 
     rng = ask.generator(seed)
     _check_neighbour(graph, coupling, attribute)
@@ -183,8 +182,8 @@ def neighbour_command(
             tree = random_ising_tree(num_clients, rng)
             network, values, model = tree.graph, None, {"couplings": tree.couplings, "fields": tree.fields}
         else:
-            from mppfl.network.read import read_graph
-            from mppfl.leakage.attribute_file import read_values
+            from mppfl.leakage import read_values
+            from mppfl.network import read_graph
 
             network = read_graph(graph, undirected=True, isolated="keep", self_loops="drop")
             values = read_values(attribute) if attribute is not None else None

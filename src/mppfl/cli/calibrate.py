@@ -10,8 +10,7 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.leakage.calibration import Calibration, RankCorrelation
-    from mppfl.leakage.homophily import Correlation
+    from mppfl.leakage import Calibration, Correlation, RankCorrelation
 
 
 def calibrate_command(
@@ -29,9 +28,8 @@ def calibrate_command(
 
     Links count in both directions. Up to 3,000 clients the field is exact, above it is estimated by probes.
     """
-    from mppfl.network.read import read_graph
-    from mppfl.leakage.attribute_file import read_values
-    from mppfl.leakage.calibration import calibrate
+    from mppfl.leakage import calibrate, read_values
+    from mppfl.network import read_graph
 
     rng = ask.generator(seed)
     with ask.working("reading the network"):

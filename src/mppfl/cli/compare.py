@@ -25,10 +25,8 @@ from mppfl.cli.leak_inputs import (
 )
 
 if TYPE_CHECKING:
-    from mppfl.game.compare import Row, Summary
-    from mppfl.leakage.least_leak import LeastLeak
-    from mppfl.game.mechanisms import Mechanism
-    from mppfl.game.model import Game
+    from mppfl.game import Game, Mechanism, Row, Summary
+    from mppfl.leakage import LeastLeak
 
     Job = tuple[int, Callable[[], Game]]  # a seed, and what makes its game
 
@@ -75,7 +73,7 @@ def compare_command(
     options = dict(locals())
     from mppfl.arrays import require_count
     from mppfl.errors import BadInput
-    from mppfl.game.compare import COMPARED, summarise
+    from mppfl.game import COMPARED, summarise
 
     listed = None if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
     names = COMPARED if listed is None or listed == ("all",) else listed
@@ -105,7 +103,7 @@ def compare_command(
     ask.warn(notes)
     summaries = summarise(rows)
     if figure is not None:
-        from mppfl.experiment.figures import comparison_figure
+        from mppfl.experiment import comparison_figure
 
         comparison_figure(summaries, figure, rounds)
     if json:
@@ -130,9 +128,8 @@ def play(
     from rich.console import Console
     from rich.progress import Progress
 
-    from mppfl.game.compare import compare
-    from mppfl.leakage.least_leak import least_leak
-    from mppfl.game.solve import doubts_about
+    from mppfl.game import compare, doubts_about
+    from mppfl.leakage import least_leak
 
     rows: list[Row] = []
     doubts: list[str] = []
@@ -199,8 +196,7 @@ def of_experiment(
     path: Path, names: Sequence[str] | None, rounds: int, fixed_budget: str
 ) -> tuple[list[Job], dict[str, Mechanism], int]:
     """Seeds with what makes their games, mechanisms and rounds of an experiment file; what was typed goes before it."""
-    from mppfl.experiment.experiment_game import game_without_data, mechanism_of
-    from mppfl.experiment.toml_text import toml_value
+    from mppfl.experiment import game_without_data, mechanism_of, toml_value
 
     beside = ("mechanisms", "rounds", "fixed_budget", "figure", "json", "debug")
     overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
@@ -226,9 +222,7 @@ def compare_trained(
     from mppfl.cli import train as train_command
     from mppfl.cli.progress import training_progress
     from mppfl.errors import BadInput
-    from mppfl.experiment.experiment_file import read_experiment
-    from mppfl.experiment.toml_text import toml_value
-    from mppfl.experiment.train import train
+    from mppfl.experiment import read_experiment, toml_value, train
 
     ask.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
     if report is not None and (report.suffix.lower() not in (".html", ".htm") or report.is_dir()):
@@ -238,7 +232,7 @@ def compare_trained(
     with training_progress(chosen.game.num_rounds, quiet=quiet) as tell:
         runs = train(chosen, on_round=tell)
     if report is not None:
-        from mppfl.experiment.report.page import write_report
+        from mppfl.experiment.report import write_report
 
         write_report(runs, report)
     if json:

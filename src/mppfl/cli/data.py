@@ -10,7 +10,7 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.data.dataset import Dataset
+    from mppfl.data import Dataset
 
 app = typer.Typer(help="List, check and get data sets.", no_args_is_help=True)
 
@@ -23,8 +23,7 @@ FolderOption = Annotated[
 @app.command("list")
 def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> None:
     """The data sets known by name, and which of them are here. Looks for files, but does not read them."""
-    from mppfl.data.known import KNOWN
-    from mppfl.data.sources import find_files, what_is_missing
+    from mppfl.data import KNOWN, find_files, what_is_missing
 
     rows, in_part = [], {}
     for known in KNOWN.values():
@@ -67,7 +66,7 @@ def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> N
 @app.command("check")
 def check_command(name: Name, folder: FolderOption = None, json: ask.JsonOption = False) -> None:
     """Read a data set here, verify it, and tell what it holds. Nothing is fetched."""
-    from mppfl.data.sources import load_data
+    from mppfl.data import load_data
 
     with ask.working(f"reading {name}"):
         found = _facts(load_data(name, folder, source="files"))
@@ -96,8 +95,7 @@ def get_command(name: Name, folder: FolderOption = None, json: ask.JsonOption = 
     """Fetch a data set from the Hugging Face hub into FOLDER/NAME as .npz files. Needs the extra "hub" of mppfl."""
     import os
 
-    from mppfl.data.npz import FILES, write_known_npz
-    from mppfl.data.sources import VARIABLE, known_set, load_data
+    from mppfl.data import FILES, VARIABLE, known_set, load_data, write_known_npz
     from mppfl.errors import BadInput
 
     if known_set(name).hub is None:

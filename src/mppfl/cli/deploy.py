@@ -12,7 +12,7 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.flower.federation import Ended, OnRound, Tell
+    from mppfl.flower import Ended, OnRound, Tell
 
 app = typer.Typer(no_args_is_help=True, help="Run a training on Flower: nodes that die, budgets never overspent.")
 
@@ -29,7 +29,7 @@ def init_command(
 ) -> None:
     """Write a ready Flower app: pyproject, server, client, experiment.toml."""
     _require_flower()
-    from mppfl.flower.layout import write_app
+    from mppfl.flower import write_app
 
     files = write_app(folder, nodes, rounds)
     if json:
@@ -62,7 +62,7 @@ def resume_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = 
 def simulate_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
     """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr[simulation]')."""
     _require_flower()
-    from mppfl.flower.local import deploy_simulated
+    from mppfl.flower import deploy_simulated
 
     _told(folder, json, lambda: deploy_simulated(folder, tell=_telling(quiet), on_round=_shown(quiet)))
 
@@ -79,7 +79,7 @@ def status_command(
     terms do not give an amount.
     """
     _require_flower()
-    from mppfl.flower.status import status_of
+    from mppfl.flower import status_of
 
     status = status_of(folder, payments)
     if json:
@@ -93,7 +93,7 @@ def status_command(
 
 def _deploy(folder: Path, nodes: int | None, *, resume: bool, quiet: bool, json: bool) -> None:
     _require_flower()
-    from mppfl.flower.local import deploy_local
+    from mppfl.flower import deploy_local
 
     _told(
         folder,
@@ -104,7 +104,7 @@ def _deploy(folder: Path, nodes: int | None, *, resume: bool, quiet: bool, json:
 
 def _told(folder: Path, json: bool, run: Callable[[], Ended]) -> None:
     """Runs to the end, and says where things stand then."""
-    from mppfl.flower.status import status_of
+    from mppfl.flower import status_of
 
     try:
         ended = run()
@@ -143,6 +143,6 @@ def _shown(quiet: bool) -> OnRound:
 
 
 def _require_flower() -> None:
-    from mppfl.flower import require_flower
+    from mppfl.exports import require
 
-    require_flower()
+    require("flwr")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.explorer.run_view import RunReader
-    from mppfl.explorer.site import Site
-    from mppfl.network.graph import SocialGraph
+    from mppfl.explorer import RunReader, Site
+    from mppfl.network import SocialGraph
 
 NEEDED = ("dash", "dash_cytoscape", "waitress")
 
@@ -39,16 +37,12 @@ def explore_command(
     debug: ask.DebugOption = False,
 ) -> None:
     """Explore: a page that shows the network, prices and exposure, moves the levers, and follows trainings."""
-    from mppfl.errors import BadInput
+    from mppfl.exports import require
 
     # Small networks are solved in milliseconds, more than waking BLAS's threads takes; numpy is not loaded yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise BadInput(f"the explorer needs {', '.join(missing)}. Install it with: pip install 'mppfl[explore]'")
-    from mppfl.explorer.door import door_for
-    from mppfl.explorer.server import address_of, bind, make_app
-    from mppfl.explorer.warm_up import warm_up
+    require(*NEEDED)
+    from mppfl.explorer import address_of, bind, door_for, make_app, warm_up
 
     door, bound = door_for(host, token), address_of(host)
     with ask.working("opening"):
@@ -75,7 +69,7 @@ def explore_command(
 
 def network_of_runs(reader: RunReader) -> tuple[SocialGraph, Path] | None:
     """The network of the first run that is finished, and its file of links; None while there is none."""
-    from mppfl.experiment.run_folder import load_run
+    from mppfl.experiment import load_run
 
     for entry in reader.list():
         if entry.finished:
@@ -88,12 +82,8 @@ def open_site(graph: Path | None, run: Path | None, *, undirected: bool, upload_
     """What the page is to show: the network of a file, the runs of a folder, or a network drawn at random."""
     from dataclasses import replace
 
-    from mppfl.explorer.choices import Choices
-    from mppfl.explorer.run_view import RunReader
-    from mppfl.explorer.site import Site
-    from mppfl.explorer.uploads import Uploads
-    from mppfl.explorer.world import World
-    from mppfl.network.read import read_graph
+    from mppfl.explorer import Choices, RunReader, Site, Uploads, World
+    from mppfl.network import read_graph
 
     reader = None if run is None else RunReader(run)
     start = Choices()

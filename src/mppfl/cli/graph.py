@@ -26,8 +26,7 @@ def describe_command(
     json: ask.JsonOption = False,
 ) -> None:
     """What a network looks like: size, degrees, reciprocity, isolated clients, connectedness."""
-    from mppfl.network.graph import describe
-    from mppfl.network.read import read_graph
+    from mppfl.network import describe, read_graph
 
     with ask.working("reading the network"):
         graph = read_graph(
@@ -68,7 +67,7 @@ def generate_command(
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the family, as name=value.")] = None,
 ) -> None:
     """Draw a random network and write it down."""
-    from mppfl.network.generate import random_graph
+    from mppfl.network import random_graph
 
     options = dict(_name_and_value(text) for text in option or [])
     _check_target(target)
@@ -112,7 +111,7 @@ def convert_command(
     self_loops: ask.SelfLoopsOption = "error",
 ) -> None:
     """Read a network in one form and write it in another."""
-    from mppfl.network.read import read_graph
+    from mppfl.network import read_graph
 
     _check_target(target)
     with ask.working("reading the network"):
@@ -142,8 +141,7 @@ def _check_target(target: Path) -> None:
 def _write(graph: object, target: Path) -> bool:
     """Writes the network; returns whether whoever reads it finds the clients in the same order."""
     from mppfl.errors import BadInput
-    from mppfl.network.graph import SocialGraph
-    from mppfl.network.write import write_graphml, write_links
+    from mppfl.network import SocialGraph, write_graphml, write_links
 
     if not isinstance(graph, SocialGraph):
         raise TypeError("a SocialGraph is needed")

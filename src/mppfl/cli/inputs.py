@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from mppfl.game.mechanisms import Mechanism
-    from mppfl.game.model import Game
-    from mppfl.network.graph import SocialGraph
-    from mppfl.experiment.experiment import Experiment
+    from mppfl.experiment import Experiment
+    from mppfl.game import Game, Mechanism
+    from mppfl.network import SocialGraph
 
 MOST_ROUNDS = 10_000_000  # more would not fit into memory
 
@@ -90,11 +89,11 @@ class Inputs:
 def read_or_draw_graph(inputs: Inputs, rng: Any) -> SocialGraph:
     """The graph of the file, or the paper's random network."""
     if inputs.graph is None:
-        from mppfl.network.generate import random_graph
+        from mppfl.network import random_graph
 
         normalisation: Any = inputs.normalisation
         return random_graph("erdos_renyi", inputs.num_clients, rng=rng, normalisation=normalisation)
-    from mppfl.network.read import read_graph
+    from mppfl.network import read_graph
 
     return read_graph(
         inputs.graph,
@@ -108,9 +107,7 @@ def read_or_draw_graph(inputs: Inputs, rng: Any) -> SocialGraph:
 def make_the_game(inputs: Inputs, seed: int | None = None, device: str | None = None) -> Game:
     """The game that the options describe; `seed` replaces the one given."""
     from mppfl.errors import NoEquilibrium
-    from mppfl.game.clients_file import read_clients
-    from mppfl.game.model import make_game
-    from mppfl.game.presets import draw_clients, preset
+    from mppfl.game import draw_clients, make_game, preset, read_clients
 
     constants = preset(inputs.preset)
     rng = generator(inputs.seed if seed is None else seed)
@@ -142,7 +139,7 @@ def make_the_game(inputs: Inputs, seed: int | None = None, device: str | None = 
 
 def read_the_experiment(path: Path, overrides: Sequence[str], *, beside: Sequence[str]) -> Experiment:
     """The experiment of --experiment, beside which only the options in `beside` may be typed."""
-    from mppfl.experiment.experiment_file import read_experiment
+    from mppfl.experiment import read_experiment
 
     refuse_options_beside("--experiment", ("experiment", *beside))
     chosen = read_experiment(path, overrides)
@@ -191,7 +188,7 @@ def check_network_options(inputs: Inputs) -> None:
 def check_device(device: str | None) -> None:
     """Refuses a device that is not there, before anything is read; PyTorch is loaded only if one is asked for."""
     if device is not None:
-        from mppfl.network.device import find_device
+        from mppfl.network import find_device
 
         find_device(device)
 
@@ -219,8 +216,7 @@ def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) 
     from functools import partial
 
     from mppfl.errors import BadInput
-    from mppfl.game.mechanisms import budget_limited, fixed
-    from mppfl.game.solve import as_mechanism
+    from mppfl.game import as_mechanism, budget_limited, fixed
 
     if name == "budget_limited":
         if payment_limit is None:
@@ -248,7 +244,7 @@ def check_mechanism_options(payment_limit: float | None, fixed_budget: str, mech
 def number_or_rule(text: str) -> Any:
     """ "min", "mean", or the number it spells."""
     from mppfl.errors import BadInput
-    from mppfl.game.model import LARGEST
+    from mppfl.game import LARGEST
 
     if text in ("min", "mean"):
         return text

@@ -11,10 +11,9 @@ import typer
 
 if TYPE_CHECKING:
     from mppfl.arrays import Array
-    from mppfl.leakage.least_leak import LeastLeak
-    from mppfl.game.mechanisms import Mechanism
-    from mppfl.network.graph import SocialGraph
-    from mppfl.leakage.leak_gradient import LeakModel
+    from mppfl.game import Mechanism
+    from mppfl.leakage import LeakModel, LeastLeak
+    from mppfl.network import SocialGraph
 
 PRICED = "leakage_priced"
 LEAK_ASSUMES = (
@@ -46,9 +45,7 @@ def require_what_prices_need(attribute: Path | None, leak_price: float | None) -
 
 def exact_leak(graph: SocialGraph, attribute: Path) -> LeakModel:
     """The leak model of the sample in the file. Raises where the network is too large for matrices."""
-    from mppfl.leakage.attribute_file import read_values
-    from mppfl.leakage.exposure import require_dense
-    from mppfl.leakage.leak_gradient import leak_model
+    from mppfl.leakage import leak_model, read_values, require_dense
 
     require_dense(graph.num_clients, PRICED)
     return leak_model(graph, read_values(attribute))
@@ -58,7 +55,7 @@ def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:
     """leakage_priced with the leak that the public sample predicts."""
     from functools import partial
 
-    from mppfl.leakage.leakage_priced import leakage_priced
+    from mppfl.leakage import leakage_priced
 
     return partial(leakage_priced, leak=model.smooth_total_and_marginal, leak_price=leak_price)
 
@@ -77,7 +74,7 @@ class SampleLeak:
 
 def leak_of_sample(graph: SocialGraph, attribute: Path, leak_price: float | None, seed: int) -> SampleLeak:
     """The leak of the sample in the file, exact where the network's size allows it, or where a price asks for it."""
-    from mppfl.leakage.exposure import DENSE_LIMIT
+    from mppfl.leakage import DENSE_LIMIT
 
     if leak_price is None and graph.num_clients > DENSE_LIMIT:
         return SampleLeak(_estimated_total(graph, attribute, seed), None)
@@ -91,9 +88,7 @@ def priced_among(leak: SampleLeak, leak_price: float | None) -> dict[str, Mechan
 
 
 def _estimated_total(graph: SocialGraph, attribute: Path, seed: int) -> Callable[[Array], float]:
-    from mppfl.leakage.attribute_file import read_values
-    from mppfl.leakage.exposure import read_attribute
-    from mppfl.leakage.leak_estimate import leak_estimator
+    from mppfl.leakage import leak_estimator, read_attribute, read_values
 
     leak = leak_estimator(graph, read_attribute(graph, read_values(attribute)), seed)
     return lambda budgets: float(leak(budgets).nats.sum())

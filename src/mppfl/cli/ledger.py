@@ -10,8 +10,8 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.leakage.external import ExternalColumns
-    from mppfl.privacy.ledger.ledger import PrivacyLedger
+    from mppfl.leakage import ExternalColumns
+    from mppfl.privacy.ledger import PrivacyLedger
 
 app = typer.Typer(help="Show, convert and verify an account of spent privacy.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ SHOWN = 20  # lines of a table before it is cut short
 
 
 def _open(source: Path) -> PrivacyLedger:
-    from mppfl.privacy.ledger.ledger import PrivacyLedger
+    from mppfl.privacy.ledger import PrivacyLedger
 
     return PrivacyLedger.open(source, must_exist=True, read_only=True)
 
@@ -118,9 +118,8 @@ def show_command(
 
 def _ways(graph: Path, given: dict[str, Any]) -> dict[str, Any]:
     """What `external_columns` is asked with, but for the ledger."""
-    from mppfl.network.propagation import propagate
-    from mppfl.network.read import read_graph
-    from mppfl.leakage.attribute_file import read_values
+    from mppfl.leakage import read_values
+    from mppfl.network import propagate, read_graph
 
     network = read_graph(graph, undirected="undirected" in given, isolated="keep", self_loops="drop")
     counts = given.get("num_examples")
@@ -138,7 +137,7 @@ def _ways(graph: Path, given: dict[str, Any]) -> dict[str, Any]:
 def _external(
     ledger: PrivacyLedger, names: list[str], units: tuple[Any, ...], ways: dict[str, Any]
 ) -> dict[str, ExternalColumns]:
-    from mppfl.leakage.external import external_columns
+    from mppfl.leakage import external_columns
 
     return {each: external_columns(ledger, clients=names, unit=each, **ways) for each in units}
 
@@ -214,7 +213,7 @@ def epsilon_command(
 def _require_method(method: str) -> None:
     """Refuses a way to ε that no ledger knows; beside those of a budget there is pld, which needs the releases."""
     from mppfl.errors import BadInput
-    from mppfl.privacy.zcdp import METHODS
+    from mppfl.privacy import METHODS
 
     known = (*METHODS, "pld")
     if method not in known:

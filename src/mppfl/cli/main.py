@@ -110,7 +110,3 @@ def what_went_wrong(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"not enough memory ({text}). Use --no-budgets, fewer rounds, or a smaller network."
     return f"{type(error).__name__}: {text}. This is a fault in mppfl; --debug shows where, please report it."
-
-
-if __name__ == "__main__":
-    main()

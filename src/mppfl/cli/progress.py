@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mppfl.training.record import RoundRecord
+    from mppfl.training import RoundRecord
 
 OnRound = Callable[[Mapping[str, "RoundRecord"]], None]
 COLUMNS = ("accuracy", "loss", "reward rate", "median budget", "largest ε")
@@ -65,7 +65,7 @@ def cells(record: RoundRecord) -> tuple[str, ...]:
     """Accuracy, loss, reward rate, median budget and ε of the client who spent most, as text."""
     import numpy as np
 
-    from mppfl.experiment.tables import epsilon, percent
+    from mppfl.experiment import epsilon, percent
 
     taken = record.budgets[record.participating]
     middle = float(np.median(taken)) if len(taken) else math.nan

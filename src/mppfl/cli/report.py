@@ -35,8 +35,8 @@ def report_command(
 
 def _of_runs(folders: list[Path], output: Path) -> tuple[Path, list[str]]:
     from mppfl.errors import BadInput
-    from mppfl.experiment.report.page import write_report
-    from mppfl.experiment.run_folder import find_runs, load_run
+    from mppfl.experiment import find_runs, load_run
+    from mppfl.experiment.report import write_report
 
     if not folders:
         raise BadInput("report needs a folder of a run, as written by `mppfl train --output`.")

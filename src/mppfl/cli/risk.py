@@ -19,9 +19,8 @@ from mppfl.cli.leak_inputs import (
 )
 
 if TYPE_CHECKING:
-    from mppfl.game.model import Game
-    from mppfl.game.plan import Terms
-    from mppfl.leakage.who_leaks import WhoLeaks
+    from mppfl.game import Game, Terms
+    from mppfl.leakage import WhoLeaks
 
 
 def risk_command(
@@ -67,8 +66,7 @@ def risk_command(
 
     from mppfl.arrays import require_count, require_number
     from mppfl.errors import BadInput
-    from mppfl.game.plan import Horizon
-    from mppfl.game.solve import checked, doubts_about
+    from mppfl.game import Horizon, checked, doubts_about
 
     require_count(round_index, "round")
     require_count(top, "top")
@@ -119,7 +117,7 @@ def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
     """The most exposed clients, those who impose most on others, and those whose leaving relieves the others most."""
     import numpy as np
 
-    from mppfl.game.key_players import exposure_imposed, harm_imposed, key_players
+    from mppfl.game import exposure_imposed, harm_imposed, key_players
 
     name = game.graph.name
     risks = game.propagation @ terms.budgets
@@ -149,8 +147,8 @@ def one_client(game: Game, terms: Terms, client: str, top: int) -> dict[str, Any
     """One client's exposure: in all, by hop, and by its largest sources."""
     import numpy as np
 
-    from mppfl.game.model import privacy_loss, utility
-    from mppfl.network.propagation import attribute
+    from mppfl.game import privacy_loss, utility
+    from mppfl.network import attribute
 
     position = game.graph.index(client)
     found = attribute(game.propagation, position, terms.budgets)
@@ -195,9 +193,7 @@ def leaks(
     """R_model, R_bound and R_leak side by side, what each assumes, and who leaks about whom."""
     import numpy as np
 
-    from mppfl.leakage.attribute_file import read_values
-    from mppfl.leakage.exposure import r_bound
-    from mppfl.leakage.who_leaks import who_leaks
+    from mppfl.leakage import r_bound, read_values, who_leaks
 
     graph, budgets = game.graph, terms.budgets
     missing = np.full(game.num_clients, np.nan)
@@ -241,7 +237,7 @@ def about_client(
     """Who leaks about one client, and whose budgets would have to go so that only a share of the leak is left."""
     import numpy as np
 
-    from mppfl.leakage.protection import protect
+    from mppfl.leakage import protect
 
     graph, budgets, position = game.graph, terms.budgets, game.graph.index(client)
     slopes = told.slopes_of(position)
@@ -278,7 +274,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mppfl.game.key_players import SETTLE
+    from mppfl.game import SETTLE
 
     # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
     console = Console(width=None if Console().is_terminal else 100, markup=False, emoji=False)

@@ -11,7 +11,7 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.game.solve import Solution
+    from mppfl.game import Solution
 
 
 def solve_command(
@@ -69,8 +69,7 @@ def solve_options(options: dict[str, Any]) -> Solution:
 
     from mppfl.arrays import require_number
     from mppfl.errors import BadInput
-    from mppfl.game.model import LARGEST
-    from mppfl.game.solve import follows, solve
+    from mppfl.game import LARGEST, follows, solve
 
     mechanism, rounds, reward_rate = options["mechanism"], options["rounds"], options["reward_rate"]
     given = ask.Inputs.among(options)
@@ -107,8 +106,7 @@ def solve_options(options: dict[str, Any]) -> Solution:
 def solve_experiment(path: Path, mechanism: str, rounds: int, device: str | None) -> tuple[str, Solution]:
     """The mechanism of an experiment file, and what it does in that game; both it and the rounds may be typed."""
     from mppfl.errors import BadInput
-    from mppfl.experiment.experiment_game import game_without_data, solve_all
-    from mppfl.experiment.toml_text import toml_value
+    from mppfl.experiment import game_without_data, solve_all, toml_value
 
     overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
     overrides += [f"mechanism={toml_value(mechanism)}"] if ask.is_typed("mechanism") else []

@@ -17,8 +17,7 @@ from mppfl.cli.progress import training_progress
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mppfl.experiment.experiment import Experiment
-    from mppfl.experiment.run import Run
+    from mppfl.experiment import Experiment, Run
 
 DISPENSABLE = (
     "seconds",
@@ -52,15 +51,14 @@ def train_command(
     """Train: every mechanism of an experiment on the same network, data and seed, side by side."""
     if resume and overwrite:
         raise typer.BadParameter("--resume goes on, --overwrite starts anew. Choose one of them.")
-    from mppfl.experiment.experiment_file import read_experiment
-    from mppfl.experiment.train import train
+    from mppfl.experiment import read_experiment, train
 
     chosen = read_experiment(experiment, [*(changes or []), *([f'training.device="{device}"'] if device else [])])
     folder = output or Path(chosen.output.folder or Path("runs") / chosen.name)
     with ExitStack() as open_things:
         listeners = [open_things.enter_context(training_progress(chosen.game.num_rounds, quiet=quiet))]
         if track is not None:
-            from mppfl.experiment.tracking import tracking
+            from mppfl.experiment import tracking
 
             listeners.append(open_things.enter_context(tracking(track, chosen, folder)))
 
@@ -94,7 +92,7 @@ def show(runs: Sequence[Run]) -> None:
     """The runs side by side, and what must be said beside the figures."""
     from rich.console import Console
 
-    from mppfl.experiment.tables import comparison_table
+    from mppfl.experiment import comparison_table
 
     console = Console() if Console().is_terminal else Console(width=200)  # a file has room for every column
     table = comparison_table(runs)
@@ -132,7 +130,7 @@ def fit(table: Table, width: int) -> list[str]:
 
 def as_json(experiment: Experiment, runs: Sequence[Run], folder: Path | None) -> dict[str, Any]:
     """The object that --json prints."""
-    from mppfl.experiment.tables import comparison_rows
+    from mppfl.experiment import comparison_rows
 
     rows = [asdict(row) for row in comparison_rows(runs)]
     for row, run in zip(rows, runs, strict=True):

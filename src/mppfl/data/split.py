@@ -25,8 +25,7 @@ from mppfl.data.dataset import (
 )
 from mppfl.data.partition import Owners, community_owners, dirichlet_owners, iid_owners, members_of
 from mppfl.errors import BadInput
-from mppfl.network.communities import communities_of
-from mppfl.network.graph import SocialGraph, joined_names
+from mppfl.network import SocialGraph, communities_of, joined_names
 
 How = Literal["iid", "dirichlet", "community", "natural"]
 Rows = NDArray[np.int64]

@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.data.features import fixed_features
-from mppfl.data.sources import load_data
-from mppfl.data.split import ClientData, split
+from mppfl.data import ClientData, fixed_features, load_data, split
 from mppfl.errors import BadInput
-from mppfl.game.model import Game
-from mppfl.game.plan import Plan
-from mppfl.game.solve import Solution
-from mppfl.training.arms import Arm
-from mppfl.training.budget_unit import budget_unit_for, delta_for_budgets, epsilon_method
-from mppfl.training.checkpoint import Checkpoint
-from mppfl.training.config import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
-from mppfl.training.flat import trained_parameters
-from mppfl.training.models import make_model
-from mppfl.network.graph import SocialGraph
-from mppfl.privacy.ledger.ledger import PrivacyLedger
 from mppfl.experiment.experiment import Experiment
 from mppfl.experiment.experiment_game import (
     clients_of,
@@ -33,11 +20,26 @@ from mppfl.experiment.experiment_game import (
     require_capped_clients,
     solve_all,
 )
+from mppfl.game import Game, Plan, Solution
+from mppfl.network import SocialGraph
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import (
+    FIRST_ROUND_MEDIAN,
+    Aggregation,
+    Arm,
+    Checkpoint,
+    TrainingConfig,
+    budget_unit_for,
+    delta_for_budgets,
+    epsilon_method,
+    make_model,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from mppfl.data.dataset import Dataset
+    from mppfl.data import Dataset
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -183,7 +185,7 @@ def notes_on(experiment: Experiment) -> tuple[str, ...]:
 
 def require_device(device: str) -> None:
     """Refuses a device that is not there; nothing falls back to another in silence."""
-    from mppfl.network.device import find_device
+    from mppfl.network import find_device
 
     try:
         find_device(device)

@@ -14,9 +14,6 @@ from typing import Any, Literal
 import numpy as np
 
 from mppfl.errors import BadInput
-from mppfl.game.compare import SAME_AT_COMMON_REWARD
-from mppfl.game.solve import as_mechanism
-from mppfl.training.config import Aggregation
 from mppfl.experiment.experiment_tables import (
     TABLES,
     DataChoice,
@@ -29,6 +26,8 @@ from mppfl.experiment.experiment_tables import (
     require_seed,
 )
 from mppfl.experiment.toml_text import toml_value, write_toml
+from mppfl.game import SAME_AT_COMMON_REWARD, as_mechanism
+from mppfl.training import Aggregation
 
 Purpose = Literal["graph", "clients", "split", "training"]
 PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")

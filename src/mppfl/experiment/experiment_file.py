@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.training.config import CHOICES, TrainingConfig
 from mppfl.experiment.experiment import ONE_OR_MANY, OPTION_OF, Experiment, shown
 from mppfl.experiment.experiment_tables import OF_CONFIG, OF_TRAINING, TABLES, Training, keys_of
+from mppfl.training import CHOICES, TrainingConfig
 
 Value = TypeVar("Value")
 EITHER_OR = (

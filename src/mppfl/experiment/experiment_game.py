@@ -14,16 +14,21 @@ from typing import Any
 import numpy as np
 
 from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
-from mppfl.game.clients_file import read_clients
-from mppfl.game.mechanisms import Mechanism, budget_limited, fixed
-from mppfl.game.model import Clients, Game
-from mppfl.game.presets import draw_clients, preset
-from mppfl.game.solve import Solution, as_mechanism, solve
-from mppfl.network.generate import random_graph
-from mppfl.network.graph import SocialGraph
-from mppfl.network.propagation import Propagation, propagate
-from mppfl.network.read import read_graph
 from mppfl.experiment.experiment import Experiment
+from mppfl.game import (
+    Clients,
+    Game,
+    Mechanism,
+    Solution,
+    as_mechanism,
+    budget_limited,
+    draw_clients,
+    fixed,
+    preset,
+    read_clients,
+    solve,
+)
+from mppfl.network import Propagation, SocialGraph, propagate, random_graph, read_graph
 
 
 def game_without_data(experiment: Experiment, seed: int, device: str | None = None) -> Game:

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mppfl.arrays import require_count, require_number
-from mppfl.data.sources import Source, known_set
-from mppfl.data.split import How
+from mppfl.data import How, Source, known_set
 from mppfl.errors import BadInput
-from mppfl.game.compare import Convention
-from mppfl.game.plan import Participation
-from mppfl.game.presets import PresetName
-from mppfl.training.budget_unit import LEAST_EPSILON, MOST_EPSILON
-from mppfl.training.config import TrainingConfig
-from mppfl.network.graph import Isolated, Normalisation, SelfLoops
-from mppfl.network.walks import Diagonal
+from mppfl.game import Convention, Participation, PresetName
+from mppfl.network import Diagonal, Isolated, Normalisation, SelfLoops
+from mppfl.training import LEAST_EPSILON, MOST_EPSILON, TrainingConfig
 
 Family = Literal["erdos_renyi", "barabasi_albert", "watts_strogatz", "stochastic_block", "skewed"]
 ModelName = Literal["linear", "softmax", "mlp", "cnn_fmnist", "cnn_cifar", "vgg11", "vgg16"]

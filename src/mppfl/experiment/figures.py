@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mppfl.game.compare import Summary
+    from mppfl.game import Summary
 
 OURS, OTHERS = "#0072B2", "#A7A9AC"  # Okabe & Ito's blue, and grey: told apart by everybody, and in print
 TITLES = {"common": "Common reward", "own": "Own reward"}

@@ -22,13 +22,13 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadFile, MppflError
-from mppfl.training.record import PER_ROUND
-from mppfl.privacy.ledger.ledger import SIMULATION
 from mppfl.experiment.experiment import Experiment
 from mppfl.experiment.experiment_file import read_experiment
 from mppfl.experiment.live_ledger import LiveAccounts, Mark, accounts_in, charged_after, copied_ledger, log_of, mark_of
 from mppfl.experiment.run import Run
 from mppfl.experiment.run_folder import SUMMARY, load_run
+from mppfl.privacy.ledger import SIMULATION
+from mppfl.training import PER_ROUND
 
 # The names that store.py gives; it is not imported, because it brings PyTorch along.
 EXPERIMENT, POINTER, LEDGER = "experiment.toml", "checkpoint.json", "ledger.sqlite"

@@ -16,10 +16,8 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadInput
-from mppfl.training.budget_unit import epsilon_method
-from mppfl.training.config import TrainingConfig
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.ledger.file import failures_in_one_line
+from mppfl.privacy.ledger import PrivacyLedger, failures_in_one_line
+from mppfl.training import TrainingConfig, epsilon_method
 
 TRIES = 40  # some two seconds: a writer that never rests on a busy machine spoils every other copy
 

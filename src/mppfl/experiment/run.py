@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
-from mppfl.data.dataset import unchangeable
+from mppfl.data import unchangeable
 from mppfl.errors import BadInput
-from mppfl.training.record import History
-from mppfl.network.graph import SocialGraph
-from mppfl.privacy.ledger.ledger import SIMULATION
-from mppfl.privacy.mechanism import Adjacency, Unit
 from mppfl.experiment.provenance import Provenance
+from mppfl.network import SocialGraph
+from mppfl.privacy import Adjacency, Unit
+from mppfl.privacy.ledger import SIMULATION
+from mppfl.training import History
 
 PER_ACCOUNT = ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon")
 

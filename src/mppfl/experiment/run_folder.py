@@ -25,13 +25,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from mppfl.arrays import Array
-from mppfl.data.dataset import unchangeable
+from mppfl.data import unchangeable
 from mppfl.errors import BadFile, BadInput
-from mppfl.training.checkpoint import write_whole
-from mppfl.training.record import PER_CLIENT, PER_ROUND, History
-from mppfl.network.graph import SocialGraph
 from mppfl.experiment.provenance import Provenance
 from mppfl.experiment.run import PER_ACCOUNT, Accounts, Run
+from mppfl.network import SocialGraph
+from mppfl.training import PER_CLIENT, PER_ROUND, History, write_whole
 
 KIND, FORMAT = "mppfl run", 1
 SUMMARY = "run.json"

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.training.record import RoundRecord
 from mppfl.experiment.experiment import Experiment, flat_values
+from mppfl.training import RoundRecord
 
 TrackerName = Literal["mlflow", "tensorboard"]
 Tracker = Callable[[Mapping[str, RoundRecord]], None]

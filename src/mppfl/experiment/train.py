@@ -10,20 +10,23 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import MppflError
-from mppfl.game.outcome import Outcome, evaluate
-from mppfl.game.plan import plan_of_rounds
-from mppfl.training.budget_unit import epsilon_method
-from mppfl.training.checkpoint import Checkpoint
-from mppfl.training.log import Log
-from mppfl.training.record import History, RoundRecord
-from mppfl.training.rounds import require_trainable, rounds_together, training_key
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.ledger.epsilon import TooManyHistories
 from mppfl.experiment.cases import Case, model_of, prepare, require_device
 from mppfl.experiment.experiment import Experiment
 from mppfl.experiment.provenance import Provenance, provenance_here
 from mppfl.experiment.run import Accounts, Run
 from mppfl.experiment.store import storage
+from mppfl.game import Outcome, evaluate, plan_of_rounds
+from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
+from mppfl.training import (
+    Checkpoint,
+    History,
+    Log,
+    RoundRecord,
+    epsilon_method,
+    require_trainable,
+    rounds_together,
+    training_key,
+)
 
 BY_ORDERS = (
     "dp_epsilon is by the method rdp, some per cent larger than by pld: clients have too many different "

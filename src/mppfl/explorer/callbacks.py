@@ -9,6 +9,7 @@ from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
+from mppfl.errors import BadInput, MppflError
 from mppfl.explorer import answers
 from mppfl.explorer.choices import Choices, from_query, to_query, with_preset
 from mppfl.explorer.graph_style import stylesheet
@@ -16,7 +17,6 @@ from mppfl.explorer.levers import lever
 from mppfl.explorer.page import SLIDERS
 from mppfl.explorer.site import Site
 from mppfl.explorer.words import what_went_wrong
-from mppfl.errors import BadInput, MppflError
 
 log = logging.getLogger(__name__)
 

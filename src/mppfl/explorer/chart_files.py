@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mppfl.explorer.chart import ON_LIGHT, ROUNDS, Chart, band_opacity
 from mppfl.errors import BadInput
-from mppfl.experiment.tables import plainly
+from mppfl.experiment import plainly
+from mppfl.explorer.chart import ON_LIGHT, ROUNDS, Chart, band_opacity
 
 FileKind = Literal["png", "svg", "pdf"]
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 2, 2)))

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mppfl.explorer.chart import ON_DARK, ON_LIGHT, Axis, Chart, Line, band_opacity
 from mppfl.arrays import Array, IntArray
+from mppfl.explorer.chart import ON_DARK, ON_LIGHT, Axis, Chart, Line, band_opacity
 
 MOST_POINTS = 2000  # of a line that are sent to the browser
 MARKED_BELOW = 32  # points of a line that get a marker each

@@ -13,12 +13,9 @@ from urllib.parse import parse_qsl, urlencode
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.game.plan import Participation
-from mppfl.game.presets import PresetName, preset
-from mppfl.network.graph import Isolated, SelfLoops
-from mppfl.experiment.experiment import Experiment
-from mppfl.experiment.experiment_tables import Family, GameTerms, Network, plain_table
-from mppfl.experiment.toml_text import write_toml
+from mppfl.experiment import Experiment, Family, GameTerms, Network, plain_table, write_toml
+from mppfl.game import Participation, PresetName, preset
+from mppfl.network import Isolated, SelfLoops
 
 Colour = Literal["budget", "own_risk", "external_risk", "utility"]
 Event = Literal["leaves", "doubles"]

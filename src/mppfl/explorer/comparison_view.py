@@ -6,12 +6,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from mppfl.errors import BadInput
+from mppfl.experiment import mechanism_of
 from mppfl.explorer.choices import Choices, fixed_budget_of
 from mppfl.explorer.world import World, game_key
-from mppfl.errors import BadInput
-from mppfl.game.compare import COMPARED, Convention, Row, compare
-from mppfl.game.mechanisms import fixed
-from mppfl.experiment.experiment_game import mechanism_of
+from mppfl.game import COMPARED, Convention, Row, compare, fixed
 
 MOST_COMPARED = 10_000  # clients; about 20 seconds
 LEFT_OUT = "every client takes part in this comparison, whatever participation is chosen"

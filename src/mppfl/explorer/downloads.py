@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mppfl.errors import BadInput
 from mppfl.explorer.answers import client_named, painted
 from mppfl.explorer.chart import Chart, chart_csv, chart_json
 from mppfl.explorer.chart_files import chart_file
@@ -23,7 +24,6 @@ from mppfl.explorer.run_charts import run_charts
 from mppfl.explorer.scene_charts import comparison_charts, scene_charts
 from mppfl.explorer.site import Site
 from mppfl.explorer.world import Scene
-from mppfl.errors import BadInput
 
 FIGURES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 TEXTS = {"csv": "text/csv", "json": "application/json", "toml": "application/toml"}

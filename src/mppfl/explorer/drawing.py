@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray
-from mppfl.network.communities_tree import OTHERS, Branch, CommunityTree
-from mppfl.network.graph import SocialGraph
-from mppfl.network.layout import lay_out
-from mppfl.network.layout_links import Lines, influence_between, strongest_lines
-from mppfl.experiment.report.figures import VIRIDIS, nice_ticks, shortened
-from mppfl.experiment.tables import plainly
+from mppfl.experiment import plainly
+from mppfl.experiment.report import VIRIDIS, nice_ticks, shortened
+from mppfl.network import OTHERS, Branch, CommunityTree, Lines, SocialGraph, influence_between, lay_out, strongest_lines
 
 WIDTH, HEIGHT = 1000.0, 700.0
 MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a browser longer than a blink

@@ -7,15 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from mppfl.explorer.choices import EVENTS
-from mppfl.explorer.world import Scene
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.equilibrium import equilibrium_at
-from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost, utility
-from mppfl.game.welfare import welfare
-from mppfl.network.paths import Walk, strongest_walks
-from mppfl.network.propagation import attribute
+from mppfl.explorer.choices import EVENTS
+from mppfl.explorer.world import Scene
+from mppfl.game import Game, equilibrium_at, privacy_cost, privacy_loss, server_cost, utility, welfare
+from mppfl.network import Walk, attribute, strongest_walks
 
 
 @dataclass(frozen=True, slots=True)

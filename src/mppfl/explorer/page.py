@@ -8,6 +8,7 @@ from typing import Any, get_args
 import dash_cytoscape as cytoscape
 from dash import dcc, html
 
+from mppfl.experiment import Family
 from mppfl.explorer.choices import CLIENTS_ARE, COLOURS, LEADERS, Choices
 from mppfl.explorer.graph_style import stylesheet
 from mppfl.explorer.levers import (
@@ -23,9 +24,7 @@ from mppfl.explorer.levers import (
     text_lever,
 )
 from mppfl.explorer.scene_charts import MEASURES
-from mppfl.game.plan import Participation
-from mppfl.game.presets import PRESETS
-from mppfl.experiment.experiment_tables import Family
+from mppfl.game import PRESETS, Participation
 
 STORES = (
     "state",

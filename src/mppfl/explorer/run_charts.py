@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mppfl.arrays import Array
+from mppfl.experiment import LiveAccounts, delta
 from mppfl.explorer.chart import ROUNDS, Axis, Chart, Line
 from mppfl.explorer.run_view import RunState
 from mppfl.explorer.scene_charts import sorted_chart
-from mppfl.arrays import Array
-from mppfl.experiment.live_ledger import LiveAccounts
-from mppfl.experiment.tables import delta
 
 FAR = 30  # times as large: then powers of ten
 

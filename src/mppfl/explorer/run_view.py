@@ -13,13 +13,23 @@ from pathlib import Path
 
 import numpy as np
 
-from mppfl.explorer.scene_charts import quantiles
 from mppfl.arrays import Array
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment.live import EXPERIMENT, POINTER, LiveRun, Marks, is_run, marks_of, read_live
-from mppfl.experiment.live_ledger import LiveAccounts
-from mppfl.experiment.run_folder import SUMMARY
-from mppfl.experiment.tables import UNKNOWN, epsilon, number
+from mppfl.experiment import (
+    EXPERIMENT,
+    POINTER,
+    SUMMARY,
+    UNKNOWN,
+    LiveAccounts,
+    LiveRun,
+    Marks,
+    epsilon,
+    is_run,
+    marks_of,
+    number,
+    read_live,
+)
+from mppfl.explorer.scene_charts import quantiles
 
 DEEPEST = 3  # folders below the one given in which runs are looked for
 MOST_FOLDERS = 20_000  # that are looked into: the folder may be somebody's home

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mppfl.explorer.chart import ROUNDS, Axis, Bars, Chart, Line, Points
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import UnknownClient
+from mppfl.explorer.chart import ROUNDS, Axis, Bars, Chart, Line, Points
 
 if TYPE_CHECKING:
     from mppfl.explorer.comparison_view import Comparison

@@ -10,12 +10,12 @@ from typing import Any
 from dash import Dash
 from flask import Flask, Response, request
 
+from mppfl.errors import BadInput, MppflError
 from mppfl.explorer.callbacks import connect
 from mppfl.explorer.door import Door, guard, is_loopback
 from mppfl.explorer.downloads import download
 from mppfl.explorer.page import page
 from mppfl.explorer.site import Site
-from mppfl.errors import BadInput, MppflError
 
 ASSETS = Path(__file__).parent / "assets"
 THREADS = 4

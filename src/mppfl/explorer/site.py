@@ -12,7 +12,7 @@ from mppfl.explorer.drawing import Drawn, Picture
 from mppfl.explorer.run_view import RunReader
 from mppfl.explorer.uploads import Uploads, check, last_part, shown
 from mppfl.explorer.world import World
-from mppfl.network.graph import SocialGraph
+from mppfl.network import SocialGraph
 
 MOST_PICTURES = 16  # networks whose drawings are kept
 

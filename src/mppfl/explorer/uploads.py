@@ -10,8 +10,7 @@ from pathlib import Path
 
 from mppfl.arrays import require_number
 from mppfl.errors import BadFile, BadInput
-from mppfl.network.graph import SocialGraph
-from mppfl.network.read import read_graph
+from mppfl.network import SocialGraph, read_graph
 
 MEGABYTE = 1_000_000
 MOST_MEGABYTES = 1e6  # more than any page could draw

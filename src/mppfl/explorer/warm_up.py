@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import product
 from typing import get_args
 
+from mppfl.errors import MppflError
+from mppfl.experiment import Family
 from mppfl.explorer.choices import LEADERS, Choices
 from mppfl.explorer.drawing import Drawn
 from mppfl.explorer.world import World
-from mppfl.errors import MppflError
-from mppfl.game.plan import Participation
-from mppfl.experiment.experiment_tables import Family
+from mppfl.game import Participation
 
 log = logging.getLogger(__name__)
 

@@ -14,19 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from mppfl.explorer.choices import COLOURS, Choices, experiment_of
-from mppfl.explorer.memory import Memory
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.loss import LossOperator
-from mppfl.game.model import Clients, Game, privacy_loss, utility
-from mppfl.game.plan import AlongLine, Plan, Stored
-from mppfl.game.solve import Solution
-from mppfl.network.graph import SocialGraph
-from mppfl.network.propagation import Propagation
-from mppfl.network.read import read_graph
-from mppfl.experiment.experiment import Experiment
-from mppfl.experiment.experiment_game import clients_of, game_on, network_of, propagation_of, solve_all, within_bounds
+from mppfl.experiment import Experiment, clients_of, game_on, network_of, propagation_of, solve_all, within_bounds
+from mppfl.explorer.choices import COLOURS, Choices, experiment_of
+from mppfl.explorer.memory import Memory
+from mppfl.game import AlongLine, Clients, Game, LossOperator, Plan, Solution, Stored, privacy_loss, utility
+from mppfl.network import Propagation, SocialGraph, read_graph
 
 LARGE = 20_000  # clients; of larger networks fewer solutions are kept
 HUGE = 50_000  # clients; on larger networks what takes minutes is refused

@@ -6,35 +6,31 @@
 Needs `pip install mppfl[flower]`. docs/deploy.md shows both in an app.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
-
-from mppfl.errors import MppflError
+from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from mppfl.flower.mod import PrivateUpload
-    from mppfl.flower.strategy import PricedFedAvg
+    from .accounts import Accounts, Entry, Settlement
+    from .certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_key
+    from .client import experiment_client, side_of
+    from .experiment_case import client_side, deployed_experiment, first_model, to_arrays
+    from .federation import Ended, Federation, OnRound, Tell, environment, node_line
+    from .honesty import HonestUpload, fault_of, honest_upload
+    from .identity import Attendance, Registry, pem_of
+    from .layout import Layout, make_nodes, write_app
+    from .local import deploy_local, deploy_simulated
+    from .mod import PrivateUpload
+    from .node import NodeSettings, read_node
+    from .offers import asking_over
+    from .processes import Process, free_ports
+    from .reconcile import differences_from_ledgers, differences_from_reports
+    from .server import experiment_server
+    from .server_state import ServerFolder, ServerState
+    from .status import status_of
+    from .strategy import PricedFedAvg, work_of
+    from .vector import digest_of, vector_of
+    from .watchful import WatchfulGrid
+    from .wire import OFFER, REPORT, WHO, RoundTerms, has_terms, report_in, terms_in, with_terms
 
-__all__ = ["PricedFedAvg", "PrivateUpload"]
-
-
-def __getattr__(name: str) -> Any:
-    require_flower()
-    if name == "PricedFedAvg":
-        from mppfl.flower.strategy import PricedFedAvg
-
-        return PricedFedAvg
-    if name == "PrivateUpload":
-        from mppfl.flower.mod import PrivateUpload
-
-        return PrivateUpload
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def require_flower() -> None:
-    """Raises, with the remedy, where Flower is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("flwr") is None:
-        raise MppflError("Flower is not installed. Run: pip install 'mppfl[flower]'")
+export_lazily(__name__)

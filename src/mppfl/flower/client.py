@@ -10,17 +10,24 @@ import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from mppfl.errors import BadFile, BadInput
 from mppfl.flower.experiment_case import ClientSide, client_side, deployed_experiment, one_thread, to_arrays
 from mppfl.flower.mod import PrivateUpload
 from mppfl.flower.node import NODE_KEY, NodeSettings, read_node
 from mppfl.flower.vector import Vector, vector_of
 from mppfl.flower.wire import RoundTerms, terms_in
-from mppfl.errors import BadFile, BadInput
-from mppfl.training.batches import local_work, stream
-from mppfl.training.config import TrainingConfig
-from mppfl.training.local import Descent, GradientNoise, Lane, local_update
-from mppfl.training.views import looks_of_round, table_for
-from mppfl.network.device import to_device
+from mppfl.network import to_device
+from mppfl.training import (
+    Descent,
+    GradientNoise,
+    Lane,
+    TrainingConfig,
+    local_update,
+    local_work,
+    looks_of_round,
+    stream,
+    table_for,
+)
 
 SAME = ("privacy", "noise", "local_epochs", "num_steps", "batch_size")  # in the terms and in the configuration
 SIMULATION_KEY = "nodes"  # of the run's configuration: where simulated nodes keep their settings

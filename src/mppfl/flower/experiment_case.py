@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mppfl.data.features import fixed_features
-from mppfl.data.sources import load_data
-from mppfl.data.split import ClientData
+from mppfl.data import ClientData, fixed_features, load_data
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.training.config import TrainingConfig
-from mppfl.training.flat import FlatModel, flat_model
-from mppfl.experiment.cases import Case, aggregations_of, model_of, prepare, split_of
-from mppfl.experiment.experiment import Experiment
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.experiment_game import network_of
+from mppfl.experiment import Case, Experiment, aggregations_of, model_of, network_of, prepare, read_experiment, split_of
+from mppfl.training import FlatModel, TrainingConfig, flat_model
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord

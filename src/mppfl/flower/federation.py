@@ -23,6 +23,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from mppfl.errors import MppflError
 from mppfl.flower.certificates import CA, CERTIFICATE, KEY
 from mppfl.flower.layout import Layout
 from mppfl.flower.processes import (
@@ -35,8 +36,7 @@ from mppfl.flower.processes import (
     stop_all,
 )
 from mppfl.flower.server_state import ENDED, ServerFolder
-from mppfl.errors import MppflError
-from mppfl.training.checkpoint import write_whole
+from mppfl.training import write_whole
 
 LINK = "local"  # the SuperLink's name in Flower's own configuration
 START_SECONDS = 90.0

@@ -18,13 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mppfl.flower.vector import Vector
 from mppfl.arrays import require_number
-from mppfl.training.config import TrainingConfig
-from mppfl.training.uploads import noise_in_update, times_counted
-from mppfl.privacy.cost import ReleaseCost
-from mppfl.privacy.mechanism import LocalWork
-from mppfl.privacy.noise import NoiseKind, grid_of
+from mppfl.flower.vector import Vector
+from mppfl.privacy import LocalWork, NoiseKind, ReleaseCost, grid_of
+from mppfl.training import TrainingConfig, noise_in_update, times_counted
 
 FALSE_ALARM_RATE = 1e-9  # of one honest upload
 FLOAT32_ROUNDING = 1 + 2.0**-22

@@ -17,8 +17,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from mppfl.flower.wire import WHO
 from mppfl.errors import BadFile, BadInput
+from mppfl.flower.wire import WHO
 
 log = logging.getLogger(__name__)
 

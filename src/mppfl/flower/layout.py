@@ -13,12 +13,11 @@ from shlex import quote
 from typing import Any
 from unicodedata import category
 
+from mppfl.errors import BadFile, BadInput
+from mppfl.experiment import Experiment, network_of, require_capped_clients
 from mppfl.flower.certificates import CA, make_certificates, make_node_key
 from mppfl.flower.node import PATHS, NodeSettings, read_node
-from mppfl.errors import BadFile, BadInput
-from mppfl.training.checkpoint import write_whole
-from mppfl.experiment.experiment import Experiment
-from mppfl.experiment.experiment_game import network_of, require_capped_clients
+from mppfl.training import write_whole
 
 EXPERIMENT, NODE, LEDGER = "experiment.toml", "node.toml", "ledger.sqlite"
 DECIDED = ("client", "cap", "accept", "without_noise")  # settings of a node that the experiment file decides

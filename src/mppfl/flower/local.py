@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
+from mppfl.errors import BadInput
+from mppfl.experiment import network_of
 from mppfl.flower.accounts import Accounts
 from mppfl.flower.experiment_case import deployed_experiment
 from mppfl.flower.federation import Ended, Federation, OnRound, SimulatedFederation, Tell
 from mppfl.flower.layout import Layout, make_nodes, require_plain_path
 from mppfl.flower.processes import stopping_on_signals
 from mppfl.flower.server_state import ServerFolder, ServerState
-from mppfl.errors import BadInput
-from mppfl.experiment.experiment_game import network_of
 
 
 def deploy_local(

@@ -29,16 +29,22 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
+from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
 from mppfl.flower.node import NODE_KEY, NodeSettings, read_node
 from mppfl.flower.reconcile import spent_in_round, spent_in_run
 from mppfl.flower.vector import Vector, digest_of, record_like, vector_of
 from mppfl.flower.wire import OFFER, REPORT, WHO, Report, RoundTerms, terms_in, to_record
-from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.ledger.totals import CAP_SLACK
-from mppfl.privacy.mechanism import MECHANISMS, LocalWork, PrivacyMechanism, privacy_mechanism
-from mppfl.privacy.noise import NoiseKind
-from mppfl.privacy.release import ReleaseCost, release, round_cost
+from mppfl.privacy import (
+    MECHANISMS,
+    LocalWork,
+    NoiseKind,
+    PrivacyMechanism,
+    ReleaseCost,
+    privacy_mechanism,
+    release,
+    round_cost,
+)
+from mppfl.privacy.ledger import CAP_SLACK, PrivacyLedger
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from typing import Any
 
 from mppfl.arrays import require_number
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger.entries import name_of
-from mppfl.privacy.mechanism import MECHANISMS
-from mppfl.experiment.toml_text import write_toml
+from mppfl.experiment import write_toml
+from mppfl.privacy import MECHANISMS
+from mppfl.privacy.ledger import name_of
 
 NODE_KEY = "mppfl-node"
 PATHS = ("ledger", "experiment")

@@ -16,12 +16,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from mppfl.arrays import Array
+from mppfl.errors import BadInput, MppflError
 from mppfl.flower.identity import Attendance
 from mppfl.flower.node import NodeSettings
 from mppfl.flower.wire import OFFER
-from mppfl.arrays import Array
-from mppfl.errors import BadInput, MppflError
-from mppfl.game.distributed import Ask, Respondent
+from mppfl.game import Ask, Respondent
 
 
 def answered(node: NodeSettings, message: Message) -> Message:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mppfl.flower.accounts import Entry
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.privacy.ledger import PrivacyLedger
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,15 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from mppfl.errors import BadInput
+from mppfl.experiment import model_of
 from mppfl.flower.experiment_case import deployed_experiment, first_model, one_thread, server_case, to_arrays
 from mppfl.flower.identity import Registry
 from mppfl.flower.server_state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.vector import vector_of
-from mppfl.errors import BadInput
-from mppfl.training.checkpoint import write_whole
-from mppfl.training.flat import flat_model
-from mppfl.training.local import Table, evaluate
-from mppfl.network.device import to_device
-from mppfl.experiment.cases import model_of
+from mppfl.network import to_device
+from mppfl.training import Table, evaluate, flat_model, write_whole
 
 
 def experiment_server() -> ServerApp:

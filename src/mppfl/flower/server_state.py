@@ -23,14 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mppfl.flower.vector import Vector
 from mppfl.arrays import Array
 from mppfl.errors import BadFile
-from mppfl.game.plan import Plan
-from mppfl.training.aggregate import server_step
-from mppfl.training.checkpoint import write_whole
-from mppfl.training.config import TrainingConfig
-from mppfl.experiment.folder_lock import locked
+from mppfl.experiment import locked
+from mppfl.flower.vector import Vector
+from mppfl.game import Plan
+from mppfl.training import TrainingConfig, server_step, write_whole
 
 CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl"
 ENDED = "ended.json"  # how the server app ended, for whoever started it

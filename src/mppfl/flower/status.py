@@ -10,11 +10,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from mppfl.errors import BadInput
 from mppfl.flower.accounts import STATES, Accounts, Entry
 from mppfl.flower.layout import Layout
 from mppfl.flower.reconcile import Difference, differences_from_ledgers, differences_from_reports
 from mppfl.flower.server_state import ServerFolder
-from mppfl.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from mppfl.arrays import require_count
+from mppfl.errors import BadInput, MppflError
 from mppfl.flower.accounts import Accounts, Entry, Settlement
 from mppfl.flower.honesty import FALSE_ALARM_RATE, fault_of, honest_upload
 from mppfl.flower.identity import Attendance, Registry
@@ -31,15 +33,10 @@ from mppfl.flower.server_state import ServerFolder, ServerState, after_round, fi
 from mppfl.flower.vector import Vector, digest_of, record_like, uploaded_vector, vector_of
 from mppfl.flower.watchful import WatchfulGrid
 from mppfl.flower.wire import Report, RoundTerms, report_in, with_terms
-from mppfl.arrays import require_count
-from mppfl.errors import BadInput, MppflError
-from mppfl.game.plan import Plan
-from mppfl.training.aggregate import weights_of_updates
-from mppfl.training.config import TrainingConfig
-from mppfl.training.uploads import noise_in_update
-from mppfl.privacy.cost import round_cost
-from mppfl.privacy.ledger.entries import name_of
-from mppfl.privacy.mechanism import LocalWork
+from mppfl.game import Plan
+from mppfl.privacy import LocalWork, round_cost
+from mppfl.privacy.ledger import name_of
+from mppfl.training import TrainingConfig, noise_in_update, weights_of_updates
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mppfl.errors import BadFile, UnknownClient
 from mppfl.game.model import LARGEST, Clients
-from mppfl.network.graph import SocialGraph, joined_names
+from mppfl.network import SocialGraph, joined_names
 
 REQUIRED = ("name", "quadratic_cost", "linear_cost", "noise_harm")
 COLUMNS = ("name", *(f.name for f in fields(Clients)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from mppfl.arrays import Array, require
 from mppfl.errors import BadInput, NotConverged
-from mppfl.network.propagation import Propagation
+from mppfl.network import Propagation
 
 Answer = Callable[[Array, Array], Array]
 """A client: reward rates and its exposures, one of each per round, in; its budgets out."""

@@ -18,7 +18,7 @@ from mppfl.arrays import Array, IntArray
 from mppfl.game.device_loss import DeviceLoss
 from mppfl.game.model import Clients
 from mppfl.game.rates import RateCondition, rates_by_condition
-from mppfl.network.device import to_device
+from mppfl.network import to_device
 
 CLIENTS_AT_ONCE = 2**22  # summed together: some 80 bytes each
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mppfl.errors import NotConverged
 from mppfl.game.loss import KRYLOV_BASIS, answer_of_polynomial
-from mppfl.network.device_propagation import DevicePropagation
+from mppfl.network import DevicePropagation
 
 TOLERANCE = 1e-13  # of the largest entry: double precision has room for it, and a step costs little here
 ENOUGH = 1e3 * TOLERANCE  # what is accepted where rounding stands in the way

@@ -32,9 +32,7 @@ from mppfl.game.natural_units import natural_units
 from mppfl.game.outcome import Outcome, Verification, outcome_of_sums
 from mppfl.game.plan import AlongLine, Horizon, Participation, Plan
 from mppfl.game.resting_at_bounds import has_ceilings, has_floors, rates_worth_trying
-from mppfl.network.device import find_device, require_room
-from mppfl.network.device_matrix import matrix_bytes
-from mppfl.network.device_propagation import propagation_on_device
+from mppfl.network import find_device, matrix_bytes, propagation_on_device, require_room
 
 _LEADERS: tuple[tuple[Mechanism, str, LineLeader], ...] = (
     (mppfl, "mppfl", "mean_field"),

@@ -24,7 +24,7 @@ from mppfl.game.asked_rates import where_cost_stops_falling
 from mppfl.game.conversation import Answer, Ask, Conversation
 from mppfl.game.model import Game, finite_strength
 from mppfl.game.plan import Plan, Terms, checked_rates, plan_of_rounds
-from mppfl.network.propagation import Propagation
+from mppfl.network import Propagation
 
 __all__ = ["Agreement", "Answer", "Ask", "Respondent", "agree_on_budgets", "agree_on_plan", "asking", "respondents_of"]
 

@@ -17,9 +17,7 @@ from scipy.sparse.linalg import LinearOperator, gmres
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
-from mppfl.network.product import times
-from mppfl.network.propagation import Propagation
-from mppfl.network.walks import EXACT_BELOW
+from mppfl.network import EXACT_BELOW, Propagation, times
 
 DENSE_BELOW = EXACT_BELOW  # clients; an LU factorisation then costs less than a handful of Krylov steps
 KRYLOV_BASIS = 14  # vectors kept between restarts: 14 pairs are 22 % of a million-client network's memory

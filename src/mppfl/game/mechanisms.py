@@ -23,8 +23,7 @@ from mppfl.game.path import equilibria_at
 from mppfl.game.personal_prices import personalised_budgets, personalised_prices
 from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
 from mppfl.game.welfare import SocialOptima
-from mppfl.network.propagation import Propagation
-from mppfl.network.walks import ReturnsHome
+from mppfl.network import Propagation, ReturnsHome
 
 Mechanism = Callable[[Game, Horizon], Plan]
 

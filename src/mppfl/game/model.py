@@ -10,9 +10,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.game.loss import LossOperator
-from mppfl.network.graph import SocialGraph
-from mppfl.network.propagation import Propagation, propagate
-from mppfl.network.walks import Diagonal
+from mppfl.network import Diagonal, Propagation, SocialGraph, propagate
 
 LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of them
 

@@ -10,11 +10,11 @@ import numpy as np
 from scipy.special import expit, log_expit
 
 from mppfl.arrays import Array, IntArray
-from mppfl.network.graph import SocialGraph
 from mppfl.leakage.belief_propagation import Messages
-from mppfl.leakage.signals import Signals
 from mppfl.leakage.couplings import friendships, is_forest
 from mppfl.leakage.gaussian_field import FieldFit, field_kernel, leave_one_out
+from mppfl.leakage.signals import Signals
+from mppfl.network import SocialGraph
 
 LOOPY_SWEEPS = 4  # more only turn evidence round the cycles
 LOOPY_COUPLINGS = (0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)

@@ -10,8 +10,8 @@ import scipy.sparse as sp
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, SparseMatrix
 from mppfl.leakage.couplings import coupled_links
+from mppfl.network import SocialGraph, SparseMatrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from scipy.stats import norm, rankdata
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
 from mppfl.errors import BadInput
-from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix
 from mppfl.leakage.couplings import friendships
 from mppfl.leakage.exposure import DENSE_LIMIT, read_attribute
 from mppfl.leakage.field_at_scale import (
@@ -42,6 +41,7 @@ from mppfl.leakage.gaussian_field import (
 )
 from mppfl.leakage.homophily import STANDARD_95, Homophily, deviation_of_sum, homophily
 from mppfl.leakage.leak_gradient import saturating_level
+from mppfl.network import Normalisation, SocialGraph, SparseMatrix
 
 BUDGETS = 1e-12, 1e12  # that can be tried out: beyond, either the noise is all there is or there is none
 LEAST_HALF = 20  # public clients in each half, below which nothing is tried out

@@ -10,7 +10,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from mppfl.arrays import Array, IntArray, require_number
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, SparseMatrix
+from mppfl.network import SocialGraph, SparseMatrix
 
 
 def friendships(graph: SocialGraph) -> SparseMatrix:

@@ -18,11 +18,10 @@ import numpy as np
 
 from mppfl.arrays import Array, read_only, require
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph
-from mppfl.network.propagation import Propagation
 from mppfl.leakage.couplings import coupled_links, friendships, is_forest, path_sums
 from mppfl.leakage.gaussian_field import FieldFit, field_kernel, fit_field, graph_modes, leave_one_out
-from mppfl.privacy.mechanism import Unit
+from mppfl.network import Propagation, SocialGraph
+from mppfl.privacy import Unit
 
 Theorem = Literal["tree", "walk sum", "none"]
 DENSE_LIMIT = 3_000  # an N×N eigendecomposition: some 10 s and 300 MB

@@ -18,8 +18,6 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.network.graph import SocialGraph
-from mppfl.network.propagation import Propagation, propagate
 from mppfl.leakage.couplings import is_forest
 from mppfl.leakage.exposure import (
     DENSE_LIMIT,
@@ -32,9 +30,9 @@ from mppfl.leakage.exposure import (
     read_attribute,
 )
 from mppfl.leakage.leak_estimate import leak_estimator
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.ledger.totals import Account
-from mppfl.privacy.mechanism import Unit
+from mppfl.network import Propagation, SocialGraph, propagate
+from mppfl.privacy import Unit
+from mppfl.privacy.ledger import Account, PrivacyLedger
 
 PROBES_DRAWN_BY = 0  # seed of what estimates R_leak on large networks: the same ledger has the same columns
 

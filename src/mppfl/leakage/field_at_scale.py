@@ -22,10 +22,10 @@ from scipy.special import ive
 
 from mppfl.arrays import Array, BoolArray, require_count
 from mppfl.errors import NotConverged
-from mppfl.network.graph import SocialGraph, SparseMatrix
 from mppfl.leakage.couplings import friendships
 from mppfl.leakage.gaussian_field import FieldFit
 from mppfl.leakage.leak_gradient import saturating_level, saturating_slope
+from mppfl.network import SocialGraph, SparseMatrix
 
 COLUMNS = 32  # probes at once: 100,000 clients × 32 × 4 bytes is 13 MB
 SERIES_TOLERANCE = 1e-6  # of the largest coefficient; single precision has little more

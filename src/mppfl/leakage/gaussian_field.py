@@ -15,8 +15,8 @@ from scipy.optimize import minimize_scalar
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, SparseMatrix
 from mppfl.leakage.couplings import friendships
+from mppfl.network import SocialGraph, SparseMatrix
 
 LEAST_PUBLIC = 10
 ETAS = (1e-3, 1.0)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.network.graph import SocialGraph, SparseMatrix
 from mppfl.leakage.couplings import friendships
 from mppfl.leakage.field_at_scale import Walk, over_probes, random_signs, walk_of
+from mppfl.network import SocialGraph, SparseMatrix
 
 WALKS = 4
 DISTANCES = 3

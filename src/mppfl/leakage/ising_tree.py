@@ -14,11 +14,11 @@ from scipy.stats import norm
 
 from mppfl.arrays import Array, read_only, require_count
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph, SparseMatrix, graph_from_links
 from mppfl.leakage.belief_propagation import Messages
-from mppfl.leakage.signals import STRONGEST_EVIDENCE, client_release, declared_signals
 from mppfl.leakage.couplings import friendships
 from mppfl.leakage.exposure import client_budgets
+from mppfl.leakage.signals import STRONGEST_EVIDENCE, client_release, declared_signals
+from mppfl.network import SocialGraph, SparseMatrix, graph_from_links
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.network.graph import SocialGraph
 from mppfl.leakage.calibration import fit_at_scale
 from mppfl.leakage.field_at_scale import LeakAtScale, field_at_scale, leak_at_scale, walk_of
+from mppfl.network import SocialGraph
 
 
 def leak_estimator(graph: SocialGraph, shown: Array, seed: int) -> Callable[[Array], LeakAtScale]:

@@ -18,10 +18,10 @@ import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.network.graph import SocialGraph, SparseMatrix
 from mppfl.leakage.couplings import friendships
 from mppfl.leakage.exposure import client_budgets, read_attribute, require_dense
 from mppfl.leakage.gaussian_field import FieldFit, field_kernel, fit_field, graph_modes
+from mppfl.network import SocialGraph, SparseMatrix
 
 ROUNDED = 8.0
 

@@ -19,10 +19,7 @@ import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput, NotConverged
-from mppfl.game.equilibrium import equilibrium_at
-from mppfl.game.mechanisms import social_agnostic
-from mppfl.game.model import Game, wanted_loss
-from mppfl.game.plan import Horizon, Plan, Terms, plan_of_rounds
+from mppfl.game import Game, Horizon, Plan, Terms, equilibrium_at, plan_of_rounds, social_agnostic, wanted_loss
 
 Leak = Callable[[Array], tuple[float, Array]]
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mppfl.arrays import Array
+from mppfl.game import Game, Horizon, rounds_up_to, social_agnostic
 from mppfl.leakage.leakage_priced import Leak, least_leakage
-from mppfl.game.mechanisms import social_agnostic
-from mppfl.game.model import Game
-from mppfl.game.plan import Horizon, rounds_up_to
 
 LARGEST_OVER_MEAN = 4.0  # bound on a budget that has none, over the mean budget
 LEAKS_TRIED = 40  # from each start; of 400 clients, 25 found what 400 did to 1e-5, and each costs N³

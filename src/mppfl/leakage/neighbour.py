@@ -19,14 +19,14 @@ from scipy.stats import norm, spearmanr
 
 from mppfl.arrays import Array, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.network.graph import SocialGraph
 from mppfl.leakage.attackers import Attack, attack_by_field, attack_by_messages
-from mppfl.leakage.ising_tree import sample_ising_tree, tree_logits
-from mppfl.privacy.audit.result import AuditResult, Verdict
-from mppfl.leakage.signals import Release, Signals, client_release, learn_signals
 from mppfl.leakage.couplings import is_forest
 from mppfl.leakage.exposure import as_signs, client_budgets, r_bound, read_attribute, require_dense
 from mppfl.leakage.gaussian_field import FieldFit, fit_field, graph_modes
+from mppfl.leakage.ising_tree import sample_ising_tree, tree_logits
+from mppfl.leakage.signals import Release, Signals, client_release, learn_signals
+from mppfl.network import SocialGraph
+from mppfl.privacy.audit import AuditResult, Verdict
 
 ATTACKERS = ("gaussian_field", "belief_propagation")
 SURE = 4.0  # standard errors beyond which a leak contradicts the bound, or more where Bonferroni asks for more

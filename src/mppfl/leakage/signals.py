@@ -11,7 +11,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.privacy.mechanism import LocalWork, privacy_mechanism
+from mppfl.privacy import LocalWork, privacy_mechanism
 
 # (attribute ±1 [draws, clients], budgets, clip_norm, generator) -> what each client uploads [draws, clients]. A vector
 # upload enters by its projection on the direction in which the attribute moves it: all that isotropic noise leaves.

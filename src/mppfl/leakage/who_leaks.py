@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.network.graph import SocialGraph
 from mppfl.leakage.calibration import fit_at_scale
 from mppfl.leakage.exposure import DENSE_LIMIT, client_budgets, read_attribute
 from mppfl.leakage.field_at_scale import field_at_scale, leak_at_scale, marginal_at_scale, slopes_at_scale, walk_of
 from mppfl.leakage.gaussian_field import FieldFit, graph_modes
 from mppfl.leakage.leak_gradient import LeakModel, leak_model, leak_model_of
+from mppfl.network import SocialGraph
 
 
 @dataclass(frozen=True, eq=False, slots=True)

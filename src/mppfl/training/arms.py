@@ -14,19 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from mppfl.arrays import Array
-from mppfl.data.split import ClientData
+from mppfl.data import ClientData
 from mppfl.errors import BadInput
-from mppfl.game.plan import Plan
+from mppfl.game import Plan
+from mppfl.network import find_device
+from mppfl.privacy import LocalWork, ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training.aggregate import server_step
 from mppfl.training.batches import local_work
 from mppfl.training.checkpoint import Checkpoint
 from mppfl.training.config import FIRST_ROUND_MEDIAN, TrainingConfig
 from mppfl.training.flat import FlatModel, flat_model, normalises_over_examples
 from mppfl.training.local import as_array, require_gradients_of_examples
-from mppfl.network.device import find_device
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.mechanism import LocalWork
-from mppfl.privacy.release import ReleaseCost
 
 ABOVE_ROUNDING = 1 + 1e-12
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in the print of a module: another one in every process

@@ -10,9 +10,8 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
+from mppfl.privacy import LocalWork, system_words
 from mppfl.training.config import TrainingConfig
-from mppfl.privacy.mechanism import LocalWork
-from mppfl.privacy.noise import system_words
 
 PURPOSES = {"batches": 1, "noise": 2, "layers": 3, "views": 4}
 

@@ -8,11 +8,9 @@ import numpy as np
 
 from mppfl.arrays import require_number
 from mppfl.errors import BadInput
-from mppfl.game.plan import Plan
+from mppfl.game import Plan
+from mppfl.privacy import LocalWork, added_delta, epsilon, price_of_noise
 from mppfl.training.config import TrainingConfig
-from mppfl.privacy.accounting import added_delta, epsilon
-from mppfl.privacy.mechanism import LocalWork
-from mppfl.privacy.noise import price_of_noise
 
 LEAST_EPSILON, MOST_EPSILON = 1e-6, 1e3
 ROUNDING = 1e-9  # of ρ, taken off: more than a sum of any number of rounds gains in floating point

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mppfl.errors import BadInput
+from mppfl.network import find_device, free_bytes, to_device
 from mppfl.training.captured import CapturedDescent
 from mppfl.training.config import Engine, Precision, TrainingConfig
 from mppfl.training.dense import AT_ONCE, DenseGradients, is_dense
@@ -33,7 +34,6 @@ from mppfl.training.models import Stack
 from mppfl.training.processes import Workers, can_travel
 from mppfl.training.spanned import SpannedDescent
 from mppfl.training.views import table_for
-from mppfl.network.device import find_device, free_bytes, to_device
 
 log = logging.getLogger(__name__)
 

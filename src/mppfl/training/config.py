@@ -9,8 +9,7 @@ from typing import Literal
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.mechanism import MECHANISMS, Adjacency, PrivacyMechanism, privacy_mechanism
-from mppfl.privacy.noise import NoiseKind
+from mppfl.privacy import MECHANISMS, Adjacency, NoiseKind, PrivacyMechanism, privacy_mechanism
 
 Engine = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]

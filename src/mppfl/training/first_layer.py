@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mppfl.training import convolution
-from mppfl.training import pooling
+from mppfl.training import convolution, pooling
 from mppfl.training.kernels import gpu_kernels
 
 MOST_NUMBERS = 128  # of a picture that four neighbouring pixels see, in a kernel's one block

@@ -13,11 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
+from mppfl.privacy import NORM_GUARD, LocalWork, NoiseKind, PrivacyMechanism, answer_cost, noisy_answer
 from mppfl.training.flat import FlatModel, flattened, normalises_over_examples, seeded_layers, trained_parameters
-from mppfl.privacy.cost import answer_cost
-from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
-from mppfl.privacy.noise import NoiseKind
-from mppfl.privacy.release import NORM_GUARD, noisy_answer
 
 SMALLEST_FACTOR = 1e-35
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ import math
 from functools import lru_cache
 
 from mppfl.errors import BadInput
-from mppfl.privacy.accounting import gaussian_epsilon, poisson_noise_multiplier
-from mppfl.privacy.mechanism import LocalWork, require_budget
+from mppfl.privacy import LocalWork, gaussian_epsilon, poisson_noise_multiplier, require_budget
 
 STEPS_PER_OCTAVE = 4
 

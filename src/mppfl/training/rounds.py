@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from mppfl.arrays import Array, IntArray
-from mppfl.data.split import ClientData
+from mppfl.data import ClientData
 from mppfl.errors import BadInput
-from mppfl.game.plan import Plan, Terms
+from mppfl.game import Plan, Terms
+from mppfl.network import find_device, to_device
+from mppfl.privacy import ReleaseCost, epsilon, epsilon_with_extra
+from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training.aggregate import weights_of_updates
 from mppfl.training.arms import Arm, Standing, require_fitting, training_key
 from mppfl.training.batches import stream
@@ -33,10 +36,6 @@ from mppfl.training.local import Lane, Table, as_array, evaluate
 from mppfl.training.record import RoundRecord
 from mppfl.training.uploads import admitted, finite_updates, gradient_noise, hides_divergence, noisy_uploads
 from mppfl.training.views import looks_of_round
-from mppfl.network.device import find_device, to_device
-from mppfl.privacy.accounting import epsilon, epsilon_with_extra
-from mppfl.privacy.ledger.ledger import PrivacyLedger
-from mppfl.privacy.release import ReleaseCost
 
 __all__ = ["Arm", "require_trainable", "rounds_together", "training_key", "training_rounds"]
 

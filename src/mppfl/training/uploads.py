@@ -13,14 +13,12 @@ from torch import Tensor
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import BadInput, BudgetExceeded
+from mppfl.privacy import LocalWork, ReleaseCost, release, release_on_device, round_cost
 from mppfl.training.arms import Standing
 from mppfl.training.batches import stream
 from mppfl.training.config import TrainingConfig
 from mppfl.training.local import GradientNoise, as_array
 from mppfl.training.poisson import poisson_multiplier
-from mppfl.privacy.device_release import release_on_device
-from mppfl.privacy.mechanism import LocalWork
-from mppfl.privacy.release import ReleaseCost, release, round_cost
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mppfl.arrays import IntArray
 from mppfl.errors import BadInput
+from mppfl.privacy import LocalWork
 from mppfl.training.batches import batches_of_round, order_of_round, stream
 from mppfl.training.config import TrainingConfig
 from mppfl.training.local import Table
-from mppfl.privacy.mechanism import LocalWork
 
 MARGIN = 4  # pixels in each direction, as is usual for pictures of 32 × 32
 SHIFTS = 2 * MARGIN + 1

@@ -15,15 +15,8 @@ from markupsafe import Markup
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.training.checkpoint import write_whole
-from mppfl.privacy.ledger.ledger import SIMULATION
-from mppfl.experiment.report import figures as draw
-from mppfl.experiment.report import graph as report_graph
-from mppfl.experiment.report.run_sections import run_section
-from mppfl.experiment.report.words import headline, labels_of, subtitle, tiles, verdict
-from mppfl.experiment.run import Run
-from mppfl.experiment.run_folder import require_folder
-from mppfl.experiment.tables import (
+from mppfl.experiment import (
+    Run,
     comparison_cells,
     comparison_rows,
     duration,
@@ -32,9 +25,16 @@ from mppfl.experiment.tables import (
     number,
     percent,
     plainly,
+    require_folder,
     tooltip_number,
     tooltip_values,
 )
+from mppfl.experiment.report import figures as draw
+from mppfl.experiment.report import graph as report_graph
+from mppfl.experiment.report.run_sections import run_section
+from mppfl.experiment.report.words import headline, labels_of, subtitle, tiles, verdict
+from mppfl.privacy.ledger import SIMULATION
+from mppfl.training import write_whole
 
 MOST_CELLS = 60_000  # figures given to the page's script for its slider
 

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import IntArray
-from mppfl.privacy.ledger.ledger import SIMULATION
-from mppfl.privacy.mechanism import MECHANISMS
-from mppfl.experiment.report import figures as draw
-from mppfl.experiment.run import Run
-from mppfl.experiment.tables import (
+from mppfl.experiment import (
+    Run,
     between,
     comparison_cells,
     comparison_rows,
@@ -26,6 +23,9 @@ from mppfl.experiment.tables import (
     plainly,
     tooltip_values,
 )
+from mppfl.experiment.report import figures as draw
+from mppfl.privacy import MECHANISMS
+from mppfl.privacy.ledger import SIMULATION
 
 MOST_LINES = 100  # of a table over clients; clients.csv has all
 MOST_NAMED = 12

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mppfl.experiment.run import Run
-from mppfl.experiment.tables import delta, duration, epsilon, finite, number, percent
+from mppfl.experiment import Run, delta, duration, epsilon, finite, number, percent
 
 MODELS = {
     "softmax": "softmax regression",

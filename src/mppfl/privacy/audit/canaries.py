@@ -14,12 +14,19 @@ from scipy.stats import binom, chi2, norm
 
 from mppfl.arrays import Array, BoolArray, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.accounting import gaussian_epsilon
+from mppfl.privacy import (
+    Floats,
+    LocalWork,
+    NoiseKind,
+    PrivacyMechanism,
+    clip_rows,
+    gaussian_epsilon,
+    noisy_answer,
+    privacy_mechanism,
+    release,
+    std_with_grid,
+)
 from mppfl.privacy.audit.result import AuditResult
-from mppfl.privacy.cost import std_with_grid
-from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism, privacy_mechanism
-from mppfl.privacy.noise import Floats, NoiseKind
-from mppfl.privacy.release import clip_rows, noisy_answer, release
 
 # From raw rows, longer than the clip norm, to what is released: a row for each (noise on updates), or one vector for
 # all of them (noise on a mean or a sum).

@@ -18,9 +18,16 @@ from scipy.stats import beta
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.accounting import gaussian_epsilon
+from mppfl.privacy import (
+    NOISE_KINDS,
+    Floats,
+    NoiseKind,
+    add_noise,
+    discrete_gaussian_table,
+    gaussian_epsilon,
+    noisy_on_grid,
+)
 from mppfl.privacy.audit.result import AuditResult
-from mppfl.privacy.noise import NOISE_KINDS, Floats, NoiseKind, add_noise, discrete_gaussian_table, noisy_on_grid
 
 AuditedNoise = NoiseKind | Literal["plain-float32", "plain-float64"]
 BITS = {"float32": 24, "float64": 53}

@@ -11,8 +11,7 @@ import numpy as np
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.accounting import require_sampling
-from mppfl.privacy.mechanism import Adjacency, Unit, require_budget
+from mppfl.privacy import Adjacency, Unit, require_budget, require_sampling
 
 Outcome = Literal["reserved", "already reserved", "refused"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.privacy.accounting import epsilon, epsilon_with_extra, history_epsilon, to_dp_event
+from mppfl.privacy import epsilon, epsilon_with_extra, history_epsilon, to_dp_event
 from mppfl.privacy.ledger.entries import GAUSSIAN_KINDS
 from mppfl.privacy.ledger.totals import Account
 

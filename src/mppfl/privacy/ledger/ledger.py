@@ -31,6 +31,7 @@ import numpy as np
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
+from mppfl.privacy import Unit
 from mppfl.privacy.ledger.changes import (
     Change,
     bring_up_to_date,
@@ -49,7 +50,6 @@ from mppfl.privacy.ledger.notes import SIMULATION, notes_of
 from mppfl.privacy.ledger.rows import account_of, events_of, last_event, numbers_of
 from mppfl.privacy.ledger.totals import Account
 from mppfl.privacy.ledger.verify import verify_all
-from mppfl.privacy.mechanism import Unit
 
 __all__ = [
     "SIMULATION",

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mppfl.errors import BadInput, UnknownClient
+from mppfl.privacy import Unit
 from mppfl.privacy.ledger.entries import TERMS, Terms
 from mppfl.privacy.ledger.totals import Account, Total
-from mppfl.privacy.mechanism import Unit
 
 NAMES_AT_ONCE = 500  # SQLite takes a limited number of values in one question
 EXPORTED = ("id", "run", "round_index", "client", "attempt", *TERMS, "status")

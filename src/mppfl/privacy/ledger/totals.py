@@ -8,8 +8,8 @@ from typing import Any
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput
+from mppfl.privacy import Unit
 from mppfl.privacy.ledger.entries import GAUSSIAN_KINDS, Refusal, Terms
-from mppfl.privacy.mechanism import Unit
 
 CAP_SLACK = 1e-12  # three times 0.1 may fill a cap of 0.3, although their sum in binary is larger
 

@@ -1,0 +1,5 @@
+"""python -m mppfl: the command line."""
+
+from mppfl.cli import main
+
+main()
