@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import FedAvg
 from mppfl.flower import PricedFedAvg, watchful
 from mppfl.flower.identity import Registry
 from mppfl.game.plan import Terms, plan_of_rounds
-from mppfl.training.checkpoint import write_whole
+from mppfl.files import write_whole
 from mppfl.training.config import TrainingConfig
 
 app = ServerApp()

@@ -150,7 +150,7 @@ def _as_json(
 
 
 def _show(what: str, folder: Path, done: Done) -> None:
-    from mppfl.experiment import duration
+    from mppfl.text import duration
     from reproduction.measure import why_not_measured
     from reproduction.status import remedy
     from reproduction.tables import NOTHING, readme_table

@@ -14,8 +14,8 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mppfl.arrays import Array
-from mppfl.experiment import plainly
 from mppfl.experiment import report as draw
+from mppfl.text import plainly
 from reproduction.claims import CONVENTIONS, TITLES
 from reproduction.figure_files import Figure
 from reproduction.game_figures import HELD

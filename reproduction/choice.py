@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.training import write_whole
+from mppfl.files import write_whole
 from reproduction.settings import SETTINGS, Setting
 from reproduction.store import Measured, measured_from
 from reproduction.units import place_of_unit

@@ -11,7 +11,8 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mppfl.experiment import duration, number, plainly, report
+from mppfl.experiment import report
+from mppfl.text import duration, number, plainly
 from reproduction.charts import QUANTITIES, STYLE, as_file, chart
 from reproduction.claims import CLAIMS, CONVENTIONS, HOLDS, TITLES, VERDICTS, Finding
 from reproduction.figure_files import Figure, read_figure
@@ -60,7 +61,7 @@ MOST_COLUMNS = 5  # places of an axis in a table; of longer ones only the ends a
 
 def make_document(folder: str | Path, docs: str | Path = "docs") -> Path:
     """Writes `docs`/reproduction.md and the charts it shows, from the files in `folder`."""
-    from mppfl.training import write_whole
+    from mppfl.files import write_whole
 
     target = Path(docs) / "reproduction.md"
     for name, svg in chart_files(folder).items():
@@ -71,7 +72,7 @@ def make_document(folder: str | Path, docs: str | Path = "docs") -> Path:
 
 def make_page(folder: str | Path, path: str | Path) -> Path:
     """Writes the same as one HTML page that needs nothing but itself, in the look of the training report."""
-    from mppfl.training import write_whole
+    from mppfl.files import write_whole
 
     target = Path(path)
     write_whole(target, page_text(folder).encode())

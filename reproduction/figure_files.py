@@ -85,7 +85,7 @@ def figure_path(folder: str | Path, name: str) -> Path:
 
 def write_figure(folder: str | Path, figure: Figure) -> Path:
     """Writes the figure's file in one step: whole, or the old one untouched."""
-    from mppfl.training import write_whole
+    from mppfl.files import write_whole
 
     path = figure_path(folder, figure.name)
     write_whole(path, _text(figure).encode())

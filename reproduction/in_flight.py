@@ -18,7 +18,8 @@ from pathlib import Path
 
 from mppfl.errors import BadFile
 from mppfl.experiment import Provenance
-from mppfl.training import Checkpoint, load_checkpoint, save_checkpoint, write_whole
+from mppfl.files import write_whole
+from mppfl.training import Checkpoint, load_checkpoint, save_checkpoint
 from reproduction.cells import ArmName, Cell, configuration, fingerprint
 from reproduction.settings import Setting
 from reproduction.units import Job

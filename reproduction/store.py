@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mppfl.errors import BadFile
-from mppfl.training import write_whole
+from mppfl.files import write_whole
 from reproduction.cells import ArmName, Cell, arm_name, arms_of, configuration, fingerprint
 from reproduction.settings import Setting
 

@@ -57,7 +57,7 @@ def show(outcome: Outcome) -> None:
     from examples.lastfm.experiment import TRUST_MODELS
     from examples.lastfm.page import verdict
 
-    from mppfl.experiment import epsilon
+    from mppfl.text import epsilon
 
     def line(name: str, score: Score, dp_epsilon: str) -> None:
         typer.echo(

@@ -18,7 +18,8 @@ import scipy.sparse as sp
 from mppfl.arrays import Array, BoolArray, require_count, require_number
 from mppfl.errors import BadFile, BadInput
 from mppfl.leakage import friendships
-from mppfl.network import SocialGraph, SparseMatrix, read_graph, shortened, shown_path
+from mppfl.network import SocialGraph, SparseMatrix, read_graph
+from mppfl.text import shortened, shown_path
 
 FRIENDS, LISTENS = "user_friends.dat", "user_artists.dat"
 HEADER = ("userID", "artistID", "weight")

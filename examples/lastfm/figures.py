@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup, escape
 
-from mppfl.experiment import plainly
 from mppfl.experiment import report as draw
+from mppfl.text import plainly
 
 WIDTH, HEIGHT = 560, 320
 TOP, RIGHT, BOTTOM = 14, 14, 62

@@ -18,9 +18,10 @@ from examples.lastfm.updates import UpdateAudit, UpdateLeak
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from mppfl.experiment import Provenance, duration, epsilon, number, percent, plainly, require_folder
+from mppfl.experiment import Provenance, require_folder
+from mppfl.files import write_whole
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.training import write_whole
+from mppfl.text import duration, epsilon, number, percent, plainly
 
 SLOTS = {"record": 0, "secure": 2, "client": 1}
 

@@ -12,7 +12,7 @@ from examples.lastfm.experiment import Leakage, Outcome
 from examples.lastfm.leakage import DegreeGroup, Measured
 from examples.lastfm.updates import UpdateAudit, UpdateLeak
 
-from mppfl.experiment import between, epsilon, number, percent, plainly
+from mppfl.text import between, epsilon, number, percent, plainly
 
 
 def leakage_section(outcome: Outcome) -> dict[str, Any]:

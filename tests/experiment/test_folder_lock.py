@@ -10,7 +10,7 @@ import time
 import pytest
 
 from mppfl.errors import BadFile, MppflError
-from mppfl.experiment import LOCK, locked
+from mppfl.files import LOCK, locked
 
 
 def test_a_second_one_is_refused_while_the_first_is_there(tmp_path):

@@ -8,7 +8,8 @@ import math
 import pytest
 from rich.console import Console
 
-from mppfl.experiment import between, comparison_rows, comparison_table, delta, duration, epsilon, number, percent
+from mppfl.experiment import comparison_rows, comparison_table
+from mppfl.text import between, delta, duration, epsilon, number, percent
 from tests.experiment.runs import make_run
 
 approx = pytest.approx

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from pytest import approx
 
-from mppfl.experiment import number
 from mppfl.explorer import (
     CLIENT_WORDS,
     COMPARISON_CHARTS,
@@ -19,6 +18,7 @@ from mppfl.explorer import (
     to_query,
     with_preset,
 )
+from mppfl.text import number
 from tests.explorer.browser import number_after
 
 pytestmark = pytest.mark.xdist_group("browser")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mppfl.experiment import number
 from mppfl.explorer import Choices, client_view, what_if
+from mppfl.text import number
 
 pytestmark = pytest.mark.xdist_group("browser")
 

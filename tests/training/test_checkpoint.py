@@ -15,6 +15,7 @@ from torch import nn
 
 from mppfl.data import client_data
 from mppfl.errors import BadFile, BadInput, MppflError
+from mppfl.files import write_whole
 from mppfl.game import Terms, plan_of_rounds
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import (
@@ -32,7 +33,6 @@ from mppfl.training import (
     save_checkpoint,
     training_key,
     training_rounds,
-    write_whole,
 )
 from tests.training.trainings import TwoPaths, pictures, plan_with
 

@@ -65,7 +65,7 @@ def cells(record: RoundRecord) -> tuple[str, ...]:
     """Accuracy, loss, reward rate, median budget and ε of the client who spent most, as text."""
     import numpy as np
 
-    from mppfl.experiment import epsilon, percent
+    from mppfl.text import epsilon, percent
 
     taken = record.budgets[record.participating]
     middle = float(np.median(taken)) if len(taken) else math.nan

@@ -14,7 +14,7 @@ from mppfl.data.files import bytes_of
 from mppfl.data.known import KnownSet
 from mppfl.data.safe_pickle import dictionary_of_pickle
 from mppfl.errors import BadFile
-from mppfl.network import shown_path
+from mppfl.text import shown_path
 
 SIDE, CHANNELS = 32, 3
 PIXELS = CHANNELS * SIDE * SIDE

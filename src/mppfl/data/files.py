@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.network import one_line, shown_path
+from mppfl.text import one_line, shown_path
 
 
 def bytes_of(path: Path, md5: Mapping[str, str]) -> bytes:

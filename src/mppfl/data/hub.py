@@ -11,7 +11,7 @@ import numpy as np
 from mppfl.data.dataset import Examples
 from mppfl.data.known import KnownSet
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.network import one_line
+from mppfl.text import one_line
 
 
 def has_hub() -> bool:

@@ -13,7 +13,7 @@ from mppfl.data.dataset import Examples
 from mppfl.data.files import bytes_of, plain_or_gzipped
 from mppfl.data.known import KnownSet
 from mppfl.errors import BadFile
-from mppfl.network import shown_path
+from mppfl.text import shown_path
 
 UNSIGNED_BYTES = 0x08
 FILES = {

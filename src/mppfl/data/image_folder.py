@@ -12,7 +12,7 @@ from mppfl.data.dataset import Examples
 from mppfl.data.files import failures_in_one_line
 from mppfl.data.known import KnownSet
 from mppfl.errors import BadFile
-from mppfl.network import one_line, shown_path
+from mppfl.text import one_line, shown_path
 
 
 def read_cinic(

@@ -16,7 +16,7 @@ from mppfl.data.dataset import Dataset, Examples, Labels, as_features
 from mppfl.data.files import failures_in_one_line, naming
 from mppfl.data.known import KnownSet
 from mppfl.errors import BadFile, BadInput
-from mppfl.network import one_line, shown_path
+from mppfl.text import one_line, shown_path
 
 FILES = ("train.npz", "test.npz")
 RE_CROPPED = (

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mppfl.errors import BadFile
-from mppfl.network import one_line, shown_path
+from mppfl.text import one_line, shown_path
 
 
 class _ArrayName:

@@ -20,7 +20,7 @@ from mppfl.data.hub import has_hub, read_hub
 from mppfl.data.image_folder import read_cinic
 from mppfl.data.known import KNOWN, KnownSet
 from mppfl.errors import BadFile, BadInput
-from mppfl.network import shown_path
+from mppfl.text import shown_path
 
 __all__ = ["Dataset", "Examples", "Found", "Source", "find_files", "load_data", "model_inputs", "what_is_missing"]
 

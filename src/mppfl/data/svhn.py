@@ -10,7 +10,7 @@ from mppfl.data.dataset import Examples
 from mppfl.data.files import failures_in_one_line, verify_md5
 from mppfl.data.known import KnownSet
 from mppfl.errors import BadFile
-from mppfl.network import one_line, shown_path
+from mppfl.text import one_line, shown_path
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 

@@ -33,29 +33,13 @@ if TYPE_CHECKING:
         plain_table,
     )
     from .figures import comparison_figure
-    from .folder_lock import LOCK, locked
     from .live import EXPERIMENT, POINTER, LiveRun, Marks, is_run, marks_of, read_live
     from .live_ledger import LiveAccounts, copied_ledger, log_of
     from .provenance import Provenance, commit_of, fingerprint, provenance_here
     from .run import PER_ACCOUNT, Accounts, Run
     from .run_folder import SUMMARY, find_runs, load_run, require_folder
     from .store import Store
-    from .tables import (
-        UNKNOWN,
-        between,
-        comparison_cells,
-        comparison_rows,
-        comparison_table,
-        delta,
-        duration,
-        epsilon,
-        finite,
-        number,
-        percent,
-        plainly,
-        tooltip_number,
-        tooltip_values,
-    )
+    from .tables import comparison_cells, comparison_rows, comparison_table
     from .toml_text import toml_value, write_toml
     from .tracking import scalars, tracking
     from .train import BY_ORDERS, train

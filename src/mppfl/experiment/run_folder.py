@@ -29,8 +29,9 @@ from mppfl.data import unchangeable
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment.provenance import Provenance
 from mppfl.experiment.run import PER_ACCOUNT, Accounts, Run
+from mppfl.files import write_whole
 from mppfl.network import SocialGraph
-from mppfl.training import PER_CLIENT, PER_ROUND, History, write_whole
+from mppfl.training import PER_CLIENT, PER_ROUND, History
 
 KIND, FORMAT = "mppfl run", 1
 SUMMARY = "run.json"

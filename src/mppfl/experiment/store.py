@@ -23,11 +23,11 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.experiment.cases import Case
 from mppfl.experiment.experiment import Experiment, differences
 from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.folder_lock import LOCK, locked
 from mppfl.experiment.run import Run
 from mppfl.experiment.run_folder import SUMMARY, save_run
+from mppfl.files import LOCK, locked, write_whole
 from mppfl.privacy.ledger import PrivacyLedger
-from mppfl.training import Checkpoint, Log, load_checkpoint, save_checkpoint, write_whole
+from mppfl.training import Checkpoint, Log, load_checkpoint, save_checkpoint
 
 EXPERIMENT, POINTER, LEDGER = "experiment.toml", "checkpoint.json", "ledger.sqlite"
 

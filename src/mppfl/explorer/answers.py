@@ -10,7 +10,6 @@ import numpy as np
 from dash import html
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import number
 from mppfl.explorer.chart import Chart
 from mppfl.explorer.chart_plotly import to_plotly
 from mppfl.explorer.choices import Choices
@@ -24,6 +23,7 @@ from mppfl.explorer.scene_charts import comparison_charts, scene_charts
 from mppfl.explorer.site import Site
 from mppfl.explorer.words import as_text, table
 from mppfl.explorer.world import Scene
+from mppfl.text import number
 
 MOST_NAMES = 2_000  # offered while a client's name is typed
 

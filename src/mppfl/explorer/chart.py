@@ -16,7 +16,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.experiment import number
+from mppfl.text import number
 
 # Okabe & Ito's colours, in the orders in which they stand out from a white and from a dark page.
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")

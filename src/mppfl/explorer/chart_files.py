@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mppfl.errors import BadInput
-from mppfl.experiment import plainly
 from mppfl.explorer.chart import ON_LIGHT, ROUNDS, Chart, band_opacity
+from mppfl.text import plainly
 
 FileKind = Literal["png", "svg", "pdf"]
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 2, 2)))

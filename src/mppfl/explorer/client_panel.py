@@ -7,10 +7,10 @@ from typing import Any
 from dash import html
 
 from mppfl.errors import BadInput
-from mppfl.experiment import number
 from mppfl.explorer.exposure_view import ClientView, Standing, what_if
 from mppfl.explorer.words import facts, table
 from mppfl.explorer.world import Scene
+from mppfl.text import number
 
 ROUNDING = 1e-9  # a change below this share of the value is none
 UNITS = {

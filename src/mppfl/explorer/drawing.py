@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray
-from mppfl.experiment import plainly
 from mppfl.experiment.report import VIRIDIS, nice_ticks, shortened
 from mppfl.network import OTHERS, Branch, CommunityTree, Lines, SocialGraph, influence_between, lay_out, strongest_lines
+from mppfl.text import plainly
 
 WIDTH, HEIGHT = 1000.0, 700.0
 MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a browser longer than a blink

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.experiment import LiveAccounts, delta
+from mppfl.experiment import LiveAccounts
 from mppfl.explorer.chart import ROUNDS, Axis, Chart, Line
 from mppfl.explorer.run_view import RunState
 from mppfl.explorer.scene_charts import sorted_chart
+from mppfl.text import delta
 
 FAR = 30  # times as large: then powers of ten
 

@@ -15,21 +15,9 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import (
-    EXPERIMENT,
-    POINTER,
-    SUMMARY,
-    UNKNOWN,
-    LiveAccounts,
-    LiveRun,
-    Marks,
-    epsilon,
-    is_run,
-    marks_of,
-    number,
-    read_live,
-)
+from mppfl.experiment import EXPERIMENT, POINTER, SUMMARY, LiveAccounts, LiveRun, Marks, is_run, marks_of, read_live
 from mppfl.explorer.scene_charts import quantiles
+from mppfl.text import UNKNOWN, epsilon, number
 
 DEEPEST = 3  # folders below the one given in which runs are looked for
 MOST_FOLDERS = 20_000  # that are looked into: the folder may be somebody's home

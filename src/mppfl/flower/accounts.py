@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.training import write_whole
+from mppfl.files import write_whole
 
 APPLICATION_ID = 0x6D706163  # "mpac"
 STATES = ("asked", "paid", "rejected", "refused", "lost")

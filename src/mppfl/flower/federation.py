@@ -24,6 +24,7 @@ from shlex import quote
 from typing import Any
 
 from mppfl.errors import MppflError
+from mppfl.files import write_whole
 from mppfl.flower.certificates import CA, CERTIFICATE, KEY
 from mppfl.flower.layout import Layout
 from mppfl.flower.processes import (
@@ -36,7 +37,6 @@ from mppfl.flower.processes import (
     stop_all,
 )
 from mppfl.flower.server_state import ENDED, ServerFolder
-from mppfl.training import write_whole
 
 LINK = "local"  # the SuperLink's name in Flower's own configuration
 START_SECONDS = 90.0

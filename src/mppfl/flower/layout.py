@@ -15,9 +15,9 @@ from unicodedata import category
 
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import Experiment, network_of, require_capped_clients
+from mppfl.files import write_whole
 from mppfl.flower.certificates import CA, make_certificates, make_node_key
 from mppfl.flower.node import PATHS, NodeSettings, read_node
-from mppfl.training import write_whole
 
 EXPERIMENT, NODE, LEDGER = "experiment.toml", "node.toml", "ledger.sqlite"
 DECIDED = ("client", "cap", "accept", "without_noise")  # settings of a node that the experiment file decides

@@ -11,13 +11,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from mppfl.errors import BadInput
 from mppfl.experiment import model_of
+from mppfl.files import write_whole
 from mppfl.flower.experiment_case import deployed_experiment, first_model, one_thread, server_case, to_arrays
 from mppfl.flower.identity import Registry
 from mppfl.flower.server_state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.vector import vector_of
 from mppfl.network import to_device
-from mppfl.training import Table, evaluate, flat_model, write_whole
+from mppfl.training import Table, evaluate, flat_model
 
 
 def experiment_server() -> ServerApp:

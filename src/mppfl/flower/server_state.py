@@ -25,10 +25,10 @@ import torch
 
 from mppfl.arrays import Array
 from mppfl.errors import BadFile
-from mppfl.experiment import locked
+from mppfl.files import locked, write_whole
 from mppfl.flower.vector import Vector
 from mppfl.game import Plan
-from mppfl.training import TrainingConfig, server_step, write_whole
+from mppfl.training import TrainingConfig, server_step
 
 CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl"
 ENDED = "ended.json"  # how the server app ended, for whoever started it

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .kernels import closed_walks
     from .layout import lay_out
     from .layout_links import Lines, influence_between, strongest_lines
-    from .links import one_line, shortened, shown_path
     from .number_list import links_of_numbers
     from .paths import Walk, strongest_walks
     from .product import times

@@ -12,7 +12,8 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from mppfl.errors import BadFile
-from mppfl.network.links import INTEGER, NUMBER, Links, count_of, shortened, shown_path
+from mppfl.network.links import INTEGER, NUMBER, Links
+from mppfl.text import count_of, shortened, shown_path
 
 BLANK = " \t"
 _DIGITS = "0123456789"

@@ -1,10 +1,9 @@
-"""Links as they come out of a file or another library, and words for messages about them."""
+"""Links as they come out of a file or another library."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from mppfl.arrays import Array, IntArray
 
@@ -21,19 +20,3 @@ class Links:
     weights: Array | None
     names: tuple[str, ...]
     undirected: bool = False
-
-
-def count_of(fields: list[str]) -> str:
-    return f"{len(fields)} field{'s' * (len(fields) != 1)}"
-
-
-def shown_path(path: Path) -> str:
-    return str(path) if str(path).isprintable() else repr(str(path))
-
-
-def shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def one_line(cause: BaseException) -> str:
-    return " ".join(f"{type(cause).__name__}: {cause}".split())[:160]

@@ -22,8 +22,9 @@ import scipy.sparse as sp
 from mppfl.errors import BadFile, BadGraph, BadInput
 from mppfl.network.edge_list import links_of_lines
 from mppfl.network.graph import Isolated, Normalisation, SelfLoops, SocialGraph, graph_from_links, graph_from_matrix
-from mppfl.network.links import NUMBER, Links, one_line, shortened, shown_path
+from mppfl.network.links import NUMBER, Links
 from mppfl.network.number_list import links_of_numbers
+from mppfl.text import one_line, shortened, shown_path
 
 _BOM = b"\xef\xbb\xbf"
 

@@ -16,7 +16,7 @@ import numpy as np
 from mppfl.errors import BadFile, BadGraph, BadInput
 from mppfl.network.edge_list import CONTROL
 from mppfl.network.graph import SocialGraph
-from mppfl.network.links import shortened, shown_path
+from mppfl.text import shortened, shown_path
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 

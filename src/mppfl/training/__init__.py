@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         largest_budget,
     )
     from .captured import FEW_PARTS, MANY_LANES, PARTS, stages
-    from .checkpoint import Checkpoint, checkpoint_after, load_checkpoint, save_checkpoint, write_whole
+    from .checkpoint import Checkpoint, checkpoint_after, load_checkpoint, save_checkpoint
     from .cohort import Cohort, choose_engine
     from .config import CHOICES, FIRST_ROUND_MEDIAN, Aggregation, Precision, TrainingConfig
     from .convolution import lane_convolution, squared_norms_of_taps

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.errors import BadFile, MppflError
+from mppfl.errors import BadFile
+from mppfl.files import write_whole
 from mppfl.training.record import PER_CLIENT, PER_ROUND, History, RoundRecord
 
 FORMAT = 1
@@ -94,34 +92,3 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise
     except Exception as cause:  # a damaged archive fails in as many ways as there are bytes in it
         raise BadFile(f"{path}: not a whole checkpoint ({cause}). Restore a copy, or start anew.") from cause
-
-
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Puts the content at `path` in one step: durable and whole, or the old file untouched and a clear error."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as cause:
-        raise MppflError(
-            f"{path} could not be written: {cause.strerror or cause}. Whatever was there is untouched; make room or "
-            "choose another folder."
-        ) from cause
-    finally:
-        with suppress(OSError):  # where the folder itself could not be made, there is no draft
-            draft.unlink(missing_ok=True)
-    try:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name itself must survive a power cut
-        finally:
-            os.close(folder)
-    except OSError as cause:
-        raise MppflError(
-            f"{path} is written, but its folder could not be made durable: {cause.strerror or cause}. After a power "
-            "cut the file before it may be back; check the disk."
-        ) from cause

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mppfl.arrays import Array, BoolArray, IntArray
-from mppfl.experiment import number, plainly
+from mppfl.text import number, plainly
 
 NUM_COLOURS = 8  # --c0 to --c7 in report.css
 DASHES = ("", "9 4", "3 3", "12 4 3 4", "6 2 2 2", "1 4", "14 3", "5 5")

@@ -10,9 +10,9 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mppfl.arrays import Array, BoolArray, IntArray
-from mppfl.experiment import number
 from mppfl.experiment.report.figures import fill_of, level_of, shortened
 from mppfl.network import SocialGraph
+from mppfl.text import number
 
 SIDE = 460.0
 MOST_NODES, NODES_SAMPLED, MOST_LINKS, MOST_LABELS = 500, 300, 6_000, 40

@@ -15,26 +15,14 @@ from markupsafe import Markup
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.experiment import (
-    Run,
-    comparison_cells,
-    comparison_rows,
-    duration,
-    epsilon,
-    finite,
-    number,
-    percent,
-    plainly,
-    require_folder,
-    tooltip_number,
-    tooltip_values,
-)
+from mppfl.experiment import Run, comparison_cells, comparison_rows, require_folder
 from mppfl.experiment.report import figures as draw
 from mppfl.experiment.report import graph as report_graph
 from mppfl.experiment.report.run_sections import run_section
 from mppfl.experiment.report.words import headline, labels_of, subtitle, tiles, verdict
+from mppfl.files import write_whole
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.training import write_whole
+from mppfl.text import duration, epsilon, finite, number, percent, plainly, tooltip_number, tooltip_values
 
 MOST_CELLS = 60_000  # figures given to the page's script for its slider
 

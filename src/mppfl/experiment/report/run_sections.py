@@ -9,23 +9,11 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import IntArray
-from mppfl.experiment import (
-    Run,
-    between,
-    comparison_cells,
-    comparison_rows,
-    delta,
-    duration,
-    epsilon,
-    finite,
-    number,
-    percent,
-    plainly,
-    tooltip_values,
-)
+from mppfl.experiment import Run, comparison_cells, comparison_rows
 from mppfl.experiment.report import figures as draw
 from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import SIMULATION
+from mppfl.text import between, delta, duration, epsilon, finite, number, percent, plainly, tooltip_values
 
 MOST_LINES = 100  # of a table over clients; clients.csv has all
 MOST_NAMED = 12

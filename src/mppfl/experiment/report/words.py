@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mppfl.experiment import Run, delta, duration, epsilon, finite, number, percent
+from mppfl.experiment import Run
+from mppfl.text import delta, duration, epsilon, finite, number, percent
 
 MODELS = {
     "softmax": "softmax regression",

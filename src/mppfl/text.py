@@ -1,0 +1,122 @@
+"""Numbers, units and names as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import Array
+
+UNKNOWN = "–"
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """To so many significant digits, thousands set apart, ∞ for infinite and a dash for not known."""
+    figure = float(value)
+    if math.isnan(figure):
+        return UNKNOWN
+    if math.isinf(figure):
+        return "∞" if figure > 0 else "−∞"
+    if figure == 0:
+        return "0"
+    size = math.floor(math.log10(abs(figure)))
+    if size >= 9 or size < -4:
+        mantissa, _, power = f"{figure:.{digits - 1}e}".partition("e")
+        return f"{mantissa}·10{_raised(int(power))}".replace("-", "−")
+    digits = max(digits, 4) if size >= 3 else digits
+    rounded = float(f"{figure:.{digits}g}")
+    return f"{rounded:,.{max(0, digits - 1 - size)}f}".replace("-", "−")
+
+
+def percent(share: Any) -> str:
+    """A share as per cent, to a tenth."""
+    figure = float(share)
+    return f"{100 * figure:.1f} %" if math.isfinite(figure) else UNKNOWN
+
+
+def epsilon(value: Any) -> str:
+    """dp_epsilon, upwards: a guarantee is never rounded to a stronger one."""
+    figure = float(value)
+    if not math.isfinite(figure) or figure == 0:
+        return number(figure)
+    step = 10.0 ** (math.floor(math.log10(abs(figure))) - 2)
+    return number(math.ceil(figure / step - 1e-9) * step)
+
+
+def delta(value: float) -> str:
+    """dp_delta, which is small and usually a power of ten."""
+    return f"{value:.3g}".replace("e-0", "e-")
+
+
+def between(low: Any, high: Any) -> str:
+    """Both ends of a range, or the one value they share."""
+    least, most = number(low), number(high)
+    return least if least == most else f"{least} to {most}"
+
+
+def duration(seconds: Any) -> str:
+    """Seconds as people say them."""
+    figure = float(seconds)
+    if not math.isfinite(figure):
+        return UNKNOWN
+    if figure < 120:
+        return f"{number(figure, 2)} s"
+    if figure < 7200:
+        return f"{figure / 60:.0f} min"
+    return f"{figure / 3600:.1f} h"
+
+
+def finite(values: Array) -> Array:
+    """Only the finite ones."""
+    return np.asarray(values[np.isfinite(values)])
+
+
+def plainly(value: Any) -> str:
+    """A number without needless zeros, as on an axis."""
+    figure = float(f"{float(value):.4g}")
+    return f"{figure:,.10g}".replace("-", "−") if 1e-4 <= abs(figure) < 1e9 else number(figure)
+
+
+def tooltip_values(values: Any) -> list[float | str | None]:
+    """The same for many."""
+    return [tooltip_number(value) for value in np.asarray(values, dtype=np.float64).tolist()]
+
+
+def tooltip_number(value: float) -> float | str | None:
+    """What a page's script is given: four digits, null for not known, and text for infinite, which JSON cannot say."""
+    if math.isnan(value):
+        return None
+    return float(f"{value:.4g}") if math.isfinite(value) else number(value)
+
+
+def _raised(power: int) -> str:
+    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+# ---- names and places ----------------------------------------------------------------------------------------------
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, or None."""
+    return next(iter(get_close_matches(name, list(known), n=1)), None)
+
+
+def count_of(fields: list[str]) -> str:
+    return f"{len(fields)} field{'s' * (len(fields) != 1)}"
+
+
+def shown_path(path: Path) -> str:
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def one_line(cause: BaseException) -> str:
+    return " ".join(f"{type(cause).__name__}: {cause}".split())[:160]
