@@ -19,6 +19,7 @@ from mppfl.learning.models import make_model
 from mppfl.learning.rounds import Arm, rounds_together, training_rounds
 from mppfl.network.device import find_device
 from tests.learning.trainings import TwoPaths, batch_normed, pictures, plan_with, small_cnn
+from tests.tolerances import assert_same_products
 
 EXACT = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2}
 
@@ -250,7 +251,7 @@ def test_arms_side_by_side_are_the_arms_one_by_one():
     for arm in arms:
         *_, alone = training_rounds(model, data, arm.plan, arm.config, run=arm.name)
         last = [records[arm.name] for records in together if arm.name in records][-1]
-        np.testing.assert_array_equal(last.weights, alone.weights)
+        assert_same_products(last.weights, alone.weights, steps=200)
         assert last.round_index == alone.round_index
         np.testing.assert_array_equal(last.spent, alone.spent)
 

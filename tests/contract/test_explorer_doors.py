@@ -1,0 +1,293 @@
+"""The explorer: what its server answers to the page's questions, asked over HTTP without a browser.
+
+A case is a link, as readers send to each other. The page turns it into the state of its levers and asks for what is to
+be seen of it; `Page` does the same. Of the answers only numbers and names are held: what curves, bars and tables show.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+import tomllib
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.cases import write_lines, write_network
+from tests.contract.doors import Golden, command, json_of
+
+if importlib.util.find_spec("dash") is None or importlib.util.find_spec("waitress") is None:
+    pytest.skip("the explorer is an extra: pip install 'mppfl[explore]'", allow_module_level=True)
+
+DEADLINE = 300  # seconds, far more than anything here takes
+ACCOUNTS = 1e-9  # ε is found by bisection
+TRAINING = """
+name = "watched"
+seed = 3
+mechanisms = ["mppfl", "fixed"]
+[network]
+num_clients = 4
+[game]
+num_rounds = 2
+[training]
+model = "softmax"
+learning_rate = 0.1
+local_epochs = 1
+budget_unit = 0.01
+[ledger]
+cap = 0.5
+"""
+
+
+class Page:
+    """Asks the server what the page asks it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.callbacks = json.loads(self.get("_dash-dependencies"))
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.address + path, timeout=DEADLINE) as answer:
+            return answer.read().decode("utf-8")
+
+    def ask(self, first_output: str, **values: Any) -> dict[str, Any]:
+        """What the callback answers whose first output is that component; `values` are those of its inputs, by id."""
+        callback = next(each for each in self.callbacks if re.match(rf"\.*{first_output}\.\w+", each["output"]))
+        outputs = [dict(zip(("id", "property"), each.rsplit("."), strict=True)) for each in _outputs(callback)]
+        question = {
+            "output": callback["output"],
+            "outputs": outputs if callback["output"].startswith("..") else outputs[0],
+            "inputs": [{**each, "value": _value(each, values)} for each in callback["inputs"]],
+            "state": [{**each, "value": _value(each, values)} for each in callback["state"]],
+            "changedPropIds": ["{id}.{property}".format(**callback["inputs"][0])],
+        }
+        asked = urllib.request.Request(
+            f"{self.address}_dash-update-component", json.dumps(question).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=DEADLINE) as answer:
+            found: dict[str, Any] = json.load(answer)["response"]
+        return found
+
+    def levers(self, link: str) -> dict[str, Any]:
+        """The state of the levers that a link sets, as the page gathers it."""
+        set_to = self.ask("lever-network", url=link, **{"lever-network.options": []})
+        named = {name.removeprefix("lever-"): each for name, each in set_to.items() if name.startswith("lever-")}
+        state = {name: each.get("value", each.get("data")) for name, each in named.items()}
+        return {"sequence": 1, "dark": False, **state}
+
+    def see(self, link: str) -> dict[str, Any]:
+        """The answer to a link: alert, summary, texts, colours and plots, as far as the tab has them."""
+        given = {"state": self.levers(link), "picture-key": "key", "lever-round_shown": 60}
+        return self.ask("answer", **given)["answer"]["data"]
+
+
+def _outputs(callback: dict[str, Any]) -> list[str]:
+    return callback["output"].strip(".").split("...")
+
+
+def _value(part: dict[str, str], values: dict[str, Any]) -> Any:
+    return values.get(f"{part['id']}.{part['property']}", values.get(part["id"]))
+
+
+class _Cells(HTMLParser):
+    """What stands in the cells of tables and the values of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[Any]] = []
+        self.inside = False
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        if tag in ("tr", "dl"):
+            self.rows.append([])
+        self.inside = tag in ("td", "dd")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = False
+
+    def handle_data(self, text: str) -> None:
+        if self.inside:
+            self.rows[-1].append(_number_or_word(text))
+
+
+def _number_or_word(text: str) -> Any:
+    try:
+        return float(text.replace("−", "-").replace(",", "").removesuffix(" %"))
+    except ValueError:
+        return text
+
+
+def cells(text: str) -> list[list[Any]]:
+    """Rows of what stands in the tables and lists of a part of the page; headings are left out."""
+    reader = _Cells()
+    reader.feed(text)
+    return [row for row in reader.rows if row]
+
+
+def curves(answer: dict[str, Any]) -> dict[str, Any]:
+    """By chart: x and y of every line, bar or cloud."""
+    charts = answer["plots"]["charts"]
+    return {each["key"]: [[trace["x"], trace["y"]] for trace in each["data"]] for each in charts}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The explorer with a network of its own and a finished training, on a free port of this machine."""
+    folder = tmp_path_factory.mktemp("explorer")
+    links = write_network(folder / "friends.csv", 16)
+    experiment = write_lines(folder / "watched.toml", [TRAINING])
+    command("train", experiment, "--output", folder / "runs", "--quiet")
+    line = [Path(sys.executable).with_name("mppfl"), "explore", "--graph", links, "--run", folder / "runs"]
+    with (
+        (folder / "errors").open("w") as errors,
+        subprocess.Popen(
+            [*map(str, line), "--no-browser", "--host", "127.0.0.1", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as server,
+    ):
+        watchdog = threading.Timer(DEADLINE, server.kill)
+        watchdog.start()
+        told = server.stdout.readline()  # it listens before it says so
+        watchdog.cancel()
+        found = re.search(r"http://127\.0\.0\.1:\d+/", told)
+        assert found, told + (folder / "errors").read_text()
+        yield Page(found.group())
+        server.terminate()
+        server.wait(DEADLINE)
+
+
+# ---- views --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["budget", "external_risk", "utility"])
+def test_the_network_view_colours_every_client(golden, page, colour):
+    found = page.see(f"?clients=12&seed=3&rounds=5&round=2&colour={colour}")
+    assert not found["alert"]
+    summary = [_number_or_word(each.strip(",:")) for each in found["summary"].split()]
+    golden.check(
+        {
+            "summary": [each for each in summary if isinstance(each, float)],
+            "colours": found["paint"]["colours"],
+            "ticks": [float(each) for each in re.findall(r"left:([\d.]+)%", found["texts"]["legend"])],
+        }
+    )
+
+
+def test_the_picture_shows_clients_where_they_were_and_their_links(golden, page):
+    state = page.levers("?network=file")
+    elements = page.ask("picture", state=state, **{"picture-key": "key"})["picture"]["data"]["elements"]
+    clients = [each for each in elements if "position" in each]
+    lines = [each["data"] for each in elements if "position" not in each]
+    golden.check(
+        {
+            "names": [each["data"]["name"] for each in clients],
+            "links": [[each["source"], each["target"], each["weight"]] for each in lines],
+        }
+    )
+    places = [[each["position"]["x"], each["position"]["y"]] for each in clients]
+    assert all(0 <= x <= 1000 and 0 <= y <= 700 for x, y in places)
+    Golden(f"{golden.path.stem}-places").check(places, relative=1e-2)  # found step by step, told to a tenth
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "?clients=12&seed=3&rounds=5",
+        "?network=file&preset=benign&decay=0.5&rounds=4&round=4&leader=anticipating&least=0.01&most=0.4&client=c7",
+        "?family=barabasi_albert&clients=30&rounds=3&who=sarda_like&hops=3",
+        "?clients=10&alpha=0.2&rounds=3&leader=personalised&part=if_non_negative",
+    ],
+    ids=["as_it_opens", "a_file_with_bounds", "one_hop_auction", "personal_prices_and_leaving"],
+)
+def test_the_rounds_view_plots_the_game(golden, page, link):
+    found = page.see(f"{link}&tab=rounds")
+    golden.check({"alert": found["alert"], "charts": curves(found)})
+
+
+def test_the_comparison_view_shows_every_mechanism(golden, page):
+    found = page.see("?clients=8&seed=1&rounds=3&fixed=mean&tab=comparison")
+    golden.check({"charts": curves(found), "table": cells(found["texts"]["comparison-table"])})
+
+
+@pytest.mark.parametrize("event", ["leaves", "doubles"])
+def test_the_client_panel_says_who_exposes_it_and_what_if_another_moves(golden, page, event):
+    found = page.see(f"?network=file&rounds=6&round=3&client=c5&other=c4&event={event}")
+    paint = found["paint"]
+    golden.check(
+        {
+            "panel": cells(found["texts"]["client-panel"]),
+            "what_if": cells(found["texts"]["what-if"]),
+            "drawn": [paint["chosen"], paint["sources"], paint["walks"]],
+        }
+    )
+
+
+def test_the_run_view_shows_accounts_and_curves_of_trainings(golden, page):
+    listed = page.ask("run-answer", **{"lever-runs": [], "clock.disabled": False})["lever-runs"]["options"]
+    found = page.ask("run-answer", **{"lever-runs": listed, "clock.disabled": False})["run-answer"]["data"]
+    charts = curves(found)
+    learned = {key: charts.pop(key) for key in list(charts) if key in ("accuracy", "loss")}
+    assert learned
+    assert all(len(x) == len(y) > 0 for traces in learned.values() for x, y in traces)
+    golden.check(
+        {"runs": listed, "charts": charts, "accounts": cells(found["texts"]["ledger"])},
+        relative=ACCOUNTS,
+    )
+
+
+# ---- what can be taken away ---------------------------------------------------------------------------------------
+
+LINK = "?clients=9&seed=2&rounds=4&round=3&leader=anticipating&most=1.5&client=4"
+
+
+def test_the_data_of_a_link_are_those_of_the_round_shown(golden, page):
+    golden.check(json.loads(page.get(f"download/data.json{LINK}")))
+    table = page.get(f"download/data.csv{LINK}").splitlines()
+    assert len(table) == 10
+    assert len(table[0].split(",")) == len(table[-1].split(","))
+
+
+@pytest.mark.parametrize("figure", ["reward-rate", "budgets-sorted", "utility-by-risk"])
+def test_a_figure_of_a_link_comes_as_numbers(golden, page, figure):
+    lines = page.get(f"download/{figure}.csv{LINK}").splitlines()
+    golden.check([[_number_or_word(cell) for cell in line.split(",")] for line in lines])
+
+
+def test_the_experiment_file_of_a_link_is_solved_to_the_same_numbers(golden, page, tmp_path):
+    text = page.get(f"download/experiment.toml{LINK}")
+    file = write_lines(tmp_path / "taken.toml", [text])
+    golden.check(tomllib.loads(text))
+    solved, shown = json_of("solve", "--experiment", file), json.loads(page.get(f"download/data.json{LINK}"))
+    assert solved["rounds"][2]["reward_rate"] == pytest.approx(shown["reward_rate"], rel=1e-12)
+    assert list(solved["rounds"][2]["budgets"].values()) == pytest.approx(
+        [each["budget"] for each in shown["clients"]], rel=1e-12
+    )
+
+
+# ---- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_link_is_told_with_its_value_and_moves_no_lever(page):
+    told = page.ask("lever-network", url="?decay=1.5&clients=9", **{"lever-network.options": []})
+    assert list(told) == ["linked"]
+    assert "1.5" in told["linked"]["data"]
+
+
+def test_a_download_that_is_not_made_is_refused_in_one_line(page):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        page.get("download/nothing.csv?clients=9")
+    with refused.value as answer:
+        assert answer.code == 400
+        text = answer.read().decode()
+    assert text.count("\n") == 1
+    assert "nothing" in text

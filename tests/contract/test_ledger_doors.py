@@ -1,0 +1,204 @@
+"""Ledgers: what a training writes down, what `mppfl ledger` tells of it, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import sqlite3
+from types import SimpleNamespace
+
+import pytest
+
+import mppfl
+from tests.contract.doors import command, json_of
+
+ACCOUNTS = 1e-9  # ε is found by bisection and by sums over a grid
+
+EXPERIMENT = """
+seed = 2
+mechanism = "mppfl"
+[network]
+num_clients = 5
+[game]
+num_rounds = 3
+[training]
+model = "softmax"
+learning_rate = 0.1
+local_epochs = 1
+clip_norm = 0.5
+privacy = "{privacy}"
+budget_unit = {unit}
+noise = "{noise}"
+[ledger]
+cap = {cap}
+caps = {{ "1" = 0.001, "3" = 5.0 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two trainings: by the paper's mechanism, where a cap keeps client 1 out, and per client with real noise."""
+    place = tmp_path_factory.mktemp("ledgers")
+    terms = {
+        "paper": {"privacy": "paper", "unit": 0.01, "noise": "seeded", "cap": 0.02},
+        "client": {"privacy": "client", "unit": 1.0, "noise": "gaussian", "cap": 1.5},
+    }
+    for name, values in terms.items():
+        (place / f"{name}.toml").write_text(EXPERIMENT.format(**values), encoding="utf-8")
+        command("train", place / f"{name}.toml", "--output", place / name, "--quiet")
+    return place
+
+
+def ledger_of(folder, name):
+    return folder / name / "mppfl" / "ledger.sqlite"
+
+
+def rows_of(told, *figures):
+    return [[row["client"], row["unit"], *(row[name] for name in figures)] for row in told["clients"]]
+
+
+@pytest.mark.parametrize("name", ["paper", "client"])
+def test_show_tells_what_everybody_spent_and_what_the_caps_leave(folder, golden, name):
+    told = json_of("ledger", "show", ledger_of(folder, name))
+    golden.check(
+        {
+            "releases": told["num_events"],
+            "notes": told["notes"],
+            "clients": rows_of(told, "spent", "worst_case", "remaining"),
+        },
+        relative=ACCOUNTS,
+    )
+    words = command("ledger", "show", ledger_of(folder, name), "--client", "3").stdout.splitlines()
+    assert words[1].split()[:2] == ["3", "record" if name == "paper" else "client"]
+
+
+def test_caps_keep_clients_out_of_rounds_and_the_ledger_says_so(folder, golden):
+    found = {}
+    for name in ("paper", "client"):
+        run = mppfl.load_run(folder / name / "mppfl")
+        found[name] = {
+            "refused": run.rounds_refused.tolist(),
+            "taking part": run.history.clients["participating"].tolist(),
+            "paid": run.paid.tolist(),
+            "server cost": run.server_cost.tolist(),
+            "welfare": run.welfare.tolist(),
+        }
+        told = json_of("ledger", "show", ledger_of(folder, name))
+        assert all(row["remaining"] >= 0 for row in told["clients"])
+        assert told["num_events"] == run.history.clients["participating"].sum()
+    assert sum(found["paper"]["refused"]) > 0
+    golden.check(found, relative=ACCOUNTS)
+
+
+def test_an_account_of_real_releases_is_not_overwritten(folder):
+    before = ledger_of(folder, "client").read_bytes()
+    with pytest.raises(mppfl.MppflError, match="account of real releases"):
+        mppfl.train(mppfl.read_experiment(folder / "client.toml"), folder=folder / "client", overwrite=True)
+    assert ledger_of(folder, "client").read_bytes() == before
+
+
+@pytest.mark.parametrize("method", ["exact", "rdp", "zcdp", "pld"])
+def test_epsilon_of_both_ledgers_by_each_method(folder, golden, method):
+    found = {}
+    for name in ("paper", "client"):
+        clients = () if name == "client" else ("--client", "0", "--client", "4")
+        if method == "pld" and name == "paper":  # its worst case is too much for a grid
+            continue
+        told = json_of("ledger", "epsilon", ledger_of(folder, name), "--delta", 1e-6, "--method", method, *clients)
+        assert (told["dp_delta"], told["method"]) == (1e-6, method)
+        found[name] = rows_of(told, "dp_epsilon", "worst_case")
+    golden.check(found, relative=1e-6 if method == "pld" else ACCOUNTS)
+
+
+def test_exports_hold_every_release(folder, tmp_path, golden):
+    path = ledger_of(folder, "paper")
+    told = json_of("ledger", "export", path, "--out", tmp_path / "out.csv")
+    json_of("ledger", "export", path, "--out", tmp_path / "out.json")
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    whole = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    events = whole["events"]
+    assert told["num_events"] == len(rows) == len(events)
+    assert [float(row["budget"]) for row in rows] == [event["budget"] for event in events]
+    assert whole["head"] == json_of("ledger", "show", path)["head"]
+    kept = ("round_index", "client", "mechanism", "unit", "adjacency", "budget", "worst_case_budget", "noise_kind")
+    golden.check(
+        {
+            "columns": sorted(rows[0]),
+            "notes": whole["notes"],
+            "releases": [[event[name] for name in (*kept, "noise_multiplier")] for event in events],
+        },
+        relative=ACCOUNTS,
+    )
+    assert "must end in .csv or .json" in command("ledger", "export", path, "--out", tmp_path / "x.txt", code=1).stderr
+
+
+def test_a_sound_ledger_is_verified_and_a_changed_one_fails_with_code_1(folder, tmp_path, golden):
+    path = ledger_of(folder, "paper")
+    told = json_of("ledger", "verify", path)
+    assert told["sound"] is True
+    assert told["head"] == json_of("ledger", "show", path)["head"]
+    changes = {
+        "a budget": "UPDATE events SET budget = budget / 2 WHERE id = 2",
+        "a release": "DELETE FROM events WHERE id = 3",
+        "a cap": "UPDATE caps SET budget = 9.0",
+    }
+    said = {}
+    for name, change in changes.items():
+        copy = tmp_path / f"{name}.sqlite"
+        shutil.copy(path, copy)
+        with sqlite3.connect(copy) as connection:
+            connection.execute(change)
+        connection.close()
+        failure = command("ledger", "verify", copy, code=1).stderr
+        assert failure.startswith("error: ")
+        assert failure.count("\n") == 1
+        said[name] = failure.replace(str(tmp_path), "FOLDER")
+    (tmp_path / "no.sqlite").write_text("no ledger")
+    assert "not a privacy ledger" in command("ledger", "verify", tmp_path / "no.sqlite", code=1).stderr
+    assert "no such ledger" in command("ledger", "verify", tmp_path / "none.sqlite", code=1).stderr
+    golden.check({"releases": told["num_events"], "not covered": told["not_covered"], "changed": said})
+
+
+def test_with_a_network_show_adds_what_the_others_released(folder, tmp_path, golden):
+    path = tmp_path / "line.csv"
+    path.write_text("0,1\n1,2\n2,3\n3,4\n", encoding="utf-8")
+    network = ("--graph", path, "--undirected", "--max-hops", 2, "--hop-decay", 0.5, "--coupling", 0.4)
+    figures = ("spent", "R_model", "R_model_worst_case", "R_bound", "R_leak")
+    found = {}
+    for name, more in (("client", ()), ("paper", ("--num-examples", 287))):
+        told = json_of("ledger", "show", ledger_of(folder, name), *network, *more)
+        found[name] = {"clients": rows_of(told, *figures), "about": told["external"]}
+    golden.check(found, relative=1e-6)
+
+
+def test_from_python_a_cap_refuses_and_a_round_is_paid_for_once(tmp_path, golden):
+    def release(client, budget, **terms):
+        shared = {"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", "worst_case_budget": None}
+        shared |= {"noise_multiplier": None, "noise_kind": "gaussian", "extra_delta": 0.0}
+        return SimpleNamespace(client=client, budget=budget, **(shared | terms))
+
+    with mppfl.PrivacyLedger.open(tmp_path / "ledger.sqlite") as ledger:
+        ledger.set_cap("ann", 0.5, "record")
+        rounds = [
+            ledger.reserve("run", 1, [release("ann", 0.2), release("bob", 0.1, worst_case_budget=100.0)]),
+            ledger.reserve("run", 1, [release("ann", 0.2)]),
+            ledger.reserve_each("run", 2, [release("ann", 0.4), release("bob", 0.4, noise_kind="discrete")]),
+            ledger.reserve("run", 3, [release("bob", math.inf, noise_kind="none")]),
+        ]
+        with pytest.raises(mppfl.MppflError, match=r"client 'ann' has spent 0\.2 and asks for 0\.4 of a cap of 0\.5"):
+            ledger.reserve("run", 4, [release("bob", 0.1), release("ann", 0.4)])
+        names = ["ann", "bob"]
+        answer = {
+            "outcomes": [each.outcomes for each in rounds],
+            "refused": [[str(refusal) for refusal in each.refused] for each in rounds],
+            "spent": [str(each) for each in ledger.spent(names, "record")],
+            "remaining": [str(each) for each in ledger.remaining(names, "record")],
+            "releases": len(ledger),
+            "notes": list(ledger.notes()),
+        }
+    shown = command("ledger", "show", tmp_path / "ledger.sqlite").stdout
+    golden.check(answer | {"shown": shown.splitlines()})
+    assert json_of("ledger", "verify", tmp_path / "ledger.sqlite")["num_events"] == 4
