@@ -113,7 +113,7 @@ def nearly_equal(shown: str, printed: str) -> bool:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_prints_what_the_corrections_show(script):
     command = [sys.executable, "-X", "utf8", "-W", "error", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     shown, printed = printed_block(script).splitlines(), done.stdout.splitlines()
     assert len(shown) == len(printed)

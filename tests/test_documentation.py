@@ -61,7 +61,7 @@ def site(tmp_path_factory) -> Path:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=quiet, capture_output=True, text=True, encoding="utf-8", timeout=100, check=False
+        command, cwd=ROOT, env=quiet, capture_output=True, text=True, encoding="utf-8", timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -65,10 +65,11 @@ class Golden:
 
 
 def _differences(golden: Any, answer: Any, relative: float, noise: dict[str, float], place: str) -> Any:
-    """What differs, a line each: keys, lengths, texts, and numbers by more than `relative` of their own list's scale."""
+    """What differs, a line each: keys, lengths, texts, and numbers by more than `relative` of themselves."""
     if isinstance(golden, dict) and isinstance(answer, dict):
         if golden.keys() != answer.keys():
-            yield f"{place}: keys {sorted(golden.keys() - answer.keys())} gone, {sorted(answer.keys() - golden.keys())} new"
+            gone, new = sorted(golden.keys() - answer.keys()), sorted(answer.keys() - golden.keys())
+            yield f"{place}: keys {gone} gone, {new} new"
         for key in golden.keys() & answer.keys() - NOT_COMPARED:
             if key in noise:
                 if not abs(answer[key]) <= noise[key]:

@@ -175,7 +175,7 @@ def test_examples_are_dealt_to_clients_as_before(golden, how):
 
 
 def test_mechanisms_declare_their_noise_and_their_worst_case(golden):
-    from mppfl.privacy.mechanism import MECHANISMS, LocalWork
+    from mppfl.privacy import MECHANISMS, LocalWork
 
     work = LocalWork(120, local_epochs=3, num_steps=4, batch_size=20)
     found = {}
@@ -193,7 +193,7 @@ def test_mechanisms_declare_their_noise_and_their_worst_case(golden):
 
 
 def test_an_update_is_clipped_and_released_with_seeded_noise(golden):
-    from mppfl.privacy.mechanism import LocalWork
+    from mppfl.privacy import LocalWork
 
     updates = np.random.RandomState(3).standard_normal((3, 200)).astype(np.float32) * [[0.01], [0.2], [1.0]]
     found = {}

@@ -144,7 +144,7 @@ def test_a_ledger_is_copied_whole_while_another_process_writes_to_it(tmp_path):
                     counts.append(ledger.verify())
     finally:
         over.touch()
-        assert writer.wait(timeout=60) == 0
+        assert writer.wait(timeout=300) == 0
     assert len(counts) == 60
     assert all(count % 2 == 0 for count in counts)
     assert counts == sorted(counts)

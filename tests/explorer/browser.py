@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mppfl.explorer import Site
 
-PATIENCE = 20_000  # ms; nothing on the page takes so long, even on a machine that is busy
+PATIENCE = 120_000  # ms; nothing on the page takes so long, even on a machine that is very busy
 DRAWING = """() => {
   const holder = [...document.querySelectorAll("#graph, #graph div")].find((each) => each._cyreg);
   return holder ? holder._cyreg.cy : null;

@@ -169,10 +169,10 @@ def test_the_command_prints_a_link_with_a_token_where_others_can_come(command):
             assert found is not None, said
             address = f"http://127.0.0.1:{found[1]}/_dash-layout"
             with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-                urllib.request.urlopen(address, timeout=10)
+                urllib.request.urlopen(address, timeout=120)
             refused.value.close()
             asked = urllib.request.Request(address, headers={"Cookie": f"{COOKIE}-{found[1]}={found[2]}"})
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=120) as answer:
                 assert answer.status == 200
         finally:
             server.terminate()

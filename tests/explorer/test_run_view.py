@@ -40,7 +40,7 @@ def test_runs_are_listed_by_their_paths(folder):
     listed = list_runs(folder)
     assert [entry.name for entry in listed] == ["demo/fixed", "demo/mppfl", "group/late/fixed", "group/late/mppfl"]
     assert [entry.finished for entry in listed] == [True, True, False, False]
-    assert all(0 <= time.time() - entry.updated < 600 for entry in listed)
+    assert all(0 <= time.time() - entry.updated < 86_400 for entry in listed)
     assert [entry.name for entry in list_runs(folder / "demo")] == ["fixed", "mppfl"]
     for alone in (folder / "demo" / "mppfl", folder / "group" / "late" / "mppfl"):
         assert [entry.name for entry in list_runs(alone)] == ["."]
@@ -166,13 +166,11 @@ def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
     assert {(row.cap, row.remaining, row.rounds) for row in free} == {("–", "–", 3)}
 
 
-def test_reading_again_is_cheap_until_something_is_written(folder, tmp_path):
+def test_nothing_is_read_again_until_something_is_written(folder, tmp_path):
     shutil.copytree(folder / "demo", tmp_path / "demo")
     reader = RunReader(tmp_path)
     first = reader.read("demo/mppfl")
-    began = time.perf_counter()
     assert all(reader.read("demo/mppfl") is first for _ in range(20))
-    assert time.perf_counter() - began < 1
     os.utime(tmp_path / "demo" / "mppfl" / "run.json", (1, 1))
     second = reader.read("demo/mppfl")
     assert second is not first

@@ -189,7 +189,7 @@ def test_whatever_ends_the_launcher_nothing_it_started_is_left(tmp_path, ending)
         deployment.process.send_signal(ending)
         code = deployment.wait()
         assert code == (-signal.SIGKILL if ending == signal.SIGKILL else 130), deployment.said()
-        deadline = time.monotonic() + (60 if ending == signal.SIGKILL else 0)
+        deadline = time.monotonic() + (180 if ending == signal.SIGKILL else 0)
         while processes_of(layout.app) and time.monotonic() < deadline:
             time.sleep(0.5)
         assert processes_of(layout.app) == []

@@ -26,7 +26,7 @@ def test_the_servers_side_is_gone_before_any_node_is_asked_to_stop(tmp_path, mon
     try:
         federation.superlink = Process("superlink", ["sh", "-c", SUPERLINK], tmp_path / "log", federation.environment())
         federation.nodes["a"] = Process("node", ["sh", "-c", NODE], tmp_path / "log", federation.environment("node-0"))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while not all((tmp_path / name).exists() for name in ("app.pid", "link.pid", "ready")):
             assert time.monotonic() < deadline
             time.sleep(0.05)

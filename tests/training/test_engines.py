@@ -26,6 +26,7 @@ from mppfl.training import (
     rounds_together,
     training_rounds,
 )
+from tests.tolerances import assert_same_products
 from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with, small_cnn
 
 EXACT = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2}
@@ -258,7 +259,7 @@ def test_arms_side_by_side_are_the_arms_one_by_one():
     for arm in arms:
         *_, alone = training_rounds(model, data, arm.plan, arm.config, run=arm.name)
         last = [records[arm.name] for records in together if arm.name in records][-1]
-        np.testing.assert_array_equal(last.weights, alone.weights)
+        assert_same_products(last.weights, alone.weights, steps=200)
         assert last.round_index == alone.round_index
         np.testing.assert_array_equal(last.spent, alone.spent)
 

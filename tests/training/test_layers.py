@@ -15,6 +15,7 @@ from mppfl.training import (
     relu_pool,
     squared_norms_of_taps,
 )
+from tests.tolerances import assert_float32_close
 
 
 def draws(*shape, seed=0):
@@ -99,7 +100,7 @@ def test_rounded_copies_follow_the_weights_as_they_descend():
     found = rounding.given(held)
     assert found.keys() == model.shapes.keys()
     for name, part in plain.given(expected).items():
-        torch.testing.assert_close(found[name], part, rtol=0, atol=1e-6)
+        assert_float32_close(found[name], part, steps=100)
     copies = [name for name in held if name not in expected]
     assert len(copies) == len(expected)
     assert all(torch.equal(held[name], held[name.removesuffix(ROUNDED)].bfloat16()) for name in copies)

@@ -17,6 +17,7 @@ from mppfl.privacy import MECHANISMS as PRIVACY_MECHANISMS
 from mppfl.privacy import LocalWork, epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import Arm, Cohort, TrainingConfig, looks_of_round, make_model, rounds_together, training_rounds
+from tests.tolerances import assert_float32_close
 from tests.training.trainings import batch_normed, pictures, plan_with
 
 BUDGETS = (0.5, 0.0, 2.0)
@@ -178,11 +179,10 @@ def test_the_median_clip_norm_is_the_median_length_of_the_first_rounds_raw_updat
         (record,) = trained(budgets, 1, data=data, clip_norm=1e6)
         raw.append(record.update_norm)
     records = trained((1.0, 2.0, 3.0), 3, data=data, clip_norm="first_round_median")
-    assert [record.clip_norm for record in records] == [approx(np.median(raw), rel=1e-6)] * 3
+    assert_float32_close([record.clip_norm for record in records], [np.median(raw)] * 3, steps=100)
     assert records[0].share_clipped == approx(1 / 3)
-    np.testing.assert_allclose(
-        records[0].noise_std, np.median(raw) * np.sqrt(2 / np.array([1, 2, 3])) / data.num_examples, rtol=1e-6
-    )
+    wanted = np.median(raw) * np.sqrt(2 / np.array([1, 2, 3])) / data.num_examples
+    assert_float32_close(records[0].noise_std / wanted, np.ones(3), steps=100)
 
 
 def test_a_median_of_zero_is_no_clip_norm():
@@ -236,7 +236,7 @@ def test_accuracy_and_loss_are_those_of_the_model_handed_out():
     right = scores.argmax(1) == data.test_labels
     logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     assert record.accuracy == right.mean()
-    assert record.loss == approx(-logs[np.arange(len(right)), data.test_labels].mean(), rel=1e-5)
+    assert_float32_close(record.loss, -logs[np.arange(len(right)), data.test_labels].mean(), steps=200)
 
 
 def test_the_caller_may_stop_when_it_likes_and_pays_for_no_more():
