@@ -3,7 +3,7 @@
     python tools/passes.py solve --num-clients 4 --rounds 1
     python tools/passes.py --until-first-ledger-row train examples/demo.toml --output OUT
 
-A file is passed when a function in it is entered. Importing a module counts for nothing, nor does a folder's `__init__`.
+A file is passed when a function in it is entered. Importing a module counts for nothing, nor does an `__init__`.
 """
 
 from __future__ import annotations
