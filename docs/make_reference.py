@@ -3,6 +3,7 @@
 python docs/make_reference.py
 """
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "reference.md"
+DESIGN = PAGE.with_name("design.md")
+SOURCE = PAGE.parents[1] / "src" / "mppfl"
+TREE_BEGINS, TREE_ENDS = "<!-- tree -->", "<!-- end tree -->"
 GROUPS = {
     "network": "Networks",
     "game": "The game",
     "privacy": "Privacy",
     "data": "Data",
-    "learning": "Learning",
-    "results": "Experiments and results",
+    "training": "Training",
+    "experiment": "Experiments and results",
     "errors": "Errors",
 }
 # what neither a docstring nor `mppfl solve --help` says of a key
@@ -84,6 +88,33 @@ def opening() -> list[str]:
         "[the model](model.md#symbols).",
         "",
     ]
+
+
+# ---- the tree of design.md --------------------------------------------------------------------------------------------
+
+
+def tree() -> str:
+    """Folders and files of the package with the first line of each, as design.md shows them."""
+    lines = ["```", "src/mppfl/"]
+    for path in sorted(
+        SOURCE.rglob("*.py"), key=lambda path: (path.parent.parts, path.name != "__init__.py", path.name)
+    ):
+        where = path.relative_to(SOURCE)
+        is_folder = path.name == "__init__.py"
+        if where.name in ("__init__.py", "__main__.py") and len(where.parts) == 1:
+            continue
+        first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0].rstrip(".")
+        name = f"{where.parent.name}/" if is_folder else where.name
+        indent = "  " * (len(where.parts) - is_folder)
+        lines.append(f"{indent + name:<28}{first}"[:120].rstrip())
+    return "\n".join([*lines, "```"])
+
+
+def with_tree(text: str) -> str:
+    """The page with the tree between its marks."""
+    before, _, rest = text.partition(TREE_BEGINS)
+    _, _, after = rest.partition(TREE_ENDS)
+    return f"{before}{TREE_BEGINS}\n{tree()}\n{TREE_ENDS}{after}"
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
@@ -302,10 +333,11 @@ def file_type(hint: Any) -> str:
 
 
 def in_file(value: Any) -> str:
-    from mppfl.experiment import toml_value
+    from mppfl.files import toml_text
 
-    return toml_value(list(value) if isinstance(value, tuple) else value)
+    return toml_text({"x": list(value) if isinstance(value, tuple) else value}).strip().removeprefix("x = ")
 
 
 if __name__ == "__main__":
     PAGE.write_text(reference(), encoding="utf-8")
+    DESIGN.write_text(with_tree(DESIGN.read_text(encoding="utf-8")), encoding="utf-8")

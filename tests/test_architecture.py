@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tools.measure import measure
 
 import mppfl
 
@@ -28,7 +29,7 @@ LEFT_OF = {
     "explorer": _TRAINING | {"experiment", "explorer"},
     "flower": _TRAINING | {"experiment", "flower"},
 }
-ROOTS = {"mppfl.errors", "mppfl.arrays", "mppfl.exports", "mppfl.files", "mppfl.text", "mppfl.charts"}
+ROOTS = {"mppfl.errors", "mppfl.arrays", "mppfl.exports", "mppfl.database", "mppfl.files", "mppfl.text", "mppfl.charts"}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -126,6 +127,25 @@ def test_every_name_of_an_interface_is_there():
     for package in sorted(PACKAGES - ROOTS - triton):
         module = import_module(package)
         assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
+
+
+COUNTS = measure(SOURCE)
+
+
+def test_the_package_has_not_grown():
+    """The bars of this stage; a commit that raises one says which capability needs it."""
+    assert COUNTS.lines <= 37_000
+    assert COUNTS.files <= 200
+
+
+def test_no_file_serves_one_other_of_its_folder_without_saying_why():
+    assert not COUNTS.one_importer_same_folder, (
+        "merge them, or begin the docstring's first line with why they stand alone"
+    )
+
+
+def test_no_class_name_exists_twice():
+    assert not COUNTS.classes_twice
 
 
 def test_no_module_is_called_utils():

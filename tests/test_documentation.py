@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from make_reference import PAGE, reference  # noqa: E402
+from make_reference import DESIGN, PAGE, reference, with_tree  # noqa: E402
 from make_tutorial import BLOCK, COMMAND, PAGES, followed  # noqa: E402
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -182,3 +182,8 @@ def test_commands_that_are_only_shown_have_the_options_they_use(page):
 
 def test_the_reference_is_made_from_the_code():
     assert PAGE.read_text(encoding="utf-8") == reference(), "run: python docs/make_reference.py"
+
+
+def test_the_design_page_shows_the_tree_as_it_is():
+    text = DESIGN.read_text(encoding="utf-8")
+    assert text == with_tree(text), "run: python docs/make_reference.py"
