@@ -29,7 +29,7 @@ LEFT_OF = {
     "explorer": _TRAINING | {"experiment", "explorer"},
     "flower": _TRAINING | {"experiment", "flower"},
 }
-ROOTS = {
+ROOTS = {f"mppfl.{name}" for name in ("errors", "arrays", "exports", "compiled", "database", "files", "text", "charts")}
     "mppfl.errors",
     "mppfl.arrays",
     "mppfl.exports",
