@@ -30,15 +30,6 @@ LEFT_OF = {
     "flower": _TRAINING | {"experiment", "flower"},
 }
 ROOTS = {f"mppfl.{name}" for name in ("errors", "arrays", "exports", "compiled", "database", "files", "text", "charts")}
-    "mppfl.errors",
-    "mppfl.arrays",
-    "mppfl.exports",
-    "mppfl.compiled",
-    "mppfl.database",
-    "mppfl.files",
-    "mppfl.text",
-    "mppfl.charts",
-}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
