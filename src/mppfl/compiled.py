@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-try:
+HAS_NUMBA = find_spec("numba") is not None
+
+if TYPE_CHECKING or HAS_NUMBA:
     from numba import get_num_threads, njit, prange
-
-    HAS_NUMBA = True
-except ModuleNotFoundError:
-    HAS_NUMBA = False
+else:
     prange = range
     logging.getLogger(__name__).warning(
         "numba is not installed: loops that it compiles run as plain Python. Run: pip install 'mppfl[fast]'"
