@@ -64,7 +64,7 @@ def test_an_experiment_that_was_changed_is_not_run_with_nodes_that_go_by_the_old
 def test_what_a_client_adds_of_its_own_is_left_to_it(tmp_path):
     layout = made(tmp_path / "app")
     settings = layout.node(0) / "node.toml"
-    settings.write_text(settings.read_text() + "cap_per_round = 0.1\nquadratic_cost = 2.0\n")
+    settings.write_text(settings.read_text() + "cap_per_round = 0.1\n")
     assert made_again(layout) == ["0", "1"]
 
 

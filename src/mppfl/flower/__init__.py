@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .local import deploy_local, deploy_simulated
     from .mod import PrivateUpload
     from .node import NodeSettings, read_node
-    from .offers import asking_over
     from .processes import Process, free_ports
     from .reconcile import differences_from_ledgers, differences_from_reports
     from .server import experiment_server
@@ -31,6 +30,6 @@ if TYPE_CHECKING:
     from .strategy import PricedFedAvg, work_of
     from .vector import digest_of, vector_of
     from .watchful import WatchfulGrid
-    from .wire import OFFER, REPORT, WHO, RoundTerms, has_terms, report_in, terms_in, with_terms
+    from .wire import REPORT, WHO, RoundTerms, has_terms, report_in, terms_in, with_terms
 
 export_lazily(__name__)

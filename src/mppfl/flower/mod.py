@@ -33,7 +33,7 @@ from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
 from mppfl.flower.node import NODE_KEY, NodeSettings, read_node
 from mppfl.flower.reconcile import spent_in_round, spent_in_run
 from mppfl.flower.vector import Vector, digest_of, record_like, vector_of
-from mppfl.flower.wire import OFFER, REPORT, WHO, Report, RoundTerms, terms_in, to_record
+from mppfl.flower.wire import REPORT, WHO, Report, RoundTerms, terms_in, to_record
 from mppfl.privacy import (
     MECHANISMS,
     LocalWork,
@@ -93,10 +93,6 @@ class PrivateUpload:
         node = self.settings(context)
         if WHO in message.content:
             return Message(RecordDict({WHO: ConfigRecord({"client": node.client})}), reply_to=message)
-        if OFFER in message.content:
-            from mppfl.flower.offers import answered  # every message starts a process: it loads what it needs
-
-            return answered(node, message)
         if message.metadata.message_type.split(".")[0] != "train":
             # Figures computed from raw data, such as a local accuracy, would be a release that nobody accounts for.
             return Message(Error(0, "only training is released"), reply_to=message)

@@ -7,9 +7,6 @@
     experiment = "experiment.toml"  # for the app of deploy init; without it, the file that the app brings along
     accept = ["client"]             # mechanisms it releases under; those that promise too much must be named
     without_noise = false           # whether it may send an upload without noise
-    quadratic_cost = 0.7            # a and b of its privacy cost, where it is asked for budgets (offers.py)
-    linear_cost = 0.2
-    budget_max = 3.0                # the most it ever answers with, in budgets of the game
 
 Flower's node configuration names the file: --node-config 'mppfl-node="/home/ann/node.toml"'.
 """
@@ -32,7 +29,7 @@ from mppfl.privacy.ledger import name_of
 
 NODE_KEY = "mppfl-node"
 PATHS = ("ledger", "experiment")
-LIMITS = ("cap", "cap_per_round", "quadratic_cost", "linear_cost", "budget_max")
+LIMITS = ("cap", "cap_per_round")
 # Those whose budget holds whatever the data are; `paper` has to be accepted by name.
 SOUND = tuple(name for name in MECHANISMS if name not in ("paper", "dpsgd_poisson"))
 
@@ -41,8 +38,6 @@ SOUND = tuple(name for name in MECHANISMS if name not in ("paper", "dpsgd_poisso
 class NodeSettings:
     """One client's own settings; paths are absolute.
 
-    quadratic_cost, linear_cost, budget_max
-                from which it answers offers; without the first it answers none
     experiment  the experiment file on this machine, where the app is mppfl's own
     """
 
@@ -52,9 +47,6 @@ class NodeSettings:
     cap_per_round: float | None = None
     accept: tuple[str, ...] = SOUND
     without_noise: bool = False
-    quadratic_cost: float | None = None
-    linear_cost: float | None = None
-    budget_max: float | None = None
     experiment: Path | None = None
 
     def __post_init__(self) -> None:

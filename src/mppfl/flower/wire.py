@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
 
 from mppfl.errors import BadInput
 
-REPORT, WHO, OFFER = "mppfl.report", "mppfl.who", "mppfl.offer"
+REPORT, WHO = "mppfl.report", "mppfl.who"
 TERMS = "mppfl-"  # how the keys of terms begin, in the configuration that Flower sends anyway
 
 Outcome = Literal["released", "refused"]
