@@ -93,8 +93,7 @@ def test_with_noise_off_an_app_reaches_the_same_model(tmp_path, golden, name):
 
 @pytest.mark.parametrize("privacy", ["client", "full_batch"])
 def test_with_noise_everybody_spends_and_is_paid_what_the_plan_says(tmp_path, golden, privacy):
-    from mppfl.flower.accounts import Accounts
-    from mppfl.flower.server_state import ServerFolder
+    from mppfl.flower import Accounts, ServerFolder
     from tests.flower.test_experiment_app import app_with, served
 
     layout = app_with(
@@ -124,7 +123,7 @@ def test_with_noise_everybody_spends_and_is_paid_what_the_plan_says(tmp_path, go
 
 
 def test_one_round_of_a_strategy_and_three_clients_by_hand(tmp_path, golden):
-    from mppfl.flower.vector import vector_of
+    from mppfl.flower import vector_of
     from tests.flower.federation import moved
     from tests.flower.test_priced_fedavg import CLIENTS, Federation
 

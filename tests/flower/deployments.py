@@ -41,10 +41,10 @@ import time
 from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
-from mppfl.flower import client
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.flower import experiment_client
+from mppfl.privacy.ledger import PrivacyLedger
 
-app = client.experiment_client()
+app = experiment_client()
 
 
 def word_of(context):

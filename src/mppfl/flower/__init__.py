@@ -12,24 +12,33 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .accounts import Accounts, Entry, Settlement
-    from .certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_key
-    from .client import experiment_client, side_of
-    from .experiment_case import client_side, deployed_experiment, first_model, to_arrays
-    from .federation import Ended, Federation, OnRound, Tell, environment, node_line
-    from .honesty import HonestUpload, fault_of, honest_upload
-    from .identity import Attendance, Registry, pem_of
-    from .layout import Layout, make_nodes, write_app
-    from .local import deploy_local, deploy_simulated
-    from .mod import PrivateUpload
-    from .node import NodeSettings, read_node
-    from .processes import Process, free_ports
-    from .reconcile import differences_from_ledgers, differences_from_reports
-    from .server import experiment_server
-    from .server_state import ServerFolder, ServerState
-    from .status import status_of
-    from .strategy import PricedFedAvg, work_of
-    from .vector import digest_of, vector_of
-    from .watchful import WatchfulGrid
-    from .wire import REPORT, WHO, RoundTerms, has_terms, report_in, terms_in, with_terms
+    from .app import (
+        client_side,
+        deployed_experiment,
+        experiment_client,
+        experiment_server,
+        first_model,
+        side_of,
+        to_arrays,
+    )
+    from .identity import Attendance, NodeSettings, Registry, pem_of, read_node
+    from .layout import CA, CERTIFICATE, KEY, Layout, make_certificates, make_node_key, make_nodes, write_app
+    from .local import (
+        Ended,
+        Federation,
+        OnRound,
+        Process,
+        Tell,
+        deploy_local,
+        deploy_simulated,
+        environment,
+        free_ports,
+        node_line,
+    )
+    from .state import ServerFolder, ServerState
+    from .status import differences_from_ledgers, differences_from_reports, status_of
+    from .strategy import HonestUpload, PricedFedAvg, WatchfulGrid, fault_of, honest_upload, work_of
+    from .upload import PrivateUpload
+    from .wire import REPORT, WHO, RoundTerms, digest_of, has_terms, report_in, terms_in, vector_of, with_terms
 
 export_lazily(__name__)

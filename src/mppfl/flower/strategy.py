@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,21 +25,168 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from mppfl.arrays import require_count
+from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput, MppflError
 from mppfl.flower.accounts import Accounts, Entry, Settlement
-from mppfl.flower.honesty import FALSE_ALARM_RATE, fault_of, honest_upload
 from mppfl.flower.identity import Attendance, Registry
-from mppfl.flower.server_state import ServerFolder, ServerState, after_round, first_state, run_key
-from mppfl.flower.vector import Vector, digest_of, record_like, uploaded_vector, vector_of
-from mppfl.flower.watchful import WatchfulGrid
-from mppfl.flower.wire import Report, RoundTerms, report_in, with_terms
+from mppfl.flower.state import ServerFolder, ServerState, after_round, first_state, run_key
+from mppfl.flower.wire import (
+    Report,
+    RoundTerms,
+    Vector,
+    digest_of,
+    record_like,
+    report_in,
+    uploaded_vector,
+    vector_of,
+    with_terms,
+)
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, round_cost
+from mppfl.privacy import LocalWork, NoiseKind, ReleaseCost, grid_of, round_cost
 from mppfl.privacy.ledger import name_of
-from mppfl.training import TrainingConfig, noise_in_update, weights_of_updates
+from mppfl.training import TrainingConfig, noise_in_update, times_counted, weights_of_updates
+
+FALSE_ALARM_RATE = 1e-9  # of one honest upload
+FLOAT32_ROUNDING = 1 + 2.0**-22
+
+
+@dataclass(frozen=True, slots=True)
+class HonestUpload:
+    """What an honest upload consists of, from public values alone.
+
+    length      the most that the update without noise can measure in ℓ2
+    noise_std   standard deviation of the noise in each coordinate
+    rounding    the most that rounding to the grid of the noise can add to its length
+    adapts      whether the update may depend on the noise, as where every gradient has some
+    """
+
+    length: float
+    noise_std: float
+    rounding: float
+    adapts: bool
+
+    def longest(self, num_parameters: int, false_alarm_rate: float = FALSE_ALARM_RATE) -> float:
+        """The length that an honest upload exceeds with at most the chance `false_alarm_rate`."""
+        rate = require_number(false_alarm_rate, "false_alarm_rate", 0.0, 1.0)
+        if self.noise_std == 0:
+            return self.length * FLOAT32_ROUNDING
+        x, p = math.log(1 / rate), float(num_parameters)
+        b = 0.0 if self.adapts else (self.length / self.noise_std) ** 2
+        noisy = self.noise_std * math.sqrt(p + b + 2 * math.sqrt((p + 2 * b) * x) + 2 * x)
+        return ((self.length if self.adapts else 0.0) + noisy + self.rounding) * FLOAT32_ROUNDING
+
+
+def honest_upload(config: TrainingConfig, work: LocalWork, cost: ReleaseCost, num_parameters: int) -> HonestUpload:
+    """What the terms of a round allow an upload to be."""
+    clip = float(config.clip_norm)
+    kind: NoiseKind = config.noise
+    rounding = grid_of(cost.noise_std, kind) * math.sqrt(num_parameters)
+    if config.mechanism.noise_on == "update":
+        return HonestUpload(clip, cost.noise_std, rounding, adapts=False)
+    # Each step moves the weights by the rate times a mean of gradients of length 𝒮 at most.
+    reach = config.learning_rate * sum(times_counted(config, work))
+    return HonestUpload(clip * reach, noise_in_update(config, work, cost), rounding * reach, adapts=True)
+
+
+def fault_of(upload: Vector, honest: HonestUpload, false_alarm_rate: float = FALSE_ALARM_RATE) -> str:
+    """Why the upload is not taken, in one line; empty if it is."""
+    if not np.isfinite(upload).all():
+        return f"holds {int((~np.isfinite(upload)).sum()):,} entries that are NaN or infinite"
+    values = upload.astype(np.float64)
+    largest = float(np.abs(values).max(initial=0.0))
+    length = largest * float(np.linalg.norm(values / largest)) if largest else 0.0
+    longest = honest.longest(upload.size, false_alarm_rate)
+    if length > longest:
+        return (
+            f"measures {length:.4g}; an honest one exceeds {longest:.4g} with a chance of at most {false_alarm_rate:g}"
+        )
+    return ""
+
+
+# ---- WatchfulGrid: waits for answers, and does not wait for those that can no longer come ---------------------------
+
+# Flower reports an answer as lost while its node is offline. A node that was killed and started again between two looks
+# is online as before, but the message died with the old process: the round would wait for it until its time is up. So
+# this grid also looks at when each node was last activated: a node that came back after it was asked has forgotten it.
 
 log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+LOOK_SECONDS = 5.0  # between two looks at the nodes
+
+
+class WatchfulGrid(Grid):
+    """The same grid, with another way to wait."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Answers to these messages: until all are there, their nodes have forgotten them, or the time is up."""
+        sent = list(messages)
+        if not sent:
+            return []
+        before = self._activations()
+        taken = set(self.grid.push_messages(sent))
+        waiting = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
+        waiting = {message: node for message, node in waiting.items() if message in taken}
+        found: list[Message] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        looked, suspects = time.monotonic(), set[str]()
+        while waiting:
+            for reply in self.grid.pull_messages(set(waiting)):
+                found.append(reply)
+                waiting.pop(reply.metadata.reply_to_message_id, None)
+            if not waiting or (deadline is not None and time.monotonic() > deadline):
+                break
+            if time.monotonic() - looked > LOOK_SECONDS:
+                looked, now = time.monotonic(), self._activations()
+                back = {message for message, node in waiting.items() if node in now and now[node] != before.get(node)}
+                for message in back & suspects:  # seen twice, so an answer on its way has had time to arrive
+                    log.warning("node %d came back and has forgotten what it was asked", waiting.pop(message))
+                suspects = back
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _activations(self) -> dict[int, str]:
+        """When each connected node was last activated, as the SuperLink says it."""
+        return {int(node.node_id): str(getattr(node, "last_activated_at", "")) for node in self.grid.get_nodes()}
+
+    # ---- the rest is the grid's own -----------------------------------------------------------------------------
+
+    def set_run(self, run: Any) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self.grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
+
+
+# ---- PricedFedAvg: Flower's FedAvg with a price on every round ------------------------------------------------------
+
+#     strategy = PricedFedAvg(plan, clients, config, folder="server", registry=Registry.read("keys.json"))
+#     strategy.start(grid, initial_arrays)
+#
+# Every client of the plan gets its own terms. What comes back is checked (honesty.py), booked (accounts.py), weighed and
+# averaged as in training on one machine, and the state is on the disk before the next round (server_state.py). Started
+# again on the same folder, it goes on after the last round that was finished.
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -399,6 +547,3 @@ def require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConfi
         raise BadInput(
             f"privacy={config.privacy!r} has no budget that a client could hold against its cap. Use another mechanism."
         )
-
-
-__all__ = ["PricedFedAvg", "require_deployable", "work_of"]

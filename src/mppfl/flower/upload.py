@@ -30,10 +30,19 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
-from mppfl.flower.node import NODE_KEY, NodeSettings, read_node
-from mppfl.flower.reconcile import spent_in_round, spent_in_run
-from mppfl.flower.vector import Vector, digest_of, record_like, vector_of
-from mppfl.flower.wire import REPORT, WHO, Report, RoundTerms, terms_in, to_record
+from mppfl.flower.identity import NODE_KEY, NodeSettings, read_node
+from mppfl.flower.wire import (
+    REPORT,
+    WHO,
+    Report,
+    RoundTerms,
+    Vector,
+    digest_of,
+    record_like,
+    terms_in,
+    to_record,
+    vector_of,
+)
 from mppfl.privacy import (
     MECHANISMS,
     LocalWork,
@@ -341,4 +350,19 @@ class _Round:
         return Message(content, reply_to=self.message)
 
 
-__all__ = ["PrivateUpload", "Refused", "RoundTerms", "node_of"]
+def spent_in_run(ledger: PrivacyLedger, run: str, client: str) -> float:
+    """ρ that the ledger holds for one client in one run, its rounds added up in their order."""
+    return sum((budget for _, budget in sorted(_rounds(ledger, run, client))), 0.0)
+
+
+def spent_in_round(ledger: PrivacyLedger, run: str, round_index: int, client: str) -> float:
+    """ρ that the ledger holds for one client in one round of a run."""
+    return sum((budget for at, budget in _rounds(ledger, run, client) if at == round_index), 0.0)
+
+
+def _rounds(ledger: PrivacyLedger, run: str, client: str) -> list[tuple[int, float]]:
+    return [
+        (event["round_index"], float(event["budget"] or 0.0))
+        for event in ledger.events()
+        if event["run"] == run and event["client"] == client
+    ]

@@ -26,7 +26,7 @@ import torch
 from mppfl.arrays import Array
 from mppfl.errors import BadFile
 from mppfl.files import locked, write_whole
-from mppfl.flower.vector import Vector
+from mppfl.flower.wire import Vector
 from mppfl.game import Plan
 from mppfl.training import TrainingConfig, server_step
 
