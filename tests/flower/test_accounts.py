@@ -96,7 +96,7 @@ def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_no_accounts_are_made_by_looking_for_them(tmp_path):
-    with pytest.raises(BadFile, match="there are no accounts"):
+    with pytest.raises(BadFile, match="there is no such account book"):
         Accounts.open(tmp_path / "none.sqlite", read_only=True)
     assert not (tmp_path / "none.sqlite").exists()
 
