@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from mppfl.flower import (
     experiment_server,
     first_model,
     make_nodes,
+    read_node,
     report_in,
     side_of,
     status_of,
@@ -165,8 +167,7 @@ def test_the_apps_client_trains_for_no_other_terms_than_its_own_experiments(tmp_
     layout = app_with(tmp_path / "app", mechanism="mppfl", privacy=own, model="softmax")
     make_nodes(layout, deployed_experiment(layout.experiment))
     settings = layout.node(0) / "node.toml"
-    accept = f"accept = {json.dumps(list(MECHANISMS))}"
-    settings.write_text(settings.read_text().replace(f'accept = ["{own}"]', accept))
+    settings.write_text(replace(read_node(settings), accept=tuple(MECHANISMS)).to_toml())
     side = client_side(deployed_experiment(layout.experiment), "0")
     base = {"run": "r", "round_index": 1, "client": "0", "budget": 1e-6, "pays": 0.0, "privacy": own,
             "adjacency": "replace-one", "clip_norm": 0.5, "noise": "gaussian", "local_epochs": 1, "num_steps": 2,

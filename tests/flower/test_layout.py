@@ -13,7 +13,6 @@ from mppfl.flower import (
     CA,
     CERTIFICATE,
     KEY,
-    Ended,
     Federation,
     Layout,
     ServerFolder,
@@ -24,6 +23,7 @@ from mppfl.flower import (
     make_nodes,
     node_line,
     read_node,
+    run_line,
     write_app,
 )
 from tests.homes import home
@@ -199,19 +199,11 @@ def test_a_launch_that_is_refused_leaves_nothing_behind(tmp_path):
 
 
 def test_a_path_in_any_script_reaches_flower_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(home(Federation), "program", lambda name: name)
     layout = made(tmp_path / "föderation 😀 it's \\ here")
     (settings,) = [line for line in node_line(layout.node(0), "", tmp_path, 1) if line.startswith("mppfl-node=")]
     assert tomllib.loads(settings) == {"mppfl-node": str(layout.node(0) / "node.toml")}
-    asked = []
-    monkeypatch.setattr(home(Ended), "program", lambda name: name)
-    monkeypatch.setattr(
-        home(Ended).subprocess,
-        "run",
-        lambda line, **_: asked.append(line) or type("Done", (), {"returncode": 0}),
-    )
-    federation = Federation(layout, ["0", "1"], lambda line: None)
-    federation._run({})
-    (config,) = [part for part in asked[0] if part.startswith("experiment=")]
+    (config,) = [part for part in run_line(layout, {}) if part.startswith("experiment=")]
     assert tomllib.loads(config.replace(" state=", "\nstate=")) == {
         "experiment": str(layout.experiment),
         "state": str(layout.server),

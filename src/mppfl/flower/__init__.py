@@ -27,18 +27,18 @@ if TYPE_CHECKING:
         Ended,
         Federation,
         OnRound,
-        Process,
         Tell,
         deploy_local,
         deploy_simulated,
-        environment,
         free_ports,
         node_line,
+        run_line,
+        start_process,
     )
     from .state import ServerFolder, ServerState
     from .status import differences_from_ledgers, differences_from_reports, status_of
-    from .strategy import HonestUpload, PricedFedAvg, WatchfulGrid, fault_of, honest_upload, work_of
+    from .strategy import HonestUpload, PricedFedAvg, fault_of, honest_upload
     from .upload import PrivateUpload
-    from .wire import REPORT, WHO, RoundTerms, digest_of, has_terms, report_in, terms_in, vector_of, with_terms
+    from .wire import REPORT, WHO, RoundTerms, digest_of, report_in, terms_in, vector_of, with_terms, work_of
 
 export_lazily(__name__)
