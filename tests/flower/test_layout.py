@@ -23,7 +23,7 @@ from mppfl.flower import (
     make_nodes,
     node_line,
     read_node,
-    run_line,
+    run_arguments,
     write_app,
 )
 from tests.homes import home
@@ -203,7 +203,7 @@ def test_a_path_in_any_script_reaches_flower_as_it_is(tmp_path, monkeypatch):
     layout = made(tmp_path / "föderation 😀 it's \\ here")
     (settings,) = [line for line in node_line(layout.node(0), "", tmp_path, 1) if line.startswith("mppfl-node=")]
     assert tomllib.loads(settings) == {"mppfl-node": str(layout.node(0) / "node.toml")}
-    (config,) = [part for part in run_line(layout, {}) if part.startswith("experiment=")]
+    (config,) = [part for part in run_arguments(layout, {}) if part.startswith("experiment=")]
     assert tomllib.loads(config.replace(" state=", "\nstate=")) == {
         "experiment": str(layout.experiment),
         "state": str(layout.server),

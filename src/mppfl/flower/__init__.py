@@ -1,7 +1,9 @@
-"""MPPFL on Flower: a strategy that prices every round, a client mod that keeps each client's own account.
+"""MPPFL on Flower: a strategy that prices every round, and a client mod that keeps each client's own account.
 
     PricedFedAvg    the server's strategy: a plan's terms for each client, checks, payments, a checkpoint every round
-    PrivateUpload   the client's mod: clips, checks its own cap, pays its own ledger, adds noise, reports
+    PrivateUpload   the client's mod: clips, checks its own cap, charges its own ledger, adds noise, reports
+    Registry        which key belongs to which client, on the server
+    NodeSettings    a client's own caps and what it accepts, on its machine
 
 Needs `pip install mppfl[flower]`. docs/deploy.md shows both in an app.
 """
@@ -21,22 +23,11 @@ if TYPE_CHECKING:
         side_of,
         to_arrays,
     )
-    from .identity import Attendance, NodeSettings, Registry, pem_of, read_node
+    from .identity import NodeSettings, Registry, pem_of, read_node
     from .layout import CA, CERTIFICATE, KEY, Layout, make_certificates, make_node_key, make_nodes, write_app
-    from .local import (
-        Ended,
-        Federation,
-        OnRound,
-        Tell,
-        deploy_local,
-        deploy_simulated,
-        free_ports,
-        node_line,
-        run_line,
-        start_process,
-    )
+    from .local import Federation, deploy_local, free_ports, node_line, run_arguments, start_process
     from .state import ServerFolder, ServerState
-    from .status import differences_from_ledgers, differences_from_reports, status_of
+    from .status import Status, differences_from_ledgers, differences_from_reports, status_of
     from .strategy import HonestUpload, PricedFedAvg, fault_of, honest_upload
     from .upload import PrivateUpload
     from .wire import REPORT, WHO, RoundTerms, digest_of, report_in, terms_in, vector_of, with_terms, work_of

@@ -3,10 +3,10 @@
 One row per client and round, in one SQLite file, so that the privacy account and the payments cannot drift apart:
 
     asked      the terms were sent; until an answer comes, the budget counts as spent
-    paid       an upload came and was taken: spent, and paid
-    rejected   an upload came and was not taken: spent, because it left the client, and not paid
-    refused    the client said no: nothing spent, nothing paid
-    lost       no answer came: it may have been spent and counts as such; not paid
+    paid       an upload was accepted: spent, and paid
+    rejected   an upload was not accepted: spent, because it left the client, and not paid
+    refused    the client refused: nothing spent, nothing paid
+    lost       no answer came: it may have been spent and counts as spent; not paid
 
 The terms are written before they are sent and never change; a round that is repeated after a crash is asked once.
 """
@@ -99,10 +99,6 @@ class Accounts(Database):
         """Records terms before they are sent. The same terms again are fine; other terms for the same round are not."""
         with self._writing() as write:
             for entry in entries:
-                if entry.state != "asked":
-                    raise BadInput(
-                        f"client {entry.client!r} can only be asked, not {entry.state!r}, before its answer."
-                    )
                 before = _entry_in(write, entry.run, entry.round_index, entry.client)
                 if before is None:
                     write.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", astuple(entry))
@@ -124,8 +120,6 @@ class Accounts(Database):
                 before = _entry_in(write, run, round_index, end.client)
                 if before is None:
                     raise BadInput(f"client {end.client!r} was not asked in round {round_index} of {run!r}.")
-                if end.state not in STATES[1:]:
-                    raise BadInput(f"state={end.state!r} is no end of a round. Known: {', '.join(STATES[1:])}.")
                 if before.state == "paid":
                     continue
                 worth = replace(before, state=end.state).worth

@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -61,31 +62,17 @@ def deploy_local(
     num_nodes: int | None = None,
     *,
     resume: bool = False,
+    simulated: bool = False,
     tell: Tell = lambda line: None,
     on_round: OnRound = lambda facts: None,
 ) -> Ended:
     """Runs the app's experiment on this machine to its end and stops everything that it started, however it ends.
 
-    Raises where the SuperLink, all nodes or the server app fail; the state stays, and `resume` goes on from it.
+    With `simulated`, clients are computed by Flower's simulation engine: no nodes, no keys, names unchecked. Raises
+    where the SuperLink, all nodes or the server app fail; the state stays, and `resume` goes on from it.
     """
-    with _prepared(app, resume, num_nodes) as (layout, clients):
-        return _run(Federation(layout, clients, tell), on_round)
-
-
-def deploy_simulated(
-    app: str | Path,
-    *,
-    resume: bool = False,
-    tell: Tell = lambda line: None,
-    on_round: OnRound = lambda facts: None,
-) -> Ended:
-    """Runs the same app with clients computed by Flower's simulation engine: no nodes, no keys, names unchecked."""
-    with _prepared(app, resume) as (layout, clients):
-        return _run(SimulatedFederation(layout, clients, tell), on_round)
-
-
-def _run(federation: Federation, on_round: OnRound) -> Ended:
-    with _terminating_like_ctrl_c():
+    with _prepared(app, resume, num_nodes) as (layout, clients), _terminating_like_ctrl_c():
+        federation = (SimulatedFederation if simulated else Federation)(layout, clients, tell)
         try:
             federation.start()
             return federation.watch(on_round)
@@ -94,7 +81,7 @@ def _run(federation: Federation, on_round: OnRound) -> Ended:
 
 
 @contextmanager
-def _prepared(app: str | Path, resume: bool, num_nodes: int | None = None) -> Iterator[tuple[Layout, list[str]]]:
+def _prepared(app: str | Path, resume: bool, num_nodes: int | None) -> Iterator[tuple[Layout, list[str]]]:
     """The folder with everything that a launch needs, locked until the launch ends, and the clients.
 
     Refuses what cannot be run before anything is written. Checks again once the folder is locked: another launch may
@@ -246,8 +233,7 @@ class Federation:
         if time.monotonic() - self.last_asked < ASK_SECONDS:
             return False
         self.last_asked = time.monotonic()
-        line = [program("flwr"), "list", LINK, "--format", "json"]
-        done = subprocess.run(line, env=self.environment(), capture_output=True, text=True, check=False, timeout=120)
+        done = self._flwr("list", LINK, "--format", "json")
         try:
             runs = json.loads(done.stdout)["runs"]
             return bool(runs) and all(str(run["status"]).startswith("finished") for run in runs)
@@ -294,27 +280,22 @@ class Federation:
 
     def _register(self, keys: Sequence[Path]) -> None:
         """Tells the SuperLink whose keys to accept, two at a time."""
-        for first in range(0, len(keys), 2):
-            commands = {
-                key: subprocess.Popen(
-                    [program("flwr"), "supernode", "register", str(key), LINK],
-                    env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                )
-                for key in keys[first : first + 2]
-            }  # fmt: skip
-            for key, command in commands.items():
-                output, _ = command.communicate(timeout=START_SECONDS)
-                if command.returncode != 0:
-                    message = " ".join(output.decode().split())[-300:]
-                    raise MppflError(f"the key {key} could not be registered: {message}")
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(lambda key: self._flwr("supernode", "register", str(key), LINK), keys))
+        for key, done in zip(keys, results, strict=True):
+            if done.returncode != 0:
+                raise MppflError(f"the key {key} could not be registered: {_plain_output(done)[-300:]}")
 
     def _submit(self, settings: Mapping[str, str], *options: str) -> None:
         """Hands the app to the SuperLink."""
-        line = [*run_line(self.layout, settings), *options]
-        done = subprocess.run(line, env=self.environment(), capture_output=True, text=True, check=False, timeout=180)
+        done = self._flwr(*run_arguments(self.layout, settings), *options)
         if done.returncode != 0:
-            output = "".join(" " if letter in "│╭╮╰╯─" else letter for letter in done.stdout + done.stderr)
-            raise MppflError(f"Flower did not take the app: {' '.join(output.split())[-400:]}")
+            raise MppflError(f"Flower did not take the app: {_plain_output(done)[-400:]}")
+
+    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs Flower's own command."""
+        line = [program("flwr"), *arguments]
+        return subprocess.run(line, env=self.environment(), capture_output=True, text=True, check=False, timeout=180)
 
     def environment(self, home: str = "") -> dict[str, str]:
         """Environment of every program of this launch: no calls home, no downloads, and the launch's mark.
@@ -371,11 +352,15 @@ def node_line(folder: Path, address: str, root_certificates: Path, port: int) ->
     ]
 
 
-def run_line(layout: Layout, settings: Mapping[str, str]) -> list[str]:
-    """The command that hands the app to the SuperLink."""
+def run_arguments(layout: Layout, settings: Mapping[str, str]) -> list[str]:
+    """The arguments of `flwr` that hand the app to the SuperLink."""
     config = {"experiment": str(layout.experiment), "state": str(layout.server), **settings}
-    text = " ".join(f"{key}={_quoted(value)}" for key, value in config.items())
-    return [program("flwr"), "run", str(layout.app), LINK, "--run-config", text]
+    return ["run", str(layout.app), LINK, "--run-config", " ".join(f"{k}={_quoted(v)}" for k, v in config.items())]
+
+
+def _plain_output(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command printed, in one line and without frames."""
+    return " ".join("".join(" " if sign in "│╭╮╰╯─" else sign for sign in done.stdout + done.stderr).split())
 
 
 def _quoted(text: str) -> str:
