@@ -66,8 +66,6 @@ class Mischief:
                 arrays = ArrayRecord({name: Array(each.numpy() * np.nan) for name, each in arrays.items()})
             if word == "long":
                 arrays = ArrayRecord({name: Array(each.numpy() + np.float32(50)) for name, each in arrays.items()})
-            if word == "shape":
-                arrays = ArrayRecord({name: Array(each.numpy().reshape(-1)[:1]) for name, each in arrays.items()})
             reply.content["arrays"] = arrays
         return reply
 
