@@ -25,11 +25,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from mppfl.flower import PricedFedAvg, watchful
-from mppfl.flower.identity import Registry
-from mppfl.game.plan import Terms, plan_of_rounds
 from mppfl.files import write_whole
-from mppfl.training.config import TrainingConfig
+from mppfl.flower import PricedFedAvg, Registry
+from mppfl.game import Terms, plan_of_rounds
+from mppfl.training import TrainingConfig
 
 app = ServerApp()
 
@@ -42,20 +41,19 @@ class Eager:  # the same grid, asked for replies ten times a second instead of e
         return getattr(self.grid, name)
 
     def send_and_receive(self, messages, *, timeout=None):
-        waiting, found = set(self.grid.push_messages(messages)), []
+        waiting, received = set(self.grid.push_messages(messages)), []
         while waiting:
             replies = list(self.grid.pull_messages(waiting))
-            found += replies
+            received += replies
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             time.sleep(0.1 if waiting else 0.0)
-        return found
+        return received
 
 
 @app.main()
 def main(grid, context):
-    grid, watchful.POLL_SECONDS = Eager(grid), 0.1
-    given = context.run_config
-    state, keys, pairs = Path(given["state"]), Path(given["keys"]), PAIRS
+    grid = Eager(grid)
+    state, keys, pairs = Path(context.run_config["state"]), Path(context.run_config["keys"]), PAIRS
     clients = list(json.loads(keys.read_text()))
     plan = plan_of_rounds("by hand", [Terms(t + 1, 1.0, 1.0, np.full(len(clients), 0.1)) for t in range(pairs + 1)])
     config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", aggregation="size")
@@ -63,15 +61,16 @@ def main(grid, context):
     size = len(clients)
     theirs = FedAvg(fraction_evaluate=0.0, min_train_nodes=size, min_available_nodes=size)
     ours = PricedFedAvg(plan, clients, config, folder=state, registry=Registry.read(keys))
-    found = {"theirs": [], "ours": []}
+    ours.poll_seconds = 0.1
+    seconds = {"theirs": [], "ours": []}
     for turn in range(pairs + 1):  # the first turn warms up and is not counted
         order = (("theirs", theirs), ("ours", ours))
         for name, strategy in order if turn % 2 else order[::-1]:
             began = time.monotonic()
             strategy.start(grid, arrays, num_rounds=1)
             if turn:
-                found[name].append(time.monotonic() - began)
-            (state / "turns.json").write_text(json.dumps(found))
+                seconds[name].append(time.monotonic() - began)
+            (state / "turns.json").write_text(json.dumps(seconds))
     write_whole(state / "ended.json", b'{"error": ""}')
 """
 
@@ -96,17 +95,17 @@ def priced(message, context, call_next):
 @app.train(mods=[priced])
 def train(message, context):
     torch.set_num_threads(1)
-    weights = [torch.tensor(each, requires_grad=True) for each in message.content["arrays"].to_numpy_ndarrays()]
+    weights = [torch.tensor(array, requires_grad=True) for array in message.content["arrays"].to_numpy_ndarrays()]
     features, labels = load_digits(return_X_y=True)
     rows = np.random.default_rng(context.node_id % 2**32).choice(len(labels), 300, replace=False)
     inputs, labels = torch.tensor(features[rows] / 16, dtype=torch.float32), torch.tensor(labels[rows])
     for _ in range(5):
         for start in range(0, 300, 30):
-            at = slice(start, start + 30)
-            logits = torch.tanh(inputs[at] @ weights[0]) @ weights[1]
-            gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels[at]), weights)
+            batch = slice(start, start + 30)
+            logits = torch.tanh(inputs[batch] @ weights[0]) @ weights[1]
+            gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels[batch]), weights)
             weights = [(w - 0.1 * g).detach().requires_grad_() for w, g in zip(weights, gradients)]
-    arrays = ArrayRecord([each.detach().numpy() for each in weights])
+    arrays = ArrayRecord([weight.detach().numpy() for weight in weights])
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 300})}), reply_to=message)
 """
 
@@ -129,8 +128,8 @@ def measured(folder: Path, num_nodes: int, pairs: int) -> dict[str, list[float]]
     try:
         federation.start()
         federation.watch(lambda facts: None)
-        found: dict[str, list[float]] = json.loads((layout.server / "turns.json").read_text())
-        return found
+        seconds: dict[str, list[float]] = json.loads((layout.server / "turns.json").read_text())
+        return seconds
     finally:
         federation.stop()
 

@@ -41,10 +41,10 @@ import time
 from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
-from mppfl.flower import client
-from mppfl.privacy.ledger.ledger import PrivacyLedger
+from mppfl.flower import experiment_client
+from mppfl.privacy.ledger import PrivacyLedger
 
-app = client.experiment_client()
+app = experiment_client()
 
 
 def word_of(context):
@@ -66,8 +66,6 @@ class Mischief:
                 arrays = ArrayRecord({name: Array(each.numpy() * np.nan) for name, each in arrays.items()})
             if word == "long":
                 arrays = ArrayRecord({name: Array(each.numpy() + np.float32(50)) for name, each in arrays.items()})
-            if word == "shape":
-                arrays = ArrayRecord({name: Array(each.numpy().reshape(-1)[:1]) for name, each in arrays.items()})
             reply.content["arrays"] = arrays
         return reply
 

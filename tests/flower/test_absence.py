@@ -24,8 +24,9 @@ def test_the_other_tests_of_this_folder_run_because_flower_is_installed():
 
 
 def test_without_flower_the_error_names_the_remedy(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "flwr" or name.startswith("mppfl.flower.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flwr", None)
-    monkeypatch.delitem(sys.modules, "mppfl.flower.mod", raising=False)
     monkeypatch.delitem(vars(mppfl.flower), "PrivateUpload", raising=False)
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[flower\]'"):
         _ = mppfl.flower.PrivateUpload

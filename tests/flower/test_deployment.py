@@ -6,14 +6,18 @@ import shutil
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
+from mppfl.experiment import read_experiment, train
 from mppfl.flower import (
     Accounts,
+    Federation,
     ServerFolder,
+    deploy_local,
     deployed_experiment,
-    environment,
     free_ports,
     make_node_key,
     make_nodes,
@@ -33,9 +37,12 @@ def refused_node(layout, place, address, key):
     at = line.index("--auth-supernode-private-key")
     line[at : at + 2] = [] if key is None else ["--auth-supernode-private-key", str(key)]
     node = subprocess.Popen(
-        line, env=environment(layout, f"stranger-{port}"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        line,
+        env=Federation(layout, [], print).environment(f"stranger-{port}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         return node.wait(90)
     except subprocess.TimeoutExpired:
@@ -82,25 +89,19 @@ def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_pat
         wrong.write_text(wrong.read_text().replace('client = "2"', 'client = "0"'))  # another's name with its own key
         capped.write_text(capped.read_text() + "cap = 1e-12\n")
         deployment.until(lambda: [event for event in events(layout, 1) if event["round_index"] == 2])
-        (layout.node(1) / "mischief").unlink()
-        time.sleep(1)
         os.killpg(first, signal.SIGKILL)  # its budget for round 2 is charged, its upload is not stored
-        deployment.until(lambda: deployment.rounds_done() >= 2)
-        deployment.until(lambda: deployment.pids()["nodes"]["1"] != first)  # started again
         assert deployment.wait() == 0, deployment.said()
+        assert "the node of client 1 ended with code -9" in deployment.log.read_text()
     with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
         ends = {(entry.client, entry.round_index): entry for entry in accounts.entries()}
         owed = accounts.owed()
     assert [ends["0", at].state for at in range(1, 6)] == ["paid"] * 5
-    # The killed node: named, its charged budget counted, not paid; back under its own name before the end.
+    # The killed node: named, its charged budget counted, not paid; the rounds that follow go on without it.
     assert (ends["1", 1].state, ends["1", 2].state) == ("paid", "lost")
     charged = {event["round_index"]: event["budget"] for event in events(layout, 1)}
     assert ends["1", 2].spent == charged[2]
-    later = [ends["1", at].state for at in (3, 4, 5) if ("1", at) in ends]
-    assert later[-1] == "paid", deployment.said()
-    assert owed["1"] == sum(
-        entry.amount for (client, _), entry in ends.items() if client == "1" and entry.state == "paid"
-    )
+    assert not [at for at in (3, 4, 5) if ("1", at) in ends and ends["1", at].state == "paid"]
+    assert owed["1"] == ends["1", 1].amount
     # Another's name under its own key: no upload of it is ever taken.
     assert {ends["2", at].state for at in range(1, 6)} == {"rejected"}
     assert "declares to be '0'" in ends["2", 1].reason
@@ -153,7 +154,6 @@ def test_a_launcher_that_is_stopped_in_a_round_leaves_it_to_be_repeated(tmp_path
     layout = make_app(tmp_path / "app", 2, 2)
     with deployed(layout) as deployment:
         deployment.until(lambda: any(event["round_index"] == 1 for at in range(2) for event in events(layout, at)))
-        time.sleep(1)
         assert deployment.rounds_done() == 0  # somebody has released, nothing is booked
         deployment.process.send_signal(ending)
         assert deployment.wait() == 130, deployment.said()
@@ -189,8 +189,35 @@ def test_whatever_ends_the_launcher_nothing_it_started_is_left(tmp_path, ending)
         deployment.process.send_signal(ending)
         code = deployment.wait()
         assert code == (-signal.SIGKILL if ending == signal.SIGKILL else 130), deployment.said()
-        deadline = time.monotonic() + (180 if ending == signal.SIGKILL else 0)
+        deadline = time.monotonic() + (300 if ending == signal.SIGKILL else 0)
         while processes_of(layout.app) and time.monotonic() < deadline:
             time.sleep(0.5)
         assert processes_of(layout.app) == []
     shutil.rmtree(layout.folder)
+
+
+simulated = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Flower's simulation engine: pip install 'flwr[simulation]'"
+)
+
+
+@simulated
+def test_fifty_simulated_clients_run_the_same_app_and_without_noise_reach_the_same_model(tmp_path):
+    layout = make_app(tmp_path / "app", 50, 3, mechanism="noiseless", privacy="full_batch", unit="")
+    ended = deploy_local(layout.app, simulated=True)
+    assert (ended.rounds_done, ended.num_rounds) == (3, 3)
+    state = ServerFolder(layout.server).state()
+    (run,) = train(read_experiment(layout.experiment))
+    assert np.abs(state.handed_out - run.weights).max() <= 1e-6
+    assert np.abs(run.weights).max() > 0.01
+    assert processes_of(layout.app) == []
+
+
+@simulated
+def test_fifty_simulated_clients_with_noise_each_keep_an_account_that_agrees(tmp_path):
+    layout = make_app(tmp_path / "app", 50, 2, unit="dp_epsilon = 4.0")
+    deploy_local(layout.app, simulated=True)
+    status = status_of(layout.app)
+    assert (status.rounds_done, status.differences, status.ledgers_read) == (2, (), 50)
+    assert all(each.paid == 2 for each in status.clients)
+    assert all(len(events(layout, at)) == 2 for at in range(50))

@@ -3,17 +3,18 @@
 import errno
 import json
 import shutil
+import sys
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
+from mppfl.errors import BadInput, MppflError, UnknownClient
 from mppfl.flower import (
     CA,
     CERTIFICATE,
     KEY,
-    Ended,
     Federation,
     Layout,
     ServerFolder,
@@ -24,6 +25,8 @@ from mppfl.flower import (
     make_nodes,
     node_line,
     read_node,
+    run_arguments,
+    start_process,
     write_app,
 )
 from tests.homes import home
@@ -61,10 +64,11 @@ def test_an_experiment_that_was_changed_is_not_run_with_nodes_that_go_by_the_old
     assert "\n" not in str(found.value)
 
 
-def test_what_a_client_adds_of_its_own_is_left_to_it(tmp_path):
+def test_what_a_client_adds_of_its_own_and_absolute_paths_into_this_folder_are_fine(tmp_path):
     layout = made(tmp_path / "app")
     settings = layout.node(0) / "node.toml"
-    settings.write_text(settings.read_text() + "cap_per_round = 0.1\nquadratic_cost = 2.0\n")
+    text = settings.read_text().replace('"ledger.sqlite"', f'"{layout.node(0) / "ledger.sqlite"}"')
+    settings.write_text(text + "cap_per_round = 0.1\n")
     assert made_again(layout) == ["0", "1"]
 
 
@@ -88,13 +92,6 @@ def test_settings_that_lead_into_another_folder_are_refused(tmp_path, name):
     settings.write_text("\n".join([*kept, f'{name} = "{other}"']))
     with pytest.raises(BadInput, match=f"nodes/1/node.toml has {name}={other}, which is not in this deployment"):
         made_again(layout)
-
-
-def test_absolute_paths_into_this_very_folder_are_fine(tmp_path):
-    layout = made(tmp_path / "app")
-    settings = layout.node(1) / "node.toml"
-    settings.write_text(settings.read_text().replace('"ledger.sqlite"', f'"{layout.node(1) / "ledger.sqlite"}"'))
-    assert made_again(layout) == ["0", "1"]
 
 
 def test_an_app_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -131,14 +128,6 @@ def test_a_cap_for_nobody_is_told_before_any_node_is_made(tmp_path):
     with pytest.raises(UnknownClient, match=r"ledger\.caps: client 'two' is not in the network"):
         made_again(layout)
     assert not layout.folder.exists()
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"0": 1}', b'{"0": "\xff"}'])
-def test_damaged_keys_are_told_with_their_file(tmp_path, content):
-    layout = made(tmp_path / "app")
-    layout.keys.write_bytes(content)
-    with pytest.raises(BadFile, match=r"keys\.json: .*Restore a copy"):
-        made_again(layout)
 
 
 # ---- keys and certificates --------------------------------------------------------------------------------------
@@ -199,19 +188,11 @@ def test_a_launch_that_is_refused_leaves_nothing_behind(tmp_path):
 
 
 def test_a_path_in_any_script_reaches_flower_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(home(Federation), "program", lambda name: name)
     layout = made(tmp_path / "föderation 😀 it's \\ here")
     (settings,) = [line for line in node_line(layout.node(0), "", tmp_path, 1) if line.startswith("mppfl-node=")]
     assert tomllib.loads(settings) == {"mppfl-node": str(layout.node(0) / "node.toml")}
-    asked = []
-    monkeypatch.setattr(home(Ended), "program", lambda name: name)
-    monkeypatch.setattr(
-        home(Ended).subprocess,
-        "run",
-        lambda line, **_: asked.append(line) or type("Done", (), {"returncode": 0}),
-    )
-    federation = Federation(layout, ["0", "1"], lambda line: None)
-    federation._run({})
-    (config,) = [part for part in asked[0] if part.startswith("experiment=")]
+    (config,) = [part for part in run_arguments(layout, {}) if part.startswith("experiment=")]
     assert tomllib.loads(config.replace(" state=", "\nstate=")) == {
         "experiment": str(layout.experiment),
         "state": str(layout.server),
@@ -227,3 +208,43 @@ def test_a_path_that_flower_cannot_take_is_refused_before_anything_is_written(tm
     shutil.move(tmp_path / "app", tmp_path / name)
     with pytest.raises(BadInput, match="Flower takes no path"):
         deploy_local(tmp_path / name)
+
+
+# A SuperLink that starts its server app in a session of its own, and a node that, asked to stop, looks who is left.
+SUPERLINK = "setsid sh -c 'echo $$ > app.pid; exec sleep 300' & echo $$ > link.pid; wait"
+NODE = """
+left() { [ -n "$(tr -d '\\0' < /proc/$(cat $1)/cmdline 2>/dev/null)" ] && echo $1 >> outlived; }
+trap 'left app.pid; left link.pid; exit 0' TERM
+touch ready
+while :; do sleep 0.05; done
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_the_servers_side_is_gone_before_any_node_is_asked_to_stop(tmp_path, monkeypatch):
+    """Else the server app settles the round in flight without the nodes, and it is lost to everybody."""
+    write_app(tmp_path / "app", 2, 2)
+    monkeypatch.chdir(tmp_path)
+    federation = Federation(Layout(tmp_path / "app"), ["a"], lambda line: None)
+    try:
+        federation.superlink = start_process(["sh", "-c", SUPERLINK], tmp_path / "log", federation.environment())
+        federation.nodes["a"] = start_process(["sh", "-c", NODE], tmp_path / "log", federation.environment("node-0"))
+        deadline = time.monotonic() + 120
+        while not all((tmp_path / name).exists() for name in ("app.pid", "link.pid", "ready")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        federation.stop()
+    assert federation.nodes["a"].returncode == 0  # it was asked, and had the time to look
+    assert not (tmp_path / "outlived").exists()
+
+
+def test_a_launch_names_nodes_that_end_and_stops_when_none_is_left(tmp_path):
+    write_app(tmp_path / "app", 2, 2)
+    lines = []
+    federation = Federation(Layout(tmp_path / "app"), ["a", "b"], lines.append)
+    for client in federation.clients:
+        federation.nodes[client] = start_process(["sh", "-c", "exit 3"], tmp_path / "log", federation.environment("x"))
+    with pytest.raises(MppflError, match="every node has ended.*mppfl deploy resume"):
+        federation.watch(lambda facts: None)
+    assert [line.split(";")[0] for line in lines if "client a" in line] == ["the node of client a ended with code 3"]

@@ -6,10 +6,22 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from scipy import stats
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.flower import REPORT, WHO, NodeSettings, RoundTerms, digest_of, read_node, report_in, vector_of, with_terms
+from mppfl.flower import (
+    REPORT,
+    WHO,
+    NodeSettings,
+    PrivateUpload,
+    RoundTerms,
+    digest_of,
+    read_node,
+    report_in,
+    vector_of,
+    with_terms,
+)
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.federation import arrays, moved, private_app
 
@@ -42,7 +54,8 @@ def events_of(node):
 
 
 def test_what_leaves_is_the_noisy_update_and_its_report_and_nothing_else(tmp_path):
-    reply = ask(private_app(node_in(tmp_path)), terms())
+    node = node_in(tmp_path)
+    reply = ask(private_app(node), terms())
     assert set(reply.content) == {"arrays", REPORT}  # the training function also gave metrics
     report = report_in(reply.content)
     assert set(reply.content[REPORT]) == {field.name for field in fields(report)}
@@ -50,19 +63,9 @@ def test_what_leaves_is_the_noisy_update_and_its_report_and_nothing_else(tmp_pat
     assert (report.client, report.outcome, report.budget, report.run_spent) == ("ann", "released", 0.5, 0.5)
     assert report.model == digest_of(MODEL)
     assert list(reply.content["arrays"]) == ["first", "rest"]
-
-
-def test_the_ledger_holds_the_release_before_it_leaves(tmp_path):
-    node = node_in(tmp_path)
-    ask(private_app(node), terms())
-    (event,) = events_of(node)
-    assert (event["run"], event["round_index"], event["budget"], event["noise_kind"], event["status"]) == (
-        "run-1",
-        1,
-        0.5,
-        "gaussian",
-        "sent",
-    )
+    (event,) = events_of(node)  # and the ledger holds it
+    columns = ("run", "round_index", "budget", "noise_kind", "status")
+    assert [event[name] for name in columns] == ["run-1", 1, 0.5, "gaussian", "sent"]
 
 
 def test_noise_has_the_spread_that_the_budget_buys_and_is_never_the_same(tmp_path):
@@ -88,17 +91,12 @@ def test_a_long_update_is_clipped_before_noise_and_a_zero_update_is_released(tmp
 def test_a_message_that_comes_again_gets_the_same_bytes_and_costs_nothing_more(tmp_path):
     node, trained = node_in(tmp_path), []
     app = private_app(node, train=lambda record: trained.append(1) or moved(record, 0.1))
-    first, again = ask(app, terms()), ask(app, terms())
-    assert vector_of(first.content["arrays"]).tobytes() == vector_of(again.content["arrays"]).tobytes()
-    assert report_in(first.content) == report_in(again.content)
+    first = ask(app, terms())
+    for model in (MODEL, moved(MODEL, 1.0)):  # the stored upload names the model that it was computed from
+        again = ask(app, terms(), model)
+        assert vector_of(first.content["arrays"]).tobytes() == vector_of(again.content["arrays"]).tobytes()
+        assert report_in(first.content) == report_in(again.content)
     assert len(events_of(node)) == len(trained) == 1
-
-
-def test_the_same_round_with_another_model_still_gets_the_stored_upload_which_names_its_own_model(tmp_path):
-    app = private_app(node_in(tmp_path))
-    first, again = ask(app, terms()), ask(app, terms(), moved(MODEL, 1.0))
-    assert vector_of(first.content["arrays"]).tobytes() == vector_of(again.content["arrays"]).tobytes()
-    assert report_in(again.content).model == digest_of(MODEL)
 
 
 @pytest.mark.parametrize("change", [{"budget": 0.6}, {"clip_norm": 2.0, "budget": 0.25}, {"noise": "discrete"}])
@@ -110,22 +108,17 @@ def test_other_terms_for_the_same_round_are_refused(tmp_path, change):
     assert len(events_of(node)) == 1
 
 
-def test_a_round_whose_upload_was_lost_after_the_charge_is_refused_and_says_what_it_cost(tmp_path):
+def test_a_round_whose_upload_was_lost_after_the_charge_is_refused_and_says_what_it_cost(tmp_path, monkeypatch):
     node = node_in(tmp_path)
-
-    class Killed(BaseException):
-        pass
+    app = private_app(node)
 
     def dies_after_the_charge(self, *given):
-        raise Killed
+        raise KeyboardInterrupt
 
-    app, keep = private_app(node), PrivacyLedger.store_upload
-    PrivacyLedger.store_upload = dies_after_the_charge
-    try:
-        with pytest.raises(Killed):
+    with monkeypatch.context() as change:
+        change.setattr(PrivacyLedger, "store_upload", dies_after_the_charge)
+        with pytest.raises(KeyboardInterrupt):
             ask(app, terms())
-    finally:
-        PrivacyLedger.store_upload = keep
     report = report_in(ask(app, terms()).content)
     assert (report.outcome, report.reason, report.budget) == ("refused", "reserved before, upload lost", 0.5)
     assert len(events_of(node)) == 1  # counted once, released never
@@ -231,10 +224,6 @@ def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that
 
 
 def test_evaluation_on_private_data_does_not_leave(tmp_path):
-    from flwr.clientapp import ClientApp
-
-    from mppfl.flower import PrivateUpload
-
     app = ClientApp(mods=[PrivateUpload(10, node_in(tmp_path))])
 
     @app.evaluate()

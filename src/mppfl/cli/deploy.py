@@ -1,8 +1,7 @@
-"""mppfl deploy: a training on Flower. init writes an app, local runs it here, resume goes on, status tells."""
+"""mppfl deploy: a training on Flower. init writes an app, local runs it here, resume continues, status reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from mppfl.cli import inputs as ask
 
 if TYPE_CHECKING:
-    from mppfl.flower import Ended, OnRound, Tell
+    from mppfl.flower import Status
 
 app = typer.Typer(no_args_is_help=True, help="Run a training on Flower: nodes that die, budgets never overspent.")
 
@@ -22,7 +21,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
 @app.command("init")
 def init_command(
-    folder: Annotated[Path, typer.Argument(help="Where to write the app; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the app; created if missing.")],
     nodes: Annotated[int, typer.Option(min=2, help="Clients of the experiment.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the experiment.")] = 5,
     json: ask.JsonOption = False,
@@ -33,10 +32,10 @@ def init_command(
 
     files = write_app(folder, nodes, rounds)
     if json:
-        ask.print_json({"files": [str(each) for each in files]})
+        ask.print_json({"files": [str(path) for path in files]})
         return
-    for each in files:
-        typer.echo(each)
+    for path in files:
+        typer.echo(path)
     typer.echo(f"run it: mppfl deploy local {quote(str(folder))}")
 
 
@@ -49,22 +48,19 @@ def local_command(
     debug: ask.DebugOption = False,
 ) -> None:
     """Run the app on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys made on the spot."""
-    _deploy(folder, nodes, resume=False, quiet=quiet, json=json)
+    _deploy(folder, quiet, json, num_nodes=nodes)
 
 
 @app.command("resume")
 def resume_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
     """Go on after the last finished round, without spending or paying anything twice."""
-    _deploy(folder, None, resume=True, quiet=quiet, json=json)
+    _deploy(folder, quiet, json, resume=True)
 
 
 @app.command("simulate")
 def simulate_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
     """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr[simulation]')."""
-    _require_flower()
-    from mppfl.flower import deploy_simulated
-
-    _told(folder, json, lambda: deploy_simulated(folder, tell=_telling(quiet), on_round=_shown(quiet)))
+    _deploy(folder, quiet, json, simulated=True)
 
 
 @app.command("status")
@@ -73,73 +69,56 @@ def status_command(
     payments: Annotated[Path | None, typer.Option(help="Write all accounts and payments to this CSV file.")] = None,
     json: ask.JsonOption = False,
 ) -> None:
-    """Where a deployment stands: rounds, accounts, payments, and whether clients' ledgers agree with the server's.
+    """Show rounds, accounts, payments, and whether clients' ledgers agree with the server's book.
 
-    Ends with 1 where a ledger holds less than was paid for, or more than the server knows of, or where the book's own
-    terms do not give an amount.
+    Exits with 1 where a ledger holds less than was paid for, or more than the server has booked, or where an amount
+    does not follow from the book's own terms.
     """
     _require_flower()
     from mppfl.flower import status_of
 
     status = status_of(folder, payments)
-    if json:
-        ask.print_json(status.as_dict())
-    else:
-        for line in status.lines():
-            typer.echo(line)
+    _print_status(status, json)
     if not status.is_sound:
         raise typer.Exit(1)
 
 
-def _deploy(folder: Path, nodes: int | None, *, resume: bool, quiet: bool, json: bool) -> None:
+def _deploy(folder: Path, quiet: bool, json: bool, **options: Any) -> None:
+    """Runs to the end, and prints the status then."""
     _require_flower()
-    from mppfl.flower import deploy_local
+    from mppfl.flower import deploy_local, status_of
 
-    _told(
-        folder,
-        json,
-        lambda: deploy_local(folder, nodes, resume=resume, tell=_telling(quiet), on_round=_shown(quiet)),
-    )
-
-
-def _told(folder: Path, json: bool, run: Callable[[], Ended]) -> None:
-    """Runs to the end, and says where things stand then."""
-    from mppfl.flower import status_of
+    def tell(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
 
     try:
-        ended = run()
+        ended = deploy_local(folder, tell=tell, on_round=lambda facts: tell(_round_line(facts)), **options)
     except KeyboardInterrupt:
         typer.echo(f"stopped. Go on with: mppfl deploy resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
-    status = status_of(folder)
+    _print_status(status_of(folder), json)
+    if not json:
+        typer.echo(f"{ended.rounds_done} of {ended.num_rounds} rounds done")
+
+
+def _print_status(status: Status, json: bool) -> None:
     if json:
         ask.print_json(status.as_dict())
-        return
-    for line in status.lines():
-        typer.echo(line)
-    typer.echo(f"{ended.rounds_done} of {ended.num_rounds} rounds done")
+    else:
+        typer.echo("\n".join(status.lines()))
 
 
-def _telling(quiet: bool) -> Tell:
-    return (lambda line: None) if quiet else (lambda line: typer.echo(line, err=True))
-
-
-def _shown(quiet: bool) -> OnRound:
-    """A line for every round, on stderr."""
-
-    def show(facts: dict[str, Any]) -> None:
-        if quiet:
-            return
-        told = [f"round {facts['round_index']:>3}  accuracy {facts['accuracy']:.3f}  loss {facts['loss']:.3f}"]
-        told += [
-            f"reward rate {facts['reward_rate']:.4g}  paid {facts['payments']:.4g}  {facts['taking_part']} uploads"
-        ]
-        told += [
-            f"{name}: {', '.join(facts[name])}" for name in ("refused", "rejected", "lost", "absent") if facts.get(name)
-        ]
-        typer.echo("  ".join([*told, f"{facts['seconds']:.1f} s"]), err=True)
-
-    return show
+def _round_line(facts: dict[str, Any]) -> str:
+    """One round in one line."""
+    parts = [
+        f"round {facts['round_index']:>3}  accuracy {facts['accuracy']:.3f}  loss {facts['loss']:.3f}",
+        f"reward rate {facts['reward_rate']:.4g}  paid {facts['payments']:.4g}  {facts['taking_part']} uploads",
+    ]
+    for name in ("refused", "rejected", "lost", "absent"):
+        if facts.get(name):
+            parts.append(f"{name}: {', '.join(facts[name])}")
+    return "  ".join([*parts, f"{facts['seconds']:.1f} s"])
 
 
 def _require_flower() -> None:

@@ -1,7 +1,9 @@
-"""MPPFL on Flower: a strategy that prices every round, a client mod that keeps each client's own account.
+"""MPPFL on Flower: a strategy that prices every round, and a client mod that keeps each client's own account.
 
     PricedFedAvg    the server's strategy: a plan's terms for each client, checks, payments, a checkpoint every round
-    PrivateUpload   the client's mod: clips, checks its own cap, pays its own ledger, adds noise, reports
+    PrivateUpload   the client's mod: clips, checks its own cap, charges its own ledger, adds noise, reports
+    Registry        which key belongs to which client, on the server
+    NodeSettings    a client's own caps and what it accepts, on its machine
 
 Needs `pip install mppfl[flower]`. docs/deploy.md shows both in an app.
 """
@@ -12,25 +14,22 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .accounts import Accounts, Entry, Settlement
-    from .certificates import CA, CERTIFICATE, KEY, make_certificates, make_node_key
-    from .client import experiment_client, side_of
-    from .experiment_case import client_side, deployed_experiment, first_model, to_arrays
-    from .federation import Ended, Federation, OnRound, Tell, environment, node_line
-    from .honesty import HonestUpload, fault_of, honest_upload
-    from .identity import Attendance, Registry, pem_of
-    from .layout import Layout, make_nodes, write_app
-    from .local import deploy_local, deploy_simulated
-    from .mod import PrivateUpload
-    from .node import NodeSettings, read_node
-    from .offers import asking_over
-    from .processes import Process, free_ports
-    from .reconcile import differences_from_ledgers, differences_from_reports
-    from .server import experiment_server
-    from .server_state import ServerFolder, ServerState
-    from .status import status_of
-    from .strategy import PricedFedAvg, work_of
-    from .vector import digest_of, vector_of
-    from .watchful import WatchfulGrid
-    from .wire import OFFER, REPORT, WHO, RoundTerms, has_terms, report_in, terms_in, with_terms
+    from .app import (
+        client_side,
+        deployed_experiment,
+        experiment_client,
+        experiment_server,
+        first_model,
+        side_of,
+        to_arrays,
+    )
+    from .identity import NodeSettings, Registry, pem_of, read_node
+    from .layout import CA, CERTIFICATE, KEY, Layout, make_certificates, make_node_key, make_nodes, write_app
+    from .local import Federation, deploy_local, free_ports, node_line, run_arguments, start_process
+    from .state import ServerFolder, ServerState
+    from .status import Status, differences_from_ledgers, differences_from_reports, status_of
+    from .strategy import HonestUpload, PricedFedAvg, fault_of, honest_upload
+    from .upload import PrivateUpload
+    from .wire import REPORT, WHO, RoundTerms, digest_of, report_in, terms_in, vector_of, with_terms, work_of
 
 export_lazily(__name__)

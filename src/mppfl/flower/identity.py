@@ -1,7 +1,7 @@
-"""Who stands behind a node: by the key it proved to hold, or by the name it declares.
+"""Which client a node is: the settings on the client's machine, and the registry of keys on the server's.
 
 Flower authenticates a SuperNode by its key and tells the server app which key each node holds. With a `Registry` that
-key decides who a client is. Without one, nodes are asked for their names and believed: for simulations, or where the
+key decides which client it is. Without one, nodes are asked for their names and trusted: for simulations, or where the
 network itself is trusted. Node ids and the order of lists decide nothing: both change.
 """
 
@@ -9,62 +9,197 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from mppfl.arrays import require_number
 from mppfl.errors import BadFile, BadInput
+from mppfl.files import toml_text
 from mppfl.flower.wire import WHO
+from mppfl.privacy import MECHANISMS
+from mppfl.privacy.ledger import name_of
+from mppfl.text import nearest
 
 log = logging.getLogger(__name__)
 
+NODE_KEY = "mppfl-node"  # of Flower's node configuration
+PATHS = ("ledger", "experiment")
+LIMITS = ("cap", "cap_per_round")
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(LIMITS, (int, float)), "without_noise": bool, "accept": list, "experiment": str,
+}  # fmt: skip
+# Those whose budget holds whatever the data are; `paper` has to be accepted by name.
+SOUND = tuple(name for name in MECHANISMS if name not in ("paper", "dpsgd_poisson"))
+
 
 @dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One client's own settings, which the server never sees: a small TOML file on the client's machine.
+
+    Flower's node configuration names the file: --node-config 'mppfl-node="/home/ann/node.toml"'.
+
+    Args:
+        client: the name under which the server knows this client.
+        ledger: file of the client's privacy ledger: what it has spent, over all runs and servers.
+        cap: ρ that may be spent in all; None for no limit.
+        cap_per_round: ρ that may be spent in one round; None for no limit.
+        accept: mechanisms under which it releases; those whose guarantee depends on the data must be named.
+        without_noise: whether it may send an upload without noise.
+        experiment: the experiment file on this machine, for the app of `deploy init`; without it, the app's own.
+
+    Raises:
+        BadInput: where a cap is negative or a mechanism unknown.
+
+    Example:
+        node = NodeSettings("ann", Path("ledger.sqlite"), cap=2.5, accept=("client",))
+        Path("node.toml").write_text(node.to_toml())
+    """
+
+    client: str
+    ledger: Path
+    cap: float | None = None
+    cap_per_round: float | None = None
+    accept: tuple[str, ...] = SOUND
+    without_noise: bool = False
+    experiment: Path | None = None
+
+    def __post_init__(self) -> None:
+        name_of(self.client)
+        for name in LIMITS:
+            if getattr(self, name) is not None:
+                require_number(getattr(self, name), name, 0.0, math.inf, open_ends=False)
+        for mechanism in self.accept:
+            if mechanism not in MECHANISMS:
+                raise BadInput(f"accept={mechanism!r} is not known. Known: {', '.join(MECHANISMS)}.")
+
+    def to_toml(self, folder: Path | None = None) -> str:
+        """The file that `read_node` reads back as these settings; with `folder`, paths are relative to it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: value for name, value in values.items() if value is not None}
+        for name in PATHS:
+            if name in values:
+                values[name] = str(values[name]) if folder is None else relpath(values[name], folder)
+        return toml_text(values)
+
+
+def read_node(path: str | Path) -> NodeSettings:
+    """The settings in a TOML file. Relative paths are relative to it; an unknown key raises with the nearest known."""
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as cause:
+        raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise BadFile(f"{path}: not TOML ({cause}). Correct that place.") from cause
+    _require_kinds(path, values)
+    for key in PATHS:
+        if key in values:
+            values[key] = path.absolute().parent / Path(values[key]).expanduser()
+    if "accept" in values:
+        values["accept"] = tuple(map(str, values["accept"]))
+    try:
+        return NodeSettings(**values)
+    except BadInput as cause:
+        raise BadFile(f"{path}: {cause}") from cause
+
+
+def _require_kinds(path: Path, values: dict[str, Any]) -> None:
+    """Raises where a key is unknown, missing, or of the wrong kind."""
+    names = [field.name for field in fields(NodeSettings)]
+    for key in values:
+        if key not in names:
+            meant = nearest(key, names)
+            raise BadFile(f"{path}: {key!r} is not known.{f' Did you mean {meant!r}?' if meant else ''}")
+    for key in ("client", "ledger"):
+        if not isinstance(values.get(key), str):
+            raise BadFile(f"{path}: {key}={values.get(key)!r} must be text. Give it.")
+    for key, kind in KINDS.items():
+        value = values.get(key)
+        if key in values and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise BadFile(f"{path}: {key}={value!r} is of the wrong kind. docs/deploy.md has an example.")
+
+
+def node_of(context: Context) -> NodeSettings:
+    """The settings that Flower's node configuration names."""
+    path = context.node_config.get(NODE_KEY)
+    if not isinstance(path, str):
+        raise BadInput(
+            f"the node configuration has no {NODE_KEY}. Start with --node-config '{NODE_KEY}=\"node.toml\"'."
+        )
+    return read_node(path)
+
+
+# ---- on the server --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Registry:
-    """Which key belongs to which client: clients by their public keys, in PEM."""
+    """Which key belongs to which client.
+
+    Args:
+        clients: names by public key, in PEM. `of_keys` and `read` take OpenSSH keys, as ssh-keygen writes them.
+
+    Example:
+        registry = Registry.of_keys({"ann": "ecdsa-sha2-nistp384 AAAA...", "bob": "ecdsa-sha2-nistp384 AAAB..."})
+    """
 
     clients: dict[bytes, str]
 
+    def __repr__(self) -> str:
+        return f"Registry({len(self.clients)} clients)"
+
     @classmethod
     def of_keys(cls, keys: dict[str, str]) -> Registry:
-        """From OpenSSH public keys by client, one each."""
-        found: dict[bytes, str] = {}
+        """A registry of OpenSSH public keys by client.
+
+        Raises:
+            BadInput: where a text is no key, or two clients have the same.
+        """
+        clients: dict[bytes, str] = {}
         for client, text in keys.items():
             key = pem_of(text, client)
-            if key in found:
-                raise BadInput(f"clients {found[key]!r} and {client!r} have the same key. Give each a key of its own.")
-            found[key] = client
-        return cls(found)
+            if key in clients:
+                raise BadInput(
+                    f"clients {clients[key]!r} and {client!r} have the same key. Give each a key of its own."
+                )
+            clients[key] = client
+        return cls(clients)
 
     @classmethod
     def read(cls, path: str | Path) -> Registry:
-        """From a JSON file {"client": "ecdsa-sha2-nistp384 AAAA...", ...}."""
+        """A registry from a JSON file {"client": "ecdsa-sha2-nistp384 AAAA...", ...}.
+
+        Raises:
+            BadFile: where the file cannot be read or holds no such keys.
+        """
         path = Path(path)
         try:
-            raw = json.loads(path.read_text("utf-8"))
-            if not isinstance(raw, dict) or not all(isinstance(text, str) for text in raw.values()):
+            keys = json.loads(path.read_text("utf-8"))
+            if not isinstance(keys, dict) or not all(isinstance(text, str) for text in keys.values()):
                 raise ValueError("not an object of texts")
+            return cls.of_keys(keys)
+        except BadInput as cause:
+            raise BadFile(f"{path}: {cause}") from cause
         except OSError as cause:
             raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
         except ValueError as cause:
             raise BadFile(
                 f"{path}: not a registry of keys ({cause}). It maps clients to OpenSSH public keys."
             ) from cause
-        try:
-            return cls.of_keys(raw)
-        except BadInput as cause:
-            raise BadFile(f"{path}: {cause}") from cause
 
 
 def pem_of(openssh: str, client: str) -> bytes:
     """An OpenSSH public key in the form in which Flower names it."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-
     try:
         key = serialization.load_ssh_public_key(openssh.encode())
     except (ValueError, UnsupportedAlgorithm) as cause:
@@ -73,7 +208,7 @@ def pem_of(openssh: str, client: str) -> bytes:
 
 
 class Attendance:
-    """Which client each connected node is, kept up to date round by round."""
+    """Which client each connected node is, updated round by round."""
 
     def __init__(self, clients: Sequence[str], registry: Registry | None) -> None:
         self.clients, self.registry = frozenset(clients), registry
@@ -83,29 +218,27 @@ class Attendance:
     def here(self, grid: Grid, timeout: float) -> dict[str, int]:
         """The node of every client of the plan that is connected now; the others are left out."""
         if self.registry is not None:
-            return self._by_key(grid.get_nodes(), self.registry)
+            return self._unambiguous(self._by_key(grid.get_nodes(), self.registry))
         present = set(grid.get_node_ids())
-        unknown = sorted(present - self._declared.keys() - self._strangers)
-        if unknown:
-            self._ask(grid, unknown, timeout)
-        return self._once((client, node) for node, client in self._declared.items() if node in present)
+        new_nodes = sorted(present - self._declared.keys() - self._strangers)
+        if new_nodes:
+            self._ask(grid, new_nodes, timeout)
+        return self._unambiguous((client, node) for node, client in self._declared.items() if node in present)
 
-    def _by_key(self, nodes: Iterable[Any], registry: Registry) -> dict[str, int]:
-        pairs = []
+    def _by_key(self, nodes: Iterable[Any], registry: Registry) -> Iterable[tuple[str, int]]:
         for node in nodes:
             client = registry.clients.get(bytes(node.public_key))
             if client is None:
-                self._turn_away(node.node_id, "its key is not registered")
+                self._leave_out(node.node_id, "its key is not registered")
             elif client in self.clients:
-                pairs.append((client, int(node.node_id)))
+                yield client, int(node.node_id)
             else:
-                self._turn_away(node.node_id, f"client {client!r} is not in the plan")
-        return self._once(pairs)
+                self._leave_out(node.node_id, f"client {client!r} is not in the plan")
 
     def _ask(self, grid: Grid, nodes: Sequence[int], timeout: float) -> None:
-        """Asks nodes who they are. Who does not answer is asked again next time; who is nobody of the plan is not."""
-        asked = [Message(RecordDict({WHO: ConfigRecord({})}), node, MessageType.TRAIN) for node in nodes]
-        for reply in grid.send_and_receive(asked, timeout=timeout):
+        """Asks nodes for their names. A node that does not answer is asked again next time; a stranger is not."""
+        messages = [Message(RecordDict({WHO: ConfigRecord({})}), node, MessageType.TRAIN) for node in nodes]
+        for reply in grid.send_and_receive(messages, timeout=timeout):
             if reply.has_error():
                 continue
             record: Any = reply.content.get(WHO)
@@ -114,19 +247,19 @@ class Attendance:
             if isinstance(client, str) and client in self.clients:
                 self._declared[node] = client
             else:
-                self._turn_away(node, f"it declares to be {client!r:.60}, whom the plan does not know")
+                self._leave_out(node, f"it declares to be {client!r:.60}, whom the plan does not know")
 
-    def _once(self, pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-        """One node per client; where two claim to be the same, neither is believed."""
-        found: dict[str, list[int]] = {}
+    def _unambiguous(self, pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+        """One node per client; where two claim to be the same client, neither is asked."""
+        claims: dict[str, list[int]] = {}
         for client, node in pairs:
-            found.setdefault(client, []).append(node)
-        for client, nodes in found.items():
+            claims.setdefault(client, []).append(node)
+        for client, nodes in claims.items():
             if len(nodes) > 1:
                 log.warning("%d nodes say they are client %r: none of them is asked", len(nodes), client)
-        return {client: nodes[0] for client, nodes in found.items() if len(nodes) == 1}
+        return {client: nodes[0] for client, nodes in claims.items() if len(nodes) == 1}
 
-    def _turn_away(self, node: int, why: str) -> None:
+    def _leave_out(self, node: int, reason: str) -> None:
         if node not in self._strangers:
             self._strangers.add(node)
-            log.warning("node %d is left out: %s", node, why)
+            log.warning("node %d is left out: %s", node, reason)

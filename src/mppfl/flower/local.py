@@ -1,20 +1,60 @@
-"""A whole federation on this machine: real processes on loopback, or clients simulated by Flower's own engine."""
+"""A whole federation on this machine: real processes on loopback, or clients simulated by Flower's own engine.
+
+Every launch starts a SuperLink with an empty database. What must outlive it (the server's state and accounts, the
+clients' ledgers) is in files of our own, and clients are known by their keys, so nothing depends on Flower's node ids.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import ctypes
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
+from shutil import which
+from types import FrameType
+from typing import Any
 
-from mppfl.errors import BadInput
+from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import network_of
+from mppfl.files import write_whole
 from mppfl.flower.accounts import Accounts
-from mppfl.flower.experiment_case import deployed_experiment
-from mppfl.flower.federation import Ended, Federation, OnRound, SimulatedFederation, Tell
-from mppfl.flower.layout import Layout, make_nodes, require_plain_path
-from mppfl.flower.processes import stopping_on_signals
-from mppfl.flower.server_state import ServerFolder, ServerState
+from mppfl.flower.app import deployed_experiment
+from mppfl.flower.layout import CA, CERTIFICATE, KEY, Layout, make_nodes, require_plain_path
+from mppfl.flower.state import ENDED, ServerFolder
+
+LINK = "local"  # the SuperLink's name in Flower's own configuration
+START_SECONDS = 90.0
+STOP_SECONDS = 8.0  # a node that is asked to stop signs off from the SuperLink first
+ASK_SECONDS = 60.0
+MARK = "MPPFL_LAUNCH"  # environment variable of everything that a launch starts
+SERVER_MARK = "MPPFL_LAUNCH_SERVER"  # of the SuperLink and what it starts, and of no node
+PR_SET_PDEATHSIG = 1
+
+Tell = Callable[[str], None]
+OnRound = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a deployment ended: the run's name, and how many of its rounds are done."""
+
+    run: str
+    rounds_done: int
+    num_rounds: int
 
 
 def deploy_local(
@@ -22,34 +62,29 @@ def deploy_local(
     num_nodes: int | None = None,
     *,
     resume: bool = False,
+    simulated: bool = False,
     tell: Tell = lambda line: None,
     on_round: OnRound = lambda facts: None,
 ) -> Ended:
     """Runs the app's experiment on this machine to its end and stops everything that it started, however it ends.
 
-    Raises where the SuperLink dies or the server app fails; the state stays, and `resume` goes on from it.
+    With `simulated`, clients are computed by Flower's simulation engine: no nodes, no keys, names unchecked. Raises
+    where the SuperLink, all nodes or the server app fail; the state stays, and `resume` goes on from it.
     """
-    with _prepared(app, resume, num_nodes) as (layout, clients):
-        return _run(Federation(layout, clients, tell), on_round)
-
-
-def deploy_simulated(
-    app: str | Path,
-    *,
-    resume: bool = False,
-    tell: Tell = lambda line: None,
-    on_round: OnRound = lambda facts: None,
-) -> Ended:
-    """Runs the same app with clients that Flower's simulation engine computes: no nodes, no keys, names believed."""
-    with _prepared(app, resume) as (layout, clients):
-        return _run(SimulatedFederation(layout, clients, tell), on_round)
+    with _prepared(app, resume, num_nodes) as (layout, clients), _terminating_like_ctrl_c():
+        federation = (SimulatedFederation if simulated else Federation)(layout, clients, tell)
+        try:
+            federation.start()
+            return federation.watch(on_round)
+        finally:
+            federation.stop()
 
 
 @contextmanager
-def _prepared(app: str | Path, resume: bool, num_nodes: int | None = None) -> Iterator[tuple[Layout, list[str]]]:
-    """The folder with everything in it that a launch needs, and the clients; nobody else's until the launch ends.
+def _prepared(app: str | Path, resume: bool, num_nodes: int | None) -> Iterator[tuple[Layout, list[str]]]:
+    """The folder with everything that a launch needs, locked until the launch ends, and the clients.
 
-    Refuses what is not to be run, before anything is written. Looks again once the folder is locked: another launch may
+    Refuses what cannot be run before anything is written. Checks again once the folder is locked: another launch may
     have begun, and ended, meanwhile.
     """
     layout = Layout(Path(app).absolute())
@@ -68,47 +103,353 @@ def _prepared(app: str | Path, resume: bool, num_nodes: int | None = None) -> It
 
 
 def _require_runnable(layout: Layout, resume: bool) -> None:
-    """Raises where there is nothing to go on with, something that must be gone on with, or a ledger missing."""
+    """Raises where there is no run to resume, a run that must be resumed, a damaged file, or a ledger missing."""
     folder = quote(str(layout.app))
-    state = _whole_state(ServerFolder(layout.server))
-    if state is None and resume:
-        raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {folder}")
-    if state is not None and not resume:
+    server = ServerFolder(layout.server)
+    state = server.state()
+    server.notes()
+    if state is None:
+        if resume:
+            raise BadInput(f"{layout.app}: nothing has been run there yet. Start with: mppfl deploy local {folder}")
+        return
+    if not resume:
         finished = state.rounds_done >= len(state.budgets)
         remedy = "Choose another folder" if finished else f"Go on with: mppfl deploy resume {folder}"
         raise BadInput(
             f"{layout.app} holds run {state.run!r} after round {state.rounds_done} of {len(state.budgets)}. {remedy}."
         )
-    if state is not None:
-        _require_ledgers(layout, state)
-
-
-def _require_ledgers(layout: Layout, state: ServerState) -> None:
-    """Raises where a client of this machine was paid and has no ledger: its cap would count from 0 again."""
-    with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
+    with Accounts.open(server.accounts, read_only=True) as accounts:
         paid = {entry.client for entry in accounts.entries(state.run) if entry.state == "paid"}
     for client, path in layout.ledgers(state.clients).items():
-        if client in paid and not path.exists():
+        if client in paid and not path.exists():  # its cap would count from 0 again
             raise BadInput(
                 f"{path} is missing, the ledger of client {client!r}, which has released and was paid. Without it what "
                 "was spent would be forgotten. Restore a copy."
             )
 
 
-def _whole_state(server: ServerFolder) -> ServerState | None:
-    """Where the server stands. Damage in its files is told here, before anything is started."""
-    state = server.state()
-    server.notes()
-    if state is not None and server.accounts.exists():
-        with Accounts.open(server.accounts, read_only=True) as accounts:
-            accounts.entries(state.run)
-    return state
+# ---- SuperLink and SuperNodes ---------------------------------------------------------------------------------------
 
 
-def _run(federation: Federation, on_round: OnRound) -> Ended:
-    with stopping_on_signals():
+@dataclass(slots=True)
+class Federation:
+    """SuperLink and SuperNodes of one launch."""
+
+    layout: Layout
+    clients: Sequence[str]
+    tell: Tell
+    superlink: subprocess.Popen[bytes] | None = None
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    ports: list[int] = field(default_factory=list)
+    ended_nodes: set[str] = field(default_factory=set)
+    last_asked: float = field(default_factory=time.monotonic)
+    mark: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def start(self) -> None:
+        """Starts the SuperLink, registers keys, starts the nodes, and submits the run."""
+        layout, certificates = self.layout, self.layout.certificates
+        self.ports = free_ports(1 + len(self.clients))
+        self._start_superlink(
+            f"root-certificates = {_quoted(str(certificates / CA))}",
+            *("--ssl-ca-certfile", str(certificates / CA)),
+            *("--ssl-certfile", str(certificates / CERTIFICATE), "--ssl-keyfile", str(certificates / KEY)),
+            "--enable-supernode-auth",
+        )
+        self._register([layout.node(position) / "key.pub" for position in range(len(self.clients))])
+        for position, client in enumerate(self.clients):
+            line = node_line(layout.node(position), self.address, certificates / CA, self.ports[1 + position])
+            self.nodes[client] = start_process(line, self._node_log(client), self.environment(f"node-{position}"))
+        self._note_processes()
+        self.tell(f"started {len(self.nodes)} SuperNodes")
+        self._submit({"keys": str(layout.keys)})
+
+    def stop(self) -> None:
+        """Stops everything that was started, the server's side first and at once.
+
+        A server app that outlives its nodes would settle the round in flight without them, and nobody could repeat it.
+        Killed, it leaves the round open, and `resume` gets the uploads that clients have stored.
+        """
+        _kill_marked(self.mark, SERVER_MARK)
+        if self.superlink is not None:
+            _signal_group(self.superlink, signal.SIGKILL)
+            self.superlink.wait()
+        for node in self.nodes.values():
+            _signal_group(node, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for node in self.nodes.values():
+            with suppress(subprocess.TimeoutExpired):
+                node.wait(max(0.0, deadline - time.monotonic()))
+        for node in self.nodes.values():
+            _signal_group(node, signal.SIGKILL)  # also what a node that ended left behind in its group
+            node.wait()
+        _kill_marked(self.mark, MARK)
+        self.layout.processes.unlink(missing_ok=True)
+
+    def watch(self, on_round: OnRound) -> Ended:
+        """Reports finished rounds until the server app ends. Raises where it, the SuperLink or all nodes fail."""
+        server = ServerFolder(self.layout.server)
+        state = server.state()
+        shown = 0 if state is None else state.rounds_done
+        ended = self.layout.server / ENDED
+        while True:
+            error = json.loads(ended.read_text("utf-8"))["error"] if ended.exists() else None
+            for facts in server.notes():
+                if facts["round_index"] > shown and "accuracy" in facts:
+                    shown = facts["round_index"]
+                    on_round(facts)
+            if error:
+                raise MppflError(f"the server app failed: {error} Its log is in {self.layout.logs}.")
+            if error == "":
+                if (state := server.state()) is None:
+                    raise MppflError(f"the server app ended without a state. Its log is in {self.layout.logs}.")
+                return Ended(state.run, state.rounds_done, len(state.budgets))
+            if self._run_is_over() and not ended.exists():
+                raise MppflError(f"the server app died. Its log is in {self.layout.logs}.")
+            self._require_alive(shown)
+            time.sleep(0.3)
+
+    def _require_alive(self, rounds_done: int) -> None:
+        """Names nodes that have ended; raises where the SuperLink or every node has."""
+        remedy = f"Go on with: mppfl deploy resume {quote(str(self.layout.app))}"
+        if self.superlink is not None and self.superlink.poll() is not None:
+            log = self.layout.logs / "superlink.log"
+            raise MppflError(f"the SuperLink died after round {rounds_done}; its log is {log}. {remedy}")
+        for client, node in self.nodes.items():
+            if node.poll() is not None and client not in self.ended_nodes:
+                self.ended_nodes.add(client)
+                _signal_group(node, signal.SIGKILL)  # whatever it started
+                self.tell(
+                    f"the node of client {client} ended with code {node.returncode}; rounds go on without it. Its log "
+                    f"is {self._node_log(client)}"
+                )
+        if self.nodes and len(self.ended_nodes) == len(self.nodes):
+            raise MppflError(f"every node has ended; their logs are in {self.layout.logs}. {remedy}")
+
+    def _run_is_over(self) -> bool:
+        """Whether Flower holds the run for ended: a server app that dies cannot say so itself.
+
+        Flower's command takes seconds of computing, so it is asked once a minute.
+        """
+        if time.monotonic() - self.last_asked < ASK_SECONDS:
+            return False
+        self.last_asked = time.monotonic()
+        done = self._flwr("list", LINK, "--format", "json")
         try:
-            federation.start()
-            return federation.watch(on_round)
-        finally:
-            federation.stop()
+            runs = json.loads(done.stdout)["runs"]
+            return bool(runs) and all(str(run["status"]).startswith("finished") for run in runs)
+        except (ValueError, KeyError, TypeError):
+            return False  # a SuperLink too busy to answer is asked again
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    def _node_log(self, client: str) -> Path:
+        return self.layout.logs / f"node-{list(self.clients).index(client)}.log"
+
+    def _start_superlink(self, trust: str, *options: str) -> None:
+        """Starts a SuperLink with an empty database, writes Flower's configuration for it, waits until it answers."""
+        home, log, secure = self.layout.flower_home, self.layout.logs / "superlink.log", "--insecure" not in options
+        home.mkdir(parents=True, exist_ok=True)
+        connection = f'[superlink.{LINK}]\naddress = "{self.address}"\n{trust}\n'
+        (home / "config.toml").write_text(f'[superlink]\ndefault = "{LINK}"\n\n{connection}', encoding="utf-8")
+        (self.layout.server / ENDED).unlink(missing_ok=True)
+        for path in home.glob("superlink.db*"):
+            path.unlink()
+        self.tell(f"starting SuperLink on {self.address}, " + ("TLS and node keys on" if secure else "simulating"))
+        line = [
+            program("flower-superlink"),
+            *("--host", "127.0.0.1", "--port", str(self.ports[0]), "--database", str(home / "superlink.db")),
+            "--disable-runtime-dependency-installation",
+            *options,
+        ]
+        self.superlink = start_process(line, log, self.environment())
+        context = ssl.create_default_context(cafile=str(self.layout.certificates / CA)) if secure else None
+        health = f"{'https' if secure else 'http'}://{self.address}/health"
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.superlink.poll() is not None:
+                last_lines = log.read_text("utf-8", "replace").splitlines()[-3:]
+                raise MppflError(f"the SuperLink did not start: {' '.join(' '.join(last_lines).split())[-400:]}")
+            try:
+                with urllib.request.urlopen(health, timeout=5, context=context):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise MppflError(f"the SuperLink did not answer within {START_SECONDS:.0f} s. Its log is {log}.")
+
+    def _register(self, keys: Sequence[Path]) -> None:
+        """Tells the SuperLink whose keys to accept, two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(lambda key: self._flwr("supernode", "register", str(key), LINK), keys))
+        for key, done in zip(keys, results, strict=True):
+            if done.returncode != 0:
+                raise MppflError(f"the key {key} could not be registered: {_plain_output(done)[-300:]}")
+
+    def _submit(self, settings: Mapping[str, str], *options: str) -> None:
+        """Hands the app to the SuperLink."""
+        done = self._flwr(*run_arguments(self.layout, settings), *options)
+        if done.returncode != 0:
+            raise MppflError(f"Flower did not take the app: {_plain_output(done)[-400:]}")
+
+    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs Flower's own command."""
+        line = [program("flwr"), *arguments]
+        return subprocess.run(line, env=self.environment(), capture_output=True, text=True, check=False, timeout=180)
+
+    def environment(self, home: str = "") -> dict[str, str]:
+        """Environment of every program of this launch: no calls home, no downloads, and the launch's mark.
+
+        home  folder of a node's own within Flower's; without one, the program is on the server's side
+        """
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(self.layout.flower_home / home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            MARK: self.mark,
+            **({} if home else {SERVER_MARK: self.mark}),
+        }
+
+    def _note_processes(self) -> None:
+        """Writes down which processes belong to this launch, for `deploy status` and for people."""
+        facts = {
+            "launcher": os.getpid(),
+            "superlink": None if self.superlink is None else self.superlink.pid,
+            "address": self.address,
+            "nodes": {client: node.pid for client, node in self.nodes.items()},
+        }
+        write_whole(self.layout.processes, json.dumps(facts, indent=2).encode())
+
+
+class SimulatedFederation(Federation):
+    """The same app, its clients computed by Flower's simulation engine; each has settings and a ledger of its own."""
+
+    def start(self) -> None:
+        """Starts the SuperLink and submits the run."""
+        if find_spec("ray") is None:
+            raise MppflError("Flower's simulation engine is not installed. Run: pip install 'flwr[simulation]'")
+        self.ports = free_ports(1)
+        self._start_superlink("insecure = true", "--insecure", "--simulation")
+        self._note_processes()
+        size = f"num-supernodes={len(self.clients)} client-resources-num-cpus=1"
+        self._submit({"nodes": str(self.layout.folder / "nodes")}, "--federation-config", size)
+
+
+def node_line(folder: Path, address: str, root_certificates: Path, port: int) -> list[str]:
+    """The command that starts the SuperNode whose settings and key lie in `folder`."""
+    settings = _quoted(str((folder / "node.toml").absolute()))
+    return [
+        program("flower-supernode"),
+        *("--root-certificates", str(root_certificates), "--superlink", address),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--auth-supernode-private-key", str(folder / "key")),
+        *("--node-config", f"mppfl-node={settings}"),
+    ]
+
+
+def run_arguments(layout: Layout, settings: Mapping[str, str]) -> list[str]:
+    """The arguments of `flwr` that hand the app to the SuperLink."""
+    config = {"experiment": str(layout.experiment), "state": str(layout.server), **settings}
+    return ["run", str(layout.app), LINK, "--run-config", " ".join(f"{k}={_quoted(v)}" for k, v in config.items())]
+
+
+def _plain_output(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command printed, in one line and without frames."""
+    return " ".join("".join(" " if sign in "│╭╮╰╯─" else sign for sign in done.stdout + done.stderr).split())
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML, which forbids JSON's \\ud800-style pairs for letters beyond ASCII."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def program(name: str) -> str:
+    """The path of a program that comes with Flower."""
+    beside = Path(sys.executable).parent / name
+    path = str(beside) if beside.exists() else which(name)
+    if path is None:
+        raise MppflError(f"{name} was not found. Run: pip install 'mppfl[flower]'")
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def start_process(line: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a program in a process group of its own; on Linux it gets a SIGTERM when its parent is killed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(line),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  # this program has no other threads when it starts others
+        )
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    """Signals the program and all that it started, whether it still lives or not."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _kill_marked(mark: str, name: str) -> None:
+    """Kills every process that has this launch's mark in its environment, and waits until it is gone.
+
+    Flower starts some of its programs in sessions of their own, which no signal to a group reaches. The mark is random
+    and inherited, so only what this launch started, directly or not, can have it. Needs /proc.
+    """
+    entry = f"{name}={mark}".encode()
+    deadline = time.monotonic() + 10.0
+    while sys.platform == "linux" and time.monotonic() < deadline:
+        marked = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if entry in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                    marked.append(int(folder.name))
+        if not marked:
+            return
+        for pid in marked:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+@contextmanager
+def _terminating_like_ctrl_c() -> Iterator[None]:
+    """A request to terminate ends the block like Ctrl-C does, so that everything is stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

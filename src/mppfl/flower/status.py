@@ -1,9 +1,9 @@
-"""Where a deployment stands, read from its files alone: nothing is asked of running processes."""
+"""Where a deployment stands, read from its files alone, and whether the server's book agrees with clients' ledgers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import loads
 from pathlib import Path
@@ -13,13 +13,42 @@ from typing import Any
 from mppfl.errors import BadInput
 from mppfl.flower.accounts import STATES, Accounts, Entry
 from mppfl.flower.layout import Layout
-from mppfl.flower.reconcile import Difference, differences_from_ledgers, differences_from_reports
-from mppfl.flower.server_state import ServerFolder
+from mppfl.flower.state import ServerFolder
+from mppfl.flower.upload import budgets_in_run
+from mppfl.privacy.ledger import PrivacyLedger
 
 
 @dataclass(frozen=True, slots=True)
-class ClientStanding:
-    """One client over the whole run: ρ presumed spent, money owed, and how its rounds ended."""
+class Difference:
+    """A client whose account with the server differs from its own ledger.
+
+    server       ρ that the server must presume spent
+    paid         ρ of the uploads among them that were accepted, which the client has certainly spent
+    ledger       ρ that the client's own ledger holds
+    what         what is known about the cause
+    is_harmless  whether the server only presumes more than the client spent, as after a lost upload. A ledger that
+                 holds less than was paid for is incomplete, and the client's cap counts from too little
+    """
+
+    client: str
+    server: float
+    paid: float
+    ledger: float
+    what: str
+
+    @property
+    def is_harmless(self) -> bool:
+        return self.paid <= self.ledger <= self.server
+
+    @property
+    def kind(self) -> str:
+        """What the difference is, for people and programs."""
+        return "presumed, not spent" if self.is_harmless else "NOT ACCOUNTED FOR"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One client over the whole run: ρ presumed spent, money owed, and how many of its rounds ended in each state."""
 
     client: str
     spent: float
@@ -35,12 +64,11 @@ class ClientStanding:
 class Status:
     """A deployment between two rounds.
 
-    running      whether processes of a launch are alive on this machine
-    differences  clients about whom the server's book and their own ledgers, or words, disagree
+    running      whether the launcher is alive on this machine
+    differences  clients whose account with the server differs from their own ledger, or from what they reported
     ledgers_read how many clients' own ledgers lie on this machine and were compared to the last bit
-    missing      clients whose node is, or was, on this machine and whose ledger is not, though they were asked for
-                 something
-    misbooked    rounds whose amount in the server's book is not what its own terms make of them, a line each
+    missing      clients that were asked, whose node is or was on this machine, and whose ledger is not
+    misbooked    rounds whose amount in the server's book does not follow from its own terms, a line each
     """
 
     run: str
@@ -48,7 +76,7 @@ class Status:
     num_rounds: int
     running: bool
     accuracy: float | None
-    clients: tuple[ClientStanding, ...]
+    clients: tuple[ClientStatus, ...]
     differences: tuple[Difference, ...]
     ledgers_read: int
     missing: tuple[str, ...] = ()
@@ -56,41 +84,41 @@ class Status:
 
     @property
     def owed(self) -> float:
-        return sum(each.owed for each in self.clients)
+        return sum(client.owed for client in self.clients)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every difference is harmless, and every amount follows from the terms."""
+        return all(gap.is_harmless for gap in self.differences) and not self.misbooked
 
     def as_dict(self) -> dict[str, Any]:
         gaps = [asdict(gap) | {"kind": gap.kind, "is_harmless": gap.is_harmless} for gap in self.differences]
         return asdict(self) | {"differences": gaps, "is_sound": self.is_sound, "owed": self.owed}
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether every difference is one that may be, and every amount what the terms say."""
-        return all(gap.is_harmless for gap in self.differences) and not self.misbooked
-
     def lines(self) -> list[str]:
-        """For people."""
-        where = "running" if self.running else "not running"
-        found = [f"{'run':<12}{self.run}, {where}, round {self.rounds_done} of {self.num_rounds}"]
+        """The status as text."""
+        activity = "running" if self.running else "not running"
+        lines = [f"{'run':<12}{self.run}, {activity}, round {self.rounds_done} of {self.num_rounds}"]
         if self.accuracy is not None:
-            found.append(f"{'accuracy':<12}{self.accuracy:.3f}")
-        found.append(f"{'owed':<12}{self.owed:.6g} in all")
-        found.append(f"{'client':<16}{'spent ρ':>12}{'owed':>12}{'paid':>7}{'refused':>9}{'rejected':>10}{'lost':>6}")
-        for each in self.clients:
-            counts = f"{each.paid:>7}{each.refused:>9}{each.rejected:>10}{each.lost + each.asked:>6}"
-            found.append(f"{each.client:<16}{each.spent:>12.6g}{each.owed:>12.6g}{counts}")
+            lines.append(f"{'accuracy':<12}{self.accuracy:.3f}")
+        lines.append(f"{'owed':<12}{self.owed:.6g} in all")
+        lines.append(f"{'client':<16}{'spent ρ':>12}{'owed':>12}{'paid':>7}{'refused':>9}{'rejected':>10}{'lost':>6}")
+        for row in self.clients:
+            counts = f"{row.paid:>7}{row.refused:>9}{row.rejected:>10}{row.lost + row.asked:>6}"
+            lines.append(f"{row.client:<16}{row.spent:>12.6g}{row.owed:>12.6g}{counts}")
         for gap in self.differences:
             figures = f"server {gap.server:.6g}, client {gap.ledger:.6g}"
-            found.append(f"{'differs':<12}client {gap.client}: {figures} ({gap.kind}; {gap.what})")
+            lines.append(f"{'differs':<12}client {gap.client}: {figures} ({gap.kind}; {gap.what})")
         for client in self.missing:
-            found.append(f"{'missing':<12}the ledger of client {client}, whose node was made on this machine")
-        found += [f"{'misbooked':<12}{line}" for line in self.misbooked]
+            lines.append(f"{'missing':<12}the ledger of client {client}, whose node was made on this machine")
+        lines += [f"{'misbooked':<12}{line}" for line in self.misbooked]
         if not (self.differences or self.missing or self.misbooked):
-            found.append(f"{'accounts':<12}agree to the last bit with {self.ledgers_read} ledgers read here")
-        return found
+            lines.append(f"{'accounts':<12}agree to the last bit with {self.ledgers_read} ledgers read here")
+        return lines
 
 
 def status_of(app: str | Path, payments: Path | None = None) -> Status:
-    """The status of the deployment in the app's folder; writes its accounts to a CSV file where one is named."""
+    """The status of the deployment in the app's folder; writes its accounts to the CSV file `payments`, if given."""
     if payments is not None and payments.is_dir():
         raise BadInput(f"--payments {payments} is a folder. Name a file in it.")
     layout = Layout(Path(app).absolute())
@@ -105,15 +133,8 @@ def status_of(app: str | Path, payments: Path | None = None) -> Status:
             accounts.export_csv(payments)
     ledgers = layout.ledgers(state.clients)
     asked = {entry.client for entry in entries}
-    missing = tuple(client for client, path in ledgers.items() if client in asked and not path.exists())
-    found = {gap.client: gap for gap in differences_from_reports(entries, state.run)}
-    found |= {gap.client: gap for gap in differences_from_ledgers(entries, ledgers, state.run)}
-    standings = []
-    for client in state.clients:
-        mine = [entry for entry in entries if entry.client == client]
-        counts = {name: sum(entry.state == name for entry in mine) for name in STATES}
-        spent, owed = sum((entry.spent for entry in mine), 0.0), sum((entry.amount for entry in mine), 0.0)
-        standings.append(ClientStanding(client, spent, owed, **counts))
+    differences = {gap.client: gap for gap in differences_from_reports(entries, state.run)}
+    differences |= {gap.client: gap for gap in differences_from_ledgers(entries, ledgers, state.run)}
     accuracies = [facts["accuracy"] for facts in server.notes() if "accuracy" in facts]
     return Status(
         state.run,
@@ -121,12 +142,18 @@ def status_of(app: str | Path, payments: Path | None = None) -> Status:
         len(state.budgets),
         _is_running(layout),
         accuracies[-1] if accuracies else None,
-        tuple(standings),
-        tuple(found.values()),
+        tuple(_client_status(client, entries) for client in state.clients),
+        tuple(differences.values()),
         sum(path.exists() for path in ledgers.values()),
-        missing,
+        tuple(client for client, path in ledgers.items() if client in asked and not path.exists()),
         tuple(_misbooked(entries)),
     )
+
+
+def _client_status(client: str, entries: Sequence[Entry]) -> ClientStatus:
+    rows = [entry for entry in entries if entry.client == client]
+    counts = {name: sum(entry.state == name for entry in rows) for name in STATES}
+    return ClientStatus(client, _total(rows), sum((entry.amount for entry in rows), 0.0), **counts)
 
 
 def _misbooked(entries: Sequence[Entry]) -> Iterator[str]:
@@ -143,3 +170,42 @@ def _is_running(layout: Layout) -> bool:
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False  # a damaged note names no process
     return True
+
+
+def differences_from_ledgers(entries: Sequence[Entry], ledgers: Mapping[str, Path], run: str) -> list[Difference]:
+    """Where the server's rows of a run differ, in any bit, from the ledgers of this machine; a missing one holds 0."""
+    differences = []
+    for client, path in ledgers.items():
+        rows = [entry for entry in entries if entry.client == client and entry.run == run]
+        held = 0.0
+        if path.exists():
+            with PrivacyLedger.open(path, read_only=True) as ledger:
+                held = sum((budget for _, budget in budgets_in_run(ledger, run, client)), 0.0)
+        if _total(rows) != held:
+            unsure = [str(entry.round_index) for entry in rows if entry.state in ("lost", "asked", "rejected")]
+            rounds = f"no answer, or none that counts, in round {', '.join(unsure)}"
+            cause = rounds if unsure else "no round explains it"
+            what = cause if path.exists() else f"its ledger {path} is missing; {cause}"
+            differences.append(Difference(client, _total(rows), _total(rows, "paid"), held, what))
+    return differences
+
+
+def differences_from_reports(entries: Sequence[Entry], run: str) -> list[Difference]:
+    """Where a client's last report in a run differs from what the server had booked up to then."""
+    differences = []
+    for client in dict.fromkeys(entry.client for entry in entries if entry.run == run):
+        rows = [entry for entry in entries if entry.client == client and entry.run == run]
+        reports = [(entry.round_index, entry.client_says) for entry in rows if entry.client_says is not None]
+        if not reports:
+            continue
+        last_round, client_says = reports[-1]
+        rows = [entry for entry in rows if entry.round_index <= last_round]
+        if _total(rows) != client_says:
+            what = f"as of round {last_round}"
+            differences.append(Difference(client, _total(rows), _total(rows, "paid"), client_says, what))
+    return differences
+
+
+def _total(rows: Sequence[Entry], *states: str) -> float:
+    """ρ that the server presumes spent in these rows, or in those of them that ended in one of these states."""
+    return sum((entry.spent for entry in rows if not states or entry.state in states), 0.0)

@@ -1,11 +1,8 @@
-"""PricedFedAvg: Flower's FedAvg with a price on every round.
+"""PricedFedAvg: Flower's FedAvg with a price on every round (alone: the public strategy).
 
-    strategy = PricedFedAvg(plan, clients, config, folder="server", registry=Registry.read("keys.json"))
-    strategy.start(grid, initial_arrays)
-
-Every client of the plan gets its own terms. What comes back is checked (honesty.py), booked (accounts.py), weighed and
-averaged as in training on one machine, and the state is on the disk before the next round (server_state.py). Started
-again on the same folder, it goes on after the last round that was finished.
+Every client of the plan gets its own terms. What comes back is checked, booked (accounts.py), weighed and averaged as
+in training on one machine, and the state is on the disk before the next round (state.py). Started again on the same
+folder, it goes on after the last finished round.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,28 +22,40 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from mppfl.arrays import require_count
-from mppfl.errors import BadInput, MppflError
+from mppfl.arrays import require_count, require_number
+from mppfl.errors import BadInput
 from mppfl.flower.accounts import Accounts, Entry, Settlement
-from mppfl.flower.honesty import FALSE_ALARM_RATE, fault_of, honest_upload
 from mppfl.flower.identity import Attendance, Registry
-from mppfl.flower.server_state import ServerFolder, ServerState, after_round, first_state, run_key
-from mppfl.flower.vector import Vector, digest_of, record_like, uploaded_vector, vector_of
-from mppfl.flower.watchful import WatchfulGrid
-from mppfl.flower.wire import Report, RoundTerms, report_in, with_terms
+from mppfl.flower.state import ServerFolder, ServerState, after_round, first_state, run_key
+from mppfl.flower.wire import (
+    RoundTerms,
+    UploadReport,
+    Vector,
+    cost_of,
+    digest_of,
+    record_like,
+    report_in,
+    uploaded_vector,
+    vector_of,
+    with_terms,
+    work_of,
+)
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, round_cost
+from mppfl.privacy import LocalWork, ReleaseCost, grid_of
 from mppfl.privacy.ledger import name_of
-from mppfl.training import TrainingConfig, noise_in_update, weights_of_updates
+from mppfl.training import TrainingConfig, noise_in_update, times_counted, weights_of_updates
 
 log = logging.getLogger(__name__)
+
+FALSE_ALARM_RATE = 1e-9  # of one honest upload
+FLOAT32_ROUNDING = 1 + 2.0**-22
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """An upload that was taken."""
+class _Upload:
+    """An upload that was accepted."""
 
     client: str
     update: Vector
@@ -54,22 +64,35 @@ class _Taken:
 
 
 class PricedFedAvg(FedAvg):
-    """Federated averaging under a plan.
+    """Flower strategy: federated averaging in which every client gets its own price and privacy budget per round.
 
-    plan               reward rates and budgets of every round
-    clients            names, in the order of the plan's budgets
-    config             mechanism, clip norm, unit of budgets, noise, aggregation and server optimiser
-    folder             where the server keeps its state and its accounts
-    registry           which key belongs to whom; None believes the names that nodes declare
-    num_examples       of every client, where the server knows them: an upload that declares another number is rejected.
-                       None believes the first number that each declares, and rejects another one later
-    data_fingerprint   of all clients' data, where the server knows it: a run does not go on with other data. Empty
-                       leaves it to the clients that theirs stay the same
-    name               of the run, to which a random part is added
-    wait_seconds       how long the first round waits for everybody; later ones take who is there
-    false_alarm_rate   chance of an honest upload to be rejected for its length
-    fraction_evaluate  of Flower's evaluation on clients' data. What it returns has no noise: leave it at 0
+    Args:
+        plan: reward rates and budgets of every round.
+        clients: names, in the order of the plan's budgets.
+        config: mechanism, clip norm, unit of budgets, noise, aggregation and server optimiser.
+        folder: where the server keeps its state and its accounts.
+        registry: which key belongs to which client; None trusts the names that nodes declare.
+        num_examples: of every client, where the server knows them: an upload that declares another number is rejected.
+            None accepts the first number that each client declares, and rejects another one later.
+        data_fingerprint: of all clients' data, where the server knows it: a run is not resumed with other data.
+        name: of the run, to which a random part is added.
+        wait_seconds: how long the first round waits for all clients; later rounds take those that are connected.
+        false_alarm_rate: probability that an honest upload is rejected for its length.
+        fraction_evaluate: of Flower's evaluation on clients' data. Its results have no noise: leave it at 0.
+        arrayrecord_key, configrecord_key: where model and configuration lie in messages, as in FedAvg.
+
+    Raises:
+        BadInput: where names do not match the plan, or the training makes sense on one machine only.
+
+    Example (in a Flower ServerApp):
+        plan = mppfl.solve(game, "mppfl", num_rounds=30).plan
+        config = mppfl.TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", budget_unit=0.01)
+        strategy = PricedFedAvg(plan, clients, config, folder="server", registry=Registry.read("keys.json"))
+        result = strategy.start(grid, initial_arrays)
     """
+
+    poll_seconds = 1.0  # between two looks for answers
+    look_seconds = 5.0  # between two looks at the nodes
 
     def __init__(
         self,
@@ -95,20 +118,20 @@ class PricedFedAvg(FedAvg):
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
         )
-        require_deployable(plan, clients, config)
+        _require_deployable(plan, clients, config)
         self.plan, self.clients, self.config, self.name = plan, tuple(clients), config, name
         self.folder, self.attendance = ServerFolder(folder), Attendance(clients, registry)
         self.num_examples = None if num_examples is None else _sizes(num_examples, clients)
         self.data_fingerprint = data_fingerprint
         self.wait_seconds, self.false_alarm_rate = wait_seconds, false_alarm_rate
-        self._state: ServerState | None = None
-        self._accounts: Accounts | None = None
-        self._form = ArrayRecord()
-        self._asked: list[tuple[str, Message]] = []
-        self._began = 0.0
-        self._timeout = 3600.0
+        self._asked: list[tuple[RoundTerms, Message]] = []
+        self._state: ServerState
+        self._accounts: Accounts
 
-    # ---- the whole run ------------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return f"PricedFedAvg({len(self.clients)} clients, {len(self.plan)} rounds, folder={str(self.folder.path)!r})"
+
+    # ---- the whole run ----------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -120,21 +143,36 @@ class PricedFedAvg(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Runs the plan's rounds that are left, or the next `num_rounds` of them, and returns Flower's result."""
-        with ExitStack() as open_things:
-            open_things.enter_context(self.folder.locked())
-            self._accounts = open_things.enter_context(Accounts.open(self.folder.accounts))
+        """Runs the plan's remaining rounds and returns Flower's result.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: the model before the first round, all float32 or all float64.
+            num_rounds: at most so many rounds; 0 runs all that remain.
+            timeout: seconds that a round waits for answers.
+            train_config, evaluate_config: Flower's, sent to every client.
+            evaluate_fn: tests a model on the server, given the number of the round.
+
+        Raises:
+            BadInput: where the folder holds a run with another plan, configuration, model or data.
+            BadFile: where a file of the folder is damaged.
+            MppflError: where another server uses the folder.
+        """
+        with ExitStack() as resources:
+            resources.enter_context(self.folder.locked())
+            self._accounts = resources.enter_context(Accounts.open(self.folder.accounts))
             self._form, self._timeout = initial_arrays, timeout
-            state = self._begin(initial_arrays)
-            left = len(self.plan) - state.rounds_done
-            rounds = left if num_rounds == 0 else min(num_rounds, left)
-            log.info("run %s: %d rounds done, %d to go", state.run, state.rounds_done, left)
+            self._state = state = self._begin(initial_arrays)
+            remaining = len(self.plan) - state.rounds_done
+            rounds = remaining if num_rounds == 0 else min(num_rounds, remaining)
+            log.info("run %s: %d rounds done, %d to go", state.run, state.rounds_done, remaining)
             shown = record_like(initial_arrays, state.handed_out)
-            noted = self._noting(evaluate_fn, state.rounds_done)
-            found = super().start(WatchfulGrid(grid), shown, rounds, timeout, train_config, evaluate_config, noted)
+            patient: Any = _PatientGrid(grid, self.poll_seconds, self.look_seconds)
+            evaluate = None if evaluate_fn is None else self._noting(evaluate_fn, state.rounds_done)
+            result = super().start(patient, shown, rounds, timeout, train_config, evaluate_config, evaluate)
             if rounds == 0:
-                found.arrays = shown
-            return found
+                result.arrays = shown
+            return result
 
     def _begin(self, initial_arrays: ArrayRecord) -> ServerState:
         """The state in the folder, or a new one. Raises where the folder is that of another training."""
@@ -149,81 +187,70 @@ class PricedFedAvg(FedAvg):
                 f"{self.folder.path} holds run {state.run!r} with another plan, configuration, model, other data or "
                 "other clients. Undo the change, or choose another folder."
             )
-        self._state = state
         return state
 
-    def _noting(self, evaluate_fn: Evaluate | None, rounds_before: int) -> Evaluate | None:
-        """The evaluation, told the round's true number, with its figures in the log."""
-        if evaluate_fn is None:
-            return None
+    def _noting(self, evaluate_fn: Evaluate, rounds_before: int) -> Evaluate:
+        """The evaluation, given the true number of the round, with its results in the log."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             round_index = rounds_before + server_round
-            found = evaluate_fn(round_index, arrays)
-            if found is not None and round_index > 0:
-                self.folder.note(round_index, dict(found))
-            return found
+            metrics = evaluate_fn(round_index, arrays)
+            if metrics is not None and round_index > 0:
+                self.folder.note(round_index, dict(metrics))
+            return metrics
 
         return evaluate
 
-    # ---- one round ----------------------------------------------------------------------------------------------
+    # ---- one round --------------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """A message for every client of the plan who is here and gives something, each with a record of its own."""
-        state = self._now()
+        """One message, with terms of its own, to every connected client whose budget in this round is not 0."""
+        state, training = self._state, self.config
         self._began = time.monotonic()
         terms = self.plan.terms(state.rounds_done)
-        asked = self.config.budget_unit * terms.budgets
-        wanted = {name for name, budget in zip(self.clients, asked, strict=True) if budget > 0}
-        nodes = self._gather(grid, wanted, patiently=state.rounds_done == 0)
+        budgets = training.budget_unit * terms.budgets
+        invited = {name for name, budget in zip(self.clients, budgets, strict=True) if budget > 0}
+        nodes = self._gather(grid, invited, wait_for_all=state.rounds_done == 0)
         prices = np.broadcast_to(np.asarray(terms.prices, dtype=np.float64), len(self.clients))
         model = record_like(self._form, state.weights)
-        entries, messages = [], []
-        for at, client in enumerate(self.clients):
-            if client not in wanted or client not in nodes:
+        entries, self._asked = [], []
+        for position, client in enumerate(self.clients):
+            if client not in invited or client not in nodes:
                 continue
-            entry = Entry(
-                state.run, terms.round_index, client, float(prices[at]), float(terms.budgets[at]), float(asked[at])
+            price, game_budget = float(prices[position]), float(terms.budgets[position])
+            entry = Entry(state.run, terms.round_index, client, price, game_budget, float(budgets[position]))
+            client_terms = RoundTerms(
+                run=state.run,
+                round_index=terms.round_index,
+                client=client,
+                budget=entry.budget,
+                pays=price * game_budget if math.isfinite(game_budget) else 0.0,
+                privacy=training.privacy,
+                adjacency=training.mechanism.adjacency,
+                clip_norm=float(training.clip_norm),
+                noise=training.noise,
+                local_epochs=training.local_epochs,
+                num_steps=training.num_steps,
+                batch_size=training.batch_size,
             )
-            pays = entry.price * entry.game_budget if math.isfinite(entry.game_budget) else 0.0
-            own_config = with_terms({**config, "server-round": terms.round_index}, self._terms(entry, pays))
-            own = RecordDict({self.arrayrecord_key: model, self.configrecord_key: own_config})
+            client_config = with_terms({**config, "server-round": terms.round_index}, client_terms)
+            content = RecordDict({self.arrayrecord_key: model, self.configrecord_key: client_config})
             entries.append(entry)
-            messages.append((client, Message(own, nodes[client], MessageType.TRAIN)))
-        self._accounts_now().ask(entries)  # on the disk before anything is sent
-        self._asked = messages
-        absent = sorted(wanted - nodes.keys())
-        self.folder.note(
-            terms.round_index, {"reward_rate": terms.reward_rate, "asked": len(messages), "absent": absent}
-        )
-        return [message for _, message in messages]
+            self._asked.append((client_terms, Message(content, nodes[client], MessageType.TRAIN)))
+        self._accounts.ask(entries)  # on the disk before anything is sent
+        facts = {"reward_rate": terms.reward_rate, "asked": len(entries), "absent": sorted(invited - nodes.keys())}
+        self.folder.note(terms.round_index, facts)
+        return [message for _, message in self._asked]
 
-    def _terms(self, entry: Entry, pays: float) -> RoundTerms:
-        config = self.config
-        return RoundTerms(
-            run=entry.run,
-            round_index=entry.round_index,
-            client=entry.client,
-            budget=entry.budget,
-            pays=float(pays),
-            privacy=config.privacy,
-            adjacency=config.mechanism.adjacency,
-            clip_norm=float(config.clip_norm),
-            noise=config.noise,
-            local_epochs=config.local_epochs,
-            num_steps=config.num_steps,
-            batch_size=config.batch_size,
-        )
-
-    def _gather(self, grid: Grid, wanted: set[str], patiently: bool) -> dict[str, int]:
-        """The nodes of those who are wanted; waits for all of them in the first round, for anybody in later ones."""
+    def _gather(self, grid: Grid, invited: set[str], wait_for_all: bool) -> dict[str, int]:
+        """Nodes of connected clients. Waits at most `wait_seconds` for all invited clients, or for one of them."""
         deadline = time.monotonic() + self.wait_seconds
         while True:
             nodes = self.attendance.here(grid, self._timeout)
-            missing = wanted - nodes.keys()
-            enough = not missing or (not patiently and len(missing) < len(wanted))
+            missing = invited - nodes.keys()
+            enough = not missing or (not wait_for_all and len(missing) < len(invited))
             if enough or time.monotonic() > deadline:
                 return nodes
             time.sleep(1.0)
@@ -231,148 +258,114 @@ class PricedFedAvg(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Checks, books and averages what came back; the state after the round is on the disk when this returns."""
-        state = self._now()
-        terms = self.plan.terms(state.rounds_done)
-        ends, taken = self._judged(replies, terms.round_index)
-        mean = self._mean(taken)  # before anything is booked: what cannot be averaged must not be paid
-        ends += self._left_open(state.run, terms.round_index, ends)
-        self._accounts_now().settle(state.run, terms.round_index, ends)
-        declared = {each.client: each.num_examples for each in taken}
+        """Checks, books and averages the replies; the state after the round is on the disk when this returns."""
+        state, round_index = self._state, self.plan.terms(self._state.rounds_done).round_index
+        settlements, uploads = self._judge_all(replies)
+        mean = self._mean(uploads)  # before anything is booked: what cannot be averaged must not be paid
+        settlements += self._left_open(round_index, settlements)
+        self._accounts.settle(state.run, round_index, settlements)
+        declared = {upload.client: upload.num_examples for upload in uploads}
         self._state = after_round(state, mean, self.config, declared)
         self.folder.keep(self._state)
-        by_state = {
-            name: sorted(end.client for end in ends if end.state == name) for name in ("refused", "rejected", "lost")
-        }
-        for end in ends:
+        by_state: dict[str, list[str]] = {"refused": [], "rejected": [], "lost": []}
+        for end in sorted(settlements, key=lambda settlement: settlement.client):
             if end.state != "paid":
-                log.warning("round %d: client %r %s (%s)", terms.round_index, end.client, end.state, end.reason)
-        paid = [entry for entry in self._accounts_now().entries(state.run) if entry.round_index == terms.round_index]
-        figures = {"taking_part": len(taken), "payments": sum(entry.amount for entry in paid)}
+                by_state[end.state].append(end.client)
+                log.warning("round %d: client %r %s (%s)", round_index, end.client, end.state, end.reason)
+        booked = [entry for entry in self._accounts.entries(state.run) if entry.round_index == round_index]
+        figures = {"taking_part": len(uploads), "payments": sum(entry.amount for entry in booked)}
+        reasons = {end.client: end.reason for end in settlements if end.reason}
         seconds = time.monotonic() - self._began
-        reasons = {end.client: end.reason for end in ends if end.reason}
-        self.folder.note(terms.round_index, {**figures, **by_state, "reasons": reasons, "seconds": seconds})
+        self.folder.note(round_index, {**figures, **by_state, "reasons": reasons, "seconds": seconds})
         counts = {name: len(clients) for name, clients in by_state.items()}
         return record_like(self._form, self._state.handed_out), MetricRecord({**figures, **counts})
 
-    def _judged(self, replies: Iterable[Message], round_index: int) -> tuple[list[Settlement], list[_Taken]]:
-        """How the round ended for everybody who was asked, and the uploads that are taken.
+    def _judge_all(self, replies: Iterable[Message]) -> tuple[list[Settlement], list[_Upload]]:
+        """How the round ended for everybody who was asked, and the uploads that are accepted.
 
-        An error comes from the SuperLink, not from the node it is about, so answers are matched by the message they
-        answer.
+        Errors come from the SuperLink, not from the node that they are about, so replies are matched by message.
         """
-        by_message = {message.metadata.message_id: client for client, message in self._asked}
         answers: dict[str, Message] = {}
         for reply in replies:
-            client = by_message.get(reply.metadata.reply_to_message_id)
-            if client is not None:
-                answers.setdefault(client, reply)
-        ends, taken = [], []
-        for client, _ in self._asked:
-            end, upload = self._judge(client, answers.get(client), round_index)
-            ends.append(end)
-            taken += [] if upload is None else [upload]
+            answers.setdefault(reply.metadata.reply_to_message_id, reply)
+        settlements, uploads = [], []
+        for terms, message in self._asked:
+            settlement, upload = self._judge(terms, answers.get(message.metadata.message_id))
+            settlements.append(settlement)
+            uploads += [] if upload is None else [upload]
         self._asked = []
-        return ends, taken
+        return settlements, uploads
 
-    def _left_open(self, run: str, round_index: int, ends: Sequence[Settlement]) -> list[Settlement]:
-        """Those whom a launch that was killed had asked and who are not here now that the round is repeated."""
-        judged = {end.client for end in ends}
+    def _left_open(self, round_index: int, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """Clients asked before a crash that are offline when the round is retried."""
+        judged = {end.client for end in settlements}
         return [
             Settlement(entry.client, "lost", "asked before an interruption, absent when the round was repeated")
-            for entry in self._accounts_now().entries(run)
+            for entry in self._accounts.entries(self._state.run)
             if entry.round_index == round_index and entry.state == "asked" and entry.client not in judged
         ]
 
-    def _judge(self, client: str, reply: Message | None, round_index: int) -> tuple[Settlement, _Taken | None]:
+    def _judge(self, terms: RoundTerms, reply: Message | None) -> tuple[Settlement, _Upload | None]:
         """How the round ended for one client."""
+        client = terms.client
         if reply is None:
             return Settlement(client, "lost", "no answer in time"), None
         if reply.has_error():
             return Settlement(client, "lost", f"error {reply.error.code}: {reply.error.reason:.200}"), None
-        says: float | None = None
+        client_says: float | None = None
         try:
             report = report_in(reply.content)
-            says = report.run_spent
+            client_says = report.run_spent
             if report.client != client:
                 raise BadInput(f"declares to be {report.client!r:.60}, and its key is that of {client!r}")
             if report.outcome == "refused":
                 # A client whose ledger was charged and whose upload is lost has spent, and says so.
-                reason = report.reason[:200].encode("utf-8", "replace").decode()  # SQLite takes no half of a character
-                return Settlement(client, "lost" if report.budget > 0 else "refused", reason, says), None
-            return Settlement(client, "paid", "", says), self._checked(client, report, reply.content, round_index)
+                reason = report.reason[:200].encode("utf-8", "replace").decode()  # SQLite takes no lone surrogates
+                return Settlement(client, "lost" if report.budget > 0 else "refused", reason, client_says), None
+            return Settlement(client, "paid", "", client_says), self._checked(terms, report, reply.content)
         except BadInput as fault:
-            return Settlement(client, "rejected", str(fault), says), None
+            return Settlement(client, "rejected", str(fault), client_says), None
 
-    def _checked(self, client: str, report: Report, content: RecordDict, round_index: int) -> _Taken:
+    def _checked(self, terms: RoundTerms, report: UploadReport, content: RecordDict) -> _Upload:
         """The upload, if everything about it can be honest. Raises BadInput with what cannot."""
-        state, config = self._now(), self.config
-        asked = config.budget_unit * float(self.plan.terms(state.rounds_done).budgets[self.clients.index(client)])
-        if (report.run, report.round_index) != (state.run, round_index):
+        config = self.config
+        if (report.run, report.round_index) != (terms.run, terms.round_index):
             raise BadInput(f"is for round {report.round_index} of {report.run!r:.60}")
-        if report.budget != asked:
-            raise BadInput(f"says it cost {report.budget:g}, and {asked:g} was asked for")
-        self._require_own_size(client, report.num_examples)
+        if report.budget != terms.budget:
+            raise BadInput(f"says it cost {report.budget:g}, and {terms.budget:g} was asked for")
+        self._require_known_size(terms.client, report.num_examples)
         arrays = content.get(self.arrayrecord_key)
         if not isinstance(arrays, ArrayRecord):
             raise BadInput("has no arrays in it")
         update = uploaded_vector(arrays, self._form)
-        if report.model != digest_of(record_like(self._form, state.weights)):
+        if report.model != digest_of(record_like(self._form, self._state.weights)):
             raise BadInput("was computed from another model")
         work = work_of(config, report.num_examples)
-        cost = round_cost(
-            config.mechanism,
-            asked,
-            float(config.clip_norm),
-            work,
-            config.noise,
-            update.size,
-            client,
-            round_index,
-            state.run,
-        )
+        cost = cost_of(terms, config.mechanism, work, update.size)
         fault = fault_of(update, honest_upload(config, work, cost, update.size), self.false_alarm_rate)
         if fault:
             raise BadInput(fault)
-        return _Taken(client, update, report.num_examples, noise_in_update(config, work, cost))
+        return _Upload(terms.client, update, report.num_examples, noise_in_update(config, work, cost))
 
-    def _require_own_size(self, client: str, declared: int) -> None:
-        """Raises where a client declares examples that it cannot have: the number weighs it in the mean."""
+    def _require_known_size(self, client: str, declared: int) -> None:
+        """Raises where a client declares a number of examples that it cannot have: the mean is weighted by it."""
         if not 0 < declared < 2**53:
             raise BadInput(f"declares {declared} examples")
         if self.num_examples is not None and declared != self.num_examples[client]:
             raise BadInput(f"declares {declared} examples, and the server knows of {self.num_examples[client]}")
-        before = self._now().num_examples.get(client, declared)
+        before = self._state.num_examples.get(client, declared)
         if self.num_examples is None and declared != before:
             raise BadInput(f"declares {declared} examples, and declared {before} before")
 
-    def _mean(self, taken: Sequence[_Taken]) -> Vector | None:
-        """The weighted mean of the uploads that were taken, exactly as in training on one machine."""
-        if not taken:
+    def _mean(self, uploads: Sequence[_Upload]) -> Vector | None:
+        """The weighted mean of the accepted uploads, exactly as in training on one machine."""
+        if not uploads:
             return None
-        rows = torch.from_numpy(np.stack([each.update for each in taken]))
-        theta, _ = weights_of_updates(
-            self.config.aggregation, [each.num_examples for each in taken], [each.noise_std for each in taken], rows
-        )
+        rows = torch.from_numpy(np.stack([upload.update for upload in uploads]))
+        sizes, noises = [upload.num_examples for upload in uploads], [upload.noise_std for upload in uploads]
+        theta, _ = weights_of_updates(self.config.aggregation, sizes, noises, rows)
         mean: Vector = (torch.from_numpy(theta).to(rows) @ rows).numpy()
         return mean
-
-    def _now(self) -> ServerState:
-        if self._state is None:
-            raise MppflError("the strategy has not begun. Call start.")
-        return self._state
-
-    def _accounts_now(self) -> Accounts:
-        if self._accounts is None:
-            raise MppflError("the strategy has not begun. Call start.")
-        return self._accounts
-
-
-def work_of(config: TrainingConfig, num_examples: int) -> LocalWork:
-    """What a client with so many examples does in a round, as far as privacy depends on it."""
-    whole = config.privacy in ("full_batch", "full_batch_steps")
-    size = num_examples if whole else config.batch_size
-    return LocalWork(num_examples, config.local_epochs, config.num_steps, size)
 
 
 def _sizes(num_examples: Mapping[str, int], clients: Sequence[str]) -> dict[str, int]:
@@ -383,7 +376,7 @@ def _sizes(num_examples: Mapping[str, int], clients: Sequence[str]) -> dict[str,
     return {client: require_count(num_examples[client], f"num_examples[{client!r}]") for client in clients}
 
 
-def require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConfig) -> None:
+def _require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConfig) -> None:
     """Raises where a training makes sense on one machine only."""
     if len(clients) != plan.num_clients or len(set(clients)) != len(clients):
         raise BadInput(f"{len(set(clients))} different names for the plan's {plan.num_clients} clients; give one each.")
@@ -401,4 +394,114 @@ def require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConfi
         )
 
 
-__all__ = ["PricedFedAvg", "require_deployable", "work_of"]
+class _PatientGrid:
+    """Flower's grid, which also gives up on messages that died with their node's process.
+
+    Flower reports a message as lost while its node is offline. A node that was killed and came back between two polls
+    is online as before, but the message died with the old process: the round would wait for it until its timeout. So
+    this grid also looks at when each node was last activated: after a restart, it does not answer earlier messages.
+    """
+
+    def __init__(self, grid: Grid, poll_seconds: float, look_seconds: float) -> None:
+        self.grid, self.poll_seconds, self.look_seconds = grid, poll_seconds, look_seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Replies to these messages: until all are in, or those that are missing cannot come, or the time is up."""
+        sent = list(messages)
+        if not sent:
+            return []
+        before = self._activations()
+        pushed = set(self.grid.push_messages(sent))
+        waiting = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+        waiting = {message_id: node for message_id, node in waiting.items() if message_id in pushed}
+        replies: list[Message] = []
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        last_look, suspects = time.monotonic(), set[str]()
+        while waiting:
+            for reply in self.grid.pull_messages(set(waiting)):
+                replies.append(reply)
+                waiting.pop(reply.metadata.reply_to_message_id, None)
+            if not waiting or time.monotonic() > deadline:
+                break
+            if time.monotonic() - last_look > self.look_seconds:
+                last_look, now = time.monotonic(), self._activations()
+                restarted = {
+                    message_id for message_id, node in waiting.items() if node in now and now[node] != before.get(node)
+                }
+                for message_id in restarted & suspects:  # seen twice, so a reply on its way has had time to arrive
+                    log.warning("node %d was restarted and will not answer", waiting.pop(message_id))
+                suspects = restarted
+            time.sleep(self.poll_seconds)
+        return replies
+
+    def _activations(self) -> dict[int, str]:
+        """When each connected node was last activated, according to the SuperLink."""
+        return {int(node.node_id): str(getattr(node, "last_activated_at", "")) for node in self.grid.get_nodes()}
+
+
+# ---- what an honest upload can be -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HonestUpload:
+    """Bound on the length of an honest upload, from public values alone.
+
+    An upload is a clipped update c with |c| ≤ L plus Gaussian noise of standard deviation σ in each of p coordinates.
+    Then |c + z|²/σ² is a noncentral χ² with p degrees of freedom and noncentrality at most (L/σ)², and (Birgé 2001,
+    Lemma 8.1)
+
+        P( X ≥ p + b + 2√((p + 2b)x) + 2x ) ≤ e^(−x),      b = (L/σ)², x = ln(1/false_alarm_rate).
+
+    Where noise goes into every gradient, later gradients depend on earlier noise, and only |c + z| ≤ L + |z| holds; |z|
+    is bounded by the same lemma with b = 0. The bound catches uploads that would move the model further than their
+    price allows, and clients who add more noise than they are paid for. It does not catch a lie within the bound.
+
+    length      L, the maximum ℓ2 norm of the update without noise
+    noise_std   σ
+    rounding    the most that rounding to the grid of the noise can add to the length
+    adapts      whether the update may depend on the noise, as where every gradient has some
+    """
+
+    length: float
+    noise_std: float
+    rounding: float
+    adapts: bool
+
+    def longest(self, num_parameters: int, false_alarm_rate: float = FALSE_ALARM_RATE) -> float:
+        """The length that an honest upload exceeds with probability at most `false_alarm_rate`."""
+        rate = require_number(false_alarm_rate, "false_alarm_rate", 0.0, 1.0)
+        if self.noise_std == 0:
+            return self.length * FLOAT32_ROUNDING
+        x, p = math.log(1 / rate), float(num_parameters)
+        b = 0.0 if self.adapts else (self.length / self.noise_std) ** 2
+        noisy = self.noise_std * math.sqrt(p + b + 2 * math.sqrt((p + 2 * b) * x) + 2 * x)
+        return ((self.length if self.adapts else 0.0) + noisy + self.rounding) * FLOAT32_ROUNDING
+
+
+def honest_upload(config: TrainingConfig, work: LocalWork, cost: ReleaseCost, num_parameters: int) -> HonestUpload:
+    """The bound under the terms of a round."""
+    clip = float(config.clip_norm)
+    rounding = grid_of(cost.noise_std, config.noise) * math.sqrt(num_parameters)
+    if config.mechanism.noise_on == "update":
+        return HonestUpload(clip, cost.noise_std, rounding, adapts=False)
+    # Each step moves the weights by the rate times a mean of gradients whose norm is at most the clip norm.
+    reach = config.learning_rate * sum(times_counted(config, work))
+    return HonestUpload(clip * reach, noise_in_update(config, work, cost), rounding * reach, adapts=True)
+
+
+def fault_of(upload: Vector, honest: HonestUpload, false_alarm_rate: float = FALSE_ALARM_RATE) -> str:
+    """Why the upload is rejected, in one line; empty if it is not."""
+    if not np.isfinite(upload).all():
+        return f"holds {int((~np.isfinite(upload)).sum()):,} entries that are NaN or infinite"
+    values = upload.astype(np.float64)
+    largest = float(np.abs(values).max(initial=0.0))
+    length = largest * float(np.linalg.norm(values / largest)) if largest else 0.0
+    longest = honest.longest(upload.size, false_alarm_rate)
+    if length > longest:
+        return (
+            f"measures {length:.4g}; an honest one exceeds {longest:.4g} with a chance of at most {false_alarm_rate:g}"
+        )
+    return ""

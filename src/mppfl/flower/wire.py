@@ -1,4 +1,4 @@
-"""What travels between server and client beside the model: the terms of a round, the report on it, and who is who.
+"""What travels between server and client: the model as one flat vector, the terms of a round, and the report on it.
 
 Every client gets a record of its own. Flower carries each record as an object with requests of its own, so terms travel
 inside the configuration, and a report is the one record beside the upload. A report holds nothing computed from raw
@@ -7,32 +7,43 @@ data: the upload's noise protects the upload, and nothing else leaves.
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isnan
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, RecordDict
+from numpy.typing import NDArray
 
 from mppfl.errors import BadInput
+from mppfl.privacy import LocalWork, PrivacyMechanism, ReleaseCost, round_cost
 
-REPORT, WHO, OFFER = "mppfl.report", "mppfl.who", "mppfl.offer"
-TERMS = "mppfl-"  # how the keys of terms begin, in the configuration that Flower sends anyway
+if TYPE_CHECKING:
+    from mppfl.training import TrainingConfig
 
-Outcome = Literal["released", "refused"]
+REPORT, WHO = "mppfl.report", "mppfl.who"
+TERMS = "mppfl-"  # prefix of the terms' keys in the configuration that Flower sends anyway
+
+Vector = NDArray[np.floating[Any]]
 Value = TypeVar("Value")
+
+
+# ---- terms and reports ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What the server asks of one client in one round, and what it pays for.
+    """What the server asks of one client in one round, and what it pays.
 
-    run           of the training, the same before and after an interruption, and of no other training
-    client        whom the terms are for
+    run           name of the training, the same before and after an interruption, and of no other training
+    client        to whom the terms apply
     budget        ρ of the training that the upload may cost; infinite for no noise
     pays          money for an upload that is accepted
     privacy, adjacency, clip_norm, noise
-                  the mechanism, the length updates or gradients are clipped to, and the kind of noise
+                  the mechanism, the norm to which updates or gradients are clipped, and the kind of noise
     local_epochs, num_steps, batch_size
                   the work of the round, as far as privacy depends on it
     """
@@ -52,11 +63,11 @@ class RoundTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a client says of one round.
+class UploadReport:
+    """What a client says about one round.
 
-    outcome       whether an upload comes with it
-    reason        why not, in one word or two; details stay in the client's own log
+    outcome       "released" with an upload, or "refused"
+    reason        why it refused, in a word or two; details stay in the client's own log
     budget        ρ that the client's ledger holds for this round: that of the upload, or of one that was lost; else 0
     num_examples  public
     model         SHA-256 of the model that the upload was computed from
@@ -73,39 +84,32 @@ class Report:
     model: str
     run_spent: float
 
-
-def to_record(report: Report) -> ConfigRecord:
-    """The report as a record."""
-    return ConfigRecord({field.name: getattr(report, field.name) for field in fields(report)})
+    def to_record(self) -> ConfigRecord:
+        return ConfigRecord({field.name: getattr(self, field.name) for field in fields(self)})
 
 
 def with_terms(config: Mapping[str, ConfigRecordValues], terms: RoundTerms) -> ConfigRecord:
-    """A configuration of one client's own: what everybody gets, and its terms."""
+    """The configuration for one client: what everybody gets, and its terms."""
     return ConfigRecord({**config, **{TERMS + field.name: getattr(terms, field.name) for field in fields(terms)}})
 
 
-def has_terms(content: RecordDict) -> bool:
-    """Whether a message comes from a server that prices."""
-    return any(f"{TERMS}run" in record for record in content.config_records.values())
-
-
 def terms_in(content: RecordDict) -> RoundTerms:
-    """The terms in a message, each of the right type. Raises BadInput where something is missing or odd."""
+    """The terms in a message, each of the right type. Raises BadInput where something is missing or wrong."""
     for record in content.config_records.values():
         if f"{TERMS}run" in record:
             return _read(RoundTerms, record, TERMS)
     raise BadInput("the message has no terms. Its server must use PricedFedAvg.")
 
 
-def report_in(content: RecordDict) -> Report:
-    """The report in a reply, each field of the right type. Raises BadInput where something is missing or odd."""
+def report_in(content: RecordDict) -> UploadReport:
+    """The report in a reply, each field of the right type. Raises BadInput where something is missing or wrong."""
     record: Any = content.get(REPORT)
     if not isinstance(record, ConfigRecord):
         raise BadInput("the reply has no report. Its client must use PrivateUpload.")
-    found = _read(Report, record, "")
-    if found.outcome not in ("released", "refused"):
-        raise BadInput(f"outcome={found.outcome!r:.40} is neither 'released' nor 'refused'.")
-    return found
+    report = _read(UploadReport, record, "")
+    if report.outcome not in ("released", "refused"):
+        raise BadInput(f"outcome={report.outcome!r:.40} is neither 'released' nor 'refused'.")
+    return report
 
 
 def _read(cls: type[Value], record: ConfigRecord, prefix: str) -> Value:
@@ -113,8 +117,84 @@ def _read(cls: type[Value], record: ConfigRecord, prefix: str) -> Value:
     kinds: dict[str, Any] = {"str": str, "int": int, "float": float}
     for field in fields(cls):  # type: ignore[arg-type]
         value: Any = record.get(prefix + field.name)
-        wanted = kinds[str(field.type)]
-        if type(value) is not wanted or (wanted is float and isnan(value)):
-            raise BadInput(f"{prefix}{field.name}={value!r:.40} must be {wanted.__name__}.")
+        kind = kinds[str(field.type)]
+        if type(value) is not kind or (kind is float and isnan(value)):
+            raise BadInput(f"{prefix}{field.name}={value!r:.40} must be {kind.__name__}.")
         values[field.name] = value
     return cls(**values)
+
+
+def work_of(settings: RoundTerms | TrainingConfig, num_examples: int) -> LocalWork:
+    """What a client with so many examples does in a round, as far as privacy depends on it."""
+    whole = settings.privacy in ("full_batch", "full_batch_steps")
+    batch_size = num_examples if whole else settings.batch_size
+    return LocalWork(num_examples, settings.local_epochs, settings.num_steps, batch_size)
+
+
+def cost_of(terms: RoundTerms, mechanism: PrivacyMechanism, work: LocalWork, num_parameters: int) -> ReleaseCost:
+    """What an upload under these terms costs. Raises BadInput where the terms cannot be met."""
+    noise: Any = terms.noise
+    clip_norm, client, round_index, run = terms.clip_norm, terms.client, terms.round_index, terms.run
+    return round_cost(mechanism, terms.budget, clip_norm, work, noise, num_parameters, client, round_index, run)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def vector_of(record: ArrayRecord) -> Vector:
+    """All entries of the arrays in their order. Refuses what cannot be clipped and made noisy as one vector."""
+    parts = [array.numpy() for array in record.values()]
+    kinds = {part.dtype for part in parts}
+    if not parts or not sum(part.size for part in parts):
+        raise BadInput("the model holds no numbers. Send at least one array of float32 or float64.")
+    if len(kinds) > 1 or kinds.pop() not in (np.float32, np.float64):
+        types = ", ".join(f"{name} {array.dtype}" for name, array in list(record.items())[:5])
+        raise BadInput(
+            f"the model's arrays must all be float32 or all float64, got {types}. Leave counters and other whole "
+            "numbers out of what is trained."
+        )
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def record_like(record: ArrayRecord, vector: Vector) -> ArrayRecord:
+    """The vector as arrays of the same names and shapes as those of `record`."""
+    arrays: OrderedDict[str, Array] = OrderedDict()
+    start = 0
+    for name, array in record.items():
+        size = int(np.prod(tuple(array.shape), dtype=np.int64))
+        arrays[name] = Array(np.ascontiguousarray(vector[start : start + size].reshape(tuple(array.shape))))
+        start += size
+    if start != vector.size:
+        raise BadInput(f"{vector.size:,} numbers do not fill arrays of {start:,}.")
+    return ArrayRecord(arrays)
+
+
+def uploaded_vector(record: ArrayRecord, like: ArrayRecord) -> Vector:
+    """All entries of a model that somebody else sent. Raises BadInput where it has not the form of `like`.
+
+    What an array declares and what its bytes decode to may differ, and the sender writes both: each is compared with
+    `like`, and bytes that cannot be read are a fault of the upload, not of its reader.
+    """
+    if list(record.keys()) != list(like.keys()):
+        raise BadInput(f"has a wrong form: arrays {list(record.keys())[:5]} instead of {list(like.keys())[:5]}")
+    parts: list[NDArray[Any]] = []
+    for name, array in record.items():
+        shape, dtype = tuple(like[name].shape), like[name].dtype
+        if tuple(array.shape) != shape or array.dtype != dtype:
+            raise BadInput(
+                f"has a wrong form: array {name!r} is {array.dtype} {tuple(array.shape)}, not {dtype} {shape}"
+            )
+        try:
+            part = array.numpy()  # refuses pickled objects, which could run anything
+        except Exception as cause:  # damaged bytes raise many kinds of errors
+            raise BadInput(f"has a wrong form: array {name!r} cannot be read ({type(cause).__name__})") from cause
+        if not isinstance(part, np.ndarray) or (part.shape, str(part.dtype)) != (shape, dtype):  # or an archive
+            content = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else "no array"
+            raise BadInput(f"has a wrong form: array {name!r} holds {content:.80}, not {dtype} {shape}")
+        parts.append(part)
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def digest_of(record: ArrayRecord) -> str:
+    """SHA-256 of the model's entries, in hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(vector_of(record)).data).hexdigest()

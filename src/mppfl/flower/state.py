@@ -1,11 +1,11 @@
-"""Where the server stands between two rounds, in a folder that survives being killed at any moment.
+"""The server's state between two rounds, in a folder that survives a crash at any moment.
 
-    checkpoint.npz    plan, model, the optimiser's memory, rounds done, the run's name: whole or the one before
+    checkpoint.npz    plan, model, the optimiser's memory, rounds done, the run's name
     accounts.sqlite   what was asked, spent and paid (accounts.py)
-    rounds.jsonl      what happened, a line a round, for people and progress bars
+    rounds.jsonl      what happened, one line per round, for people and progress bars
 
 The checkpoint is written after the accounts of its round. Killed between the two, the server repeats the round: it asks
-with the same terms, clients answer with the uploads they stored, and who was paid stays paid.
+with the same terms, clients answer with the uploads they stored, and paid clients stay paid.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ import torch
 from mppfl.arrays import Array
 from mppfl.errors import BadFile
 from mppfl.files import locked, write_whole
-from mppfl.flower.vector import Vector
+from mppfl.flower.wire import Vector
 from mppfl.game import Plan
 from mppfl.training import TrainingConfig, server_step
 
 CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl"
 ENDED = "ended.json"  # how the server app ended, for whoever started it
 FORMAT = 1
+ARRAYS = ("weights", "handed_out", "budgets", "reward_rates")
 NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "taking_part", "seconds")
 NOTED_CLIENTS = ("refused", "rejected", "lost", "absent")
 
@@ -41,15 +42,13 @@ NOTED_CLIENTS = ("refused", "rejected", "lost", "absent")
 class ServerState:
     """The server after `rounds_done` rounds of one run.
 
-    run         name of the run, of which there is no second: clients' ledgers know their rounds by it
-    key         fingerprint of plan, clients, configuration, first model and, where the server knows them, data: what
-                decides where a training goes
-    weights     the model that is trained on
-    handed_out  the model that is shown: the mean of the last rounds, where that was asked for
-    memory      the server optimiser's
-    budgets     of the plan [rounds, clients], for whoever reads the checkpoint
-    num_examples
-                that each client declared with the first upload that was taken from it
+    run           unique name of the run, under which clients' ledgers record its rounds
+    key           fingerprint of plan, clients, configuration, first model and, where the server knows them, data
+    weights       the model that is trained
+    handed_out    the model that is returned: the mean of the last rounds, where the configuration says so
+    memory        the server optimiser's
+    budgets       of the plan [rounds, clients]
+    num_examples  that each client declared with its first accepted upload
     """
 
     run: str
@@ -65,20 +64,18 @@ class ServerState:
 
 
 def first_state(name: str, key: str, plan: Plan, clients: Sequence[str], weights: Vector) -> ServerState:
-    """The state before the first round, under a run's name of its own."""
+    """The state before the first round, with a new name for the run."""
     run = f"{name}-{secrets.token_hex(6)}"
     return ServerState(run, key, 0, weights, weights, {}, plan.to_matrix(), np.array(plan.reward_rates), tuple(clients))
 
 
 def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights: Vector, data: str = "") -> str:
-    """Fingerprint of what decides a training's course; `data` is that of the clients' data, empty where unknown."""
+    """Fingerprint of what determines a training; `data` is that of the clients' data, empty where unknown."""
     digest = hashlib.sha256(json.dumps([list(clients), asdict(config)], sort_keys=True, default=str).encode())
     for terms in plan:
-        digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
-        digest.update(np.ascontiguousarray(terms.budgets, dtype=np.float64).tobytes())
-        digest.update(
-            np.ascontiguousarray(np.broadcast_to(terms.prices, len(terms.budgets)), dtype=np.float64).tobytes()
-        )
+        prices = np.broadcast_to(terms.prices, len(terms.budgets))
+        for values in ([terms.round_index, terms.reward_rate], terms.budgets, prices):
+            digest.update(np.ascontiguousarray(values, dtype=np.float64).tobytes())
     digest.update(str(weights.dtype).encode() + np.ascontiguousarray(weights).tobytes())
     digest.update(data.encode())
     return digest.hexdigest()
@@ -87,9 +84,9 @@ def run_key(plan: Plan, clients: Sequence[str], config: TrainingConfig, weights:
 def after_round(
     state: ServerState, mean_update: Vector | None, config: TrainingConfig, declared: Mapping[str, int]
 ) -> ServerState:
-    """The state after one more round with this mean update; None where nobody's upload was taken.
+    """The state after one more round with this mean update; None where no upload was accepted.
 
-    declared  how many examples each client whose upload was taken says it has; what it said first is kept
+    declared  number of examples that each client with an accepted upload declared; the first number is kept
     """
     weights, memory = torch.from_numpy(state.weights), {k: torch.from_numpy(v) for k, v in state.memory.items()}
     average = memory.pop("average", None)
@@ -102,13 +99,12 @@ def after_round(
         average = shown = before + (weights - before) / averaged
     if average is not None:
         memory["average"] = average
-    kept = {name: value.numpy() for name, value in memory.items()}
     return replace(
         state,
         rounds_done=done,
         weights=weights.numpy(),
         handed_out=shown.numpy(),
-        memory=kept,
+        memory={name: value.numpy() for name, value in memory.items()},
         num_examples={**declared, **state.num_examples},
     )
 
@@ -125,7 +121,7 @@ class ServerFolder:
 
     @contextmanager
     def locked(self, wait_seconds: float = 30.0) -> Iterator[None]:
-        """Nobody else serves from this folder meanwhile. A server that was just killed may hold it a little longer."""
+        """No other server uses this folder meanwhile. A server that was just killed may hold it a little longer."""
         with locked(self.path, "another server is at work there. Stop it", wait_seconds):
             yield
 
@@ -134,13 +130,13 @@ class ServerFolder:
         facts = {"format": FORMAT, "run": state.run, "key": state.key, "rounds_done": state.rounds_done,
                  "clients": state.clients, "num_examples": dict(state.num_examples)}  # fmt: skip
         arrays: dict[str, Any] = {f"memory.{name}": value for name, value in state.memory.items()}
-        arrays |= {name: getattr(state, name) for name in ("weights", "handed_out", "budgets", "reward_rates")}
+        arrays |= {name: getattr(state, name) for name in ARRAYS}
         content = io.BytesIO()
         np.savez(content, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8), **arrays)
         write_whole(self.path / CHECKPOINT, content.getbuffer())
 
     def state(self) -> ServerState | None:
-        """Where the server stands; None where it has not begun. Refuses what is not whole."""
+        """The checkpoint; None where there is none. Raises BadFile where it is damaged."""
         path = self.path / CHECKPOINT
         if not path.exists():
             return None
@@ -151,21 +147,17 @@ class ServerFolder:
             if facts["format"] != FORMAT:
                 raise BadFile(f"{path}: checkpoint of format {facts['format']}, this version reads {FORMAT}.")
             memory = {n.removeprefix("memory."): arrays[n] for n in arrays if n.startswith("memory.")}
+            sizes = {str(client): int(size) for client, size in facts.get("num_examples", {}).items()}
             return ServerState(
-                facts["run"],
-                facts["key"],
-                facts["rounds_done"],
-                arrays["weights"],
-                arrays["handed_out"],
-                memory,
-                arrays["budgets"],
-                arrays["reward_rates"],
-                tuple(facts["clients"]),
-                {str(client): int(size) for client, size in facts.get("num_examples", {}).items()},
+                **{name: facts[name] for name in ("run", "key", "rounds_done")},
+                **{name: arrays[name] for name in ARRAYS},
+                memory=memory,
+                clients=tuple(facts["clients"]),
+                num_examples=sizes,
             )
         except BadFile:
             raise
-        except Exception as cause:  # a damaged archive fails in as many ways as there are bytes in it
+        except Exception as cause:  # a damaged archive raises many kinds of errors
             raise BadFile(f"{path}: not a whole checkpoint ({cause}). Restore a copy.") from cause
 
     def note(self, round_index: int, facts: Mapping[str, Any]) -> None:
@@ -175,23 +167,23 @@ class ServerFolder:
             file.write(line + "\n")
 
     def notes(self) -> list[dict[str, Any]]:
-        """The log, one record a round: later lines add to earlier ones, and a repeated round replaces itself."""
+        """The log, one record per round: later lines of a round add to, or replace, earlier ones."""
         path = self.path / ROUNDS
-        found: dict[int, dict[str, Any]] = {}
+        rounds: dict[int, dict[str, Any]] = {}
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
                 facts = json.loads(line)
             except ValueError:
-                continue  # a server that was killed may leave a line cut short, also within a letter
+                continue  # a killed server may leave a line cut short, even within a letter
             if not _is_note(facts):
                 raise BadFile(f"{path}: line {number} is no record of a round. Restore a copy, or remove the line.")
-            found[facts["round_index"]] = found.get(facts["round_index"], {}) | facts
-        return [found[at] for at in sorted(found)]
+            rounds[facts["round_index"]] = rounds.get(facts["round_index"], {}) | facts
+        return [rounds[round_index] for round_index in sorted(rounds)]
 
 
 def _is_note(facts: Any) -> bool:
-    """Whether a line of the log has what its readers compute with, in the right kinds."""
+    """Whether a line of the log holds the right types."""
     if not isinstance(facts, dict) or type(facts.get("round_index")) is not int:
         return False
     numbers = all(isinstance(facts.get(name, 0), (int, float)) for name in NOTED_NUMBERS)

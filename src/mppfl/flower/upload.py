@@ -1,20 +1,15 @@
 """PrivateUpload: the client's side of a round, as a Flower mod around any training function.
 
-    app = ClientApp()
-
-    @app.train(mods=[PrivateUpload(num_examples=1200)])
-    def train(message, context): ...                       # as before: returns the trained model
-
-The server proposes, the client disposes. Terms are checked against the client's own settings (node.py) and its own
-ledger; the cost is on its disk before anything leaves; noise comes from the operating system. Of what the training
-function returns only the clipped and noisy update leaves: no metrics, no loss, no error text.
+The client checks terms against its own settings (identity.py) and its own ledger; the cost is on its disk before
+anything leaves; noise comes from the operating system. Of what the training function returns only the clipped and noisy
+update leaves: no metrics, no loss, no error text.
 
 A round of a run is released once. The noisy upload is stored before it is sent, so a message that comes again gets the
 same bytes again, which say nothing new and cost nothing new. If the client died after it had reserved the budget and
 before it stored the upload, the round is refused from then on: fresh noise for it would be a second release.
 
-Some mechanisms put their noise on every gradient, where no mod can reach. They are refused unless whoever wrote the
-training function declares that it does so (`trains_privately`): what it returns under them leaves as it is.
+Some mechanisms put their noise on every gradient, where no mod can reach. They are refused unless the author of the
+training function declares that it adds the noise (`trains_privately`): what it returns under them leaves as it is.
 """
 
 from __future__ import annotations
@@ -30,20 +25,21 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
-from mppfl.flower.node import NODE_KEY, NodeSettings, read_node
-from mppfl.flower.reconcile import spent_in_round, spent_in_run
-from mppfl.flower.vector import Vector, digest_of, record_like, vector_of
-from mppfl.flower.wire import OFFER, REPORT, WHO, Report, RoundTerms, terms_in, to_record
-from mppfl.privacy import (
-    MECHANISMS,
-    LocalWork,
-    NoiseKind,
-    PrivacyMechanism,
-    ReleaseCost,
-    privacy_mechanism,
-    release,
-    round_cost,
+from mppfl.flower.identity import NodeSettings, node_of
+from mppfl.flower.wire import (
+    REPORT,
+    WHO,
+    RoundTerms,
+    UploadReport,
+    Vector,
+    cost_of,
+    digest_of,
+    record_like,
+    terms_in,
+    vector_of,
+    work_of,
 )
+from mppfl.privacy import MECHANISMS, PrivacyMechanism, ReleaseCost, privacy_mechanism, release
 from mppfl.privacy.ledger import CAP_SLACK, PrivacyLedger
 
 log = logging.getLogger(__name__)
@@ -52,20 +48,31 @@ Train = Callable[[Message, Context], Message]
 
 
 class Refused(MppflError):
-    """A round in which this client releases nothing; the text is the word or two that the server is told."""
+    """A round in which this client releases nothing; the text is the word or two that the server gets."""
 
 
 class PrivateUpload:
-    """Makes what a training function returns private, on the client's own terms.
+    """Flower mod that makes what a training function returns private, on the client's own terms.
 
-    num_examples  of this client, which counts as public: a number, or a function of Flower's context
-    node          the client's settings; default: the file that Flower's node configuration names
-    arrays_key    where the model lies in messages, as in the strategy
-    trains_privately
-                  mechanisms with noise on gradients that the training function itself carries out, at the terms'
-                  budget: names, or a function of Flower's context. A declaration, which nothing here can check: what
-                  the function returns under such terms leaves without further clipping and noise
-    fits          whether the training function will do what the terms say, where its own settings decide that
+    Given to the whole ClientApp it also refuses evaluation, whose figures would be a release that nobody accounts for.
+
+    Args:
+        num_examples: of this client, which counts as public: a number, or a function of Flower's context.
+        node: the client's settings; default: the file that Flower's node configuration names.
+        arrays_key: where the model lies in messages, as in the strategy.
+        trains_privately: mechanisms with noise on gradients that the training function itself carries out, at the
+            terms' budget: names, or a function of Flower's context. A declaration, which nothing here can check: what
+            the function returns under such terms leaves without further clipping and noise.
+        fits: whether the training function will do what the terms say, where its own settings decide that.
+
+    Raises:
+        BadInput: where `trains_privately` names no known mechanism.
+
+    Example (in a Flower ClientApp):
+        app = ClientApp(mods=[PrivateUpload(num_examples=1200)])
+
+        @app.train()
+        def train(message, context): ...  # as before: returns the trained model
     """
 
     def __init__(
@@ -77,61 +84,46 @@ class PrivateUpload:
         fits: Callable[[RoundTerms, Context], bool] = lambda terms, context: True,
     ) -> None:
         self.num_examples, self.node, self.arrays_key = num_examples, node, arrays_key
-        self.trains_privately = trains_privately if callable(trains_privately) else _known(trains_privately)
+        self.trains_privately = trains_privately if callable(trains_privately) else _mechanisms(trains_privately)
         self.fits = fits
 
+    def __repr__(self) -> str:
+        size = self.num_examples if isinstance(self.num_examples, int) else "function of the context"
+        return f"PrivateUpload(num_examples={size})"
+
     def __call__(self, message: Message, context: Context, call_next: Train) -> Message:
+        """Answers a message as a mod: trains and releases under its terms, or refuses."""
         try:
             return self._answer(message, context, call_next)
-        except (
-            Exception
-        ):  # Flower would send the text of the error, which may say something of this machine or its data
+        except Exception:  # Flower would send the error's text, which may say something of this machine or its data
             log.exception("nothing is released")
             return Message(Error(0, "the client cannot answer; its own log says why"), reply_to=message)
 
     def _answer(self, message: Message, context: Context, call_next: Train) -> Message:
-        node = self.settings(context)
+        node = self.node
+        if not isinstance(node, NodeSettings):
+            node = node_of(context) if node is None else node(context)
         if WHO in message.content:
             return Message(RecordDict({WHO: ConfigRecord({"client": node.client})}), reply_to=message)
-        if OFFER in message.content:
-            from mppfl.flower.offers import answered  # every message starts a process: it loads what it needs
-
-            return answered(node, message)
         if message.metadata.message_type.split(".")[0] != "train":
             # Figures computed from raw data, such as a local accuracy, would be a release that nobody accounts for.
             return Message(Error(0, "only training is released"), reply_to=message)
         with PrivacyLedger.open(node.ledger) as ledger:
-            return _Round(self, node, ledger, message, context).answer(call_next)
-
-    def settings(self, context: Context) -> NodeSettings:
-        """Whose upload this is."""
-        if isinstance(self.node, NodeSettings):
-            return self.node
-        return node_of(context) if self.node is None else self.node(context)
+            return _ClientRound(self, node, ledger, message, context).answer(call_next)
 
 
-def _known(names: Collection[str]) -> tuple[str, ...]:
-    """The declared mechanisms. A word that is none of them would declare nothing, and nobody would notice."""
-    given = (names,) if isinstance(names, str) else tuple(names)
-    for each in given:
-        if each not in MECHANISMS:
-            raise BadInput(f"trains_privately={each!r} is not known. Known: {', '.join(MECHANISMS)}.")
-    return given
-
-
-def node_of(context: Context) -> NodeSettings:
-    """The settings that Flower's node configuration names."""
-    path = context.node_config.get(NODE_KEY)
-    if not isinstance(path, str):
-        raise BadInput(
-            f"the node configuration has no {NODE_KEY}. Start with --node-config '{NODE_KEY}=\"node.toml\"'."
-        )
-    return read_node(path)
+def _mechanisms(names: Collection[str]) -> tuple[str, ...]:
+    """The declared mechanisms. An unknown name would declare nothing, and nobody would notice."""
+    declared = (names,) if isinstance(names, str) else tuple(names)
+    for name in declared:
+        if name not in MECHANISMS:
+            raise BadInput(f"trains_privately={name!r} is not known. Known: {', '.join(MECHANISMS)}.")
+    return declared
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """An upload as the ledger keeps it: the noisy update, and the model that it was computed from."""
+class _StoredUpload:
+    """An upload as the ledger keeps it: the noisy update, and the digest of the model it was computed from."""
 
     update: Vector
     model: str
@@ -142,24 +134,12 @@ class _Stored:
         return content.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> _Stored:
+    def from_bytes(cls, content: bytes) -> _StoredUpload:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             return cls(file["update"], str(file["model"]))
 
 
-def _finite(update: Vector) -> Vector:
-    """The update, or zeros where training ran into NaN or infinity.
-
-    To say no because of that would tell the server something about the data that no noise covers and no budget pays
-    for. So the round goes on as any other, and only this machine's log has a word of it.
-    """
-    if np.isfinite(update).all():
-        return update
-    log.warning("training gave NaN or infinity: zeros go out in its place, with noise and charged like any update")
-    return np.zeros_like(update)
-
-
-class _Round:
+class _ClientRound:
     """One client's round, from the terms to the answer."""
 
     def __init__(
@@ -209,63 +189,44 @@ class _Round:
         return mechanism
 
     def _adds_noise(self, mechanism: PrivacyMechanism) -> bool:
-        """Whether anybody adds the noise: this mod to updates, the training function to gradients if it is declared."""
+        """Whether noise is added: by this mod to updates, or by a training function that declares it, to gradients."""
         if mechanism.noise_on == "update":
             return True
         declared = self.mod.trains_privately
-        if mechanism.name in _known(declared(self.context) if callable(declared) else declared):
+        if mechanism.name in _mechanisms(declared(self.context) if callable(declared) else declared):
             return True
-        log.warning("%s puts noise on gradients, and PrivateUpload(trains_privately=...) has no such", mechanism.name)
+        log.warning("%s puts noise on gradients, and PrivateUpload(trains_privately=...) lacks it", mechanism.name)
         return False
 
-    @property
-    def work(self) -> LocalWork:
-        terms = self.terms
-        whole = terms.privacy in ("full_batch", "full_batch_steps")
-        size = self.num_examples if whole else terms.batch_size
-        return LocalWork(self.num_examples, terms.local_epochs, terms.num_steps, size)
-
     def _cost(self, mechanism: PrivacyMechanism) -> ReleaseCost:
-        terms = self.terms
-        noise: NoiseKind = terms.noise  # type: ignore[assignment]
         try:
-            return round_cost(
-                mechanism,
-                terms.budget,
-                terms.clip_norm,
-                self.work,
-                noise,
-                self.base.size,
-                self.node.client,
-                terms.round_index,
-                terms.run,
-            )
+            return cost_of(self.terms, mechanism, work_of(self.terms, self.num_examples), self.base.size)
         except BadInput as cause:
             log.warning("%s", cause)
             raise Refused("terms that cannot be met") from cause
 
-    def _stored_before(self, cost: ReleaseCost) -> _Stored | None:
+    def _stored_before(self, cost: ReleaseCost) -> _StoredUpload | None:
         """The upload of this very round, if it was made before; None where the round is new.
 
         The terms must be the same: the ledger compares them when the same round is reserved again.
         """
         run, round_index, client = self.terms.run, self.terms.round_index, self.node.client
         try:
-            kept = self.ledger.stored_upload(run, round_index, client)
+            content = self.ledger.stored_upload(run, round_index, client)
         except BadFile:
             raise
         except BadInput:
-            return None  # the ledger knows nothing of this round
+            return None  # the ledger has no such round
         try:
             self.ledger.reserve(run, round_index, [cost])
         except BadInput as cause:
             raise Refused("other terms for the same round") from cause
-        if kept is None:
+        if content is None:
             raise Refused("reserved before, upload lost")
-        return _Stored.from_bytes(kept)
+        return _StoredUpload.from_bytes(content)
 
-    def _released(self, mechanism: PrivacyMechanism, cost: ReleaseCost, call_next: Train) -> _Stored:
-        """Trains, pays and makes noise, in the mechanism's order; the upload is stored when this returns."""
+    def _released(self, mechanism: PrivacyMechanism, cost: ReleaseCost, call_next: Train) -> _StoredUpload:
+        """Trains, charges the ledger and adds noise, in the mechanism's order; the upload is stored on return."""
         node, terms = self.node, self.terms
         if node.cap is not None:
             self.ledger.set_cap(node.client, node.cap, mechanism.unit)
@@ -274,32 +235,32 @@ class _Round:
         if mechanism.noise_on == "update":
             update = _finite(self._trained(call_next))
             self._reserve(cost)
-            noise: NoiseKind = terms.noise  # type: ignore[assignment]
-            found = release(
+            noise: Any = terms.noise
+            noisy = release(
                 update,
                 [terms.budget],
                 mechanism=mechanism,
                 clip_norm=terms.clip_norm,
-                work=self.work,
+                work=work_of(terms, self.num_examples),
                 noise=noise,
                 clients=[node.client],
                 round_index=terms.round_index,
                 run=terms.run,
             )
-            if found.costs[0] != cost:
+            if noisy.costs[0] != cost:
                 raise MppflError(
-                    f"the release cost {found.costs[0]}, but {cost} was reserved. This is a fault; report it."
+                    f"the release cost {noisy.costs[0]}, but {cost} was reserved. This is a fault; report it."
                 )
-            update = found.updates
+            update = noisy.updates
         else:  # training itself releases, as was declared, so the ledger comes first
             self._reserve(cost)
             update = self._trained(call_next)
-        stored = _Stored(update, digest_of(self.model))
+        stored = _StoredUpload(update, digest_of(self.model))
         self.ledger.store_upload(terms.run, terms.round_index, node.client, stored.to_bytes())
         return stored
 
     def _reserve(self, cost: ReleaseCost) -> None:
-        """Charges the client's own ledger. It is on the disk when this returns."""
+        """Charges the client's own ledger. The charge is on the disk when this returns."""
         try:
             outcome = self.ledger.reserve(self.terms.run, self.terms.round_index, [cost]).outcomes[self.node.client]
         except BudgetExceeded as cause:
@@ -326,23 +287,39 @@ class _Round:
         with np.errstate(invalid="ignore", over="ignore"):
             return trained - self.base
 
-    def _reply(self, reason: str, stored: _Stored | None) -> Message:
+    def _reply(self, reason: str, stored: _StoredUpload | None) -> Message:
         terms, client = self.terms, self.node.client
-        report = Report(
+        budgets = budgets_in_run(self.ledger, terms.run, client)
+        report = UploadReport(
             client=client,
             run=terms.run,
             round_index=terms.round_index,
             outcome="refused" if stored is None else "released",
             reason=reason,
-            budget=spent_in_round(self.ledger, terms.run, terms.round_index, client),
+            budget=sum((budget for round_index, budget in budgets if round_index == terms.round_index), 0.0),
             num_examples=self.num_examples,
             model="" if stored is None else stored.model,
-            run_spent=spent_in_run(self.ledger, terms.run, client),
+            run_spent=sum((budget for _, budget in budgets), 0.0),
         )
-        content = RecordDict({REPORT: to_record(report)})
+        content = RecordDict({REPORT: report.to_record()})
         if stored is not None:
             content[self.mod.arrays_key] = record_like(self.model, stored.update)
         return Message(content, reply_to=self.message)
 
 
-__all__ = ["PrivateUpload", "Refused", "RoundTerms", "node_of"]
+def _finite(update: Vector) -> Vector:
+    """The update, or zeros where training ended in NaN or infinity.
+
+    A refusal would tell the server something about the data that no noise covers and no budget pays for. So the round
+    goes on as any other, and only this machine's log mentions it.
+    """
+    if np.isfinite(update).all():
+        return update
+    log.warning("training gave NaN or infinity: zeros go out in its place, with noise and charged like any update")
+    return np.zeros_like(update)
+
+
+def budgets_in_run(ledger: PrivacyLedger, run: str, client: str) -> list[tuple[int, float]]:
+    """Round and ρ of every release that the ledger holds for one client in one run, by round."""
+    events = [event for event in ledger.events() if event["run"] == run and event["client"] == client]
+    return sorted((event["round_index"], float(event["budget"] or 0.0)) for event in events)
