@@ -302,7 +302,7 @@ def file_type(hint: Any) -> str:
 
 
 def in_file(value: Any) -> str:
-    from mppfl.experiment import toml_value
+    from mppfl.files import toml_value
 
     return toml_value(list(value) if isinstance(value, tuple) else value)
 

@@ -155,7 +155,7 @@ def test_infinite_budgets_keep_no_epsilon():
 
 def test_the_papers_epsilon_is_called_nominal():
     (case, _) = prepare(experiment_from(SMALL | {"training": {"model": "softmax", "dp_epsilon": 2.0}}))
-    assert "was chosen: nominal ε of who gives most" in case.notes[-2]
+    assert "so that no client's final nominal ε exceeds" in case.notes[-2]
 
 
 def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():

@@ -21,8 +21,8 @@ from mppfl.experiment import (
     flat_values,
     keys_of,
     read_experiment,
-    write_toml,
 )
+from mppfl.files import toml_text
 from mppfl.training import TrainingConfig
 
 KEYS = {name: keys_of(name) for name in TABLES}
@@ -133,8 +133,8 @@ PLAIN = st.one_of(
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), PLAIN | st.lists(PLAIN, max_size=3)))
 def test_the_writer_writes_what_toml_reads(values):
-    assert tomllib.loads(write_toml(values)) == values
-    assert tomllib.loads(write_toml({"table": values})) == {"table": values}
+    assert tomllib.loads(toml_text(values)) == values
+    assert tomllib.loads(toml_text({"table": values})) == {"table": values}
 
 
 # ---- mistakes ---------------------------------------------------------------------------------------------------

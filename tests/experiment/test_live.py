@@ -14,24 +14,19 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import LiveRun, Store, copied_ledger, is_run, load_run, log_of, marks_of, read_live, train
+from mppfl.experiment import LiveRun, copied_ledger, is_run, load_run, marks_of, read_live, train
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
 from tests.homes import home
 
 live = home(LiveRun)
-store = home(Store)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def names_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def test_both_sides_call_the_files_the_same():
-    assert (live.EXPERIMENT, live.POINTER, live.LEDGER) == (store.EXPERIMENT, store.POINTER, store.LEDGER)
 
 
 def test_the_demo_can_be_watched_round_by_round(tmp_path):
@@ -120,7 +115,7 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
 
 with PrivacyLedger.open(sys.argv[1]) as ledger:
     ledger._connection.execute("PRAGMA wal_autocheckpoint=8")  # the log is emptied and begun anew all the time
@@ -139,7 +134,7 @@ def test_a_ledger_is_copied_whole_while_another_process_writes_to_it(tmp_path):
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(over)])
     try:
         while len(counts) < 60 and writer.poll() is None:
-            if path.exists() and log_of(path).exists():
+            if path.exists():
                 with copied_ledger(path) as copy, PrivacyLedger.open(copy) as ledger:
                     counts.append(ledger.verify())
     finally:

@@ -135,7 +135,7 @@ def test_a_changed_figure_in_the_summary_is_noticed(tmp_path):
 
 def test_foreign_folders_are_refused(tmp_path):
     assert "no such folder" in refusal(tmp_path / "none")
-    assert "no run.json in it" in refusal(tmp_path)
+    assert "no run.json there" in refusal(tmp_path)
     for text in (
         "[]",
         "{}",

@@ -76,7 +76,7 @@ def test_a_training_with_real_noise_that_released_nothing_may_be_overwritten(tmp
         raise MemoryError("no room")
 
     with monkeypatch.context() as failing:
-        failing.setattr(home(train), "rounds_together", fail)
+        failing.setattr("mppfl.training.rounds_together", fail)
         with pytest.raises(MemoryError):
             train(real, folder=tmp_path / "out")
     assert (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()

@@ -109,7 +109,7 @@ def test_whoever_gives_most_ends_at_the_epsilon_that_was_asked_for(noise):
         assert run.history.rounds["dp_epsilon"][-1] <= 2.0
         unit = run.setting("budget_unit")
         assert run.accounts.spent == pytest.approx(unit * run.history.clients["budgets"].sum(axis=0))
-        told = f"budget_unit={unit:.6g} was chosen: ε of who gives most is to end at 2 or below, at δ = 1e-05"
+        told = f"budget_unit={unit:.6g} was chosen so that no client's final ε exceeds 2 at δ = 1e-05"
         assert told in run.notes
     units = [run.setting("budget_unit") for run in runs]
     assert units[0] != pytest.approx(units[1])  # every training has its own

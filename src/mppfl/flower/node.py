@@ -26,7 +26,7 @@ from typing import Any
 
 from mppfl.arrays import require_number
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import write_toml
+from mppfl.files import toml_text as write_toml
 from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import name_of
 
