@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import LiveRun, copied_ledger, is_run, load_run, marks_of, read_live, train
+from mppfl.experiment import LiveRun, copied_ledger, is_run, load_run, marks_of, read_experiment, read_live, train
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
@@ -31,8 +31,6 @@ def names_in(folder):
 
 def test_the_demo_can_be_watched_round_by_round(tmp_path):
     """A real training: curves grow with checkpoints, accounts with every round."""
-    from mppfl.experiment import read_experiment
-
     changes = ["game.num_rounds=5", "output.checkpoint_every=2", "ledger.cap=0.5", 'mechanisms=["mppfl", "fixed"]']
     demo = read_experiment(EXAMPLES / "demo.toml", changes)
     out, seen = tmp_path / "demo", []

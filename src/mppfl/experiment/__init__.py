@@ -22,20 +22,12 @@ if TYPE_CHECKING:
         within_bounds,
     )
     from .experiment import (
-        FAMILY_OPTIONS,
-        OF_CONFIG,
-        PURPOSES,
         TABLES,
         Experiment,
         Family,
         GameTerms,
-        LedgerChoice,
         Network,
-        Output,
-        Training,
-        differences,
         experiment_from,
-        flat_values,
         keys_of,
         plain_table,
         read_experiment,
@@ -50,10 +42,10 @@ if TYPE_CHECKING:
         marks_of,
         read_live,
     )
-    from .provenance import Provenance, commit_of, fingerprint, provenance_here
-    from .run import PER_ACCOUNT, PrivacyAccounts, Run, comparison_cells, comparison_rows, comparison_table
-    from .store import EXPERIMENT, POINTER, SUMMARY, Store, find_runs, load_run, require_folder
-    from .tracking import scalars, tracking
-    from .train import BY_ORDERS, run_from_records, train
+    from .provenance import Provenance, provenance_here
+    from .run import PrivacyAccounts, Run, comparison_cells, comparison_rows, comparison_table
+    from .store import EXPERIMENT, POINTER, SUMMARY, find_runs, load_run, require_folder
+    from .tracking import tracking
+    from .train import run_from_records, train
 
 export_lazily(__name__)

@@ -110,7 +110,6 @@ def run_from_records(
     *,
     name: str = "training",
     model: str = "",
-    dataset: str = "",
 ) -> Run:
     """The run of a training with a model, data, a game or a loop of your own, to be saved, reported and explored.
 
@@ -121,10 +120,10 @@ def run_from_records(
         config: As given to `training_rounds`.
         ledger: As given to `training_rounds`: what every client has spent.
         name: Of the run.
-        model, dataset: What reports call them.
+        model: What reports call it.
 
     Returns:
-        The run; `run.save(folder)` keeps it, `write_report(run, path)` makes a page of it.
+        The run; `run.save(folder)` keeps it, `write_report([run], path)` makes a page of it.
 
     Raises:
         BadInput: No records, or records, plan and data that do not belong together.
@@ -137,7 +136,7 @@ def run_from_records(
         >>> features, labels = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 2, 60)
         >>> halves, test = np.split(np.arange(40), 2), (features[40:], labels[40:])
         >>> data = mppfl.client_data(features, labels, halves, *test, num_classes=2)
-        >>> graph = mppfl.graph_from_links([("ann", "bob")], undirected=True)
+        >>> graph = mppfl.random_graph("erdos_renyi", 2, rng=rng)
         >>> solution = mppfl.solve(mppfl.make_game(graph, mppfl.draw_clients("benign", 2, rng)), num_rounds=2)
         >>> model, config = mppfl.make_model("softmax", (4,), 2), mppfl.TrainingConfig(batch_size=10)
         >>> with mppfl.PrivacyLedger.in_memory() as ledger:
@@ -164,7 +163,7 @@ def run_from_records(
             "externality_strength": game.externality_strength,
             "accuracy_weight": game.accuracy_weight,
         },
-        "data": {"name": dataset},
+        "data": {"name": data.name},
         "training": {"model": model, **{item.name: getattr(config, item.name) for item in fields(config)}},
     }
     started = datetime.now(UTC) - timedelta(seconds=float(history.rounds["seconds"].sum()))
