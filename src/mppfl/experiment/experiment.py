@@ -341,14 +341,7 @@ class Experiment:
             object.__setattr__(self, name, value)
         if not FOLDER_NAME.fullmatch(self.name):
             raise BadInput(f"name={self.name!r} must be fit for a folder: letters, digits, blanks and . + - _ only.")
-        for name in ("seeds", "mechanisms", "aggregations"):
-            listed = getattr(self, name)
-            if len(set(listed)) < len(listed):
-                raise BadInput(f"{name}={list(listed)} names one twice. Keep it once.")
-        if not self.seeds or not self.mechanisms:
-            raise BadInput("seeds and mechanisms must each name at least one.")
-        for seed in self.seeds:
-            _require_seed(seed)
+        self._check_lists()
         self._check_mechanisms()
         privacy = self.training.config.mechanism
         if not privacy.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
@@ -357,6 +350,16 @@ class Experiment:
                 f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
                 "capped would never take part. Remove it, or use another privacy."
             )
+
+    def _check_lists(self) -> None:
+        for name in ("seeds", "mechanisms", "aggregations"):
+            listed = getattr(self, name)
+            if len(set(listed)) < len(listed):
+                raise BadInput(f"{name}={list(listed)} names one twice. Keep it once.")
+        if not self.seeds or not self.mechanisms:
+            raise BadInput("seeds and mechanisms must each name at least one.")
+        for seed in self.seeds:
+            _require_seed(seed)
 
     def _check_mechanisms(self) -> None:
         for mechanism in self.mechanisms:

@@ -31,6 +31,7 @@ from mppfl.experiment.experiment import read_experiment
 from mppfl.experiment.run import Run
 from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger, failures_in_one_line
+from mppfl.text import one_line
 from mppfl.training import PER_ROUND, TrainingConfig, epsilon_method
 
 OF_CLIENTS = ("payments", "spent", "participating")
@@ -232,7 +233,7 @@ def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
         empty = np.zeros(0)
         return 0, dict.fromkeys(PER_ROUND, empty), dict.fromkeys(OF_CLIENTS, np.zeros((0, 0)))
     except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise BadFile(f"{pointer}: cannot be read ({_short(cause)}). Restore a copy, or train anew.") from cause
+        raise BadFile(f"{pointer}: cannot be read ({one_line(cause)}). Restore a copy, or train anew.") from cause
     path = folder / f"checkpoint-{rounds_done}.npz"
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # an archive: read part by part
@@ -244,11 +245,7 @@ def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
     except FileNotFoundError as cause:
         raise BadFile(f"{path}: is missing, though {POINTER} names it. Restore a copy, or train anew.") from cause
     except Exception as cause:  # a damaged archive fails in as many ways as there are bytes in it
-        raise BadFile(f"{path}: not a whole checkpoint ({_short(cause)}). Restore a copy, or start anew.") from cause
-
-
-def _short(cause: Any) -> str:
-    return " ".join(str(cause).split())[:120]
+        raise BadFile(f"{path}: not a whole checkpoint ({one_line(cause)}). Restore a copy, or start anew.") from cause
 
 
 # ---- the ledger ----------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load
 
 KIND, FORMAT = "mppfl run", 1
 EXPERIMENT, POINTER, LEDGER, SUMMARY = "experiment.toml", "checkpoint.json", "ledger.sqlite", "run.json"
+VECTORS = ("num_examples", "exposure", "server_cost", "welfare")
 GRAPH_ARRAYS = ("data", "indices", "indptr", "strengths", "origin")
 
 
@@ -242,10 +243,7 @@ def _arrays(run: Run) -> dict[str, Any]:
         **{f"clients.{name}": run.history.clients[name] for name in PER_CLIENT},
         **{f"accounts.{name}": getattr(run.accounts, name) for name in PER_ACCOUNT},
         **{f"graph.{name}": part for name, part in zip(GRAPH_ARRAYS, parts, strict=True)},
-        "num_examples": run.num_examples,
-        "exposure": run.exposure,
-        "server_cost": run.server_cost,
-        "welfare": run.welfare,
+        **{name: getattr(run, name) for name in VECTORS},
     }
 
 
@@ -270,12 +268,9 @@ def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run
         ),
         weights=weights,
         names=names,
-        num_examples=arrays["num_examples"],
         graph=SocialGraph(matrix, graph_names, facts["normalisation"], strengths, origin, frozenset(facts["dropped"])),
         accounts=PrivacyAccounts(**accounts),
-        exposure=arrays["exposure"],
-        server_cost=arrays["server_cost"],
-        welfare=arrays["welfare"],
+        **{name: arrays[name] for name in VECTORS},
         provenance=Provenance(**summary["provenance"]),
         notes=tuple(summary["notes"]),
     )
