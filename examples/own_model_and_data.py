@@ -1,5 +1,8 @@
 """Your own model and data: any nn.Module, any arrays; here two spirals, spread unevenly over five clients."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import nn
@@ -26,13 +29,21 @@ class Spirals(nn.Module):
 
 features, labels = spirals(2000)
 members = np.split(rng.permutation(2000), [100, 300, 700, 1200])  # 100, 200, 400, 500 and 800 examples
-data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2)
+data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2, name="spirals")
 
 graph = mppfl.random_graph("erdos_renyi", 5, rng=rng)
 game = mppfl.make_game(graph, mppfl.draw_clients("benign", 5, rng))
-plan = mppfl.solve(game, num_rounds=20).plan
+solution = mppfl.solve(game, num_rounds=20)
 torch.manual_seed(1)
 config = mppfl.TrainingConfig(learning_rate=0.3, batch_size=20, local_epochs=4, budget_unit=1e-3)
-for record in mppfl.training_rounds(Spirals(), data, plan, config):
-    if record.round_index % 5 == 0:
-        print(f"round {record.round_index:>2}  accuracy {record.accuracy:.3f}  engine {record.engine}")
+records = []
+with mppfl.PrivacyLedger.in_memory() as ledger:
+    for record in mppfl.training_rounds(Spirals(), data, solution.plan, config, ledger=ledger):
+        records.append(record)
+        if record.round_index % 5 == 0:
+            print(f"round {record.round_index:>2}  accuracy {record.accuracy:.3f}  engine {record.engine}")
+    run = mppfl.run_from_records(records, solution, data, config, ledger, name="spirals", model="Spirals")
+
+folder = run.save(Path(tempfile.mkdtemp()) / "spirals")  # mppfl.load_run(folder) reads it back
+mppfl.write_report([run], folder / "report.html")
+print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

@@ -50,6 +50,7 @@ PUBLIC = [
     "read_graph",
     "release",
     "rounds_together",
+    "run_from_records",
     "social_optimum",
     "solve",
     "split",

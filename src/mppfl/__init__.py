@@ -7,7 +7,7 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from mppfl.data import ClientData, client_data, load_data, split
     from mppfl.errors import BadInput, MppflError, NoEquilibrium, NotConverged
-    from mppfl.experiment import Experiment, Run, load_run, read_experiment, train
+    from mppfl.experiment import Experiment, Run, load_run, read_experiment, run_from_records, train
     from mppfl.experiment.report import write_report
     from mppfl.game import (
         Clients,

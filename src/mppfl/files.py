@@ -12,6 +12,7 @@ from typing import Any
 from mppfl.errors import BadFile, MppflError
 
 LOCK = ".lock"
+LOCK_TRIES = 1000  # each fails only where another process leaves the folder at that very moment
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -32,6 +33,8 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     finally:
         with suppress(OSError):  # where the folder itself could not be made, there is no draft
             draft.unlink(missing_ok=True)
+    if os.name == "nt":  # Windows cannot make a folder durable by itself
+        return
     try:
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -49,25 +52,32 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 def locked(
     folder: Path, taken: str = "another training is at work there. Wait", wait_seconds: float = 0.0
 ) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile. The lock goes with the process.
+    """Keeps every other process out of the folder. The lock goes with the process.
 
     Folders that were made for it, and are still empty, go again.
 
-    taken         who holds it where it is not free, and what to do besides choosing another folder
-    wait_seconds  for a process that was just killed and may hold it a little longer
+    taken         who holds a folder that is not free, and what to do besides choosing another one
+    wait_seconds  for a process that was just killed and may hold the lock a little longer
     """
     from filelock import FileLock, Timeout
 
-    made = [above for above in (folder, *folder.parents) if not above.exists()]
+    made: list[Path] = []
     lock = FileLock(folder / LOCK)
     try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=wait_seconds)
-        except Timeout as cause:
-            raise MppflError(f"{folder}: {taken}, or choose another folder.") from cause
-        except OSError as cause:
-            raise BadFile(f"{folder}: cannot be written ({cause.strerror or cause}). Choose another folder.") from cause
+        for attempt in range(LOCK_TRIES):
+            made = sorted({*made, *(path for path in (folder, *folder.parents) if not path.exists())}, reverse=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock.acquire(timeout=wait_seconds)
+                break
+            except Timeout as cause:
+                raise MppflError(f"{folder}: {taken}, or choose another folder.") from cause
+            except OSError as cause:
+                # A process that leaves removes the folder, perhaps between the two lines above.
+                removed = isinstance(cause, (FileNotFoundError, FileExistsError)) and not folder.is_file()
+                if not removed or attempt + 1 == LOCK_TRIES:
+                    reason = "Not a directory" if folder.is_file() else cause.strerror or cause
+                    raise BadFile(f"{folder}: cannot be written ({reason}). Choose another folder.") from cause
         try:
             yield
         finally:
@@ -75,9 +85,9 @@ def locked(
                 (folder / LOCK).unlink(missing_ok=True)
             lock.release()
     finally:
-        for above in made:
+        for path in made:  # the deepest first
             with suppress(OSError):  # no longer empty, or gone already
-                above.rmdir()
+                path.rmdir()
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
@@ -85,6 +95,16 @@ def toml_text(values: Mapping[str, Any]) -> str:
     import tomli_w
 
     return tomli_w.dumps(_plain(values))
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it, on one line; what TOML cannot say as Python shows it."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml_value, value))}]"
+    try:
+        return repr(value) if isinstance(value, Mapping) else toml_text({"x": value}).removeprefix("x = ").rstrip("\n")
+    except TypeError:
+        return repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from mppfl.experiment import Accounts, Provenance, Run
+from mppfl.experiment import PrivacyAccounts, Provenance, Run
 from mppfl.network import SocialGraph, graph_from_matrix
 from mppfl.privacy import privacy_mechanism
 from mppfl.training import PER_CLIENT, PER_ROUND, History
@@ -137,7 +137,7 @@ def make_run(
         names=names,
         num_examples=examples,
         graph=graph,
-        accounts=Accounts(
+        accounts=PrivacyAccounts(
             unit=known.unit,
             adjacency=known.adjacency,
             privacy=privacy,

@@ -1,77 +1,359 @@
-"""Experiment and its tables: streams of random numbers, names that agree with what they name, differences."""
+"""Experiment: its file, its tables, and every mistake told in one line with its place."""
 
 from __future__ import annotations
 
-from typing import get_args
+import math
+import tomllib
+from dataclasses import fields
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mppfl.data import FEATURES
-from mppfl.errors import BadInput
-from mppfl.experiment import (
-    FAMILY_OPTIONS,
-    PURPOSES,
-    Experiment,
-    GameTerms,
-    LedgerChoice,
-    Training,
-    differences,
-    experiment_from,
-)
-from mppfl.network import barabasi_albert
+from mppfl.errors import BadFile, BadInput
+from mppfl.experiment import TABLES, Experiment, experiment_from, game_without_data, keys_of, read_experiment
+from mppfl.files import toml_text
 from mppfl.training import MODEL_NAMES, NORMS, TrainingConfig
-from tests.homes import home
 
-generate = home(barabasi_albert)
-tables = home(GameTerms)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_models_and_families_are_those_there_are():
-    assert get_args(tables.ModelName) == MODEL_NAMES
-    assert get_args(tables.Norm) == NORMS
-    assert get_args(tables.Features) == FEATURES
-    assert tuple(FAMILY_OPTIONS) == tuple(generate._FAMILIES)
+@pytest.fixture
+def file(tmp_path):
+    """Writes an experiment file and tells its path."""
+
+    def written(text: str = "", name: str = "trial.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return written
 
 
-def test_every_option_of_a_random_family_can_be_written_down():
-    import inspect
+def complaint(path, *overrides) -> str:
+    """The one line with which a file is refused, without the file's own path."""
+    with pytest.raises(BadFile) as told:
+        read_experiment(path, overrides)
+    text = str(told.value)
+    assert "\n" not in text
+    assert text.startswith(f"{path}: ")
+    return text.removeprefix(f"{path}: ")
 
-    for name, family in generate._FAMILIES.items():
-        ours = {*FAMILY_OPTIONS[name], *tables.WEIGHT_OPTIONS}
-        theirs = set(inspect.signature(family).parameters) - {"num_clients", "rng", "normalisation"}
-        assert ours == theirs
+
+# ---- what a file says -------------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_is_the_default_experiment_under_the_files_name(file):
+    assert read_experiment(file()) == Experiment(name="trial")
+
+
+def test_a_table_has_the_names_and_defaults_of_its_dataclass(file):
+    chosen = read_experiment(file("[training]\nclip_norm = 1\n[game]\nnum_rounds = 7\n"))
+    assert chosen.training.config == TrainingConfig(clip_norm=1.0)
+    assert chosen.game.num_rounds == 7
+    assert {f.name for f in fields(TrainingConfig)} <= set(keys_of("training"))
+
+
+def test_one_seed_and_one_mechanism_stand_for_lists_of_one(file):
+    assert read_experiment(file('seed = 4\nmechanism = "fixed"\n')).seeds == (4,)
+    assert read_experiment(file('seed = 4\nmechanism = "fixed"\n')).mechanisms == ("fixed",)
+    assert complaint(file("seed = 4\nseeds = [4]\n")) == "seed and seeds are both given. Keep one of them."
+
+
+def test_relative_paths_are_relative_to_the_file(file, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    text = (
+        '[network]\nsource = "a.csv"\n[game]\nclients = "sub/c.csv"\n[data]\nname = "d.npz"\n[output]\nfolder = "o"\n'
+    )
+    chosen = read_experiment(file(text))
+    assert chosen.network.source == str(tmp_path / "a.csv")
+    assert chosen.game.clients == str(tmp_path / "sub/c.csv")
+    assert (chosen.data.name, chosen.output.folder) == (str(tmp_path / "d.npz"), str(tmp_path / "o"))
+
+
+def test_overrides_are_toml_values_and_bare_words_are_text(file):
+    path = file('mechanism = "mppfl"\n[training]\nclip_norm = 2.0\n')
+    changes = ["training.clip_norm=0.5", "data.split=dirichlet", 'mechanisms=["fixed", "random"]', "seed=9"]
+    chosen = read_experiment(path, [*changes, "ledger.caps.ann=2", 'game.preset="benign"', "ledger.keep=false"])
+    assert chosen.training.config.clip_norm == 0.5
+    assert (chosen.data.split, chosen.game.preset) == ("dirichlet", "benign")
+    assert (chosen.mechanisms, chosen.seeds) == (("fixed", "random"), (9,))
+    assert (chosen.ledger.caps, chosen.ledger.keep) == ({"ann": 2.0}, False)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def test_tables_may_be_dictionaries_checked_as_the_file_is():
+    raw = {"network": {"num_clients": 5}, "training": {"clip_norm": 0.5, "hidden": [8, 8]}, "ledger": {"cap": 2}}
+    chosen = Experiment(seeds=[1], **raw)
+    assert chosen == experiment_from({"seed": 1, **raw})
+    assert (chosen.seeds, chosen.training.config.clip_norm, chosen.training.hidden) == ((1,), 0.5, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"network": {"num_client": 10}}, "'network.num_client' is not known. Did you mean 'num_clients'?"),
+        ({"training": {"clip_norm": "big"}}, 'training.clip_norm="big" must be a finite number or'),
+        ({"training": 3}, "training=3 must be a table."),
+        ({"mechanisms": "mppfl"}, 'mechanisms="mppfl" must be a list whose entries are each text.'),
+        ({"seeds": [1.5]}, "seeds=[1.5] must be a list whose entries are each a whole number."),
+    ],
+)
+def test_a_mistake_in_python_is_told_as_one_in_the_file(values, told):
+    with pytest.raises(BadInput) as refused:
+        Experiment(**values)
+    assert told in str(refused.value)
+
+
+def test_numbers_of_numpy_are_written_as_numbers(file):
+    chosen = Experiment(
+        network={"num_clients": np.int64(5), "hop_decay": np.float64(0.1)}, ledger={"cap": np.float32(2)}
+    )
+    assert "hop_decay = 0.1\n" in chosen.to_toml()
+    assert read_experiment(file(chosen.to_toml(), "experiment.toml")) == chosen
+
+
+def test_an_experiment_is_shown_by_what_it_changes():
+    assert repr(Experiment()) == "Experiment 'experiment': mppfl, seed 0"
+    shown = repr(read_experiment(EXAMPLES / "demo.toml")).splitlines()
+    assert shown[0].startswith("Experiment 'demo': mppfl, social_agnostic")
+    assert len(shown) <= 7
+    assert max(map(len, shown)) <= 120
+
+
+OPTIONS = {
+    "erdos_renyi": {"probability_range": [0.3, 0.5], "weights": "ones"},
+    "barabasi_albert": {"links_each": 2, "weight_range": [0.5, 1.0]},
+    "watts_strogatz": {"neighbours": 4, "rewire": 0.2},
+    "stochastic_block": {"sizes": [4, 4], "within": 0.9, "between": 0.2},
+    "skewed": {"num_links": 20, "popularity": 0.5, "length_spread": 1.0},
+}
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+def test_every_option_of_a_random_family_can_be_written_down(family):
+    chosen = Experiment(network={"generate": family, "num_clients": 8, **OPTIONS[family]})
+    assert game_without_data(chosen, 0).graph.num_clients == 8
+
+
+def test_models_norms_and_features_are_those_there_are():
+    assert [Experiment(training={"model": name}).training.model for name in MODEL_NAMES] == list(MODEL_NAMES)
+    assert [Experiment(training={"norm": name}).training.norm for name in NORMS] == list(NORMS)
+    assert [Experiment(data={"features": name}).data.features for name in FEATURES] == list(FEATURES)
 
 
 def test_seeds_of_different_purposes_come_from_separate_streams():
-    chosen = experiment_from({"seed": 3, "data": {"seed": 11}})
-    seeds = {purpose: chosen.seed_of(purpose, 3) for purpose in PURPOSES}
+    chosen, purposes = experiment_from({"seed": 3, "data": {"seed": 11}}), ("graph", "clients", "split", "training")
+    seeds = {purpose: chosen.seed_of(purpose, 3) for purpose in purposes}
     assert seeds["split"] == 11  # the table's own
-    assert len(set(seeds.values())) == len(PURPOSES)
-    assert seeds["graph"] != experiment_from({"seed": 4}).seed_of("graph", 4)
+    assert len(set(seeds.values())) == 4
+    assert seeds["graph"] != chosen.seed_of("graph", 4)
     assert chosen.stream("graph", 3).random() == chosen.stream("graph", 3).random()
-
-
-def test_where_two_experiments_differ_is_told_by_place():
-    one = experiment_from({"training": {"clip_norm": 1.0}, "output": {"folder": "/a"}})
-    other = experiment_from({"training": {"clip_norm": 2.0}, "output": {"checkpoint_every": 9}})
-    assert differences(one, other) == ["training.clip_norm: 1.0, was 2.0"]
-    assert differences(one, one) == []
-    capped = experiment_from({"training": {"clip_norm": 1.0}, "ledger": {"cap": 3}})
-    assert differences(capped, one) == ['ledger.cap: 3.0, was "not given"']
 
 
 @pytest.mark.parametrize(("ledger", "option"), [({"cap": 1.0}, "cap"), ({"caps": {"4": 1.0}}, "caps")])
 def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
-    sampled = Training(config=TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0))
+    sampled = {"privacy": "dpsgd_poisson", "clip_norm": 1.0}
     with pytest.raises(BadInput, match=f"ledger.{option} is ρ .* privacy='dpsgd_poisson' has none.*Remove it"):
-        Experiment(training=sampled, ledger=LedgerChoice(**ledger))
+        Experiment(training=sampled, ledger=ledger)
     assert Experiment(training=sampled).ledger.cap is None
 
 
-def test_epsilon_chooses_the_unit_of_budgets_where_there_is_one_to_choose():
-    assert Training(dp_epsilon=3.0).config.budget_unit == 1.0
-    with pytest.raises(BadInput, match=r"dp_epsilon=3 chooses the unit of budgets, and budget_unit=0.1 gives it"):
-        Training(dp_epsilon=3.0, config=TrainingConfig(budget_unit=0.1))
-    sampled = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0)
-    with pytest.raises(BadInput, match=r"zCDP budgets, and privacy='dpsgd_poisson' has none"):
-        Training(dp_epsilon=3.0, config=sampled)
+# ---- round trip -------------------------------------------------------------------------------------------------
+
+SOME = [
+    {},
+    {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["size", "uniform"]},
+    {"name": "with blanks", "network": {"generate": "stochastic_block", "sizes": [3, 4], "within": 0.5}},
+    {"network": {"source": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
+    {
+        "training": {"dp_epsilon": 3, "privacy": "full_batch", "clip_norm": 1},
+        "data": {"features": "oriented_gradients"},
+    },
+    {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
+    {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
+    {"game": {"convention": "own", "payment_limit": 3.5}, "mechanism": "budget_limited"},
+    {"game": {"fixed_budget": 0.25}, "mechanisms": ["mppfl", "fixed"]},
+    {"game": {"budget_min": 0.125, "budget_max": 2}},
+]
+
+
+@pytest.mark.parametrize("raw", SOME)
+def test_an_experiment_written_down_is_read_back_as_the_same(raw, file):
+    chosen = experiment_from(raw)
+    again = read_experiment(file(chosen.to_toml()))
+    assert again == chosen
+    assert again.to_toml() == chosen.to_toml()
+
+
+PLAIN = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), PLAIN | st.lists(PLAIN, max_size=3)))
+def test_the_writer_writes_what_toml_reads(values):
+    assert tomllib.loads(toml_text(values)) == values
+    assert tomllib.loads(toml_text({"table": values})) == {"table": values}
+
+
+# ---- mistakes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("training.clip_nrom=1", "'training.clip_nrom' is not known. Did you mean 'clip_norm'?"),
+        ("sed=1", "'sed' is not known. Did you mean 'seed'?"),
+        ("trainig.clip_norm=1", "'trainig' is not known. Did you mean 'training'?"),
+        ("game.clip_norm=3", "'game.clip_norm' is not known. It belongs to [training]."),
+        ("training.clip_norm=big", 'training.clip_norm="big" must be a finite number or "first_round_median".'),
+        ("training.clip_norm=nan", 'training.clip_norm=nan must be a finite number or "first_round_median".'),
+        ("training.learning_rate=inf", "training.learning_rate=inf must be a finite number."),
+        ("training.learning_rate=-1", "training.learning_rate=-1 must lie in (0, inf)."),
+        ("training.batch_size=0", "training.batch_size=0 must be a whole number of at least 1."),
+        ("training.batch_size=8.0", "training.batch_size=8.0 must be a whole number."),
+        ("training.batch_size=true", "training.batch_size=true must be a whole number."),
+        ("training.device=3", "training.device=3 must be text."),
+        ("training.dp_epsilon=0", "training.dp_epsilon=0 must lie in [1e-06, 1000]."),
+        ("training.dp_epsilon=big", 'training.dp_epsilon="big" must be a finite number.'),
+        ("data.features=gradients", 'data.features="gradients" must be one of "none", "oriented_gradients".'),
+        ("network.undirected=1", "network.undirected=1 must be true or false."),
+        ("network.weight_range=[1]", "network.weight_range=[1] must be a list of 2 entries, each a finite number."),
+        ("network.max_hops=0", "network.max_hops=0 must be a whole number of at least 1."),
+        ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
+        ("game.budget_max=0", "game.budget_max=0 must lie in (0, inf)."),
+        ("game.budget_max=inf", "game.budget_max=inf must be a finite number."),
+        ("game={budget_min=2,budget_max=1}", "game.budget_max=1 is below budget_min=2. Raise it."),
+        ("network.hop_decay=1.5", "network.hop_decay=1.5 must lie in (0, 1)."),
+        ("network.rewire=0.3", "network.rewire=0.3 means nothing to erdos_renyi, whose options are "),
+        ("network.isolated=keep", "network.isolated='keep' is for a network from a file. Give source, too."),
+        ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
+        ("game.participation=never", 'game.participation="never" must be one of "always", '),
+        ("game.payment_limit=1", "game.payment_limit=1.0 means nothing without the mechanism budget_limited."),
+        ("game.fixed_budget=mean", 'game.fixed_budget="mean" means nothing without the mechanism fixed. Remove it, or'),
+        ("game.fixed_budget=0.5", "game.fixed_budget=0.5 means nothing without the mechanism fixed."),
+        ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
+        (
+            "data.split=dirichle",
+            'must be one of "iid", "dirichlet", "community", "natural". Did you mean \'dirichlet\'?',
+        ),
+        ("data.uneven=-1", "data.uneven=-1 must lie in [0, 10]."),
+        ("ledger.cap=0", "ledger.cap=0 must lie in (0, inf)."),
+        ("ledger.caps.ann=-1", "ledger.caps.ann=-1 must lie in (0, inf)."),
+        ("output.checkpoint_every=0", "output.checkpoint_every=0 must be a whole number of at least 1."),
+        ("network=3", "network=3 must be a table. Write [network] and its values below it."),
+        ("seed=-1", "seed=-1 must be a whole number of at least 0."),
+        ("seed=1.5", "seed=1.5 must be a whole number. For several, use seeds."),
+        ("seeds=[1, 1]", "seeds=[1, 1] names one twice. Keep it once."),
+        ("mechanisms=[]", "seeds and mechanisms must each name at least one."),
+        ("mechanism=mpfl", "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
+        ("mechanism=mppfl_exact", "mechanism='mppfl_exact' differs from mppfl in the reward rate alone"),
+        ("name=a/b", "name='a/b' must be fit for a folder"),
+        ("training", "--set 'training' must look like training.clip_norm=0.5."),
+        ("training.clip_norm=[", "--set 'training.clip_norm=[': '[' is no TOML value."),
+        ("seed.a=1", "seed={'a': 1} must be a whole number."),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_its_value_and_the_remedy(file, override, told):
+    assert told in complaint(file(), override)
+
+
+def test_batch_norm_is_refused_where_single_records_are_protected(file):
+    text = '[training]\nmodel = "vgg11"\nnorm = "batch"\nprivacy = "full_batch"\nclip_norm = 1\n'
+    assert complaint(file(text)).startswith("training.norm='batch' breaks privacy='full_batch'")
+    assert read_experiment(file(text), ["training.privacy=client"]).training.norm == "batch"
+
+
+def test_epsilon_or_a_unit_of_budgets_and_the_command_line_replaces_either(file):
+    both = file("[training]\ndp_epsilon = 3\nbudget_unit = 1.0\n")
+    assert complaint(both) == "training.dp_epsilon and training.budget_unit are both given. Keep one of them."
+    chosen = read_experiment(file("[training]\nbudget_unit = 0.1\n"), ["training.dp_epsilon=2"])
+    assert (chosen.training.dp_epsilon, chosen.training.config.budget_unit) == (2.0, 1.0)
+    chosen = read_experiment(file("[training]\ndp_epsilon = 3\n"), ["training.budget_unit=0.1"])
+    assert (chosen.training.dp_epsilon, chosen.training.config.budget_unit) == (None, 0.1)
+    sampled = 'dp_epsilon = 3\nprivacy = "dpsgd_poisson"\nclip_norm = 1\n'
+    assert complaint(file(f"[training]\n{sampled}")).startswith("training.dp_epsilon=3 is kept by adding up zCDP")
+
+
+def test_files_that_are_none_are_refused_in_one_line(tmp_path, file):
+    assert "cannot be read" in complaint(tmp_path / "nowhere.toml")
+    assert "cannot be read" in complaint(tmp_path)
+    assert "not TOML" in complaint(file("a = = 1"))
+    assert "not TOML" in complaint(file("a = 1\na = 2"))
+    path = file()
+    path.write_bytes(b"name = '\xff'")
+    assert "not UTF-8" in complaint(path)
+
+
+ANY = st.recursive(
+    st.one_of(
+        PLAIN, st.floats(), st.just(math.nan), st.dates(), st.sampled_from(["mppfl", "min", "auto", "cpu", "row"])
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+PLACES = st.sampled_from([(table, key) for table in TABLES for key in (*keys_of(table), "nonsense")])
+TOP = st.sampled_from(["name", "seed", "seeds", "mechanism", "mechanisms", "aggregations", *TABLES, "nonsense"])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(PLACES, ANY, max_size=3), st.dictionaries(TOP, ANY, max_size=2))
+def test_whatever_a_file_says_it_is_an_experiment_or_one_line(inner, top):
+    raw: dict[str, object] = dict(top)
+    for (table, key), value in inner.items():
+        if isinstance(raw.setdefault(table, {}), dict):
+            raw[table][key] = value  # type: ignore[index]
+    try:
+        chosen, told = experiment_from(raw), ""
+    except BadInput as refused:
+        chosen, told = Experiment(), str(refused)
+    assert "\n" not in told
+    assert len(told) < 600
+    assert experiment_from(tomllib.loads(chosen.to_toml())) == chosen
+    assert "nan" not in [str(value) for table in TABLES for value in chosen.as_dict()[table].values()]
+
+
+def test_the_examples_are_valid():
+    demo = read_experiment(EXAMPLES / "demo.toml")
+    assert (demo.data.name, demo.output) == ("digits", Experiment().output)  # needs no download
+    assert demo.mechanisms == ("mppfl", "social_agnostic", "random", "fixed", "sarda_like")
+    private = read_experiment(EXAMPLES / "fashion_mnist_private.toml")
+    assert (private.data.name, private.data.features) == ("fashion-mnist", "oriented_gradients")
+    assert (private.mechanisms, private.game.fixed_budget, private.training.dp_epsilon) == (("fixed",), 1.0, 3.0)
+    assert private.training.config.mechanism.guarantee.startswith("ρ-zCDP per record")
+
+
+OF_ONE_MECHANISM = """
+mechanisms = ["mppfl", "fixed", "budget_limited"]
+[game]
+convention = "own"
+fixed_budget = "mean"
+payment_limit = 2.0
+"""
+
+
+def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(tmp_path):
+    path = tmp_path / "three.toml"
+    path.write_text(OF_ONE_MECHANISM)
+
+    def options(*overrides):
+        game = read_experiment(path, overrides).game
+        return game.fixed_budget, game.payment_limit
+
+    assert options() == ("mean", 2.0)
+    assert options("mechanism=mppfl") == ("min", None)
+    assert options("mechanism=fixed") == ("mean", None)
+    assert options('mechanisms=["mppfl", "budget_limited"]') == ("min", 2.0)
+    assert options("mechanism=fixed", "game.fixed_budget=0.5") == (0.5, None)
+    for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
+        with pytest.raises(BadFile, match=r"game\.fixed_budget=0\.5 means nothing without the mechanism fixed"):
+            options(*both)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mppfl
-from mppfl.experiment import Provenance, commit_of, fingerprint, provenance_here
+from mppfl.experiment import Provenance, provenance_here
 from tests.homes import home
 
 provenance = home(Provenance)
@@ -22,13 +22,13 @@ HASH = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_provenance_tells_versions_machine_and_time():
-    found = provenance_here()
-    assert found.python == platform.python_version()
-    assert all(getattr(found, name) for name in ("mppfl", "torch", "numpy", "scipy", "cpu", "source"))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found.started)
-    assert found.cores >= 1
-    assert found.memory_gib > 0
-    assert (found.device, found.gpu, found.seconds) == ("cpu", "", 0.0)
+    here = provenance_here()
+    assert here.python == platform.python_version()
+    assert all(getattr(here, name) for name in ("mppfl", "torch", "numpy", "scipy", "cpu", "source"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", here.started)
+    assert here.cores >= 1
+    assert here.memory_gib > 0
+    assert (here.device, here.gpu, here.seconds) == ("cpu", "", 0.0)
     assert provenance_here("cuda:99", started="then", seconds=2.5).started == "then"
 
 
@@ -53,17 +53,20 @@ def tree(tmp_path):
 
 def test_the_commit_is_read_from_a_branch_a_packed_branch_or_no_branch(tree):
     git = tree.parents[1] / ".git"
-    assert commit_of(tree) == ""  # no commit yet
+    assert provenance.commit_of(tree) == ""  # no commit yet
     (git / "packed-refs").write_text(f"# pack-refs\n{'f' * 40} refs/heads/other\n{HASH} refs/heads/main\n")
-    assert commit_of(tree) == HASH
+    assert provenance.commit_of(tree) == HASH
     (git / "refs" / "heads" / "main").write_text(HASH[::-1] + "\n")
-    assert commit_of(tree) == HASH[::-1]
+    assert provenance.commit_of(tree) == HASH[::-1]
     (git / "HEAD").write_text(HASH + "\n")
-    assert commit_of(tree) == HASH
+    assert provenance.commit_of(tree) == HASH
+    installed = tree.parents[1] / ".venv" / "site-packages" / "mppfl"
+    installed.mkdir(parents=True)
+    assert provenance.commit_of(installed) == ""  # a package there belongs to no work tree
     (git / "HEAD").write_text("nonsense /home/me\n")
-    assert commit_of(tree) == ""
+    assert provenance.commit_of(tree) == ""
     (git / "HEAD").write_bytes(b"\xff\xff")
-    assert commit_of(tree) == ""
+    assert provenance.commit_of(tree) == ""
 
 
 def test_the_commit_of_a_linked_work_tree_is_found(tree, tmp_path):
@@ -75,25 +78,16 @@ def test_the_commit_of_a_linked_work_tree_is_found(tree, tmp_path):
     (own / "HEAD").write_text("ref: refs/heads/topic\n")
     (own / "commondir").write_text("../..\n")
     (tmp_path / ".git" / "refs" / "heads" / "topic").write_text(HASH)
-    assert commit_of(linked / "package") == HASH
-
-
-def test_an_installed_package_has_no_commit_even_inside_a_work_tree(tree):
-    git = tree.parents[1] / ".git"
-    (git / "refs" / "heads" / "main").write_text(HASH)
-    installed = tree.parents[1] / ".venv" / "site-packages" / "mppfl"
-    installed.mkdir(parents=True)
-    assert commit_of(installed) == ""
-    assert commit_of(tree) == HASH
+    assert provenance.commit_of(linked / "package") == HASH
 
 
 def test_the_fingerprint_follows_the_source(tmp_path):
     (tmp_path / "a.py").write_text("x = 1")
-    before = fingerprint(tmp_path)
+    before = provenance.fingerprint(tmp_path)
     (tmp_path / "a.pyc").write_text("noise")
-    assert fingerprint(tmp_path) == before
+    assert provenance.fingerprint(tmp_path) == before
     (tmp_path / "a.py").write_text("x = 2")
-    assert fingerprint(tmp_path) != before
+    assert provenance.fingerprint(tmp_path) != before
 
 
 def test_nothing_that_is_missing_stops_it(monkeypatch):
@@ -103,7 +97,6 @@ def test_nothing_that_is_missing_stops_it(monkeypatch):
     monkeypatch.setattr(provenance.Path, "read_text", fails)
     monkeypatch.setattr(provenance.Path, "read_bytes", fails)
     monkeypatch.setattr(provenance.os, "sysconf", fails)
-    monkeypatch.setattr(provenance, "LIBRARIES", ("torch", "numpy", "scipy"))
     monkeypatch.setattr(provenance.metadata, "version", fails)
-    found = provenance_here("cuda")
-    assert (found.commit, found.source, found.torch, found.memory_gib) == ("", "", "", 0.0)
+    here = provenance_here("cuda")
+    assert (here.commit, here.source, here.torch, here.memory_gib) == ("", "", "", 0.0)

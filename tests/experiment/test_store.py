@@ -1,28 +1,165 @@
-"""The folder of a training: never written over in silence; killed at any moment, it goes on to the same end."""
+"""The folders of trainings and runs: never written over in silence, read back bit for bit, and killed at any moment a
+training goes on to the same end."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import itertools
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
-from mppfl.errors import BadInput, MppflError, UnknownClient
-from mppfl.experiment import Case, find_runs, load_run, read_experiment, train
+from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
+from mppfl.experiment import find_runs, load_run, prepare, read_experiment, train
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import load_checkpoint
+from tests.experiment.runs import CASES, STRANGE, make_run
 from tests.experiment.small import require_same, small
 from tests.homes import home
 
-cases = home(Case)
+build = home(prepare)
+
+# ---- runs ----------------------------------------------------------------------------------------------------
+
+
+def same(a, b):
+    """Whether two arrays are equal to the last bit, and of one type."""
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_comes_back_from_its_folder_bit_for_bit(case, tmp_path):
+    run = make_run(**CASES[case])
+    again = load_run(run.save(tmp_path / "run"))
+    pairs = [(run, again), (run.accounts, again.accounts), (run.graph, again.graph), (run.history, again.history)]
+    for before, after in pairs:
+        for item in fields(before):
+            value, other = getattr(before, item.name), getattr(after, item.name)
+            if isinstance(value, np.ndarray):
+                assert same(value, other), item.name
+            elif item.name in ("rounds", "clients"):
+                assert all(same(values, other[name]) for name, values in value.items())
+            elif item.name == "influence":
+                assert all(same(getattr(value, name), getattr(other, name)) for name in ("data", "indices", "indptr"))
+            elif item.name not in ("history", "graph", "accounts"):
+                assert value == other, item.name
+
+
+def test_saving_twice_writes_the_same_bytes(tmp_path):
+    run = make_run()
+    first, second = run.save(tmp_path / "a"), load_run(run.save(tmp_path / "b")).save(tmp_path / "c")
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == {
+        path.name: path.read_bytes() for path in second.iterdir()
+    }
+
+
+def test_people_and_spreadsheets_can_read_the_folder(tmp_path):
+    run = make_run(num_clients=4, num_rounds=3, absent=True, names=STRANGE[:4])
+    folder = run.save(tmp_path)
+
+    def table(name):
+        with (folder / name).open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    clients = table("clients.csv")
+    assert [row["name"] for row in clients] == STRANGE[:4]
+    assert [float(row["payment"]) for row in clients] == run.paid.tolist()
+    assert [int(row["rounds_taken_part"]) for row in clients] == [0, 1, 3, 3]
+    assert [int(row["rounds_refused"]) for row in clients] == [0, 1, 0, 0]
+    assert [float(row["accuracy"]) for row in table("rounds.csv")] == run.history.rounds["accuracy"].tolist()
+    assert float(table("budgets.csv")[1][STRANGE[2]]) == run.history.clients["budgets"][1, 2]
+    assert float(table("payments.csv")[2][STRANGE[3]]) == run.history.clients["payments"][2, 3]
+    assert len(table("links.csv")) == run.graph.num_links
+    assert {row["source"] for row in table("links.csv")} <= set(STRANGE)
+    assert np.load(folder / "weights.npz")["weights"].tolist() == run.weights.tolist()
+
+
+def test_the_summary_is_strict_json_even_without_noise(tmp_path):
+    text = (make_run(noiseless=True).save(tmp_path) / "run.json").read_text()
+    summary = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert summary["accounts"]["spent"] == {"least": "inf", "median": "inf", "most": "inf"}
+    assert summary["final"]["server_cost"] is None
+    assert summary["config"]["game"]["payment_limit"] == {"number": "inf"}
+    simulation = json.loads((make_run().save(tmp_path) / "run.json").read_text())["accounts"]
+    assert simulation["simulation"] is True
+    assert simulation["notes"][0] == "simulation: seeded noise protects no one"
+    assert not make_run(privacy="client", noise="gaussian").accounts.notes
+
+
+# ---- folders that are not what they should be ----------------------------------------------------------------------
+
+FILES = ["run.json", "weights.npz", "arrays.npz"]
+FILES += [f"{name}.csv" for name in ("rounds", "clients", "budgets", "payments", "links")]
+
+
+def refusal(folder):
+    with pytest.raises(BadFile) as told:
+        load_run(folder)
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 400
+    return str(told.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_truncated_or_missing_file_is_named(name, tmp_path):
+    folder = make_run(num_clients=4).save(tmp_path / "run")
+    whole = (folder / name).read_bytes()
+    for content in (b"", whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), whole + b" x"):
+        (folder / name).write_bytes(content)
+        assert str(folder) in refusal(folder)
+    (folder / name).unlink()
+    assert name in refusal(folder)
+    (folder / name).write_bytes(whole)
+    load_run(folder)
+
+
+def test_a_changed_figure_in_the_summary_is_noticed(tmp_path):
+    folder = make_run().save(tmp_path)
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace('"learning_rate": 0.01', '"learning_rate": 0.02'))
+    assert "changed since it was written" in refusal(folder)
+
+
+def test_foreign_folders_are_refused(tmp_path):
+    assert "no such folder" in refusal(tmp_path / "none")
+    assert "no run.json there" in refusal(tmp_path)
+    kinds = ('{"kind": "other"}', '{"kind": "mppfl run"}', '{"kind": "mppfl run", "format": 9}')
+    for text in ("[]", "{}", "null", "\x00", *kinds):
+        (tmp_path / "run.json").write_text(text)
+        refusal(tmp_path)
+    (tmp_path / "run.json").write_bytes(b"\xff\xfe\x00")
+    refusal(tmp_path)
+    (tmp_path / "file").write_text("x")
+    assert "no such folder" in refusal(tmp_path / "file")
+    with pytest.raises(MppflError, match="could not be written"):
+        make_run().save(tmp_path / "file")
+
+
+def test_runs_are_found_alone_or_side_by_side_in_the_order_they_were_saved(tmp_path):
+    for second, name in enumerate(("b", "a", "c")):
+        make_run(name, num_clients=3, num_rounds=1).save(tmp_path / name)
+        os.utime(tmp_path / name / "run.json", (second, second))
+    assert find_runs(tmp_path) == (tmp_path / "b", tmp_path / "a", tmp_path / "c")
+    assert find_runs(tmp_path / "a") == (tmp_path / "a",)
+    assert refusal(tmp_path).endswith("holds 3 runs: b, a, c. Give the folder of one of them.")
+    make_run("only", num_clients=3).save(tmp_path / "training" / "only")
+    assert load_run(tmp_path / "training").name == "only"  # the path that `mppfl train` prints
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadFile, match="neither a run nor a folder with runs"):
+        find_runs(tmp_path / "empty")
+    with pytest.raises(BadFile, match="no such folder"):
+        find_runs(tmp_path / "none")
+
 
 # ---- the folder -------------------------------------------------------------------------------------------------
 
@@ -59,54 +196,41 @@ def test_an_experiment_that_cannot_be_trained_leaves_the_folder_to_the_next(tmp_
     with pytest.raises(BadInput, match="batch_size=999"):
         train(small(training={"batch_size": 999}), folder=tmp_path / "out", overwrite=True)
     assert load_run(tmp_path / "out" / "mppfl").num_rounds == 1
-
-
-def test_a_cap_for_nobody_leaves_the_folder_to_the_next(tmp_path):
-    real = {"training": {"noise": "gaussian"}, "game": {"num_rounds": 1}}
     with pytest.raises(UnknownClient, match=r"^ledger\.caps: client 'four' is not in the network"):
-        train(small(**real, ledger={"caps": {"four": 0.05}}), folder=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    train(small(**real, ledger={"caps": {"4": 0.05}}), folder=tmp_path / "out")
+        train(small(ledger={"caps": {"four": 0.05}}), folder=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
-def test_a_training_with_real_noise_that_released_nothing_may_be_overwritten(tmp_path, monkeypatch):
-    real = small(training={"noise": "gaussian"}, game={"num_rounds": 1})
+@pytest.mark.parametrize("rounds", [0, 1, 4])
+def test_the_account_of_real_releases_is_never_overwritten(tmp_path, monkeypatch, rounds):
+    """Not before the first checkpoint, nor after the end; where nothing was released, there is nothing to lose."""
+    real = small(training={"noise": "gaussian"}, game={"num_rounds": 4})
 
     def fail(*given):
         raise MemoryError("no room")
 
     with monkeypatch.context() as failing:
-        failing.setattr(home(train), "rounds_together", fail)
-        with pytest.raises(MemoryError):
-            train(real, folder=tmp_path / "out")
+        if rounds == 0:
+            failing.setattr("mppfl.training.rounds_together", fail)
+        with pytest.raises((MemoryError, Killed)):
+            train(real, folder=tmp_path / "out", on_round=stop_after(rounds))
     assert (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
-    train(real, folder=tmp_path / "out", overwrite=True)
+    if rounds == 0:
+        assert train(real, folder=tmp_path / "out", overwrite=True)
     with pytest.raises(BadInput, match="account of real releases"):
         train(real, folder=tmp_path / "out", overwrite=True)
 
 
-def test_releases_before_the_first_checkpoint_are_not_overwritten(tmp_path):
-    real = small(training={"noise": "gaussian"})
-    with pytest.raises(Killed):
-        train(real, folder=tmp_path / "out", on_round=stop_after(1))
-    assert not (tmp_path / "out" / "checkpoint.json").exists()
-    with pytest.raises(BadInput, match="account of real releases"):
-        train(real, folder=tmp_path / "out", overwrite=True)
-
-
-def test_a_training_without_a_kept_ledger_cannot_be_resumed(tmp_path):
-    chosen = small(game={"num_rounds": 1}, ledger={"keep": False})
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_folder_that_may_not_be_used_is_refused_before_any_work(tmp_path, monkeypatch, options):
+    chosen = small(training={"noise": "gaussian"}, game={"num_rounds": 1}, ledger={"keep": False})
     train(chosen, folder=tmp_path / "out")
     assert not (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
-    with pytest.raises(BadInput, match=r"ledger\.keep=false left no account"):
-        train(chosen, folder=tmp_path / "out", resume=True)
-
-
-def test_the_account_of_real_releases_is_never_overwritten(tmp_path):
-    real = small(training={"noise": "gaussian"}, game={"num_rounds": 1})
-    train(real, folder=tmp_path / "out")
-    with pytest.raises(BadInput, match="account of real releases"):
-        train(real, folder=tmp_path / "out", overwrite=True)
+    monkeypatch.setattr(build, "load_data", lambda *_, **__: pytest.fail("began to work"))
+    monkeypatch.setattr("mppfl.network.find_device", lambda *_: pytest.fail("began to work"))
+    told = "holds a training already|ledger.keep=false left no account|account of real releases"
+    with pytest.raises(BadInput, match=told):
+        train(chosen, folder=tmp_path / "out", **options)
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):
@@ -144,6 +268,7 @@ def test_a_training_stopped_after_any_round_ends_as_if_nothing_had_happened(tmp_
     )
     require_same(runs, undisturbed)
     assert seen == list(range(rounds // 2 * 2 + 1, 5))  # from the last checkpoint, taken every second round
+    require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)  # finished already
 
 
 def test_ctrl_c_loses_no_finished_round(tmp_path, undisturbed):
@@ -172,11 +297,6 @@ def test_a_training_does_not_go_on_without_the_ledger_of_what_it_released(tmp_pa
     with pytest.raises(MppflError, match=told):
         train(small(), folder=out, resume=True)
     assert (out / "mppfl" / "ledger.sqlite").exists() == (loss == "older")
-
-
-def test_a_finished_training_resumed_is_the_finished_training(tmp_path, undisturbed):
-    train(small(), folder=tmp_path / "out")
-    require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)
 
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
@@ -220,13 +340,13 @@ def test_resuming_another_experiment_is_refused_with_what_differs(tmp_path):
 
 def test_changed_data_behind_the_same_names_are_noticed(tmp_path, monkeypatch):
     train(small(game={"num_rounds": 1}), folder=tmp_path / "out")
-    real = cases.load_data
+    real = build.load_data
 
     def other(*arguments, **options):
         data = real(*arguments, **options)
         return replace(data, train=replace(data.train, labels=np.roll(data.train.labels, 1)))
 
-    monkeypatch.setattr(cases, "load_data", other)
+    monkeypatch.setattr(build, "load_data", other)
     with pytest.raises(BadInput, match="belongs to another training"):
         train(small(game={"num_rounds": 1}), folder=tmp_path / "out", resume=True)
 

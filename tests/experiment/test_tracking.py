@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import experiment_from, scalars, tracking
+from mppfl.experiment import experiment_from, tracking
 from mppfl.training import RoundRecord
 from tests.homes import home
 
-module = home(scalars)
+module = home(tracking)
 
 EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "fixed"], "training": {"clip_norm": 0.5}})
 
@@ -43,32 +43,6 @@ def record(round_index=1, **changes):
         engine="by hand",
     )
     return replace(made, **changes)
-
-
-def test_scalars_are_the_figures_of_a_round():
-    assert scalars(record()) == {
-        "accuracy": 0.875,
-        "loss": 0.5,
-        "reward_rate": 2.0,
-        "payments": 4.0,
-        "median_budget": 1.0,
-        "taking_part": 2.0,
-        "refused": 0.0,
-        "diverged": 0.0,
-        "dp_epsilon": 3.0,
-        "clip_norm": 0.5,
-        "update_norm": 0.75,
-        "seconds": 0.125,
-    }
-
-
-def test_what_is_not_known_or_infinite_is_left_out():
-    unknown = record(accuracy=np.nan, dp_epsilon=np.inf, participating=np.zeros(3, dtype=bool))
-    assert not {"accuracy", "dp_epsilon", "median_budget"} & set(scalars(unknown))
-
-
-def test_nothing_computed_from_raw_updates_is_logged():
-    assert "share_clipped" not in scalars(record())
 
 
 class FakeMlflow(ModuleType):
@@ -133,7 +107,9 @@ def test_mlflow_learns_how_a_training_ended(mlflow, error, status):
     assert mlflow.ended == {"id of mppfl": status}
 
 
-def test_tensorboard_gets_one_folder_per_training(monkeypatch, tmp_path):
+@pytest.fixture
+def board(monkeypatch):
+    """What TensorBoard was given: (folder, name, value, step), and the folders closed."""
     written, closed = [], []
 
     class SummaryWriter:
@@ -147,10 +123,22 @@ def test_tensorboard_gets_one_folder_per_training(monkeypatch, tmp_path):
             closed.append(self.folder)
 
     monkeypatch.setattr(module, "import_module", lambda name: SimpleNamespace(SummaryWriter=SummaryWriter))
+    return written, closed
+
+
+def test_tensorboard_gets_one_folder_per_training_and_the_public_figures_of_every_round(board, tmp_path):
+    written, closed = board
+    unknown = record(4, accuracy=np.nan, dp_epsilon=np.inf, participating=np.zeros(3, dtype=bool))
     with tracking("tensorboard", EXPERIMENT, tmp_path) as log:
         log({"mppfl": record(3), "fixed": record(3)})
-    assert (str(tmp_path / "tensorboard" / "mppfl"), "loss", 0.5, 3) in written
+        log({"mppfl": unknown})
     assert closed == [str(tmp_path / "tensorboard" / name) for name in ("mppfl", "fixed")]
+    figures = {"accuracy": 0.875, "loss": 0.5, "reward_rate": 2.0, "payments": 4.0, "median_budget": 1.0}
+    figures |= {"taking_part": 2.0, "refused": 0.0, "diverged": 0.0, "dp_epsilon": 3.0, "clip_norm": 0.5}
+    figures |= {"update_norm": 0.75, "seconds": 0.125}  # nothing computed from raw updates
+    assert {key: value for folder, key, value, step in written if (folder, step) == (closed[0], 3)} == figures
+    left_out = figures.keys() - {key for _, key, _, step in written if step == 4}
+    assert left_out == {"accuracy", "dp_epsilon", "median_budget"}  # not known, or infinite
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "tensorboard"])

@@ -196,7 +196,8 @@ def of_experiment(
     path: Path, names: Sequence[str] | None, rounds: int, fixed_budget: str
 ) -> tuple[list[Job], dict[str, Mechanism], int]:
     """Seeds with what makes their games, mechanisms and rounds of an experiment file; what was typed goes before it."""
-    from mppfl.experiment import game_without_data, mechanism_of, toml_value
+    from mppfl.experiment import game_without_data, mechanism_of
+    from mppfl.files import toml_value
 
     beside = ("mechanisms", "rounds", "fixed_budget", "figure", "json", "debug")
     overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
@@ -222,7 +223,8 @@ def compare_trained(
     from mppfl.cli import train as train_command
     from mppfl.cli.progress import training_progress
     from mppfl.errors import BadInput
-    from mppfl.experiment import read_experiment, toml_value, train
+    from mppfl.experiment import read_experiment, train
+    from mppfl.files import toml_value
 
     ask.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
     if report is not None and (report.suffix.lower() not in (".html", ".htm") or report.is_dir()):

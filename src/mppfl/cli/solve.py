@@ -106,7 +106,8 @@ def solve_options(options: dict[str, Any]) -> Solution:
 def solve_experiment(path: Path, mechanism: str, rounds: int, device: str | None) -> tuple[str, Solution]:
     """The mechanism of an experiment file, and what it does in that game; both it and the rounds may be typed."""
     from mppfl.errors import BadInput
-    from mppfl.experiment import game_without_data, solve_all, toml_value
+    from mppfl.experiment import game_without_data, solve_all
+    from mppfl.files import toml_value
 
     overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
     overrides += [f"mechanism={toml_value(mechanism)}"] if ask.is_typed("mechanism") else []

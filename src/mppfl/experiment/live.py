@@ -1,8 +1,8 @@
 """The state of a training, read from its folder while another process may still be writing there (store.py).
 
 Nothing is ever half new: checkpoint.json names a set of checkpoints that is whole, each file is put in place in one
-step, and where one is gone because the writer moved on, everything is read again. The ledger is read from a copy, so
-the reader takes no lock that the writer could wait for and leaves no file behind.
+step, and where one is gone because the writer moved on, everything is read again. The ledger is read from a copy that
+SQLite makes of one moment, so the writer never waits for a reader, and no file is left behind.
 
 Curves come from checkpoints, which are written every `output.checkpoint_every` rounds; what clients were charged comes
 from the ledger, which is written every round before anything is released. The ledger is read last, so that it is never
@@ -13,30 +13,52 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sqlite3
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mppfl.arrays import Array
-from mppfl.errors import BadFile, MppflError
-from mppfl.experiment.experiment import Experiment
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.live_ledger import LiveAccounts, Mark, accounts_in, charged_after, copied_ledger, log_of, mark_of
+from mppfl.arrays import Array, IntArray
+from mppfl.errors import BadFile, BadInput, MppflError
+from mppfl.experiment.experiment import read_experiment
 from mppfl.experiment.run import Run
-from mppfl.experiment.run_folder import SUMMARY, load_run
-from mppfl.privacy.ledger import SIMULATION
-from mppfl.training import PER_ROUND
+from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
+from mppfl.privacy.ledger import SIMULATION, PrivacyLedger, failures_in_one_line
+from mppfl.text import one_line
+from mppfl.training import PER_ROUND, TrainingConfig, epsilon_method
 
-# The names that store.py gives; it is not imported, because it brings PyTorch along.
-EXPERIMENT, POINTER, LEDGER = "experiment.toml", "checkpoint.json", "ledger.sqlite"
 OF_CLIENTS = ("payments", "spent", "participating")
 TRIES = 8
 MOST_COPIED = 2**29  # bytes of a ledger that is copied at every look
 
+Mark = tuple[int, int, int]  # which file it is, when it was written, how long it is
 Marks = tuple[Mark | None, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LiveAccounts:
+    """What everybody has spent so far: one entry per client. cap is infinite where there is none."""
+
+    names: tuple[str, ...]
+    spent: Array
+    worst_case_spent: Array
+    dp_epsilon: Array
+    worst_case_epsilon: Array
+    cap: Array
+    rounds: IntArray
+
+    @property
+    def remaining(self) -> Array:
+        """What each client may still spend; infinite without a cap."""
+        left = np.maximum(np.where(np.isinf(self.cap), 0.0, self.cap) - self.spent, 0.0)
+        return np.where(np.isinf(self.cap), np.inf, left)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,16 +109,18 @@ def is_run(folder: Path) -> bool:
 
 def marks_of(folder: Path) -> Marks:
     """What changes whenever anything is written: two equal marks mean that there is nothing new to read."""
-    above = folder.parent
-    places = (
-        above / EXPERIMENT,
-        above / POINTER,
-        folder / SUMMARY,
-        folder / "arrays.npz",
-        folder / LEDGER,
-        log_of(folder / LEDGER),
+    files = (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")
+    return tuple(
+        map(_mark, (*(folder.parent / name for name in (EXPERIMENT, POINTER)), *(folder / name for name in files)))
     )
-    return tuple(map(mark_of, places))
+
+
+def _mark(path: Path) -> Mark | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def read_live(folder: str | Path) -> LiveRun:
@@ -149,30 +173,32 @@ def _finished(folder: Path) -> LiveRun:
 def _caps(run: Run) -> Array:
     """As the experiment sets them: the ledger was given the same ones."""
     table = run.config.get("ledger", {})
-    own, everybody = table.get("caps", {}), table.get("cap", math.inf)
-    return np.array([own.get(name, everybody) for name in run.names], dtype=np.float64)
+    caps, everybody = table.get("caps", {}), table.get("cap", math.inf)
+    return np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
 
 
 def _unfinished(folder: Path) -> LiveRun:
     experiment = read_experiment(folder.parent / EXPERIMENT)
     rounds_done, rounds, clients = _history(folder)
+    num_clients = clients["spent"].shape[1]
     config = experiment.training.config
     notes = [SIMULATION] if config.noise == "seeded" else []
-    accounts, charged = None, np.zeros((0, clients["spent"].shape[1]))
-    ledger, size = folder / LEDGER, _size(folder / LEDGER)
-    if size > MOST_COPIED:
-        notes.append(f"the ledger has {size / 1e9:.1f} GB: accounts are shown when the training has ended")
-    elif ledger.is_file():
-        with copied_ledger(ledger) as copy:
-            accounts, told = accounts_in(copy, config, folder.name)
-            charged = charged_after(copy, folder.name, rounds_done, clients["spent"].shape[1])
-        notes += told
-    else:
+    accounts, charged = None, np.zeros((0, num_clients))
+    mark = _mark(folder / LEDGER)
+    if mark is None:
         notes.append("no ledger is kept: accounts are shown when the training has ended")
+    elif mark[2] > MOST_COPIED:
+        notes.append(f"the ledger has {mark[2] / 1e9:.1f} GB: accounts are shown when the training has ended")
+    else:
+        with copied_ledger(folder / LEDGER) as copy:
+            accounts, account_notes = _accounts(copy, config, folder.name)
+            charged = _charged_after(copy, folder.name, rounds_done, num_clients)
+        notes += account_notes
     protected = np.isfinite(clients["spent"]).all() and (accounts is None or np.isfinite(accounts.spent).all())
+    name = folder.name  # of the case, which begins with its mechanism (build.py)
     return LiveRun(
-        name=folder.name,
-        mechanism=_mechanism(folder.name, experiment),
+        name=name,
+        mechanism=next((m for m in experiment.mechanisms if name == m or name.startswith(f"{m}-")), name),
         finished=False,
         rounds_done=rounds_done,
         rounds_charged=rounds_done + len(charged),
@@ -191,9 +217,8 @@ def _unfinished(folder: Path) -> LiveRun:
     )
 
 
-def _mechanism(name: str, experiment: Experiment) -> str:
-    """Of the case by its name, which begins with it (cases.py)."""
-    return next((each for each in experiment.mechanisms if name == each or name.startswith(f"{each}-")), name)
+def _updated(folder: Path) -> float:
+    return max((mark[1] / 1e9 for mark in marks_of(folder) if mark is not None), default=0.0)
 
 
 # ---- curves --------------------------------------------------------------------------------------------------------
@@ -208,7 +233,7 @@ def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
         empty = np.zeros(0)
         return 0, dict.fromkeys(PER_ROUND, empty), dict.fromkeys(OF_CLIENTS, np.zeros((0, 0)))
     except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise BadFile(f"{pointer}: cannot be read ({_short(cause)}). Restore a copy, or train anew.") from cause
+        raise BadFile(f"{pointer}: cannot be read ({one_line(cause)}). Restore a copy, or train anew.") from cause
     path = folder / f"checkpoint-{rounds_done}.npz"
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # an archive: read part by part
@@ -220,20 +245,77 @@ def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
     except FileNotFoundError as cause:
         raise BadFile(f"{path}: is missing, though {POINTER} names it. Restore a copy, or train anew.") from cause
     except Exception as cause:  # a damaged archive fails in as many ways as there are bytes in it
-        raise BadFile(f"{path}: not a whole checkpoint ({_short(cause)}). Restore a copy, or start anew.") from cause
+        raise BadFile(f"{path}: not a whole checkpoint ({one_line(cause)}). Restore a copy, or start anew.") from cause
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------
+# ---- the ledger ----------------------------------------------------------------------------------------------------
 
 
-def _size(path: Path) -> int:
-    mark = mark_of(path)
-    return 0 if mark is None else mark[2]
+@contextmanager
+def copied_ledger(path: Path) -> Iterator[Path]:
+    """A private copy of a ledger as of one moment; gone afterwards.
+
+    SQLite is asked for write access where there is any: the last process to close a ledger then puts its log away, be
+    it the reader. Without write access, a ledger without a log is read as a file that nobody changes.
+    """
+    log = _mark(path.with_name(f"{path.name}-wal"))
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    mode = "mode=rw" if writable else "mode=ro" if log and log[2] else "immutable=1"
+    with tempfile.TemporaryDirectory(prefix="mppfl-") as folder:
+        copy = Path(folder) / path.name
+        with (
+            failures_in_one_line(path),
+            closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as ledger,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            target.execute("PRAGMA synchronous=OFF")  # the copy need not outlive a power cut
+            ledger.backup(target)
+        yield copy
 
 
-def _updated(folder: Path) -> float:
-    return max((mark[1] / 1e9 for mark in marks_of(folder) if mark is not None), default=0.0)
+def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccounts | None, list[str]]:
+    """What the ledger says of every client it knows, and what must be said beside it; None while it knows nobody."""
+    unit, method, notes = config.mechanism.unit, epsilon_method(config), []
+    if method == "pld":
+        method = "rdp"  # composing loss distributions takes seconds for every client
+        notes.append("ε by RDP while the training lasts: some per cent larger than in the finished run")
+    with PrivacyLedger.open(ledger, must_exist=True) as opened:
+        account = opened.account(None, unit)
+        if not account.clients:
+            return None, []
+        try:
+            nominal = opened.get_epsilon(None, config.dp_delta, method, unit=unit)
+            worst = opened.get_epsilon(None, config.dp_delta, method, unit=unit, worst_case=True)
+        except BadInput as cause:
+            nominal = worst = np.full(len(account.clients), np.nan)
+            notes.append(f"no ε: {cause}")
+    counts = "SELECT c.name, count(DISTINCT e.round_index) FROM events e JOIN clients c ON c.id = e.client"
+    rounds = dict(_rows(ledger, f"{counts} WHERE e.run = ? GROUP BY c.name", run))
+    if (account.worst_case_budget > account.budget).any():
+        notes.append(f"{config.privacy}: the worst case costs more than the nominal budget")
+    return LiveAccounts(
+        account.clients,
+        account.budget,
+        account.worst_case_budget,
+        nominal,
+        worst,
+        account.cap,
+        np.array([rounds.get(name, 0) for name in account.clients], dtype=np.int64),
+    ), notes
 
 
-def _short(cause: Any) -> str:
-    return " ".join(str(cause).split())[:120]
+def _charged_after(ledger: Path, run: str, after: int, num_clients: int) -> Array:
+    """ρ by round and client in later rounds; 0 for a client that was not charged, NaN where a release has no ρ."""
+    sums = "SELECT round_index, client, total(budget), count(budget) FROM events WHERE run = ? AND round_index > ?"
+    rows = _rows(ledger, f"{sums} GROUP BY round_index, client", run, after)
+    ((in_ledger,),) = _rows(ledger, "SELECT count(*) FROM clients")
+    last = max((row[0] for row in rows), default=after)
+    table = np.zeros((last - after, max(num_clients, in_ledger)))
+    for round_index, client, budget, counted in rows:
+        table[round_index - after - 1, client - 1] = budget if counted else np.nan  # ids run from 1 without gaps
+    return table
+
+
+def _rows(ledger: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    with failures_in_one_line(ledger), closing(sqlite3.connect(ledger)) as connection:
+        return connection.execute(query, values).fetchall()

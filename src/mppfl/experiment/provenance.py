@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-LIBRARIES = ("torch", "numpy", "scipy")
+LIBRARIES = ("mppfl", "torch", "numpy", "scipy")
 INSTALLED = {"site-packages", "dist-packages"}  # a package there belongs to no work tree, whatever folder is around it
 
 
@@ -51,15 +51,13 @@ def provenance_here(device: str = "cpu", *, started: str | None = None, seconds:
     What cannot be found out is left empty: provenance never stops a training.
     """
     package = Path(__file__).resolve().parents[1]
-    versions = {name: _version(name) for name in LIBRARIES}
     return Provenance(
-        mppfl=_version("mppfl"),
         python=platform.python_version(),
-        **versions,
+        **{name: _version(name) for name in LIBRARIES},
         commit=commit_of(package),
         source=fingerprint(package),
         cpu=_cpu(),
-        cores=_cores(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_gib=_memory_gib(),
         gpu=_gpu(device),
         device=device,
@@ -72,23 +70,21 @@ def commit_of(package: Path) -> str:
     """The commit checked out in the work tree around `package`, read from .git itself; "" where there is none."""
     if INSTALLED & set(package.parts):
         return ""
-    with suppress(OSError, ValueError, UnicodeDecodeError, StopIteration):
+    with suppress(OSError, ValueError, StopIteration, IndexError):
         root = next(folder for folder in package.parents if (folder / ".git").exists())
         git = root / ".git"
         if git.is_file():  # a linked work tree: "gitdir: <path>"
             git = (root / git.read_text("utf-8").partition(":")[2].strip()).resolve()
         head = (git / "HEAD").read_text("utf-8").strip()
-        if not head.startswith("ref: "):
-            return _only_hexadecimal(head)
-        branch = head.removeprefix("ref: ")
-        common = git
-        if (git / "commondir").is_file():
-            common = (git / (git / "commondir").read_text("utf-8").strip()).resolve()
-        for folder in (git, common):
-            if (folder / branch).is_file():
-                return _only_hexadecimal((folder / branch).read_text("utf-8").strip())
-        packed = (common / "packed-refs").read_text("utf-8").splitlines()
-        return _only_hexadecimal(next(line.split()[0] for line in packed if line.endswith(f" {branch}")))
+        if head.startswith("ref: "):
+            branch, common = head.removeprefix("ref: "), git
+            if (git / "commondir").is_file():
+                common = (git / (git / "commondir").read_text("utf-8").strip()).resolve()
+            files = [folder / branch for folder in (git, common) if (folder / branch).is_file()]
+            packed = [] if files else (common / "packed-refs").read_text("utf-8").splitlines()
+            lines = [line for line in packed if line.endswith(f" {branch}")]
+            head = files[0].read_text("utf-8").strip() if files else lines[0].split()[0]
+        return head if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", head) else ""
     return ""
 
 
@@ -100,10 +96,6 @@ def fingerprint(package: Path) -> str:
             digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
     return ""
-
-
-def _only_hexadecimal(text: str) -> str:
-    return text if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
 def _version(name: str) -> str:
@@ -119,10 +111,6 @@ def _cpu() -> str:
             if line.lower().startswith("model name"):
                 return " ".join(line.partition(":")[2].split())
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_gib() -> float:

@@ -1,29 +1,37 @@
-"""Run: what came out of one training. run_folder.py keeps it in a folder."""
+"""Run: what came out of one training; runs side by side as rows and as a table."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.data import unchangeable
-from mppfl.errors import BadInput
+from mppfl.errors import BadInput, MppflError
 from mppfl.experiment.provenance import Provenance
 from mppfl.network import SocialGraph
 from mppfl.privacy import Adjacency, Unit
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.training import History
+from mppfl.text import UNKNOWN, between, epsilon, finite, number, percent
+from mppfl.training import PER_ROUND, History
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε", "worst case ε")
 PER_ACCOUNT = ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Accounts:
+class PrivacyAccounts:
     """What a training cost every client's privacy. Arrays have one entry per client.
 
     unit, adjacency     what is protected, and against which neighbouring data set
@@ -66,24 +74,36 @@ class Accounts:
         return tuple(lines)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Run:
-    """What came out of one training.
+    """What came out of one training: `run_experiment` and `run_from_records` return it, `load_run` reads it.
 
-    name          of the run, as in the ledger
-    mechanism     of the game, which planned the budgets
-    config        the whole experiment as plain values: what its TOML file would say
-    history       every round; budgets in units of the game
-    weights       the final model, one flat vector
-    names         of clients: the order of every array over clients
-    num_examples  of every client
-    graph         who exposes whom
-    accounts      what it cost everybody's privacy
-    exposure      R_model = Σ · spent: what others' budgets say about each client; an index without unit
-    server_cost   per round, money; NaN where it is not known
-    welfare       of all clients, per round, money; NaN where it is not known
-    provenance    which code, on what machine
-    notes         what a reader should know beside the figures
+    Args:
+        name: Of the run, as in the ledger.
+        mechanism: Of the game, which planned the budgets.
+        config: The whole experiment as plain values: what its TOML file would say.
+        history: Every round; budgets in units of the game.
+        weights: The final model, one flat vector.
+        names: Of clients: the order of every array over clients.
+        num_examples: Of every client.
+        graph: The social network.
+        accounts: What it cost every client's privacy.
+        exposure: R_model = Σ · spent: what others' budgets say about each client; an index without unit.
+        server_cost: Per round, money; NaN where it is not known.
+        welfare: Of all clients, per round, money; NaN where it is not known.
+        provenance: Which code, on what machine.
+        notes: What a reader should know beside the figures.
+
+    Raises:
+        BadInput: The parts do not belong together: another number of clients or rounds, or an unknown client.
+
+    Example:
+        >>> from mppfl import Experiment, train
+        >>> settings = {"model": "softmax", "local_epochs": 1}
+        >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
+        >>> (run,) = train(experiment)
+        >>> run.num_rounds, run.accounts.spent.shape
+        (2, (3,))
     """
 
     name: str
@@ -94,7 +114,7 @@ class Run:
     names: tuple[str, ...]
     num_examples: IntArray
     graph: SocialGraph
-    accounts: Accounts
+    accounts: PrivacyAccounts
     exposure: Array
     server_cost: Array
     welfare: Array
@@ -105,15 +125,24 @@ class Run:
         clients, rounds = len(self.names), len(self.history)
         if clients == 0 or rounds == 0:
             raise BadInput(f"a run needs at least one client and one round, got {clients} and {rounds}.")
-        if (
-            self.graph.num_clients != clients
-            or len(self.num_examples) != clients
-            or len(self.accounts.spent) != clients
-        ):
+        if {self.graph.num_clients, len(self.num_examples), len(self.accounts.spent)} != {clients}:
             raise BadInput(
                 f"{clients} names for a network of {self.graph.num_clients} clients, {len(self.num_examples)} numbers "
                 f"of examples and {len(self.accounts.spent)} accounts; give one of each per client."
             )
+        self._check_history()
+        put = object.__setattr__
+        put(self, "config", plain(self.config, "config"))
+        put(self, "names", tuple(map(str, self.names)))
+        put(self, "notes", tuple(map(str, self.notes)))
+        put(self, "weights", unchangeable(np.asarray(self.weights)))
+        put(self, "num_examples", unchangeable(np.array(self.num_examples)))
+        put(self, "exposure", _vector(self.exposure, "exposure", clients))
+        put(self, "server_cost", _vector(self.server_cost, "server_cost", rounds))
+        put(self, "welfare", _vector(self.welfare, "welfare", rounds))
+
+    def _check_history(self) -> None:
+        clients, rounds = len(self.names), len(self.history)
         for name, values in self.history.clients.items():
             if values.shape != (rounds, clients):
                 raise BadInput(f"{name} has shape {values.shape}, not {rounds} rounds × {clients} clients.")
@@ -124,15 +153,41 @@ class Run:
             strangers = {name for names in listed for name in names} - set(self.names)
             if strangers:
                 raise BadInput(f"client {min(strangers)!r} {what} in a round is not one of the {clients} clients.")
-        put = object.__setattr__
-        put(self, "config", plain(self.config, "config"))
-        put(self, "names", tuple(map(str, self.names)))
-        put(self, "notes", tuple(map(str, self.notes)))
-        put(self, "weights", unchangeable(np.asarray(self.weights)))
-        put(self, "num_examples", unchangeable(np.array(self.num_examples)))
-        put(self, "exposure", _vector(self.exposure, "exposure", clients))
-        put(self, "server_cost", _vector(self.server_cost, "server_cost", rounds))
-        put(self, "welfare", _vector(self.welfare, "welfare", rounds))
+
+    def __repr__(self) -> str:
+        cells = comparison_cells(comparison_rows([self])[0])
+        lines = [f"Run {self.name!r}: {self.num_clients:,} clients, {self.num_rounds:,} rounds"]
+        lines += [f"  {heading:<15} {cells[heading]}" for heading in SHOWN]
+        return "\n".join([*lines, *(f"  {note[:110]}" for note in self.accounts.notes)])
+
+    def _repr_html_(self) -> str:
+        """The run as a notebook shows it."""
+        cells = comparison_cells(comparison_rows([self])[0])
+        rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>" for key, text in cells.items())
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.accounts.notes)
+        return f"<table><caption>{escape(repr(self).splitlines()[0])}</caption>{rows}</table>{notes}"
+
+    def to_pandas(self) -> Any:
+        """One row per round, as rounds.csv of the folder has them; needs pandas."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError as cause:
+            raise MppflError("pandas is not installed. Run: pip install pandas") from cause
+        return pandas.DataFrame(self.rounds_table()).set_index("round_index")
+
+    def rounds_table(self) -> dict[str, list[Any]]:
+        """One entry per round in every column: figures of the round, sums over clients, names of who was left out."""
+        rounds, clients = self.history.rounds, self.history.clients
+        return {
+            **{name: rounds[name].tolist() for name in PER_ROUND},
+            "payments": clients["payments"].sum(axis=1).tolist(),
+            "taking_part": clients["participating"].sum(axis=1).tolist(),
+            "server_cost": self.server_cost.tolist(),
+            "welfare": self.welfare.tolist(),
+            "engine": list(self.history.engine),
+            "refused": [" ".join(names) for names in self.history.refused],
+            "diverged": [" ".join(names) for names in self.history.diverged],
+        }
 
     @property
     def num_clients(self) -> int:
@@ -145,16 +200,16 @@ class Run:
     @property
     def final_accuracy(self) -> float:
         """On the test data, in the last round that was evaluated; NaN if none was."""
-        return _last_known(self.history.rounds["accuracy"])
+        return _last_finite(self.history.rounds["accuracy"])
 
     @property
     def best_accuracy(self) -> float:
-        known = self.history.rounds["accuracy"][np.isfinite(self.history.rounds["accuracy"])]
-        return float(known.max()) if len(known) else math.nan
+        evaluated = finite(self.history.rounds["accuracy"])
+        return float(evaluated.max()) if len(evaluated) else math.nan
 
     @property
     def final_loss(self) -> float:
-        return _last_known(self.history.rounds["loss"])
+        return _last_finite(self.history.rounds["loss"])
 
     @property
     def paid(self) -> Array:
@@ -177,12 +232,8 @@ class Run:
         return self._rounds_listed(self.history.diverged)
 
     def _rounds_listed(self, listed: Sequence[Sequence[str]]) -> IntArray:
-        position = {name: at for at, name in enumerate(self.names)}
-        counts = np.zeros(self.num_clients, dtype=np.int64)
-        for names in listed:
-            for name in names:
-                counts[position[name]] += 1
-        return counts
+        counts = Counter(name for names in listed for name in names)
+        return np.array([counts[name] for name in self.names], dtype=np.int64)
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A value of the configuration by its name, at the top or in any table of it."""
@@ -191,7 +242,7 @@ class Run:
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run as a folder that people can read, and `load_run` can."""
-        from mppfl.experiment.run_folder import save_run
+        from mppfl.experiment.store import save_run
 
         return save_run(self, folder)
 
@@ -199,9 +250,9 @@ class Run:
 def plain(value: Any, where: str) -> Any:
     """The value as dicts, lists, text, numbers, true, false and None: what TOML and JSON can say."""
     if isinstance(value, dict):
-        return {str(key): plain(each, f"{where}.{key}") for key, each in value.items()}
+        return {str(key): plain(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each, where) for each in value]
+        return [plain(inner, where) for inner in value]
     if isinstance(value, np.ndarray):
         return plain(value.tolist(), where)
     if isinstance(value, np.generic):
@@ -221,6 +272,92 @@ def _vector(values: Any, name: str, length: int) -> Array:
     return array
 
 
-def _last_known(values: Array) -> float:
-    known = np.flatnonzero(np.isfinite(values))
-    return float(values[known[-1]]) if len(known) else math.nan
+def _last_finite(values: Array) -> float:
+    evaluated = finite(values)
+    return float(evaluated[-1]) if len(evaluated) else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRow:
+    """One run in a comparison. Money is summed over rounds; NaN where a figure is not known.
+
+    dp_epsilon          of the client who spent most, nominal
+    worst_case_epsilon  of the client for whom the worst case is worst
+    median_spent        ρ of the middle client, over all rounds
+    least_exposed, most_exposed   R_model of the clients at both ends
+    """
+
+    name: str
+    mechanism: str
+    aggregation: str
+    final_accuracy: float
+    best_accuracy: float
+    payments: float
+    server_cost: float
+    welfare: float
+    dp_epsilon: float
+    worst_case_epsilon: float
+    median_spent: float
+    least_exposed: float
+    most_exposed: float
+    seconds: float
+
+
+def comparison_rows(runs: Sequence[Run]) -> list[ComparisonRow]:
+    """One row per run, in the order given."""
+    return [
+        ComparisonRow(
+            name=run.name,
+            mechanism=run.mechanism,
+            aggregation=str(run.setting("aggregation", "")),
+            final_accuracy=run.final_accuracy,
+            best_accuracy=run.best_accuracy,
+            payments=float(run.paid.sum()),
+            server_cost=float(run.server_cost.sum()),
+            welfare=float(run.welfare.sum()),
+            dp_epsilon=float(run.accounts.dp_epsilon.max()),
+            worst_case_epsilon=float(run.accounts.worst_case_epsilon.max()),
+            median_spent=float(np.median(run.accounts.spent)),
+            least_exposed=float(run.exposure.min()),
+            most_exposed=float(run.exposure.max()),
+            seconds=run.provenance.seconds,
+        )
+        for run in runs
+    ]
+
+
+def comparison_cells(row: ComparisonRow) -> dict[str, str]:
+    """A row as it is shown: heading and text of every cell."""
+    return {
+        "mechanism": row.mechanism,
+        "aggregation": row.aggregation or UNKNOWN,
+        "final accuracy": percent(row.final_accuracy),
+        "best accuracy": percent(row.best_accuracy),
+        "total payments": number(row.payments),
+        "server cost": number(row.server_cost),
+        "client welfare": number(row.welfare),
+        "largest ε": epsilon(row.dp_epsilon),
+        "worst case ε": epsilon(row.worst_case_epsilon),
+        "median spent ρ": number(row.median_spent),
+        "exposure, least to most": between(row.least_exposed, row.most_exposed),
+        "seconds": number(row.seconds, 2),
+    }
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """The runs side by side for the terminal."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = comparison_rows(runs)
+    named = any(row.name != row.mechanism for row in rows)
+    table = Table(box=SIMPLE)
+    headings = list(comparison_cells(rows[0])) if rows else []
+    for heading in ["run"] * named + headings:
+        left = heading in ("run", "mechanism", "aggregation")
+        table.add_column(heading.replace(" ", "\n", 1), justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        # Text, not markup: a run may be called "[red]".
+        table.add_row(*(Text(cell) for cell in [row.name] * named + list(comparison_cells(row).values())))
+    return table

@@ -1,50 +1,333 @@
-"""The folder of a training, which survives being killed at any moment.
+"""The folder of a training, which survives being killed at any moment, and the folder of a finished run in it.
 
-    experiment.toml          what is trained, written before anything else
-    checkpoint.json          after how many rounds the checkpoints below were taken
-    <arm>/checkpoint-<n>.npz where that training stood after n rounds
-    <arm>/ledger.sqlite      what every client has spent
-    <arm>/run.json, ...      the finished run
+    experiment.toml             what is trained, written before anything else
+    checkpoint.json             after how many rounds the checkpoints below were taken
+    <case>/checkpoint-<n>.npz   where that training stood after n rounds
+    <case>/ledger.sqlite        what every client has spent
+    <case>/run.json             configuration, provenance, accounts in short, final figures; checksums of the others
+    <case>/rounds.csv, clients.csv, budgets.csv, payments.csv, links.csv    for people and spreadsheets
+    <case>/weights.npz, arrays.npz    the final model, and all figures to the last bit: what `load_run` reads
 
-All arms' checkpoints are written, then checkpoint.json, then the older ones are removed: whenever the process dies,
-checkpoint.json names a set that is whole.
+All checkpoints of a round are written, then checkpoint.json, then the older ones are removed: whenever the process
+dies, checkpoint.json names a set that is whole.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import json
+import math
 import shutil
-from collections.abc import Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
+
+from mppfl.arrays import Array
+from mppfl.data import unchangeable
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment.cases import Case
-from mppfl.experiment.experiment import Experiment, differences
-from mppfl.experiment.experiment_file import read_experiment
-from mppfl.experiment.run import Run
-from mppfl.experiment.run_folder import SUMMARY, save_run
+from mppfl.experiment.build import Case
+from mppfl.experiment.experiment import Experiment, differences, read_experiment
+from mppfl.experiment.provenance import Provenance
+from mppfl.experiment.run import PER_ACCOUNT, PrivacyAccounts, Run
 from mppfl.files import LOCK, locked, write_whole
+from mppfl.network import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
-from mppfl.training import Checkpoint, Log, load_checkpoint, save_checkpoint
+from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load_checkpoint, save_checkpoint
 
-EXPERIMENT, POINTER, LEDGER = "experiment.toml", "checkpoint.json", "ledger.sqlite"
+KIND, FORMAT = "mppfl run", 1
+EXPERIMENT, POINTER, LEDGER, SUMMARY = "experiment.toml", "checkpoint.json", "ledger.sqlite", "run.json"
+VECTORS = ("num_examples", "exposure", "server_cost", "welfare")
+GRAPH_ARRAYS = ("data", "indices", "indptr", "strengths", "origin")
+
+
+def save_run(run: Run, folder: str | Path) -> Path:
+    """Writes the run as a folder that people can read, and `load_run` can. Each file is whole or not there."""
+    folder = Path(folder)
+    require_folder(folder)
+    rounds = run.rounds_table()
+    contents = {
+        "rounds.csv": _csv(list(rounds), zip(*rounds.values(), strict=True)),
+        "clients.csv": _clients_csv(run),
+        "budgets.csv": _matrix_csv(run, "budgets"),
+        "payments.csv": _matrix_csv(run, "payments"),
+        "links.csv": _links_csv(run),
+        "weights.npz": _npz({"weights": run.weights}),
+        "arrays.npz": _npz(_arrays(run)),
+    }
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+    # Last, with the checksums of all others: a folder left half-written is refused, never taken for a run.
+    summary = _summary(run) | {"files": {name: _sha256(content) for name, content in contents.items()}}
+    summary["checksum"] = _checksum(summary)
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(folder / SUMMARY, text.encode("utf-8", "surrogatepass"))
+    return folder
+
+
+def load_run(folder: str | Path) -> Run:
+    """The run in the folder, as it was saved to the last bit.
+
+    Args:
+        folder: Of a run, or of a training that holds one run, as `mppfl train` prints it.
+
+    Returns:
+        The run; its `weights` are the final model, flat.
+
+    Raises:
+        BadFile: No run, or several (the message names them), or files that were damaged or changed since.
+
+    Example:
+        >>> from tempfile import mkdtemp
+        >>> from mppfl import Experiment, load_run, train
+        >>> settings = {"model": "softmax", "local_epochs": 1}
+        >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
+        >>> folder = mkdtemp()
+        >>> (run,) = train(experiment, folder=folder)
+        >>> load_run(folder).final_accuracy == run.final_accuracy
+        True
+    """
+    runs = find_runs(folder)
+    if len(runs) > 1:
+        names = ", ".join(path.name for path in runs)
+        raise BadFile(f"{folder}: holds {len(runs)} runs: {names}. Give the folder of one of them.")
+    (folder,) = runs
+    try:
+        return _read_run(folder)
+    except BadFile:
+        raise
+    except OSError as cause:
+        missing = Path(cause.filename or "").name or "a file"
+        raise BadFile(f"{folder}: {missing} cannot be read ({cause.strerror or cause}). Restore a copy.") from cause
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as cause:
+        reason = " ".join(str(cause).split())
+        raise BadFile(f"{folder}: not a whole run ({reason}). Restore a copy, or train anew.") from cause
+
+
+def _read_run(folder: Path) -> Run:
+    summary = json.loads((folder / SUMMARY).read_text("utf-8", "surrogatepass"))
+    if not isinstance(summary, dict) or summary.get("kind") != KIND:
+        raise BadFile(f"{folder}: its {SUMMARY} is not that of an mppfl run.")
+    if summary["format"] != FORMAT:
+        raise BadFile(f"{folder}: run of format {summary['format']}, this version reads {FORMAT}. Train anew.")
+    if summary.pop("checksum", None) != _checksum(summary):
+        raise BadFile(f"{folder / SUMMARY}: changed since it was written. Restore a copy, or train anew.")
+    contents = {}
+    for name, checksum in summary["files"].items():
+        contents[name] = (folder / name).read_bytes()
+        if _sha256(contents[name]) != checksum:
+            raise BadFile(f"{folder / name}: damaged, or changed since it was written. Restore a copy, or train anew.")
+    return _run(summary, _read_npz(contents["arrays.npz"]), _read_npz(contents["weights.npz"])["weights"])
+
+
+def require_folder(folder: Path) -> None:
+    """Raises where something else stands in the place of a folder that is to be written to."""
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if nearest.exists() and not nearest.is_dir():
+        raise BadInput(f"{folder} could not be written: {nearest} is no folder. Choose another.")
+
+
+def find_runs(folder: str | Path) -> tuple[Path, ...]:
+    """The folder itself if it is a run, else the runs directly inside it, in the order in which they were saved."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BadFile(f"{folder}: no such folder. Give the folder of a run, as `mppfl train` writes it.")
+    if (folder / SUMMARY).is_file():
+        return (folder,)
+    saved = sorted(folder.glob(f"*/{SUMMARY}"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    if not saved:
+        raise BadFile(f"{folder}: neither a run nor a folder with runs in it (no {SUMMARY} there).")
+    return tuple(path.parent for path in saved)
+
+
+# ---- what people read ---------------------------------------------------------------------------------------------
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    accounts = {item.name: getattr(run.accounts, item.name) for item in fields(run.accounts)}
+    accounts |= {name: _spread(accounts[name]) for name in PER_ACCOUNT}
+    accounts |= {"simulation": run.accounts.simulation, "notes": list(run.accounts.notes)}
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "name": run.name,
+        "mechanism": run.mechanism,
+        "num_clients": run.num_clients,
+        "num_rounds": run.num_rounds,
+        "final": {
+            "accuracy": _or_null(run.final_accuracy),
+            "best_accuracy": _or_null(run.best_accuracy),
+            "loss": _or_null(run.final_loss),
+            "payments": _or_null(run.paid.sum()),
+            "server_cost": _or_null(run.server_cost.sum()),
+            "welfare": _or_null(run.welfare.sum()),
+            "rounds_refused": int(run.rounds_refused.sum()),
+        },
+        "accounts": accounts,
+        "notes": list(run.notes),
+        "config": _tagged(run.config),
+        "provenance": asdict(run.provenance),
+    }
+
+
+def _clients_csv(run: Run) -> bytes:
+    columns: dict[str, Sequence[Any]] = {
+        "name": run.names,
+        "examples": run.num_examples.tolist(),
+        "payment": run.paid.tolist(),
+        **{name: getattr(run.accounts, name).tolist() for name in PER_ACCOUNT},
+        "exposure": run.exposure.tolist(),
+        "rounds_taken_part": run.rounds_taken_part.tolist(),
+        "rounds_refused": run.rounds_refused.tolist(),
+    }
+    return _csv(list(columns), zip(*columns.values(), strict=True))
+
+
+def _matrix_csv(run: Run, name: str) -> bytes:
+    numbers = run.history.rounds["round_index"].tolist()
+    rows = run.history.clients[name].tolist()
+    return _csv(["round_index", *run.names], ([number, *row] for number, row in zip(numbers, rows, strict=True)))
+
+
+def _links_csv(run: Run) -> bytes:
+    links = run.graph.links().tocoo()
+    ends = zip(links.col.tolist(), links.row.tolist(), links.data.tolist(), strict=True)
+    rows = ((run.names[source], run.names[target], weight) for source, target, weight in ends)
+    return _csv(["source", "target", "weight"], rows)
+
+
+def _csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return text.getvalue().encode("utf-8", "surrogatepass")
+
+
+def _spread(values: Array) -> dict[str, float | str | None]:
+    return {"least": _or_null(values.min()), "median": _or_null(np.median(values)), "most": _or_null(values.max())}
+
+
+def _or_null(value: Any) -> float | str | None:
+    """A number as strict JSON takes it: not known is null, infinite the word."""
+    number = float(value)
+    return number if math.isfinite(number) else None if math.isnan(number) else str(number)
+
+
+# ---- what is read back --------------------------------------------------------------------------------------------
+
+
+def _arrays(run: Run) -> dict[str, Any]:
+    graph, matrix = run.graph, run.graph.influence
+    facts = {
+        "names": run.names,
+        "engine": run.history.engine,
+        "refused": run.history.refused,
+        "diverged": run.history.diverged,
+        "graph_names": graph.names if graph.names != run.names else True,
+        "normalisation": graph.normalisation,
+        "dropped": sorted(graph.dropped),
+    }
+    parts = (matrix.data, matrix.indices, matrix.indptr, graph.strengths, graph.origin)
+    return {
+        "facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8),
+        **{f"rounds.{name}": run.history.rounds[name] for name in PER_ROUND},
+        **{f"clients.{name}": run.history.clients[name] for name in PER_CLIENT},
+        **{f"accounts.{name}": getattr(run.accounts, name) for name in PER_ACCOUNT},
+        **{f"graph.{name}": part for name, part in zip(GRAPH_ARRAYS, parts, strict=True)},
+        **{name: getattr(run, name) for name in VECTORS},
+    }
+
+
+def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run:
+    facts = json.loads(arrays["facts"].tobytes())
+    names = tuple(facts["names"])
+    graph_names = names if facts["graph_names"] is True else facts["graph_names"] and tuple(facts["graph_names"])
+    data, indices, indptr, strengths, origin = (unchangeable(arrays[f"graph.{name}"]) for name in GRAPH_ARRAYS)
+    matrix = sp.csr_array((data, indices, indptr), shape=(len(names), len(names)))
+    accounts = {item.name: summary["accounts"][item.name] for item in fields(PrivacyAccounts)}
+    accounts |= {name: arrays[f"accounts.{name}"] for name in PER_ACCOUNT}
+    return Run(
+        name=summary["name"],
+        mechanism=summary["mechanism"],
+        config=_untagged(summary["config"]),
+        history=History(
+            {name: arrays[f"rounds.{name}"] for name in PER_ROUND},
+            {name: arrays[f"clients.{name}"] for name in PER_CLIENT},
+            tuple(facts["engine"]),
+            tuple(map(tuple, facts["refused"])),
+            tuple(map(tuple, facts["diverged"])),
+        ),
+        weights=weights,
+        names=names,
+        graph=SocialGraph(matrix, graph_names, facts["normalisation"], strengths, origin, frozenset(facts["dropped"])),
+        accounts=PrivacyAccounts(**accounts),
+        **{name: arrays[name] for name in VECTORS},
+        provenance=Provenance(**summary["provenance"]),
+        notes=tuple(summary["notes"]),
+    )
+
+
+def _npz(arrays: dict[str, Any]) -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    return content.getvalue()
+
+
+def _read_npz(content: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _checksum(summary: dict[str, Any]) -> str:
+    return _sha256(json.dumps(summary, sort_keys=True).encode())
+
+
+def _tagged(value: Any) -> Any:
+    """Infinite and unknown numbers as {"number": "inf"}, because strict JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _tagged(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_tagged(inner) for inner in value]
+    return {"number": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        if list(value) == ["number"] and value["number"] in ("inf", "-inf", "nan"):
+            return float(value["number"])
+        return {key: _untagged(inner) for key, inner in value.items()}
+    return [_untagged(inner) for inner in value] if isinstance(value, list) else value
+
+
+# ---- a training ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def storage(experiment: Experiment, folder: str | Path | None, *, resume: bool, overwrite: bool) -> Iterator[Store]:
-    """A place for the training's files, locked against a second training; nowhere if `folder` is None."""
-    with ExitStack() as open_things:
-        if folder is None:
-            if resume:
-                raise BadInput("there is nothing to resume without a folder. Give the one the training was kept in.")
-            yield Store(None, open_things)
-            return
-        place = Path(folder)
-        open_things.enter_context(locked(place))
-        require_free(place, experiment, resume=resume, overwrite=overwrite)
-        yield Store(place, open_things, resume)
+    """A place for the training's files, locked against a second training; nowhere if `folder` is None.
+
+    A folder that may not be used is refused here, before any work.
+    """
+    with ExitStack() as resources:
+        if folder is not None:
+            resources.enter_context(locked(Path(folder)))
+            _require_free(Path(folder), experiment, resume=resume, overwrite=overwrite)
+        elif resume:
+            raise BadInput("there is nothing to resume without a folder. Give the one the training was kept in.")
+        yield Store(None if folder is None else Path(folder), resources, resume)
 
 
 @dataclass(slots=True)
@@ -52,7 +335,7 @@ class Store:
     """The files of a training, or their absence."""
 
     folder: Path | None
-    open_things: ExitStack
+    resources: ExitStack
     resume: bool = False
     rounds_kept: int = 0
 
@@ -62,19 +345,19 @@ class Store:
             return
         (self.folder / POINTER).unlink(missing_ok=True)
         files = [file for name in (LEDGER, SUMMARY, "checkpoint-*.npz") for file in self.folder.glob(f"*/{name}")]
-        for kept in {file.parent for file in files}:
-            shutil.rmtree(kept)
+        for folder in {file.parent for file in files}:
+            shutil.rmtree(folder)
         write_whole(self.folder / EXPERIMENT, experiment.to_toml().encode())
 
     def ledger(self, case: Case) -> PrivacyLedger:
         """The account of one case, with every client's cap."""
         if self.folder is None or not case.experiment.ledger.keep:
-            ledger = self.open_things.enter_context(PrivacyLedger.in_memory())
+            ledger = self.resources.enter_context(PrivacyLedger.in_memory())
         else:
             path = self.folder / case.name / LEDGER
             path.parent.mkdir(parents=True, exist_ok=True)
             begun = self.resume and (self.folder / POINTER).exists()  # an empty ledger would forget what was spent
-            ledger = self.open_things.enter_context(PrivacyLedger.open(path, must_exist=begun))
+            ledger = self.resources.enter_context(PrivacyLedger.open(path, must_exist=begun))
         unit = case.config.mechanism.unit
         caps, graph = case.experiment.ledger, case.solution.game.graph
         if caps.cap is not None:
@@ -100,14 +383,14 @@ class Store:
         if self.folder is None or len(done) > 1 or done <= {0, self.rounds_kept}:
             return
         (rounds_done,) = done
-        places = {name: self.folder / name / f"checkpoint-{rounds_done}.npz" for name in logs}
-        for name, place in places.items():
-            save_checkpoint(place, logs[name].checkpoint())
+        paths = {name: self.folder / name / f"checkpoint-{rounds_done}.npz" for name in logs}
+        for name, path in paths.items():
+            save_checkpoint(path, logs[name].checkpoint())
         write_whole(self.folder / POINTER, json.dumps({"rounds_done": rounds_done}).encode())
         self.rounds_kept = rounds_done
-        for place in places.values():
-            for old in place.parent.glob("*checkpoint-*.npz*"):
-                if old != place:
+        for path in paths.values():
+            for old in path.parent.glob("*checkpoint-*.npz*"):
+                if old != path:
                     old.unlink(missing_ok=True)
 
     def save(self, run: Run) -> None:
@@ -115,21 +398,17 @@ class Store:
             save_run(run, self.folder / run.name)
 
 
-def require_free(folder: Path, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:
+def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:
     """Refuses a folder that is not this experiment's, or holds what must not be lost."""
-    stored = read_experiment(folder / EXPERIMENT) if (folder / EXPERIMENT).exists() else None
-    if stored is None:
+    if not (folder / EXPERIMENT).exists():
         if resume:
             raise BadInput(f"{folder} holds no training to resume. Check the folder, or start without resume.")
         if any(path.name != LOCK for path in folder.iterdir()):
             raise BadInput(f"{folder} is not empty, and holds no training. Choose another folder.")
-    elif resume:
-        changed = differences(experiment, stored)
-        if changed:
-            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
-        if not experiment.ledger.keep:
-            raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
+        return
+    stored = read_experiment(folder / EXPERIMENT)
+    if resume:
+        _require_same(folder, experiment, stored)
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
     elif stored.training.config.noise != "seeded" and not _released_nothing(folder, stored):
@@ -137,6 +416,14 @@ def require_free(folder: Path, experiment: Experiment, *, resume: bool, overwrit
             f"{folder} holds the account of real releases (noise={stored.training.config.noise!r}), which must not be "
             "forgotten. Choose another folder."
         )
+
+
+def _require_same(folder: Path, experiment: Experiment, stored: Experiment) -> None:
+    if changed := differences(experiment, stored):
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
+    if not experiment.ledger.keep:
+        raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
 
 
 def _released_nothing(folder: Path, stored: Experiment) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +21,13 @@ from mppfl.errors import BadInput, MppflError
 from mppfl.experiment.experiment import Experiment, flat_values
 from mppfl.training import RoundRecord
 
-TrackerName = Literal["mlflow", "tensorboard"]
 Tracker = Callable[[Mapping[str, RoundRecord]], None]
-TRACKERS: tuple[TrackerName, ...] = ("mlflow", "tensorboard")
 
 
-def scalars(record: RoundRecord) -> dict[str, float]:
+def _scalars(record: RoundRecord) -> dict[str, float]:
     """The figures of one round, those that are known and finite."""
     budgets = record.budgets[record.participating]
-    found = {
+    figures = {
         "accuracy": record.accuracy,
         "loss": record.loss,
         "reward_rate": record.reward_rate,
@@ -43,7 +41,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "update_norm": record.update_norm,
         "seconds": record.seconds,
     }
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+    return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 
 
 @contextmanager
@@ -52,49 +50,43 @@ def tracking(kind: str, experiment: Experiment, folder: str | Path = "runs") -> 
 
     MLflow keeps them where its own settings say; TensorBoard under folder/tensorboard.
     """
-    if kind == "mlflow":
-        with _mlflow(experiment) as log:
-            yield log
-    elif kind == "tensorboard":
-        with _tensorboard(Path(folder) / "tensorboard") as log:
-            yield log
-    else:
-        raise BadInput(f"track={kind!r} is not known. Known: {', '.join(TRACKERS)}.")
+    trackers = {"mlflow": _mlflow, "tensorboard": _tensorboard}
+    if kind not in trackers:
+        raise BadInput(f"track={kind!r} is not known. Known: {', '.join(trackers)}.")
+    with trackers[kind](experiment, Path(folder) / "tensorboard") as log:
+        yield log
 
 
 @contextmanager
-def _mlflow(experiment: Experiment) -> Iterator[Tracker]:
+def _mlflow(experiment: Experiment, folder: Path) -> Iterator[Tracker]:
     mlflow = _required("mlflow", "mlflow")
     client = mlflow.MlflowClient()
-    place = mlflow.set_experiment(experiment.name).experiment_id
+    experiment_id = mlflow.set_experiment(experiment.name).experiment_id
     runs: dict[str, str] = {}
-
-    def run_of(name: str) -> str:
-        if name not in runs:
-            runs[name] = client.create_run(place, run_name=name).info.run_id
-            for key, value in flat_values(experiment.as_dict()).items():
-                client.log_param(runs[name], key, str(value)[:500])
-        return runs[name]
 
     def log(records: Mapping[str, RoundRecord]) -> None:
         for name, record in records.items():
-            for key, value in scalars(record).items():
-                client.log_metric(run_of(name), key, value, step=record.round_index)
+            if name not in runs:
+                runs[name] = client.create_run(experiment_id, run_name=name).info.run_id
+                for key, value in flat_values(experiment.as_dict()).items():
+                    client.log_param(runs[name], key, str(value)[:500])
+            for key, value in _scalars(record).items():
+                client.log_metric(runs[name], key, value, step=record.round_index)
 
-    ended = "FAILED"
+    status = "FAILED"
     try:
         yield log
-        ended = "FINISHED"
+        status = "FINISHED"
     except KeyboardInterrupt:
-        ended = "KILLED"
+        status = "KILLED"
         raise
     finally:
         for run in runs.values():
-            client.set_terminated(run, ended)
+            client.set_terminated(run, status)
 
 
 @contextmanager
-def _tensorboard(folder: Path) -> Iterator[Tracker]:
+def _tensorboard(experiment: Experiment, folder: Path) -> Iterator[Tracker]:
     board = _required("torch.utils.tensorboard", "tensorboard")
     writers: dict[str, Any] = {}
 
@@ -102,7 +94,7 @@ def _tensorboard(folder: Path) -> Iterator[Tracker]:
         for name, record in records.items():
             if name not in writers:
                 writers[name] = board.SummaryWriter(str(folder / name))
-            for key, value in scalars(record).items():
+            for key, value in _scalars(record).items():
                 writers[name].add_scalar(key, value, record.round_index)
 
     try:

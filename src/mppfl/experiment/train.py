@@ -1,32 +1,26 @@
-"""train: an experiment in, one Run per mechanism out; in a folder it survives being killed at any moment (store.py)."""
+"""Trainings to runs: an experiment in, one Run per mechanism out; and a Run of a training with a loop of one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.errors import MppflError
-from mppfl.experiment.cases import Case, model_of, prepare, require_device
+from mppfl.data import ClientData
+from mppfl.errors import BadInput, MppflError
+from mppfl.experiment.build import model_of, prepare
 from mppfl.experiment.experiment import Experiment
 from mppfl.experiment.provenance import Provenance, provenance_here
-from mppfl.experiment.run import Accounts, Run
+from mppfl.experiment.run import PrivacyAccounts, Run
 from mppfl.experiment.store import storage
-from mppfl.game import Outcome, evaluate, plan_of_rounds
+from mppfl.game import Outcome, Solution, evaluate, plan_of_rounds
 from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
-from mppfl.training import (
-    Checkpoint,
-    History,
-    Log,
-    RoundRecord,
-    epsilon_method,
-    require_trainable,
-    rounds_together,
-    training_key,
-)
+from mppfl.training import History, Log, RoundRecord, TrainingConfig, epsilon_method, history_of
 
 BY_ORDERS = (
     "dp_epsilon is by the method rdp, some per cent larger than by pld: clients have too many different "
@@ -45,15 +39,35 @@ def train(
 ) -> tuple[Run, ...]:
     """Trains every case of the experiment side by side, and returns what came out of each.
 
-    folder     where to keep everything; default: the experiment's, or nowhere
-    resume     go on from the last checkpoints in the folder; with seeded noise the end is the same bit for bit
-    overwrite  put this run in place of a simulation that the folder holds
-    on_round   called after every round with the records of all cases, by name
+    Args:
+        experiment: What to train. For a model or data of your own, see `run_from_records`.
+        folder: Where to keep everything, so that the training survives being killed; default: the experiment's, or
+            nowhere.
+        resume: Go on from the last checkpoints in the folder; with seeded noise the end is the same bit for bit.
+        overwrite: Put this training in place of a simulation that the folder holds.
+        on_round: Called after every round with the records of all cases, by name.
+
+    Returns:
+        One run per mechanism, aggregation and seed.
+
+    Raises:
+        BadInput: The folder may not be used, which is said before any work; or the experiment cannot be trained.
+        MppflError: Another training is at work in the folder, or its ledger misses releases.
+
+    Example:
+        >>> from mppfl import Experiment, train
+        >>> settings = {"model": "softmax", "local_epochs": 1}
+        >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
+        >>> (run,) = train(experiment, on_round=lambda records: print(records["mppfl"].round_index))
+        1
+        2
     """
-    kept = folder if folder is not None else experiment.output.folder
-    require_device(experiment.training.config.device)
-    origin = provenance_here(experiment.training.config.device)
-    with storage(experiment, kept, resume=resume, overwrite=overwrite) as store:
+    folder = folder if folder is not None else experiment.output.folder
+    with storage(experiment, folder, resume=resume, overwrite=overwrite) as store:
+        _require_device(experiment.training.config.device)
+        from mppfl.training import require_trainable, rounds_together, training_key  # PyTorch, now that it is needed
+
+        origin = provenance_here(experiment.training.config.device)
         cases = prepare(experiment)
         model = model_of(experiment, cases[0].data)
         require_trainable(model, [case.arm() for case in cases])
@@ -62,7 +76,7 @@ def train(
         before = store.checkpoints(cases)
         for case in cases:
             if case.name in before:
-                _require_whole(case, before[case.name].history, ledgers[case.name])
+                _require_whole(case.name, case.data, case.config, before[case.name].history, ledgers[case.name])
         arms = [case.arm(ledgers[case.name], before.get(case.name)) for case in cases]
         logs = {arm.name: Log(training_key(model, arm), arm.data.num_clients, arm.resume) for arm in arms}
         try:
@@ -77,84 +91,177 @@ def train(
             store.keep(logs)  # no finished round is lost
             raise
         store.keep(logs)
-        runs = tuple(run_of(case, logs[case.name].checkpoint(), ledgers[case.name], origin) for case in cases)
+        runs = []
+        for case in cases:
+            end, settings = logs[case.name].checkpoint(), case.experiment.as_dict()
+            parts = (case.solution, case.data, case.config, ledgers[case.name])
+            runs.append(_run(case.name, settings, *parts, end.history, end.weights, origin, case.notes))
         for run in runs:
             store.save(run)
-    return runs
+    return tuple(runs)
 
 
-def run_of(case: Case, end: Checkpoint, ledger: PrivacyLedger, origin: Provenance) -> Run:
-    """The run of a finished training."""
-    outcome, game = outcome_of_training(case, end.history), case.solution.game
-    spent = end.history.clients["spent"].sum(axis=0)
-    exposure = game.propagation @ spent if np.isfinite(spent).all() else np.full(len(spent), np.inf)
-    seconds = float(end.history.rounds["seconds"].sum())
-    accounts, notes = accounts_of(case, end.history, ledger)
+def run_from_records(
+    records: Sequence[RoundRecord],
+    solution: Solution,
+    data: ClientData,
+    config: TrainingConfig,
+    ledger: PrivacyLedger,
+    *,
+    name: str = "training",
+    model: str = "",
+) -> Run:
+    """The run of a training with a model, data, a game or a loop of your own, to be saved, reported and explored.
+
+    Args:
+        records: All that `training_rounds` gave, in their order.
+        solution: Of the game: its plan is what was trained under.
+        data: The clients' data that were trained on.
+        config: As given to `training_rounds`.
+        ledger: As given to `training_rounds`: what every client has spent.
+        name: Of the run.
+        model: What reports call it.
+
+    Returns:
+        The run; `run.save(folder)` keeps it, `write_report([run], path)` makes a page of it.
+
+    Raises:
+        BadInput: No records, or records, plan and data that do not belong together.
+        MppflError: The ledger misses releases of these rounds.
+
+    Example:
+        >>> import numpy as np
+        >>> import mppfl
+        >>> rng = np.random.default_rng(0)
+        >>> features, labels = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 2, 60)
+        >>> halves, test = np.split(np.arange(40), 2), (features[40:], labels[40:])
+        >>> data = mppfl.client_data(features, labels, halves, *test, num_classes=2)
+        >>> graph = mppfl.random_graph("erdos_renyi", 2, rng=rng)
+        >>> solution = mppfl.solve(mppfl.make_game(graph, mppfl.draw_clients("benign", 2, rng)), num_rounds=2)
+        >>> model, config = mppfl.make_model("softmax", (4,), 2), mppfl.TrainingConfig(batch_size=10)
+        >>> with mppfl.PrivacyLedger.in_memory() as ledger:
+        ...     records = list(mppfl.training_rounds(model, data, solution.plan, config, ledger=ledger))
+        ...     run = mppfl.run_from_records(records, solution, data, config, ledger, name="mine")
+        >>> run.name, run.num_clients, run.num_rounds
+        ('mine', 2, 2)
+    """
+    if not records:
+        raise BadInput("a run needs the record of at least one round.")
+    game, plan = solution.game, solution.plan
+    history = history_of(records, data.num_clients)
+    if len(records) > len(plan) or game.graph.num_clients != data.num_clients:
+        raise BadInput(
+            f"{len(records)} records and data of {data.num_clients} clients do not belong to a plan of {len(plan)} "
+            f"rounds for {game.graph.num_clients} clients."
+        )
+    settings = {
+        "name": name,
+        "mechanism": plan.mechanism,
+        "network": {"max_hops": game.propagation.max_hops, "hop_decay": game.propagation.hop_decay},
+        "game": {
+            "num_rounds": len(plan),
+            "externality_strength": game.externality_strength,
+            "accuracy_weight": game.accuracy_weight,
+        },
+        "data": {"name": data.name},
+        "training": {"model": model, **{item.name: getattr(config, item.name) for item in fields(config)}},
+    }
+    started = datetime.now(UTC) - timedelta(seconds=float(history.rounds["seconds"].sum()))
+    origin = provenance_here(config.device, started=started.isoformat(timespec="seconds"))
+    parts = (solution, data, config, ledger, history, records[-1].weights, origin, solution.warnings)
+    return _run(name, settings, *parts)
+
+
+def _run(
+    name: str,
+    settings: dict[str, Any],
+    solution: Solution,
+    data: ClientData,
+    config: TrainingConfig,
+    ledger: PrivacyLedger,
+    history: History,
+    weights: Array,
+    origin: Provenance,
+    notes: tuple[str, ...],
+) -> Run:
+    outcome, game = _outcome(solution, history), solution.game
+    _require_whole(name, data, config, history, ledger)
+    accounts, account_notes = _accounts(data, config, history, ledger)
+    spent = history.clients["spent"].sum(axis=0)
     return Run(
-        name=case.name,
-        mechanism=case.experiment.mechanisms[0],
-        config=case.experiment.as_dict(),
-        history=end.history,
-        weights=end.weights,
-        names=tuple(case.data.names),
-        num_examples=case.data.num_examples,
+        name=name,
+        mechanism=settings["mechanism"],
+        config=settings,
+        history=history,
+        weights=weights,
+        names=tuple(data.names),
+        num_examples=data.num_examples,
         graph=game.graph,
         accounts=accounts,
-        exposure=exposure,
-        server_cost=outcome.server_costs[: len(end.history)],
-        welfare=outcome.welfare[: len(end.history)],
-        provenance=replace(origin, seconds=seconds),
-        notes=tuple(dict.fromkeys((*case.notes, *notes))),
+        exposure=game.propagation @ spent if np.isfinite(spent).all() else np.full(len(spent), np.inf),
+        server_cost=outcome.server_costs[: len(history)],
+        welfare=outcome.welfare[: len(history)],
+        provenance=replace(origin, seconds=float(history.rounds["seconds"].sum())),
+        notes=tuple(dict.fromkeys((*notes, *account_notes))),
     )
 
 
-def outcome_of_training(case: Case, history: History) -> Outcome:
-    """What the game brought server and clients, where those whom a cap refused, or who diverged, gave nothing."""
-    solution = case.solution
+def _outcome(solution: Solution, history: History) -> Outcome:
+    """What the game brought server and clients, where clients refused by a cap, or diverged, gave nothing."""
     given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
     if (given == history.clients["budgets"]).all():
         return solution.outcome
-    planned = [solution.plan.terms(position) for position in range(len(given))]
-    terms = [replace(each, budgets=budgets) for each, budgets in zip(planned, given, strict=True)]
+    terms = [replace(planned, budgets=budgets) for planned, budgets in zip(solution.plan, given, strict=False)]
     return evaluate(solution.game, plan_of_rounds(solution.plan.mechanism, terms))
 
 
-def _require_whole(case: Case, history: History, ledger: PrivacyLedger) -> None:
-    """Refuses a ledger that knows less than was released: caps would not hold, and ε would be told too small."""
-    released, known = history.clients["participating"].sum(axis=0), set(ledger.clients)
-    names = [name for name, count in zip(case.data.names, released, strict=True) if count and name in known]
-    unit, at = case.config.mechanism.unit, {name: k for k, name in enumerate(case.data.names)}
-    missing = [name for name, count in zip(case.data.names, released, strict=True) if count and name not in known]
-    if names and not missing:
-        account = ledger.account(names, unit)
-        here = [at[name] for name in account.clients]
+def _require_device(device: str) -> None:
+    """Refuses a device that is not there; nothing falls back to another in silence."""
+    from mppfl.network import find_device
+
+    try:
+        find_device(device)
+    except BadInput as cause:
+        raise BadInput(f"training.{cause}") from cause
+
+
+def _require_whole(
+    name: str, data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger
+) -> None:
+    """Refuses a ledger that has less than was released: caps would not hold, and ε would be told too small."""
+    released, in_ledger = history.clients["participating"].sum(axis=0), set(ledger.clients)
+    positions = {client: position for position, client in enumerate(data.names) if released[position]}
+    missing = [client for client in positions if client not in in_ledger]
+    if positions and not missing:
+        account = ledger.account(list(positions), config.mechanism.unit)
+        here = [positions[client] for client in account.clients]
         spent = history.clients["spent"].sum(axis=0)[here]
-        is_zcdp = case.config.mechanism.is_zcdp
+        is_zcdp = config.mechanism.is_zcdp
         short = account.budget < spent * (1 - 1e-9) if is_zcdp else account.poisson < released[here]
-        missing = [name for name, is_short in zip(account.clients, short, strict=True) if is_short]
+        missing = [client for client, is_short in zip(account.clients, short, strict=True) if is_short]
     if missing:
         raise MppflError(
-            f"the ledger of {case.name!r} misses releases of client {missing[0]!r} that this training has made. "
+            f"the ledger of {name!r} misses releases of client {missing[0]!r} that this training has made. "
             "Restore the ledger that belongs to it."
         )
 
 
-def accounts_of(case: Case, history: History, ledger: PrivacyLedger) -> tuple[Accounts, tuple[str, ...]]:
-    """What the ledger says of every client, and what is to be noted about it; who never released has spent nothing."""
-    config, mechanism = case.config, case.config.mechanism
-    known = set(ledger.clients)
-    names = [name for name in case.data.names if name in known]
-    at = [i for i, name in enumerate(case.data.names) if name in known]
+def _accounts(
+    data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger
+) -> tuple[PrivacyAccounts, tuple[str, ...]]:
+    """What the ledger says of every client, and notes on it; a client that never released has spent nothing."""
+    mechanism, delta = config.mechanism, config.dp_delta
+    in_ledger = set(ledger.clients)
+    charged = np.array([name in in_ledger for name in data.names])
+    names = [name for name in data.names if name in in_ledger]
 
-    def everybody(values: Array) -> Array:
-        found = np.zeros(case.data.num_clients)
-        found[at] = values
-        return found
+    def all_clients(values: Array) -> Array:
+        table = np.zeros(data.num_clients)
+        table[charged] = values
+        return table
 
-    unit, delta = mechanism.unit, config.dp_delta
+    unit, method = mechanism.unit, epsilon_method(config)
     spent, worst_spent = ledger.spent(names, unit), ledger.spent(names, unit, worst_case=True)
-    _require_whole(case, history, ledger)
-    method = epsilon_method(config)
     notes: tuple[str, ...] = ()
     try:
         epsilons = ledger.get_epsilon(names, delta, method, unit=unit)
@@ -164,16 +271,16 @@ def accounts_of(case: Case, history: History, ledger: PrivacyLedger) -> tuple[Ac
     worst_epsilons = epsilons  # composing takes long, so ask once where the answer is the same
     if not np.array_equal(spent, worst_spent):
         worst_epsilons = ledger.get_epsilon(names, delta, method, unit=unit, worst_case=True)
-    accounts = Accounts(
+    accounts = PrivacyAccounts(
         unit=unit,
         adjacency=mechanism.adjacency,
         privacy=mechanism.name,
         guarantee=mechanism.guarantee,
         noise="none" if np.isinf(history.clients["budgets"]).any() else config.noise,
         dp_delta=delta,
-        spent=everybody(spent),
-        worst_case_spent=everybody(worst_spent),
-        dp_epsilon=everybody(epsilons),
-        worst_case_epsilon=everybody(worst_epsilons),
+        spent=all_clients(spent),
+        worst_case_spent=all_clients(worst_spent),
+        dp_epsilon=all_clients(epsilons),
+        worst_case_epsilon=all_clients(worst_epsilons),
     )
     return accounts, notes

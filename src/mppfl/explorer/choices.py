@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.experiment import Experiment, Family, GameTerms, Network, plain_table, write_toml
+from mppfl.experiment import Experiment, Family, GameTerms, Network, plain_table
+from mppfl.files import toml_text as write_toml
 from mppfl.game import Participation, PresetName, preset
 from mppfl.network import Isolated, SelfLoops
 

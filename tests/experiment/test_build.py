@@ -1,7 +1,9 @@
-"""Cases: what an experiment is made of, from its file to arms ready to start; and what is refused before that."""
+"""From an experiment to its trainings: the game with and without data, arms ready to start, and what is refused."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,20 +11,81 @@ import numpy as np
 import pytest
 
 from mppfl.data import Dataset, Examples
-from mppfl.errors import BadInput, UnknownClient
-from mppfl.experiment import Case, experiment_from, prepare, read_experiment, train
+from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
+from mppfl.experiment import experiment_from, game_without_data, prepare, read_experiment, solve_all, train
 from mppfl.training import Cohort, require_trainable
 from tests.experiment.small import SMALL, small
 from tests.homes import home
 
 rounds = home(require_trainable)
-cases = home(Case)
+build = home(prepare)
 
 
-def test_clients_hold_as_many_examples_in_the_game_as_in_the_split():
-    (case, _) = prepare(small(data={"uneven": 0.5}))
-    assert np.array_equal(case.solution.game.clients.data_size, case.data.num_examples)
-    assert len(set(case.data.num_examples)) > 1
+def test_a_training_plays_the_same_game_but_for_the_numbers_of_examples():
+    chosen = small(data={"uneven": 0.5})
+    trained, game = prepare(chosen)[0].solution.game, game_without_data(chosen, 3)
+    assert (trained.graph.influence != game.graph.influence).nnz == 0
+    for name in ("quadratic_cost", "linear_cost", "noise_harm", "budget_min", "budget_max"):
+        assert np.array_equal(getattr(trained.clients, name), getattr(game.clients, name))
+    assert (game.clients.data_size == 1).all()
+    assert np.array_equal(trained.clients.data_size, prepare(chosen)[0].data.num_examples)
+    assert len(set(trained.clients.data_size)) > 1
+
+
+def test_inside_the_bounds_the_numbers_of_examples_change_no_budget():
+    chosen = small()
+    solved = solve_all(chosen, game_without_data(chosen, 3), 3)
+    for case in prepare(chosen):
+        assert np.array_equal(case.solution.plan.to_matrix(), solved[case.name].plan.to_matrix())
+
+
+def test_bounds_for_everybody_hold_in_a_training_too():
+    chosen = small(game={"budget_min": 0.05, "budget_max": 0.3})
+    for case in prepare(chosen):
+        budgets = case.solution.plan.to_matrix()
+        assert budgets.min() >= 0.05 - 1e-12
+        assert budgets.max() <= 0.3 + 1e-12
+
+
+@pytest.fixture
+def three_friends(tmp_path):
+    """An experiment with a clients file that bounds cat to [0.1, 0.2]."""
+
+    def read(game: str):
+        (tmp_path / "links.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
+        lines = "ann,1,0.5,0.1,0,inf\nbob,1,0.5,0.1,0,inf\ncat,1,0.5,0.1,0.1,0.2\n"
+        header = "name,quadratic_cost,linear_cost,noise_harm,budget_min,budget_max\n"
+        (tmp_path / "who.csv").write_text(header + lines)
+        text = f'[network]\nsource = "links.csv"\n[game]\nclients = "who.csv"\n{game}\n'
+        (tmp_path / "three.toml").write_text(text)
+        return read_experiment(tmp_path / "three.toml")
+
+    return read
+
+
+def test_the_narrower_of_two_bounds_counts(three_friends):
+    clients = game_without_data(three_friends("budget_min = 0.05\nbudget_max = 1"), 0).clients
+    assert clients.budget_min.tolist() == [0.05, 0.05, 0.1]
+    assert clients.budget_max.tolist() == [1.0, 1.0, 0.2]
+
+
+def test_bounds_that_leave_somebody_no_budget_name_the_client(three_friends):
+    with pytest.raises(BadInput, match=r"leave client 'cat' no budget: at least 0\.3, at most 0\.2 \(1 such\)"):
+        game_without_data(three_friends("budget_min = 0.3"), 0)
+
+
+def test_nobody_to_play_with_is_said(tmp_path, three_friends):
+    chosen = three_friends("")
+    text = (tmp_path / "who.csv").read_text().replace("inf", "0").replace("0.1,0.2", "0,0")
+    (tmp_path / "who.csv").write_text(text)
+    with pytest.raises(NoEquilibrium, match="budget_max is 0 for all clients"):
+        game_without_data(chosen, 0)
+
+
+def test_no_torch_is_loaded_for_it():
+    names = "game_without_data, load_run, prepare, read_experiment, read_live, train"
+    code = f"import sys; from mppfl.experiment import {names}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_another_seed_of_one_purpose_changes_that_purpose_alone():
@@ -52,10 +115,9 @@ def test_own_reward_lets_each_server_set_its_rates():
 
 def test_a_case_keeps_the_options_of_its_own_mechanism_alone():
     game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
-    found = [
-        case.experiment.game for case in prepare(small(mechanisms=["mppfl", "fixed", "budget_limited"], game=game))
-    ]
-    assert [(each.fixed_budget, each.payment_limit) for each in found] == [("min", None), ("mean", None), ("min", 2.0)]
+    cases = prepare(small(mechanisms=["mppfl", "fixed", "budget_limited"], game=game))
+    options = [(case.experiment.game.fixed_budget, case.experiment.game.payment_limit) for case in cases]
+    assert options == [("min", None), ("mean", None), ("min", 2.0)]
 
 
 def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
@@ -92,21 +154,13 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BadInput, match="there are 2 GPUs"):
         train(small(training={"device": "cuda:7"}))
-
-
-def test_a_device_that_nobody_knows_is_refused():
     with pytest.raises(BadInput, match=r"training\.device='gpu' is not known"):
         train(small(training={"device": "gpu"}))
 
 
-# ---- one table for all ------------------------------------------------------------------------------------------
-
-
 def test_all_seeds_are_computed_in_one_batch(monkeypatch):
     chosen = small(seeds=[1, 2, 3], game={"num_rounds": 1})
-    found = prepare(chosen)
-    assert len(found) == 6
-    assert len({case.arm().computed_with for case in found}) == 1
+    assert len({case.arm().computed_with for case in prepare(chosen)}) == 1
     lanes: list[int] = []
 
     class Counted(Cohort):
@@ -134,7 +188,7 @@ def test_fixed_features_stand_in_for_pictures(monkeypatch):
     rng = np.random.default_rng(0)
     parts = [Examples(rng.integers(0, 256, (60, 16, 16, 1)).astype(np.uint8), np.arange(60) % 3) for _ in range(2)]
     drawn = Dataset("drawn", *parts, 3, ("a", "b", "c"), "drawn", (0.5,), (0.25,))
-    monkeypatch.setattr(cases, "load_data", lambda *_, **__: drawn)
+    monkeypatch.setattr(build, "load_data", lambda *_, **__: drawn)
     training = {"model": "linear", "batch_size": 4}
     pictures, numbers = (
         prepare(small(data={"features": name}, training=training))[0].data for name in ("none", "oriented_gradients")
@@ -142,9 +196,6 @@ def test_fixed_features_stand_in_for_pictures(monkeypatch):
     assert pictures.input_shape == (1, 16, 16)
     assert numbers.input_shape == (788,)
     assert np.linalg.norm(numbers.features, axis=1) == pytest.approx(np.ones(60), abs=1e-5)
-
-
-# ---- the unit of budgets ----------------------------------------------------------------------------------------
 
 
 def test_infinite_budgets_keep_no_epsilon():
@@ -155,7 +206,7 @@ def test_infinite_budgets_keep_no_epsilon():
 
 def test_the_papers_epsilon_is_called_nominal():
     (case, _) = prepare(experiment_from(SMALL | {"training": {"model": "softmax", "dp_epsilon": 2.0}}))
-    assert "was chosen: nominal ε of who gives most" in case.notes[-2]
+    assert "so that no client's final nominal ε exceeds" in case.notes[-2]
 
 
 def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():
