@@ -20,14 +20,13 @@ PICTURE = Path(__file__).parent / "images" / "explorer.png"
 
 
 def main() -> None:
-    site = open_site(None, None, undirected=False, upload_megabytes=25)
+    site = open_site(None, None, undirected=False)
     with serving(site) as address, chromium() as browser:
         page = visit(browser, address, width=1400, height=950, color_scheme="light")
         page.open(to_query(SHOWN))
         page.page.mouse.move(0, 0)
         page.page.screenshot(path=PICTURE)
         page.close()
-    site.uploads.close()
     print(PICTURE)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from mppfl.experiment import report as draw
+from mppfl.charts import Line
 from reproduction.accuracy_curves import CLIENTS, Curves, read_curves
 from reproduction.charts import ROW, SLOTS, legend, panel, row_of_boxes, whole
 from reproduction.settings import SETTINGS
@@ -41,7 +41,7 @@ def _chart(dataset: str, several: Sequence[Curves]) -> Markup:
         for box, curves in zip(row_of_boxes(top), several[at : at + 2], strict=False):
             last = int(curves.rounds[-1])
             lines = [
-                draw.Series(COLUMNS[name][0], SLOT_OF[name], curves.rounds, curves.percent[name])
+                Line(COLUMNS[name][0], SLOT_OF[name], curves.rounds, curves.percent[name])
                 for name in first
                 if name in curves.percent
             ]

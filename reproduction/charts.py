@@ -14,6 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mppfl.arrays import Array
+from mppfl.charts import Line, nice_ticks
 from mppfl.experiment import report as draw
 from mppfl.text import plainly
 from reproduction.claims import CONVENTIONS, TITLES
@@ -116,10 +117,10 @@ def _curves(figure: Figure) -> Markup:
 
 def _series(
     label: str, slot: int, figure: Figure, mechanism: str, quantity: str, convention: str, setting: str
-) -> draw.Series:
+) -> Line:
     values = figure.values(mechanism, quantity, convention=convention, setting=setting)
     low, middle, high = np.nanquantile(values, (0.1, 0.5, 0.9), axis=1)
-    return draw.Series(label, slot, np.asarray(figure.places, dtype=np.float64), middle, low, high)
+    return Line(label, slot, np.asarray(figure.places, dtype=np.float64), middle, low, high)
 
 
 def _bars(figure: Figure) -> Markup:
@@ -132,7 +133,7 @@ def _bars(figure: Figure) -> Markup:
             [np.quantile(figure.values(n, quantity, convention=convention), (0.1, 0.5, 0.9), axis=1) for n in names]
         )  # [mechanisms, percentiles, data sets]
         box = Box(MARGIN, top + 26, WIDTH - MARGIN - 8, 240)
-        ticks = draw.nice_ticks(min(0.0, float(spread.min())), max(0.0, float(spread.max())), 6)
+        ticks = nice_ticks(min(0.0, float(spread.min())), max(0.0, float(spread.max())), 6)
         frame = draw.Frame(box.left, box.right, box.top, box.bottom, 0, len(figure.places), ticks[0], ticks[-1])
         out += _ground(box, frame, ticks, f"{QUANTITIES[quantity]}, {title}", "", "money, all rounds")
         for place, dataset in enumerate(figure.places):
@@ -170,9 +171,7 @@ def _phi(figure: Figure) -> Markup:
     out, top = legend([(f"round {name}", slot) for slot, name in enumerate(rounds)])
     for box, version in zip(row_of_boxes(top), ("solved", "literal"), strict=True):
         curves = [
-            draw.Series(
-                name, slot, sweeps, figure.values(name, "external_risk", convention=version, setting=setting)[:, 0]
-            )
+            Line(name, slot, sweeps, figure.values(name, "external_risk", convention=version, setting=setting)[:, 0])
             for slot, name in enumerate(rounds)
         ]
         title = "Rate solved in every sweep" if version == "solved" else "To the letter (peaks are cut off)"
@@ -185,7 +184,7 @@ def _phi(figure: Figure) -> Markup:
         for slot, name in enumerate(rounds):
             far = figure.values(name, "distance", convention=version, setting=setting)
             low, middle, high = np.log10(np.maximum(np.nanquantile(far, (0.1, 0.5, 0.9), axis=1), FLOOR))
-            curves.append(draw.Series(f"{version}, {name}", slot, sweeps, middle, low, high))
+            curves.append(Line(f"{version}, {name}", slot, sweeps, middle, low, high))
     out += panel(
         curves,
         box,
@@ -211,7 +210,7 @@ def row_of_boxes(top: float) -> tuple[Box, Box]:
 
 
 def panel(
-    curves: Sequence[draw.Series],
+    curves: Sequence[Line],
     box: Box,
     title: str,
     x_name: str,
@@ -223,7 +222,7 @@ def panel(
     """Axes, bands and curves. Without `ticks` the axis holds all values; with them, what lies beyond is cut off."""
     known = np.concatenate([np.concatenate([x for x in (c.y, c.low, c.high) if x is not None]) for c in curves])
     known = known[np.isfinite(known)]
-    ticks = ticks or draw.nice_ticks(float(known.min()), float(known.max()), 6)
+    ticks = ticks or nice_ticks(float(known.min()), float(known.max()), 6)
     first, last = float(curves[0].x[0]), float(curves[0].x[-1])
     pad = 0.02 * (last - first)
     frame = draw.Frame(box.left, box.right, box.top, box.bottom, first - pad, last + pad, ticks[0], ticks[-1])
@@ -234,8 +233,8 @@ def panel(
         f'<svg aria-hidden="true" x="{box.left:.1f}" y="{box.top:.1f}" width="{box.width:.1f}" '
         f'height="{box.height:.1f}" viewBox="{box.left:.1f} {box.top:.1f} {box.width:.1f} {box.height:.1f}">'
     )
-    out += ['<g class="bands">', *(draw._band(each, frame) for each in curves if each.low is not None), "</g>"]
-    out += [draw._curve(each, frame) for each in reversed(curves)]  # the first, MPPFL, on top
+    out += ['<g class="bands">', *(draw.band_path(each, frame) for each in curves if each.low is not None), "</g>"]
+    out += [draw.curve_path(each, frame) for each in reversed(curves)]  # the first, MPPFL, on top
     out.append("</svg>")
     return out
 

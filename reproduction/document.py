@@ -108,7 +108,7 @@ def document_text(folder: str | Path) -> str:
     figures = _figures(folder)
     harms = {name: harm_of(name) for name in SETTINGS}
     page = Environment(autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = page.from_string(report._read("reproduction.md.j2")).render(
+    text = page.from_string(report.read_template("reproduction.md.j2")).render(
         tally=_tally_table(figures),
         preset=PRESET,
         settings=_settings_table(Path(folder)),
@@ -346,9 +346,9 @@ def page_text(folder: str | Path) -> str:
         heading, _, body = section.partition("\n")
         key = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
         parts.append({"key": key, "heading": heading, "html": _as_html(body, charts)})
-    page = report._templates().get_template("paper.html.j2")
+    page = report.page_templates().get_template("paper.html.j2")
     return page.render(
-        css=Markup(report._read("report.css") + STYLE),
+        css=Markup(report.read_template("report.css") + STYLE),
         title=title,
         introduction=_as_html(introduction, charts),
         tiles=[{"mark": MARKS[verdict], "value": tally[verdict], "label": verdict} for verdict in VERDICTS],

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup, escape
 
+from mppfl.charts import Line, nice_ticks
 from mppfl.experiment import report as draw
 from mppfl.text import plainly
 
@@ -16,14 +17,14 @@ TOP, RIGHT, BOTTOM = 14, 14, 62
 
 
 def curve_chart(
-    series: Sequence[draw.Series], places: Sequence[tuple[float, str]], x_name: str, y_name: str, label: str
+    series: Sequence[Line], places: Sequence[tuple[float, str]], x_name: str, y_name: str, label: str
 ) -> Markup:
     """Curves over the named `places` of an axis, from zero or below; a series over two places alone is a level."""
     pieces = [np.concatenate([each for each in (s.y, s.low, s.high) if each is not None]) for s in series]
     values = np.concatenate([piece[np.isfinite(piece)] for piece in pieces])
     if not len(values):
         return Markup('<p class="none">Nothing to draw: no finite value.</p>')
-    ticks = draw.nice_ticks(min(0.0, float(values.min())), float(values.max()))
+    ticks = nice_ticks(min(0.0, float(values.min())), float(values.max()))
     left = 40 + 8 * max(len(plainly(value)) for value in ticks)
     first, last = places[0][0], places[-1][0]
     pad = 0.03 * (last - first) if last > first else 0.5
@@ -40,8 +41,8 @@ def curve_chart(
         f'<text class="axis" transform="translate(14 {middle:.1f}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_name)}</text>"
     )
-    out += [draw._band(each, frame) for each in series if each.low is not None]
-    out += [draw._curve(each, frame) for each in series]
+    out += [draw.band_path(each, frame) for each in series if each.low is not None]
+    out += [draw.curve_path(each, frame) for each in series]
     out.append("</svg>")
     return Markup("".join(out))
 
@@ -50,7 +51,7 @@ def _text(x: float, y: float, words: str, style: str, anchor: str = "middle") ->
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def legend(series: Sequence[draw.Series]) -> Markup:
+def legend(series: Sequence[Line]) -> Markup:
     """The names of the curves beside their colour and dash."""
     keys = "".join(
         f'<li><svg class="key" viewBox="0 0 30 10" aria-hidden="true"><path style="{draw.style_of(each.slot)}" '
@@ -60,15 +61,15 @@ def legend(series: Sequence[draw.Series]) -> Markup:
     return Markup(f'<ul class="legend">{keys}</ul>')
 
 
-def over(name: str, slot: int, x: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> draw.Series:
+def over(name: str, slot: int, x: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> Line:
     """A curve with its band from (value, low, high) at every place."""
     y, low, high = (np.array([row[part] for row in rows], dtype=np.float64) for part in range(3))
-    return draw.Series(name, slot, np.asarray(x, dtype=np.float64), y, low, high)
+    return Line(name, slot, np.asarray(x, dtype=np.float64), y, low, high)
 
 
-def level(name: str, slot: int, places: Sequence[tuple[float, str]], value: float) -> draw.Series:
+def level(name: str, slot: int, places: Sequence[tuple[float, str]], value: float) -> Line:
     """A horizontal line from the first place to the last."""
-    return draw.Series(name, slot, np.array([places[0][0], places[-1][0]]), np.array([value, value]))
+    return Line(name, slot, np.array([places[0][0], places[-1][0]]), np.array([value, value]))
 
 
 def on_log_axis(budgets: Sequence[float]) -> list[tuple[float, str]]:

@@ -257,12 +257,6 @@ def test_the_data_of_a_link_are_those_of_the_round_shown(golden, page):
     assert len(table[0].split(",")) == len(table[-1].split(","))
 
 
-@pytest.mark.parametrize("figure", ["reward-rate", "budgets-sorted", "utility-by-risk"])
-def test_a_figure_of_a_link_comes_as_numbers(golden, page, figure):
-    lines = page.get(f"download/{figure}.csv{LINK}").splitlines()
-    golden.check([[_number_or_word(cell) for cell in line.split(",")] for line in lines])
-
-
 def test_the_experiment_file_of_a_link_is_solved_to_the_same_numbers(golden, page, tmp_path):
     text = page.get(f"download/experiment.toml{LINK}")
     file = write_lines(tmp_path / "taken.toml", [text])

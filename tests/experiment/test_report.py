@@ -10,12 +10,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from mppfl.charts import MECHANISM_SLOTS, ON_DARK, ON_LIGHT
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment.report import Layout, _budget_series, report_page, write_report
+from mppfl.experiment.report import read_template, report_page, write_report
 from tests.experiment.runs import CASES, STRANGE, make_run
-from tests.homes import home
-
-report_graph = home(Layout)
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
@@ -160,10 +158,13 @@ def test_what_cannot_be_drawn_is_said():
 
 
 def test_isolated_clients_stand_apart_and_inside_the_picture():
-    layout = report_graph.lay_out(make_run(num_clients=30, isolated=20).graph)
-    assert ((layout.x > 0) & (layout.x < report_graph.SIDE)).all()
-    assert ((layout.y > 0) & (layout.y < report_graph.SIDE)).all()
-    assert layout.y[:10].max() < layout.y[10:].min()
+    page = page_of(make_run(num_clients=30, isolated=20))
+    x, y = (np.array([float(found[name]) for tag, found in page.tags if tag == "circle" and found.get("fill")])
+            for name in ("cx", "cy"))  # fmt: skip
+    assert len(x) == 30
+    assert 0 < x.min() < x.max() < 460
+    assert 0 < y.min() < y.max() < 460
+    assert y[:10].max() < y[10:].min()
 
 
 def test_bad_targets_and_empty_reports_are_refused(tmp_path):
@@ -176,8 +177,20 @@ def test_bad_targets_and_empty_reports_are_refused(tmp_path):
 
 def test_budgets_are_those_that_were_spent_and_equal_curves_are_told():
     run = make_run()
-    spent = run.history.clients["spent"]
-    curve = _budget_series("a", 0, run, banded=False)
-    part = run.history.clients["participating"][-1].astype(bool)
-    assert curve.y[-1] == pytest.approx(np.median(spent[-1][part]))
+    data = json.loads(re.search(r'(?s)id="data">(.*?)</script>', report_page([run]))[1])
+    spent, part = (run.history.clients[name][-1] for name in ("spent", "participating"))
+    assert data["charts"]["budgets"]["series"][0]["y"][-1] == pytest.approx(
+        np.median(spent[part.astype(bool)]), rel=1e-3
+    )
     assert "These lie on one another:" in page_of(run, run).text
+
+
+def test_a_mechanism_has_one_colour_on_every_page():
+    sheet = read_template("report.css")
+    light, dark = (re.findall(r"--c\d: (#\w{6})", part) for part in sheet.split("prefers-color-scheme: dark"))
+    assert (tuple(light), tuple(dark)) == (ON_LIGHT, ON_DARK)
+    assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISM_SLOTS)
+    alone, beside = (report_page(runs) for runs in ([make_run("fixed")], [make_run("mppfl"), make_run("fixed")]))
+    for text in (alone, beside):
+        curve = re.search(r"<title>fixed</title><path class=\"curve\" style=\"stroke:var\(--c(\d)\)", text)
+        assert int(curve[1]) == MECHANISM_SLOTS["fixed"]

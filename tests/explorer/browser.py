@@ -50,9 +50,9 @@ def find_chromium() -> str | None:
 @contextmanager
 def serving(site: Site) -> Iterator[str]:
     """Serves a site from a thread of this process, and tells its address."""
-    from mppfl.explorer import Door, bind, make_app
+    from mppfl.explorer import AccessControl, bind, make_app
 
-    server = bind(make_app(site, Door()), "127.0.0.1", 0)
+    server = bind(make_app(site, AccessControl()), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from mppfl.experiment import train
-from mppfl.explorer import World, play_every_kind
+from mppfl.explorer import World, warm_up
 from mppfl.network import stochastic_block, write_links
+from tests.cli.conftest import command, mppfl, mppfl_process  # noqa: F401  (fixtures)
 from tests.experiment.small import small
 from tests.explorer import browser as browsers
 
 if importlib.util.find_spec("dash") is None:  # an extra: pip install 'mppfl[explore]'
-    collect_ignore_glob = ["test_browser*.py", "test_door.py", "test_uploads.py", "test_downloads.py"]
+    collect_ignore_glob = ["test_browser*.py", "test_server.py"]
 
 
 @pytest.fixture(scope="package")
@@ -38,10 +39,8 @@ def large_network(tmp_path_factory):
 def site(runs_folder, large_network):
     from mppfl.cli import open_site
 
-    play_every_kind()  # compiles, on a fresh machine for half a minute: no test waits so long for an answer
-    made = open_site(large_network, runs_folder, undirected=False, upload_megabytes=0.05)
-    yield made
-    made.uploads.close()
+    warm_up()  # compiles, on a fresh machine for half a minute: no test waits so long for an answer
+    return open_site(large_network, runs_folder, undirected=False)
 
 
 @pytest.fixture(scope="package")

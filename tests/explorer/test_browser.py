@@ -1,9 +1,12 @@
-"""The page in a real browser: what the levers do, on every tab, from the keyboard, on a phone and on a projector."""
+"""The page in a real browser: levers, clients, runs and files, from the keyboard, on a phone and on a projector."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from pytest import approx
 
@@ -13,9 +16,15 @@ from mppfl.explorer import (
     FAMILY_NAMES,
     LEADER_WORDS,
     ROUND_CHARTS,
+    RUN_CHARTS,
     Choices,
+    RunReader,
+    client_view,
+    comparison,
+    ledger_rows,
     node_paint,
     to_query,
+    what_if,
     with_preset,
 )
 from mppfl.text import number
@@ -37,7 +46,7 @@ def require_shown(page, world, choices):
     assert facts["budget it gives (ρ)"] == number(scene.budgets[client])
     assert facts["is paid (money)"] == number(scene.prices[client] * scene.budgets[client])
     assert facts["utility (money)"] == number(scene.utilities[client])
-    assert facts["external risk so far (ρ)"] == number(scene.so_far.external[client])
+    assert facts["external risk so far (ρ)"] == number(scene.cumulative.external[client])
     values, words = scene.coloured_by(choices.colour)
     colours, _ = node_paint(values, dark=False, diverging=choices.colour == "utility")
     assert page.drawn("cy.nodes().map((each) => each.data('paint'))") == colours
@@ -154,8 +163,6 @@ def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world)
 
 
 def test_the_comparison_is_a_table_and_five_charts(page, site):
-    from mppfl.explorer import comparison
-
     page.link("?clients=12&rounds=5&tab=comparison")
     figures = {key: page.figure(key) for key in COMPARISON_CHARTS}
     assert len(figures) == 5
@@ -167,6 +174,207 @@ def test_the_comparison_is_a_table_and_five_charts(page, site):
     assert {line[1] for line in shown} == {"common", "own"}
     bars = {trace["name"]: trace for trace in figures["compared-server-cost"]["traces"]}
     assert bars["own reward"]["x"] == approx([row.server_cost for row in rows if row.convention == "own"])
+
+
+def test_every_chart_has_a_name_that_can_be_heard(page):
+    page.link("?clients=12&rounds=5&client=3&tab=rounds&run=done/mppfl")
+    for tab, keys in (("rounds", ROUND_CHARTS), ("comparison", COMPARISON_CHARTS), ("run", RUN_CHARTS)):
+        if tab != "rounds":
+            page.tick("tab", tab)
+        titles = [re.sub("<[^>]*>", "", page.figure(key)["title"]) for key in keys]
+        charts = page.page.locator(f"#panel-{tab}").get_by_role("img")
+        named = [text for text in charts.evaluate_all("(all) => all.map((each) => each.ariaLabel)") if text]
+        assert [text.startswith(title) for text, title in zip(named, titles, strict=True)] == [True] * len(keys)
+    assert re.search(
+        r"Test accuracy\. accuracy \(% of test data\) against round \(number\): done/mppfl from [\d.]+ to", named[0]
+    )
+
+
+# ---- a client -----------------------------------------------------------------------------------------------------
+
+
+def value(text):
+    return float(text.replace("−", "-").replace(",", ""))
+
+
+def test_a_click_on_a_node_chooses_it(page, world):
+    page.link("?clients=30")
+    assert page.page.locator("#client-panel h3").count() == 0
+    with page.change():
+        page.click_node("12")
+    assert page.choices.client == "12"
+    assert page.page.input_value("#lever-client") == "12"
+    assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["12"]
+    view = client_view(world.scene(Choices(num_clients=30, client="12")), 12)
+    assert page.facts()["loses through others (ρ)"] == number(view.through_others)
+    page.enter("client", "7")
+    assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["7"]
+
+
+def test_who_exposes_a_client_adds_up(page, world):
+    page.link("?clients=30&client=4")
+    view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
+    hops, sources = page.rows("#client-panel table >> nth=0"), page.rows("#client-panel table >> nth=1")
+    assert [line[1] for line in hops] == [number(amount) for amount in view.by_hop]
+    assert sum(value(line[1]) for line in hops) == pytest.approx(view.outcome.external_risk, rel=0.01)
+    assert [line[:2] for line in sources] == [[row.name, str(row.hop)] for row in view.rows]
+    left = value(page.text("#client-panel > p").rpartition(" ")[2])
+    assert sum(value(line[2]) for line in sources) + left == pytest.approx(view.outcome.external_risk, rel=0.01)
+
+
+def test_the_walks_that_expose_a_client_are_drawn_over_the_network(page, world):
+    page.link("?clients=30&client=4")
+    view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
+    names = page.drawn("cy.edges('.walk').map((each) => [each.source().data('name'), each.target().data('name')])")
+    steps = {step for walk in view.walks for step in zip(walk.clients, walk.clients[1:], strict=False)}
+    assert {(int(source), int(target)) for source, target in names} == steps
+    assert len(names) == len(steps)
+    exposing = set(page.drawn("cy.nodes('.source').map((each) => each.data('name'))"))
+    assert exposing == {each.name for each in view.sources}
+    page.enter("client", "")
+    assert page.drawn("cy.edges('.walk').length + cy.nodes('.chosen, .source').length") == 0
+
+
+@pytest.mark.parametrize("event", ["leaves", "doubles"])
+def test_what_if_another_moves(page, world, event):
+    page.link("?clients=30&client=4")
+    page.enter("other", "9")
+    if event != "leaves":
+        page.tick("event", event)
+    scene = world.scene(Choices(num_clients=30, client="4", other="9", event=event))
+    found = what_if(scene, 4, 9, event)
+    lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
+    for words, name in (
+        ("budget (ρ)", "budget"),
+        ("utility (money)", "utility"),
+        ("external risk (ρ)", "external_risk"),
+    ):
+        assert lines[words][:2] == [number(getattr(found.before, name)), number(getattr(found.after, name))]
+    assert lines["all: welfare (money)"][1] == number(found.total_after.welfare)
+    assert lines["external risk (ρ)"][2].startswith("−" if event == "leaves" else "+")
+
+
+def test_a_client_cannot_be_its_own_other(page):
+    page.link("?clients=30&client=4")
+    page.page.fill("#lever-other", "4")
+    page.page.press("#lever-other", "Enter")
+    page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
+
+
+# ---- communities -------------------------------------------------------------------------------------------------
+
+
+def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
+    page.link("?network=file")
+    assert page.text("#summary").startswith("3,000 clients")
+    picture = site.world.picture(Choices(network="file"))
+    assert picture.is_community
+    sizes = page.drawn("cy.nodes().map((each) => each.data('size'))")
+    assert sum(sizes) == 3000
+    assert sizes == picture.sizes.tolist()
+    label, community = page.drawn("[cy.nodes()[0].data('name'), cy.nodes()[0].data('community')]")
+    with page.change():
+        page.click_node(label)
+    assert page.choices.opened == (community,)
+    assert page.drawn("cy.nodes().length") == sizes[0]
+    assert page.drawn("cy.nodes().every((each) => each.data('size') === 1)")
+    inside = page.drawn("cy.nodes()[3].data('name')")
+    with page.change():
+        page.click_node(inside)
+    assert page.choices.client == inside
+    assert page.text("#client-panel h3").startswith(f"Client {inside}, round 1")
+    with page.change():
+        page.page.click("#trail button:has-text('all 3,000 clients')")
+    assert page.choices.opened == ()
+    assert page.drawn("cy.nodes().length") == len(sizes)
+    assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == [label]
+    assert page.page.locator("#trail button").count() == 0
+
+
+# ---- runs and files -----------------------------------------------------------------------------------------------
+
+
+def test_finished_runs_lie_over_each_other(page, runs_folder):
+    page.link("?tab=run&run=done/mppfl&run=done/fixed")
+    page.page.wait_for_selector("#run-status li >> nth=1")
+    assert page.page.locator("#run-status li").all_inner_texts() == [
+        "done/mppfl: mppfl, finished, 4 rounds",
+        "done/fixed: fixed, finished, 4 rounds",
+    ]
+    figures = {key: page.figure(key) for key in RUN_CHARTS}
+    assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
+    assert [trace["name"] for trace in figures["accuracy"]["traces"]] == ["done/mppfl", "done/fixed"]
+    state = RunReader(runs_folder).read("done/mppfl")
+    assert figures["accuracy"]["traces"][0]["y"] == pytest.approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
+    shown = page.rows("#ledger table >> nth=0")
+    assert [line[:3] for line in shown] == [row[:3] for row in ledger_rows(state)]
+    assert "Simulation" in page.text("#run-status")
+    page.tick("runs", "done/fixed")
+    page.until("() => document.querySelectorAll('#run-status li').length === 1")
+    assert page.choices.runs == ("done/mppfl",)
+
+
+def test_the_tab_shows_its_runs_whenever_and_wherever_it_is_opened(page, new_page):
+    page.link("?tab=run&run=done/mppfl")
+    page.page.wait_for_selector("#run-status li")
+    other = new_page()
+    other.open("?clients=20&run=done/mppfl")
+    other.tick("tab", "run")
+    other.page.wait_for_selector("#run-status li", timeout=5000)
+    assert other.page.locator("#ledger table").count() == 1
+
+
+def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
+    page.link("?tab=run&run=done/mppfl")
+    settings = ("game.num_rounds=400", 'mechanisms=["mppfl"]', "output.checkpoint_every=1", "training.local_epochs=1")
+    options = [part for each in settings for part in ("--set", each)]
+    log = (runs_folder.parent / "train.txt").open("wb")
+    training = subprocess.Popen(
+        [command, "train", "examples/demo.toml", *options, "--output", runs_folder / "live"], stdout=log, stderr=log
+    )
+    try:
+        page.page.wait_for_selector('#lever-runs input[value="live/mppfl"]')
+        page.tick("runs", "live/mppfl")
+        page.page.wait_for_selector("#run-status li:has-text('live/mppfl')")
+        seen = []
+        for _ in range(2):  # the curve, the account and what is said of them go on, without a click
+            seen.append(_standing(page, more_than=seen[-1] if seen else (0, 0, 0.0)))
+        assert seen[1] > seen[0]
+    finally:
+        training.kill()
+        training.wait(10)
+        log.close()
+
+
+def _standing(page, more_than):
+    """Rounds done, points of the curve and ρ spent by the first client of the ledger, once all are `more_than` that."""
+    found = page.until(
+        f"""() => {{
+          const live = (selector) => [...document.querySelectorAll(selector)].find(
+            (each) => (each.caption || each).innerText.includes("live/mppfl"));
+          const said = live("#run-status li"), account = live("#ledger table");
+          const curve = document.querySelector("#chart-accuracy.js-plotly-plot");
+          const line = curve && curve.data && curve.data.find(({{name}}) => name === "live/mppfl");
+          const round = said && /round (\\d+) of 400/.exec(said.innerText);
+          if (!round || !line || !account) return null;
+          const now = [Number(round[1]), line.y.length, Number(account.tBodies[0].rows[0].cells[1].innerText)];
+          return now.every((each, at) => each > {list(more_than)}[at]) ? now : null;
+        }}"""
+    )
+    assert re.fullmatch(r"[\d.]+", str(found[2]))
+    return tuple(found)
+
+
+def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world, mppfl, tmp_path):
+    page.link("?clients=15&alpha=0.1&hops=3&rounds=7&round=7&leader=anticipating&most=1.5&seed=4")
+    with page.page.expect_download() as loading:
+        page.page.click("a.button:has-text('TOML')")
+    assert loading.value.suggested_filename == "mppfl-experiment.toml"
+    loading.value.save_as(tmp_path / "mine.toml")
+    scene = world.scene(page.choices)
+    again = mppfl("solve", "--experiment", tmp_path / "mine.toml", "--json").json
+    assert [each["server_cost"] for each in again["rounds"]] == approx(scene.solution.outcome.server_costs, rel=1e-12)
+    assert list(again["rounds"][6]["budgets"].values()) == approx(scene.budgets, rel=1e-12)
 
 
 # ---- links -------------------------------------------------------------------------------------------------------
@@ -207,7 +415,7 @@ def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
 def test_a_link_to_a_network_that_is_gone_says_so(new_page):
     page = new_page()
     page.open("?network=upload-0123456789abcdef&alpha=0.1")
-    assert page.text("#alert").startswith("network='upload-0123456789abcdef' is not here (any more). Choose one of ran")
+    assert page.text("#alert") == "network='upload-0123456789abcdef' must be one of random, file, run."
     assert page.text("button#lever-network") != ""
 
 
@@ -236,7 +444,7 @@ def test_everything_is_reached_from_the_keyboard(new_page):
             )
         )
     for wanted in (
-        "skip", "copy", "theme-button", "lever-network", "lever-family", "lever-num_clients", "file", "lever-preset",
+        "skip", "copy", "theme-button", "lever-network", "lever-family", "lever-num_clients", "lever-preset",
         "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-clients_are", "lever-leader",
         "lever-budget_min", "lever-participation", "lever-round_shown", "graph-frame", "lever-client", "lever-other",
     ):  # fmt: skip

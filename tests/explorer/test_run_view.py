@@ -10,15 +10,22 @@ import time
 import numpy as np
 import pytest
 
+from mppfl.charts import MECHANISM_SLOTS, in_words, to_plotly
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import train
-from mppfl.explorer import RunReader, accuracy, ledger_rows, list_runs, read_run, to_plotly
+from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, list_runs, run_charts, run_view
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
-from tests.homes import home
 
-charts = home(accuracy)
+
+def read_run(folder, name):
+    return RunReader(folder).read(name)
+
+
+def chart_of(states, key):
+    (chart,) = (each for each in run_charts(states) if each.key == key)
+    return chart
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +47,11 @@ def test_runs_are_listed_by_their_paths(folder):
     listed = list_runs(folder)
     assert [entry.name for entry in listed] == ["demo/fixed", "demo/mppfl", "group/late/fixed", "group/late/mppfl"]
     assert [entry.finished for entry in listed] == [True, True, False, False]
-    assert all(0 <= time.time() - entry.updated < 86_400 for entry in listed)
+    assert all(0 <= time.time() - entry.updated < 600 for entry in listed)
     assert [entry.name for entry in list_runs(folder / "demo")] == ["fixed", "mppfl"]
     for alone in (folder / "demo" / "mppfl", folder / "group" / "late" / "mppfl"):
         assert [entry.name for entry in list_runs(alone)] == ["."]
-        assert read_run(alone, ".").num_rounds == 4
+        assert read_run(alone, ".").run.num_rounds == 4
     with pytest.raises(BadFile, match="no such folder"):
         list_runs(folder / "nowhere")
 
@@ -75,11 +82,10 @@ def test_a_name_that_was_not_listed_is_refused(folder, tmp_path, name):
     (inside / "letters").mkdir()
     assert [entry.name for entry in list_runs(inside)] == ["demo/fixed", "demo/mppfl"]
     wanted = str(tmp_path / "secret") if name == "ABSOLUTE" else name
-    for read in (RunReader(inside).read, lambda asked: read_run(inside, asked)):
-        with pytest.raises(BadInput, match="is not one of those in the folder") as caught:
-            read(wanted)
-        assert "\n" not in str(caught.value)
-        assert len(str(caught.value)) < 300
+    with pytest.raises(BadInput, match="is not one of those in the folder") as caught:
+        read_run(inside, wanted)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_an_experiment_that_is_a_link_to_elsewhere_is_not_read(folder, tmp_path):
@@ -97,24 +103,16 @@ def test_what_is_listed_can_be_read(folder, tmp_path):
     assert [reader.read(entry.name).name for entry in reader.list()] == ["plain"]
 
 
-def test_a_folder_that_is_gone_is_told_on_the_page_while_it_is_followed(folder, tmp_path):
-    pytest.importorskip("dash")
-    from mppfl.explorer import Answer
-    from tests.homes import home
-
-    answers = home(Answer)
-    from mppfl.explorer import Site, Uploads, World
-
+def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_path):
     shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
-    uploads = Uploads()
-    site = Site(World(), uploads, runs=RunReader(tmp_path / "runs"))
-    before = answers.runs(site, ("demo/mppfl",), False, None)
+    reader, names = RunReader(tmp_path / "runs"), ("demo/mppfl",)
+    before = run_view(reader, names, False, None)
+    assert "demo/mppfl</b>: mppfl, finished, 4 rounds" in before.texts["run-status"]
     shutil.rmtree(tmp_path / "runs")
-    gone = answers.runs(site, ("demo/mppfl",), False, before.seen)
-    assert (gone.options, gone.plots) == ([], [])
+    gone = run_view(reader, names, False, before.seen)
+    assert (gone.options, gone.charts) == ([], ())
     assert gone.texts["run-status"].count("no such folder") == 1
-    assert answers.runs(site, ("demo/mppfl",), False, gone.seen) is None  # told once
-    uploads.close()
+    assert run_view(reader, names, False, gone.seen) is None
 
 
 def test_a_link_inside_the_folder_is_a_run_like_any_other(folder, tmp_path):
@@ -123,7 +121,7 @@ def test_a_link_inside_the_folder_is_a_run_like_any_other(folder, tmp_path):
     (tmp_path / "demo" / "round").symlink_to(tmp_path)  # a circle ends
     (tmp_path / "self").symlink_to(tmp_path / "self")  # and one that leads nowhere is passed over
     assert "best" in [entry.name for entry in list_runs(tmp_path)]
-    assert read_run(tmp_path, "best").finished
+    assert read_run(tmp_path, "best").run.finished
 
 
 # ---- how they stand ----------------------------------------------------------------------------------------------
@@ -131,10 +129,8 @@ def test_a_link_inside_the_folder_is_a_run_like_any_other(folder, tmp_path):
 
 def test_finished_and_unfinished_runs_read_alike(folder):
     done, late = read_run(folder, "demo/mppfl"), read_run(folder, "group/late/mppfl")
-    assert (done.finished, done.rounds_done, done.num_rounds, done.mechanism) == (True, 4, 4, "mppfl")
-    assert (late.finished, late.rounds_done, late.rounds_charged, late.mechanism) == (False, 2, 3, "mppfl")
-    assert late.standing == "round 3 of 4, curves every 2 rounds"
-    assert done.standing == "finished, 4 rounds"
+    assert late.progress == "round 3 of 4, curves every 2 rounds"
+    assert done.progress == "finished, 4 rounds"
     # The same seed and plan: the rounds they share are the same.
     assert late.accuracy == pytest.approx(done.accuracy[:2])
     assert late.payments == pytest.approx(done.payments[:2])
@@ -143,34 +139,31 @@ def test_finished_and_unfinished_runs_read_alike(folder):
     assert late.budget_high == pytest.approx(done.budget_high[:3])
     assert (done.accuracy >= 0).all()
     assert (done.accuracy <= 100).all()
-    assert done.is_simulation
-    assert any("seeded noise protects no one" in note for note in late.notes)
+    assert done.run.is_simulation
+    assert any("seeded noise protects no one" in note for note in late.run.notes)
 
 
 def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
     state = read_run(folder, "demo/mppfl")
-    rows = ledger_rows(state)
-    assert sorted(row.client for row in rows) == list("01234")
-    spent = [float(row.spent.replace(",", "")) for row in rows]
+    accounts, rows = state.run.accounts, ledger_rows(state)
+    names, *columns, rounds = zip(*rows, strict=True)
+    spent, nominal, worst, caps, left = ([float(text.replace(",", "")) for text in column] for column in columns)
+    assert sorted(names) == list("01234")
     assert spent == sorted(spent, reverse=True)
-    assert spent[0] == pytest.approx(state.accounts.spent.max(), rel=0.01)
-    caps = {row.client: row.cap for row in rows}
-    assert caps == {"0": "0.500", "1": "0.900", "2": "0.500", "3": "0.500", "4": "0.500"}
-    left = {row.client: float(row.remaining) for row in rows}
-    at = state.accounts.names.index("1")
-    assert left["1"] == pytest.approx(0.9 - state.accounts.spent[at], abs=0.001)
-    assert all(row.rounds == 4 for row in rows)
-    assert all(float(row.worst_case_epsilon.replace(",", "")) >= float(row.dp_epsilon) for row in rows)
+    assert spent[0] == pytest.approx(accounts.spent.max(), rel=0.01)
+    assert all(high >= low for high, low in zip(worst, nominal, strict=True))
+    assert dict(zip(names, caps, strict=True)) == {"0": 0.5, "1": 0.9, "2": 0.5, "3": 0.5, "4": 0.5}
+    assert left[names.index("1")] == pytest.approx(0.9 - accounts.spent[accounts.names.index("1")], abs=0.001)
+    assert set(rounds) == {"4"}
     assert len(ledger_rows(state, most=2)) == 2
-    free = ledger_rows(read_run(folder, "group/late/mppfl"))
-    assert {(row.cap, row.remaining, row.rounds) for row in free} == {("–", "–", 3)}
+    assert {tuple(row[4:]) for row in ledger_rows(read_run(folder, "group/late/mppfl"))} == {("–", "–", "3")}
 
 
 def test_nothing_is_read_again_until_something_is_written(folder, tmp_path):
     shutil.copytree(folder / "demo", tmp_path / "demo")
     reader = RunReader(tmp_path)
     first = reader.read("demo/mppfl")
-    assert all(reader.read("demo/mppfl") is first for _ in range(20))
+    assert reader.read("demo/mppfl") is first
     os.utime(tmp_path / "demo" / "mppfl" / "run.json", (1, 1))
     second = reader.read("demo/mppfl")
     assert second is not first
@@ -183,11 +176,11 @@ def test_a_training_is_followed_to_its_end(tmp_path):
 
     def look(records):
         state = reader.read("out/mppfl")
-        seen.append((state.rounds_done, len(state.charged_rounds), state.finished))
+        seen.append((state.run.rounds_done, len(state.charged_rounds), state.run.finished))
 
     train(small(), folder=tmp_path / "out", on_round=look)
     assert seen == [(0, 1, False), (2, 2, False), (2, 3, False), (4, 4, False)]
-    assert reader.read("out/mppfl").finished
+    assert reader.read("out/mppfl").run.finished
 
 
 def test_damage_is_told_in_one_line(folder, tmp_path):
@@ -206,37 +199,37 @@ def test_damage_is_told_in_one_line(folder, tmp_path):
 
 def test_every_chart_of_several_runs_can_be_drawn(folder):
     states = [read_run(folder, entry.name) for entry in list_runs(folder)]
-    made = charts.run_charts(states)
-    wanted = ["accuracy", "loss", "run-budgets", "run-payments", "dp-epsilon", "remaining"]
-    assert [chart.key for chart in made] == wanted
-    for chart in made:
+    charts = dict(zip(RUN_CHARTS, run_charts(states), strict=True))
+    for key, chart in charts.items():
         json.dumps(to_plotly(chart, False), allow_nan=False)
+        assert chart.key == key
         assert not chart.is_empty
-    accuracy = made[0]
+    accuracy = charts["accuracy"]
     assert [line.name for line in accuracy.lines] == [state.name for state in states]
+    assert [line.slot for line in accuracy.lines[:2]] == [MECHANISM_SLOTS["fixed"], MECHANISM_SLOTS["mppfl"]]
     assert "every 2 rounds" in accuracy.note
-    assert accuracy.y_name == "accuracy (% of test data)"
-    assert "seeded noise protects no one" in made[4].note
-    assert len(made[4].labels) == 5
-    assert len(made[4].bars) == 4
+    assert accuracy.y.label == "accuracy (% of test data)"
+    epsilons = charts["dp-epsilon"]
+    assert "seeded noise protects no one" in epsilons.note
+    assert (len(epsilons.labels), len(epsilons.bars)) == (5, 4)
 
 
 def test_one_run_shows_epsilon_nominal_and_in_the_worst_case(folder):
     state = read_run(folder, "demo/mppfl")
-    chart = charts.epsilons([state])
+    chart = chart_of([state], "dp-epsilon")
     assert [group.name for group in chart.bars] == ["nominal", "worst case"]
-    assert chart.bars[0].values.max() == pytest.approx(state.accounts.dp_epsilon.max())
-    assert chart.x_name == "ε (at δ = 1e-5)"
-    left = charts.remaining_caps([state])
-    assert left.bars[0].values.max() == pytest.approx(state.accounts.remaining.max())
-    none = charts.remaining_caps([read_run(folder, "group/late/mppfl")])
+    assert chart.bars[0].values.max() == pytest.approx(state.run.accounts.dp_epsilon.max())
+    assert chart.x.label == "ε (at δ = 1e-5)"
+    left = chart_of([state], "remaining")
+    assert left.bars[0].values.max() == pytest.approx(state.run.accounts.remaining.max())
+    none = chart_of([read_run(folder, "group/late/mppfl")], "remaining")
     assert none.is_empty
     assert "no client has a cap" in none.note
 
 
 def test_nothing_chosen_is_an_empty_chart_and_no_error():
-    for chart in charts.run_charts([]):
-        assert chart.is_empty
+    for chart in run_charts([]):
+        assert in_words(chart).endswith("nothing to show yet.")
         assert to_plotly(chart, True)["layout"]["annotations"]
 
 
@@ -244,13 +237,15 @@ def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
     make_run("free", noiseless=True).save(tmp_path / "free")
     make_run("many", num_clients=200, evaluate_every=5, noise="gaussian").save(tmp_path / "many")
     free, many = read_run(tmp_path, "free"), read_run(tmp_path, "many")
-    assert free.noise == "none"
-    assert not many.is_simulation
-    budgets = charts.budgets([free, many])
+    assert free.run.noise == "none"
+    assert not many.run.is_simulation
+    budgets = chart_of([free, many], "run-budgets")
     assert "no budgets: free" in budgets.note
-    assert len(budgets.lines[0].x) == 0
-    assert len(budgets.lines[1].x) == 12
-    epsilons = charts.epsilons([many])
+    assert [len(line.x) for line in budgets.lines] == [0, 12]
+    epsilons = chart_of([many], "dp-epsilon")
     assert not epsilons.bars
-    assert epsilons.lines[0].y == pytest.approx(np.sort(many.accounts.dp_epsilon)[::-1])
-    assert charts.accuracy([many]).lines[0].x.tolist() == [5, 10, 12]  # a line through rounds that were evaluated
+    assert epsilons.lines[0].y == pytest.approx(np.sort(many.run.accounts.dp_epsilon)[::-1])
+    assert chart_of([many], "accuracy").lines[0].x.tolist() == [5, 10, 12]  # rounds without evaluation are no gap
+    endless = chart_of([free], "dp-epsilon")
+    assert endless.is_empty
+    assert "20 infinite values cannot be drawn" in endless.note

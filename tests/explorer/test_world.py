@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
-from mppfl.explorer import CLIENTS_ARE, COLOURS, Choices, Memory, World, require_quick, spent_in
+from mppfl.explorer import CLIENTS_ARE, COLOURS, LEADERS, Choices, Memory, World, require_quick, spent_in, warm_up
 from mppfl.game import privacy_loss, utility
 from mppfl.network import barabasi_albert, graph_from_links, read_graph
 from tests.homes import home
@@ -78,7 +78,7 @@ def test_looks_reuse_the_solution_and_levers_do_not():
         again = world.scene(replace(SMALL, **changed))
         assert again.solution is first.solution
         assert again.choices == replace(SMALL, **changed)
-        assert again.so_far is first.so_far
+        assert again.cumulative is first.cumulative
     assert world.scene(replace(SMALL, round_shown=2)).solution is first.solution
     assert world.scene(replace(SMALL, payment_limit=7.0)).solution is first.solution  # means nothing to mppfl
     for changed in ({"max_hops": 2}, {"seed": 1}, {"leader": "anticipating"}, {"budget_max": 9.0}, {"num_rounds": 6}):
@@ -140,25 +140,22 @@ def test_a_failure_is_raised_and_not_remembered():
 # ---- networks -----------------------------------------------------------------------------------------------------
 
 
-def test_networks_come_from_the_command_line_from_uploads_and_by_chance(tmp_path):
+def test_networks_come_from_the_command_line_from_a_run_and_by_chance(tmp_path):
     links = tmp_path / "links.csv"
     links.write_text("ann,bob\nbob,ann\n", encoding="utf-8")
     given = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
-    world = World(graph=given, run_graph=given)
-    key = "upload-0123456789abcdef"
-    with pytest.raises(BadInput, match=r"is not here \(any more\)\. Choose one of random"):
-        world.graph(Choices(network=key))
-    world.add_file(key, links)
-    assert world.networks == ("random", "file", "run", key)
+    world = World(graph=given, run_source=links)
+    assert world.networks == ("random", "file", "run")
     assert world.graph(Choices(network="file")) is given
-    assert world.graph(Choices(network=key)).names == ("ann", "bob")
-    assert world.scene(Choices(network=key)).names == ("ann", "bob")
+    assert world.graph(Choices(network="run")).names == world.scene(Choices(network="run")).names == ("ann", "bob")
     assert world.graph(SMALL).num_clients == 8
-    assert (world.source(Choices(network=key)), world.source(SMALL)) == (links, None)
-    world.add_file("run", links)  # what an experiment file will read is what is shown
-    assert world.graph(Choices(network="run")).names == ("ann", "bob")
-    with pytest.raises(BadInput, match="must be random, file, run"):
-        world.add_file("../secret", links)
+    assert (world.source(Choices(network="run")), world.source(SMALL)) == (links, None)
+    with pytest.raises(BadInput, match=r"network='run' is not here \(any more\)\. Choose one of random, file\."):
+        World(graph=given).graph(Choices(network="run"))
+
+
+def test_warming_up_plays_every_leader_bound_and_rule():
+    assert warm_up() == len(LEADERS) * 2 * 3 + 2
 
 
 def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
@@ -173,15 +170,6 @@ def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
     assert world.graph(Choices(network="file")).num_links == 2
     with pytest.raises(BadGraph, match="isolated"):
         world.graph(Choices(network="file", isolated="error"))
-
-
-def test_costs_of_the_clients_may_be_given():
-    given = graph_from_links(np.array([0, 1]), np.array([1, 0]))
-    clients = World().game(replace(SMALL, num_clients=2)).clients
-    world = World(graph=given, clients=clients)
-    chosen = Choices(network="file", preset="benign", seed=9)
-    assert np.array_equal(world.game(chosen).clients.linear_cost, clients.linear_cost)
-    assert world.game(replace(chosen, budget_max=0.5)).clients.budget_max.tolist() == [0.5, 0.5]
 
 
 # ---- large networks -----------------------------------------------------------------------------------------------

@@ -3,25 +3,119 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
+from mppfl.charts import Chart, in_words, to_plotly
 from mppfl.errors import BadInput, MppflError
-from mppfl.explorer import answers
-from mppfl.explorer.choices import Choices, from_query, to_query, with_preset
-from mppfl.explorer.graph_style import stylesheet
-from mppfl.explorer.levers import lever
-from mppfl.explorer.page import SLIDERS
-from mppfl.explorer.site import Site
-from mppfl.explorer.words import what_went_wrong
+from mppfl.explorer.client_view import ClientView, client_panel, client_view, what_if_panel
+from mppfl.explorer.network_view import elements, paint, stylesheet
+from mppfl.explorer.page import SLIDERS, lever
+from mppfl.explorer.round_view import comparison, comparison_charts, comparison_table, round_charts, sentence, summary
+from mppfl.explorer.run_view import run_view
+from mppfl.explorer.state import Choices, from_query, to_query, with_preset
+from mppfl.explorer.world import Scene, Site
 
 log = logging.getLogger(__name__)
 
-LEVERS = tuple(each.name for each in fields(Choices))
+LEVERS = tuple(field.name for field in fields(Choices))
 STORED = ("opened", "isolated", "self_loops")  # fields that are kept in a Store, not in an input
+MOST_NAMES = 2_000  # offered while a client's name is typed
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------
+
+
+def answer(site: Site, choices: Choices, dark: bool) -> dict[str, Any]:
+    """What follows the levers in the tab that is open: alert, summary, texts by id, paint of the network, plots."""
+    if choices.tab == "run":
+        return {"alert": "", "summary": "trainings, finished and running" if site.runs is not None else ""}
+    # The picture first: on a large network it is there long before the game is solved.
+    picture = site.world.picture(choices) if choices.tab == "network" else None
+    scene = site.world.scene(choices)
+    alert = " ".join(map(sentence, scene.solution.warnings))
+    said: dict[str, Any] = {"alert": alert, "summary": summary(scene)}
+    if choices.tab == "rounds":
+        return said | {"plots": plots_of(round_charts(scene), dark)}
+    if picture is None:
+        compared = comparison(site.world, choices)
+        texts = {"comparison-table": str(comparison_table(compared))}
+        return said | {"texts": texts, "plots": plots_of(comparison_charts(compared), dark)}
+    view, error = _view_of(scene, choices.client)
+    painted, legend = paint(picture, scene, view, dark)
+    texts = {
+        "legend": str(legend),
+        "client-panel": str(client_panel(scene, view)),
+        "what-if": str(what_if_panel(scene, view, choices.other, choices.event)),
+    }
+    return said | {"alert": f"{error} {alert}".strip(), "texts": texts, "paint": painted}
+
+
+def _view_of(scene: Scene, name: str) -> tuple[ClientView | None, str]:
+    """The chosen client, or why there is none: another network may not have the one that was chosen before."""
+    if not name.strip():
+        return None, ""
+    try:
+        return client_view(scene, scene.solution.game.graph.index(name.strip())), ""
+    except BadInput as error:
+        return None, str(error)
+
+
+def plots_of(charts: Sequence[Chart], dark: bool) -> list[dict[str, Any]]:
+    """What explorer.js draws, each into its frame, with the alt text of each."""
+    return [
+        {"key": chart.key, "note": chart.note, "words": in_words(chart), **to_plotly(chart, dark)} for chart in charts
+    ]
+
+
+def drawn(site: Site, choices: Choices) -> tuple[Any, Any, Any, str]:
+    """Elements of the picture, the way back out of opened communities, names to choose from, and what was left out."""
+    picture, names = site.world.picture(choices), site.world.names(choices)
+    trail: list[Any] = []
+    if len(picture.trail) > 1:
+        for depth, words in enumerate(picture.trail[:-1]):
+            trail.append(html.Button(words, id={"trail": depth}, type="button"))
+            trail.append(html.Span("›", **{"aria-hidden": "true"}))
+        trail.append(html.Span(picture.trail[-1]))
+    some = names if len(names) <= MOST_NAMES else [names[int(node[0])] for node in picture.members[:MOST_NAMES]]
+    return elements(picture, names), trail, list(some), picture.note
+
+
+def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
+    """The levers' values as Choices; an empty number is the start's."""
+    if not state.get("network"):  # the start's would be shown in place of the one that somebody asked for
+        raise BadInput("no network is chosen. Choose one of the list.")
+    return Choices(**{name: _from_lever(name, state.get(name), getattr(start, name)) for name in LEVERS})
+
+
+def _property(name: str) -> str:
+    return "data" if name in STORED else "value"
+
+
+def _as_lever(name: str, value: Any) -> Any:
+    """A field's value as its component holds it."""
+    if name == "undirected":
+        return ["yes"] if value else []
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _from_lever(name: str, value: Any, default: Any) -> Any:
+    """A field's value from what its component holds; an empty number is the default."""
+    if name == "undirected":
+        return bool(value)
+    if isinstance(default, tuple):
+        return tuple(value or ())
+    if name == "budget_max":
+        return None if value in (None, "") else float(value)
+    if value is None:
+        return "" if name in ("client", "other") else default
+    return value if isinstance(default, str) else type(default)(float(value))
+
+
+# ---- what the page asks --------------------------------------------------------------------------------------------
 
 
 def connect(app: Dash, site: Site) -> None:
@@ -29,14 +123,12 @@ def connect(app: Dash, site: Site) -> None:
     _in_the_browser(app)
 
     @app.callback(
-        [Output(lever(name), _property(name)) for name in LEVERS]
-        + [Output(lever("network"), "options"), Output("linked", "data")],
+        [Output(lever(name), _property(name)) for name in LEVERS] + [Output("linked", "data")],
         Input("url", "search"),
-        State(lever("network"), "options"),
     )
-    def from_link(search: str | None, options: list[dict[str, str]]) -> list[Any]:
+    def from_link(search: str | None) -> list[Any]:
         """The levers as the link says; what is wrong in it is told, and the levers stay."""
-        nothing = [no_update] * (len(LEVERS) + 1)
+        nothing = [no_update] * len(LEVERS)
         if not search:
             return [*nothing, None]
         try:
@@ -44,8 +136,7 @@ def connect(app: Dash, site: Site) -> None:
             site.world.require_network(choices.network)
         except MppflError as error:
             return [*nothing, str(error)]
-        levers = [_as_lever(name, getattr(choices, name)) for name in LEVERS]
-        return [*levers, _with_option(options, choices.network, site), None]
+        return [*(_as_lever(name, getattr(choices, name)) for name in LEVERS), None]
 
     @app.callback(
         Output("picture", "data"),
@@ -59,10 +150,10 @@ def connect(app: Dash, site: Site) -> None:
         if key is None or state is None:
             return no_update
         try:
-            elements, *around = answers.drawn(site, choices_of(state, site.start))
-        except MppflError:  # told by `answer`
+            nodes_and_lines, *around = drawn(site, choices_of(state, site.start))
+        except MppflError:  # told by `answer_levers`
             return no_update
-        return {"key": key, "elements": elements}, *around
+        return {"key": key, "elements": nodes_and_lines}, *around
 
     @app.callback(
         Output("answer", "data"),
@@ -72,32 +163,26 @@ def connect(app: Dash, site: Site) -> None:
         State("linked", "data"),
         State(lever("round_shown"), "max"),
     )
-    def answer(state: dict[str, Any] | None, key: str | None, linked: str | None, most: int) -> Any:
-        """One answer to every change: figures of the tab that is open, and what stands around them.
-
-        It travels as one value, which explorer.js puts where it belongs.
-        """
+    def answer_levers(state: dict[str, Any] | None, key: str | None, linked: str | None, most: int) -> Any:
+        """One answer to every change, as one value, which explorer.js puts where it belongs."""
         if state is None:
             return no_update
         try:
             choices = choices_of(state, site.start)
-            found = answers.answer(site, choices, dark=bool(state.get("dark")))
+            answered = answer(site, choices, bool(state.get("dark")))
         except MppflError as error:
             return {"alert": str(error)}, no_update
         except Exception as error:  # told on the page in one line, and in full where the server runs
             log.exception("the page could not be answered")
-            return {"alert": what_went_wrong(error)}, no_update
-        told: dict[str, Any] = {
-            "alert": linked or found.warning,
-            "summary": found.summary,
-            "query": to_query(choices),
-            "texts": found.texts,
-        }
-        if found.paint is not None:
-            told["paint"] = found.paint | {"sequence": state["sequence"], "picture": key}
-        if found.plots is not None:
-            told["plots"] = _plots(choices.tab, state["sequence"], found.plots)
-        return told, no_update if most == choices.num_rounds else choices.num_rounds
+            words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}."
+            return {"alert": f"{words} This is a fault in mppfl; please report it."}, no_update
+        answered |= {"alert": linked or answered["alert"], "query": to_query(choices)}
+        if "paint" in answered:
+            answered["paint"] |= {"sequence": state["sequence"], "picture": key}
+        if "plots" in answered:
+            charts = answered["plots"]
+            answered["plots"] = {"tab": choices.tab, "sequence": state["sequence"], "charts": charts}
+        return answered, no_update if most == choices.num_rounds else choices.num_rounds
 
     @app.callback(
         Output("run-answer", "data"),
@@ -111,32 +196,12 @@ def connect(app: Dash, site: Site) -> None:
     )
     def follow(_: int | None, runs: list[str] | None, asleep: bool, theme: str | None, seen: str | None) -> list[Any]:
         """The runs chosen, read again while the tab is open; nothing is sent where nothing changed."""
-        nothing: list[Any] = [no_update] * 3
-        if asleep or site.runs is None:
-            return nothing
-        found = answers.runs(site, tuple(runs or ()), theme == "dark", seen)
-        if found is None:
-            return nothing
-        return [{"texts": found.texts, "plots": _plots("run", None, found.plots)}, found.options, found.seen]
-
-    @app.callback(
-        Output(lever("network"), "options", allow_duplicate=True),
-        Output(lever("network"), "value", allow_duplicate=True),
-        Output("upload-answer", "children"),
-        Input("upload", "contents"),
-        State("upload", "filename"),
-        State(lever("undirected"), "value"),
-        State(lever("network"), "options"),
-        prevent_initial_call=True,
-    )
-    def upload(contents: str | None, name: str | None, undirected: list[str] | None, options: Any) -> Any:
-        if contents is None:
-            return no_update
-        try:
-            key, words = site.upload(contents, name or "the file", undirected=bool(undirected))
-        except MppflError as error:
-            return no_update, no_update, html.P(str(error), className="wrong")
-        return _with_option(options, key, site), key, html.P(words)
+        dark = theme == "dark"
+        view = None if asleep or site.runs is None else run_view(site.runs, runs or (), dark, seen)
+        if view is None:
+            return [no_update] * 3
+        plots = {"tab": "run", "sequence": None, "charts": plots_of(view.charts, dark)}
+        return [{"texts": view.texts, "plots": plots}, view.options, view.seen]
 
     @app.callback(
         Output(lever("opened"), "data", allow_duplicate=True),
@@ -158,57 +223,12 @@ def connect(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def of_preset(_: int | None, name: Any) -> list[Any]:
-        found = with_preset(site.start, name)
-        return [getattr(found, each) for each in constants]
+        choices = with_preset(site.start, name)
+        return [getattr(choices, constant) for constant in constants]
 
     @app.callback(Output("graph", "stylesheet"), Input("theme", "data"))
     def themed(theme: str | None) -> Any:
         return stylesheet(theme or "light")
-
-
-def _plots(tab: str, sequence: int | None, charts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Charts of a tab, and the number of the question that they answer."""
-    return {"tab": tab, "sequence": sequence, "charts": charts}
-
-
-def _with_option(options: list[dict[str, str]], network: str, site: Site) -> list[dict[str, str]]:
-    """The networks that a page offers, with this one: an upload is offered to who sent it, or has a link to it."""
-    option = {"label": site.networks.get(network, network), "value": network}
-    if network in (each["value"] for each in options):
-        return [option if each["value"] == network else each for each in options]
-    return [*options, option]
-
-
-def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
-    """The levers' values as Choices; an empty number is the start's."""
-    if not state.get("network"):  # the start's would be shown in place of the one that somebody asked for
-        raise BadInput("no network is chosen. Choose one of the list, or open a file of links.")
-    values = {name: _from_lever(name, state.get(name), getattr(start, name)) for name in LEVERS}
-    return Choices(**values)
-
-
-def _property(name: str) -> str:
-    return "data" if name in STORED else "value"
-
-
-def _as_lever(name: str, value: Any) -> Any:
-    """A field's value as its component holds it."""
-    if name == "undirected":
-        return ["yes"] if value else []
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _from_lever(name: str, value: Any, usual: Any) -> Any:
-    """A field's value from what its component holds; an empty number is the usual one."""
-    if name == "undirected":
-        return bool(value)
-    if isinstance(usual, tuple):
-        return tuple(value or ())
-    if name == "budget_max":
-        return None if value in (None, "") else float(value)
-    if value is None:
-        return "" if name in ("client", "other") else usual
-    return value if isinstance(usual, str) else type(usual)(float(value))
 
 
 def _in_the_browser(app: Dash) -> None:
@@ -240,6 +260,6 @@ def _in_the_browser(app: Dash) -> None:
     run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
     shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]
     run("shown", Output("clock", "disabled"), shown)
-    for each in SLIDERS:
-        run("words", Output(f"value-{each.field}", "children"), Input(lever(each.field), "value"))
+    for slider in SLIDERS:
+        run("words", Output(f"value-{slider.field}", "children"), Input(lever(slider.field), "value"))
     run("words", Output("round-words", "children"), Input(lever("round_shown"), "value"))

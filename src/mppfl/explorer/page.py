@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import dash_cytoscape as cytoscape
 from dash import dcc, html
 
 from mppfl.experiment import Family
-from mppfl.explorer.choices import CLIENTS_ARE, COLOURS, LEADERS, Choices
-from mppfl.explorer.graph_style import stylesheet
-from mppfl.explorer.levers import (
-    Slider,
-    check_lever,
-    downloads,
-    lever,
-    link_to,
-    number_lever,
-    radio_lever,
-    select_lever,
-    slider_lever,
-    text_lever,
-)
-from mppfl.explorer.scene_charts import MEASURES
+from mppfl.explorer.network_view import stylesheet
+from mppfl.explorer.state import CLIENTS_ARE, COLOURS, LEADERS, Choices
 from mppfl.game import PRESETS, Participation
 
 STORES = (
@@ -39,10 +27,6 @@ STORES = (
     "run-answer",
 )
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
-ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
-COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
-CHART_KINDS = ("png", "svg", "pdf", "csv", "json")  # that a chart can be downloaded as
-RUN_CHARTS = ("accuracy", "loss", "run-budgets", "run-payments", "dp-epsilon", "remaining")
 FAMILY_NAMES = {
     "erdos_renyi": "random links (Erdős–Rényi, the paper's)",
     "barabasi_albert": "hubs (Barabási–Albert)",
@@ -79,6 +63,18 @@ PARTICIPATION_WORDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Slider:
+    """A lever that is drawn along: its letter, what it is, and between what it moves."""
+
+    field: str
+    words: str
+    low: float
+    high: float
+    step: float
+    help: str
+
+
 SLIDERS = (
     Slider(
         "externality_strength",
@@ -89,7 +85,7 @@ SLIDERS = (
         "What others' budgets add to one's own privacy loss; no unit.",
     ),
     Slider("max_hops", "K · longest walk", 1, 10, 1, "Links along which privacy leaks."),
-    Slider("hop_decay", "λ · decay per link", 0.05, 0.95, 0.05, "What remains after each further link; no unit."),
+    Slider("hop_decay", "λ · decay per link", 0.05, 0.95, 0.05, "Decay factor per hop; no unit."),
     Slider(
         "accuracy_weight",
         "τ · weight of accuracy",
@@ -102,12 +98,75 @@ SLIDERS = (
 )
 
 
-def page(start: Choices, networks: dict[str, str], runs: Sequence[str], upload_megabytes: float) -> html.Div:
+# ---- levers --------------------------------------------------------------------------------------------------------
+
+
+def lever(field: str) -> str:
+    """The id of the component that holds a field of Choices."""
+    return f"lever-{field}"
+
+
+def _options(names: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"label": label, "value": name} for name, label in names.items()]
+
+
+def _labelled(field: str, words: Any, control: Any, **label: str) -> html.Div:
+    return html.Div([html.Label(words, htmlFor=lever(field), **label), control], className="lever")
+
+
+def _select(field: str, words: str, names: Mapping[str, str], start: Choices) -> html.Div:
+    value = getattr(start, field)
+    box = dcc.Dropdown(_options(names), value, id=lever(field), clearable=False, searchable=False, className="select")
+    return _labelled(field, words, box, id=f"words-{field}")
+
+
+def _slider(slider: Slider, start: Choices) -> html.Div:
+    field, ends = slider.field, {"min": slider.low, "max": slider.high, "step": slider.step}
+    control = dcc.Input(id=lever(field), type="range", value=getattr(start, field), **ends)
+    return _labelled(field, [f"{slider.words} ", html.Output(id=f"value-{field}")], control, title=slider.help)
+
+
+def _number(field: str, words: str, start: Choices, low: float, high: float | None, step: Any) -> html.Div:
+    limits = {"min": low} | ({} if high is None else {"max": high})
+    value = getattr(start, field)
+    box = dcc.Input(id=lever(field), type="number", value=value, step=step, debounce=True, **limits)
+    return _labelled(field, words, box)
+
+
+def _text(field: str, words: str) -> html.Div:
+    box = dcc.Input(
+        id=lever(field),
+        type="text",
+        value="",
+        list="client-names",
+        debounce=True,
+        autoComplete="off",
+        spellCheck="false",
+    )
+    return _labelled(field, words, box)
+
+
+def _radio(field: str, names: Mapping[str, str], start: Choices, style: str = "choice") -> dcc.RadioItems:
+    return dcc.RadioItems(_options(names), getattr(start, field), id=lever(field), inline=True, className=style)
+
+
+def _download(name: str, words: str, style: str = "") -> html.A:
+    """A link to a file; explorer.js puts the query of the moment behind it."""
+    path = f"/download/{name}"
+    about = {"title": f"Download {name}", "data-path": path, "download": name}
+    return html.A(words, href=path, className=style, **about)
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------
+
+
+def page(start: Choices, networks: Mapping[str, str], runs: Sequence[str]) -> html.Div:
     """Everything that is there before anything is computed.
 
     start     what is chosen when no link says otherwise
     networks  names of those there are, by their key in Choices
     """
+    figures = html.Div(_tabs(start, runs), id="figures", className="figures")
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
@@ -118,13 +177,7 @@ def page(start: Choices, networks: dict[str, str], runs: Sequence[str], upload_m
             html.A("Skip to the figures", href="#figures", className="skip"),
             _header(),
             html.Div(id="alert", role="alert", className="alert"),
-            html.Main(
-                [
-                    _levers(start, networks, upload_megabytes),
-                    html.Div(_tabs(start, runs), id="figures", className="figures"),
-                ],
-                className="columns",
-            ),
+            html.Main([_levers(start, networks), figures], className="columns"),
             dcc.Interval(id="clock", interval=1000, disabled=True),
         ],
         id="page",
@@ -132,101 +185,62 @@ def page(start: Choices, networks: dict[str, str], runs: Sequence[str], upload_m
 
 
 def _header() -> html.Header:
-    return html.Header(
-        [
-            html.Div([html.H1("mppfl explorer"), html.P(id="summary", className="summary")], className="title"),
-            html.Div(
-                [
-                    html.Button(
-                        "Copy link", id="copy", type="button", title="A link that holds everything chosen here"
-                    ),
-                    downloads("everything", "Data", ("csv", "json"), "data"),
-                    html.A("TOML", className="button", **link_to("experiment", "toml")),
-                    html.Button("Dark", id="theme-button", type="button", title="Light or dark"),
-                ],
-                className="actions",
-            ),
-        ],
-        className="top",
+    link = "A link that holds everything chosen here"
+    data = [html.Span("Data:", className="soft"), _download("data.csv", "CSV"), _download("data.json", "JSON")]
+    actions = [
+        html.Button("Copy link", id="copy", type="button", title=link),
+        html.Span(data, className="downloads", id="downloads"),
+        _download("experiment.toml", "TOML", "button"),
+        html.Button("Dark", id="theme-button", type="button", title="Light or dark"),
+    ]
+    title = [html.H1("mppfl explorer"), html.P(id="summary", className="summary")]
+    return html.Header([html.Div(title, className="title"), html.Div(actions, className="actions")], className="top")
+
+
+def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
+    families = {name: FAMILY_NAMES[name] for name in get_args(Family)}
+    rules = {name: PARTICIPATION_WORDS[name] for name in get_args(Participation)}
+    both_ways = dcc.Checklist(
+        [{"label": "every link runs both ways", "value": "yes"}], [], id=lever("undirected"), className="choice"
     )
-
-
-def _levers(start: Choices, networks: dict[str, str], upload_megabytes: float) -> html.Div:
     return html.Div(
         [
             html.H2("Network", id="h-network"),
-            select_lever("network", "Links", networks, start.network),
+            _select("network", "Links", networks, start),
             html.Div(
                 [
-                    select_lever(
-                        "family", "Family", {name: FAMILY_NAMES[name] for name in get_args(Family)}, start.family
-                    ),
-                    number_lever("num_clients", "Clients", start.num_clients, 2, 2000, 1),
-                    number_lever("seed", "Seed", start.seed, 0, 2**31, 1),
+                    _select("family", "Family", families, start),
+                    _number("num_clients", "Clients", start, 2, 2000, 1),
+                    _number("seed", "Seed", start, 0, 2**31, 1),
                 ],
                 id="random-levers",
             ),
-            html.Div(check_lever("undirected", "every link runs both ways"), id="file-levers"),
-            dcc.Upload(
-                html.Span(
-                    [
-                        "Open an edge list",
-                        html.Small(f"source, target[, weight] · up to {upload_megabytes:g} MB · stays on this machine"),
-                    ]
-                ),
-                id="upload",
-                max_size=int(upload_megabytes * 1e6),
-                className="upload",
-                className_active="upload upload-active",
-                className_reject="upload upload-reject",
-            ),
-            html.P(id="upload-refused", role="alert", className="wrong", **{"data-most": int(upload_megabytes * 1e6)}),
-            html.Div(id="upload-answer", role="status"),
+            html.Div(both_ways, id="file-levers"),
             html.H2("Game"),
-            select_lever("preset", "Clients' costs", {name: name for name in PRESETS}, start.preset),
+            _select("preset", "Clients' costs", {name: name for name in PRESETS}, start),
             html.Button("α, K, λ and τ of these costs", id="constants", type="button", className="small"),
-            *(slider_lever(each, getattr(start, each.field)) for each in SLIDERS),
-            select_lever(
-                "clients_are",
-                "Mechanism: clients",
-                {name: CLIENT_WORDS.get(name, name) for name in CLIENTS_ARE},
-                start.clients_are,
-            ),
+            *(_slider(slider, start) for slider in SLIDERS),
+            _select("clients_are", "Mechanism: clients", {name: CLIENT_WORDS[name] for name in CLIENTS_ARE}, start),
             html.Div(
-                select_lever(
-                    "leader",
-                    "Leader: the server",
-                    {name: LEADER_WORDS.get(name, name) for name in LEADERS},
-                    start.leader,
-                ),
+                _select("leader", "Leader: the server", {name: LEADER_WORDS[name] for name in LEADERS}, start),
                 id="leader-lever",
             ),
             html.Div(
-                number_lever("payment_limit", "Payment limit (money per round)", start.payment_limit, 0, None, "any"),
+                _number("payment_limit", "Payment limit (money per round)", start, 0, None, "any"),
                 id="payment-lever",
             ),
             html.Div(
-                select_lever(
-                    "fixed_budget",
-                    "Fixed budget",
-                    {"min": "the least anybody gives", "mean": "the mean"},
-                    start.fixed_budget,
-                ),
+                _select("fixed_budget", "Fixed budget", {"min": "the least anybody gives", "mean": "the mean"}, start),
                 id="fixed-lever",
             ),
             html.Fieldset(
                 [
                     html.Legend("Bounds (ρ of each round)"),
-                    number_lever("budget_min", "least", start.budget_min, 0, None, "any"),
-                    number_lever("budget_max", "most (empty: none)", start.budget_max, 0, None, "any"),
+                    _number("budget_min", "least", start, 0, None, "any"),
+                    _number("budget_max", "most (empty: none)", start, 0, None, "any"),
                 ]
             ),
-            select_lever(
-                "participation",
-                "Who takes part",
-                {name: PARTICIPATION_WORDS[name] for name in get_args(Participation)},
-                start.participation,
-            ),
+            _select("participation", "Who takes part", rules, start),
         ],
         className="levers",
         role="region",
@@ -235,29 +249,15 @@ def _levers(start: Choices, networks: dict[str, str], upload_megabytes: float) -
 
 
 def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
+    compared = "Every mechanism on this network: at MPPFL's reward rates (common), and with its own server (own)."
     panels = {
-        "network": _network_tab(start),
+        "network": [_picture(start), _client(start)],
         "rounds": [_charts()],
-        "comparison": [
-            html.P(
-                "Every mechanism on this network: at MPPFL's reward rates (common), and with its own server (own).",
-                className="soft",
-            ),
-            html.Div(
-                id="comparison-table", className="scroll", tabIndex=0, role="region", **{"aria-label": "Mechanisms"}
-            ),
-            _charts(),
-        ],
+        "comparison": [html.P(compared, className="soft"), _table("comparison-table", "Mechanisms"), _charts()],
         "run": _run_tab(runs),
     }
     return [
-        dcc.RadioItems(
-            [{"label": words, "value": name} for name, words in TABS.items()],
-            start.tab,
-            id=lever("tab"),
-            inline=True,
-            className="tabs",
-        ),
+        _radio("tab", TABS, start, "tabs"),
         *(
             html.Section(content, id=f"panel-{name}", className="panel", **{"aria-label": TABS[name]})
             for name, content in panels.items()
@@ -265,81 +265,66 @@ def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
     ]
 
 
-def _charts(*names: str) -> html.Div:
+def _charts(style: str = "") -> html.Div:
     """Where explorer.js puts charts: each part that Dash knows of would make every lever answer later."""
-    return html.Div(className=" ".join(("charts", *names)), **{"data-kinds": " ".join(CHART_KINDS)})
+    return html.Div(className=f"charts {style}")
 
 
-def _network_tab(start: Choices) -> list[Any]:
-    return [
-        html.Div(
-            [
-                html.Div(
-                    [
-                        html.Span("Colour", id="colour-words", className="words"),
-                        dcc.RadioItems(
-                            [{"label": COLOUR_WORDS[name], "value": name} for name in COLOURS],
-                            start.colour,
-                            id=lever("colour"),
-                            inline=True,
-                            className="choice",
-                        ),
-                    ],
-                    className="row",
-                ),
-                html.Div(
-                    [
-                        html.Label(["Round ", html.Output(id="round-words")], htmlFor=lever("round_shown")),
-                        dcc.Input(id=lever("round_shown"), type="range", min=1, max=start.num_rounds, step=1, value=1),
-                    ],
-                    className="row round",
-                ),
-                html.Nav(id="trail", className="trail", **{"aria-label": "Communities opened"}),
-                html.Div(
-                    cytoscape.Cytoscape(
-                        id="graph",
-                        elements=[],
-                        layout={"name": "preset", "fit": False},
-                        style={"width": "100%", "height": "100%"},
-                        stylesheet=stylesheet("light"),
-                        wheelSensitivity=1,
-                        minZoom=0.1,
-                        maxZoom=8,
-                        boxSelectionEnabled=False,
-                        autoungrabify=True,
-                        responsive=False,
-                    ),
-                    className="graph-frame",
-                    tabIndex=0,
-                    role="group",
-                    **{"aria-label": "The network. Arrow keys move it, plus and minus zoom, 0 shows all of it."},
-                ),
-                html.Div(id="legend", className="legend"),
-                html.P(id="picture-note", className="soft"),
-                html.Div(downloads("picture", "Picture", ("png", "svg", "pdf"), "network"), className="row"),
-            ],
-            className="picture",
-        ),
-        html.Div(
-            [
-                html.H2("A client"),
-                html.P("Click a node, or name a client.", className="soft"),
-                text_lever("client", "Client", "client-names"),
-                html.Datalist(id="client-names"),
-                html.Div(id="client-panel"),
-                html.H3("What if"),
-                html.Div(
-                    [
-                        text_lever("other", "another client", "client-names"),
-                        radio_lever("event", {"leaves": "leaves", "doubles": "doubles its budget"}, start.event),
-                    ],
-                    className="row",
-                ),
-                html.Div(id="what-if", role="status"),
-            ],
-            className="client",
-        ),
-    ]
+def _table(name: str, words: str) -> html.Div:
+    return html.Div(id=name, className="scroll", tabIndex=0, role="region", **{"aria-label": words})
+
+
+def _picture(start: Choices) -> html.Div:
+    round_shown = dcc.Input(id=lever("round_shown"), type="range", min=1, max=start.num_rounds, step=1, value=1)
+    graph = cytoscape.Cytoscape(
+        id="graph",
+        elements=[],
+        layout={"name": "preset", "fit": False},
+        style={"width": "100%", "height": "100%"},
+        stylesheet=stylesheet("light"),
+        wheelSensitivity=1,
+        minZoom=0.1,
+        maxZoom=8,
+        boxSelectionEnabled=False,
+        autoungrabify=True,
+        responsive=False,
+    )
+    keys = "The network. Arrow keys move it, plus and minus zoom, 0 shows all of it."
+    round_label = html.Label(["Round ", html.Output(id="round-words")], htmlFor=lever("round_shown"))
+    return html.Div(
+        [
+            html.Div(
+                [
+                    html.Span("Colour", id="colour-words", className="words"),
+                    _radio("colour", {name: COLOUR_WORDS[name] for name in COLOURS}, start),
+                ],
+                className="row",
+            ),
+            html.Div([round_label, round_shown], className="row round"),
+            html.Nav(id="trail", className="trail", **{"aria-label": "Communities opened"}),
+            html.Div(graph, className="graph-frame", tabIndex=0, role="group", **{"aria-label": keys}),
+            html.Div(id="legend", className="legend"),
+            html.P(id="picture-note", className="soft"),
+        ],
+        className="picture",
+    )
+
+
+def _client(start: Choices) -> html.Div:
+    events = {"leaves": "leaves", "doubles": "doubles its budget"}
+    return html.Div(
+        [
+            html.H2("A client"),
+            html.P("Click a node, or name a client.", className="soft"),
+            _text("client", "Client"),
+            html.Datalist(id="client-names"),
+            html.Div(id="client-panel"),
+            html.H3("What if"),
+            html.Div([_text("other", "another client"), _radio("event", events, start)], className="row"),
+            html.Div(id="what-if", role="status"),
+        ],
+        className="client",
+    )
 
 
 def _run_tab(runs: Sequence[str]) -> list[Any]:
@@ -351,22 +336,11 @@ def _run_tab(runs: Sequence[str]) -> list[Any]:
         html.Code("mppfl explore --run FOLDER"),
         "; a training may still be running.",
     ]
+    names = dcc.Checklist(list(runs), list(runs[:5]), id=lever("runs"), inline=True, className="choice")
     return [
         html.P(hint, className="without-runs"),
-        html.Fieldset(
-            [
-                html.Legend("Runs, one over the other"),
-                dcc.Checklist(list(runs), list(runs[:5]), id=lever("runs"), inline=True, className="choice"),
-            ],
-            className="with-runs",
-        ),
+        html.Fieldset([html.Legend("Runs, one over the other"), names], className="with-runs"),
         html.Div(id="run-status", role="status"),
         _charts("with-runs"),
-        html.Div(
-            [
-                html.H2("Ledger"),
-                html.Div(id="ledger", className="scroll", tabIndex=0, role="region", **{"aria-label": "Ledger"}),
-            ],
-            className="with-runs",
-        ),
+        html.Div([html.H2("Ledger"), _table("ledger", "Ledger")], className="with-runs"),
     ]

@@ -1,24 +1,37 @@
-"""The server: the page, its downloads, and who may ask for them."""
+"""The server: the page, what can be downloaded from it, and who may ask for them.
+
+Requests come from this machine alone, or bring the token where the page is served to others. Other web pages that the
+user has open can send requests to 127.0.0.1, too: they are told by Host and Origin.
+"""
 
 from __future__ import annotations
 
+import csv
+import hmac
+import io
+import ipaddress
+import json
 import logging
+import secrets
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
+import numpy as np
 from dash import Dash
-from flask import Flask, Response, request
+from flask import Flask, Request, Response, redirect, request
 
 from mppfl.errors import BadInput, MppflError
 from mppfl.explorer.callbacks import connect
-from mppfl.explorer.door import Door, guard, is_loopback
-from mppfl.explorer.downloads import download
 from mppfl.explorer.page import page
-from mppfl.explorer.site import Site
+from mppfl.explorer.state import commands, from_query, to_query, to_toml
+from mppfl.explorer.world import Scene, Site
 
 ASSETS = Path(__file__).parent / "assets"
 THREADS = 4
+MOST_BYTES = 1_000_000  # of a request
 INDEX = """<!DOCTYPE html>
 <html lang="en">
   <head>{%metas%}<title>{%title%}</title><link rel="icon" type="image/svg+xml" href="/assets/icon.svg">{%css%}</head>
@@ -26,10 +39,10 @@ INDEX = """<!DOCTYPE html>
 </html>"""
 
 
-def make_app(site: Site, door: Door) -> Dash:
+def make_app(site: Site, access: AccessControl) -> Dash:
     """The page over a site, ready to be served."""
     flask = Flask("mppfl-explorer")
-    flask.config["MAX_CONTENT_LENGTH"] = site.uploads.request_limit
+    flask.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
     app = Dash(
         "mppfl-explorer",
         server=flask,
@@ -41,34 +54,28 @@ def make_app(site: Site, door: Door) -> Dash:
         add_log_handler=False,
         index_string=INDEX,
     )
-    megabytes = site.uploads.most_bytes / 1e6
     runs = [] if site.runs is None else [entry.name for entry in site.runs.list()]
-    app.layout = page(site.start, site.networks, runs, megabytes)
+    app.layout = page(site.start, site.networks, runs)
     connect(app, site)
-    guard(flask, door, _policy(app))
+    _guard(flask, access, _content_policy(app))
 
-    @flask.get("/download/<what>.<kind>")
-    def send(what: str, kind: str) -> Response:
+    @flask.get("/download/<name>")
+    def send(name: str) -> Response:
         try:
-            file = download(site, what, kind, request.query_string.decode("utf-8", "replace"))
+            kind, content = download(site, name, request.query_string.decode("utf-8", "replace"))
         except MppflError as error:
             return Response(f"{error}\n", 400, mimetype="text/plain")
-        named = {"Content-Disposition": f'attachment; filename="{file.name}"', "Cache-Control": "no-store"}
-        return Response(file.content, mimetype=file.kind, headers=named)
-
-    @flask.errorhandler(413)
-    def too_large(_: Exception) -> tuple[str, int]:
-        return f"More than {megabytes:g} MB. Open the file with --graph, or raise --upload-limit.\n", 413
+        named = {"Content-Disposition": f'attachment; filename="mppfl-{name}"', "Cache-Control": "no-store"}
+        return Response(content.encode(), mimetype=kind, headers=named)
 
     return app
 
 
-def _policy(app: Dash) -> str:
+def _content_policy(app: Dash) -> str:
     """Nothing is loaded from, or sent to, any other host: the browser itself holds the page to that."""
-    scripts = " ".join(["'self'", *app.csp_hashes()])
     parts = {
         "default-src": "'self'",
-        "script-src": scripts,
+        "script-src": " ".join(["'self'", *app.csp_hashes()]),
         "style-src": "'self' 'unsafe-inline'",  # Plotly and Cytoscape set styles as they draw
         "img-src": "'self' data: blob:",
         "connect-src": "'self'",
@@ -85,15 +92,17 @@ def address_of(host: str) -> str:
     try:
         if not host.strip():
             raise ValueError("it is empty")
-        found = [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except (OSError, ValueError) as cause:  # what cannot be written as a name at all is a ValueError
         reason = getattr(cause, "strerror", None) or cause
-        raise BadInput(f"--host={host!r:.80} leads nowhere ({reason}). Give an address, such as 127.0.0.1.") from cause
+        raise BadInput(
+            f"--host={host!r:.80} cannot be resolved ({reason}). Give an address, such as 127.0.0.1."
+        ) from cause
     if host == "localhost":  # served without a token, so it must be what it says
-        found = sorted(filter(is_loopback, found), key=lambda each: ":" in each)
-    if not found:
+        addresses = sorted(filter(is_loopback, addresses), key=lambda address: ":" in address)
+    if not addresses:
         raise BadInput(f"--host={host} is another machine by this one's list of names. Give 127.0.0.1.")
-    return found[0]
+    return addresses[0]
 
 
 def bind(app: Dash, host: str, port: int) -> Any:
@@ -106,3 +115,167 @@ def bind(app: Dash, host: str, port: int) -> Any:
     except (OSError, ValueError) as cause:
         reason = getattr(cause, "strerror", None) or cause
         raise BadInput(f"{host}:{port} cannot be served from ({reason}). Choose another --port or --host.") from cause
+
+
+# ---- downloads -----------------------------------------------------------------------------------------------------
+
+
+def download(site: Site, name: str, query: str) -> tuple[str, str]:
+    """Type and text of a file for the state of the page that the query holds."""
+    choices = from_query(query)
+    if name == "experiment.toml":  # sent as state.DOWNLOADED, the name that the file itself speaks of
+        return "application/toml", to_toml(choices, site.world.source(choices))
+    if name not in ("data.csv", "data.json"):
+        raise BadInput(f"{name[:60]!r} is not made here. Ask for data.csv, data.json or experiment.toml.")
+    scene = site.world.scene(choices)
+    columns = _columns(scene)
+    if name == "data.csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        return "text/csv", text.getvalue()
+    shown = scene.round_index - 1
+    content = {
+        "link": to_query(choices),
+        "commands": list(commands(choices)),
+        "mechanism": choices.mechanism,
+        "round_index": scene.round_index,
+        "reward_rate": float(scene.solution.plan.reward_rates[shown]),
+        "server_cost": float(scene.solution.outcome.server_costs[shown]),
+        "welfare": float(scene.solution.outcome.welfare[shown]),
+        "clients": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+    }
+    return "application/json", json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def _columns(scene: Scene) -> dict[str, list[Any]]:
+    """Values of every client in the round shown."""
+    values = {
+        "budget": scene.budgets,
+        "price": scene.prices,
+        "payment": scene.prices * scene.budgets,
+        "external_risk": scene.external,
+        "privacy_loss": scene.losses,
+        "utility": scene.utilities,
+        "spent_so_far": scene.cumulative.spent,
+        "external_risk_so_far": scene.cumulative.external,
+    }
+    finite = {name: [v if np.isfinite(v) else None for v in array.tolist()] for name, array in values.items()}
+    return {"name": list(scene.names), **finite}
+
+
+# ---- who may ask ---------------------------------------------------------------------------------------------------
+
+COOKIE = "mppfl-token"
+LEAST_TOKEN = 16  # characters
+HERE = ("127.0.0.1", "localhost", "::1")
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AccessControl:
+    """Where the page is served, and to whom.
+
+    host   the address to bind to
+    token  what a request must bring; None where only this machine can reach the page
+    """
+
+    host: str = "127.0.0.1"
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < LEAST_TOKEN:
+            raise BadInput(
+                f"--token has {len(self.token)} characters. Give at least {LEAST_TOKEN}, ASCII, or leave it out."
+            )
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise BadInput("--token has a character that is no printable ASCII. Give another, or leave it out.")
+        if self.token is None and not is_loopback(self.host):
+            raise BadInput(f"--host={self.host} lets others in, which needs a token.")
+
+
+def access_for(host: str, token: str | None) -> AccessControl:
+    """The access to an address: with a fresh token where others can reach it and none is given."""
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    return AccessControl(host, token)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _guard(server: Flask, access: AccessControl, policy: str) -> None:
+    """Checks every request, and tells the browser to load nothing from elsewhere."""
+
+    @server.before_request
+    def check() -> Response | None:
+        return _refusal(request, access)
+
+    @server.after_request
+    def seal(response: Response) -> Response:
+        response.headers.update(HEADERS)
+        response.headers["Content-Security-Policy"] = policy
+        return response
+
+
+def _refusal(asked: Request, access: AccessControl) -> Response | None:
+    """None where the request may pass; else what to answer."""
+    hostname = _part_of(f"//{asked.host}", "hostname")
+    if access.token is None and hostname not in (*HERE, access.host):
+        here = dict.fromkeys(["127.0.0.1", access.host])
+        return _forbidden(f"This page is served as {' or '.join(here)} only, not as {hostname!r}.")
+    origin = asked.headers.get("Origin")
+    if origin is not None and _part_of(origin, "netloc") != asked.host:
+        return _forbidden("Another page may not ask on your behalf.")
+    return None if access.token is None else _token_refusal(asked, access.token)
+
+
+def _token_refusal(asked: Request, token: str) -> Response | None:
+    """None if the session cookie is valid; a redirect that sets it if the URL has the token; otherwise 403."""
+    given = asked.args.get("token")
+    if given is None:
+        if _same(asked.cookies.get(cookie_for(asked.host), ""), token):
+            return None
+        return _forbidden("Open the link that `mppfl explore` printed: it holds the token.")
+    if not _same(given, token):
+        return _forbidden("The token in the link is not the one that `mppfl explore` printed.")
+    # Out of the address, where it would be seen and copied, into a cookie that scripts cannot read.
+    rest = [(key, value) for key, value in asked.args.items(multi=True) if key != "token"]
+    answer: Response = redirect(asked.path + (f"?{urlencode(rest)}" if rest else ""))
+    answer.set_cookie(cookie_for(asked.host), token, httponly=True, samesite="Strict", secure=asked.is_secure)
+    return answer
+
+
+def cookie_for(host: str) -> str:
+    """The cookie's name, with the port: browsers send a host's cookies to all of its ports, other explorers' too."""
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}-{port}" if port.isdecimal() else COOKIE
+
+
+def _part_of(address: str, part: str) -> str:
+    """Hostname or netloc of an address; "" where it is none."""
+    try:
+        return getattr(urlsplit(address), part) or ""
+    except ValueError:  # half a pair of brackets
+        return ""
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _forbidden(reason: str) -> Response:
+    return Response(reason + "\n", 403, mimetype="text/plain")

@@ -13,24 +13,52 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from mppfl.arrays import Array
+from mppfl.charts import Line, slots_of
 from mppfl.errors import BadInput
 from mppfl.experiment import Run, comparison_cells, comparison_rows, require_folder
-from mppfl.experiment.report import figures as draw
-from mppfl.experiment.report import graph as report_graph
-from mppfl.experiment.report.run_sections import run_section
-from mppfl.experiment.report.words import headline, labels_of, subtitle, tiles, verdict
+from mppfl.experiment.report import svg
+from mppfl.experiment.report.sections import headline, labels_of, run_section, subtitle, tiles, verdict
 from mppfl.files import write_whole
 from mppfl.privacy.ledger import SIMULATION
 from mppfl.text import duration, epsilon, finite, number, percent, plainly, tooltip_number, tooltip_values
 
 MOST_CELLS = 60_000  # figures given to the page's script for its slider
+# Columns of the comparison in which one run is the best: what is compared, and whether less of it is better.
+RANKED = {
+    "final accuracy": ("final_accuracy", False),
+    "best accuracy": ("best_accuracy", False),
+    "server cost": ("server_cost", True),
+    "client welfare": ("welfare", False),
+    "largest ε": ("dp_epsilon", True),
+    "worst case ε": ("worst_case_epsilon", True),
+    "median spent ρ": ("median_spent", True),
+}
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> Path:
-    """Writes the page at `path`: curves, prices, the social graph, exposure, accounts, payments and provenance.
+    """Writes one HTML page about one or several trainings.
 
-    Self-contained: it loads nothing, works without JavaScript, prints, and follows the reader's light or dark theme.
+    The page shows curves, prices, the social graph, exposure, privacy accounts, payments and provenance. It is
+    self-contained: it loads nothing, works without JavaScript, prints, and follows the reader's light or dark theme.
+
+    Args:
+        runs: The runs to show, as `train` returns and `load_run` reads them. Several are shown side by side.
+        path: Where the page goes. Folders above it are made.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        BadInput: There is no run.
+        MppflError: The page could not be written; whatever was at the path is untouched.
+
+    Example:
+        >>> from mppfl import write_report
+        >>> write_report([], "report.html")
+        Traceback (most recent call last):
+        mppfl.errors.BadInput: a report needs at least one run.
+
+        With a run, `write_report([load_run("runs/demo/mppfl")], "report.html")` returns the path of the page.
     """
     if not runs:
         raise BadInput("a report needs at least one run.")
@@ -42,27 +70,27 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
 
 def report_page(runs: Sequence[Run]) -> str:
     """The page as text."""
-    labels = labels_of(runs)
-    charts, chart_data = _charts(runs, labels)
-    graphs, graph_data = _graphs(runs, labels)
-    sections = [run_section(slot, label, run) for slot, (label, run) in enumerate(zip(labels, runs, strict=True))]
-    page = _templates().get_template("report.html.j2")
+    labels, slots = labels_of(runs), slots_of([run.mechanism for run in runs])
+    charts, chart_data = _charts(runs, labels, slots)
+    graphs, graph_data = _graphs(runs, labels, slots)
+    sections = [run_section(k, *parts) for k, parts in enumerate(zip(slots, labels, runs, strict=True))]
+    page = page_templates().get_template("report.html.j2")
     return page.render(
-        css=Markup(_read("report.css")),
-        js=Markup(_read("report.js")),
+        css=Markup(read_template("report.css")),
+        js=Markup(read_template("report.js")),
         title=headline(runs),
         subtitle=subtitle(runs),
         verdict=verdict(runs, labels),
         tiles=tiles(runs),
         simulation=SIMULATION if any(run.accounts.simulation for run in runs) else "",
-        legend=[{"label": label, "style": draw.style_of(slot)} for slot, label in enumerate(labels)],
+        legend=[{"label": label, "style": svg.style_of(slot)} for slot, label in zip(slots, labels, strict=True)],
         comparison=_comparison(runs, labels),
         charts=charts,
         graphs=graphs,
         sections=sections,
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
         data={
-            "scale": list(draw.SCALE),
+            "scale": list(svg.SCALE),
             "charts": chart_data,
             "graphs": graph_data,
             "heats": {section["key"]: section["payments"]["data"] for section in sections},
@@ -70,15 +98,21 @@ def report_page(runs: Sequence[Run]) -> str:
     )
 
 
-def _templates() -> Environment:
-    found = Environment(
-        loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+def page_templates() -> Environment:
+    """Jinja's environment over the folder of templates, with filters for numbers."""
+    environment = Environment(
+        loader=FunctionLoader(read_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    found.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
-    return found
+    environment.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
+    return environment
 
 
-def _read(name: str) -> str:
+def read_template(name: str) -> str:
+    """The text of a template, style sheet or script."""
     return resources.files("mppfl.experiment.report").joinpath("templates", name).read_text("utf-8")
 
 
@@ -88,178 +122,165 @@ def _read(name: str) -> str:
 def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
     rows = comparison_rows(runs)
     cells = [comparison_cells(row) for row in rows]
-    said = [heading for heading in ("mechanism", "aggregation") if len({each[heading] for each in cells}) == 1]
+    same = [heading for heading in ("mechanism", "aggregation") if len({row[heading] for row in cells}) == 1]
     if all(row.mechanism == label for row, label in zip(rows, labels, strict=True)):
-        said.append("mechanism")  # the run's own name already says it
-    wins: dict[str, set[int]] = {}
-    for heading, values, sign in (
-        ("final accuracy", [row.final_accuracy for row in rows], -1),
-        ("best accuracy", [row.best_accuracy for row in rows], -1),
-        ("server cost", [row.server_cost for row in rows], 1),
-        ("client welfare", [row.welfare for row in rows], -1),
-        ("largest ε", [row.dp_epsilon for row in rows], 1),
-        ("worst case ε", [row.worst_case_epsilon for row in rows], 1),
-        ("median spent ρ", [row.median_spent for row in rows], 1),
-    ):
-        protected = [math.isfinite(row.median_spent) for row in rows]
-        ranked = [(sign * v, at) for at, v in enumerate(values) if math.isfinite(v) and protected[at]]
-        if len(ranked) > 1:
-            best = cells[min(ranked)[1]][heading]
-            wins[heading] = {at for _, at in ranked if cells[at][heading] == best}
+        same.append("mechanism")  # the run's own name already says it
+    best: dict[str, set[int]] = {}
+    for heading, (measure, less) in RANKED.items():
+        values = {k: getattr(row, measure) for k, row in enumerate(rows) if math.isfinite(row.median_spent)}
+        values = {k: value if less else -value for k, value in values.items() if math.isfinite(value)}
+        if len(values) > 1:
+            shown = cells[min(values, key=lambda k, values=values: values[k])][heading]  # type: ignore[misc]
+            best[heading] = {k for k in values if cells[k][heading] == shown}
+    headings = [heading for heading in cells[0] if heading not in same]
     return {
-        "headings": [heading for heading in cells[0] if heading not in said],
-        "shared": f"All aggregate by {cells[0]['aggregation']}." if "aggregation" in said else "",
+        "headings": headings,
+        "shared": f"All aggregate by {cells[0]['aggregation']}." if "aggregation" in same else "",
         "rows": [
             {
                 "label": label,
-                "style": draw.style_of(at),
                 "cells": [
                     {
-                        "text": text,
-                        "best": at in wins.get(heading, ()),
+                        "text": cells[k][heading],
+                        "best": k in best.get(heading, ()),
                         "words": heading in ("mechanism", "aggregation"),
                     }
-                    for heading, text in cells[at].items()
-                    if heading not in said
+                    for heading in headings
                 ],
             }
-            for at, label in enumerate(labels)
+            for k, label in enumerate(labels)
         ],
     }
 
 
-def _charts(runs: Sequence[Run], labels: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    def series(values: str) -> list[draw.Series]:
+def _charts(
+    runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    every = list(zip(labels, slots, runs, strict=True))
+
+    def lines_of(values: str) -> list[Line]:
         return [
-            draw.Series(label, slot, run.history.rounds["round_index"], run.history.rounds[values])
-            for slot, (label, run) in enumerate(zip(labels, runs, strict=True))
+            Line(label, slot, run.history.rounds["round_index"], run.history.rounds[values])
+            for label, slot, run in every
         ]
 
     banded = len(runs) <= 3
-    asked = [
-        ("accuracy", "Accuracy on test data", series("accuracy"), _tick_percent, False, "learning"),
-        ("loss", "Loss on test data", series("loss"), plainly, False, "learning"),
-        ("reward_rate", "Reward rate, money per unit of budget", series("reward_rate"), plainly, False, "money"),
-        ("budgets", "Budget ρ that the middle client spends" + (", band: middle 80 %" if banded else ""),
-         [_budget_series(label, slot, run, banded) for slot, (label, run) in enumerate(zip(labels, runs, strict=True))],
-         plainly, True, "money"),
-    ]  # fmt: skip
-    found, data = [], {}
-    for key, title, curves, tick, from_zero, group in asked:
+    budget_title = "Budget ρ that the middle client spends" + (", band: middle 80 %" if banded else "")
+    wanted = [
+        ("accuracy", "Accuracy on test data", lines_of("accuracy"), _tick_percent, "learning"),
+        ("loss", "Loss on test data", lines_of("loss"), plainly, "learning"),
+        ("reward_rate", "Reward rate, money per unit of budget", lines_of("reward_rate"), plainly, "money"),
+        ("budgets", budget_title, [_budget_line(*parts, banded) for parts in every], plainly, "money"),
+    ]
+    charts, data = [], {}
+    for key, title, lines, tick, group in wanted:
         # Who pays nothing at all would only press the others' rates against the edge.
-        drawn = [each for each in curves if key != "reward_rate" or each.y.any()] or curves
-        label = f"{title}: {_in_words(curves, tick)}"
-        svg, frame = draw.line_chart(drawn, label, key=key, tick=tick, from_zero=from_zero)
-        notes = " ".join(_chart_notes(curves, drawn))
-        found.append({"key": key, "title": title, "svg": svg, "group": group, "note": notes})
+        drawn = [line for line in lines if key != "reward_rate" or line.y.any()] or lines
+        alt_text = f"{title}: {_in_words(lines, tick)}"
+        picture, frame = svg.line_chart(drawn, alt_text, key=key, tick=tick, from_zero=key == "budgets")
+        note = " ".join(_chart_notes(lines, drawn))
+        charts.append({"key": key, "title": title, "svg": picture, "group": group, "note": note})
         if frame is not None:
-            data[key] = asdict(frame) | {
-                "percent": tick is _tick_percent,
-                "series": [
-                    {"name": c.name, "slot": c.slot, "x": c.x.tolist(), "y": tooltip_values(c.y)} for c in curves
-                ],
-            }
-    return found, data
+            series = [{"name": line.name, "x": line.x.tolist(), "y": tooltip_values(line.y)} for line in lines]
+            data[key] = asdict(frame) | {"percent": tick is _tick_percent, "series": series}
+    return charts, data
 
 
-def _chart_notes(curves: Sequence[draw.Series], drawn: Sequence[draw.Series]) -> list[str]:
+def _chart_notes(lines: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
     """What a reader cannot see: curves left out, and curves that lie on one another."""
     notes = []
-    endless = [each.name for each in drawn if np.isposinf(each.y).any()]
-    if endless:
-        notes.append(f"Infinite, so not drawn: {', '.join(endless)}.")
-    if len(drawn) < len(curves):
-        notes.append(f"Zero throughout, so not drawn: {', '.join(each.name for each in curves if each not in drawn)}.")
-    left = [each for each in drawn if np.isfinite(each.y).any()]
+    infinite = [line.name for line in drawn if np.isposinf(line.y).any()]
+    if infinite:
+        notes.append(f"Infinite, so not drawn: {', '.join(infinite)}.")
+    if len(drawn) < len(lines):
+        notes.append(f"Zero throughout, so not drawn: {', '.join(line.name for line in lines if line not in drawn)}.")
+    left = [line for line in drawn if np.isfinite(line.y).any()]
     while left:
-        same = [each for each in left if np.array_equal(each.y, left[0].y, equal_nan=True)]
+        same = [line for line in left if np.array_equal(line.y, left[0].y, equal_nan=True)]
         if len(same) > 1:
-            notes.append(f"These lie on one another: {', '.join(each.name for each in same)}.")
-        left = [each for each in left if each not in same]
+            notes.append(f"These lie on one another: {', '.join(line.name for line in same)}.")
+        left = [line for line in left if line not in same]
     return notes
 
 
-def _budget_series(label: str, slot: int, run: Run, banded: bool) -> draw.Series:
+def _budget_line(label: str, slot: int, run: Run, banded: bool) -> Line:
     """What those who took part were charged: the middle one, and the tenth from either end."""
     budgets = np.where(run.history.clients["participating"], run.history.clients["spent"], np.nan)
     low, middle, high = (np.full(run.num_rounds, np.nan) for _ in range(3))
-    some = np.flatnonzero(~np.isnan(budgets).all(axis=1))
-    for at in some:
-        here = budgets[at][~np.isnan(budgets[at])]
-        if np.isfinite(here).all():
-            low[at], middle[at], high[at] = np.quantile(here, (0.1, 0.5, 0.9))
+    for k in np.flatnonzero(~np.isnan(budgets).all(axis=1)):
+        charged = budgets[k][~np.isnan(budgets[k])]
+        if np.isfinite(charged).all():
+            low[k], middle[k], high[k] = np.quantile(charged, (0.1, 0.5, 0.9))
         else:
-            middle[at] = np.inf
-    rounds = run.history.rounds["round_index"]
-    return draw.Series(label, slot, rounds, middle, low, high) if banded else draw.Series(label, slot, rounds, middle)
+            middle[k] = np.inf
+    return Line(label, slot, run.history.rounds["round_index"], middle, *((low, high) if banded else ()))
 
 
 def _tick_percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _in_words(curves: Sequence[draw.Series], tick: Any) -> str:
-    """First and last value of every curve, for those who hear the page."""
-    ends = []
-    for each in curves:
-        known = finite(each.y)
-        ends.append(
-            f"{each.name} from {tick(known[0])} to {tick(known[-1])}" if len(known) else f"{each.name} not known"
-        )
-    return "; ".join(ends)
+def _in_words(lines: Sequence[Line], tick: Any) -> str:
+    """First and last value of every curve: the chart's alt text."""
+    ends = [(line.name, finite(line.y)) for line in lines]
+    return "; ".join(
+        f"{name} from {tick(known[0])} to {tick(known[-1])}" if len(known) else f"{name} not known"
+        for name, known in ends
+    )
 
 
-def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _graphs(runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]) -> tuple[dict[str, Any], dict[str, Any]]:
     """One picture per run, on one colour scale; runs on the same network share its layout and its links."""
-    layouts: list[tuple[Run, report_graph.Layout]] = []
-    of_run: list[int] = []
+    layouts: list[tuple[Run, svg.Layout]] = []
+    layout_of: list[int] = []
     for run in runs:
-        same = next((at for at, (other, _) in enumerate(layouts) if _same_links(run, other)), None)
+        same = next((k for k, (other, _) in enumerate(layouts) if _same_links(run, other)), None)
         if same is None:
-            layouts.append((run, report_graph.lay_out(run.graph)))
-        of_run.append(len(layouts) - 1 if same is None else same)
-    spent = finite(np.concatenate([run.accounts.spent for run in runs]))
-    exposed = finite(np.concatenate([run.exposure for run in runs]))
-    top, most_exposed = (float(values.max()) if len(values) else 0.0 for values in (spent, exposed))
-    paid = finite(np.concatenate([run.paid for run in runs]))
-    most_paid = float(paid.max()) if len(paid) else 0.0
+            layouts.append((run, svg.graph_layout(run.graph)))
+        layout_of.append(len(layouts) - 1 if same is None else same)
+    most = {
+        "spent": _largest([run.accounts.spent for run in runs]),
+        "exposure": _largest([run.exposure for run in runs]),
+        "budgets": _largest([run.history.clients["budgets"] for run in runs]),
+        "payments": _largest([run.history.clients["payments"] for run in runs]),
+    }
+    ends = most["spent"], _largest([run.paid for run in runs])
     panels, data = [], {}
-    for slot, (label, run) in enumerate(zip(labels, runs, strict=True)):
-        layout = layouts[of_run[slot]][1]
-        key = f"graph-{slot}"
-        said = (
+    for k, (label, slot, run) in enumerate(zip(labels, slots, runs, strict=True)):
+        layout, key = layouts[layout_of[k]][1], f"graph-{k}"
+        alt_text = (
             f"Social graph under {label}: {run.num_clients:,} clients, {run.graph.num_links:,} links; colour is spent ρ"
         )
-        links_id = f"links-{of_run[slot]}"
-        svg = report_graph.graph_picture(
-            layout, run.names, run.accounts.spent, run.paid, (top, most_paid), said, key=key, links_id=links_id
+        picture = svg.graph_picture(
+            layout, run.names, run.accounts.spent, run.paid, ends, alt_text, key=key, links_id=f"links-{layout_of[k]}"
         )
-        panels.append({"label": label, "style": draw.style_of(slot), "svg": svg, "note": layout.note})
+        panels.append({"label": label, "style": svg.style_of(slot), "svg": picture, "note": layout.note})
         data[key] = _graph_data(run, layout)
-    cells = sum(run.num_rounds * len(layouts[at][1].shown) for run, at in zip(runs, of_run, strict=True))
+    cells = sum(run.num_rounds * len(layouts[k][1].shown) for run, k in zip(runs, layout_of, strict=True))
     small = cells * 2 <= MOST_CELLS and len({run.num_rounds for run in runs}) == 1 and runs[0].num_rounds > 1
     if not small:
-        for each in data.values():
-            each.update(budgets=[], payments=[])
-    ends = {"spent": top, "exposure": most_exposed} | {
-        name: max((float(values.max(initial=0.0)) for values in _finite_of(runs, name)), default=0.0)
-        for name in ("budgets", "payments")
-    }
+        for graph in data.values():
+            graph.update(budgets=[], payments=[])
     pictures = {
         "panels": panels,
-        "links": [{"id": f"links-{at}", "path": layout.links} for at, (_, layout) in enumerate(layouts)],
-        "top": number(top),
+        "links": [{"id": f"links-{k}", "path": layout.links} for k, (_, layout) in enumerate(layouts)],
+        "top": number(most["spent"]),
         "slider": runs[0].num_rounds if small else 0,
-        "gradient": ", ".join(draw.SCALE[::3]),
+        "gradient": ", ".join(svg.SCALE[::3]),
         "infinite": any(np.isposinf(run.accounts.spent).any() for run in runs),
     }
-    return pictures, {"ends": {name: tooltip_number(end) for name, end in ends.items()}, "runs": data}
+    return pictures, {"ends": {name: tooltip_number(value) for name, value in most.items()}, "runs": data}
 
 
-def _graph_data(run: Run, layout: report_graph.Layout) -> dict[str, Any]:
+def _largest(arrays: Sequence[Any]) -> float:
+    """The largest finite value of all, 0 where there is none."""
+    return max((float(finite(values).max(initial=0.0)) for values in arrays), default=0.0)
+
+
+def _graph_data(run: Run, layout: svg.Layout) -> dict[str, Any]:
     shown = layout.shown
     return {
-        "names": [run.names[at] for at in shown.tolist()],
+        "names": [run.names[client] for client in shown.tolist()],
         "rounds": run.history.rounds["round_index"].tolist(),
         "spent": tooltip_values(run.accounts.spent[shown]),
         "exposure": tooltip_values(run.exposure[shown]),
@@ -269,14 +290,9 @@ def _graph_data(run: Run, layout: report_graph.Layout) -> dict[str, Any]:
     }
 
 
-def _finite_of(runs: Sequence[Run], name: str) -> list[Array]:
-    return [finite(run.history.clients[name]) for run in runs]
-
-
 def _same_links(one: Run, other: Run) -> bool:
     a, b = one.graph.influence, other.graph.influence
-    return (
-        a.shape == b.shape
-        and a.nnz == b.nnz
-        and bool((a.indptr == b.indptr).all() and (a.indices == b.indices).all() and (a.data == b.data).all())
+    same_size = a.shape == b.shape and a.nnz == b.nnz
+    return same_size and all(
+        np.array_equal(getattr(a, part), getattr(b, part)) for part in ("indptr", "indices", "data")
     )

@@ -79,14 +79,11 @@
     return element;
   }
 
-  /* The place of a chart: what must be read beside it, and its downloads. */
+  /* A chart, which its alt text names, and what must be read beside it. */
   function frameOf(key, holder) {
     if (here("frame-" + key)) return here("frame-" + key);
-    const links = holder.dataset.kinds.split(" ").map((kind) => made("a", { "data-path": "/download/" + key + "." + kind,
-      href: "/download/" + key + "." + kind + queried, download: key + "." + kind, title: "Download Figure as " + kind.toUpperCase() }, kind.toUpperCase()));
-    const frame = made("figure", { id: "frame-" + key, class: "chart", role: "group" },
-      made("div", { id: "chart-" + key, class: "plot" }), made("p", { id: "note-" + key, class: "soft" }),
-      made("figcaption", {}, made("span", { class: "downloads", id: "downloads-" + key }, made("span", { class: "soft" }, "Figure:"), ...links)));
+    const frame = made("figure", { id: "frame-" + key, class: "chart" },
+      made("div", { id: "chart-" + key, class: "plot", role: "img" }), made("p", { id: "note-" + key, class: "soft" }));
     holder.append(frame);
     return frame;
   }
@@ -110,6 +107,7 @@
       charts.set(each.key, each);
       frames.get(each.key).hidden = false;
       here("note-" + each.key).textContent = each.note;
+      here("chart-" + each.key).setAttribute("aria-label", each.words);
     }
     const Plotly = await withPlotly();
     const [first, later] = [[], []];
@@ -148,8 +146,6 @@
       const named = button.getAttribute("aria-labelledby") || "";
       if (here(words) && !named.startsWith(words)) button.setAttribute("aria-labelledby", words + " " + named);
     }
-    const file = document.querySelector('#upload input[type="file"]:not([aria-label])');
-    if (file) file.setAttribute("aria-label", "Open an edge list");
   }
 
   let naming = false;
@@ -160,12 +156,6 @@
   }
   new MutationObserver(nameSoon).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["aria-selected"] });
   document.addEventListener("focusout", nameSoon);
-
-  let queried = ""; /* the query of the moment: links that are made later need it, too */
-  function withQuery(query) {
-    queried = query;
-    document.querySelectorAll("a[data-path]").forEach((link) => link.setAttribute("href", link.dataset.path + query));
-  }
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     explorer: {
@@ -198,7 +188,7 @@
         for (const id of ["alert", "summary"]) if (given[id] !== undefined && here(id).textContent !== given[id]) here(id).textContent = given[id];
         if (given.query !== undefined) {
           window.history.replaceState(null, "", window.location.pathname + given.query);
-          withQuery(given.query);
+          document.querySelectorAll("a[data-path]").forEach((link) => link.setAttribute("href", link.dataset.path + given.query));
         }
         /* The server has escaped every word in these. */
         for (const [id, text] of Object.entries(given.texts || {})) if (here(id).innerHTML !== text) here(id).innerHTML = text;
@@ -261,18 +251,6 @@
       },
     },
   });
-
-  /* Dash drops a file that is too large without a word: the page says so itself. */
-  function tellSize(files) {
-    const told = here("upload-refused");
-    if (!told || !files || !files.length) return;
-    const most = Number(told.dataset.most), file = files[0];
-    told.textContent = file.size <= most ? "" : file.name + ": " + (file.size / 1e6).toFixed(1) + " MB is more than " + most / 1e6 +
-      " MB. Open it with --graph, or raise --upload-limit.";
-  }
-  const atUpload = (event) => event.target.closest && event.target.closest("#upload");
-  document.addEventListener("change", (event) => { if (atUpload(event)) tellSize(event.target.files); }, true);
-  document.addEventListener("drop", (event) => { if (atUpload(event)) tellSize(event.dataTransfer.files); }, true);
 
   document.addEventListener("keydown", (event) => {
     const cy = drawing();

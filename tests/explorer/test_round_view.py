@@ -1,4 +1,4 @@
-"""Charts of a solved game show the solution's own figures, for twenty clients as for many."""
+"""Charts of a solved game show the solution's own figures, for twenty clients as for many; mechanisms compared."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mppfl.explorer import Choices, World, budgets_by_round, comparison, to_plotly
-from mppfl.game import AlongLine
+from mppfl.charts import to_plotly
+from mppfl.errors import BadInput
+from mppfl.explorer import LEFT_OUT, ROUND_CHARTS, Choices, World, comparison, comparison_charts, round_charts
+from mppfl.game import COMPARED, AlongLine, compare
+from mppfl.network import graph_from_links
 from tests.homes import home
 
-charts = home(budgets_by_round)
-
 ROUNDS = 8
+SMALL = Choices(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -27,57 +29,57 @@ def scene(world):
     return world.scene(Choices(num_clients=20, num_rounds=ROUNDS, round_shown=3, client="7"))
 
 
+def chart_of(scene, key):
+    (chart,) = (each for each in round_charts(scene) if each.key == key)
+    return chart
+
+
 def line(chart, name):
     (found,) = (each for each in chart.lines if each.name.startswith(name))
     return found
 
 
 def test_every_chart_of_a_scene_has_its_own_key_and_can_be_drawn(scene):
-    found = charts.scene_charts(scene)
-    assert len({chart.key for chart in found}) == len(found) == 6
-    for chart in found:
+    charts = round_charts(scene)
+    assert tuple(chart.key for chart in charts) == ROUND_CHARTS
+    for chart in charts:
         assert not chart.is_empty
         assert len(chart.title) <= 45  # fits on a phone
         assert to_plotly(chart, True)["data"]
 
 
 def test_the_server_cost_is_the_sum_of_its_parts(scene):
-    chart = charts.server_costs(scene)
+    chart = chart_of(scene, "server-cost")
     parts = line(chart, "τ·accuracy").y + line(chart, "(1−τ)·payments").y
     assert parts == pytest.approx(line(chart, "server cost").y)
     assert line(chart, "server cost").y == pytest.approx(scene.solution.outcome.server_costs)
-    assert chart.at == 3
-    assert charts.reward_rates(scene).lines[0].y == pytest.approx(scene.solution.plan.reward_rates)
-    both = charts.welfare(scene)
+    assert chart.marked == 3
+    assert chart_of(scene, "reward-rate").lines[0].y == pytest.approx(scene.solution.plan.reward_rates)
+    both = chart_of(scene, "welfare")
     gone = line(both, "clients and server").y - scene.solution.outcome.welfare
     assert gone == pytest.approx(-2 * scene.solution.outcome.server_costs)  # τ = 1/2
 
 
 def test_budgets_by_round_are_those_of_the_plan(scene):
-    chart = charts.budgets_by_round(scene)
+    chart = chart_of(scene, "budgets-by-round")
     matrix = scene.solution.plan.to_matrix()
     median = line(chart, "median")
     assert median.y == pytest.approx(np.median(matrix, axis=1))
     assert median.low == pytest.approx(np.quantile(matrix, 0.1, axis=1))
     assert line(chart, "client 7").y == pytest.approx(matrix[:, 7])
     assert chart.note == ""
-    unknown = SimpleNamespace(**scene_parts(scene) | {"choices": replace(scene.choices, client="nobody")})
-    assert len(charts.budgets_by_round(unknown).lines) == 1
-
-
-def scene_parts(scene):
-    names = ("choices", "solution", "round_index", "budgets", "prices", "losses", "external", "utilities", "names")
-    return {name: getattr(scene, name) for name in names}
+    unknown = replace(scene, choices=replace(scene.choices, client="nobody"))
+    assert len(chart_of(unknown, "budgets-by-round").lines) == 1
 
 
 def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
-    few = charts.budgets_sorted(scene)
+    few = chart_of(scene, "budgets-sorted")
     assert len(few.labels) == 20
     assert "▸ 7" in few.labels
     assert (np.diff(few.bars[0].values) <= 0).all()
     assert sorted(few.bars[0].values) == pytest.approx(sorted(scene.budgets))
     assert few.x.name == "budget"
-    many = charts.budgets_sorted(world.scene(Choices(num_clients=61, num_rounds=2, client="5")))
+    many = chart_of(world.scene(Choices(num_clients=61, num_rounds=2, client="5")), "budgets-sorted")
     assert not many.bars
     curve, chosen = many.lines
     assert curve.y[int(chosen.x[0]) - 1] == chosen.y[0]
@@ -85,7 +87,7 @@ def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
 
 
 def test_points_are_clients_with_their_names(scene):
-    clients, chosen = charts.utility_by_risk(scene).points
+    clients, chosen = chart_of(scene, "utility-by-risk").points
     assert clients.labels == scene.names
     assert clients.x == pytest.approx(scene.external)
     assert clients.y == pytest.approx(scene.utilities)
@@ -102,9 +104,14 @@ def of_many(size, client):
     )
     plan = type("Plan", (), {**vars(plan), "__len__": lambda self: 4})()
     graph = SimpleNamespace(index=int)
+    outcome = SimpleNamespace(
+        **dict.fromkeys(("reward_rates", "server_costs", "accuracy_terms", "payments"), 4.0 / rounds),
+        **dict.fromkeys(("welfare", "total_welfare"), 4.0 / rounds),
+    )
+    game = SimpleNamespace(graph=graph, accuracy_weight=0.5)
     return SimpleNamespace(
         choices=SimpleNamespace(client=client),
-        solution=SimpleNamespace(plan=plan, game=SimpleNamespace(graph=graph)),
+        solution=SimpleNamespace(plan=plan, game=game, outcome=outcome),
         round_index=1,
         budgets=budgets.at(0, 4.0),
         external=rng.uniform(size=size),
@@ -115,23 +122,23 @@ def of_many(size, client):
 
 def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
     many = of_many(50_000, "49999")
-    chart = charts.budgets_by_round(many)
+    chart = chart_of(many, "budgets-by-round")
     assert "2,000 clients drawn from 50,000" in chart.note
     # The median of 2,000 of them is within 0.05 of 1 except with a chance below one in a billion.
     assert line(chart, "median").y == pytest.approx(4 / np.arange(1, 5), rel=0.05)
     assert line(chart, "client 49999").y[0] == many.budgets[-1]
-    assert charts.budgets_by_round(many).lines[0].y == pytest.approx(chart.lines[0].y, abs=0)  # the same sample
-    points = charts.utility_by_risk(many)
+    assert chart_of(many, "budgets-by-round").lines[0].y == pytest.approx(chart.lines[0].y, abs=0)  # the same sample
+    points = chart_of(many, "utility-by-risk")
     assert len(points.points[0].labels) == 2000
     assert "2,000 clients drawn from 50,000" in points.note
-    sorted_ = charts.budgets_sorted(many)
+    sorted_ = chart_of(many, "budgets-sorted")
     assert len(sorted_.lines[0].x) == 50_000
     assert len(to_plotly(sorted_, False)["data"][0]["x"]) <= 2000
 
 
 def test_mechanisms_stand_side_by_side_under_both_rewards(world):
     found = comparison(world, Choices(num_clients=20, num_rounds=ROUNDS))
-    drawn = {chart.key: chart for chart in charts.comparison_charts(found)}
+    drawn = {chart.key: chart for chart in comparison_charts(found)}
     assert list(drawn) == [
         "compared-server-cost",
         "compared-welfare",
@@ -150,7 +157,35 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
     assert anarchy.note
 
 
-def test_infinite_values_are_said_and_not_drawn():
-    chart = charts.sorted_chart("k", "T", charts.Axis("budget", "ρ"), {"b": np.array([1.0, np.inf])}, ("a", "b"))
-    assert chart.note == "1 infinite values cannot be drawn"
-    assert to_plotly(chart, False)["data"][0]["x"] == [None, 1.0]
+def test_compared_rows_are_those_of_the_library(world):
+    found = comparison(world, SMALL)
+    rows = compare(world.game(SMALL), num_rounds=3, fixed_budget="mean", seed=2)
+    for mine, theirs in zip(found.rows, rows, strict=True):
+        assert (mine.mechanism, mine.convention) == (theirs.mechanism, theirs.convention)
+        assert (mine.server_cost, mine.welfare) == (theirs.server_cost, theirs.welfare)
+    assert [row.mechanism for row in found.under("own")] == list(COMPARED)
+    assert found.num_rounds == 3
+
+
+def test_the_row_of_the_mechanism_shown_agrees_with_its_scene(world):
+    for changed in ({}, {"clients_are": "random"}, {"leader": "pigouvian"}):
+        chosen = replace(SMALL, **changed)
+        (row,) = [each for each in comparison(world, chosen).under("own") if each.mechanism == chosen.mechanism]
+        assert row.server_cost == pytest.approx(world.scene(chosen).solution.outcome.server_costs.sum(), rel=1e-12)
+
+
+def test_a_comparison_is_kept_whichever_mechanism_and_round_is_shown(world, monkeypatch):
+    found = comparison(world, SMALL)
+    monkeypatch.setattr(home(comparison), "compare", None)
+    assert comparison(world, replace(SMALL, clients_are="fixed", round_shown=3, tab="comparison")) is found
+
+
+def test_that_everybody_takes_part_is_said_where_the_page_lets_them_stay_out(world):
+    assert comparison(world, SMALL).notes == ()
+    assert comparison(world, replace(SMALL, participation="if_non_negative")).notes == (LEFT_OUT,)
+
+
+def test_a_comparison_on_a_large_network_is_refused():
+    ring = np.arange(10_001)
+    with pytest.raises(BadInput, match="on 10,001 clients takes minutes"):
+        comparison(World(graph=graph_from_links(ring, np.roll(ring, 1))), Choices(network="file"))

@@ -1,17 +1,15 @@
-"""Charts: every axis has a name and a unit; the same figure for the page, for papers and as data."""
+"""Charts: every axis has a name and a unit; one description for the page, for a file and for a screen reader."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 
 import numpy as np
 import pytest
 
-from mppfl.errors import BadInput
-from mppfl.explorer import (
+from mppfl.charts import (
+    MECHANISM_SLOTS,
     MOST_POINTS,
     ROUNDS,
     Axis,
@@ -19,13 +17,14 @@ from mppfl.explorer import (
     Chart,
     Line,
     Points,
-    chart_csv,
-    chart_file,
-    chart_json,
     in_words,
+    slots_of,
     thinned,
     to_plotly,
+    write_figure,
 )
+from mppfl.errors import BadInput
+from mppfl.game import MECHANISMS
 
 MONEY = Axis("cost", "money")
 X = np.arange(1.0, 6.0)
@@ -34,8 +33,8 @@ LINES = Chart(
     "Costs by round",
     ROUNDS,
     MONEY,
-    (Line("ours", X, X**2, X, X**3), Line("theirs", X, np.array([1, np.nan, np.inf, 2, 3.0]))),
-    at=2.0,
+    (Line("ours", 0, X, X**2, X, X**3), Line("theirs", 1, X, np.array([1, np.nan, np.inf, 2, 3.0]))),
+    marked=2.0,
     note="only five rounds",
 )
 BARS = Chart(
@@ -43,7 +42,7 @@ BARS = Chart(
     "Mechanisms",
     MONEY,
     Axis("mechanism", "name"),
-    bars=(Bars("common reward", np.array([1.0, -2.0])), Bars("own reward", np.array([np.nan, 3.0]))),
+    bars=(Bars("common reward", 0, np.array([1.0, -2.0])), Bars("own reward", 1, np.array([np.nan, 3.0]))),
     labels=("mppfl", "fixed"),
 )
 POINTS = Chart(
@@ -51,14 +50,17 @@ POINTS = Chart(
     "Clients",
     Axis("risk", "ρ"),
     MONEY,
-    points=(Points("clients", X, -X, ("a", "b", "<b>c</b>", "%{x}", "e")), Points("chosen", X[:1], -X[:1], ("a",))),
+    points=(
+        Points("clients", 0, X, -X, ("a", "b", "<b>c</b>", "%{x}", "e")),
+        Points("chosen", 1, X[:1], -X[:1], ("a",)),
+    ),
 )
 LOG = Chart(
     "powers",
     "Powers of ten",
     Axis("ε", "at δ = 1e-5", log=True),
     Axis("client", "name"),
-    bars=(Bars("nominal", np.array([0.5, 1.0])), Bars("worst case", np.array([300.0, 0.0]))),
+    bars=(Bars("nominal", 0, np.array([0.5, 1.0])), Bars("worst case", 1, np.array([300.0, 0.0]))),
     labels=("a", "b"),
 )
 EMPTY = Chart("empty", "Nothing", ROUNDS, MONEY)
@@ -74,11 +76,11 @@ def test_an_axis_without_a_name_or_a_unit_is_refused(name, unit):
 
 def test_a_chart_cannot_exist_in_a_wrong_state():
     with pytest.raises(BadInput, match="one end of a band"):
-        Line("half", X, X, low=X)
+        Line("half", 0, X, X, low=X)
     with pytest.raises(BadInput, match=r"shape \(4,\), not \(5,\)"):
-        Line("short", X, X[:4])
+        Line("short", 0, X, X[:4])
     with pytest.raises(BadInput, match="2 values for 1 labels"):
-        Chart("bars", "Bars", MONEY, MONEY, bars=(Bars("two", X[:2]),), labels=("one",))
+        Chart("bars", "Bars", MONEY, MONEY, bars=(Bars("two", 0, X[:2]),), labels=("one",))
     with pytest.raises(BadInput, match="mixes lines, bars and points"):
         Chart("mixed", "Mixed", MONEY, MONEY, LINES.lines, POINTS.bars, (), POINTS.points)
     with pytest.raises(ValueError, match="read-only"):
@@ -107,14 +109,14 @@ def test_text_can_be_read_from_afar_and_axes_say_what_they_are(chart):
     sizes = [int(size) for size in re.findall(r'"size": (\d+)', json.dumps(layout))]
     assert sizes
     assert min(sizes) >= 13
-    assert layout["xaxis"]["title"]["text"] == chart.x_name
-    assert layout["yaxis"]["title"]["text"] == chart.y_name
+    assert layout["xaxis"]["title"]["text"] == chart.x.label
+    assert layout["yaxis"]["title"]["text"] == chart.y.label
     long = to_plotly(Chart("long", "Long", Axis("external risk", "ρ of zCDP, per round"), MONEY), False)
     assert long["layout"]["xaxis"]["title"]["text"] == "external risk<br>(ρ of zCDP, per round)"
 
 
 def test_lines_differ_in_colour_dash_and_marker_and_bars_in_pattern():
-    many = Chart("many", "Many", ROUNDS, MONEY, tuple(Line(str(k), X, X + k) for k in range(6)))
+    many = Chart("many", "Many", ROUNDS, MONEY, tuple(Line(str(k), k, X, X + k) for k in range(6)))
     for dark in (False, True):
         drawn = to_plotly(many, dark)["data"]
         assert len({trace["line"]["color"] for trace in drawn}) == 6
@@ -137,7 +139,7 @@ def contrast(one, other):
 
 
 def test_the_first_colours_stand_out_from_both_pages():
-    several = Chart("several", "Several", ROUNDS, MONEY, tuple(Line(str(k), X, X + k) for k in range(4)))
+    several = Chart("several", "Several", ROUNDS, MONEY, tuple(Line(str(k), k, X, X + k) for k in range(4)))
     for dark, page in ((False, "#ffffff"), (True, "#12161b")):
         made = to_plotly(several, dark)
         assert contrast(made["layout"]["font"]["color"], page) > 7
@@ -158,7 +160,7 @@ def test_names_are_words_and_never_markup():
     made = to_plotly(POINTS, False)
     assert made["data"][0]["customdata"][2] == "&lt;b&gt;c&lt;/b&gt;"
     assert "%{x}" not in made["data"][0]["hovertemplate"].replace("%{x:.4~g}", "")
-    strange = Chart("strange", "<i>T</i>", ROUNDS, MONEY, (Line("<a href='x'>l</a>", X, X),))
+    strange = Chart("strange", "<i>T</i>", ROUNDS, MONEY, (Line("<a href='x'>l</a>", 0, X, X),))
     assert "<a" not in json.dumps(to_plotly(strange, False))
 
 
@@ -172,72 +174,39 @@ def test_long_lines_are_thinned_without_losing_ends_or_extremes():
     assert {0, len(y) - 1, 71_003, 3_333} <= set(kept.tolist())
     assert np.isnan(y[kept]).any()  # the gap is still one
     assert thinned(y[:MOST_POINTS]).tolist() == list(range(MOST_POINTS))
-    trace = to_plotly(Chart("long", "Long", ROUNDS, MONEY, (Line("l", np.arange(len(y)), y),)), False)["data"][0]
+    trace = to_plotly(Chart("long", "Long", ROUNDS, MONEY, (Line("l", 0, np.arange(len(y)), y),)), False)["data"][0]
     assert len(trace["x"]) == len(kept)
 
 
-# ---- for papers and as data --------------------------------------------------------------------------------------
+# ---- for everybody ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chart", ALL, **NAMED)
-def test_files_are_what_they_say_and_the_same_at_every_making(chart):
-    svg = chart_file(chart, "svg")
-    text = svg.decode()
-    assert "<svg" in text
-    for words in (chart.x_name, chart.y_name, chart.title):
-        assert f">{words}<" in text
-    assert chart_file(chart, "svg") == svg
-    pdf = chart_file(chart, "pdf")
-    assert pdf.startswith(b"%PDF")
-    assert b"CreationDate" not in pdf
-
-
-def test_a_picture_has_two_hundred_dots_an_inch():
-    content = chart_file(LINES, "png")
-    assert content.startswith(b"\x89PNG")
-    assert int.from_bytes(content[16:20], "big") == 1440  # 7.2 inches
-    assert chart_file(LINES, "png") == content
-    with pytest.raises(BadInput, match="must be one of png, svg, pdf"):
-        chart_file(LINES, "gif")
-
-
-def test_a_client_with_a_dollar_in_its_name_is_no_formula():
-    chart = Chart("odd", "Odd", MONEY, Axis("client", "name"), bars=(Bars("b", X[:2]),), labels=("$\\frac{$", "x_1"))
-    assert b"x_1" in chart_file(chart, "svg")
-    powers = chart_file(LOG, "svg").decode()
-    assert ">100<" in powers
-    assert "mathdefault" not in powers
-
-
-def test_data_holds_every_value_and_its_unit():
-    rows = list(csv.reader(io.StringIO(chart_csv(LINES))))
-    assert rows[0] == ["line", "round (number)", "cost (money)", "band from", "band to"]
-    assert rows[1] == ["ours", "1.0", "1.0", "1.0", "1.0"]
-    assert rows[7] == ["theirs", "2.0", "", "", ""]
-    assert rows[8][2] == "inf"
-    assert len(rows) == 11
-    rows = list(csv.reader(io.StringIO(chart_csv(BARS))))
-    assert rows == [
-        ["mechanism", "group", "cost (money)"],
-        ["mppfl", "common reward", "1.0"],
-        ["fixed", "common reward", "-2.0"],
-        ["mppfl", "own reward", ""],
-        ["fixed", "own reward", "3.0"],
-    ]
-    assert chart_csv(POINTS).splitlines()[1] == "a,clients,1.0,-1.0"
-
-
-@pytest.mark.parametrize("chart", ALL, **NAMED)
-def test_json_is_strict_and_tells_unknown_from_infinite(chart):
-    found = json.loads(chart_json(chart), parse_constant=pytest.fail)
-    assert found["y"] == {"name": chart.y.name, "unit": chart.y.unit}
-    if chart is LINES:
-        assert found["lines"][1]["y"] == [1.0, None, "inf", 2.0, 3.0]
-        assert found["lines"][0]["high"][-1] == 125.0
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF-")])
+def test_bars_become_a_file_of_the_kind_its_name_says(tmp_path, suffix, magic):
+    spread = Bars("sums", 0, X[:2], X[:2] / 10)
+    dollar = Chart("odd", "Odd", MONEY, Axis("client", "name"), bars=(spread,), labels=("$\\frac{$", "x_1"))
+    write_figure([BARS, dollar, EMPTY], tmp_path / f"figure{suffix}")
+    content = (tmp_path / f"figure{suffix}").read_bytes()
+    assert content.startswith(magic)
 
 
 def test_a_figure_can_be_heard():
-    assert "ours from 1.00 to 25.0; theirs from 1.00 to 3.00" in in_words(LINES)
-    assert "only five rounds" in in_words(LINES)
-    assert "common reward: −2.00 to 1.00 over 2 bars" in in_words(BARS)
-    assert "nothing to show yet" in in_words(EMPTY)
+    assert in_words(LINES) == (
+        "Costs by round. cost (money) against round (number): ours from 1.00 to 25.0; theirs from 1.00 to 3.00."
+    )
+    assert "common reward between −2.00 and 1.00 over 2 bars" in in_words(BARS)
+    assert "5 points clients; 1 points chosen" in in_words(POINTS)
+    assert in_words(EMPTY) == "Nothing: nothing to show yet."
+
+
+def test_every_mechanism_has_a_slot_of_its_own_and_a_second_run_of_it_a_free_one():
+    assert set(MECHANISM_SLOTS) == set(MECHANISMS)
+    assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISMS)
+    assert slots_of(["fixed", "mppfl"]) == [MECHANISM_SLOTS["fixed"], MECHANISM_SLOTS["mppfl"]]
+    assert slots_of(["mppfl", "mppfl", "my own", "social_agnostic"]) == [0, 2, 3, 1]
+
+
+def test_bars_of_mechanisms_have_their_colours():
+    chart = Chart("m", "M", MONEY, MONEY, bars=BARS.bars, labels=("mppfl", "fixed"), label_slots=(0, 2))
+    drawn = to_plotly(chart, False)["data"]
+    assert drawn[0]["marker"]["color"] == drawn[1]["marker"]["color"] == ["#0072b2", "#009e73"]

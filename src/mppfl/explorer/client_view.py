@@ -1,4 +1,4 @@
-"""One client of a scene: who exposes it and along which walks, what it is paid and loses; and what if another moves."""
+"""One client of a scene: who exposes it, what it is paid and loses; what if another client leaves or doubles."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from markupsafe import Markup
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.explorer.choices import EVENTS
+from mppfl.explorer.markup import facts, table, tag
+from mppfl.explorer.state import EVENTS
 from mppfl.explorer.world import Scene
 from mppfl.game import Game, equilibrium_at, privacy_cost, privacy_loss, server_cost, utility, welfare
 from mppfl.network import Walk, attribute, strongest_walks
+from mppfl.text import number
 
 
 @dataclass(frozen=True, slots=True)
-class Exposure:
+class ExposureSource:
     """One source's part in a client's external risk: over walks of `hop` links, or of any length where hop is 0."""
 
     source: int
@@ -27,7 +30,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClientOutcome:
     """How one client fares in one round: budgets, risk and loss in units of a budget, the rest in money."""
 
     budget: float
@@ -53,9 +56,9 @@ class ClientView:
 
     client: int
     name: str
-    standing: Standing
-    rows: tuple[Exposure, ...]
-    sources: tuple[Exposure, ...]
+    outcome: ClientOutcome
+    rows: tuple[ExposureSource, ...]
+    sources: tuple[ExposureSource, ...]
     by_hop: tuple[float, ...]
     walks: tuple[Walk, ...]
     num_sources: int
@@ -70,23 +73,23 @@ class ClientView:
 def client_view(scene: Scene, client: int, most: int = 12) -> ClientView:
     """Who exposes a client in the round shown, by source, hop and walk; what it is paid, and what it loses."""
     game, budgets = scene.solution.game, scene.budgets
-    found = attribute(game.propagation, client, budgets)
-    total = float(found.amounts.sum())
-    by_hop = np.bincount(found.hops, weights=found.amounts, minlength=game.propagation.max_hops + 1)[1:]
-    by_source = np.bincount(found.sources, weights=found.amounts, minlength=game.num_clients)
+    terms = attribute(game.propagation, client, budgets)
+    total = float(terms.amounts.sum())
+    by_hop = np.bincount(terms.hops, weights=terms.amounts, minlength=game.propagation.max_hops + 1)[1:]
+    by_source = np.bincount(terms.sources, weights=terms.amounts, minlength=game.num_clients)
     exposing = np.flatnonzero(by_source)
     largest = exposing[np.argsort(-by_source[exposing], kind="stable")][:most].tolist()
 
-    def exposure(source: int, hop: int, amount: float) -> Exposure:
-        return Exposure(source, scene.names[source], hop, amount, amount / total)
+    def exposure(source: int, hop: int, amount: float) -> ExposureSource:
+        return ExposureSource(source, scene.names[source], hop, amount, amount / total)
 
-    first = (part[:most].tolist() for part in (found.sources, found.hops, found.amounts))
+    first = (part[:most].tolist() for part in (terms.sources, terms.hops, terms.amounts))
     rows = tuple(exposure(*term) for term in zip(*first, strict=True) if term[2] > 0)
-    standing = standing_of(game, scene.prices, budgets, scene.losses, scene.external, client)
+    outcome = outcome_of(game, scene.prices, budgets, scene.losses, scene.external, client)
     return ClientView(
         client=client,
         name=scene.names[client],
-        standing=standing,
+        outcome=outcome,
         rows=rows,
         sources=tuple(exposure(source, 0, float(by_source[source])) for source in largest),
         by_hop=tuple(by_hop.tolist()),
@@ -94,16 +97,16 @@ def client_view(scene: Scene, client: int, most: int = 12) -> ClientView:
         num_sources=len(exposing),
         left_out=total - sum(row.amount for row in rows),
         price=float(scene.prices[client]),
-        through_others=standing.privacy_loss - standing.budget,
-        compute_cost=float(game.clients.compute_cost[client]) if standing.budget > 0 else 0.0,
-        spent=float(scene.so_far.spent[client]),
-        external_so_far=float(scene.so_far.external[client]),
+        through_others=outcome.privacy_loss - outcome.budget,
+        compute_cost=float(game.clients.compute_cost[client]) if outcome.budget > 0 else 0.0,
+        spent=float(scene.cumulative.spent[client]),
+        external_so_far=float(scene.cumulative.external[client]),
     )
 
 
-def standing_of(game: Game, prices: Array, budgets: Array, losses: Array, external: Array, client: int) -> Standing:
+def outcome_of(game: Game, prices: Array, budgets: Array, losses: Array, external: Array, client: int) -> ClientOutcome:
     """How one client fares."""
-    return Standing(
+    return ClientOutcome(
         budget=float(budgets[client]),
         external_risk=float(external[client]),
         privacy_loss=float(losses[client]),
@@ -117,7 +120,7 @@ def standing_of(game: Game, prices: Array, budgets: Array, losses: Array, extern
 
 
 @dataclass(frozen=True, slots=True)
-class Everybody:
+class Totals:
     """Sums over all clients in one round: budgets and risk in units of a budget, the rest in money."""
 
     budgets: float
@@ -140,10 +143,10 @@ class WhatIf:
     other: int
     event: str
     others_respond: bool
-    before: Standing
-    after: Standing
-    everybody_before: Everybody
-    everybody_after: Everybody
+    before: ClientOutcome
+    after: ClientOutcome
+    total_before: Totals
+    total_after: Totals
     budgets: Array
 
 
@@ -167,10 +170,10 @@ def what_if(scene: Scene, client: int, other: int, event: Literal["leaves", "dou
         other=other,
         event=event,
         others_respond=responds,
-        before=standing_of(game, prices, before, scene.losses, scene.external, client),
-        after=_standing_at(game, prices, after, client),
-        everybody_before=_everybody(game, scene.round_index, prices, before),
-        everybody_after=_everybody(game, scene.round_index, prices, after),
+        before=outcome_of(game, prices, before, scene.losses, scene.external, client),
+        after=outcome_of(game, prices, after, privacy_loss(game, after), game.propagation @ after, client),
+        total_before=_totals(game, scene.round_index, prices, before),
+        total_after=_totals(game, scene.round_index, prices, after),
         budgets=after,
     )
 
@@ -186,15 +189,87 @@ def _settled_anew(scene: Scene, moved: Array, other: int) -> Array:
     return equilibrium_at(game.with_bounds(low, high), scene.prices, moved).budgets
 
 
-def _standing_at(game: Game, prices: Array, budgets: Array, client: int) -> Standing:
-    return standing_of(game, prices, budgets, privacy_loss(game, budgets), game.propagation @ budgets, client)
-
-
-def _everybody(game: Game, round_index: int, prices: Array, budgets: Array) -> Everybody:
-    return Everybody(
+def _totals(game: Game, round_index: int, prices: Array, budgets: Array) -> Totals:
+    return Totals(
         budgets=float(budgets.sum()),
         external_risk=float((game.propagation @ budgets).sum()),
         payments=float(np.sum(prices * budgets)),
         welfare=welfare(game, prices, budgets),
         server_cost=server_cost(game, round_index, prices, budgets),
     )
+
+
+# ---- as parts of the page ------------------------------------------------------------------------------------------
+
+ROUNDING = 1e-9  # a change below this share of the value is none
+UNITS = {
+    "budget": "budget (ρ)",
+    "external_risk": "external risk (ρ)",
+    "privacy_loss": "privacy loss (ρ)",
+    "payment": "is paid (money)",
+    "privacy_cost": "privacy cost (money)",
+    "utility": "utility (money)",
+}
+
+
+def client_panel(scene: Scene, view: ClientView | None) -> Markup:
+    """What is known of the chosen client in the round shown; nothing where none is chosen."""
+    if view is None:
+        return Markup()
+    outcome = view.outcome
+    values = {
+        "budget it gives (ρ)": outcome.budget,
+        "price (money per ρ)": view.price,
+        "is paid (money)": outcome.payment,
+        "loses by itself (ρ)": outcome.budget,
+        "loses through others (ρ)": view.through_others,
+        "privacy cost (money)": outcome.privacy_cost,
+        "compute cost (money)": view.compute_cost,
+        "utility (money)": outcome.utility,
+        "spent so far (ρ)": view.spent,
+        "external risk so far (ρ)": view.external_so_far,
+    }
+    parts = [
+        tag("h3", f"Client {view.name}, round {scene.round_index}"),
+        facts((name, number(value)) for name, value in values.items()),
+        tag("h3", "Who exposes it"),
+    ]
+    if not view.rows:
+        return Markup().join([*parts, tag("p", "Nobody exposes it.")])
+    hops = [[f"{hop} link{'s' * (hop > 1)}", number(amount)] for hop, amount in enumerate(view.by_hop, start=1)]
+    rows = [[row.name, str(row.hop), number(row.amount), f"{100 * row.share:.1f} %"] for row in view.rows]
+    more = f"{len(rows)} largest terms from {view.num_sources:,} sources; the others add up to {number(view.left_out)}"
+    parts += [
+        table(["over", "external risk (ρ)"], hops, "By hop"),
+        table(["source", "links", "external risk (ρ)", "share"], rows, "By source"),
+        tag("p", more, class_="soft"),
+    ]
+    return Markup().join(parts)
+
+
+def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str) -> Markup:
+    """Before and after for the chosen client, when the other leaves or doubles its budget."""
+    if view is None or not other.strip():
+        return tag("p", "Choose two clients: the one you look at, and the one who moves.", class_="soft")
+    try:
+        change = what_if(scene, view.client, scene.solution.game.graph.index(other.strip()), event)
+    except BadInput as error:
+        return tag("p", str(error), class_="wrong")
+    rows = [[words, *_change(change.before, change.after, name)] for name, words in UNITS.items()]
+    for name, words in (("external_risk", "all: external risk (ρ)"), ("welfare", "all: welfare (money)")):
+        rows.append([words, *_change(change.total_before, change.total_after, name)])
+    how = (
+        "The others settle anew at the same prices."
+        if change.others_respond
+        else "These clients do not answer each other: budgets of the others stay, exposure changes."
+    )
+    caption = f"Client {view.name} when {other.strip()} {'leaves' if event == 'leaves' else 'doubles its budget'}"
+    return table(["what", "before", "after", "change"], rows, caption) + tag("p", how, class_="soft")
+
+
+def _change(before: ClientOutcome | Totals, after: ClientOutcome | Totals, name: str) -> list[str]:
+    old, new = getattr(before, name), getattr(after, name)
+    moved = new - old
+    if abs(moved) <= ROUNDING * max(abs(old), abs(new)):
+        return [number(old), number(new), "0"]
+    return [number(old), number(new), ("+" if moved > 0 else "") + number(moved)]

@@ -1,43 +1,43 @@
-"""Who may come in: this machine's own pages, or who brings the token; and nobody else, for anything."""
+"""The server: who may ask, which files it gives, and what the command that starts it says."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 import socket
 import subprocess
+import tomllib
 import urllib.error
 import urllib.request
 
 import pytest
+from pytest import approx
 
+from mppfl import explorer
 from mppfl.errors import BadInput
-from mppfl.explorer import COOKIE, Door, Site, Uploads, World, cookie_for, door_for
+from mppfl.explorer import COOKIE, AccessControl, Choices, Site, World, access_for, address_of, cookie_for, make_app
 
 TOKEN = "0123456789abcdefghij"
 PLACES = ("/", "/assets/explorer.js", "/_dash-layout", "/_dash-dependencies", "/download/data.csv", "/favicon.ico")
 
 
-@pytest.fixture(scope="module")
-def site():
-    made = Site(World(), Uploads(0.01))
-    yield made
-    made.uploads.close()
+def visitor(access=None, site=None, **options):
+    """Asks the server, without a browser."""
+    return make_app(site or Site(World()), access or AccessControl()).server.test_client(**options)
 
 
 @pytest.fixture(scope="module")
-def here(site):
+def here():
     """A visitor of this machine, where nobody else can come."""
-    from mppfl.explorer import make_app
-
-    return make_app(site, Door()).server.test_client()
+    return visitor()
 
 
 @pytest.fixture
-def anybody(site):
+def anybody():
     """A visitor of a page that is served to others; brings nothing so far."""
-    from mppfl.explorer import make_app
-
-    return make_app(site, Door("0.0.0.0", TOKEN)).server.test_client()
+    return visitor(AccessControl("0.0.0.0", TOKEN))
 
 
 def in_one_line(answer):
@@ -81,12 +81,10 @@ def test_every_answer_forbids_the_browser_to_go_elsewhere(here, place):
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_the_page_answers_to_the_address_it_is_served_on(site):
-    from mppfl.explorer import make_app
-
-    visitor = make_app(site, Door("127.0.0.2")).server.test_client()
-    assert visitor.get("/", headers={"Host": "127.0.0.2:8050"}).status_code == 200
-    refused = visitor.get("/", headers={"Host": "127.0.0.3:8050"})
+def test_the_page_answers_to_the_address_it_is_served_on():
+    second = visitor(AccessControl("127.0.0.2"))
+    assert second.get("/", headers={"Host": "127.0.0.2:8050"}).status_code == 200
+    refused = second.get("/", headers={"Host": "127.0.0.3:8050"})
     assert in_one_line(refused) == "This page is served as 127.0.0.1 or 127.0.0.2 only, not as '127.0.0.3'.\n"
 
 
@@ -121,16 +119,13 @@ def test_the_token_moves_from_the_address_into_a_cookie(anybody):
             assert seen.status_code == 200
 
 
-def test_two_explorers_on_one_host_do_not_take_each_others_cookies(site):
-    from mppfl.explorer import make_app
-
+def test_two_explorers_on_one_host_do_not_take_each_others_cookies():
     tokens = {8050: TOKEN, 8051: TOKEN[::-1]}
     for port, token in tokens.items():
-        first = make_app(site, Door("0.0.0.0", token)).server.test_client()
-        answer = first.get(f"/?token={token}", headers={"Host": f"192.0.2.7:{port}"})
+        answer = visitor(AccessControl("0.0.0.0", token)).get(f"/?token={token}", headers={"Host": f"192.0.2.7:{port}"})
         assert answer.headers["Set-Cookie"].startswith(f"{COOKIE}-{port}={token};")
     both = "; ".join(f"{COOKIE}-{port}={token}" for port, token in tokens.items())
-    fresh = make_app(site, Door("0.0.0.0", TOKEN)).server.test_client(use_cookies=False)
+    fresh = visitor(AccessControl("0.0.0.0", TOKEN), use_cookies=False)
     assert fresh.get("/", headers={"Host": "192.0.2.7:8050", "Cookie": both}).status_code == 200
     assert fresh.get("/", headers={"Host": "192.0.2.7:8051", "Cookie": both}).status_code == 403
     assert [cookie_for(host) for host in ("a", "[::1]", "[::1]:80")] == [COOKIE, COOKIE, f"{COOKIE}-80"]
@@ -141,20 +136,75 @@ def test_the_way_back_from_the_token_leads_nowhere_else(anybody):
     assert not answer.headers.get("Location", "/").startswith(("//", "http"))
 
 
-def test_a_door_for_others_has_a_token():
-    assert door_for("127.0.0.1", None).token is None
-    assert door_for("localhost", None).token is None
-    assert door_for("127.0.0.1", TOKEN).token == TOKEN
-    assert len(door_for("0.0.0.0", None).token) >= 32
-    assert door_for("0.0.0.0", None).token != door_for("0.0.0.0", None).token
+def test_access_for_others_needs_a_token():
+    assert access_for("127.0.0.1", None).token is None
+    assert access_for("localhost", None).token is None
+    assert access_for("127.0.0.1", TOKEN).token == TOKEN
+    assert len(access_for("0.0.0.0", None).token) >= 32
+    assert access_for("0.0.0.0", None).token != access_for("0.0.0.0", None).token
     with pytest.raises(BadInput, match="lets others in, which needs a token"):
-        Door("192.168.0.7")
+        AccessControl("192.168.0.7")
     for short in ("", "short"):  # an empty one, as from a variable that is not set, is not no token
         with pytest.raises(BadInput, match=rf"--token has {len(short)} characters. Give at least 16"):
-            door_for("127.0.0.1", short)
+            access_for("127.0.0.1", short)
     for odd in ("\n", "\x7f", "\0", "é"):
         with pytest.raises(BadInput, match="--token has a character that is no printable ASCII"):
-            door_for("127.0.0.1", TOKEN + odd)
+            access_for("127.0.0.1", TOKEN + odd)
+
+
+# ---- downloads ----------------------------------------------------------------------------------------------------
+
+
+def test_data_are_the_round_shown(here, world):
+    scene = world.scene(Choices(num_clients=8, num_rounds=5, round_shown=4))
+    answer = here.get("/download/data.csv?clients=8&rounds=5&round=4")
+    rows = list(csv.DictReader(io.StringIO(answer.get_data(as_text=True))))
+    assert answer.mimetype == "text/csv"
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
+    assert [float(row["payment"]) for row in rows] == approx(scene.prices * scene.budgets)
+    said = json.loads(here.get("/download/data.json?clients=8&rounds=5&round=4").data)
+    assert said["server_cost"] == approx(scene.solution.outcome.server_costs[3])
+    assert [client["utility"] for client in said["clients"]] == approx(scene.utilities)
+
+
+def test_the_experiment_file_names_the_file_of_the_network(site, large_network):
+    text = visitor(site=site).get("/download/experiment.toml?network=file").get_data(as_text=True)
+    assert tomllib.loads(text)["network"]["source"] == str(large_network)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/download/nothing.csv", "'nothing.csv' is not made here. Ask for data.csv, data.json or experiment.toml."),
+        ("/download/data.exe", "'data.exe' is not made here."),
+        ("/download/data.csv?alpha=much", "alpha='much' in the link must be a number."),
+        ("/download/data.csv?network=file", "network='file' is not here (any more). Choose one of random."),
+        ("/download/data.csv?network=/etc/passwd", "must be one of random, file, run."),
+    ],
+)
+def test_what_is_not_made_here_is_refused_in_one_line(here, path, said):
+    answer = here.get(path)
+    assert (answer.status_code, answer.mimetype) == (400, "text/plain")
+    assert said in in_one_line(answer)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/download/..%2f..%2fetc%2fpasswd.csv", "/download/../../etc/passwd.csv", "/download/%2e%2e%2fpasswd.csv",
+     "/assets/..%2fserver.py", "/assets/../server.py"],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_server(here, path):
+    with here.get(path) as answer:
+        assert answer.status_code == 404 or b"<title>mppfl explorer</title>" in answer.data  # the page itself
+        assert b"root:" not in answer.data
+        assert b"import annotations" not in answer.data
+
+
+def test_a_request_that_is_too_large_is_not_read(here):
+    answer = here.post("/_dash-update-component", data=b"x" * 1_000_001, content_type="application/json")
+    assert answer.status_code == 413
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -190,32 +240,18 @@ class Bound:
         pass
 
 
-def test_the_printed_link_lets_in_whatever_the_token_is_made_of(mppfl, monkeypatch, site):
-    from mppfl.explorer import address_of
-    from tests.homes import home
-
-    server = home(address_of)
-    from mppfl.explorer import play_every_kind
-    from tests.homes import home
-
-    warm_up = home(play_every_kind)
-
-    monkeypatch.setattr(server, "bind", lambda *given: Bound())
-    monkeypatch.setattr(warm_up, "warm_up", lambda: None)
+def test_the_printed_link_lets_in_whatever_the_token_is_made_of(mppfl, monkeypatch):
+    monkeypatch.setattr(explorer, "bind", lambda *given: Bound(), raising=False)
+    monkeypatch.setattr(explorer, "warm_up", lambda: None, raising=False)
     token = 'pQ+9zK/4hT7sLw==&a%20;" b#c'
     said = mppfl("explore", "--no-browser", "--token", token).stdout
     link = re.search(r"http://127\.0\.0\.1:8050(/\S+)", said)[1]
-    visitor = server.make_app(site, Door("127.0.0.1", token)).server.test_client()
-    assert visitor.get(link).status_code == 302
-    assert visitor.get("/").status_code == 200  # the cookie holds it, too
+    guest = visitor(AccessControl("127.0.0.1", token))
+    assert guest.get(link).status_code == 302
+    assert guest.get("/").status_code == 200  # the cookie holds it, too
 
 
-def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch, site):
-    from mppfl.explorer import address_of
-    from tests.homes import home
-
-    server = home(address_of)
-
+def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch):
     real = socket.getaddrinfo
 
     def both(host, *given, **more):
@@ -223,23 +259,17 @@ def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch, site):
         return [found for name in names for found in real(name, *given, **more)]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    assert server.address_of("localhost") == "127.0.0.1"
+    assert address_of("localhost") == "127.0.0.1"
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *given, **more: real("192.0.2.7", *given, **more))
     with pytest.raises(BadInput, match="--host=localhost is another machine"):
-        server.address_of("localhost")
+        address_of("localhost")
 
 
 @pytest.mark.parametrize("host", ["nonsense.invalid", "", " ", "a..b", "a\0b", "x" * 300])
-def test_a_host_that_leads_nowhere_is_told_in_one_line(mppfl, host):
+def test_a_host_that_cannot_be_resolved_is_told_in_one_line(mppfl, host):
     said = mppfl("explore", "--no-browser", "--port", "0", "--host", host).error
-    assert "leads nowhere (" in said
+    assert "cannot be resolved (" in said
     assert said.endswith("Give an address, such as 127.0.0.1.")
-
-
-@pytest.mark.parametrize("limit", ["nan", "inf"])
-def test_an_upload_limit_without_end_is_told_in_one_line(mppfl, limit):
-    said = mppfl("explore", "--no-browser", "--upload-limit", limit).error
-    assert said == f"--upload-limit={limit} must lie in (0, 1e+06)."
 
 
 def test_what_the_explorer_needs_is_told_in_one_line(mppfl, monkeypatch):
@@ -248,7 +278,7 @@ def test_what_the_explorer_needs_is_told_in_one_line(mppfl, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "dash" else found(name, *rest))
     said = mppfl("explore", "--no-browser").error
-    assert said == "the explorer needs dash. Install it with: pip install 'mppfl[explore]'"
+    assert said == "dash is not installed. Run: pip install 'mppfl[explore]'"
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(mppfl_process):

@@ -6,14 +6,20 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from mppfl.arrays import Array, BoolArray, IntArray
-from mppfl.experiment.report import VIRIDIS, nice_ticks, shortened
+from mppfl.charts import VIRIDIS, cut, mixed_colours, nice_ticks
+from mppfl.explorer.markup import tag
 from mppfl.network import OTHERS, Branch, CommunityTree, Lines, SocialGraph, influence_between, lay_out, strongest_lines
 from mppfl.text import plainly
+
+if TYPE_CHECKING:
+    from mppfl.explorer.client_view import ClientView
+    from mppfl.explorer.world import Scene
 
 WIDTH, HEIGHT = 1000.0, 700.0
 MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a browser longer than a blink
@@ -27,7 +33,7 @@ class Picture:
     """What is drawn, in a box of 1000 × 700, y downwards.
 
     shown             positions of the clients drawn, or the numbers of the communities
-    sources, targets  ends of each line as places in `shown`; one line per pair, in the stronger direction
+    sources, targets  ends of each line as positions in `shown`; one line per pair, in the stronger direction
     weights           influence along each line, both directions added
     mutual            whether the line runs both ways
     sizes, members    how many clients each drawn thing stands for, and their positions
@@ -53,8 +59,8 @@ class Picture:
     trail: tuple[str, ...]
 
 
-class Drawn:
-    """A graph and what was drawn of it, found once each, when it is asked for. Safe to use from threads."""
+class NetworkDrawing:
+    """A graph and the pictures of it, each made once, when it is asked for. Safe to use from threads."""
 
     def __init__(self, graph: SocialGraph) -> None:
         self.graph = graph
@@ -75,11 +81,6 @@ class Drawn:
                     else _client_picture(self.graph, way[-1].members, trail)
                 )
             return self._pictures[opened]
-
-
-def picture(graph: SocialGraph, opened: tuple[int, ...] = ()) -> Picture:
-    """What `Drawn(graph).picture(opened)` gives; keep a `Drawn` instead where more than one picture is wanted."""
-    return Drawn(graph).picture(opened)
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
@@ -106,16 +107,15 @@ def _client_picture(graph: SocialGraph, members: IntArray, trail: tuple[str, ...
     diameter = min(26.0, max(7.0, 0.3 * math.sqrt(WIDTH * HEIGHT / len(members))))
     diameters = np.full(len(members), diameter)
     ones = np.ones(len(members), dtype=np.int64)
-    each = tuple(members[:, None])
-    return _assembled(members, ones, diameters, lines, each, (), notes, trail)
+    return _assembled(members, ones, diameters, lines, tuple(members[:, None]), (), notes, trail)
 
 
 def _community_picture(graph: SocialGraph, inside: tuple[Branch, ...], trail: tuple[str, ...]) -> Picture:
     count = len(inside)
-    place = np.full(graph.num_clients, -1, dtype=np.int16)
+    community_of = np.full(graph.num_clients, -1, dtype=np.int16)
     for number, branch in enumerate(inside):
-        place[branch.members] = number
-    between = influence_between(graph, place, count)
+        community_of[branch.members] = number
+    between = influence_between(graph, community_of, count)
     notes = []
     groups = inside[-1].groups
     if inside[-1].name == OTHERS:
@@ -167,38 +167,33 @@ def _assembled(
 
 
 def elements(picture: Picture, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Nodes "n<place>" and lines "e<number>" for dash_cytoscape, without colours. `names` are those of all clients.
+    """Nodes "n<position>" and lines "e<number>" for Cytoscape, without colours. `names` are those of all clients.
 
-    A node's class is client, community or others, and named where its label has room; its data hold place, label,
-    name, size (clients) and diameter. A line's classes are w1 (thin) to w4 (the strongest twentieth), and mutual
+    A node's class is client, community or others, and named where its label has room; its data hold label, name,
+    size (clients) and diameter. A line's classes are w1 (thin) to w4 (the strongest twentieth), and mutual
     where it runs both ways.
     """
     whole = picture.labels or tuple(names[client] for client in picture.shown.tolist())
-    short = whole if picture.is_community else tuple(shortened(name, 14) for name in whole)
-    kinds = [
-        "client" if not picture.is_community else "others" if name.startswith(OTHERS) else "community" for name in whole
-    ]
-    named = COMMUNITIES_NAMED if picture.is_community else len(whole) if len(whole) <= MOST_NAMED else 0
-    kinds = [f"{kind} named" if at < named else kind for at, kind in enumerate(kinds)]
-    numbers = (each.tolist() for each in (picture.sizes, picture.diameters, picture.x, picture.y))
-    nodes: list[dict[str, Any]] = [
-        {
-            "data": {"id": f"n{at}", "place": at, "label": label, "name": name, "size": size, "diameter": diameter},
-            "position": {"x": x, "y": y},
-            "classes": kind,
-        }
-        for at, (label, name, kind, size, diameter, x, y) in enumerate(zip(short, whole, kinds, *numbers, strict=True))
-    ]
+    short = whole if picture.is_community else tuple(cut(name, 14) for name in whole)
+    num_named = COMMUNITIES_NAMED if picture.is_community else len(whole) if len(whole) <= MOST_NAMED else 0
+    numbers = (array.tolist() for array in (picture.sizes, picture.diameters, picture.x, picture.y))
+    nodes: list[dict[str, Any]] = []
+    for k, (label, name, size, diameter, x, y) in enumerate(zip(short, whole, *numbers, strict=True)):
+        kind = "client" if not picture.is_community else "others" if name.startswith(OTHERS) else "community"
+        data = {"id": f"n{k}", "label": label, "name": name, "size": size, "diameter": diameter}
+        if picture.is_community:
+            data["community"] = int(picture.shown[k])
+        classes = f"{kind} named" if k < num_named else kind
+        nodes.append({"data": data, "position": {"x": x, "y": y}, "classes": classes})
     edges = np.quantile(picture.weights, [0.5, 0.8, 0.95]) if len(picture.weights) else np.zeros(3)
-    strength = np.searchsorted(edges, picture.weights * (1 - 1e-12), side="left").tolist()
-    kinds_of_line = [[f"w{level}", f"w{level} mutual"] for level in (1, 2, 3, 4)]
-    ends = (each.tolist() for each in (picture.sources, picture.targets, picture.weights, picture.mutual))
+    strength = (1 + np.searchsorted(edges, picture.weights * (1 - 1e-12), side="left")).tolist()
+    ends = (array.tolist() for array in (picture.sources, picture.targets, picture.weights, picture.mutual))
     lines: list[dict[str, Any]] = [
         {
-            "data": {"id": f"e{at}", "source": f"n{source}", "target": f"n{target}", "weight": weight},
-            "classes": kinds_of_line[level][mutual],
+            "data": {"id": f"e{k}", "source": f"n{source}", "target": f"n{target}", "weight": weight},
+            "classes": f"w{level} mutual" if mutual else f"w{level}",
         }
-        for at, (source, target, weight, mutual, level) in enumerate(zip(*ends, strength, strict=True))
+        for k, (source, target, weight, mutual, level) in enumerate(zip(*ends, strength, strict=True))
     ]
     return nodes + lines
 
@@ -207,11 +202,11 @@ def community_values(picture: Picture, values: Array) -> Array:
     """The mean over the members of each drawn thing, those whose value is not known or not finite left out."""
     if not picture.is_community:
         return np.asarray(values, dtype=np.float64)[picture.shown]
-    chosen = np.asarray(values, dtype=np.float64)[np.concatenate(picture.members)]
-    known = np.isfinite(chosen)
+    of_members = np.asarray(values, dtype=np.float64)[np.concatenate(picture.members)]
+    is_finite = np.isfinite(of_members)
     starts = np.cumsum(picture.sizes) - picture.sizes
-    sums = np.add.reduceat(np.where(known, chosen, 0.0), starts)
-    counts = np.add.reduceat(known.astype(np.int64), starts)
+    sums = np.add.reduceat(np.where(is_finite, of_members, 0.0), starts)
+    counts = np.add.reduceat(is_finite.astype(np.int64), starts)
     means: Array = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     return means
 
@@ -234,7 +229,7 @@ class Scale:
     """The legend of a colouring.
 
     low, high    its ends
-    ticks        place in per cent from the left, and text, of each mark
+    ticks        position in per cent from the left, and text, of each mark
     colours      of equal steps from low to high
     unknown      the colour of what is not known or not finite, and how many such there are
     """
@@ -250,41 +245,94 @@ class Scale:
     def gradient(self) -> str:
         """The scale as CSS, from left to right."""
         last = len(self.colours) - 1
-        steps = ", ".join(f"{colour} {100 * at / last:g}%" for at, colour in enumerate(self.colours))
+        steps = ", ".join(f"{colour} {100 * k / last:g}%" for k, colour in enumerate(self.colours))
         return f"linear-gradient(to right, {steps})"
 
 
 def node_paint(values: Array, dark: bool, diverging: bool) -> tuple[list[str], Scale]:
     """A colour for each value, and the legend: viridis from the least to the most, or orange to blue around 0."""
     values = np.asarray(values, dtype=np.float64)
-    known = np.isfinite(values)
-    finite = values[known]
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     if diverging:
         low, high = min(low, 0.0), max(high, 0.0)
-    colours = _colours(np.where(known, values, low), low, high, dark, diverging)
-    colours = [colour if there else UNKNOWN[dark] for colour, there in zip(colours, known.tolist(), strict=True)]
+    colours = _colours(np.where(is_finite, values, low), low, high, dark, diverging)
+    colours = [colour if drawn else UNKNOWN[dark] for colour, drawn in zip(colours, is_finite.tolist(), strict=True)]
     marks = [mark for mark in nice_ticks(low, high, 5) if low <= mark <= high] if high > low else []
     if len(marks) < 2:
         marks = [low, high] if high > low else [low]
-    wide = high - low
-    ticks = tuple((round(100 * (mark - low) / wide, 2) if wide > 0 else 50.0, plainly(mark)) for mark in marks)
+    width = high - low
+    ticks = tuple((round(100 * (mark - low) / width, 2) if width > 0 else 50.0, plainly(mark)) for mark in marks)
     steps = tuple(_colours(np.linspace(low, high, STOPS), low, high, dark, diverging))
-    return colours, Scale(low, high, ticks if len(finite) else (), steps, UNKNOWN[dark], int((~known).sum()))
+    return colours, Scale(low, high, ticks if len(finite) else (), steps, UNKNOWN[dark], int((~is_finite).sum()))
 
 
 def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool) -> list[str]:
     """Mixed from the two nearest of the scale's own colours; all alike where all values are."""
     if diverging:
         most = max(-low, high)
-        share = 0.5 + 0.5 * values / most if most > 0 else np.full(len(values), 0.5)
-        named: tuple[str, ...] = ORANGE_TO_BLUE[dark]
-    else:
-        share = (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
-        share = FIRST_COLOUR[dark] + (LAST_COLOUR[dark] - FIRST_COLOUR[dark]) * share
-        named = VIRIDIS
-    parts = np.array([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in named], dtype=np.float64)
-    place = np.clip(share, 0.0, 1.0) * (len(named) - 1)
-    mixed = np.column_stack([np.interp(place, np.arange(len(named)), parts[:, part]) for part in range(3)])
-    red, green, blue = np.rint(mixed).astype(np.int64).T
-    return [f"#{colour:06x}" for colour in ((red << 16) | (green << 8) | blue).tolist()]
+        return mixed_colours(0.5 + 0.5 * values / most if most > 0 else np.full(len(values), 0.5), ORANGE_TO_BLUE[dark])
+    shares = (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+    return mixed_colours(FIRST_COLOUR[dark] + (LAST_COLOUR[dark] - FIRST_COLOUR[dark]) * shares, VIRIDIS)
+
+
+def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Markup]:
+    """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
+    values, words = scene.coloured_by(scene.choices.colour)
+    colours, scale = node_paint(community_values(picture, values), dark, diverging=scene.choices.colour == "utility")
+    painted: dict[str, Any] = {"colours": colours, "communities": picture.is_community}
+    painted |= {"chosen": None, "sources": [], "walks": []}
+    if view is not None:
+        node_of = np.full(scene.solution.game.num_clients, -1)  # its own node or its community's; -1: not drawn
+        for node, members in enumerate(picture.members):
+            node_of[members] = node
+        chosen = int(node_of[view.client])
+        walks = [node_of[list(walk.clients)].tolist() for walk in view.walks]
+        painted["chosen"] = chosen if chosen >= 0 else None
+        painted["sources"] = sorted({int(node_of[source.source]) for source in view.sources} - {-1, chosen})
+        painted["walks"] = [_without_stays(walk) for walk in walks if min(walk) >= 0]
+    return painted, _legend(scale, words)
+
+
+def _without_stays(walk: list[int]) -> list[int]:
+    """A walk between communities without the steps that stay in one."""
+    return [node for k, node in enumerate(walk) if k == 0 or node != walk[k - 1]]
+
+
+def _legend(scale: Scale, words: str) -> Markup:
+    ticks = [tag("span", text, style=f"left:{position:g}%") for position, text in scale.ticks]
+    parts = [
+        tag("div", words),
+        tag("div", class_="bar", style=f"background:{scale.gradient}"),
+        tag("div", *ticks, class_="ticks"),
+    ]
+    if scale.num_unknown:
+        parts.append(tag("div", f"grey: {scale.num_unknown:,} not known or without limit"))
+    return Markup().join(parts)
+
+
+def stylesheet(theme: str) -> list[dict[str, Any]]:
+    """How nodes and links look, by Cytoscape's selectors; assets/explorer.js gives the classes, `paint` the colours."""
+    light = theme == "light"
+    ink, line, border = ("#1d2226", "#9aa3ab", "#6d757c") if light else ("#e8e6e1", "#59636c", "#98a1a9")
+    strong = "#d55e00" if light else "#f0813d"
+    label = {"color": ink, "font-size": 17, "min-zoomed-font-size": 8, "text-valign": "top", "text-margin-y": -2}
+    walk = {"target-arrow-shape": "triangle", "target-arrow-color": strong, "line-color": strong, "z-index": 9}
+    haystack = {"curve-style": "haystack", "haystack-radius": 0, "width": 1, "line-color": line, "opacity": 0.35}
+    styles: dict[str, dict[str, Any]] = {
+        "node": {"width": 16, "height": 16, "background-color": line, "border-width": 1, "border-color": border},
+        "node[paint]": {"background-color": "data(paint)"},
+        "node[diameter]": {"width": "data(diameter)", "height": "data(diameter)"},
+        "node[label]": label,
+        "node.named": {"label": "data(label)"},
+        "edge": haystack,
+        "edge.w2": {"width": 1.3, "opacity": 0.45},
+        "edge.w3": {"width": 1.8, "opacity": 0.55},
+        "edge.w4": {"width": 2.6, "opacity": 0.7},
+        "edge.dense": {"opacity": 0.13, "width": 1},
+        "node.source": {"border-width": 3, "border-color": strong, "label": "data(label)"},
+        "node.chosen": {"border-width": 5, "border-color": strong, "label": "data(label)", "font-weight": "bold"},
+        "edge.walk": {"curve-style": "straight", "width": 3, "opacity": 0.95, **walk},
+    }
+    return [{"selector": selector, "style": style} for selector, style in styles.items()]

@@ -1,4 +1,4 @@
-"""Choices: everything a reader has chosen on the page, as one value; as a link, as an experiment file, as commands."""
+"""Choices: the state of the page as one value, which is also a link, an experiment file and command lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEADERS = tuple(MECHANISM_OF_LEADER)
 COLOURS: tuple[Colour, ...] = get_args(Colour)
 EVENTS: tuple[Event, ...] = get_args(Event)
 TABS = ("network", "rounds", "comparison", "run")
-NETWORK = re.compile(r"random|file|run|upload-[0-9a-f]{16}")
+NETWORKS = ("random", "file", "run")
 MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten million links has
     "erdos_renyi": 3_000,
     "stochastic_block": 15_000,
@@ -43,7 +43,7 @@ MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten
     "skewed": 1_000_000,
 }
 MOST_ROUNDS, MOST_HOPS = 1_000, 50
-DOWNLOADED = "mppfl-experiment.toml"  # what the experiment file is called when it is taken from the page
+DOWNLOADED = "mppfl-experiment.toml"  # the name of the experiment file as a download
 LONGEST_LINK = 20_000  # characters
 
 
@@ -51,7 +51,7 @@ LONGEST_LINK = 20_000  # characters
 class Choices:
     """The whole state of the page.
 
-    network               "random", "file" (that of --graph), "run" (that of --run) or "upload-<16 hex digits>"
+    network               "random", "file" (that of --graph) or "run" (that of --run)
     family, num_clients   of the random network; `seed` draws it, and the clients' costs on any network
     undirected, isolated, self_loops     how a file of links is read
     clients_are           who the clients are: "mppfl" (they know the network), or a mechanism of another kind
@@ -96,8 +96,6 @@ class Choices:
     runs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not NETWORK.fullmatch(self.network):
-            raise BadInput(f"network={self.network!r:.60} must be random, file, run or upload- and 16 hex digits.")
         for name, allowed in ONE_OF.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -134,6 +132,7 @@ class Choices:
 
 
 ONE_OF: dict[str, tuple[str, ...]] = {
+    "network": NETWORKS,
     "family": get_args(Family),
     "isolated": get_args(Isolated),
     "self_loops": get_args(SelfLoops),
@@ -197,17 +196,17 @@ SHORTER = {
     "runs": "run",
 }
 KEYS: dict[str, str] = {  # field of Choices: its name in a link
-    each.name: SHORTER.get(each.name, each.name) for each in fields(Choices)
+    field.name: SHORTER.get(field.name, field.name) for field in fields(Choices)
 }
 
 
 def to_query(choices: Choices) -> str:
     """The choices as the query of a link, "?alpha=0.1&hops=3": only what differs from the defaults, or ""."""
-    usual = Choices()
+    defaults = Choices()
     pairs: list[tuple[str, str]] = []
     for name, key in KEYS.items():
         value = getattr(choices, name)
-        if value == getattr(usual, name):
+        if value == getattr(defaults, name):
             continue
         if name == "runs":
             pairs += [(key, run) for run in value]
@@ -234,8 +233,8 @@ def from_query(text: str) -> Choices:
         try:
             given[name] = _READERS[_TYPES[name]](value)
         except ValueError:
-            wanted = _IN_WORDS[_TYPES[name]]
-            raise BadInput(f"{key}={value!r:.60} in the link must be {wanted}. Correct it, or leave it out.") from None
+            kind = _IN_WORDS[_TYPES[name]]
+            raise BadInput(f"{key}={value!r:.60} in the link must be {kind}. Correct it, or leave it out.") from None
     return Choices(**given)
 
 
@@ -261,7 +260,7 @@ def _wholes(text: str) -> tuple[int, ...]:
     return tuple(map(_whole, text.split("."))) if text else ()
 
 
-_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Choices)}
+_TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(Choices)}
 _READERS: dict[str, Callable[[str], Any]] = dict.fromkeys(_TYPES.values(), str) | {
     "int": _whole,
     "float": float,
@@ -281,10 +280,10 @@ _IN_WORDS = {
 # ---- as an experiment ---------------------------------------------------------------------------------------------
 
 
-def experiment_of(choices: Choices, source: Path | None = None, clients: Path | None = None) -> Experiment:
+def experiment_of(choices: Choices, source: Path | None = None) -> Experiment:
     """The experiment that plays the game of these choices; `source` is the file of links of a network that has one.
 
-    Each mechanism's own server sets its rates. `clients` is a file of their costs, which are drawn without it.
+    Each mechanism's own server sets its rates.
     """
     from_file = choices.network != "random"
     if from_file and source is None:
@@ -302,7 +301,6 @@ def experiment_of(choices: Choices, source: Path | None = None, clients: Path | 
     mechanism = choices.mechanism
     game = GameTerms(
         preset=choices.preset,
-        clients=None if clients is None else str(clients),
         externality_strength=choices.externality_strength,
         accuracy_weight=choices.accuracy_weight,
         num_rounds=choices.num_rounds,
@@ -316,15 +314,14 @@ def experiment_of(choices: Choices, source: Path | None = None, clients: Path | 
     return Experiment(name="explorer", seeds=(choices.seed,), mechanisms=(mechanism,), network=network, game=game)
 
 
-def to_toml(choices: Choices, source: Path | None = None, clients: Path | None = None) -> str:
+def to_toml(choices: Choices, source: Path | None = None) -> str:
     """The experiment as a file: network, game and mechanism; data and training are left at their defaults."""
-    chosen = experiment_of(choices, source, clients)
-    lines = [*commands(choices)]
-    if chosen.network.source is not None and not Path(chosen.network.source).is_absolute():
-        lines.insert(0, "Put the file that `source` names beside this one.")
-    head = "".join(f"# {line}\n" for line in lines)
-    values = {"name": chosen.name, "seed": choices.seed, "mechanism": choices.mechanism}
-    return head + write_toml(values | {"network": plain_table(chosen.network), "game": plain_table(chosen.game)})
+    experiment = experiment_of(choices, source)
+    head = "".join(f"# {line}\n" for line in commands(choices))
+    values = {"name": experiment.name, "seed": choices.seed, "mechanism": choices.mechanism}
+    return head + write_toml(
+        values | {"network": plain_table(experiment.network), "game": plain_table(experiment.game)}
+    )
 
 
 def commands(choices: Choices, file: str = DOWNLOADED) -> tuple[str, ...]:

@@ -53,14 +53,14 @@ def test_walks_run_along_links_from_the_largest_sources_to_the_client():
 def test_money_and_losses_of_a_client_are_those_of_the_game():
     scene = World().scene(replace(SMALL, round_shown=2))
     view = client_view(scene, 4)
-    standing, clients = view.standing, scene.solution.game.clients
-    assert standing.budget == scene.budgets[4]
-    assert standing.payment == approx(view.price * standing.budget)
-    assert view.through_others == approx(0.05 * standing.external_risk)
-    assert standing.privacy_loss == approx(standing.budget + view.through_others)
-    cost = clients.quadratic_cost[4] * standing.privacy_loss**2 + clients.linear_cost[4] * standing.privacy_loss
-    assert standing.privacy_cost == approx(cost)
-    assert standing.utility == approx(standing.payment - standing.privacy_cost - view.compute_cost)
+    outcome, clients = view.outcome, scene.solution.game.clients
+    assert outcome.budget == scene.budgets[4]
+    assert outcome.payment == approx(view.price * outcome.budget)
+    assert view.through_others == approx(0.05 * outcome.external_risk)
+    assert outcome.privacy_loss == approx(outcome.budget + view.through_others)
+    cost = clients.quadratic_cost[4] * outcome.privacy_loss**2 + clients.linear_cost[4] * outcome.privacy_loss
+    assert outcome.privacy_cost == approx(cost)
+    assert outcome.utility == approx(outcome.payment - outcome.privacy_cost - view.compute_cost)
     assert view.spent == approx(scene.solution.plan.to_matrix()[:2, 4].sum())
 
 
@@ -68,7 +68,7 @@ def test_whom_nobody_exposes_has_no_rows():
     world = World(graph=graph_from_links(np.array([0, 1]), np.array([1, 2]), isolated="keep"))
     view = client_view(world.scene(Choices(network="file", num_rounds=1)), 0)
     assert (view.rows, view.sources, view.walks, view.num_sources) == ((), (), (), 0)
-    assert (sum(view.by_hop), view.standing.external_risk) == (0.0, 0.0)
+    assert (sum(view.by_hop), view.outcome.external_risk) == (0.0, 0.0)
 
 
 # ---- what if ------------------------------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
     losses = loss @ budgets
     costs = clients.quadratic_cost * losses**2 + clients.linear_cost * losses
     assert found.after.utility == approx(scene.prices[1] * budgets[1] - costs[1])
-    assert found.everybody_after.external_risk == approx((spread @ budgets).sum())
-    assert found.everybody_after.welfare == approx(scene.prices @ budgets - costs.sum())
-    assert found.everybody_before.welfare == approx(scene.solution.outcome.welfare[0])
-    assert found.everybody_before.server_cost == approx(scene.solution.outcome.server_costs[0])
+    assert found.total_after.external_risk == approx((spread @ budgets).sum())
+    assert found.total_after.welfare == approx(scene.prices @ budgets - costs.sum())
+    assert found.total_before.welfare == approx(scene.solution.outcome.welfare[0])
+    assert found.total_before.server_cost == approx(scene.solution.outcome.server_costs[0])
     assert found.before.utility == approx(scene.utilities[1])
 
 

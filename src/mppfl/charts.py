@@ -1,0 +1,490 @@
+"""Charts: one description of a figure, drawn by Plotly on a page or by Matplotlib into a file; colours; alt text.
+
+Every axis has a name and a unit: a chart without them cannot be made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import Array, IntArray
+from mppfl.errors import BadInput
+from mppfl.text import number
+
+# ---- colours -------------------------------------------------------------------------------------------------------
+
+# Okabe & Ito's colours, darker or paler where a page needs it; --c0 to --c7 of the report's style sheet are the same.
+ON_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3a9bd9", "#5d5d5d", "#948600")
+ON_DARK = ("#4da6e0", "#f0813d", "#2cc295", "#e39bc4", "#f2b233", "#8bd0f5", "#b9b9b9", "#d9cc3c")
+DASHES = ("", "9 4", "3 3", "12 4 3 4", "6 2 2 2", "1 4", "14 3", "5 5")  # lengths of strokes and gaps, pixels
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "pentagon")
+PATTERNS = ("", "/", "x", ".", "-", "+")
+VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
+# Colour and dash of each mechanism, the same on every page. From 8 on, colours repeat with another dash.
+MECHANISM_SLOTS = {
+    "mppfl": 0,
+    "social_agnostic": 1,
+    "fixed": 2,
+    "sarda_like": 3,
+    "sarda_r": 4,
+    "mppfl_noise_aware": 5,
+    "random": 6,
+    "mppfl_exact": 7,
+    "budget_limited": 8,
+    "pigouvian": 10,
+    "personalised": 11,
+    "noiseless": 14,
+}
+
+
+def slots_of(mechanisms: Sequence[str]) -> list[int]:
+    """The slot of each run: its mechanism's, or a free one where the mechanism is unknown or comes again."""
+    first = {name: MECHANISM_SLOTS[name] for name in mechanisms if name in MECHANISM_SLOTS}
+    taken = set(first.values())
+    free = (slot for slot in itertools.count() if slot not in taken)
+    return [first.pop(name) if name in first else next(free) for name in mechanisms]
+
+
+def colour_of(slot: int, dark: bool = False) -> str:
+    """The colour of a slot on a light or a dark page."""
+    return (ON_DARK if dark else ON_LIGHT)[slot % len(ON_LIGHT)]
+
+
+def dash_of(slot: int) -> str:
+    """Strokes and gaps of a slot's line as SVG writes them; "" for a solid line."""
+    return DASHES[(slot + slot // len(ON_LIGHT)) % len(DASHES)]
+
+
+def mixed_colours(shares: Array, scale: Sequence[str]) -> list[str]:
+    """A colour for each share from 0 to 1, mixed from the two nearest of the scale."""
+    parts = np.array([[int(colour[part : part + 2], 16) for part in (1, 3, 5)] for colour in scale], dtype=np.float64)
+    places = np.clip(shares, 0.0, 1.0) * (len(scale) - 1)
+    red, green, blue = (
+        np.rint(np.interp(places, np.arange(len(scale)), column)).astype(np.int64) for column in parts.T
+    )
+    return [f"#{colour:06x}" for colour in ((red << 16) | (green << 8) | blue).tolist()]
+
+
+# ---- one description of a figure -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What an axis measures, and in what; `log` for powers of ten."""
+
+    name: str
+    unit: str
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or not self.unit.strip():
+            raise BadInput(
+                f"axis name={self.name!r}, unit={self.unit!r}: give both, such as 'reward rate' and 'money'."
+            )
+
+    @property
+    def label(self) -> str:
+        """As it stands beside the axis."""
+        return f"{self.name} ({self.unit})"
+
+
+ROUNDS = Axis("round", "number")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Line:
+    """One curve in the colour and dash of its slot, and the band around it where there is one. NaN is a gap."""
+
+    name: str
+    slot: int
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+
+    def __post_init__(self) -> None:
+        if (self.low is None) != (self.high is None):
+            raise BadInput(f"line {self.name!r} has one end of a band. Give low and high, or neither.")
+        for name in ("x", "y", "low", "high"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _numbers(getattr(self, name), f"{name} of {self.name!r}", len(self.x)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Bars:
+    """One group of bars, a value for each label of the chart, NaN where it is not known; `spread` is a whisker's."""
+
+    name: str
+    slot: int
+    values: Array
+    spread: Array | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _numbers(self.values, f"values of {self.name!r}", len(self.values)))
+        if self.spread is not None:
+            object.__setattr__(self, "spread", _numbers(self.spread, f"spread of {self.name!r}", len(self.values)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Points:
+    """A cloud of points, each with its own name."""
+
+    name: str
+    slot: int
+    x: Array
+    y: Array
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("x", "y"):
+            object.__setattr__(self, name, _numbers(getattr(self, name), f"{name} of {self.name!r}", len(self.labels)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Chart:
+    """Lines, bars or points: one of the three.
+
+    key          stable name of the figure; the page keeps a reader's zoom by it
+    labels       of the bars, from the top; x is then the axis of their values and y says what the labels are
+    label_slots  the colour of each label, where bars are coloured by what they stand for; () for one colour a group
+    marked       a value on the x axis to be marked, such as the round shown
+    note         what must be read beside the figure: what was left out, sampled or not known
+    """
+
+    key: str
+    title: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...] = ()
+    bars: tuple[Bars, ...] = ()
+    labels: tuple[str, ...] = ()
+    points: tuple[Points, ...] = ()
+    label_slots: tuple[int, ...] = ()
+    marked: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.key or not self.title.strip():
+            raise BadInput(f"chart key={self.key!r}, title={self.title!r}: give both.")
+        if sum(map(bool, (self.lines, self.bars, self.points))) > 1:
+            raise BadInput(f"chart {self.key!r} mixes lines, bars and points. Make one chart of each.")
+        for group in self.bars:
+            if len(group.values) != len(self.labels):
+                raise BadInput(f"bars {group.name!r} have {len(group.values)} values for {len(self.labels)} labels.")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        values = [line.y for line in self.lines] + [group.values for group in self.bars] + [p.y for p in self.points]
+        return not any(np.isfinite(array).any() for array in values)
+
+
+def _numbers(values: Any, name: str, length: int) -> Array:
+    array = np.array(values, dtype=np.float64)
+    if array.shape != (length,):
+        raise BadInput(f"{name} have shape {array.shape}, not ({length},).")
+    array.setflags(write=False)
+    return array
+
+
+def in_words(chart: Chart) -> str:
+    """The alt text of a chart: its title, its axes, and where each line, bar or cloud lies."""
+    if chart.is_empty:
+        return f"{chart.title}: nothing to show yet."
+    parts = [
+        *(f"{line.name} {_first_and_last(line.y)}" for line in chart.lines),
+        *(f"{group.name} {_least_and_most(group.values)} over {len(group.values)} bars" for group in chart.bars),
+        *(f"{len(cloud.labels):,} points {cloud.name}" for cloud in chart.points),
+    ]
+    return f"{chart.title}. {chart.y.label} against {chart.x.label}: {'; '.join(parts)}."
+
+
+def _first_and_last(values: Array) -> str:
+    finite = values[np.isfinite(values)]
+    return f"from {number(finite[0])} to {number(finite[-1])}" if len(finite) else "not known"
+
+
+def _least_and_most(values: Array) -> str:
+    finite = values[np.isfinite(values)]
+    return f"between {number(finite.min())} and {number(finite.max())}" if len(finite) else "not known"
+
+
+def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from at most `low` to at least `high`."""
+    if not high > low:
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    rough = (high - low) / about
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def cut(label: str, most: int) -> str:
+    """A label of at most so many letters, with an ellipsis where some are missing."""
+    return label if len(label) <= most else label[: most - 1] + "…"
+
+
+# ---- for a page, by Plotly -----------------------------------------------------------------------------------------
+
+MOST_POINTS = 2000  # of a line that are sent to the browser
+MARKED_BELOW = 32  # points of a line that get a marker each
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+ONE_LINE = 26  # letters of an axis' name that fit beside a small figure
+HEIGHT = 340  # pixels; charts of bars grow with their rows
+
+
+def to_plotly(chart: Chart, dark: bool) -> dict[str, Any]:
+    """The figure for Plotly on a light or a dark page; the reader's zoom is kept while chart.key is the same.
+
+    A plain dict: Plotly's own classes check it key by key, which takes longer than solving the game. Lines are told
+    apart by colour, dash and marker, bars by colour and pattern. Text is 13 pixels or more.
+    """
+    traces = [trace for line in chart.lines for trace in _line_traces(line, chart, dark)]
+    traces += [_bar_trace(group, position, chart, dark) for position, group in enumerate(chart.bars)]
+    traces += [_cloud_trace(cloud, position > 0, chart, dark) for position, cloud in enumerate(chart.points)]
+    return {"data": traces, "layout": _layout(chart, dark)}
+
+
+def _line_traces(line: Line, chart: Chart, dark: bool) -> list[dict[str, Any]]:
+    kept, colour, name = thinned(line.y), colour_of(line.slot, dark), escape(line.name)
+    dash = dash_of(line.slot)
+    hover = f"<b>%{{fullData.name}}</b> %{{y:.4~g}} {escape(chart.y.unit)}"
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines+markers" if len(kept) < MARKED_BELOW else "lines",
+        "name": name,
+        "legendgroup": str(line.slot),
+        "x": _values(line.x[kept]),
+        "y": _values(line.y[kept]),
+        "line": {"color": colour, "width": 2, "dash": dash.replace(" ", "px,") + "px" if dash else "solid"},
+        "marker": {"color": colour, "size": 6, "symbol": SYMBOLS[line.slot % len(SYMBOLS)]},
+        "hovertemplate": hover + "<extra></extra>",
+    }
+    if line.low is None or line.high is None:
+        return [trace]
+    low, high = line.low[kept], line.high[kept]
+    trace["customdata"] = [list(pair) for pair in zip(_values(low), _values(high), strict=True)]
+    trace["hovertemplate"] = hover + "<br>from %{customdata[0]:.4~g} to %{customdata[1]:.4~g}<extra></extra>"
+    drawn = np.isfinite(low) & np.isfinite(high)
+    x = _values(line.x[kept][drawn])
+    # The more bands lie over each other, the fainter they are.
+    opacity = 0.18 if sum(line.low is not None for line in chart.lines) <= 2 else 0.07
+    rgb = ",".join(str(int(colour[part : part + 2], 16)) for part in (1, 3, 5))
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "legendgroup": str(line.slot),
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "x": x + x[::-1],
+        "y": _values(high[drawn]) + _values(low[drawn])[::-1],
+        "fill": "toself",
+        "fillcolor": f"rgba({rgb},{opacity})",
+        "line": {"width": 0},
+    }
+    return [band, trace]
+
+
+def _bar_trace(group: Bars, position: int, chart: Chart, dark: bool) -> dict[str, Any]:
+    by_label = [colour_of(slot, dark) for slot in chart.label_slots]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": escape(group.name),
+        # Positions, not labels: two clients may have the same beginning, and Plotly would add up equal labels.
+        "y": list(range(len(chart.labels))),
+        "x": _values(group.values),
+        "customdata": [escape(label) for label in chart.labels],
+        "marker": {
+            "color": by_label or colour_of(group.slot, dark),
+            "pattern": {"shape": PATTERNS[position % len(PATTERNS)], "size": 6, "solidity": 0.35},
+        },
+        "hovertemplate": f"%{{customdata}}: <b>%{{x:.4~g}}</b> {escape(chart.x.unit)}<extra>%{{fullData.name}}</extra>",
+    }
+
+
+def _cloud_trace(cloud: Points, highlighted: bool, chart: Chart, dark: bool) -> dict[str, Any]:
+    many = len(cloud.labels) > 300
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape(cloud.name),
+        "x": _values(cloud.x),
+        "y": _values(cloud.y),
+        "customdata": [escape(label) for label in cloud.labels],
+        "marker": {
+            "color": colour_of(cloud.slot, dark),
+            "size": 14 if highlighted and len(cloud.labels) == 1 else 6 if many else 9,
+            "opacity": 0.55 if many else 0.85,
+            "symbol": SYMBOLS[cloud.slot % len(SYMBOLS)],
+        },
+        "hovertemplate": "<b>%{customdata}</b>"
+        f"<br>{escape(chart.x.name)} %{{x:.4~g}} {escape(chart.x.unit)}"
+        f"<br>{escape(chart.y.name)} %{{y:.4~g}} {escape(chart.y.unit)}<extra></extra>",
+    }
+
+
+def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
+    text = "#e6e9ed" if dark else "#1b1f24"
+    grid = "#2c343d" if dark else "#e3e6ea"
+    rows, groups = len(chart.labels), len(chart.bars)
+    several = max(len(chart.lines), groups, len(chart.points)) > 1
+    # Each further line of the legend, on a phone, would be taken from the figure.
+    height = HEIGHT + 20 * max(0, len(chart.lines) - 3)
+    layout: dict[str, Any] = {
+        "title": {
+            "text": f"<b>{escape(chart.title)}</b>",
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "pad": {"l": 8, "t": 10},
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "font": {"size": 16},
+        },
+        "font": {"family": FONT, "size": 13, "color": text},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 12, "t": 44, "b": 8},
+        "height": max(220, 110 + 30 * several + rows * (8 + 14 * groups)) if rows else height,
+        "autosize": True,
+        "xaxis": _axis(chart.x, text, grid),
+        "yaxis": _axis(chart.y, text, grid),
+        "showlegend": several,
+        # Under the x axis' name, growing downwards: it makes room for itself and covers nothing.
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0,
+            "yref": "container",
+            "yanchor": "bottom",
+            "font": {"size": 13},
+            "bgcolor": "rgba(0,0,0,0)",
+            "itemwidth": 40,
+        },
+        "hovermode": "x unified" if chart.lines else "closest",
+        "hoverlabel": {
+            "font": {"size": 13, "color": text},
+            "bgcolor": "#1d242c" if dark else "#ffffff",
+            "bordercolor": grid,
+        },
+        "uirevision": chart.key,
+        "shapes": [],
+        "annotations": [],
+    }
+    if chart.lines:
+        layout["xaxis"] |= {"hoverformat": ".4~g", "zeroline": False}
+        layout["xaxis"]["unifiedhovertitle"] = {"text": f"{escape(chart.x.name)} %{{x}}"}
+    if rows:
+        layout["bargap"], layout["bargroupgap"] = 0.25, 0.05
+        layout["yaxis"] |= {
+            "autorange": "reversed",
+            "tickmode": "array",
+            "tickvals": list(range(rows)),
+            "ticktext": [escape(cut(label, 22)) for label in chart.labels],  # hovering shows the whole
+            "showgrid": False,
+            "zeroline": False,
+        }
+    if chart.marked is not None:
+        dotted = {"color": text, "width": 1, "dash": "dot"}
+        ends = {"x0": chart.marked, "x1": chart.marked, "yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [{"type": "line", **ends, "layer": "below", "line": dotted}]
+    if chart.is_empty:
+        layout["annotations"] = [
+            {"text": "nothing to show yet", "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
+        ]
+    return layout
+
+
+def _axis(axis: Axis, text: str, grid: str) -> dict[str, Any]:
+    between = "<br>" if len(axis.label) > ONE_LINE else " "  # two lines where one would not fit on a phone
+    return {
+        "title": {"text": f"{escape(axis.name)}{between}({escape(axis.unit)})", "font": {"size": 14}, "standoff": 8},
+        "type": "log" if axis.log else "linear",
+        "automargin": True,
+        "tickfont": {"size": 13},
+        "gridcolor": grid,
+        "linecolor": text,
+        "showline": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "zeroline": not axis.log,
+        "zerolinecolor": text,
+        "zerolinewidth": 1,
+        "exponentformat": "power",
+    } | ({"dtick": 1} if axis.log else {})  # powers of ten alone: Plotly writes those between them too small to read
+
+
+def thinned(values: Array, most: int = MOST_POINTS) -> IntArray:
+    """Positions of at most `most` values that draw the same curve: first, last, and both extremes of every piece."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    pieces = (most - 2) // 2
+    width = math.ceil(len(values) / pieces)
+    padded = np.full(pieces * width, np.nan)
+    padded[: len(values)] = values
+    table = padded.reshape(pieces, width)
+    starts = np.arange(pieces) * width
+    lowest = starts + np.where(np.isnan(table), np.inf, table).argmin(axis=1)
+    highest = starts + np.where(np.isnan(table), -np.inf, table).argmax(axis=1)
+    kept = np.unique(np.concatenate([[0, len(values) - 1], lowest, highest]))
+    return np.asarray(kept[kept < len(values)])
+
+
+def _values(values: Array) -> list[float | None]:
+    """As JSON can say them: what is infinite or not known is a gap."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+# ---- for a file, by Matplotlib -------------------------------------------------------------------------------------
+
+_ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings belong to the whole process
+
+
+def write_figure(charts: Sequence[Chart], path: str | Path, columns: int = 2) -> None:
+    """Charts of bars, so many side by side, as .png, .pdf or .svg by the ending of the path."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = math.ceil(len(charts) / columns)
+    with _ONE_AT_A_TIME, rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(5 * columns, 3.4 * rows), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for panel, chart in zip(panels.flat, charts, strict=False):
+            _draw_bars(panel, chart)
+        figure.savefig(path, dpi=150)
+
+
+def _draw_bars(panel: Any, chart: Chart) -> None:
+    thickness = 0.8 / max(1, len(chart.bars))
+    for position, group in enumerate(chart.bars):
+        whiskers = {"xerr": group.spread, "ecolor": "#555555", "capsize": 2} if group.spread is not None else {}
+        panel.barh(
+            np.arange(len(chart.labels)) + (position - (len(chart.bars) - 1) / 2) * thickness,
+            group.values,
+            thickness,
+            color=[colour_of(slot) for slot in chart.label_slots] or colour_of(group.slot),
+            label=group.name,
+            **whiskers,
+        )
+    panel.set_yticks(range(len(chart.labels)), chart.labels)
+    panel.invert_yaxis()
+    panel.axvline(0, color="#555555", linewidth=0.8)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.set_title(chart.title, loc="left")
+    panel.set_xlabel(chart.x.label)

@@ -1,0 +1,340 @@
+"""What a report says: headline, verdict and tiles over all runs; tables, figures and provenance of each run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import IntArray
+from mppfl.experiment import Run, comparison_cells, comparison_rows
+from mppfl.experiment.report import svg
+from mppfl.files import toml_text
+from mppfl.privacy import MECHANISMS
+from mppfl.privacy.ledger import SIMULATION
+from mppfl.text import between, delta, duration, epsilon, finite, number, percent, plainly, tooltip_values
+
+MOST_LINES = 100  # of a table over clients; clients.csv has all
+MOST_NAMED = 12
+MODELS = {
+    "softmax": "softmax regression",
+    "mlp": "multilayer perceptron",
+    "cnn_fmnist": "convolutional network",
+    "cnn_cifar": "convolutional network",
+    "vgg11": "VGG-11",
+    "vgg16": "VGG-16",
+}
+
+
+# ---- all runs, in sentences ----------------------------------------------------------------------------------------
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """What each run is called on the page: its name, numbered where two are called the same."""
+    names = [run.name for run in runs]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: position + 1].count(name)})"
+        for position, name in enumerate(names)
+    ]
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """What was trained, in a few words."""
+    sizes, data = {run.num_clients for run in runs}, {_data_name(run) for run in runs}
+    if len(sizes) > 1 or len(data) > 1:
+        return f"{len(runs)} trainings side by side"
+    (size,), (name,) = sizes, data
+    return f"{'One client learns' if size == 1 else f'{size:,} clients learn'} {name or 'together'}"
+
+
+def _data_name(run: Run) -> str:
+    """The data set's name, without the folder it may lie in."""
+    data = run.config.get("data")
+    name = data.get("name", "") if isinstance(data, dict) else data or run.config.get("dataset", "")
+    return re.split(r"[/\\]", str(name))[-1]
+
+
+def subtitle(runs: Sequence[Run]) -> str:
+    """Models, rounds, links and mechanism in one line."""
+    models = sorted({str(run.setting("model", "")) for run in runs} - {""})
+    parts = [" and ".join(MODELS.get(model, model) for model in models)] if models else []
+    rounds = sorted({run.num_rounds for run in runs})
+    parts.append("1 round" if rounds == [1] else f"{' or '.join(map(str, rounds))} rounds")
+    links = sorted({run.graph.num_links for run in runs})
+    ends = " to ".join(f"{count:,}" for count in dict.fromkeys([links[0], links[-1]]))
+    parts.append("1 link" if links == [1] else f"{ends} links")
+    parts.append(f"{len(runs)} runs" if len(runs) > 1 else f"mechanism {runs[0].mechanism}")
+    return " · ".join(parts)
+
+
+def verdict(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    """What came out, in sentences."""
+    if len(runs) == 1:
+        return [_learned(runs[0]), *_paid(runs[0]), _protected(runs[0])]
+    return [*_most_accurate(runs, labels), *_best_for_money(runs, labels), *_least_spent(runs, labels)]
+
+
+def _learned(run: Run) -> str:
+    if math.isnan(run.final_accuracy):
+        return f"{run.num_rounds} rounds were trained; the model was never evaluated on test data."
+    sentence = f"The model classifies {percent(run.final_accuracy)} of the test data correctly"
+    best = int(run.history.rounds["round_index"][int(np.nanargmax(run.history.rounds["accuracy"]))])
+    if percent(run.best_accuracy) != percent(run.final_accuracy):
+        sentence += f"; its best was {percent(run.best_accuracy)}, after round {best}"
+    return f"{sentence}."
+
+
+def _paid(run: Run) -> list[str]:
+    total, never = float(run.paid.sum()), int((run.rounds_taken_part == 0).sum())
+    everybody = (run.rounds_taken_part == run.num_rounds).all()
+    subject = "Everybody took part in every round" if everybody else "Not all took part"
+    if never:
+        subject = f"{never:,} of {run.num_clients:,} clients never took part"
+    money = f", and clients were paid {number(total)} in all" if math.isfinite(total) else ""
+    refused = int((run.rounds_refused > 0).sum())
+    caps = "The cap of one client" if refused == 1 else f"The caps of {refused:,} clients"
+    return [f"{subject}{money}."] + ([f"{caps} forbade some rounds."] if refused else [])
+
+
+def _protected(run: Run) -> str:
+    accounts = run.accounts
+    nominal, worst = float(accounts.dp_epsilon.max()), float(accounts.worst_case_epsilon.max())
+    if math.isinf(nominal):
+        return "No noise was added: nobody's data is protected."
+    sentence = (
+        f"The client who spent most has ε = {epsilon(nominal)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
+    )
+    if worst > nominal:
+        sentence += f", as declared; in the worst case ε is up to {epsilon(worst)}"
+    return f"{sentence}."
+
+
+def _most_accurate(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    evaluated = {k: run.final_accuracy for k, run in enumerate(runs) if math.isfinite(run.final_accuracy)}
+    protected = [k for k, run in enumerate(runs) if np.isfinite(run.accounts.spent).all()]
+    ranked = sorted((k for k in protected or range(len(runs)) if k in evaluated), key=lambda k: -evaluated[k])
+    if not ranked:
+        return []
+    first, *others = ranked
+    sentence = f"{labels[first]} {'learns best:' if others else 'reaches'} {percent(evaluated[first])} on the test data"
+    if others:
+        ahead = 100 * (evaluated[first] - evaluated[others[0]])
+        far = "level with" if ahead < 0.05 else f"{ahead:.1f} points ahead of"
+        sentence += f", {far} {labels[others[0]]}"
+    sentences = [f"{sentence}."]
+    without_noise = [k for k in evaluated if k not in protected]
+    if without_noise and protected:
+        ceiling = max(without_noise, key=lambda k: evaluated[k])
+        sentences.append(f"Without any noise, {labels[ceiling]} reaches {percent(evaluated[ceiling])}: the ceiling.")
+    return sentences
+
+
+def _best_for_money(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    costs = {k: float(run.server_cost.sum()) for k, run in enumerate(runs) if np.isfinite(run.accounts.spent).all()}
+    costs = {k: cost for k, cost in costs.items() if math.isfinite(cost)}
+    gains = {k: float(runs[k].welfare.sum()) for k in costs if math.isfinite(float(runs[k].welfare.sum()))}
+    if len(costs) < 2:
+        return []
+    cheap = min(costs, key=lambda k: costs[k])
+    sentence = f"{labels[cheap]} costs the server least ({number(costs[cheap])})"
+    if len(gains) > 1:
+        kind = max(gains, key=lambda k: gains[k])
+        sentence += f"; {'it also' if kind == cheap else labels[kind]} leaves clients best off ({number(gains[kind])})"
+    return [f"{sentence}."]
+
+
+def _least_spent(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    middles = {k: float(np.median(run.accounts.spent)) for k, run in enumerate(runs)}
+    middles = {k: middle for k, middle in middles.items() if math.isfinite(middle)}
+    if len(middles) < 2 or len({runs[k].accounts.unit for k in middles}) > 1:
+        return []
+    low, high = min(middles, key=lambda k: middles[k]), max(middles, key=lambda k: middles[k])
+    ends = f"{number(middles[low])} under {labels[low]} and {number(middles[high])} under {labels[high]}"
+    return [f"The middle client spends between ρ = {ends}."] if middles[high] > middles[low] else []
+
+
+def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The figures a single run is remembered by."""
+    if len(runs) > 1:
+        return []
+    run = runs[0]
+    exposed, worst = finite(run.exposure), float(run.accounts.worst_case_epsilon.max())
+    most_exposed = run.names[int(np.nanargmax(run.exposure))] if len(exposed) == run.num_clients else ""
+    nominal = run.accounts.dp_epsilon.max()
+    worse = f"worst case: up to {epsilon(worst)}" if worst > nominal else ""
+    return [
+        {"value": percent(run.final_accuracy), "label": "accuracy on test data", "more": ""},
+        {"value": number(run.paid.sum()), "label": "paid to clients", "more": ""},
+        {"value": f"ε {epsilon(nominal)}", "label": "of the client who spent most", "more": worse},
+        {"value": number(run.exposure.max()), "label": "exposure of the most exposed", "more": most_exposed},
+        {"value": duration(run.provenance.seconds), "label": "of training", "more": run.provenance.device},
+    ]
+
+
+# ---- one run -------------------------------------------------------------------------------------------------------
+
+
+def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any]:
+    """Exposure, privacy accounts, payments, who stayed out, and provenance of one run."""
+    key = f"run-{position}"
+    alt_text = f"Spent budget and exposure of each client under {label}"
+    bars, drawn = svg.exposure_bars(run.accounts.spent, run.exposure, run.names, alt_text)
+    strength = run.setting("externality_strength")
+    return {
+        "key": key,
+        "label": label,
+        "style": svg.style_of(slot),
+        "mechanism": run.mechanism,
+        "facts": comparison_cells(comparison_rows([run])[0]),
+        "bars": bars,
+        "bars_cut": _cut(len(drawn), run.num_clients, "most exposed"),
+        "strength": plainly(strength) if isinstance(strength, (int, float)) else "",
+        "absent": _absent(run),
+        "privacy": _privacy(run),
+        "payments": _payments(run, label, key),
+        "config": toml_text(_without_folders(run.config)).strip(),
+        "provenance": _provenance(run),
+        "notes": run.notes,
+    }
+
+
+def _cut(shown: int, total: int, which: str) -> str:
+    return f"The {shown:,} {which} of {total:,} clients; clients.csv has all." if shown < total else ""
+
+
+def _privacy(run: Run) -> dict[str, Any]:
+    accounts, mechanism = run.accounts, MECHANISMS.get(run.accounts.privacy)
+    order = np.argsort(-np.nan_to_num(accounts.spent, posinf=np.inf), kind="stable")[:MOST_LINES].tolist()
+    protected, spending = bool(np.isfinite(accounts.spent).all()), accounts.spent > 0
+    factors = finite(accounts.worst_case_spent[spending] / accounts.spent[spending]) if protected else np.array([])
+    return {
+        "privacy": accounts.privacy,
+        "unit": accounts.unit,
+        "adjacency": accounts.adjacency,
+        "guarantee": accounts.guarantee,
+        "breaks": mechanism.breaks if mechanism else "",
+        "noise": accounts.noise,
+        "simulation": SIMULATION if accounts.simulation else "",
+        "dp_delta": delta(accounts.dp_delta),
+        "protected": protected,
+        "worse": bool((accounts.worst_case_spent > accounts.spent).any()),
+        "factor": between(factors.min(), factors.max()) if len(factors) else "",
+        "rows": [
+            {
+                "name": run.names[client],
+                "examples": f"{int(run.num_examples[client]):,}",
+                "rounds": int(run.rounds_taken_part[client]),
+                "spent": number(accounts.spent[client]),
+                "worst": number(accounts.worst_case_spent[client]),
+                "epsilon": epsilon(accounts.dp_epsilon[client]),
+                "worst_epsilon": epsilon(accounts.worst_case_epsilon[client]),
+            }
+            for client in order
+        ],
+        "cut": _cut(len(order), run.num_clients, "who spent most"),
+    }
+
+
+def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
+    payments = run.history.clients["payments"]
+    present = run.history.clients["participating"].astype(np.bool_)
+    rounds = run.history.rounds["round_index"].astype(np.int64)
+    alt_text = f"Payments under {label}, clients by rounds; {number(run.paid.sum())} in all"
+    heat = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
+    paid, total, taken_part = run.paid, float(run.paid.sum()), run.rounds_taken_part
+    order = np.argsort(-np.nan_to_num(paid, posinf=0.0), kind="stable")[:MOST_LINES].tolist()
+    shared = math.isfinite(total) and total > 0
+    small = run.num_clients <= 40 and run.num_rounds <= 200
+    averaged = f" Each column is the mean over up to {heat.rounds_each} rounds." if heat.rounds_each > 1 else ""
+    return {
+        "svg": heat.svg,
+        "top": number(heat.top),
+        "gradient": ", ".join(svg.SCALE[::3]),
+        "cut": _cut(len(heat.rows), run.num_clients, "best paid") + averaged,
+        "total": number(total),
+        "any": bool(len(finite(paid)) and total > 0),
+        "rows": [
+            {
+                "name": run.names[client],
+                "paid": number(paid[client]),
+                "share": percent(paid[client] / total) if shared else "–",
+                "width": f"{100 * paid[client] / paid.max():.0f}" if shared else "0",
+                "each": number(paid[client] / max(1, int(taken_part[client]))),
+                "rounds": int(taken_part[client]),
+            }
+            for client in order
+        ],
+        "rows_cut": _cut(len(order), run.num_clients, "best paid"),
+        "every": [
+            {"round": int(index), "rate": number(rate), "sum": number(row.sum()),
+             "cells": [number(value) if here else "" for value, here in zip(row, participating, strict=True)]}
+            for index, rate, row, participating in zip(
+                rounds, run.history.rounds["reward_rate"], payments, present, strict=True)
+        ] if small else [],
+        "names": run.names if small else (),
+        "data": {
+            "names": [run.names[client] for client in heat.rows.tolist()],
+            "columns": heat.columns,
+            "values": [tooltip_values(row) for row in heat.values],
+            "frame": heat.frame,
+        },
+    }  # fmt: skip
+
+
+def _absent(run: Run) -> list[dict[str, str]]:
+    """Who stayed out, who was refused and whose training diverged, as lines of heading and names."""
+    taken_part, refused, diverged = run.rounds_taken_part, run.rounds_refused, run.rounds_diverged
+    rounds = run.num_rounds
+    missed = np.where(taken_part > 0, rounds - taken_part, 0)
+
+    def named(clients: IntArray, counts: IntArray | None) -> str:
+        names = [
+            run.names[client] + ("" if counts is None else f" ({int(counts[client])} of {rounds} rounds)")
+            for client in clients[:MOST_NAMED].tolist()
+        ]
+        more = f" and {len(clients) - MOST_NAMED:,} more" if len(clients) > MOST_NAMED else ""
+        return ", ".join(names) + more
+
+    kinds: tuple[tuple[IntArray, IntArray | None, str], ...] = (
+        (np.flatnonzero(taken_part == 0), None, "never took part"),
+        (np.flatnonzero(missed > 0), missed, "stayed out of some rounds"),
+        (np.flatnonzero(refused > 0), refused, "refused: a release would have passed the client's cap"),
+        (np.flatnonzero(diverged > 0), diverged, "left out of some rounds: their updates held NaN or infinity"),
+    )
+    return [
+        {"what": f"{len(clients):,} of {run.num_clients:,} {words}", "who": named(clients, counts)}
+        for clients, counts, words in kinds
+        if len(clients)
+    ]
+
+
+def _provenance(run: Run) -> list[tuple[str, str]]:
+    source = run.provenance
+    memory = f", {number(source.memory_gib)} GiB" if source.memory_gib else ""
+    versions = (("python", source.python), ("torch", source.torch), ("numpy", source.numpy), ("scipy", source.scipy))
+    return [
+        ("mppfl", f"{source.mppfl}, source {source.source}" if source.source else source.mppfl),
+        ("commit", source.commit or "not in a work tree"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions if version)),
+        ("machine", f"{source.cpu}, {source.cores} cores{memory}" + (f"; {source.gpu}" if source.gpu else "")),
+        ("device", source.device),
+        ("engine", ", then ".join(dict.fromkeys(run.history.engine))),
+        ("started", source.started),
+        ("took", duration(source.seconds)),
+        ("model", f"{run.weights.size:,} parameters, {run.weights.dtype}"),
+    ]
+
+
+def _without_folders(value: Any) -> Any:
+    """A configuration without what is not set, and with paths shortened to their last part: a page may be published."""
+    if isinstance(value, dict):
+        kept = {key: _without_folders(inner) for key, inner in value.items() if inner is not None}
+        return {key: inner for key, inner in kept.items() if inner != {}}
+    if isinstance(value, (list, tuple)):
+        return [_without_folders(inner) for inner in value]
+    if isinstance(value, str) and re.match(r"/|~|[A-Za-z]:[\\/]", value):
+        return "…/" + re.split(r"[/\\]", value.rstrip("/"))[-1]
+    return value

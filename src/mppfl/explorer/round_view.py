@@ -1,0 +1,299 @@
+"""Charts of a solved game by round and by client; mechanisms compared; the game in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from mppfl.arrays import Array, IntArray
+from mppfl.charts import MECHANISM_SLOTS, ROUNDS, Axis, Bars, Chart, Line, Points
+from mppfl.errors import BadInput, UnknownClient
+from mppfl.experiment import mechanism_of
+from mppfl.explorer.markup import table, tag
+from mppfl.explorer.state import Choices, fixed_budget_of
+from mppfl.explorer.world import Scene, World, game_key
+from mppfl.game import COMPARED, Convention, Row, compare, fixed
+from mppfl.text import number
+
+ALL_BELOW = 20_000  # clients whose budgets are all read for every round; of more, a sample
+SAMPLE = 2_000  # clients that stand for the others in a figure
+MOST_NAMED = 60  # clients that get one or two bars with a name; of more, curves are drawn
+MOST_BARS = 80  # in all, where each client has more than two
+MOST_COMPARED = 10_000  # clients; about 20 seconds
+BUDGET = Axis("budget", "ρ of zCDP, per round")
+ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
+MEASURES = (  # key of the chart, attribute of a row, title, what it is, unit, what it is multiplied by
+    ("compared-server-cost", "server_cost", "Server cost, all rounds", "server cost", "money", 1.0),
+    ("compared-welfare", "welfare", "Client welfare, all rounds", "welfare of all clients", "money", 1.0),
+    ("compared-budgets", "mean_budget", "Mean budget", "budget of a client", "ρ of zCDP, per round", 1.0),
+    ("compared-anarchy", "price_of_anarchy", "Price of anarchy", "optimal welfare over welfare", "ratio", 1.0),
+    ("compared-below-zero", "below_zero", "Clients below zero", "share of clients", "%, mean over rounds", 100.0),
+)
+COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
+CONVENTIONS = {"common": "common reward", "own": "own reward"}
+LEFT_OUT = "every client takes part in this comparison, whatever participation is chosen"
+
+
+def summary(scene: Scene) -> str:
+    """The game in one line."""
+    game, solution, shown = scene.solution.game, scene.solution, scene.round_index - 1
+    return (
+        f"{game.num_clients:,} clients, {game.graph.num_links:,} links, αS = {number(game.contraction)} · "
+        f"{solution.plan.mechanism}, round {scene.round_index} of {len(solution.plan)}: reward rate "
+        f"{number(solution.plan.reward_rates[shown])}, server cost {number(solution.outcome.server_costs[shown])}, "
+        f"{int(solution.outcome.below_zero[shown]):,} clients below zero"
+    )
+
+
+# ---- one game ------------------------------------------------------------------------------------------------------
+
+
+def round_charts(scene: Scene) -> tuple[Chart, ...]:
+    """All charts of a scene: those over rounds, then those over clients in the round shown."""
+    outcome, weight = scene.solution.outcome, scene.solution.game.accuracy_weight
+    priced = "with personal prices, their mean weighted by budgets" if scene.solution.plan.prices is not None else ""
+    endless = "" if np.isfinite(outcome.welfare).all() else "without noise nobody is protected: the loss has no bound"
+    costs = {
+        "server cost": outcome.server_costs,
+        f"τ·accuracy, τ = {weight:.3g}": weight * outcome.accuracy_terms,
+        f"(1−τ)·payments, 1−τ = {1 - weight:.3g}": (1 - weight) * outcome.payments,
+    }
+    welfare = {"clients": outcome.welfare, "clients and server": outcome.total_welfare}
+    rates, price = {"reward rate": outcome.reward_rates}, Axis("reward rate", "money per unit of budget")
+    return (
+        _by_round("reward-rate", "Reward rate", price, scene, rates, priced),
+        _by_round("server-cost", "Server cost and its parts", Axis("cost", "money"), scene, costs),
+        _by_round("welfare", "Welfare", Axis("welfare", "money"), scene, welfare, endless),
+        _budgets_by_round(scene),
+        _budgets_sorted(scene),
+        _utility_by_risk(scene),
+    )
+
+
+def _by_round(key: str, title: str, axis: Axis, scene: Scene, curves: dict[str, Array], note: str = "") -> Chart:
+    lines = tuple(Line(name, slot, _rounds(scene), values) for slot, (name, values) in enumerate(curves.items()))
+    return Chart(key, title, ROUNDS, axis, lines, marked=_round_shown(scene), note=note)
+
+
+def _budgets_by_round(scene: Scene) -> Chart:
+    """Median budget with the middle 80 % of clients, and the chosen client, by round."""
+    plan, client = scene.solution.plan, _chosen_client(scene)
+    sample = _sample(plan.num_clients, ALL_BELOW)
+    rows, of_client = [], np.empty(len(plan))
+    for position, rate in enumerate(plan.reward_rates.tolist()):
+        budgets = plan.budgets.at(position, rate)
+        rows.append(budgets if sample is None else budgets[sample])
+        of_client[position] = np.nan if client is None else budgets[client]
+    low, middle, high = quantiles(np.array(rows))
+    lines = [Line("median, band 10–90 % of clients", 0, _rounds(scene), middle, low, high)]
+    if client is not None:
+        lines.append(Line(f"client {scene.names[client]}", 1, _rounds(scene), of_client))
+    note = "" if sample is None else f"median and band of {SAMPLE:,} clients drawn from {plan.num_clients:,}"
+    marked = _round_shown(scene)
+    return Chart("budgets-by-round", "Budgets by round", ROUNDS, BUDGET, tuple(lines), marked=marked, note=note)
+
+
+def _budgets_sorted(scene: Scene) -> Chart:
+    """Everybody's budget in the round shown, largest first: bars with names, or a curve where there are many."""
+    title = f"Budgets in round {scene.round_index}, largest first"
+    groups = {"budget": (0, scene.budgets)}
+    return sorted_chart("budgets-sorted", title, BUDGET, groups, scene.names, _chosen_client(scene))
+
+
+def _utility_by_risk(scene: Scene) -> Chart:
+    """What each client gains against what others expose of it, in the round shown."""
+    size, client = len(scene.names), _chosen_client(scene)
+    sample = _sample(size, SAMPLE)
+
+    def cloud(name: str, slot: int, clients: IntArray) -> Points:
+        labels = tuple(scene.names[k] for k in clients.tolist())
+        return Points(name, slot, scene.external[clients], scene.utilities[clients], labels)
+
+    clouds = [cloud("clients", 0, np.arange(size) if sample is None else sample)]
+    if client is not None:
+        clouds.append(cloud(f"client {scene.names[client]}", 1, np.array([client])))
+    return Chart(
+        "utility-by-risk",
+        f"Utility and external risk, round {scene.round_index}",
+        Axis("external risk", "ρ of zCDP, per round"),
+        Axis("utility", "money"),
+        points=tuple(clouds),
+        note="" if sample is None else f"{SAMPLE:,} clients drawn from {size:,}",
+    )
+
+
+def sorted_chart(
+    key: str,
+    title: str,
+    axis: Axis,
+    groups: dict[str, tuple[int, Array]],
+    names: Sequence[str],
+    chosen: int | None = None,
+) -> Chart:
+    """Values of all clients, largest first; of each group its slot and its values.
+
+    A few clients get bars, in the order of the first group; of many, each group is a curve of its own sorted values.
+    """
+    endless = sum(int(np.isinf(values).sum()) for _, values in groups.values())
+    note = f"{endless:,} infinite values cannot be drawn" if endless else ""
+    first = next(iter(groups.values()))[1]
+    if len(names) <= (MOST_NAMED if len(groups) <= 2 else MOST_BARS // len(groups)):
+        order = _largest_first(first)
+        labels = tuple(("▸ " if client == chosen else "") + names[client] for client in order.tolist())
+        bars = tuple(Bars(name, slot, values[order]) for name, (slot, values) in groups.items())
+        return Chart(key, title, axis, Axis("client", "name"), bars=bars, labels=labels, note=note)
+    ranks = np.arange(1.0, len(names) + 1)
+    lines = [Line(name, slot, ranks, values[_largest_first(values)]) for name, (slot, values) in groups.items()]
+    if chosen is not None:
+        lines.append(Line(f"client {names[chosen]}", 1, ranks[_largest_first(first) == chosen], first[[chosen]]))
+    return Chart(key, title, Axis("client, by rank", "number"), axis, tuple(lines), note=note)
+
+
+def quantiles(rows: Array) -> tuple[Array, Array, Array]:
+    """10 %, 50 % and 90 % of every row."""
+    low, middle, high = np.quantile(rows, [0.1, 0.5, 0.9], axis=1)
+    return low, middle, high
+
+
+def _largest_first(values: Array) -> IntArray:
+    return np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable")
+
+
+def _sample(size: int, all_below: int) -> IntArray | None:
+    """Clients of a sample that is the same at every look, or None where everybody is taken."""
+    if size <= all_below:
+        return None
+    return np.sort(np.random.default_rng(0).choice(size, SAMPLE, replace=False, shuffle=False))
+
+
+def _chosen_client(scene: Scene) -> int | None:
+    try:
+        return scene.solution.game.graph.index(scene.choices.client) if scene.choices.client else None
+    except UnknownClient:  # it was of another network
+        return None
+
+
+def _rounds(scene: Scene) -> Array:
+    return scene.solution.plan.rounds.astype(np.float64)
+
+
+def _round_shown(scene: Scene) -> float | None:
+    return float(scene.round_index) if len(scene.solution.plan) > 1 else None
+
+
+# ---- mechanisms compared -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Comparison:
+    """Mechanisms side by side, summed over the rounds of the game.
+
+    rows        one per mechanism and convention; what differs from mppfl in the rate alone is not under "common"
+    num_rounds  over which they are summed
+    notes       what a reader should know
+    """
+
+    rows: tuple[Row, ...]
+    num_rounds: int
+    notes: tuple[str, ...]
+
+    def under(self, convention: Convention) -> tuple[Row, ...]:
+        """The rows of one reward convention."""
+        return tuple(row for row in self.rows if row.convention == convention)
+
+
+def comparison(world: World, choices: Choices) -> Comparison:
+    """The rows of `mppfl compare --experiment FILE --mechanisms all`; kept in the world, whichever of them is shown."""
+    size = world.graph(choices).num_clients
+    if size > MOST_COMPARED:
+        raise BadInput(
+            f"a comparison of {len(COMPARED)} mechanisms on {size:,} clients takes minutes. Use `mppfl compare`, or a "
+            f"network of at most {MOST_COMPARED:,}."
+        )
+
+    def make() -> Comparison:
+        experiment = world.experiment(choices)
+        functions = {name: mechanism_of(experiment, name) for name in COMPARED}
+        functions["fixed"] = partial(fixed, budget=fixed_budget_of(choices.fixed_budget))  # whatever is shown
+        rows = compare(world.game(choices), functions, num_rounds=choices.num_rounds, seed=choices.seed)
+        notes = (LEFT_OUT,) if choices.participation != "always" else ()
+        return Comparison(tuple(rows), choices.num_rounds, notes)
+
+    key = (game_key(choices), choices.num_rounds, choices.fixed_budget, choices.participation)
+    made: Comparison = world.remembered("comparison", key, make)
+    return made
+
+
+def comparison_charts(compared: Comparison) -> tuple[Chart, ...]:
+    """One chart of bars per measure: every mechanism, under a common reward and under each server's own."""
+    # Under a common reward some are left out, so the order is that of the longer list.
+    names = tuple(dict.fromkeys(row.mechanism for row in (*compared.under("own"), *compared.under("common"))))
+    rows: dict[tuple[str, str], Row] = {(row.mechanism, row.convention): row for row in compared.rows}
+    shown = [convention for convention in CONVENTIONS if any(row.convention == convention for row in compared.rows)]
+    charts = []
+    for key, measure, title, quantity, unit, factor in MEASURES:
+        groups = tuple(
+            Bars(
+                CONVENTIONS[convention],
+                slot,
+                np.array([_value(rows.get((name, convention)), measure) * factor for name in names]),
+            )
+            for slot, convention in enumerate(shown)
+        )
+        gaps = any(not np.isfinite(group.values).all() for group in groups)
+        charts.append(
+            Chart(
+                key,
+                title,
+                Axis(quantity, unit),
+                Axis("mechanism", "name"),
+                bars=groups,
+                labels=tuple(name.replace("_", " ") for name in names),
+                label_slots=tuple(MECHANISM_SLOTS.get(name, 0) for name in names),
+                note="where a bar is missing, there is no such figure" if gaps else "",
+            )
+        )
+    return tuple(charts)
+
+
+def _value(row: Any, measure: str) -> float:
+    value = None if row is None else getattr(row, measure)
+    return float("nan") if value is None else float(value)
+
+
+def comparison_table(compared: Comparison) -> Markup:
+    """The rows as a table, and what a reader should know."""
+    heads = [
+        "mechanism",
+        "reward",
+        "server cost (money)",
+        "welfare (money)",
+        "mean budget (ρ per round)",
+        "price of anarchy",
+        "below zero (% of clients)",
+    ]
+    rows = [
+        [
+            row.mechanism.replace("_", " "),
+            row.convention,
+            number(row.server_cost),
+            number(row.welfare),
+            number(row.mean_budget),
+            "–" if row.price_of_anarchy is None else number(row.price_of_anarchy),
+            f"{100 * row.below_zero:.1f}",
+        ]
+        for row in compared.rows
+    ]
+    notes = [tag("p", sentence(note), class_="soft") for note in compared.notes]
+    return Markup().join([table(heads, rows, f"Sums over {compared.num_rounds} rounds"), *notes])
+
+
+def sentence(text: str) -> str:
+    """A note as a sentence of its own; a Greek letter stays as it is."""
+    first = text[:1].upper() if text[:1].isascii() else text[:1]
+    return first + text[1:] + ("" if text.endswith(".") else ".")
