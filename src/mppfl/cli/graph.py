@@ -16,7 +16,7 @@ Source = Annotated[Path, typer.Argument(help="Edge list (.csv, .tsv, .txt, .gz),
 Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .graphml.")]
 
 
-@app.command("describe")
+@app.command("describe", cls=ask.Command)
 def describe_command(
     source: Source,
     undirected: ask.UndirectedOption = False,
@@ -56,7 +56,7 @@ def describe_command(
         typer.echo(f"{label:<16}{text}")
 
 
-@app.command("generate")
+@app.command("generate", cls=ask.Command)
 def generate_command(
     kind: Annotated[
         str, typer.Argument(help="erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
@@ -102,7 +102,7 @@ def _number_or_word(text: str) -> Any:
     return text
 
 
-@app.command("convert")
+@app.command("convert", cls=ask.Command)
 def convert_command(
     source: Source,
     target: Target,

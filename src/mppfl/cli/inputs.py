@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from mppfl.experiment import Experiment
@@ -147,21 +149,31 @@ def read_the_experiment(path: Path, overrides: Sequence[str], *, beside: Sequenc
     return chosen
 
 
+_CONTEXT: ContextVar[Any] = ContextVar("context of the command that runs")
+
+
+class Command(TyperCommand):
+    """A command that keeps its context, from which `is_typed` tells a typed option from a default.
+
+    Not click.get_current_context(): newer releases of Typer do not use the package click.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        _CONTEXT.set(ctx)
+        return super().invoke(ctx)
+
+
 def is_typed(name: str) -> bool:
     """Whether the user typed this option, so that its value is no default."""
-    import click
-
-    source = click.get_current_context().get_parameter_source(name)
+    source = _CONTEXT.get().get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def refuse_options_beside(option: str, allowed: Sequence[str]) -> None:
     """With a file that says everything else, an option that changed nothing would mislead."""
-    import click
-
     from mppfl.errors import BadInput
 
-    for name in click.get_current_context().params:
+    for name in _CONTEXT.get().params:
         if name not in allowed and is_typed(name):
             raise BadInput(f"--{name.replace('_', '-')} means nothing with {option}. Set it in the file instead.")
 

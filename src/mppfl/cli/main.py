@@ -26,6 +26,7 @@ from mppfl.cli import report as report_command
 from mppfl.cli import risk as risk_command
 from mppfl.cli import solve as solve_command
 from mppfl.cli import train as train_command
+from mppfl.cli.inputs import Command
 from mppfl.errors import MppflError
 
 app = typer.Typer(
@@ -35,13 +36,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("solve")(solve_command.solve_command)
-app.command("compare")(compare_command.compare_command)
-app.command("train")(train_command.train_command)
-app.command("report")(report_command.report_command)
-app.command("risk")(risk_command.risk_command)
-app.command("calibrate")(calibrate_command.calibrate_command)
-app.command("explore")(explore_command.explore_command)
+app.command("solve", cls=Command)(solve_command.solve_command)
+app.command("compare", cls=Command)(compare_command.compare_command)
+app.command("train", cls=Command)(train_command.train_command)
+app.command("report", cls=Command)(report_command.report_command)
+app.command("risk", cls=Command)(risk_command.risk_command)
+app.command("calibrate", cls=Command)(calibrate_command.calibrate_command)
+app.command("explore", cls=Command)(explore_command.explore_command)
 app.add_typer(graph_command.app, name="graph")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(ledger_command.app, name="ledger")
