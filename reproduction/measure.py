@@ -328,7 +328,7 @@ def seconds_per_arm(folder: Path, setting: Setting, device_name: str, precision:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of this module; `mppfl reproduce` is the one for people."""
+    """The command line of this module; `python -m reproduction` is the one for people."""
     parser = argparse.ArgumentParser(prog="measure", description="Train what is missing of the paper's cells.")
     parser.add_argument("--data", type=Path, help="folder of the official files; default: MPPFL_DATA")
     parser.add_argument("--folder", type=Path, default=Path("reproduction/results"), help="where results are kept")

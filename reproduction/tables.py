@@ -44,7 +44,7 @@ WEIGHTS_TITLES: dict[Aggregation, str] = {
     "noise_aware": "noise-aware weights",
     "size": "size weights (the paper's text)",
 }
-NOTHING = "Nothing is measured yet: `mppfl reproduce` trains the cells and fills this section."
+NOTHING = "Nothing is measured yet: `python -m reproduction` trains the cells and fills this section."
 
 
 @dataclass(frozen=True, slots=True)

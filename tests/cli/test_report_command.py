@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -84,31 +83,7 @@ def test_failures_are_one_line_and_leave_no_page(report, folder, tmp_path):
     assert not target.exists()
 
 
-def test_the_paper_measured_again_is_a_page_too(report, tmp_path, monkeypatch):
-    root = Path(__file__).parents[2]
-    target = tmp_path / "paper.html"
-    code, out, _ = report("--paper", root / "results" / "paper", "--output", target, "--json")
-    assert (code, json.loads(out)["folder"]) == (0, str(root / "results" / "paper"))
-    text = target.read_text("utf-8")
-    assert "Tables 1 and 2" in text
-    assert "Accuracy round by round" in text
-    monkeypatch.chdir(root)
-    assert report("--paper", "--output", target)[0] == 0  # the folder of the repository, where none is named
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "report needs a folder of a run"),
-        (["--paper", "one", "two"], "makes a page of one folder of results, and 2 are given"),
-        (["--paper", "."], "holds no results of the paper"),
-        (["--paper", "nowhere"], "holds no results of the paper"),
-    ],
-)
-def test_a_page_needs_something_to_show(report, tmp_path, monkeypatch, arguments, told):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other.json").write_text("{}")
-    code, _, said = report(*arguments)
+def test_a_page_needs_something_to_show(report):
+    code, _, message = report()
     assert code == 1
-    assert told in said
-    assert not (tmp_path / "report.html").exists()
+    assert "report needs a folder of a run" in message

@@ -16,7 +16,7 @@ from mppfl.game import social_agnostic
 from reproduction import theorems
 
 ROOT = Path(__file__).parents[2]
-FILES = ROOT / "results" / "paper"
+FILES = ROOT / "reproduction" / "results"
 COMMITTED = {name: read_figure(FILES, name) for name in FIGURES}
 
 

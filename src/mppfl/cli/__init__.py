@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .audit import float_command
     from .calibrate import _beta_range
     from .explore import open_site
-    from .inputs import DebugOption, JsonOption, SeedOption, print_json, working
+    from .inputs import Command, DebugOption, JsonOption, SeedOption, print_json, working
     from .main import app, main, run
     from .progress import Clock
     from .report import report_command
