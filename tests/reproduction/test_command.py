@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from reproduction import __main__ as command
 from reproduction import measure as module
 from tests.reproduction.test_measure import NAME, SETTINGS_HERE, drawn
 from tests.reproduction.test_store import measured
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -81,6 +84,15 @@ def test_status_lists_every_cell_and_what_is_left(reproduce):
     assert first == "cifar-10/iid/n20/seed0  missing (not yet trained; no files here)  unknown hours left"
     assert remedy.startswith("cifar-10: no files here. Give --data DIR or set MPPFL_DATA")
     assert last.startswith("0 measured, 0 partly, 3 missing, 0 not measurable; unknown hours")
+
+
+def test_status_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; from reproduction.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--status"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cifar-10/iid/n20/seed0          measured" in done.stdout
 
 
 def test_status_for_programs_is_one_object(reproduce):
@@ -156,7 +168,7 @@ def test_a_figure_of_the_game_is_one_file(reproduce, tmp_path):
 
 
 def test_the_results_are_a_page_too(reproduce, tmp_path):
-    results, page = Path(__file__).parents[2] / "reproduction" / "results", tmp_path / "paper.html"
+    results, page = ROOT / "reproduction" / "results", tmp_path / "paper.html"
     code, out, _ = reproduce("--folder", results, "--page", page, "--json")
     assert (code, json.loads(out)["folder"]) == (0, str(results))
     text = page.read_text("utf-8")
