@@ -17,6 +17,7 @@ from reproduction.cells import (
     arms_of,
     chosen_cells,
     configuration,
+    counted_gflop,
     fingerprint,
     game_of,
     gflop_per_example,
@@ -144,3 +145,8 @@ def test_arithmetic_of_the_cnn_is_worked_by_hand():
     # 28·28·32·25 + 14·14·64·32·25 + 3136·512 + 512·10 products, two operations each, three passes.
     products = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 32 * 25 + 3136 * 512 + 512 * 10
     assert gflop_per_example(SETTINGS["fashion-mnist"]) == pytest.approx(6 * products / 1e9)
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_the_recorded_arithmetic_is_that_of_the_model(setting):
+    assert gflop_per_example(setting) == counted_gflop(setting)
