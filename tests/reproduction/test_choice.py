@@ -154,12 +154,6 @@ def test_variants_are_part_of_what_is_left(tmp_path, trainings):
     assert status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING}).variants == {}
 
 
-def test_so_many_are_trained_side_by_side_as_was_asked(tmp_path, trainings):
-    run(tmp_path, arms_together=1, minutes=10)
-    assert {len(arms) for *_, arms in trainings} == {1}
-    assert len(trainings) > 6
-
-
 @pytest.mark.slow
 def test_a_variant_is_really_trained(tmp_path, monkeypatch, trainings):
     monkeypatch.setattr(choice, "VARIANTS", (("group", "crop_and_flip"),))

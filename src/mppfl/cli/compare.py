@@ -1,4 +1,4 @@
-"""mppfl compare: mechanisms side by side, in the game or trained."""
+"""mppfl compare (alone: one file a command): mechanisms side by side, in the game or trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mppfl data: list, check and fetch data sets."""
+"""mppfl data (alone: one file a command): list, check and fetch data sets."""
 
 from __future__ import annotations
 

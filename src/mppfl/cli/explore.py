@@ -1,4 +1,4 @@
-"""mppfl explore: the game, its parameters and one client's exposure, in a browser."""
+"""mppfl explore (alone: one file a command): the game, its parameters and one client's exposure, in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mppfl graph: describe, generate and convert social networks."""
+"""mppfl graph (alone: one file a command): describe, generate and convert social networks."""
 
 from __future__ import annotations
 

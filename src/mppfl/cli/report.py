@@ -1,4 +1,4 @@
-"""mppfl report: trainings as one page to read."""
+"""mppfl report (alone: one file a command): trainings as one page to read."""
 
 from __future__ import annotations
 

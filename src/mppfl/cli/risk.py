@@ -1,4 +1,4 @@
-"""mppfl risk: who exposes whom, and who matters most."""
+"""mppfl risk (alone: one file a command): who exposes whom, and who matters most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mppfl solve: prices and budgets of every round."""
+"""mppfl solve (alone: one file a command): prices and budgets of every round."""
 
 from __future__ import annotations
 
