@@ -87,8 +87,7 @@ def reproduce_command(
 
 def _cells(what: str, only: list[str], seeds: int | None) -> list[Cell]:
     from reproduction.cells import all_cells, chosen_cells
-    from reproduction.printed import printed_accuracy
-    from reproduction.settings import CURVES_OF
+    from reproduction.settings import CURVES_OF, printed_accuracy
 
     if what in FIGURES:
         return []

@@ -21,8 +21,7 @@ from mppfl.errors import BadInput
 from mppfl.game import MECHANISMS, Game, Horizon, Mechanism, Plan, draw_clients, fixed, make_game, preset, rounds_up_to
 from mppfl.network import SocialGraph, random_graph
 from mppfl.training import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
-from reproduction.printed import PARTITIONS
-from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS, Setting
+from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PARTITIONS, PRESET, SETTINGS, Setting
 
 if TYPE_CHECKING:  # torch is loaded where something is trained, not where results are counted
     from torch import nn

@@ -20,8 +20,7 @@ from reproduction.cells import (
     plan_of,
     training_choices,
 )
-from reproduction.printed import printed_accuracy
-from reproduction.settings import SETTINGS, Setting
+from reproduction.settings import SETTINGS, Setting, printed_accuracy
 
 from mppfl.errors import BadInput
 from mppfl.experiment import Experiment

@@ -1,4 +1,4 @@
-"""mppfl audit (alone: one file a command): tests whether releases protect as claimed. Exit code 1 where a claim is violated or cannot be tested."""
+"""mppfl audit (alone: one file a command): tests whether releases protect as claimed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mppfl calibrate (alone: one file a command): how an attribute leaks along a network, fitted on a public share of it."""
+"""mppfl calibrate (alone: one file a command): how an attribute leaks along a network, fitted on a sample."""
 
 from __future__ import annotations
 

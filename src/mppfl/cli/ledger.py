@@ -1,4 +1,4 @@
-"""mppfl ledger (alone: one file a command): what every client has spent, as ρ and as ε, and whether the account is sound."""
+"""mppfl ledger (alone: one file a command): what every client has spent, and whether the account is sound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line (alone: the entry point): mppfl solve, compare, train, report, explore, deploy, risk, audit, ledger and others.
+"""The command line (alone: the entry point): all commands, and errors in one line.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
