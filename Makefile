@@ -8,19 +8,7 @@ setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore]'
-	touch $@
-
-.venv/flower: .venv/ready  # for the tests of mppfl.flower; nothing else needs it
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,flower]'
-	touch $@
-
-.venv/browser: .venv/ready  # for tests of the explorer in the machine's own Chromium, which are skipped where there is none
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,browser-tests]'
-	touch $@
-
-.venv/docs: .venv/ready  # for the documentation site and its tests; nothing else needs it
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,explore,docs]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,explore,flower,docs,browser-tests,dev]'
 	touch $@
 
 demo: setup
@@ -33,8 +21,9 @@ lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-test: lint .venv/flower .venv/browser .venv/docs
-	$(PY) -m pytest -n 2
+test: lint
+	$(PY) tools/measure.py
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-slow: setup
 	$(PY) -m pytest -m slow
@@ -53,15 +42,15 @@ bench: setup
 results: setup
 	$(PY) docs/make_results.py
 
-docs: .venv/docs  # docs/reproduction.md and its charts from reproduction/results/*.json, docs/reference.md, and the site in site/
+docs: setup  # docs/reproduction.md and its charts from reproduction/results/*.json, docs/reference.md, and the site in site/
 	$(PY) -c "from reproduction.document import make_document; make_document('reproduction/results')"
 	$(PY) docs/make_reference.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
-docs-serve: .venv/docs  # the site on http://127.0.0.1:8000, made anew whenever a page is saved
+docs-serve: setup  # the site on http://127.0.0.1:8000, made anew whenever a page is saved
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
-picture: demo .venv/browser  # of the README; needs chromium
+picture: demo  # of the README; needs chromium
 	$(PY) docs/make_screenshot.py
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1180,1390 --screenshot=docs/images/report.png demo-output/report.html
 

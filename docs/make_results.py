@@ -283,7 +283,7 @@ def growth_table() -> str:
 def paper_table() -> str:
     from reproduction.tables import readme_table
 
-    return readme_table(ROOT / "results" / "paper").rstrip()
+    return readme_table(ROOT / "reproduction" / "results").rstrip()
 
 
 TABLES = {

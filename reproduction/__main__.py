@@ -74,16 +74,20 @@ def reproduce_command(
         return
     for path in written:
         typer.echo(f"{path}")
+        typer.echo(f"{_picture(path)}")
     for path, there in kept:
         typer.echo(f"{path}: kept, has {there} seeds of the same games. Remove it to have it made anew.")
+    if written:
+        typer.echo("next: `make docs` puts figures and verdicts into docs/reproduction.md, --page FILE into a page")
     if done is not None:
         _show(what, folder, done)
+        if not done.trained and not done.cells:
+            raise BadInput(f"nothing of {what} was measured: no data. Give --data DIR or set MPPFL_DATA.")
 
 
 def _cells(what: str, only: list[str], seeds: int | None) -> list[Cell]:
     from reproduction.cells import all_cells, chosen_cells
-    from reproduction.printed import printed_accuracy
-    from reproduction.settings import CURVES_OF
+    from reproduction.settings import CURVES_OF, printed_accuracy
 
     if what in FIGURES:
         return []
@@ -120,6 +124,17 @@ def _figures(names: list[str], folder: Path, seeds: int) -> tuple[list[Path], li
         with ask.working(f"{name}, {seeds} seeds"):
             written.append(Path(run_figure(name, folder, seeds)))
     return written, kept
+
+
+def _picture(path: Path) -> Path:
+    """The figure's chart, written beside its numbers."""
+    from mppfl.files import write_whole
+    from reproduction.charts import as_file, chart
+    from reproduction.figure_files import read_figure
+
+    picture = path.with_suffix(".svg")
+    write_whole(picture, as_file(chart(read_figure(path.parent, path.stem))).encode())
+    return picture
 
 
 def _measured(
@@ -220,9 +235,12 @@ def _write_page(folder: Path, output: Path, *, as_json: bool) -> None:
     typer.echo(f"{written}")
 
 
-if __name__ == "__main__":
-    from mppfl.cli import run
-
+def main() -> None:
+    """Runs `python -m reproduction`."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(reproduce_command)
-    run(app)
+    app.command(cls=ask.Command)(reproduce_command)
+    ask.run(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,8 +15,7 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from reproduction.figure_files import Figure
-from reproduction.printed import printed_accuracy
-from reproduction.settings import SETTINGS
+from reproduction.settings import SETTINGS, printed_accuracy
 
 Verdict = Literal["reproduced", "under a stated condition", "not reproduced"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "under a stated condition", "not reproduced")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mppfl.experiment import report
 from mppfl.text import duration, number, plainly
 from reproduction.charts import QUANTITIES, STYLE, as_file, chart
 from reproduction.claims import CLAIMS, CONVENTIONS, HOLDS, TITLES, VERDICTS, Finding
@@ -21,6 +21,7 @@ from reproduction.premise import premise_section
 from reproduction.settings import CURVES_OF, EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 from reproduction.theorems import STATEMENTS
 
+REPORT_CSS = resources.files("mppfl.experiment.report") / "templates" / "report.css"
 IMAGES = "images/paper"  # beside the document
 MARKS = {"reproduced": "✓", "under a stated condition": "◐", "not reproduced": "✗"}
 HEADINGS = {
@@ -108,7 +109,7 @@ def document_text(folder: str | Path) -> str:
     figures = _figures(folder)
     harms = {name: harm_of(name) for name in SETTINGS}
     page = Environment(autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = page.from_string(report.read_template("reproduction.md.j2")).render(
+    text = page.from_string(_template("reproduction.md.j2")).render(
         tally=_tally_table(figures),
         preset=PRESET,
         settings=_settings_table(Path(folder)),
@@ -235,14 +236,14 @@ def _curves_part(folder: Path) -> str:
                 lines.append([claim, f"{title}, {split}", *told])
         parts.append(_table(lines))
     if CURVES_OF not in {curves.dataset for curves in found}:
-        parts.append(f"{SETTINGS[CURVES_OF].title} has no curves yet: `mppfl reproduce fig-curves`.")
+        parts.append(f"{SETTINGS[CURVES_OF].title} has no curves yet: `python -m reproduction fig-curves`.")
     return "\n\n".join(parts)
 
 
 def _figure_part(name: str, figure: Figure | None) -> str:
     """The chart, what it shows, the paper's claims with their verdicts, and the numbers."""
     if figure is None:
-        return f"Not made yet: `mppfl reproduce {name}`."
+        return f"Not made yet: `python -m reproduction {name}`."
     parts = [f"![{HEADINGS[name]}, {figure.seeds} seeds]({IMAGES}/{name}.svg)", _caption(figure)]
     lines = [["claim", "where", "verdict", "numbers"]]
     for claim in CLAIMS:
@@ -346,14 +347,20 @@ def page_text(folder: str | Path) -> str:
         heading, _, body = section.partition("\n")
         key = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
         parts.append({"key": key, "heading": heading, "html": _as_html(body, charts)})
-    page = report.page_templates().get_template("paper.html.j2")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        _template("paper.html.j2")
+    )
     return page.render(
-        css=Markup(report.read_template("report.css") + STYLE),
+        css=Markup(REPORT_CSS.read_text("utf-8") + STYLE),
         title=title,
         introduction=_as_html(introduction, charts),
         tiles=[{"mark": MARKS[verdict], "value": tally[verdict], "label": verdict} for verdict in VERDICTS],
         sections=parts,
     )
+
+
+def _template(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text("utf-8")
 
 
 def _as_html(text: str, charts: dict[str, Markup]) -> Markup:

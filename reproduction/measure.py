@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -24,9 +24,7 @@ from mppfl.arrays import require_count, require_number
 from mppfl.data import Dataset, Examples, find_files, load_data
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import Provenance, provenance_here
-from mppfl.network import find_device
 from mppfl.training import Precision, TrainingConfig
-from reproduction.batch import Tell, trained
 from reproduction.cells import (
     CELLS,
     NOISELESS,
@@ -60,6 +58,7 @@ from reproduction.units import Job, next_trials, place_of_unit, reusable, units_
 RESERVE = 0.9  # of the time left that an estimate may fill
 LEAST_SECONDS = 100.0  # that must be left to begin arms which may not end in time: less would go into compiling
 
+Tell = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 
@@ -105,6 +104,8 @@ def measure(
     data           folder of the official files; default: MPPFL_DATA
     settings       other than the paper's are a rehearsal: their files cannot be mixed with real ones
     """
+    from mppfl.network import find_device
+
     find_device(device)
     chosen = default_precision(device) if precision is None else precision
     TrainingConfig(device=device, precision=cast(Precision, chosen))  # refuses what is not known, before any loading
@@ -273,6 +274,8 @@ def _train_some(errand: _Errand, case: Case, jobs: Sequence[Job]) -> list[Measur
         count = _fitting(errand, case, len(jobs))
     if count == 0:
         return []
+    from reproduction.batch import trained
+
     found = trained(
         case, jobs[:count], errand.device, errand.precision, errand.origin, errand.deadline, errand.tell, errand.stopped
     )
@@ -328,7 +331,7 @@ def seconds_per_arm(folder: Path, setting: Setting, device_name: str, precision:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of this module; `mppfl reproduce` is the one for people."""
+    """The command line of this module; `python -m reproduction` is the one for people."""
     parser = argparse.ArgumentParser(prog="measure", description="Train what is missing of the paper's cells.")
     parser.add_argument("--data", type=Path, help="folder of the official files; default: MPPFL_DATA")
     parser.add_argument("--folder", type=Path, default=Path("reproduction/results"), help="where results are kept")

@@ -10,11 +10,8 @@ from typing import Literal
 
 from mppfl.training import Aggregation
 from reproduction.cells import BOTH, CELLS, ArmName, Cell, aggregations_of, arms_of
-from reproduction.choice import settings_of
-from reproduction.markdown import markdown_table
-from reproduction.printed import printed_accuracy
-from reproduction.settings import SETTINGS, Setting
-from reproduction.speed import speed_table
+from reproduction.choice import settings_of, trained_for_choices
+from reproduction.settings import SETTINGS, Setting, printed_accuracy
 from reproduction.store import (
     NO_DATA,
     NOT_TRAINED,
@@ -25,6 +22,55 @@ from reproduction.store import (
     seeds_on_file,
 )
 from reproduction.units import place_of_unit, units_of, within
+
+
+def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def speed_table(folder: Path) -> str:
+    """Arms, hours, examples and arithmetic per second of all that was trained, choices and trials of units included."""
+    groups: dict[tuple[str, str, str], list[Measured]] = {}
+    for dataset, each in _all_trained(folder):
+        for name in (SETTINGS[dataset].title, "all"):
+            groups.setdefault((each.device, each.precision, name), []).append(each)
+    lines = []
+    for (device, precision, name), found in sorted(groups.items(), key=lambda item: (item[0][:2], item[0][2] == "all")):
+        hours = sum(each.seconds for each in found) / 3600
+        work = sum(each.num_examples * each.gflop_per_example for each in found) / 1e3
+        lines.append(
+            (
+                f"{device}, {precision}",
+                name,
+                str(len(found)),
+                f"{hours:.2f}",
+                f"{len(found) / hours:.1f}",
+                f"{sum(each.num_examples for each in found) / hours / 3600:,.0f}",
+                f"{work / hours / 3600:.1f}",
+            )
+        )
+    head = ("machine", "data", "arms", "hours", "arms an hour", "examples/s", "TFLOP/s")
+    return f"{markdown_table(head, lines)}\n\n{_cells_an_hour(folder)}"
+
+
+def _all_trained(folder: Path) -> list[tuple[str, Measured]]:
+    return [*every_training(folder), *trained_for_choices(folder)]
+
+
+def _cells_an_hour(folder: Path) -> str:
+    hours = sum(each.seconds for _, each in _all_trained(folder)) / 3600
+    whole, settings = 0, settings_of(folder)
+    for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
+        cell = Cell(*place, 0)
+        found = seeds_on_file(folder, cell, settings[cell.dataset]).values()
+        whole += sum(set(arms_of(cell)) <= set(arms) for arms in found)
+    return (
+        f"{whole} whole cells in {hours:.2f} hours of training, choices, trials of units and unfinished cells "
+        "included: "
+        f"{whole / hours:.1f} cells an hour."
+    )
+
 
 Table = Literal[1, 2]
 # Our arms in the order of columns; None for those whom the paper's tables do not have.
@@ -44,7 +90,7 @@ WEIGHTS_TITLES: dict[Aggregation, str] = {
     "noise_aware": "noise-aware weights",
     "size": "size weights (the paper's text)",
 }
-NOTHING = "Nothing is measured yet: `mppfl reproduce` trains the cells and fills this section."
+NOTHING = "Nothing is measured yet: `python -m reproduction` trains the cells and fills this section."
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from reproduction.cells import NOISELESS, ArmName, Cell, aggregations_of
-from reproduction.printed import printed_accuracy
+from reproduction.settings import printed_accuracy
 from reproduction.store import Measured
 
 GRID = (2e-3, 1e-3, 5e-4)  # the first trials; the fallback leads, because it may serve as it is

@@ -78,9 +78,12 @@ def show(outcome: Outcome) -> None:
         typer.echo(sentence)
 
 
-if __name__ == "__main__":
-    from mppfl.cli import run
-
+def main() -> None:
+    """Runs `python -m examples.lastfm`."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(lastfm_command)
-    run(app)
+    app.command(cls=ask.Command)(lastfm_command)
+    ask.run(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,12 +19,18 @@ from mppfl.errors import MissingExtra
 EXTRA_OF = {
     "torch": "train",
     "sklearn": "train",
+    "joblib": "train",
+    "matplotlib": "train",
+    "numba": "fast",
     "flwr": "flower",
     "cryptography": "flower",
     "dash": "explore",
     "dash_cytoscape": "explore",
     "waitress": "explore",
     "datasets": "hub",
+    "mlflow": "track",
+    "tensorboard": "track",
+    "opendp": "audit",
 }
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,22 +44,31 @@ class Answer:
 
 
 @pytest.fixture
-def mppfl(capsys, monkeypatch):
-    """Runs `mppfl ...` in this process. A warning of NumPy or SciPy is a failure: it would stand on stderr."""
+def calling(capsys, monkeypatch):
+    """Runs a command's main in this process. A warning of NumPy or SciPy is a failure: it would stand on stderr."""
 
-    def run(*arguments: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["mppfl", *map(str, arguments)])
-        code = 0
-        capsys.readouterr()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
-            try:
-                main()
-            except SystemExit as end:
-                code = end.code or 0
-        return Answer(code, *capsys.readouterr())
+    def caller(main: Callable[[], None]) -> Callable[..., Answer]:
+        def run(*arguments: object) -> Answer:
+            monkeypatch.setattr(sys, "argv", ["mppfl", *map(str, arguments)])
+            code = 0
+            capsys.readouterr()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                try:
+                    main()
+                except SystemExit as end:
+                    code = end.code or 0
+            return Answer(code, *capsys.readouterr())
 
-    return run
+        return run
+
+    return caller
+
+
+@pytest.fixture
+def mppfl(calling):
+    """Runs `mppfl ...` in this process."""
+    return calling(main)
 
 
 @pytest.fixture

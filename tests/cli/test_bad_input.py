@@ -58,7 +58,7 @@ def refused(answer, *fragments):
         ),
         (
             [f"{HEADER},budget_max", "ann,1,0,1,0", "bob,1,0,1,0"],
-            ["budget_max is 0 for all 2 clients", "nobody can take part", "Raise budget_max"],
+            ["budget_max is 0 for all 2 clients", "nobody can participate", "Raise budget_max"],
         ),
     ],
 )
@@ -142,29 +142,29 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
 @pytest.mark.parametrize(
     ("options", "fragments"),
     [
-        (["--hop-decay", "0"], ["hop_decay=0", "(0, 1)"]),
-        (["--hop-decay", "1"], ["hop_decay=1", "(0, 1)"]),
-        (["--hop-decay", "1.5"], ["hop_decay=1.5", "(0, 1)"]),
-        (["--hop-decay", "nan"], ["hop_decay=nan", "(0, 1)"]),
-        (["--max-hops", "0"], ["max_hops=0", "at least 1"]),
-        (["--max-hops", "-2"], ["max_hops=-2", "at least 1"]),
-        (["--accuracy-weight", "0"], ["accuracy_weight=0", "(0, 1)"]),
-        (["--accuracy-weight", "1"], ["accuracy_weight=1", "(0, 1)"]),
-        (["--accuracy-weight", "nan"], ["accuracy_weight=nan", "(0, 1)"]),
-        (["--externality-strength", "-0.1"], ["externality_strength=-0.1"]),
-        (["--externality-strength", "nan"], ["externality_strength=nan"]),
-        (["--externality-strength", "inf"], ["externality_strength=inf", "1e+100"]),
-        (["--rounds", "0"], ["rounds=0", "at least 1"]),
-        (["--rounds", "-1"], ["rounds=-1", "at least 1"]),
-        (["--rounds", "99999999999999999999"], ["rounds=99,999,999,999,999,999,999", "at most"]),
-        (["--seed", "-1"], ["seed=-1", "at least 0"]),
-        (["--reward-rate", "0"], ["reward_rate=0"]),
-        (["--reward-rate", "-2"], ["reward_rate=-2"]),
-        (["--reward-rate", "nan"], ["reward_rate=nan"]),
-        (["--mechanism", "mpfl"], ["mechanism='mpfl' is not known", "Did you mean 'mppfl'?", "personalised"]),
+        (["--hop-decay", "0"], ["--hop-decay 0", "(0, 1)"]),
+        (["--hop-decay", "1"], ["--hop-decay 1", "(0, 1)"]),
+        (["--hop-decay", "1.5"], ["--hop-decay 1.5", "(0, 1)"]),
+        (["--hop-decay", "nan"], ["--hop-decay nan", "(0, 1)"]),
+        (["--max-hops", "0"], ["--max-hops 0", "at least 1"]),
+        (["--max-hops", "-2"], ["--max-hops -2", "at least 1"]),
+        (["--accuracy-weight", "0"], ["--accuracy-weight 0", "(0, 1)"]),
+        (["--accuracy-weight", "1"], ["--accuracy-weight 1", "(0, 1)"]),
+        (["--accuracy-weight", "nan"], ["--accuracy-weight nan", "(0, 1)"]),
+        (["--externality-strength", "-0.1"], ["--externality-strength -0.1"]),
+        (["--externality-strength", "nan"], ["--externality-strength nan"]),
+        (["--externality-strength", "inf"], ["--externality-strength inf", "1e+100"]),
+        (["--rounds", "0"], ["--rounds 0", "at least 1"]),
+        (["--rounds", "-1"], ["--rounds -1", "at least 1"]),
+        (["--rounds", "99999999999999999999"], ["--rounds 99,999,999,999,999,999,999", "at most"]),
+        (["--seed", "-1"], ["--seed -1", "at least 0"]),
+        (["--reward-rate", "0"], ["--reward-rate 0"]),
+        (["--reward-rate", "-2"], ["--reward-rate -2"]),
+        (["--reward-rate", "nan"], ["--reward-rate nan"]),
+        (["--mechanism", "mpfl"], ["--mechanism mpfl is not known", "Did you mean 'mppfl'?", "personalised"]),
         (["--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
-        (["--mechanism", "budget_limited", "--payment-limit", "-1"], ["payment_limit=-1"]),
-        (["--mechanism", "budget_limited", "--payment-limit", "nan"], ["payment_limit=nan"]),
+        (["--mechanism", "budget_limited", "--payment-limit", "-1"], ["--payment-limit -1"]),
+        (["--mechanism", "budget_limited", "--payment-limit", "nan"], ["--payment-limit nan"]),
         (["--mechanism", "personalised", "--reward-rate", "3"], ["--reward-rate=3", "personalised", "Leave it out"]),
         (["--mechanism", "noiseless", "--reward-rate", "3"], ["--reward-rate=3", "noiseless", "Leave it out"]),
         (["--payment-limit", "3"], ["--payment-limit=3", "mppfl", "budget_limited"]),
@@ -176,12 +176,12 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
         (["--num-clients", "50"], ["--num-clients means nothing with --graph=", "Leave it out"]),
         (["--mechanism", "fixed", "--fixed-budget", "some"], ["--fixed-budget='some'", '"min", "mean" or a number']),
         (["--mechanism", "fixed", "--fixed-budget", "0"], ["fixed budget=0"]),
-        (["--participation", "sometimes"], ["participation='sometimes'", "always", "if_non_negative"]),
-        (["--isolated", "maybe"], ["isolated='maybe'", "keep", "drop"]),
-        (["--self-loops", "maybe"], ["self_loops='maybe'", "drop"]),
-        (["--normalisation", "maybe"], ["normalisation='maybe'", "row", "symmetric"]),
-        (["--diagonal", "maybe"], ["diagonal='maybe'", "exact", "estimate"]),
-        (["--preset", "paperlike"], ["preset='paperlike' is not known", "paper-like, benign"]),
+        (["--participation", "sometimes"], ["--participation sometimes", "always", "if_non_negative"]),
+        (["--isolated", "maybe"], ["--isolated maybe", "keep", "drop"]),
+        (["--self-loops", "maybe"], ["--self-loops maybe", "drop"]),
+        (["--normalisation", "maybe"], ["--normalisation maybe", "row", "symmetric"]),
+        (["--diagonal", "maybe"], ["--diagonal maybe", "exact", "estimate"]),
+        (["--preset", "paperlike"], ["--preset paperlike is not known", "paper-like, benign"]),
     ],
 )
 def test_an_impossible_option_is_refused_with_its_value_and_what_would_do(mppfl, friends, options, fragments):
@@ -207,7 +207,7 @@ def test_one_game_is_not_counted_as_several(mppfl, friends):
 
 @pytest.mark.parametrize("size", ["0", "1", "-3"])
 def test_a_network_needs_two_clients(mppfl, size):
-    refused(mppfl("solve", "--num-clients", size), f"num_clients={size}", "at least 2")
+    refused(mppfl("solve", "--num-clients", size), f"--num-clients {size}", "at least 2")
 
 
 # ---- the other commands -----------------------------------------------------------------------------------------
@@ -220,9 +220,9 @@ def test_a_network_needs_two_clients(mppfl, size):
         (["compare", "--mechanisms", ","], ["--mechanisms=','", "at least one"]),
         (["compare", "--mechanisms", "budget_limited"], ["budget_limited needs --payment-limit"]),
         (["compare", "--payment-limit", "2"], ["--payment-limit=2", "budget_limited"]),
-        (["compare", "--seeds", "0"], ["seeds=0", "at least 1"]),
-        (["compare", "--seed", "-1"], ["seed=-1", "at least 0"]),
-        (["compare", "--rounds", "0"], ["rounds=0", "at least 1"]),
+        (["compare", "--seeds", "0"], ["--seeds 0", "at least 1"]),
+        (["compare", "--seed", "-1"], ["--seed -1", "at least 0"]),
+        (["compare", "--rounds", "0"], ["--rounds 0", "at least 1"]),
         (["compare", "--figure", "costs.bmp"], ["--figure='costs.bmp'", ".png, .pdf or .svg"]),
         (["compare", "--figure", "costs"], ["--figure='costs'", ".png, .pdf or .svg"]),
         (
@@ -233,17 +233,17 @@ def test_a_network_needs_two_clients(mppfl, size):
         (["compare", "--fixed-budget", "max"], ["--fixed-budget='max'", '"min", "mean"']),
         (["risk", "--client", "77"], ["client '77' is not in the network of 20 clients"]),
         (["risk", "--protect-share", "0.3"], ["--protect-share=0.3", "Give --client and --attribute"]),
-        (["risk", "--round", "0"], ["round=0", "at least 1"]),
-        (["risk", "--top", "0"], ["top=0", "at least 1"]),
-        (["risk", "--mechanism", "noiseless"], ["mechanism='noiseless'", "Choose another"]),
+        (["risk", "--round", "0"], ["--round 0", "at least 1"]),
+        (["risk", "--top", "0"], ["--top 0", "at least 1"]),
+        (["risk", "--mechanism", "noiseless"], ["noiseless uses infinite budgets", "Choose a mechanism with noise"]),
         (["risk", "--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
-        (["risk", "--mechanism", "mpfl"], ["mechanism='mpfl' is not known", "Did you mean 'mppfl'?"]),
+        (["risk", "--mechanism", "mpfl"], ["--mechanism mpfl is not known", "Did you mean 'mppfl'?"]),
         (["graph", "describe", "nowhere.csv"], ["nowhere.csv", "Check the path"]),
         (["graph", "convert", "nowhere.csv", "out.csv"], ["nowhere.csv", "Check the path"]),
         (["graph", "convert", "nowhere.csv", "out.xls"], ["'out.xls'", ".csv, .csv.gz or .graphml"]),
         (["graph", "generate", "erdos_reny", "out.csv"], ["kind='erdos_reny'", "erdos_renyi"]),
         (["graph", "generate", "erdos_renyi", "out.txt"], ["'out.txt'", ".csv, .csv.gz or .graphml"]),
-        (["graph", "generate", "erdos_renyi", "out.csv", "--seed", "-1"], ["seed=-1", "at least 0"]),
+        (["graph", "generate", "erdos_renyi", "out.csv", "--seed", "-1"], ["--seed -1", "at least 0"]),
         (["graph", "generate", "erdos_renyi", "out.csv", "--set", "size"], ["--set 'size'", "name=value"]),
         (["graph", "generate", "erdos_renyi", "out.csv", "--set", "rng=3"], ["--set 'rng=3'", "--seed"]),
         (["graph", "generate", "barabasi_albert", "out.csv", "--set", "links=3"], ["'links'", "mean 'links_each'?"]),
@@ -273,7 +273,7 @@ def test_an_edge_list_cannot_hold_a_client_without_links(mppfl, tmp_path):
     body = '<node id="ann"/><node id="bob"/><node id="cat"/><edge source="ann" target="bob"/>'
     graph = f'<graph edgedefault="directed">{body}</graph>'
     path.write_text(f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{graph}</graphml>')
-    refused(mppfl("graph", "convert", path, tmp_path / "links.csv"), "without any link", ".graphml")
+    refused(mppfl("graph", "convert", path, tmp_path / "links.csv"), "without any edge", ".graphml")
 
 
 # ---- usage, tracebacks, faults ----------------------------------------------------------------------------------
@@ -298,6 +298,44 @@ def test_wrong_usage_ends_with_two(mppfl, arguments):
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["slove"], "No such command 'slove'. Did you mean 'solve'?"),
+        (["solve", "--alpha", "1"], "No such option '--alpha'. Did you mean '--externality-strength'?"),
+        (["solve", "--roundz", "1"], "No such option '--roundz'. Did you mean '--rounds'?"),
+        (["solve", "--gamma", "1"], "No such option '--gamma'."),
+    ],
+)
+def test_a_misspelt_command_or_option_gets_at_most_one_hint(mppfl, arguments, hint):
+    shown = " ".join(mppfl(*arguments).stderr.replace("│", " ").split())
+    assert hint in shown
+    assert shown.count("Did you mean") == hint.count("Did you mean")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (("audit", "mechanism"), "(default 0.5 unless --noise-multiplier is given)"),
+        (("deploy",), "(pip install 'flwr[simulation]')"),
+        (("deploy", "simulate"), "(pip install 'flwr[simulation]')"),
+        (("solve",), "source, target[, weight], meaning"),
+    ],
+)
+def test_help_shows_square_brackets(mppfl, monkeypatch, command, text):
+    monkeypatch.setenv("COLUMNS", "240")
+    for _ in range(2):  # a second time in the same process, too
+        assert text in mppfl(*command, "--help").stdout
+
+
+def test_help_of_solve_names_every_mechanism(mppfl, monkeypatch):
+    from mppfl.game import MECHANISMS
+
+    monkeypatch.setenv("COLUMNS", "240")
+    shown = mppfl("solve", "--help").stdout.replace(",", " ").split()
+    assert set(MECHANISMS) <= set(shown)
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_debug_shows_the_traceback_wherever_it_stands(mppfl, place):
     arguments = ["solve", "--rounds", "0"]
@@ -305,11 +343,11 @@ def test_debug_shows_the_traceback_wherever_it_stands(mppfl, place):
     answer = mppfl(*arguments)
     assert (answer.code, answer.stdout) == (1, "")
     assert answer.stderr.startswith("Traceback (most recent call last):\n")
-    assert answer.stderr.endswith("\nerror: rounds=0 must be a whole number of at least 1.\n")
+    assert answer.stderr.endswith("\nerror: --rounds 0 must be a whole number of at least 1.\n")
 
 
 def test_a_process_fails_in_one_line_and_with_one(mppfl_process):
-    refused(mppfl_process("solve", "--rounds", 0, "--json"), "rounds=0")
+    refused(mppfl_process("solve", "--rounds", 0, "--json"), "--rounds 0")
 
 
 @pytest.mark.parametrize(
@@ -324,6 +362,6 @@ def test_a_fault_of_our_own_is_one_line_too(mppfl, monkeypatch, failure, fragmen
     def fails(*_, **__):
         raise failure
 
-    monkeypatch.setattr(mppfl.game, "solve", fails)
+    monkeypatch.setattr("mppfl.game.solve", fails)
     line = mppfl("solve", "--num-clients", 4).error
     assert all(fragment in line for fragment in fragments)

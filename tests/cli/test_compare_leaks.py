@@ -9,6 +9,7 @@ import pytest
 from pytest import approx
 
 import mppfl as package
+from mppfl import leakage
 from mppfl.leakage import exposure
 from mppfl.network import write_links
 from tests.homes import home
@@ -78,13 +79,6 @@ def test_an_attribute_alone_adds_the_figure_and_no_mechanism(mppfl, circles):
         assert {key: value for key, value in row.items() if key != "leak"} == plain
 
 
-def test_the_priced_mechanism_may_also_be_named(mppfl, circles):
-    game, sample = circles
-    options = ("compare", *game, "--attribute", sample, "--leak-price", 0.1, "--rounds", 1, "--json")
-    named = mppfl(*options, "--mechanisms", "leakage_priced,mppfl").json
-    assert named == mppfl(*options, "--mechanisms", "mppfl").json
-
-
 def test_the_table_has_a_column_and_says_what_it_means(mppfl, circles):
     game, sample = circles
     answer = mppfl("compare", *game, "--attribute", sample, "--leak-price", 0.1, *FEW)
@@ -93,37 +87,15 @@ def test_the_table_has_a_column_and_says_what_it_means(mppfl, circles):
     assert len(headings) == 2
     assert "leakage_priced: leak price 0.1 per nat, largest KKT residual" in answer.stdout
     assert "\nleak: of all clients together in round 1, in nats;" in answer.stdout
-    assert "\nleast leakage found at social_agnostic's own sum of budgets, " in answer.stdout
+    assert "\nleast leakage found with social_agnostic's sum of budgets, " in answer.stdout
     assert "leak" not in mppfl("compare", *game, *FEW).stdout
-
-
-def test_several_games_on_one_graph_share_its_leak(mppfl, circles):
-    (_, graph, *_), sample = circles
-    options = ("--graph", graph, "--attribute", sample, *FEW, "--json")
-    both = mppfl("compare", *options, "--seeds", 2).json
-    second = mppfl("compare", *options, "--seed", 1).json
-    assert [row["leak"] for row in both["games"] if row["game"] == 1] == [row["leak"] for row in second["games"]]
-    assert both["least_leakage"]["games"][1]["leak"] == second["least_leakage"]["leak"]
-    assert len(both["least_leakage"]["games"]) == 2
-
-
-def test_budgets_without_limit_have_no_leak(mppfl, circles):
-    game, sample = circles
-    options = ("--attribute", sample, "--rounds", 1, "--mechanisms", "mppfl,noiseless", "--json")
-    assert rows_of(mppfl("compare", *game, *options).json)["noiseless"]["leak"] is None
-
-
-def test_a_figure_can_be_drawn_with_the_priced_mechanism(mppfl, circles, tmp_path):
-    game, sample = circles
-    path = tmp_path / "costs.png"
-    answer = mppfl("compare", *game, "--attribute", sample, "--leak-price", 0.1, *FEW, "--figure", path)
-    assert (answer.code, path.exists()) == (0, True)
 
 
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Networks of more than 50 clients count as too large for matrices."""
     monkeypatch.setattr(home(exposure), "DENSE_LIMIT", 50)
+    monkeypatch.setattr(leakage, "DENSE_LIMIT", 50)
 
 
 def test_on_a_large_network_the_leak_is_estimated_and_no_least_one_given(mppfl, circles, request):
@@ -145,7 +117,7 @@ def test_on_a_large_network_leaks_are_not_priced(mppfl, circles, as_if_large):
     assert told == "leakage_priced is computed densely, for at most 50 clients, not 60. Take a part of the graph."
 
 
-NEEDS = "leakage_priced needs --leak-price, the money a nat costs, and --attribute, a public sample. Give both."
+NEEDS = "leakage_priced needs --leak-price, the price of a nat, and --attribute, a public sample. Give both."
 
 
 @pytest.mark.parametrize(

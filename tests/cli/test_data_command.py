@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 
-from mppfl.data import Dataset, Examples, find_files, has_hub
+from mppfl.data import Examples, find_files, has_hub
 from tests.data.drawn import draw, small, write_npz
 from tests.homes import home
 
@@ -62,21 +61,6 @@ def test_list_names_the_files_that_a_set_lacks(mppfl, tmp_path):
     )
 
 
-def test_list_reads_aloud(mppfl):
-    answer = mppfl("data", "list")
-    assert (answer.code, answer.stderr) == (0, "")
-    assert "fashion-mnist     60,000  10,000       10  -              articles of clothing" in answer.stdout
-    assert "https://github.com/zalandoresearch/fashion-mnist" in answer.stdout
-
-
-def test_check_tells_what_a_set_holds(mppfl):
-    found = mppfl("data", "check", "digits", "--json").json
-    assert (found["num_train"], found["num_test"], found["shape"]) == (1433, 364, [8, 8, 1])
-    assert found["provenance"] == "scikit-learn"
-    assert sum(row["num_train"] for row in found["classes"]) == 1433
-    assert found["classes"][3] == {"name": "3", "num_train": 146, "num_test": 37}
-
-
 def test_check_reads_aloud(mppfl):
     answer = mppfl("data", "check", "digits")
     lines = answer.stdout.splitlines()
@@ -84,18 +68,6 @@ def test_check_reads_aloud(mppfl):
     assert "examples        1,433 to train, 364 to test; 8 x 8 x 1, float32" in lines
     assert "  3                  146      37" in lines
     assert lines[-1] == "sound"
-
-
-def test_check_reads_a_file_of_ones_own(mppfl, tmp_path):
-    arrays = {
-        "x_train": np.zeros((4, 3)),
-        "y_train": np.arange(4),
-        "x_test": np.ones((1, 3)),
-        "y_test": np.zeros(1, int),
-    }
-    np.savez(tmp_path / "own.npz", **arrays, users=np.array(["ann", "bob", "ann", "ann"]))
-    found = mppfl("data", "check", tmp_path / "own.npz", "--json").json
-    assert (found["name"], found["num_users"], found["num_classes"], found["shape"]) == ("own", 2, 4, [3])
 
 
 def test_check_fails_in_one_line(mppfl, tmp_path, small_svhn):
@@ -123,17 +95,3 @@ def test_get_keeps_what_the_hub_gave_with_its_provenance(mppfl, tmp_path, monkey
     found = mppfl("data", "check", "svhn", "--folder", tmp_path / "new", "--json").json
     assert found["provenance"] == "Hugging Face hub, svhn, kept as .npz"
     assert "is there already" in mppfl("data", "get", "svhn", "--folder", tmp_path / "new").error
-
-
-def test_get_that_fails_halfway_leaves_no_file_behind(tmp_path, monkeypatch):
-    from mppfl.data import write_known_npz
-    from mppfl.errors import BadFile
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    part = Examples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(BadFile, match="No space left"):
-        write_known_npz(Dataset("tiny", part, part, 1, ("a",), "", (0.0,), (1.0,)), tmp_path / "tiny")
-    assert list((tmp_path / "tiny").iterdir()) == []

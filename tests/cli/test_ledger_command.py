@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import sqlite3
 
 import pytest
@@ -44,17 +42,6 @@ def test_show_tells_what_was_spent_and_what_is_left(mppfl, ledger):
     assert "note: simulation: seeded noise protects no one" in answer.stderr
 
 
-@pytest.mark.parametrize(("method", "wanted"), [("exact", 4.3772), ("rdp", 4.7284), ("zcdp", 5.2985)])
-def test_epsilon_by_three_methods(mppfl, ledger, method, wanted):
-    options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--method", method)
-    (row,) = mppfl(*options, "--client", "ann", "--json").json["clients"]
-    assert row["dp_epsilon"] == approx(wanted, abs=5e-5)
-    both = mppfl(*options, "--json").json["clients"]
-    assert [each["client"] for each in both] == ["ann", "bob"]
-    assert both[1]["worst_case"] > 1000
-    assert f"{wanted:.4f}" in mppfl(*options).stdout
-
-
 def test_what_is_infinite_is_not_told_as_unknown(mppfl, tmp_path):
     path = tmp_path / "ledger.db"
     with PrivacyLedger.open(path) as opened:
@@ -88,15 +75,6 @@ def test_epsilon_of_the_papers_mechanism_is_shown_nominal_and_worst_case(mppfl, 
     assert "worst case costs more than its nominal budget" in shown.stderr
 
 
-def test_export_writes_every_release(mppfl, ledger, tmp_path):
-    answer = mppfl("ledger", "export", ledger, "--out", tmp_path / "out.csv")
-    assert answer.stdout == f"{tmp_path / 'out.csv'}: 3 releases\n"
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert [float(row["budget"]) for row in csv.DictReader(file)] == [0.2, 0.1, 0.3]
-    assert mppfl("ledger", "export", ledger, "--out", tmp_path / "out.json", "--json").json["num_events"] == 3
-    assert len(json.loads((tmp_path / "out.json").read_text())["events"]) == 3
-
-
 def test_verify_finds_what_was_changed(mppfl, ledger):
     assert mppfl("ledger", "verify", ledger, "--json").json["sound"] is True
     assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 3 releases; head ")
@@ -104,13 +82,6 @@ def test_verify_finds_what_was_changed(mppfl, ledger):
         connection.execute("UPDATE events SET budget = 0.01 WHERE id = 2")
     connection.close()
     assert "event 2 does not follow" in mppfl("ledger", "verify", ledger).error
-
-
-def test_verify_finds_a_cap_that_was_taken_away(mppfl, ledger):
-    with sqlite3.connect(ledger) as connection:
-        connection.execute("DELETE FROM caps")
-    connection.close()
-    assert "the cap of client 'ann' was changed" in mppfl("ledger", "verify", ledger).error
 
 
 def test_verify_says_what_the_chain_of_an_old_ledger_does_not_cover(mppfl, ledger, tmp_path):
@@ -170,7 +141,7 @@ def test_failures_are_one_line(mppfl, ledger, tmp_path):
     unknown = mppfl("ledger", "epsilon", ledger, "--delta", "1e-5", "--method", "exat").error
     assert "--method='exat' is not known. Known: exact, zcdp, rdp, pld." in unknown
     assert "'zoe' is not in" in mppfl("ledger", "show", ledger, "--client", "zoe").error
-    assert "'house' is not known" in mppfl("ledger", "show", ledger, "--unit", "house").error
+    assert "--unit house is not known" in mppfl("ledger", "show", ledger, "--unit", "house").error
     assert "must end in .csv or .json" in mppfl("ledger", "export", ledger, "--out", tmp_path / "x.txt").error
     assert "Check the path" in mppfl("ledger", "export", ledger, "--out", tmp_path / "nowhere" / "x.csv").error
 
@@ -250,7 +221,7 @@ def test_bad_networks_and_attributes_are_one_line(mppfl, per_client, ledger, pat
     assert "line 2" in mppfl(*network, "--attribute", write("bad.csv", "c1,1", "c2,x")).error
     assert "twice" in mppfl(*network, "--attribute", write("twice.csv", "c1,1", "c1,0")).error
     assert "missing.csv" in mppfl(*network, "--attribute", "missing.csv").error
-    assert "max_hops=0" in mppfl(*network, "--max-hops", 0).error
-    assert "hop_decay=2" in mppfl(*network, "--hop-decay", 2).error
+    assert "--max-hops 0" in mppfl(*network, "--max-hops", 0).error
+    assert "--hop-decay 2" in mppfl(*network, "--hop-decay", 2).error
     assert "couplings=" in mppfl(*network, "--coupling", "nan").error
-    assert "num_examples=0" in mppfl(*network, "--num-examples", 0).error
+    assert "--num-examples 0" in mppfl(*network, "--num-examples", 0).error

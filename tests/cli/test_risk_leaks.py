@@ -70,7 +70,7 @@ def test_the_text_shows_columns_and_protection(mppfl, circles):
     _, sample, options = circles
     answer = mppfl(*options, "--attribute", sample, "--client", 5, "--top", 3)
     assert (answer.code, answer.stderr) == (0, "")
-    for text in ("R_model, no unit", "R_leak, nats", "Endanger others most", "protection: to bring it down"):
+    for text in ("R_model, no unit", "R_leak, nats", "Leak most about others", "protection: to bring it down"):
         assert text in answer.stdout
 
 
@@ -91,8 +91,3 @@ def test_a_leak_price_needs_its_mechanism_and_the_mechanism_its_sample(mppfl, ci
     _, sample, options = circles
     assert "means nothing to fixed" in mppfl(*options, "--attribute", sample, "--leak-price", 1).error
     assert "needs --leak-price" in mppfl("risk", "--mechanism", "leakage_priced").error
-
-
-def test_a_share_that_cannot_be_left_is_refused(mppfl, circles):
-    _, sample, options = circles
-    assert "protect_share=1.5" in mppfl(*options, "--attribute", sample, "--protect-share", 1.5).error

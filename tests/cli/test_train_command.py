@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import sys
 
 import pytest
 
-from mppfl.cli import Clock
+from mppfl import experiment as experiments
 from mppfl.experiment import load_run
 from mppfl.experiment import train as trained
-from tests.experiment.test_tracking import FakeMlflow, record
-from tests.homes import home
+from tests.experiment.test_tracking import FakeMlflow
 from tests.test_architecture import HEAVY, guarded
-
-progress = home(Clock)
 
 SMALL = (
     "seed = 3",
@@ -63,31 +59,10 @@ def test_caps_that_kept_clients_out_are_told(mppfl, experiment, tmp_path):
     assert told in answer.stdout.splitlines()
 
 
-def test_json_is_one_object_and_quiet_is_quiet(mppfl, experiment, tmp_path):
-    answer = mppfl("train", experiment, "--output", tmp_path / "out", "--json", "--quiet")
-    found = answer.json
-    assert answer.stderr == ""
-    assert (found["name"], found["folder"]) == ("small", str(tmp_path / "out"))
-    assert [run["mechanism"] for run in found["runs"]] == ["mppfl", "fixed"]
-    kept = load_run(tmp_path / "out" / "mppfl")
-    assert found["runs"][0]["final_accuracy"] == kept.final_accuracy
-    assert found["runs"][0]["dp_epsilon"] == pytest.approx(kept.accounts.dp_epsilon.max())
-    assert found["runs"][0]["num_rounds"] == 3
-
-
 def test_without_a_folder_results_lie_in_runs_under_the_experiments_name(mppfl, experiment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mppfl("train", experiment, "--json", "--quiet", "--set", "game.num_rounds=1").json["folder"] == "runs/small"
     assert load_run(tmp_path / "runs" / "small" / "fixed").num_rounds == 1
-
-
-def test_single_values_are_changed_on_the_command_line(mppfl, experiment, tmp_path):
-    changes = ("--set", "mechanism=mppfl", "--set", "game.num_rounds=1", "--set", "training.clip_norm=0.5")
-    found = mppfl("train", experiment, *changes, "--output", tmp_path / "out", "--json", "--quiet").json
-    assert len(found["runs"]) == 1
-    run = load_run(tmp_path / "out" / "mppfl")
-    assert run.config["training"]["clip_norm"] == 0.5
-    assert run.history.rounds["clip_norm"].tolist() == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -123,24 +98,6 @@ def test_a_training_that_is_refused_leaves_nothing_behind(mppfl, experiment, tmp
     assert list((tmp_path / "mine").iterdir()) == []  # a folder of yours stays
 
 
-def test_a_training_that_is_refused_takes_nothing_from_the_one_before(mppfl, experiment, tmp_path):
-    mppfl("train", experiment, "--output", tmp_path / "out", "--quiet")
-    kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert not [path for path in kept if path.name == ".lock"]
-    wrong = ("--overwrite", "--set", "training.average_rounds=99")
-    assert "average_rounds=99" in mppfl("train", experiment, "--output", tmp_path / "out", "--quiet", *wrong).error
-    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == kept
-
-
-def test_an_account_that_must_not_be_overwritten_is_left_as_it_was(mppfl, experiment, tmp_path):
-    line = ("train", experiment, "--output", tmp_path / "out", "--quiet", "--set", "training.noise='gaussian'")
-    assert mppfl(*line).code == 0
-    (tmp_path / "out" / "checkpoint.json").unlink()  # so that the account itself is looked into
-    kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert "account of real releases" in mppfl(*line, "--overwrite").error
-    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == kept
-
-
 def test_a_missing_gpu_is_told_and_nothing_runs_on_the_cpu_instead(mppfl, experiment, tmp_path, monkeypatch):
     import torch
 
@@ -148,16 +105,6 @@ def test_a_missing_gpu_is_told_and_nothing_runs_on_the_cpu_instead(mppfl, experi
     line = mppfl("train", experiment, "--output", tmp_path / "out", "--device", "cuda").error
     assert line == "training.device='cuda', but PyTorch finds no GPU here. Use 'cpu', or leave it out."
     assert not (tmp_path / "out").exists()
-
-
-def test_a_finished_folder_is_resumed_or_overwritten_only_when_asked(mppfl, experiment, tmp_path):
-    line = ("train", experiment, "--output", tmp_path / "out", "--json", "--quiet")
-    first = mppfl(*line).json
-    assert "holds a training already. Resume it, overwrite it, or choose another folder." in mppfl(*line).error
-    for how in ("--resume", "--overwrite"):
-        again = mppfl(*line, how).json
-        assert [run["final_accuracy"] for run in again["runs"]] == [run["final_accuracy"] for run in first["runs"]]
-    assert mppfl(*line, "--resume", "--overwrite").code == 2
 
 
 def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told(mppfl, experiment, tmp_path):
@@ -174,8 +121,6 @@ def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told
 
 
 def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
-    module = home(trained)
-
     def interrupted(chosen, *, on_round, **options):
         def stop(records):
             on_round(records)
@@ -185,11 +130,11 @@ def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
         return trained(chosen, on_round=stop, **options)
 
     line = ("train", experiment, "--output", tmp_path / "out", "--set", "game.num_rounds=4")
-    monkeypatch.setattr(module, "train", interrupted)
+    monkeypatch.setattr(experiments, "train", interrupted)
     answer = mppfl(*line, "--quiet")
     again = f"mppfl train {experiment} --resume --set game.num_rounds=4 --output {tmp_path / 'out'}"
     assert (answer.code, answer.stdout, answer.stderr) == (130, "", f"stopped. Go on with: {again}\n")
-    monkeypatch.setattr(module, "train", trained)
+    monkeypatch.setattr(experiments, "train", trained)
     answer = mppfl(*again.split()[1:])
     assert answer.code == 0
     assert answer.stderr.startswith("round 3/4")
@@ -205,21 +150,22 @@ def test_rounds_are_tracked_where_asked(mppfl, experiment, tmp_path, monkeypatch
     assert "pip install 'mppfl[track]'" in line
 
 
-def test_a_narrow_terminal_loses_columns_and_no_digits():
-    from rich.console import Console
+def test_a_narrow_terminal_loses_columns_and_no_digits(mppfl, experiment, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what Rich takes for a terminal
+    for line in (("train", experiment, "--output", tmp_path / "out", "--quiet"), ("compare", "--num-clients", 4)):
+        answer = mppfl(*line)
+        assert answer.code == 0
+        assert "left out, the terminal is too narrow: " in answer.stdout
+        assert "…" not in answer.stdout
 
-    from mppfl.cli import DISPENSABLE, fit
-    from mppfl.experiment import comparison_table
-    from tests.experiment.small import small
 
-    runs = trained(small(game={"num_rounds": 1}))
-    wide, narrow = comparison_table(runs), comparison_table(runs)
-    assert fit(wide, 200) == []
-    assert fit(narrow, 80) == list(DISPENSABLE[: len(wide.columns) - len(narrow.columns)])
-    text = io.StringIO()
-    Console(width=80, file=text).print(narrow)
-    assert "mppfl" in text.getvalue()
-    assert "…" not in text.getvalue()
+def test_long_trainings_print_some_twenty_plain_lines(mppfl, experiment, tmp_path):
+    line = ("train", experiment, "--output", tmp_path / "out", "--set", "game.num_rounds=43", "--json")
+    lines = mppfl(*line).stderr.splitlines()
+    assert len(lines) == 2 * 15  # every third round, and the last
+    assert lines[-1].startswith("round 43/43  fixed  accuracy ")
+    assert lines[4].endswith(" left")
 
 
 # ---- compare --train --------------------------------------------------------------------------------------------
@@ -248,35 +194,9 @@ def test_options_that_would_change_nothing_are_refused(mppfl, experiment, tmp_pa
     assert mppfl("compare", "--train", experiment, "--rounds", 3).error.startswith(
         "--rounds means nothing with --train"
     )
-    assert "must be a file that ends in .html" in mppfl("compare", "--train", experiment, "--report", tmp_path).error
+    assert "is a directory" in mppfl("compare", "--train", experiment, "--report", tmp_path).error
     assert "Give --train, too" in mppfl("compare", "--report", "page.html").error
     assert "mechanism='mpfl' is not known" in mppfl("compare", "--train", experiment, "--mechanisms", "mpfl").error
-
-
-# ---- progress ---------------------------------------------------------------------------------------------------
-
-
-def test_a_terminal_gets_a_table_with_a_bar_and_the_time_left():
-    from rich.console import Console
-
-    clock = progress.Clock(10)
-    clock.tick(1)
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(progress.live_table({"mppfl": record(2), "noiseless": record(2, dp_epsilon=float("inf"))}, clock))
-    text = console.export_text()
-    assert "round 2/10" in text
-    assert "s left" in text
-    assert "87.5 %" in text
-    assert "∞" in text
-
-
-def test_long_trainings_print_some_twenty_plain_lines(capsys):
-    show = progress.plain_lines(200)
-    for round_index in range(1, 201):
-        show({"mppfl": record(round_index)})
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 20
-    assert lines[-1].startswith("round 200/200  mppfl  accuracy 87.5 %  loss 0.500  reward rate 2  median budget 1")
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported():

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from examples.lastfm.aggregation import Sums, worth_looking_at
+from examples.lastfm.aggregation import Sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
@@ -87,7 +87,3 @@ def test_a_contribution_longer_than_one_is_refused():
 def test_a_sum_of_nobody_is_refused():
     with pytest.raises(BadInput, match="nobody contributes"):
         sums([0.0, 0.0]).sum(unit_rows(2, 5), 0.5, 1)
-
-
-def test_artists_worth_looking_at_are_the_most_popular():
-    assert worth_looking_at(np.array([3.0, 1.0, 9.0, 4.0]), 2).tolist() == [2, 3]

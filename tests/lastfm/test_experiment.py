@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from examples.lastfm.__main__ import main
 from examples.lastfm.budgets import arms_of, game_of_friends
 from examples.lastfm.choose import choose
 from examples.lastfm.data import hold_out
@@ -24,7 +25,7 @@ from pytest import approx
 
 from mppfl.experiment import provenance_here
 from mppfl.privacy import epsilon
-from tests.cli.conftest import mppfl  # noqa: F401  (a fixture)
+from tests.cli.conftest import calling  # noqa: F401  (a fixture)
 
 QUICK = Settings(num_splits=2, budgets=(0.1, 100.0), hops=2, leak_draws=2, degree_groups=(1, 6), record_budget=4.0)
 
@@ -141,14 +142,18 @@ def test_the_figures_hold_no_single_users_leak(outcome, tmp_path):
     assert not {"gains", "nats", "predicted"} & set(re.findall(r'"(\w+)":', json.dumps(as_json(outcome))))
 
 
-def test_the_command_writes_a_page_and_its_figures(mppfl, outcome, lastfm_folder, tmp_path, monkeypatch):  # noqa: F811
+@pytest.fixture
+def lastfm(calling):  # noqa: F811
+    """Runs `python -m examples.lastfm ...` in this process."""
+    return calling(main)
+
+
+def test_the_command_writes_a_page_and_its_figures(lastfm, outcome, lastfm_folder, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "examples.lastfm.experiment.run_experiment", lambda *given, tell: asked.append(given) or outcome
     )
-    done = mppfl(
-        "example", "lastfm", "--data", lastfm_folder, "--output", tmp_path / "out", "--least-listeners", 5, "--quiet"
-    )
+    done = lastfm("--data", lastfm_folder, "--output", tmp_path / "out", "--least-listeners", 5, "--quiet")
     assert done.code == 0, done.stderr
     ((listening, settings),) = asked
     assert (listening.num_users, settings.num_splits) == (120, 5)
@@ -158,10 +163,10 @@ def test_the_command_writes_a_page_and_its_figures(mppfl, outcome, lastfm_folder
     assert json.loads((tmp_path / "out" / "results.json").read_text())["num_users"] == 120
 
 
-def test_the_command_refuses_what_cannot_be_in_one_line(mppfl, lastfm_folder, tmp_path):  # noqa: F811
-    assert "no such folder" in mppfl("example", "lastfm", "--data", tmp_path / "nowhere").error
-    assert "splits=0" in mppfl("example", "lastfm", "--data", lastfm_folder, "--splits", 0).error
-    assert "nothing to rank" in mppfl("example", "lastfm", "--data", lastfm_folder, "--least-listeners", 500).error
+def test_the_command_refuses_what_cannot_be_in_one_line(lastfm, lastfm_folder, tmp_path):
+    assert "no such folder" in lastfm("--data", tmp_path / "nowhere").error
+    assert "splits=0" in lastfm("--data", lastfm_folder, "--splits", 0).error
+    assert "nothing to rank" in lastfm("--data", lastfm_folder, "--least-listeners", 500).error
     (tmp_path / "taken").write_text("")
-    done = mppfl("example", "lastfm", "--data", lastfm_folder, "--output", tmp_path / "taken")
+    done = lastfm("--data", lastfm_folder, "--output", tmp_path / "taken")
     assert "is no folder" in done.error

@@ -11,8 +11,6 @@ from examples.lastfm.leakage import (
     by_degree,
     distances,
     field_attacker,
-    measured,
-    ranking,
     side_leak,
     similarity_by_hop,
     taste_axis,
@@ -44,12 +42,6 @@ def lists(listening):
 @pytest.fixture(scope="module")
 def public(listening):
     return set_apart(listening.num_users, 0.3, np.random.default_rng(5))
-
-
-def test_distances_count_links():
-    found = distances(chain(4))
-    np.testing.assert_array_equal(found[0], [0, 1, 2, 3])
-    assert np.isinf(distances(graph_from_links(np.array([0, 2]), np.array([1, 3]), undirected=True))[0, 2])
 
 
 def test_friends_who_share_lists_are_alike_and_others_are_not():
@@ -98,12 +90,6 @@ def test_the_attacker_never_reads_the_targets_own_profile(listening, lists, publ
     assert found[0] == found[1]
 
 
-def test_the_axis_of_taste_parts_the_public_users_in_halves(lists, public):
-    axis, sides = taste_axis(lists, public)
-    assert np.linalg.norm(axis) == approx(1.0)
-    assert abs((sides[public] > 0).mean() - 0.5) < 0.1
-
-
 def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists, public):
     draws = [released(listening, lists, 4.0, seed) for seed in range(4)]
     attacker = field_attacker(listening.graph, taste_axis(lists, public)[1], public, np.random.default_rng(2))
@@ -115,26 +101,6 @@ def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists
     assert found.accuracy > 0.6
     with pytest.raises(BadInput, match="at least 2"):
         side_leak(attacker, draws[:1], lists)
-
-
-def test_groups_by_degree_hold_everybody_once():
-    degrees = np.array([1.0, 1, 2, 3, 5, 5, 9, 9])
-    groups = by_degree(np.arange(8.0), degrees, (1, 3, 6))
-    assert [(g.least, g.most, g.value.num_users) for g in groups] == [(1, 2, 3), (3, 5, 3), (6, 9, 2)]
-    assert groups[0].value.mean == approx(1.0)
-
-
-def test_a_ranking_is_perfect_reversed_or_unknown():
-    values = np.arange(20.0)
-    assert ranking(values, values**3).mean == approx(1.0)
-    assert ranking(-values, values).high < 0
-    assert np.isnan(ranking(np.ones(20), values).mean)
-
-
-def test_an_interval_needs_two_users():
-    assert measured(np.array([1.0, 3.0])).mean == 2.0
-    with pytest.raises(BadInput, match="too few"):
-        measured(np.array([1.0]))
 
 
 def test_hops_beyond_the_network_are_refused():

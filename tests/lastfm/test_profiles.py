@@ -109,10 +109,6 @@ def test_discrete_noise_is_accounted_for_by_renyi_orders():
     assert found.account.dp_epsilon == approx(epsilon(0.5, 1e-5, "rdp"))
 
 
-def test_noise_of_the_operating_system_is_no_simulation():
-    assert not released([1.0, 1.0, 1.0], noise="gaussian", rng=None).account.simulation
-
-
 def test_an_infinite_budget_releases_the_list_itself():
     found = released([math.inf] * 3)
     np.testing.assert_array_equal(found.profiles, LISTS)

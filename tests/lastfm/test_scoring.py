@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from examples.lastfm.data import HeldOut
-from examples.lastfm.scoring import best_first, quality
+from examples.lastfm.scoring import quality
 from pytest import approx
 
 from mppfl.errors import BadInput
@@ -55,12 +55,3 @@ def test_users_without_hidden_artists_are_left_out():
     assert quality(np.zeros((3, 2)), split, EVERYBODY).num_users == 1
     with pytest.raises(BadInput, match="nothing can be scored"):
         quality(np.zeros((3, 2)), split, np.array([False, True, True]))
-
-
-def test_scores_of_another_shape_are_refused():
-    with pytest.raises(BadInput, match="scores of shape"):
-        quality(np.zeros((3, 5)), held([[0, 0]] * 3, [[0, 1]] * 3), EVERYBODY)
-
-
-def test_the_best_come_first():
-    assert best_first(np.array([[1.0, 5.0, 3.0], [2.0, 0.0, 9.0]]), 2).tolist() == [[1, 2], [2, 0]]

@@ -24,9 +24,10 @@ from reproduction.units import place_of_unit
 
 from mppfl.data import Dataset, Examples
 from mppfl.errors import BadFile, BadInput
-from reproduction import choice, measure
+from reproduction import batch, choice, measure
 from tests.reproduction.test_store import measured
 
+REALLY_TRAINED = batch.trained
 COMMITTED = Path(__file__).parents[2] / "reproduction" / "results"
 NAME = "cifar-100"
 SETTING = replace(SETTINGS[NAME], num_train=160, num_test=20, batch_size=8, local_epochs=1)
@@ -122,7 +123,7 @@ def trainings(monkeypatch):
         return [replace(variant(setting), arm=arm, unit=unit) for arm, unit in jobs]
 
     monkeypatch.setattr(measure, "loaded", lambda setting, folder: dataset)
-    monkeypatch.setattr(measure, "trained", trained)
+    monkeypatch.setattr(batch, "trained", trained)
     return asked
 
 
@@ -153,19 +154,11 @@ def test_variants_are_part_of_what_is_left(tmp_path, trainings):
     assert status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING}).variants == {}
 
 
-def test_so_many_are_trained_side_by_side_as_was_asked(tmp_path, trainings):
-    run(tmp_path, arms_together=1, minutes=10)
-    assert {len(arms) for *_, arms in trainings} == {1}
-    assert len(trainings) > 6
-
-
 @pytest.mark.slow
 def test_a_variant_is_really_trained(tmp_path, monkeypatch, trainings):
-    from reproduction import batch
-
     monkeypatch.setattr(choice, "VARIANTS", (("group", "crop_and_flip"),))
     monkeypatch.setattr(choice, "CHOICE_ROUNDS", 1)
-    monkeypatch.setattr(measure, "trained", batch.trained)
+    monkeypatch.setattr(batch, "trained", REALLY_TRAINED)
     assert run(tmp_path, at_most_arms=1).trained == 1
     (row,) = read_choice(tmp_path, NAME)["variants"]
     assert (row["norm"], row["augmentation"]) == ("group", "crop_and_flip")
@@ -190,7 +183,7 @@ def test_a_variant_that_does_not_end_in_time_is_stopped_and_goes_on_later(tmp_pa
         given.append((case.setting.norm, deadline, stopped.path(case.cell, case.setting, jobs[0]).name))
         return []
 
-    monkeypatch.setattr(measure, "trained", stopped_at_its_deadline)
+    monkeypatch.setattr(batch, "trained", stopped_at_its_deadline)
     assert run(tmp_path, minutes=5.0).out_of_time
     ((norm, deadline, name),) = given
     assert norm == VARIANTS[0][0]

@@ -26,7 +26,7 @@ from reproduction.theorems import STATEMENTS
 from tests.experiment.test_report import Page
 
 ROOT = Path(__file__).parents[2]
-FILES, DOCS = ROOT / "results" / "paper", ROOT / "docs"
+FILES, DOCS = ROOT / "reproduction" / "results", ROOT / "docs"
 
 
 def test_the_committed_document_is_made_from_the_committed_files():
@@ -85,7 +85,7 @@ def test_another_number_in_a_file_makes_another_document_and_chart(tmp_path):
 def test_without_files_the_document_says_what_is_missing(tmp_path):
     text = document_text(tmp_path)
     for name in FIGURES:
-        assert f"Not made yet: `mppfl reproduce {name}`." in text
+        assert f"Not made yet: `python -m reproduction {name}`." in text
     assert "Nothing is measured yet" in text
     assert "images/paper" not in text
     assert "took" not in text.split("## How to make this again")[1]

@@ -27,7 +27,7 @@ from reproduction.game_figures import (
 from reproduction.settings import SETTINGS
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.game import Horizon, evaluate, noise_harm, rounds_up_to
+from mppfl.game import Horizon, evaluate, rounds_up_to
 
 FILES = Path(__file__).parents[2] / "reproduction" / "results"
 
@@ -42,17 +42,6 @@ def test_the_parameters_in_the_harm_are_those_of_the_model(dataset):
     setting = SETTINGS[dataset]
     model = make_model(setting.model, setting.input_shape, setting.num_classes, norm="none")
     assert sum(parameter.numel() for parameter in model.parameters()) == NUM_PARAMETERS[dataset]
-
-
-def test_cifar_has_the_presets_harm_and_more_examples_of_the_same_pictures_harm_less():
-    assert harm_of("cifar-10") == approx(0.1)
-    assert harm_of("cinic-10") == approx(0.1 * (5 / 9) ** 2)  # same model, 90,000 examples for 50,000
-
-
-def test_the_harm_is_the_same_however_many_clients_share_the_examples():
-    for count in (20, 80):
-        shares = np.full(count, 50_000 / count)
-        assert noise_harm(1000, 1.0, shares, smoothness_ratio=1.0) == approx(1000 / 50_000**2)
 
 
 # ---- one game -----------------------------------------------------------------------------------------------------
@@ -83,11 +72,6 @@ def test_who_ignores_exposure_pays_the_same_whatever_its_strength():
     weak, strong = (play(Place("fashion-mnist", externality_strength=a), 0) for a in (0.01, 0.1))
     assert weak["own", "social_agnostic"].server_cost == approx(strong["own", "social_agnostic"].server_cost)
     assert weak["own", "social_agnostic"].welfare > strong["own", "social_agnostic"].welfare
-
-
-def test_rates_held_at_ones_own_place_change_nothing():
-    place = Place("fashion-mnist")
-    assert play_at(place, place, 0).welfare == approx(play(place, 0)["own", "mppfl"].welfare)
 
 
 # ---- files --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from reproduction.batch import trained
 from reproduction.cells import ArmName, Case, Cell, arms_of, clients_of
-from reproduction.measure import main, measure, missing_arms, rehearsal
+from reproduction.measure import measure, missing_arms
 from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import cell_path, every_training, read_cell, read_trials, unit_path
@@ -221,17 +221,6 @@ def test_a_training_in_pieces_began_with_its_first_and_took_the_sum_of_all(begun
     assert not (folder / "in-flight").exists()
 
 
-def test_a_training_whose_beginning_is_lost_says_so_and_goes_on(begun, told, caplog):
-    folder, before = begun
-    run(folder, told, minutes=1e-9)
-    (path,) = (folder / "in-flight").rglob("*.started")
-    path.write_text("yesterday")
-    run(folder, told)
-    assert "does not tell when the training began" in caplog.text
-    assert same_results(folder, before)
-    assert not (folder / "in-flight").exists()
-
-
 def test_work_can_be_done_in_short_runs(finished, tmp_path, told):
     shutil.copy(unit_path(finished[0], NAME), tmp_path)
     counts = []
@@ -313,24 +302,6 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, told, options, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_rehearsal_is_told_from_the_real_thing():
-    cut = rehearsal(2, 100)
-    assert all((each.num_rounds, each.num_train, each.num_test) == (2, 100, 100) for each in cut.values())
-    assert rehearsal(None, None) == SETTINGS
-
-
-def test_the_command_says_in_one_line_what_is_wrong(capsys, tmp_path):
-    assert main(["--only", "mnist", "--folder", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: only='mnist' names no cell.")
-
-
-def test_no_data_at_all_is_said_for_every_data_set(capsys, tmp_path):
-    assert main(["--only", "svhn", "--only", "cinic-10", "--data", str(tmp_path), "--folder", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("not measured: data not available") == 2
-    assert said.out.startswith("0 arms trained")
-
-
 GUARD = """
 import sys
 
@@ -368,17 +339,3 @@ def test_a_stopped_run_of_other_settings_is_left_alone(begun, told):
     done = measure([IID], elsewhere, settings=longer, tell=told.append, at_most_arms=1)
     assert done.trained == 1
     assert [path.name for path in (elsewhere / "in-flight").rglob("*.npz")] == [stopped.name]
-
-
-def test_stopped_arms_go_on_as_few_at_once_as_is_asked(begun, told, monkeypatch):
-    folder, before = begun
-    with monkeypatch.context() as broken:
-        broken.setattr(batch, "rounds_together", stopping(2, KeyboardInterrupt)[0])
-        with pytest.raises(KeyboardInterrupt):
-            run(folder, told)
-    told.clear()
-    run(folder, told, arms_together=1)
-    assert [line for line in told if "go on from" in line] == 2 * [
-        "fashion-mnist/iid/n20/seed0: 1 arms go on from where they were stopped"
-    ]
-    assert same_results(folder, before)

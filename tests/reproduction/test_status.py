@@ -62,12 +62,6 @@ def test_files_that_are_elsewhere_are_told_from_data_that_nobody_had(tmp_path, h
     }  # fmt: skip
 
 
-def test_data_that_came_since_can_be_measured(tmp_path, here):
-    note_unavailable(tmp_path, "cifar-10")
-    (each,) = status(tmp_path, cells=[IID]).cells
-    assert (each.state, each.reason) == ("missing", "not yet trained")
-
-
 def test_a_measured_cell_needs_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "find_files", lambda name, folder: None)
     fill(tmp_path, IID)
@@ -104,14 +98,6 @@ def test_other_data_sets_are_estimated_by_their_arithmetic(tmp_path, here):
     seconds = 100 * 5 * 50_000 * gflop_per_example(vgg) * per_gflop
     assert each.hours == pytest.approx(7 * seconds / 3600)
     assert status(tmp_path).hours_left > each.hours
-
-
-def test_trials_of_the_unit_are_counted_by_themselves(tmp_path, here):
-    fill(tmp_path, SKEWED, 5)
-    found = status(tmp_path, cells=[IID])
-    assert found.cells[0].hours == pytest.approx((12 - 3) * 50 / 3600)  # SA twice and noiseless come from trials
-    assert found.unit_hours == pytest.approx(7 * 50 / 3600)
-    assert found.hours_left == pytest.approx((9 + 7) * 50 / 3600)
 
 
 def test_where_the_protocol_fixes_the_unit_sa_is_still_to_be_trained(tmp_path, here):

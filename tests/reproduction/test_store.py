@@ -72,12 +72,6 @@ def test_what_is_written_is_read_back(tmp_path):
     assert "after the last round" in content["accuracy"]
 
 
-def test_a_missing_file_has_no_arms(tmp_path):
-    assert read_cell(tmp_path, CELL, SETTING) == {}
-    assert read_trials(tmp_path / "nowhere", CELL, SETTING) == []
-    assert every_training(tmp_path / "nowhere") == []
-
-
 def test_arms_already_there_are_kept_as_they_are(tmp_path):
     add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
     add_arms(tmp_path, CELL, SETTING, [measured(SA, 10.0), measured(MPPFL, 62.6)])

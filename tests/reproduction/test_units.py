@@ -9,13 +9,10 @@ from reproduction.cells import NOISELESS, ArmName
 from reproduction.units import (
     FALLBACK,
     GRID,
-    LARGEST_STEP,
-    LEAST_STEP,
     MOST_TRIALS,
     fixed_unit,
     next_trials,
     reusable,
-    target_of,
     units_of,
 )
 
@@ -48,10 +45,6 @@ def test_the_first_batch_is_the_grid_for_every_aggregation_and_noiseless():
     assert {(arm.aggregation, unit) for arm, unit in jobs[1:]} == {
         (w, u) for w in ("noise_aware", "size") for u in GRID
     }
-
-
-def test_the_target_is_the_papers_sa_on_iid():
-    assert target_of(NAME) == TARGET
 
 
 @pytest.mark.parametrize("right", [3e-5, 7e-4, 1.4e-3, 9e-3])
@@ -87,17 +80,6 @@ def test_after_the_last_trial_the_nearest_trial_is_kept_and_that_is_said():
     assert "not within 0.3" in unit.why
 
 
-def test_nothing_is_fixed_before_noiseless_is_known():
-    assert fixed_unit(NAME, "noise_aware", trials({1e-3: TARGET}, ceiling=None)) is None
-    assert next_trials(NAME, trials({1e-3: TARGET}, ceiling=None))[0] == (NOISELESS, None)
-
-
-def test_a_trial_within_tolerance_ends_the_search_at_once():
-    for off in (0.3, -0.3):  # to the last bit this is more
-        assert next_trials(NAME, trials({2e-3: TARGET + off})) == []
-    assert next_trials(NAME, trials({2e-3: TARGET + 0.31})) != []
-
-
 def test_what_a_trial_rules_out_is_not_tried():
     assert next_trials(NAME, trials({2e-3: TARGET - 10})) != []
     assert all(unit > 2e-3 for _, unit in next_trials(NAME, trials({2e-3: TARGET - 10})))
@@ -116,15 +98,6 @@ def test_beyond_what_was_tried_noise_costs_a_power_of_the_unit():
     units = dict(zip(GRID, (8 * right, 4 * right, 2 * right), strict=True))
     above = trials({unit: accuracy(as_if) for unit, as_if in units.items()})
     assert next_trials(NAME, above) == [(SA, pytest.approx(min(GRID) / 2, rel=1e-2))]
-
-
-def test_steps_beyond_what_was_tried_are_bounded():
-    flat = trials({1e-3: TARGET - 5, 2e-3: TARGET - 4.99})
-    assert next_trials(NAME, flat) == [(SA, pytest.approx(2e-3 * LARGEST_STEP))]
-    steep = trials({1e-3: TARGET - 30, 2e-3: TARGET - 0.5})
-    assert next_trials(NAME, steep) == [(SA, pytest.approx(2e-3 * LEAST_STEP))]
-    above = trials(dict.fromkeys(GRID, TARGET + 5))
-    assert next_trials(NAME, above)[0][1] < min(GRID)
 
 
 def test_the_trial_that_fixed_the_unit_and_noiseless_serve_again():

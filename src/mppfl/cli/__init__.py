@@ -1,17 +1,12 @@
-"""Doors into the house: they hold no mathematics."""
+"""The command line: commands read options, call the library and print; they hold no mathematics."""
 
 from typing import TYPE_CHECKING
 
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .audit import float_command
-    from .calibrate import _beta_range
     from .explore import open_site
-    from .inputs import DebugOption, JsonOption, SeedOption, print_json, working
+    from .inputs import Command, DebugOption, JsonOption, SeedOption, print_json, working
     from .main import app, main, run
-    from .progress import Clock
-    from .report import report_command
-    from .train import DISPENSABLE, fit
 
 export_lazily(__name__)

@@ -1,4 +1,4 @@
-"""mppfl compare: mechanisms side by side, in the game or trained."""
+"""mppfl compare (alone: one file a command): mechanisms side by side, in the game or trained."""
 
 from __future__ import annotations
 
@@ -11,103 +11,93 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli import inputs as ask
-from mppfl.cli.leak_inputs import (
-    PRICED,
-    AttributeOption,
-    LeakPriceOption,
-    SampleLeak,
-    leak_of_sample,
-    leaks_as_json,
-    priced_among,
-    require_what_prices_need,
-    show_leaks,
-)
+from mppfl.cli import inputs
+from mppfl.errors import BadFile, BadInput
 
 if TYPE_CHECKING:
+    from mppfl.arrays import Array
     from mppfl.game import Game, Mechanism, Row, Summary
-    from mppfl.leakage import LeastLeak
+    from mppfl.leakage import LeakModel, LeastLeak
+    from mppfl.network import SocialGraph
 
     Job = tuple[int, Callable[[], Game]]  # a seed, and what makes its game
 
+DISPENSABLE = ("dearer, worse than mppfl", "cost if noise-aware", "total welfare", "partici- pating")
 
+
+@inputs.with_game_options
 def compare_command(
-    graph: ask.GraphOption = None,
-    clients: ask.ClientsOption = None,
-    preset: ask.PresetOption = "paper-like",
-    seed: ask.SeedOption = 0,
-    seeds: Annotated[int, typer.Option(help="How many games to draw, from --seed upward.")] = 1,
-    num_clients: ask.NumClientsOption = 20,
-    max_hops: ask.MaxHopsOption = None,
-    hop_decay: ask.HopDecayOption = None,
-    externality_strength: ask.StrengthOption = None,
-    accuracy_weight: ask.AccuracyOption = None,
-    rounds: ask.RoundsOption = 60,
+    options: inputs.GameOptions,
+    seeds: Annotated[int, typer.Option(help="Number of games to draw, with seeds from --seed upward.")] = 1,
+    rounds: inputs.RoundsOption = 60,
     mechanisms: Annotated[
-        str | None, typer.Option(help="Names, separated by commas, or all; default: all, or the file's.")
+        str | None,
+        typer.Option(
+            help="Names, separated by commas, or all; default: all, or the file's.", rich_help_panel=inputs.PRICING
+        ),
     ] = None,
-    payment_limit: ask.PaymentOption = None,
-    fixed_budget: ask.FixedBudgetOption = "min",
-    attribute: AttributeOption = None,
-    leak_price: LeakPriceOption = None,
-    undirected: ask.UndirectedOption = False,
-    normalisation: ask.NormalisationOption = "row",
-    isolated: ask.IsolatedOption = "error",
-    self_loops: ask.SelfLoopsOption = "error",
-    diagonal: ask.DiagonalOption = "auto",
-    experiment: ask.ExperimentOption = None,
+    payment_limit: inputs.PaymentOption = None,
+    fixed_budget: inputs.FixedBudgetOption = "min",
+    attribute: inputs.AttributeOption = None,
+    leak_price: inputs.LeakPriceOption = None,
+    experiment: inputs.ExperimentOption = None,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
     train: Annotated[
-        Path | None, typer.Option(help="Train as well: the experiment, a TOML file that says all but --mechanisms.")
+        Path | None,
+        typer.Option(help="Train as well: an experiment file, which replaces all options but --mechanisms."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="With --train: no progress on stderr.")] = False,
-    json: ask.JsonOption = False,
-    debug: ask.DebugOption = False,
+    quiet: Annotated[bool, inputs.option("--quiet", "With --train: no progress on stderr.")] = False,
+    json: inputs.JsonOption = False,
+    debug: inputs.DebugOption = False,
 ) -> None:
-    """Compare mechanisms: server cost, welfare, price of anarchy and who is below zero, under common and own reward.
+    """Compare mechanisms: server cost, welfare, price of anarchy and negative utilities, under common and own reward.
 
-    With --attribute also what leaks in the first round, as `mppfl risk` totals it, and the least that could; with
-    --leak-price, leakage_priced is compared as well. It prices every round: on large networks ask for few.
+    Common reward: all mechanisms use MPPFL's rates; own reward: each sets its own. With --attribute also the leakage
+    of the first round and the least possible; with --leak-price also leakage_priced, which is slow on large networks.
     """
-    options = dict(locals())
     from mppfl.arrays import require_count
-    from mppfl.errors import BadInput
     from mppfl.game import COMPARED, summarise
 
     listed = None if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
     names = COMPARED if listed is None or listed == ("all",) else listed
     if not names:
         raise BadInput(f"--mechanisms={mechanisms!r} names none. Name at least one: {', '.join(COMPARED)}.")
-    check_leak_options(options, names)
+    check_leak_options(options, attribute, leak_price, seeds, {"train": train, "experiment": experiment}, names)
     if train is not None:
         compare_trained(train, None if mechanisms is None else names, report, json=json, quiet=quiet)
         return
     if report is not None:
         raise BadInput(f"--report={str(report)!r} shows trainings. Give --train, too.")
     require_count(seeds, "seeds")
-    ask.check_rounds(rounds)
+    inputs.check_rounds(rounds)
     if figure is not None:
         check_figure(figure)
     if experiment is not None:
-        jobs, chosen, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds, fixed_budget)
+        jobs, functions, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds, fixed_budget)
     else:
-        given = ask.Inputs.among(options)
-        known = [name for name in names if name != PRICED]
-        chosen = {name: ask.chosen_mechanism(name, payment_limit, fixed_budget) for name in known}
-        ask.check_mechanism_options(payment_limit, fixed_budget, names)
-        ask.check_network_options(given)
-        check_seeds(given, seeds)
-        jobs = [(each, partial(ask.make_the_game, given, each)) for each in range(seed, seed + seeds)]
-    rows, notes, leaks = play(jobs, chosen, rounds, attribute, leak_price)
-    ask.warn(notes)
+        functions = {
+            name: inputs.chosen_mechanism(name, payment_limit, fixed_budget) for name in names if name != inputs.PRICED
+        }
+        inputs.check_mechanism_options(payment_limit, fixed_budget, names)
+        inputs.check_network_options(options)
+        if seeds > 1 and options.graph is not None and options.clients is not None:
+            raise BadInput(
+                f"--seeds={seeds} would play one game {seeds} times: --graph and --clients leave nothing to draw. "
+                "Leave it out; another --seed changes what `random` draws."
+            )
+        jobs = [
+            (seed, partial(inputs.make_the_game, options, seed)) for seed in range(options.seed, options.seed + seeds)
+        ]
+    rows, notes, leaks = play(jobs, functions, rounds, attribute, leak_price)
+    inputs.warn(notes)
     summaries = summarise(rows)
     if figure is not None:
         from mppfl.experiment import comparison_figure
 
         comparison_figure(summaries, figure, rounds)
     if json:
-        ask.print_json(as_json(summaries, rows, rounds, len(jobs), notes, leaks))
+        inputs.print_json(as_json(summaries, rows, rounds, len(jobs), notes, leaks))
         return
     show(summaries, rounds, len(jobs), with_leak=leaks is not None)
     show_notes(rows, len(jobs), notes, leaks)
@@ -122,9 +112,7 @@ def play(
     attribute: Path | None,
     leak_price: float | None,
 ) -> tuple[list[Row], tuple[str, ...], dict[str, Any] | None]:
-    """Rows of all games, notes on the games, and with a public sample what is to be said of leaks: `leak_is` and
-    `least_leakage`.
-    """
+    """Rows of all games, notes on the games, and with a public sample `leak_is` and `least_leakage`."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -133,61 +121,85 @@ def play(
 
     rows: list[Row] = []
     doubts: list[str] = []
-    told: SampleLeak | None = None
     least: list[LeastLeak] = []
+    total: Callable[[Array], float] | None = None
+    model: LeakModel | None = None
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("comparing", total=len(jobs))
-        for number, (drawn_by, make_game) in enumerate(jobs):
+        for number, (seed, make_game) in enumerate(jobs):
             game = make_game()
-            if attribute is not None and told is None:  # once: all games are on the graph of the file
-                told = leak_of_sample(game.graph, attribute, leak_price, drawn_by)
-            found = compare(
+            if attribute is not None and total is None:  # once: all games are on the graph of the file
+                total, model = leak_of_sample(game.graph, attribute, leak_price, seed)
+                if model is not None and leak_price is not None:
+                    mechanisms = mechanisms | {inputs.PRICED: inputs.priced_mechanism(model, leak_price)}
+            game_rows = compare(
                 game,
-                mechanisms if told is None else mechanisms | priced_among(told, leak_price),
+                mechanisms,
                 num_rounds=rounds,
-                seed=drawn_by,
+                seed=seed,
                 progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
-                leak=None if told is None else told.total,
+                leak=total,
             )
-            rows.extend(replace(row, game=number) for row in found)
+            rows.extend(replace(row, game=number) for row in game_rows)
             doubts.extend(doubts_about(game))
-            if told is not None and told.model is not None:
-                least.append(least_leak(game, told.total, told.model.smooth_total_and_marginal))
+            if total is not None and model is not None:
+                least.append(least_leak(game, total, model.smooth_total_and_marginal))
     if len(jobs) > 1 and doubts:  # αS differs from game to game where rows are not normalised: one line for all
         doubts = [f"{doubts[0]} (so, or with another αS, in {len(doubts)} of {len(jobs)} games)"]
-    return rows, tuple(doubts), None if told is None else leaks_as_json(least)
+    return rows, tuple(doubts), None if total is None else leaks_as_json(least)
 
 
-def check_seeds(given: ask.Inputs, seeds: int) -> None:
-    """Refuses several seeds of one and the same game, whose means would count it as often."""
-    from mppfl.errors import BadInput
+def leak_of_sample(
+    graph: SocialGraph, attribute: Path, leak_price: float | None, seed: int
+) -> tuple[Callable[[Array], float], LeakModel | None]:
+    """budgets -> Σ_i R_leak,i in nats, as the sample in the file predicts it, and the exact model behind it.
 
-    if seeds > 1 and given.graph is not None and given.clients is not None:
-        raise BadInput(
-            f"--seeds={seeds} would play one game {seeds} times: --graph and --clients leave nothing to draw. "
-            "Leave it out; another --seed changes what `random` draws."
-        )
+    On a large network without a price the total is estimated by random probes, and there is no model.
+    """
+    from mppfl.leakage import DENSE_LIMIT, leak_estimator, read_attribute, read_values
+
+    if leak_price is None and graph.num_clients > DENSE_LIMIT:
+        leak = leak_estimator(graph, read_attribute(graph, read_values(attribute)), seed)
+        return lambda budgets: float(leak(budgets).nats.sum()), None
+    model = inputs.exact_leak(graph, attribute)
+    return model.total, model
 
 
-def check_leak_options(options: dict[str, Any], names: Sequence[str]) -> None:
+def leaks_as_json(least: list[LeastLeak]) -> dict[str, Any]:
+    """What the figure `leak` is, and the least leakage of every game, or why there is none."""
+    answer: dict[str, Any] = {"reason": "computed for small networks only, of at most 3,000 clients"}
+    if least:
+        answer = {"games": [{"game": number} | asdict(leak) for number, leak in enumerate(least)]}
+        answer |= {key: sum(game[key] for game in answer["games"]) / len(least) for key in ("leak", "total_budget")}
+    return {"leak_is": f"of all clients together in round 1, in {inputs.LEAK_ASSUMES}", "least_leakage": answer}
+
+
+def check_leak_options(
+    options: inputs.GameOptions,
+    attribute: Path | None,
+    leak_price: float | None,
+    seeds: int,
+    files: dict[str, Path | None],
+    names: Sequence[str],
+) -> None:
     """Refuses leak options that lack each other, and those beside a file or networks to which no sample belongs."""
-    from mppfl.errors import BadInput
-
-    attribute, leak_price = options["attribute"], options["leak_price"]
-    file = next((f"--{name}" for name in ("train", "experiment") if options[name] is not None), None)
-    typed = {"--attribute": attribute is not None, "--leak-price": leak_price is not None, PRICED: PRICED in names}
-    if file is not None and any(typed.values()):
-        what = ", ".join(name for name, is_typed in typed.items() if is_typed)
+    typed = {
+        "--attribute": attribute is not None,
+        "--leak-price": leak_price is not None,
+        inputs.PRICED: inputs.PRICED in names,
+    }
+    for file, path in files.items():
+        if path is not None and any(typed.values()):
+            raise BadInput(
+                f"{', '.join(name for name in typed if typed[name])} means nothing with --{file}={str(path)!r}: leaks "
+                f"are compared in games that options describe. Leave --{file} out, or these."
+            )
+    if typed[inputs.PRICED] or leak_price is not None:
+        inputs.check_leak_price(attribute, leak_price)
+    if attribute is not None and options.graph is None and seeds > 1:
         raise BadInput(
-            f"{what} means nothing with {file}={str(options[file[2:]])!r}: leaks are compared in games that options "
-            f"describe. Leave {file} out, or these."
-        )
-    if typed[PRICED] or leak_price is not None:
-        require_what_prices_need(attribute, leak_price)
-    if attribute is not None and options["graph"] is None and options["seeds"] > 1:
-        raise BadInput(
-            f"--attribute={str(attribute)!r} belongs to one network, and --seeds={options['seeds']} draws as many. "
+            f"--attribute={str(attribute)!r} belongs to one network, and --seeds={seeds} draws as many. "
             "Give --graph, too, or one seed."
         )
 
@@ -195,50 +207,48 @@ def check_leak_options(options: dict[str, Any], names: Sequence[str]) -> None:
 def of_experiment(
     path: Path, names: Sequence[str] | None, rounds: int, fixed_budget: str
 ) -> tuple[list[Job], dict[str, Mechanism], int]:
-    """Seeds with what makes their games, mechanisms and rounds of an experiment file; what was typed goes before it."""
-    from mppfl.experiment import game_without_data, mechanism_of
-    from mppfl.files import toml_value
+    """Games by seed, mechanisms and rounds of an experiment file, after the options that were typed."""
+    from mppfl.experiment import game_without_data, mechanism_of, toml_value
 
     beside = ("mechanisms", "rounds", "fixed_budget", "figure", "json", "debug")
-    overrides = [f"game.num_rounds={rounds}"] if ask.is_typed("rounds") else []
-    if ask.is_typed("fixed_budget"):
-        overrides.append(f"game.fixed_budget={toml_value(ask.number_or_rule(fixed_budget))}")
-    if names is not None:  # the file's convention is no matter: each of them is shown under both
+    overrides = [f"game.num_rounds={rounds}"] if inputs.is_typed("rounds") else []
+    if inputs.is_typed("fixed_budget"):
+        overrides.append(f"game.fixed_budget={toml_value(inputs.number_or_rule(fixed_budget))}")
+    if names is not None:  # under both conventions, whatever the file's
         overrides += [f"mechanisms={toml_value(list(dict.fromkeys(names)))}", 'game.convention="own"']
-    chosen = ask.read_the_experiment(path, overrides, beside=beside)
-    if chosen.game.participation != "always":
-        ask.warn((f"participation={chosen.game.participation!r} is left out: compare has everybody take part",))
-    functions = {name: mechanism_of(chosen, name) for name in chosen.mechanisms}
+    experiment = inputs.read_the_experiment(path, overrides, beside=beside)
+    if experiment.game.participation != "always":
+        inputs.warn(
+            (f"participation={experiment.game.participation!r} is left out: in compare every client participates",)
+        )
+    functions = {name: mechanism_of(experiment, name) for name in experiment.mechanisms}
     return (
-        [(seed, partial(game_without_data, chosen, seed)) for seed in chosen.seeds],
+        [(seed, partial(game_without_data, experiment, seed)) for seed in experiment.seeds],
         functions,
-        chosen.game.num_rounds,
+        experiment.game.num_rounds,
     )
 
 
 def compare_trained(
     path: Path, mechanisms: Sequence[str] | None, report: Path | None, *, json: bool, quiet: bool
 ) -> None:
-    """Trains the mechanisms of an experiment side by side, in memory, and shows what came out."""
+    """Trains the mechanisms of an experiment side by side, in memory, and shows the results."""
     from mppfl.cli import train as train_command
-    from mppfl.cli.progress import training_progress
-    from mppfl.errors import BadInput
-    from mppfl.experiment import read_experiment, train
-    from mppfl.files import toml_value
+    from mppfl.experiment import read_experiment, toml_value, train
 
-    ask.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
-    if report is not None and (report.suffix.lower() not in (".html", ".htm") or report.is_dir()):
-        raise BadInput(f"--report={str(report)!r} must be a file that ends in .html.")
-    chosen = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])
-    chosen = replace(chosen, output=replace(chosen.output, folder=None))
-    with training_progress(chosen.game.num_rounds, quiet=quiet) as tell:
-        runs = train(chosen, on_round=tell)
+    inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
+    if report is not None:
+        inputs.check_page("--report", report)
+    experiment = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])
+    experiment = replace(experiment, output=replace(experiment.output, folder=None))
+    with inputs.training_progress(experiment.game.num_rounds, quiet=quiet) as on_round:
+        runs = train(experiment, on_round=on_round)
     if report is not None:
         from mppfl.experiment.report import write_report
 
         write_report(runs, report)
     if json:
-        ask.print_json(train_command.as_json(chosen, runs, None))
+        inputs.print_json(train_command.as_json(experiment, runs, None))
         return
     train_command.show(runs)
     if report is not None:
@@ -247,8 +257,6 @@ def compare_trained(
 
 def check_figure(path: Path) -> None:
     """Refuses a figure that could not be written before anything is computed."""
-    from mppfl.errors import BadFile, BadInput
-
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise BadInput(f"--figure={str(path)!r} must end in .png, .pdf or .svg.")
     if path.is_dir():
@@ -274,7 +282,7 @@ def as_json(
     """One object; figures of leaks are in it only where they were asked for."""
 
     def figures(value: Any) -> dict[str, Any]:
-        return {key: each for key, each in asdict(value).items() if key != "leak" or leaks is not None}
+        return {key: part for key, part in asdict(value).items() if key != "leak" or leaks is not None}
 
     return {
         "rounds": rounds,
@@ -288,70 +296,59 @@ def as_json(
 def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool = False) -> None:
     """One table per reward convention."""
     from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
 
-    width = None if Console().is_terminal else 130 if with_leak else 118
-    titles = {"common": "Common reward: everybody faces MPPFL's rates", "own": "Own reward: each server sets its rates"}
+    titles = {"common": "Common reward: all use MPPFL's rates", "own": "Own reward: each mechanism sets its rates"}
+    headings = ["server\ncost", "cost if\nnoise-aware", "client\nwelfare", "total\nwelfare", "price of\nanarchy"]
+    headings += ["negative\nutility", "partici-\npating", "dearer, worse\nthan mppfl", *(["leak,\nnats"] * with_leak)]
     for convention, title in titles.items():
-        mine = [s for s in summaries if s.convention == convention]
-        if not mine:
+        chosen = [summary for summary in summaries if summary.convention == convention]
+        if not chosen:
             continue
-        table = Table(
-            title=f"{title} ({rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''})", title_justify="left", box=SIMPLE
-        )
+        size = f"{rounds} round{'s' * (rounds > 1)}, {seeds} seed{'s' * (seeds > 1)}"
+        table = Table(title=f"{title} ({size})", title_justify="left", box=SIMPLE)
         table.add_column("mechanism", no_wrap=True)
-        for heading in (
-            "server\ncost",
-            "cost if\nnoise-aware",
-            "client\nwelfare",
-            "total\nwelfare",
-            "price of\nanarchy",
-            "below\nzero",
-            "taking\npart",
-            "dearer, worse\nthan mppfl",
-            *(("leak,\nnats",) if with_leak else ()),
-        ):
+        for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
-        for s in mine:
-            table.add_row(
-                s.mechanism,
-                _figure(s.server_cost),
-                _figure(s.noise_aware_cost),
-                _figure(s.welfare),
-                _figure(s.total_welfare),
-                "–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}",
-                f"{100 * s.below_zero:.0f} %",
-                f"{100 * s.taking_part:.0f} %",
-                _beside_mppfl(s),
-                *(("–" if s.leak is None else f"{s.leak:,.3f}",) if with_leak else ()),
-            )
-        # In a file or a pipe a table is as wide as its numbers need; a mechanism's name is shown as it is.
-        needed = Measurement.get(wide := Console(width=1000), wide.options, table).maximum
-        console = Console(width=None if width is None else max(width, needed), markup=False, emoji=False)
-        console.print(table)
+        for s in chosen:
+            cells = [*map(_figure, (s.server_cost, s.noise_aware_cost, s.welfare, s.total_welfare))]
+            cells += ["–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}"]
+            cells += [f"{100 * s.below_zero:.0f} %", f"{100 * s.taking_part:.0f} %", _beside_mppfl(s)]
+            cells += ["–" if s.leak is None else f"{s.leak:,.3f}"] * with_leak
+            table.add_row(s.mechanism, *cells)
+        inputs.print_fitting(table, DISPENSABLE)
 
 
-def show_notes(rows: Sequence[Row], seeds: int, said: Sequence[str], leaks: dict[str, Any] | None) -> None:
-    """What a reader of the tables should know: of mechanisms with settings of their own, and of leaks.
+def show_notes(rows: Sequence[Row], seeds: int, of_games: Sequence[str], leaks: dict[str, Any] | None) -> None:
+    """Notes that the tables need: on clients that opt out, mechanisms with settings of their own, and leaks.
 
-    said  notes on the game, which every row repeats
+    of_games  notes on the games, which every row repeats
     """
     if any(row.taking_part < 1 for row in rows):
         typer.echo(
-            "Where some stay out, server cost forgets them, so losing clients looks cheap; cost if noise-aware counts "
-            "them."
+            "Server cost leaves out clients that opt out, so losing them looks cheap; cost if noise-aware counts them."
         )
-    told = [row for row in rows if row.mechanism in ("fixed", PRICED) and seeds == 1]
-    for name, note in dict.fromkeys((row.mechanism, note) for row in told for note in row.notes if note not in said):
-        typer.echo(f"{name}: {note}")
-    if leaks is not None:
-        show_leaks(leaks)
+    with_settings = [row for row in rows if row.mechanism in ("fixed", inputs.PRICED) and seeds == 1]
+    notes = dict.fromkeys((row.mechanism, note) for row in with_settings for note in row.notes)
+    for name, note in notes:
+        if note not in of_games:
+            typer.echo(f"{name}: {note}")
+    if leaks is None:
+        return
+    typer.echo(f"leak: {leaks['leak_is']}")
+    least = leaks["least_leakage"]
+    if "reason" in least:
+        typer.echo(f"least leakage: {least['reason']}")
+        return
+    most = max(game["largest_budget"] for game in least["games"])
+    typer.echo(
+        f"least leakage found with social_agnostic's sum of budgets, {least['total_budget']:.4g}: "
+        f"{least['leak']:.4g} nats, no budget above {most:.4g}, at any cost to clients"
+    )
 
 
 def _beside_mppfl(summary: Summary) -> str:
-    """In how many games a mechanism is dearer and worse, of those in which there is an mppfl to be so."""
+    """In how many games a mechanism is dearer and worse than mppfl, of those that have both."""
     if summary.beside_mppfl == 0:
         return "–"
     return f"{summary.dearer_than_mppfl}, {summary.worse_than_mppfl} of {summary.beside_mppfl}"

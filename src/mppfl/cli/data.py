@@ -1,4 +1,4 @@
-"""mppfl data: which data sets there are, whether those here are sound, and how to get the others."""
+"""mppfl data (alone: one file a command): list, check and fetch data sets."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli import inputs as ask
+from mppfl.cli.inputs import JsonOption, print_json, print_lines, working
+from mppfl.errors import BadInput
 
 if TYPE_CHECKING:
     from mppfl.data import Dataset
 
-app = typer.Typer(help="List, check and get data sets.", no_args_is_help=True)
+app = typer.Typer(help="List, check and fetch data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name from `mppfl data list`, or the path of an .npz of your own.")]
 FolderOption = Annotated[
-    Path | None, typer.Option("--folder", help="Where the files lie; without it, the folder in MPPFL_DATA.")
+    Path | None, typer.Option("--folder", help="Folder of the files; default: the one in MPPFL_DATA.")
 ]
 
 
 @app.command("list")
-def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> None:
-    """The data sets known by name, and which of them are here. Looks for files, but does not read them."""
+def list_command(folder: FolderOption = None, json: JsonOption = False) -> None:
+    """List the data sets known by name, and which of them are here. Looks for files, but does not read them."""
     from mppfl.data import KNOWN, find_files, what_is_missing
 
     rows, in_part = [], {}
-    for known in KNOWN.values():
-        found = find_files(known.name, folder)
-        here = "built in" if known.name == "digits" else found.form.what if found else None
-        if found and found.missing:
-            here, in_part[known.name] = None, what_is_missing(known.name, found)
+    for dataset in KNOWN.values():
+        files = find_files(dataset.name, folder)
+        here = "built in" if dataset.name == "digits" else files.form.what if files else None
+        if files and files.missing:
+            here, in_part[dataset.name] = None, what_is_missing(dataset.name, files)
         rows.append(
             {
-                "name": known.name,
-                "what": known.what,
-                "num_train": sum(known.train_counts),
-                "num_test": sum(known.test_counts),
-                "num_classes": known.num_classes,
-                "shape": known.shape,
-                "licence": known.licence,
-                "source": known.source,
+                "name": dataset.name,
+                "what": dataset.what,
+                "num_train": sum(dataset.train_counts),
+                "num_test": sum(dataset.test_counts),
+                "num_classes": dataset.num_classes,
+                "shape": dataset.shape,
+                "licence": dataset.licence,
+                "source": dataset.source,
                 "here": here,
-                "folder": str(found.folder) if found else None,
-                "missing": list(found.missing) if found else [],
+                "folder": str(files.folder) if files else None,
+                "missing": list(files.missing) if files else [],
             }
         )
     if json:
-        ask.print_json({"data_sets": rows})
+        print_json({"data_sets": rows})
         return
     typer.echo(f"{'name':<16}{'train':>8}{'test':>8}{'classes':>9}  {'here':<15}what")
     for row in rows:
@@ -56,47 +57,43 @@ def list_command(folder: FolderOption = None, json: ask.JsonOption = False) -> N
         typer.echo(f"{row['name']:<16}{counts}  {shown:<15}{row['what']}")
     typer.echo()
     for line in in_part.values():
-        typer.echo(f"{line}. Fetch what is missing, or remove the rest.")
-    if in_part:
-        typer.echo()
+        typer.echo(f"{line}. Fetch what is missing, or remove the rest.\n")
     for row in rows:
         typer.echo(f"{row['name']:<16}{row['licence']}; {row['source']}")
 
 
 @app.command("check")
-def check_command(name: Name, folder: FolderOption = None, json: ask.JsonOption = False) -> None:
-    """Read a data set here, verify it, and tell what it holds. Nothing is fetched."""
+def check_command(name: Name, folder: FolderOption = None, json: JsonOption = False) -> None:
+    """Read a data set that is here, verify it, and describe it. Nothing is fetched."""
     from mppfl.data import load_data
 
-    with ask.working(f"reading {name}"):
-        found = _facts(load_data(name, folder, source="files"))
+    with working(f"reading {name}"):
+        facts = _facts(load_data(name, folder, source="files"))
     if json:
-        ask.print_json(found)
+        print_json(facts)
         return
-    shape = " x ".join(map(str, found["shape"]))
+    shape = " x ".join(map(str, facts["shape"]))
     lines = {
-        "data set": found["name"],
-        "from": found["provenance"],
-        "examples": f"{found['num_train']:,} to train, {found['num_test']:,} to test; {shape}, {found['stored_as']}",
-        "standardised": f"mean {_figures(found['mean'])}, standard deviation {_figures(found['std'])}",
-        "users": f"{found['num_users']:,}" if found["num_users"] else "not stated",
-        "classes": f"{found['num_classes']:,}",
+        "data set": facts["name"],
+        "from": facts["provenance"],
+        "examples": f"{facts['num_train']:,} to train, {facts['num_test']:,} to test; {shape}, {facts['stored_as']}",
+        "standardised": f"mean {_figures(facts['mean'])}, standard deviation {_figures(facts['std'])}",
+        "users": f"{facts['num_users']:,}" if facts["num_users"] else "not stated",
+        "classes": f"{facts['num_classes']:,}",
     }
-    for label, text in lines.items():
-        typer.echo(f"{label:<16}{text}")
+    print_lines(lines)
     typer.echo(f"{'':<16}{'train':>8}{'test':>8}")
-    for row in found["classes"]:
+    for row in facts["classes"]:
         typer.echo(f"  {row['name']:<14}{row['num_train']:>8,}{row['num_test']:>8,}")
     typer.echo("sound")
 
 
 @app.command("get")
-def get_command(name: Name, folder: FolderOption = None, json: ask.JsonOption = False) -> None:
+def get_command(name: Name, folder: FolderOption = None, json: JsonOption = False) -> None:
     """Fetch a data set from the Hugging Face hub into FOLDER/NAME as .npz files. Needs the extra "hub" of mppfl."""
     import os
 
     from mppfl.data import FILES, VARIABLE, known_set, load_data, write_known_npz
-    from mppfl.errors import BadInput
 
     if known_set(name).hub is None:
         raise BadInput(f"{name} is built in; there is nothing to get.")
@@ -107,11 +104,11 @@ def get_command(name: Name, folder: FolderOption = None, json: ask.JsonOption = 
     present = [target / file for file in FILES if (target / file).exists()]
     if present:
         raise BadInput(f"{present[0]} is there already. Remove it first, or check it: mppfl data check {name}.")
-    with ask.working(f"fetching {name}"):
+    with working(f"fetching {name}"):
         dataset = load_data(name, source="hub")
         paths = write_known_npz(dataset, target)
     if json:
-        ask.print_json({"paths": list(map(str, paths)), **_facts(dataset)})
+        print_json({"paths": list(map(str, paths)), **_facts(dataset)})
         return
     typer.echo(f"{target}: {len(dataset.train):,} examples to train, {len(dataset.test):,} to test")
 

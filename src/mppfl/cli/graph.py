@@ -1,14 +1,17 @@
-"""mppfl graph: describe, generate and convert social networks."""
+"""mppfl graph (alone: one file a command): describe, generate and convert social networks."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli import inputs as ask
+from mppfl.cli import inputs
+from mppfl.errors import BadInput
+
+if TYPE_CHECKING:
+    from mppfl.network import SocialGraph
 
 app = typer.Typer(help="Describe, generate and convert social networks.", no_args_is_help=True)
 
@@ -19,74 +22,76 @@ Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .
 @app.command("describe")
 def describe_command(
     source: Source,
-    undirected: ask.UndirectedOption = False,
-    normalisation: ask.NormalisationOption = "row",
-    isolated: ask.IsolatedOption = "keep",
-    self_loops: ask.SelfLoopsOption = "error",
-    json: ask.JsonOption = False,
+    undirected: inputs.UndirectedOption = False,
+    normalisation: inputs.NormalisationOption = "row",
+    isolated: inputs.IsolatedOption = "keep",
+    self_loops: inputs.SelfLoopsOption = "error",
+    json: inputs.JsonOption = False,
 ) -> None:
-    """What a network looks like: size, degrees, reciprocity, isolated clients, connectedness."""
-    from mppfl.network import describe, read_graph
+    """Describe a network: size, degrees, reciprocity, isolated clients, components."""
+    from mppfl.network import describe
 
-    with ask.working("reading the network"):
-        graph = read_graph(
-            source,
-            undirected=undirected,
-            normalisation=normalisation,  # type: ignore[arg-type]
-            isolated=isolated,  # type: ignore[arg-type]
-            self_loops=self_loops,  # type: ignore[arg-type]
+    with inputs.working("reading the network"):
+        facts = describe(
+            inputs.read_network(
+                source,
+                undirected=undirected,
+                isolated=isolated,
+                self_loops=self_loops,
+                normalisation=normalisation,
+            )
         )
-        found = describe(graph)
     if json:
-        ask.print_json(asdict(found))
+        inputs.print_json(facts)
         return
-    low, mean, high = found.exposed_by
-    less, usual, more = found.exposes
-    lines = {
-        "clients": f"{found.num_clients:,}",
-        "links": f"{found.num_links:,}",
-        "exposed by": f"{mean:.3g} others on average ({low} to {high:,})",
-        "exposes": f"{usual:.3g} others on average ({less} to {more:,})",
-        "reciprocity": f"{100 * found.reciprocity:.1f} % of links also run the other way",
-        "influence": f"smallest {found.smallest_influence:.3g}",
-        "isolated": f"{found.num_isolated:,} clients, {found.num_isolated_pairs:,} pairs",
-        "connected": f"{found.num_components:,} parts; {100 * found.strongly_connected_share:.1f} % strongly connected",
-    }
-    for label, text in lines.items():
-        typer.echo(f"{label:<16}{text}")
+    least_in, mean_in, most_in = facts.exposed_by
+    least_out, mean_out, most_out = facts.exposes
+    strong = f"{100 * facts.strongly_connected_share:.1f} % strongly connected"
+    inputs.print_lines(
+        {
+            "clients": f"{facts.num_clients:,}",
+            "edges": f"{facts.num_links:,}",
+            "exposed by": f"{mean_in:.3g} others on average ({least_in} to {most_in:,})",
+            "exposes": f"{mean_out:.3g} others on average ({least_out} to {most_out:,})",
+            "reciprocity": f"{100 * facts.reciprocity:.1f} % of edges also run the other way",
+            "influence": f"smallest {facts.smallest_influence:.3g}",
+            "isolated": f"{facts.num_isolated:,} clients, {facts.num_isolated_pairs:,} pairs",
+            "components": f"{facts.num_components:,}; {strong}",
+        }
+    )
 
 
 @app.command("generate")
 def generate_command(
     kind: Annotated[
-        str, typer.Argument(help="erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
+        str, typer.Argument(help="Kind: erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
     ],
     target: Target,
-    num_clients: Annotated[int, typer.Option("--num-clients", help="Size of the network.")] = 20,
-    seed: ask.SeedOption = 0,
-    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the family, as name=value.")] = None,
+    num_clients: Annotated[int, inputs.option("--num-clients", "Size of the network.")] = 20,
+    seed: inputs.SeedOption = 0,
+    option: Annotated[
+        list[str] | None, inputs.option("--set", "An option of the kind, as name=value; may be repeated.")
+    ] = None,
 ) -> None:
-    """Draw a random network and write it down."""
+    """Draw a random network and write it to a file."""
     from mppfl.network import random_graph
 
     options = dict(_name_and_value(text) for text in option or [])
     _check_target(target)
-    with ask.working("drawing"):
+    with inputs.working("drawing"):
         # Not normalised: dividing and multiplying again could change a weight's last digit.
-        graph = random_graph(kind, num_clients, rng=ask.generator(seed), normalisation="none", **options)
+        graph = random_graph(kind, num_clients, rng=inputs.generator(seed), normalisation="none", **options)
     _write(graph, target)
 
 
 def _name_and_value(text: str) -> tuple[str, Any]:
-    """An option of a family from "name=value": a number, several separated by commas, or a word."""
-    from mppfl.errors import BadInput
-
+    """An option of a kind from "name=value": a number, several separated by commas, or a word."""
     name, equals, value = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
     if not (name and equals and value):
         raise BadInput(f"--set {text!r} must be name=value, such as links_each=3.")
     if name in ("kind", "num_clients", "rng", "normalisation"):
-        raise BadInput(f"--set {text!r}: no family has this option. Use --num-clients or --seed.")
+        raise BadInput(f"--set {text!r}: no kind has this option. Use --num-clients or --seed.")
     if value.startswith("[") and value.endswith("]"):  # as in an experiment file
         value = value[1:-1]
     parts = [_number_or_word(part.strip()) for part in value.split(",")]
@@ -106,25 +111,23 @@ def _number_or_word(text: str) -> Any:
 def convert_command(
     source: Source,
     target: Target,
-    undirected: ask.UndirectedOption = False,
-    isolated: ask.IsolatedOption = "keep",
-    self_loops: ask.SelfLoopsOption = "error",
+    undirected: inputs.UndirectedOption = False,
+    isolated: inputs.IsolatedOption = "keep",
+    self_loops: inputs.SelfLoopsOption = "error",
 ) -> None:
-    """Read a network in one form and write it in another."""
-    from mppfl.network import read_graph
-
+    """Read a network in one format and write it in another."""
     _check_target(target)
-    with ask.working("reading the network"):
-        graph = read_graph(
+    with inputs.working("reading the network"):
+        graph = inputs.read_network(
             source,
             undirected=undirected,
+            isolated=isolated,
+            self_loops=self_loops,
             normalisation="none",  # weights as given, to the last digit
-            isolated=isolated,  # type: ignore[arg-type]
-            self_loops=self_loops,  # type: ignore[arg-type]
         )
     if not _write(graph, target):
         typer.echo(
-            "note: a list of links cannot keep the order of these clients, so what is drawn for clients goes to others "
+            "note: an edge list cannot keep the order of these clients, so what is drawn for clients goes to others "
             f"with {target.name}. Write .graphml to keep it.",
             err=True,
         )
@@ -132,34 +135,24 @@ def convert_command(
 
 def _check_target(target: Path) -> None:
     """Refuses a form that cannot be written before anything is drawn or read."""
-    from mppfl.errors import BadInput
-
     if not target.name.endswith((".csv", ".csv.gz", ".graphml")):
         raise BadInput(f"{str(target)!r} must end in .csv, .csv.gz or .graphml.")
 
 
-def _write(graph: object, target: Path) -> bool:
-    """Writes the network; returns whether whoever reads it finds the clients in the same order."""
-    from mppfl.errors import BadInput
-    from mppfl.network import SocialGraph, write_graphml, write_links
+def _write(graph: SocialGraph, target: Path) -> bool:
+    """Writes the network; returns whether the file keeps the order of the clients."""
+    import numpy as np
 
-    if not isinstance(graph, SocialGraph):
-        raise TypeError("a SocialGraph is needed")
+    from mppfl.network import write_graphml, write_links
+
     keeps_order = True
     if target.suffix == ".graphml":
         write_graphml(graph, target)
     else:
-        if len(graph.isolated) and not _all_linked(graph):
-            raise BadInput("an edge list cannot hold clients without any link; write .graphml instead.")
+        has_edge = np.diff(graph.influence.indptr) > 0
+        has_edge[graph.influence.indices] = True
+        if not has_edge.all():
+            raise BadInput("an edge list cannot hold clients without any edge; write .graphml instead.")
         keeps_order = write_links(graph, target)
-    typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} links")
+    typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} edges")
     return keeps_order
-
-
-def _all_linked(graph: object) -> bool:
-    import numpy as np
-
-    influence = graph.influence  # type: ignore[attr-defined]
-    linked = np.diff(influence.indptr) > 0
-    linked[influence.indices] = True
-    return bool(linked.all())

@@ -1,4 +1,4 @@
-"""The command line: mppfl solve, compare, train, report, explore, reproduce, deploy, risk, audit, ledger and others.
+"""The command line (alone: the entry point): all commands, and errors in one line.
 
 Exit codes: 0 done, 1 failed (one line on stderr: what, value, remedy), 2 wrong usage. Heavy imports wait inside the
 commands, so that --help is quick.
@@ -14,43 +14,33 @@ from typing import Annotated
 
 import typer
 
-from mppfl.cli import audit as audit_command
-from mppfl.cli import calibrate as calibrate_command
-from mppfl.cli import compare as compare_command
-from mppfl.cli import data as data_command
-from mppfl.cli import deploy as deploy_command
-from mppfl.cli import explore as explore_command
-from mppfl.cli import graph as graph_command
-from mppfl.cli import ledger as ledger_command
-from mppfl.cli import report as report_command
-from mppfl.cli import risk as risk_command
-from mppfl.cli import solve as solve_command
-from mppfl.cli import train as train_command
+from mppfl.cli import audit, calibrate, compare, data, deploy, explore, graph, ledger, report, risk, solve, train
+from mppfl.cli.inputs import Command, Group, in_option_spelling
 from mppfl.errors import MppflError
 
 app = typer.Typer(
     name="mppfl",
     help="Prices privacy on a social network, trains under those prices, accounts for it, audits it.",
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("solve")(solve_command.solve_command)
-app.command("compare")(compare_command.compare_command)
-app.command("train")(train_command.train_command)
-app.command("report")(report_command.report_command)
-app.command("risk")(risk_command.risk_command)
-app.command("calibrate")(calibrate_command.calibrate_command)
-app.command("explore")(explore_command.explore_command)
-app.add_typer(graph_command.app, name="graph")
-app.add_typer(audit_command.app, name="audit")
-app.add_typer(ledger_command.app, name="ledger")
-app.add_typer(data_command.app, name="data")
-app.add_typer(deploy_command.app, name="deploy")
+app.command("solve", cls=Command)(solve.solve_command)
+app.command("compare", cls=Command)(compare.compare_command)
+app.command("train", cls=Command)(train.train_command)
+app.command("report", cls=Command)(report.report_command)
+app.command("risk", cls=Command)(risk.risk_command)
+app.command("calibrate", cls=Command)(calibrate.calibrate_command)
+app.command("explore", cls=Command)(explore.explore_command)
+for name, module in {"graph": graph, "audit": audit, "ledger": ledger, "data": data, "deploy": deploy}.items():
+    for command in module.app.registered_commands:
+        command.cls = Command
+    app.add_typer(module.app, name=name, cls=Group)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from importlib.metadata import version
 
         typer.echo(f"mppfl {version('mppfl')}")
@@ -61,7 +51,7 @@ def _version(wanted: bool) -> None:
 def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Prices privacy on a social network, trains under those prices, accounts for it, audits it."""
@@ -69,7 +59,7 @@ def common(
 
 @app.command("reproduce", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def reproduce_command() -> None:
-    """Says where the reproduction of the paper went."""
+    """Says where the reproduction of the paper is."""
     raise MppflError("the reproduction of the paper is not part of the package. In a checkout: python -m reproduction")
 
 
@@ -104,7 +94,7 @@ def what_went_wrong(error: Exception) -> str:
     """An error as a sentence: what, value, remedy."""
     text = str(error) or type(error).__name__
     if isinstance(error, MppflError):
-        return text
+        return in_option_spelling(text)
     if isinstance(error, OSError):
         return f"{error.filename or 'file'}: {error.strerror or error}. Check the path, permissions and free space."
     if isinstance(error, MemoryError):

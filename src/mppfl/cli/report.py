@@ -1,4 +1,4 @@
-"""mppfl report: trainings as one page to read."""
+"""mppfl report (alone: one file a command): trainings as one page to read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mppfl.cli import inputs as ask
+from mppfl.cli.inputs import DebugOption, JsonOption, check_page, print_json, working
+from mppfl.errors import BadInput
 
 
 def report_command(
@@ -15,31 +16,21 @@ def report_command(
         list[Path] | None, typer.Argument(help="Folders of runs, or a folder with several runs in it.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
-    json: ask.JsonOption = False,
-    debug: ask.DebugOption = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Write one self-contained HTML page: curves, prices, the social graph, exposure, accounts, payments."""
-    from mppfl.errors import BadInput
-
-    if output.is_dir():
-        raise BadInput(f"--output={str(output)!r} is a directory. Name a file in it, such as report.html.")
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise BadInput(f"--output={str(output)!r} must end in .html.")
-    with ask.working("writing the report"):
-        written, names = _of_runs(folders or [], output)
-    if json:
-        ask.print_json({"path": str(written), "runs": names, "bytes": written.stat().st_size})
-        return
-    typer.echo(f"{written}")
-
-
-def _of_runs(folders: list[Path], output: Path) -> tuple[Path, list[str]]:
-    from mppfl.errors import BadInput
     from mppfl.experiment import find_runs, load_run
     from mppfl.experiment.report import write_report
 
+    check_page("--output", output)
     if not folders:
         raise BadInput("report needs a folder of a run, as written by `mppfl train --output`.")
-    found = list(dict.fromkeys(path.resolve() for folder in folders for path in find_runs(folder)))
-    runs = [load_run(path) for path in found]
-    return write_report(runs, output), [run.name for run in runs]
+    with working("writing the report"):
+        paths = dict.fromkeys(path.resolve() for folder in folders for path in find_runs(folder))
+        runs = [load_run(path) for path in paths]
+        page = write_report(runs, output)
+    if json:
+        print_json({"path": str(page), "runs": [run.name for run in runs], "bytes": page.stat().st_size})
+    else:
+        typer.echo(str(page))

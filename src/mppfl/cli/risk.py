@@ -1,4 +1,4 @@
-"""mppfl risk: who exposes whom, and who matters most."""
+"""mppfl risk (alone: one file a command): who exposes whom, and who matters most."""
 
 from __future__ import annotations
 
@@ -7,114 +7,87 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli import inputs as ask
-from mppfl.cli.leak_inputs import (
-    LEAK_ASSUMES,
-    PRICED,
-    AttributeOption,
-    LeakPriceOption,
-    exact_leak,
-    priced_mechanism,
-    require_what_prices_need,
-)
+from mppfl.cli import inputs
+from mppfl.errors import BadInput
 
 if TYPE_CHECKING:
     from mppfl.game import Game, Terms
     from mppfl.leakage import WhoLeaks
 
 
+@inputs.with_game_options
 def risk_command(
-    graph: ask.GraphOption = None,
-    clients: ask.ClientsOption = None,
-    preset: ask.PresetOption = "paper-like",
-    seed: ask.SeedOption = 0,
-    num_clients: ask.NumClientsOption = 20,
-    max_hops: ask.MaxHopsOption = None,
-    hop_decay: ask.HopDecayOption = None,
-    externality_strength: ask.StrengthOption = None,
-    accuracy_weight: ask.AccuracyOption = None,
-    round_index: Annotated[int, typer.Option("--round", help="The round whose budgets count.")] = 1,
-    mechanism: Annotated[
-        str, typer.Option(help="Whose budgets: mppfl, social_agnostic, ..., or leakage_priced.")
-    ] = "mppfl",
-    payment_limit: ask.PaymentOption = None,
-    fixed_budget: ask.FixedBudgetOption = "min",
+    options: inputs.GameOptions,
+    round_index: Annotated[int, inputs.option("--round", "The round whose budgets count.")] = 1,
+    mechanism: inputs.MechanismOption = "mppfl",
+    payment_limit: inputs.PaymentOption = None,
+    fixed_budget: inputs.FixedBudgetOption = "min",
     client: Annotated[str | None, typer.Option(help="Explain this client's exposure by source and hop.")] = None,
     top: Annotated[int, typer.Option(help="How many clients to list.")] = 10,
-    attribute: AttributeOption = None,
-    coupling: Annotated[
-        float | None, typer.Option("--coupling", help="Ising coupling J of every link, taken as known, for R_bound.")
-    ] = None,
-    leak_price: LeakPriceOption = None,
+    attribute: inputs.AttributeOption = None,
+    coupling: inputs.CouplingOption = None,
+    leak_price: inputs.LeakPriceOption = None,
     protect_share: Annotated[
-        float, typer.Option("--protect-share", help="With --client and --attribute: the share of R_leak to be left.")
+        float,
+        inputs.option(
+            "--protect-share",
+            "With --client and --attribute: reduce the client's predicted leakage to this fraction.",
+            inputs.LEAKAGE,
+        ),
     ] = 0.5,
-    undirected: ask.UndirectedOption = False,
-    normalisation: ask.NormalisationOption = "row",
-    isolated: ask.IsolatedOption = "error",
-    self_loops: ask.SelfLoopsOption = "error",
-    diagonal: ask.DiagonalOption = "auto",
-    json: ask.JsonOption = False,
-    debug: ask.DebugOption = False,
+    json: inputs.JsonOption = False,
+    debug: inputs.DebugOption = False,
 ) -> None:
     """Who exposes a client, by hop; who is most exposed; whose leaving or budget matters most to the others.
 
-    With --attribute or --coupling also the columns R_model, R_bound and R_leak, and who leaks about whom.
+    With --attribute or --coupling also R_model, R_bound and R_leak, and who leaks about whom. The mechanism may be
+    leakage_priced, with --attribute and --leak-price.
     """
-    options = dict(locals())
     import numpy as np
 
     from mppfl.arrays import require_count, require_number
-    from mppfl.errors import BadInput
     from mppfl.game import Horizon, checked, doubts_about
 
     require_count(round_index, "round")
     require_count(top, "top")
     require_number(protect_share, "protect_share", 0.0, 1.0)
-    if ask.is_typed("protect_share") and (client is None or attribute is None):
+    if inputs.is_typed("protect_share") and (client is None or attribute is None):
         raise BadInput(f"--protect-share={protect_share:g} is about one client's leak. Give --client and --attribute.")
-    given = ask.Inputs.among(options)
-    priced = check_leak_price(mechanism, leak_price, attribute)
-    known = ask.chosen_mechanism("social_agnostic" if priced else mechanism, payment_limit, fixed_budget)
-    ask.check_mechanism_options(payment_limit, fixed_budget, [mechanism])
-    ask.check_network_options(given)
-    with ask.working("reading the network"):
-        game = ask.make_the_game(given)
-    with ask.working("solving"):
-        function = checked(known, mechanism)
+    is_priced = mechanism == inputs.PRICED
+    if is_priced:
+        inputs.check_leak_price(attribute, leak_price)
+    elif leak_price is not None:
+        raise BadInput(f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose {inputs.PRICED}, or omit it.")
+    function = inputs.chosen_mechanism("social_agnostic" if is_priced else mechanism, payment_limit, fixed_budget)
+    inputs.check_mechanism_options(payment_limit, fixed_budget, [mechanism])
+    inputs.check_network_options(options)
+    with inputs.working("reading the network"):
+        game = inputs.make_the_game(options)
+    with inputs.working("solving"):
+        function = checked(function, mechanism)
         if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
-            function = priced_mechanism(exact_leak(game.graph, attribute), leak_price)
-        plan = function(game, Horizon(np.array([round_index]), seed=seed))
+            function = inputs.priced_mechanism(inputs.exact_leak(game.graph, attribute), leak_price)
+        plan = function(game, Horizon(np.array([round_index]), seed=options.seed))
         terms = plan.terms(0)
         if not np.isfinite(terms.budgets).all():
-            raise BadInput(f"mechanism={mechanism!r} puts no limit on budgets, so risk has none. Choose another.")
-        found = everybody(game, terms, top)
+            raise BadInput(
+                f"{mechanism} uses infinite budgets, so exposure is infinite. Choose a mechanism with noise."
+            )
+        answer = everybody(game, terms, top)
         if client is not None:
-            found["client"] = one_client(game, terms, client, top)
+            answer["client"] = one_client(game, terms, client, top)
         if attribute is not None or coupling is not None:
-            found |= leaks(game, terms, attribute, coupling, top, seed, client, protect_share)
-        found["notes"] = [*doubts_about(game), *(plan.notes if priced else ())]
-    ask.warn(found["notes"])
+            answer |= leaks(game, terms, attribute, coupling, top, options.seed, client, protect_share)
+        answer["notes"] = [*doubts_about(game), *(plan.notes if is_priced else ())]
+    inputs.warn(answer["notes"])
     if json:
-        ask.print_json(found)
+        inputs.print_json(answer)
     else:
-        show(found)
-
-
-def check_leak_price(mechanism: str, leak_price: float | None, attribute: Path | None) -> bool:
-    """Whether the mechanism is leakage_priced; refuses a price without it, and it without a price or a sample."""
-    from mppfl.errors import BadInput
-
-    priced = mechanism == PRICED
-    if priced:
-        require_what_prices_need(attribute, leak_price)
-    elif leak_price is not None:
-        raise BadInput(f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose {PRICED}, or omit it.")
-    return priced
+        show(answer)
 
 
 def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
-    """The most exposed clients, those who impose most on others, and those whose leaving relieves the others most."""
+    """The most exposed clients, those whose budgets cost others most, and the key players."""
     import numpy as np
 
     from mppfl.game import exposure_imposed, harm_imposed, key_players
@@ -151,28 +124,23 @@ def one_client(game: Game, terms: Terms, client: str, top: int) -> dict[str, Any
     from mppfl.network import attribute
 
     position = game.graph.index(client)
-    found = attribute(game.propagation, position, terms.budgets)
-    total = float(found.amounts.sum())
-    by_hop = np.bincount(found.hops, weights=found.amounts, minlength=game.propagation.max_hops + 1)[1:]
-    by_source: dict[int, float] = {}
-    for source, amount in zip(found.sources.tolist(), found.amounts.tolist(), strict=True):
-        by_source[source] = by_source.get(source, 0.0) + amount
-    largest = sorted(by_source.items(), key=lambda pair: -pair[1])[:top]
-    hops_of = {
-        source: {
-            int(h): float(a) for s, h, a in zip(found.sources, found.hops, found.amounts, strict=True) if s == source
-        }
-        for source, _ in largest
-    }
+    parts = attribute(game.propagation, position, terms.budgets)
+    by_hop = np.bincount(parts.hops, weights=parts.amounts, minlength=game.propagation.max_hops + 1)[1:]
+    by_source: dict[int, dict[int, float]] = {}
+    for source, hop, amount in zip(parts.sources.tolist(), parts.hops.tolist(), parts.amounts.tolist(), strict=True):
+        by_source.setdefault(source, {})[hop] = amount
+    totals = {source: sum(hops.values()) for source, hops in by_source.items()}
+    largest = sorted(totals, key=lambda source: -totals[source])[:top]
     return {
         "name": client,
         "budget": terms.budgets[position],
-        "external_risk": total,
+        "external_risk": float(parts.amounts.sum()),
         "privacy_loss": privacy_loss(game, terms.budgets)[position],
         "utility": utility(game, terms.prices, terms.budgets)[position],
         "by_hop": {str(hop): float(amount) for hop, amount in enumerate(by_hop, start=1)},
         "sources": [
-            {"name": game.graph.name(source), "amount": amount, "by_hop": hops_of[source]} for source, amount in largest
+            {"name": game.graph.name(source), "amount": totals[source], "by_hop": by_source[source]}
+            for source in largest
         ],
     }
 
@@ -198,10 +166,12 @@ def leaks(
     graph, budgets = game.graph, terms.budgets
     missing = np.full(game.num_clients, np.nan)
     bound = None if coupling is None else r_bound(graph, coupling, budgets)
-    told = None if attribute is None else who_leaks(graph, read_values(attribute), budgets, rng=ask.generator(seed))
+    sample_leak = (
+        None if attribute is None else who_leaks(graph, read_values(attribute), budgets, rng=inputs.generator(seed))
+    )
     model, limits = game.propagation @ budgets, missing if bound is None else bound.nats
-    nats, errors = (missing, missing) if told is None else (told.nats, told.error)
-    order = np.argsort(-(model if told is None else nats), kind="stable")[:top].tolist()
+    nats, errors = (missing, missing) if sample_leak is None else (sample_leak.nats, sample_leak.error)
+    order = np.argsort(-(model if sample_leak is None else nats), kind="stable")[:top].tolist()
     answer: dict[str, Any] = {
         "columns": [
             {"name": graph.name(i), "r_model": model[i], "r_bound": limits[i], "r_leak": nats[i], "error": errors[i]}
@@ -210,29 +180,29 @@ def leaks(
         "assumes": {
             "r_model": MODEL_ASSUMES,
             "r_bound": "none: no couplings given" if bound is None else bound.reason or f"nats; {bound.premises}",
-            "r_leak": "none: no public sample given" if told is None else LEAK_ASSUMES,
+            "r_leak": "none: no public sample given" if sample_leak is None else inputs.LEAK_ASSUMES,
         },
     }
-    if told is not None:
-        worst = np.argsort(-told.marginal * budgets, kind="stable")[:top].tolist()
-        answer["total_leak"] = float(told.nats.sum())
+    if sample_leak is not None:
+        worst = np.argsort(-sample_leak.marginal * budgets, kind="stable")[:top].tolist()
+        answer["total_leak"] = float(sample_leak.nats.sum())
         answer["endanger_others_most"] = [
             {
                 "name": graph.name(j),
-                "marginal_leak": told.marginal[j],
-                "error": told.marginal_error[j],
-                "leak_at_the_margin": told.marginal[j] * budgets[j],
+                "marginal_leak": sample_leak.marginal[j],
+                "error": sample_leak.marginal_error[j],
+                "leak_at_the_margin": sample_leak.marginal[j] * budgets[j],
                 "budget": budgets[j],
             }
             for j in worst
         ]
         if client is not None:
-            answer["about_client"] = about_client(game, terms, told, client, top, protect_share)
+            answer["about_client"] = about_client(game, terms, sample_leak, client, top, protect_share)
     return answer
 
 
 def about_client(
-    game: Game, terms: Terms, told: WhoLeaks, client: str, top: int, protect_share: float
+    game: Game, terms: Terms, sample_leak: WhoLeaks, client: str, top: int, protect_share: float
 ) -> dict[str, Any]:
     """Who leaks about one client, and whose budgets would have to go so that only a share of the leak is left."""
     import numpy as np
@@ -240,36 +210,37 @@ def about_client(
     from mppfl.leakage import protect
 
     graph, budgets, position = game.graph, terms.budgets, game.graph.index(client)
-    slopes = told.slopes_of(position)
+    slopes = sample_leak.slopes_of(position)
     answer: dict[str, Any] = {
         "name": client,
-        "r_leak": told.nats[position],
+        "r_leak": sample_leak.nats[position],
         "leaks_from": [
             {"name": graph.name(j), "slope": slopes[j], "budget": budgets[j]}
             for j in np.argsort(-slopes * budgets, kind="stable")[:top].tolist()
         ],
     }
-    target = protect_share * float(told.nats[position])
-    if told.model is None:
+    target = protect_share * float(sample_leak.nats[position])
+    if sample_leak.model is None:
         answer["protection"] = {"reason": f"computed for small networks only, not for {game.num_clients:,} clients"}
     elif target <= 0:
         answer["protection"] = {"reason": "nothing leaks about this client"}
     else:
-        found = protect(told.model, budgets, position, target=target)
-        taken = np.argsort(-found.withdrawn, kind="stable")[: min(top, found.num_withdrawn)].tolist()
+        plan = protect(sample_leak.model, budgets, position, target=target)
+        taken = np.argsort(-plan.withdrawn, kind="stable")[: min(top, plan.num_withdrawn)].tolist()
         answer["protection"] = {
             "target": target,
-            "level_after": found.level_after,
-            "budget_withdrawn": found.total,
-            "share_of_all_budgets": found.total / float(budgets.sum()),
-            "num_clients": found.num_withdrawn,
-            "rewards_forgone": float(np.sum(terms.prices * found.withdrawn)),
-            "largest": [{"name": graph.name(j), "withdrawn": found.withdrawn[j]} for j in taken],
+            "level_after": plan.level_after,
+            "budget_withdrawn": plan.total,
+            "share_of_all_budgets": plan.total / float(budgets.sum()),
+            "num_clients": plan.num_withdrawn,
+            "rewards_forgone": float(np.sum(terms.prices * plan.withdrawn)),
+            "largest": [{"name": graph.name(j), "withdrawn": plan.withdrawn[j]} for j in taken],
         }
     return answer
 
 
-def show(found: dict[str, Any]) -> None:
+def show(answer: dict[str, Any]) -> None:
+    """Tables for a reader."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -278,7 +249,7 @@ def show(found: dict[str, Any]) -> None:
 
     # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
     console = Console(width=None if Console().is_terminal else 100, markup=False, emoji=False)
-    console.print(f"round {found['round_index']}, reward rate {found['reward_rate']:.4g} per unit of budget")
+    console.print(f"round {answer['round_index']}, reward rate {answer['reward_rate']:.4g} per unit of budget")
 
     def table(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
         shown = Table(title=title, title_justify="left", box=SIMPLE)
@@ -289,8 +260,8 @@ def show(found: dict[str, Any]) -> None:
             shown.add_row(row["name"], *("-" if row[key] != row[key] else f"{row[key]:.4g}" for key in columns))
         console.print(shown)
 
-    if "client" in found:
-        one = found["client"]
+    if "client" in answer:
+        one = answer["client"]
         console.print(
             f"{one['name']}: own budget {one['budget']:.4g}, external risk {one['external_risk']:.4g}, "
             f"privacy loss {one['privacy_loss']:.4g}, utility {one['utility']:.4g}"
@@ -298,43 +269,43 @@ def show(found: dict[str, Any]) -> None:
         hops = ", ".join(f"{amount:.4g} at hop {hop}" for hop, amount in one["by_hop"].items())
         console.print(f"external risk by hop: {hops}")
         table("Exposed by", one["sources"], {"amount": "external risk"})
-    if "columns" in found:
-        show_leaks(found, console, table)
-    table("Most exposed", found["most_exposed"], {"external_risk": "external risk", "budget": "own budget"})
+    if "columns" in answer:
+        _show_leaks(answer, console, table)
+    table("Most exposed", answer["most_exposed"], {"external_risk": "external risk", "budget": "own budget"})
     table(
         "Their budgets cost the others most",
-        found["cost_others_most"],
+        answer["cost_others_most"],
         {"harm_imposed": "harm, money", "exposure_imposed": "external risk caused", "budget": "own budget"},
     )
     table(
         "Key players: whose leaving relieves the others most",
-        found["key_players"],
+        answer["key_players"],
         {"exposure_relief": "external risk removed", "budgets_lost": "budgets lost"},
     )
-    if found["key_players_assume"] != SETTLE:  # the usual case needs no words
-        console.print(f"key players: {found['key_players_assume']}", highlight=False)
+    if answer["key_players_assume"] != SETTLE:  # the usual case needs no note
+        console.print(f"key players: {answer['key_players_assume']}", highlight=False)
 
 
-def show_leaks(found: dict[str, Any], console: Any, table: Any) -> None:
+def _show_leaks(answer: dict[str, Any], console: Any, table: Any) -> None:
     headings = {
         "r_model": "R_model, no unit",
         "r_bound": "R_bound, nats",
         "r_leak": "R_leak, nats",
         "error": "± probes",
     }
-    table("What others' uploads tell", found["columns"], headings)
-    for column, text in found["assumes"].items():
+    table("What others' uploads reveal", answer["columns"], headings)
+    for column, text in answer["assumes"].items():
         console.print(f"{column.replace('r_', 'R_')}: {text}", highlight=False)
-    if "endanger_others_most" in found:
-        console.print(f"leak of all clients together {found['total_leak']:.4g} nats")
+    if "endanger_others_most" in answer:
+        console.print(f"leak of all clients together {answer['total_leak']:.4g} nats")
         table(
-            "Endanger others most",
-            found["endanger_others_most"],
+            "Leak most about others",
+            answer["endanger_others_most"],
             {"marginal_leak": "nats per unit of budget", "leak_at_the_margin": "times budget", "budget": "own budget"},
         )
-    if "about_client" not in found:
+    if "about_client" not in answer:
         return
-    one = found["about_client"]
+    one = answer["about_client"]
     title = f"Leak about {one['name']}, {one['r_leak']:.4g} nats, comes from"
     table(title, one["leaks_from"], {"slope": "nats per unit of budget", "budget": "own budget"})
     cost = one["protection"]
