@@ -28,7 +28,7 @@ LEFT_OF = {
     "explorer": _TRAINING | {"experiment", "explorer"},
     "flower": _TRAINING | {"experiment", "flower"},
 }
-ROOTS = {"mppfl.errors", "mppfl.arrays", "mppfl.exports", "mppfl.files", "mppfl.text", "mppfl.charts"}
+ROOTS = {"mppfl.errors", "mppfl.arrays", "mppfl.database", "mppfl.exports", "mppfl.files", "mppfl.text", "mppfl.charts"}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -9,7 +9,6 @@ import sqlite3
 import pytest
 
 from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
-from tests.privacy.test_ledger_changes import OLD
 
 approx = pytest.approx
 
@@ -111,20 +110,6 @@ def test_verify_finds_a_cap_that_was_taken_away(mppfl, ledger):
         connection.execute("DELETE FROM caps")
     connection.close()
     assert "the cap of client 'ann' was changed" in mppfl("ledger", "verify", ledger).error
-
-
-def test_verify_says_what_the_chain_of_an_old_ledger_does_not_cover(mppfl, ledger, tmp_path):
-    assert mppfl("ledger", "verify", ledger, "--json").json["not_covered"] == []
-    assert mppfl("ledger", "verify", ledger).stderr == ""
-    old = tmp_path / "old.db"
-    with sqlite3.connect(old) as connection:
-        connection.executescript(OLD.read_text())
-    connection.close()
-    told = "caps and statuses are no part of the chain: the ledger is of an earlier version"
-    assert mppfl("ledger", "verify", old, "--json").json["not_covered"] == [told]
-    answer = mppfl("ledger", "verify", old)
-    assert (answer.code, answer.stderr) == (0, f"note: {told}\n")
-    assert answer.stdout.startswith("sound: 6 releases; head d49d2cc4")
 
 
 def test_each_unit_has_its_own_lines(mppfl, ledger):

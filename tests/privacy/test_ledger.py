@@ -486,12 +486,13 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["empty.db", "other.db", "text.db"]
 
 
-def test_a_newer_ledger_is_refused(path):
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_ledger_of_another_version_is_refused(path, version):
     filled(path, 1)
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=3")
+        connection.execute(f"PRAGMA user_version={version}")
     connection.close()
-    assert "is a ledger of version 3; this program reads versions 1 and 2" in refused_in_one_line(path)
+    assert f"is a privacy ledger of version {version}; this program reads version 3" in refused_in_one_line(path)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])

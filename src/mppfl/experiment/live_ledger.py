@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
+from mppfl.database import errors_in_one_line
 from mppfl.errors import BadFile, BadInput
-from mppfl.privacy.ledger import PrivacyLedger, failures_in_one_line
+from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import TrainingConfig, epsilon_method
 
 TRIES = 40  # some two seconds: a writer that never rests on a busy machine spoils every other copy
@@ -126,7 +127,7 @@ def charged_after(ledger: Path, run: str, after: int, num_clients: int) -> Array
 
 @contextmanager
 def _asking(path: Path) -> Iterator[sqlite3.Connection]:
-    with failures_in_one_line(path), closing(sqlite3.connect(path)) as connection:
+    with errors_in_one_line(path), closing(sqlite3.connect(path)) as connection:
         yield connection
 
 

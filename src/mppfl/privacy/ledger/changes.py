@@ -3,7 +3,6 @@
     cap      subject a client, detail the unit, budget the new cap
     status   subject the number of an event, detail its new status, sha256 that of the upload which was stored
     run      subject a run, detail the key of the training that it is
-    begun    the ledger is of an earlier version: caps and statuses that follow are those that were found
 
 A change says after how many events it came, so the chain runs through both tables in one order.
 """
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mppfl.errors import BadInput
-from mppfl.privacy.ledger.file import CHANGES, VERSION, version_of
 
 
 class Change(NamedTuple):
@@ -46,34 +44,6 @@ def record(write: sqlite3.Connection, changes: Sequence[Change]) -> None:
         rows.append((*facts, head))
     write.executemany("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     write.execute("UPDATE state SET head = ?", (head,))
-
-
-def bring_up_to_date(write: sqlite3.Connection) -> None:
-    """Gives a ledger of an earlier version its table of changes, before anything else is written to it."""
-    if version_of(write) == VERSION:
-        return
-    for statement in CHANGES.split(";")[:-1]:
-        write.execute(statement)
-    found = [Change("begun", "", "")]
-    caps = write.execute("SELECT c.name, p.unit, p.budget FROM caps p JOIN clients c ON c.id = p.client")
-    found += [Change("cap", name, unit, budget) for name, unit, budget in caps]
-    statuses = write.execute(
-        "SELECT e.id, e.status, u.sha256 FROM events e LEFT JOIN uploads u ON u.event = e.id "
-        "WHERE e.status != 'reserved' ORDER BY e.id"
-    )
-    found += [Change("status", str(event), status, sha256=digest) for event, status, digest in statuses]
-    record(write, found)
-    write.execute(f"PRAGMA user_version={VERSION}")
-
-
-def not_covered(read: sqlite3.Connection) -> tuple[str, ...]:
-    """What the chain does not vouch for, in words; nothing in a ledger that was made by this version."""
-    if version_of(read) < VERSION:
-        return ("caps and statuses are no part of the chain: the ledger is of an earlier version",)
-    begun = read.execute("SELECT after_event FROM changes WHERE kind = 'begun'").fetchone()
-    if begun is None:
-        return ()
-    return (f"caps and statuses of the first {begun[0]:,} releases were no part of the chain when they were made",)
 
 
 def training_of(read: sqlite3.Connection, run: str) -> str | None:

@@ -13,7 +13,7 @@ from mppfl.privacy.ledger.changes import Change, record, require_same_training
 from mppfl.privacy.ledger.entries import Outcome, Refusal, Reservation, Terms, other_terms, same_terms, terms_of
 from mppfl.privacy.ledger.rows import caps_of, last_attempts, numbers_made, totals_of
 from mppfl.privacy.ledger.totals import Total, refusal_of, require_addable
-from mppfl.privacy.ledger.verify import checksum, link
+from mppfl.privacy.ledger.verify import link
 
 
 def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, path: Path | str) -> None:
@@ -21,10 +21,7 @@ def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: 
     numbers = numbers_made(write, names, path)
     before = caps_of(write, numbers)
     changed = [name for name in numbers if before.get((numbers[name], unit)) != cap]
-    write.executemany(
-        "INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)",
-        [(numbers[name], unit, cap, checksum(name, unit, cap)) for name in changed],
-    )
+    write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?)", [(numbers[name], unit, cap) for name in changed])
     record(write, [Change("cap", name, unit, cap) for name in changed])
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mppfl.privacy.ledger.file import failures_in_one_line
+from mppfl.database import errors_in_one_line
 from mppfl.privacy.ledger.rows import EXPORTED
 
 
@@ -40,7 +40,7 @@ def write_json(path: Path, events: Iterable[dict[str, Any]], notes: Sequence[str
 def _replacing(path: Path) -> Iterator[Any]:
     """A text file that takes its place only when it is whole."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    with failures_in_one_line(path):
+    with errors_in_one_line(path):
         try:
             with draft.open("w", encoding="utf-8", newline="") as file:
                 yield file

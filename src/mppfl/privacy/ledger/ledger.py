@@ -18,25 +18,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, overload
 
 import numpy as np
 
 from mppfl.arrays import Array, require_number
+from mppfl.database import Database
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger.changes import (
     Change,
-    bring_up_to_date,
     has_releases,
-    not_covered,
     record,
     require_same_training,
     training_of,
@@ -45,7 +41,7 @@ from mppfl.privacy.ledger.charge import put_caps, reserved, terms_by_client
 from mppfl.privacy.ledger.entries import LedgerEntry, Refusal, Reservation, name_of, require_one_of, round_of
 from mppfl.privacy.ledger.epsilon import KIND, Kind, dp_event, epsilons
 from mppfl.privacy.ledger.export import write_csv, write_json
-from mppfl.privacy.ledger.file import failures_in_one_line, open_file, open_in_memory
+from mppfl.privacy.ledger.file import BOOK
 from mppfl.privacy.ledger.notes import SIMULATION, notes_of
 from mppfl.privacy.ledger.rows import account_of, events_of, last_event, numbers_of
 from mppfl.privacy.ledger.totals import Account
@@ -65,38 +61,17 @@ __all__ = [
 Names = list[str] | tuple[str, ...]
 
 
-class PrivacyLedger:
+class PrivacyLedger(Database):
     """The account of all clients, over all runs and rounds, in one SQLite file.
 
     Several processes may write at once. A handle belongs to the thread and process that opened it.
     """
 
+    BOOK = BOOK
+
     def __init__(self, connection: sqlite3.Connection, path: Path | str) -> None:
-        self.path = path
-        self._connection = connection
+        super().__init__(connection, path)
         self._session = secrets.token_hex(8)
-        self._process = os.getpid()
-
-    @classmethod
-    def open(cls, path: str | Path, *, must_exist: bool = False, read_only: bool = False) -> PrivacyLedger:
-        """The ledger at `path`, made if there is none. Refuses whatever else lies there, and leaves it as it is."""
-        path = Path(path)
-        return cls(open_file(path, must_exist=must_exist, read_only=read_only), path)
-
-    @classmethod
-    def in_memory(cls) -> PrivacyLedger:
-        """A ledger for simulations: gone with the process."""
-        return cls(open_in_memory(), "ledger in memory")
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        self._connection.close()
-
-    def __enter__(self) -> PrivacyLedger:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     # ---- writing ------------------------------------------------------------------------------------------------
 
@@ -362,7 +337,6 @@ class PrivacyLedger:
 
         Raises BadFile at the first thing that does not fit, a release beyond the cap that held then included. It
         notices accidents and careless edits; who rewrites the whole chain is noticed only by a `head` noted elsewhere.
-        `not_covered` says what the chain of a ledger of an earlier version leaves out.
         """
         with self._reading() as read:
             read.execute("BEGIN")
@@ -371,33 +345,7 @@ class PrivacyLedger:
             finally:
                 read.execute("COMMIT")
 
-    def not_covered(self) -> tuple[str, ...]:
-        """What `verify` cannot vouch for, in words: caps and statuses from before they were part of the chain."""
-        with self._reading() as read:
-            return not_covered(read)
-
     # ---- inside -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        if os.getpid() != self._process:
-            raise BadInput(f"{self.path}: was opened in another process; open the ledger anew after a fork.")
-        with failures_in_one_line(self.path):
-            yield self._connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that no other writer can come between; undone as a whole where anything fails."""
-        with self._reading() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                bring_up_to_date(connection)
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
 
     def _unit(self, unit: str | None) -> Unit:
         if unit is not None:

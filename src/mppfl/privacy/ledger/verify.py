@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar
 from mppfl.errors import BadFile
 from mppfl.privacy.ledger.changes import Change, link_of_change
 from mppfl.privacy.ledger.entries import TERMS, Terms
-from mppfl.privacy.ledger.file import VERSION, version_of
 from mppfl.privacy.ledger.totals import Total, agree, refusal_of
 
 EMPTY_CHAIN = bytes(32)
@@ -22,11 +21,6 @@ Key = TypeVar("Key", int, tuple[str, str])
 def link(head: bytes, client: str, facts: tuple[Any, ...]) -> bytes:
     """The next head of the chain: every event is hashed together with all before it."""
     return hashlib.sha256(head + repr((client, *facts)).encode()).digest()
-
-
-def checksum(client: str, unit: str, cap: float) -> bytes:
-    """What a cap is stored with."""
-    return hashlib.sha256(repr((client, unit, float(cap))).encode()).digest()
 
 
 class Replayed:
@@ -41,9 +35,8 @@ class Replayed:
         self.caps: dict[tuple[str, str], float] = {}
         self.statuses: dict[int, str] = {}
         self.uploads: dict[int, bytes] = {}
-        self.is_covered = version_of(read) >= VERSION
         ask = "SELECT id, after_event, kind, subject, detail, budget, sha256, chain FROM changes ORDER BY id"
-        self._rows: Iterator[tuple[Any, ...]] = iter(read.execute(ask) if self.is_covered else ())
+        self._rows: Iterator[tuple[Any, ...]] = iter(read.execute(ask))
         self._next = next(self._rows, None)
         self._count = 0
 
@@ -115,16 +108,11 @@ def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
 
 
 def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
-    """Caps as the chain tells them; in a ledger of an earlier version, as their own checksums do."""
-    found: dict[tuple[str, str], float] = {}
-    for name, unit, cap, kept_sum in read.execute(
-        "SELECT c.name, p.unit, p.budget, p.checksum FROM caps p JOIN clients c ON c.id = p.client"
-    ):
-        found[name, unit] = cap
-        if checksum(name, unit, cap) != kept_sum:
-            refuse(f"the cap of client {name!r} was changed")
-    if changes.is_covered and found != changes.caps:
-        name, _ = min(_differing(found, changes.caps))
+    """Caps as the chain tells them."""
+    ask = "SELECT c.name, p.unit, p.budget FROM caps p JOIN clients c ON c.id = p.client"
+    caps = {(name, unit): cap for name, unit, cap in read.execute(ask)}
+    if caps != changes.caps:
+        name, _ = min(_differing(caps, changes.caps))
         refuse(f"the cap of client {name!r} was changed")
 
 
@@ -139,8 +127,6 @@ def _verify_uploads(read: sqlite3.Connection, changes: Replayed, refuse: Callabl
         digests[event] = digest
         if hashlib.sha256(content).digest() != digest:
             refuse(f"the upload of event {event} was changed")
-    if not changes.is_covered:
-        return
     statuses = dict(read.execute("SELECT id, status FROM events WHERE status != 'reserved'"))
     if statuses != changes.statuses:
         refuse(f"the status of event {min(_differing(statuses, changes.statuses))} was changed")
