@@ -8,13 +8,14 @@ import sqlite3
 
 import pytest
 
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 approx = pytest.approx
 
 
 def cost(client, budget, **terms):
-    return LedgerEntry(
+    return ReleaseCost(
         client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
     )
 

@@ -120,7 +120,8 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from mppfl.privacy.ledger.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 with PrivacyLedger.open(sys.argv[1]) as ledger:
     ledger._connection.execute("PRAGMA wal_autocheckpoint=8")  # the log is emptied and begun anew all the time
@@ -128,7 +129,7 @@ with PrivacyLedger.open(sys.argv[1]) as ledger:
     while not Path(sys.argv[2]).exists():
         turn += 1
         ledger.reserve("run", turn, [
-            LedgerEntry(client, "client", "client", "replace-one", 0.01, 0.01, 1.0, "seeded") for client in "ab"
+            ReleaseCost(client, "client", "client", "replace-one", 0.01, 0.01, 1.0, "seeded") for client in "ab"
         ])
 """
 

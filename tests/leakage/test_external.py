@@ -11,7 +11,8 @@ from pytest import approx
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.leakage import ExternalColumns, exposure, external_columns, r_bound, r_leak
 from mppfl.network import graph_from_links, propagate
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 from tests.homes import home
 
 exposure = home(exposure)
@@ -32,7 +33,7 @@ def path_of_three():
 
 def cost(client, budget, **terms):
     shared = {"mechanism": "client", "unit": "client", "adjacency": "replace-one"}
-    return LedgerEntry(client, **shared | terms, budget=budget)
+    return ReleaseCost(client, **shared | terms, budget=budget)
 
 
 def poisson(client):

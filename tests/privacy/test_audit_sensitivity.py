@@ -141,18 +141,6 @@ def test_a_training_that_overflows_says_so():
         audit_sensitivity(privacy_mechanism("paper"), **SMALL, learning_rate=1e200)
 
 
-def test_the_audit_clips_as_the_release_does():
-    import torch
-
-    from mppfl.privacy import clip_rows
-    from mppfl.privacy.audit import _clip
-
-    rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rows[0] = 0.0
-    released = clip_rows(rows.numpy(), 2.5)[0]  # a rounding error of float32 shorter, to be sure
-    assert _clip(rows, 2.5).numpy() == approx(released, rel=1e-6)
-
-
 def test_importing_the_audit_does_not_import_torch():
-    script = "import sys, mppfl.privacy.audit.sensitivity; sys.exit('torch' in sys.modules)"
+    script = "import sys; from mppfl.privacy.audit import audit_sensitivity; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable, MppflError, UnknownClient
-from mppfl.privacy import epsilon
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger, epsilons
+from mppfl.privacy import ReleaseCost, epsilon
+from mppfl.privacy.ledger import PrivacyLedger, epsilons
 from tests.homes import home
 
 approx = pytest.approx
@@ -32,7 +32,7 @@ approx = pytest.approx
 
 def cost(client="ann", budget=0.1, **terms):
     """A release of one client, as full_batch makes it."""
-    return LedgerEntry(
+    return ReleaseCost(
         client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
     )
 
@@ -111,10 +111,7 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
 
 
 def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
-    from mppfl.privacy import ReleaseCost
-
-    terms = ("7", 3, "run", "paper", "record", "replace-one", 0.5, 5000.0, 0.02, "gaussian", 0.0, 0.1)
-    paid = ReleaseCost(*terms)
+    paid = ReleaseCost("7", "paper", "record", "replace-one", 0.5, 5000.0, 0.02, round_index=3, run="run")
     ledger.reserve("run", 3, [paid])
     assert ledger.spent("7", worst_case=True) == 5000.0
     assert "worst case costs more" in ledger.notes()[0]
@@ -385,7 +382,9 @@ def test_eight_processes_writing_at_once_lose_nothing(path):
 
 WRITER = """
 import os, sys
-from mppfl.privacy.ledger.ledger import BudgetExceeded, PrivacyLedger, LedgerEntry
+from mppfl.errors import BudgetExceeded
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 path, side, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
 clients = ("ann", "bob", "cat")
@@ -394,7 +393,7 @@ ledger = PrivacyLedger.open(path)
 ledger.set_cap(clients, 1.0, "record")
 sys.stdout.write("ready\\n"); sys.stdout.flush()
 for round_index in range(start, start + 10_000):
-    entries = [LedgerEntry(c, "full_batch", "record", "replace-one", 2.0**-8) for c in clients]
+    entries = [ReleaseCost(c, "full_batch", "record", "replace-one", 2.0**-8) for c in clients]
     answer = ledger.reserve_each("run", round_index, entries)
     waiting = [c for c, outcome in answer.outcomes.items() if outcome == "already reserved"]
     for client in clients:

@@ -57,7 +57,7 @@ def audit_neighbour(
     measured   the stronger attacker's mean log-loss gain over the prior, in nats: a lower bound on the information
     claimed    the mean of the tree bound, or None where no theorem holds
     Fails where a client's leak exceeds its bound by more than `SURE` standard errors (more after Bonferroni), or where
-    uploads separate the two values by more than their budget allows.
+    uploads separate the two values by more than their budget allows. Without a theorem there is no claim to test.
     """
     size = graph.num_clients
     spent = client_budgets(budgets, size)
@@ -208,7 +208,7 @@ def _audit_attribute(
         if predicted is None
         else _ranking(predicted, per_client, mean, error),
     }
-    return AuditResult("neighbour", "fail" if failures else "pass", None, mean, None, details)
+    return AuditResult("neighbour", "fail" if failures else "no claim to test", None, mean, None, details)
 
 
 def _tree_null(known: Array, prior: Array, posterior: Array, rng: np.random.Generator) -> tuple[float, float]:
