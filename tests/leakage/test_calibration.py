@@ -15,13 +15,10 @@ from pytest import approx
 from mppfl.errors import BadInput
 from mppfl.leakage import (
     Correlation,
-    _by_distance,
-    _by_link,
     calibrate,
     exact_surface,
     fit_field,
     friend_slope_interval,
-    friendships,
     graph_modes,
     homophily,
     leak_model,
@@ -107,13 +104,12 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeyp
     # Friends that resemble each other no more than strangers do: the truth is 0 at any distance.
     monkeypatch.setattr(homophily_module, "SOURCES", sources)
     graph = random_graph("watts_strogatz", 150, rng=np.random.default_rng(0))
-    linked, public, held = friendships(graph), np.ones(150, dtype=bool), []
+    held = []
     for seed in range(200):
         rng = np.random.default_rng(seed)
         signs = np.where(rng.random(150) < 0.5, 1.0, -1.0)
-        values = (signs - signs.mean()) / signs.std()
-        by_link, by_distance = _by_link(linked, public, values), _by_distance(linked, public, values, rng)
-        intervals = [(each.low, each.high) for each in (by_link, *by_distance)]
+        found = homophily(graph, signs, rng, replicates=50)
+        intervals = [(each.low, each.high) for each in (found.link, *found.by_distance)]
         held.append([low <= 0 <= high for low, high in (*intervals, friend_slope_interval(graph, signs))])
     shares = np.mean(held, axis=0)
     assert (shares > 0.9).all()  # 200 draws: 0.95 ± 0.031 with two standard deviations
@@ -244,13 +240,13 @@ def test_the_field_keeps_its_digits_from_the_faintest_to_the_loudest_budgets(sma
     assert model.levels(budgets).r_gp == approx(r_gp, rel=1e-9, abs=1e-12)
     assert -0.5 * np.log(leave_one_out(model.kernel, noise)[0]) == approx(r_gp, rel=1e-9, abs=1e-12)
     slopes = 2 * model.information * np.array([each for _, each in expected])
-    found = model._slopes_of_field(model._heard(budgets))
-    audible = budgets > 0
-    assert found[:, audible] == approx(slopes[:, audible], rel=1e-6, abs=1e-9 * float(slopes.max()))
+    levels, audible = model.levels(budgets), budgets > 0
+    cells = np.ix_((levels.r_gp > levels.r_sat) & ~levels.capped, audible)
+    assert model.slopes(budgets)[cells] == approx(slopes[cells], rel=1e-6, abs=1e-9 * float(slopes.max()))
     total, marginal = model.smooth_total_and_marginal(budgets)
     assert np.isfinite(total)
     assert (marginal >= 0).all()
-    assert np.isfinite(model.total_and_marginal(budgets)[1]).all()
+    assert np.isfinite(model.slopes(budgets)).all()
 
 
 def test_slopes_agree_with_finite_differences_also_for_the_silent(small):

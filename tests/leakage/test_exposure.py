@@ -12,10 +12,8 @@ from pytest import approx
 from mppfl.errors import BadInput
 from mppfl.leakage import (
     DENSE_LIMIT,
-    exposure,
     field_kernel,
     graph_modes,
-    is_forest,
     leave_one_out,
     r_bound,
     r_leak,
@@ -168,23 +166,6 @@ def test_a_public_sample_may_be_given_by_name() -> None:
     named = {str(i): int(attribute[i] > 0) for i in range(50)}
     masked = r_leak(graph, 0.1, attribute, mask=np.arange(120) < 50)
     assert r_leak(graph, 0.1, named).nats == approx(masked.nats)
-
-
-def test_three_columns_side_by_side() -> None:
-    graph, attribute = two_circles(np.random.default_rng(3))
-    found = exposure(graph, propagate(graph, max_hops=2), 0.1, couplings=0.01, public_sample=attribute)
-    assert found.r_model.shape == (120,)
-    assert found.r_bound is not None
-    assert found.r_bound.theorem == "walk sum"
-    assert found.r_leak is not None
-    assert exposure(graph, propagate(graph, max_hops=2), 0.1).r_bound is None
-    with pytest.raises(ValueError, match="read-only"):
-        found.r_leak.nats[0] = 1.0
-
-
-def test_a_forest_is_told_from_a_graph_with_a_cycle() -> None:
-    assert is_forest(undirected((0, 1), (2, 3), num_clients=5))
-    assert not is_forest(undirected((0, 1), (1, 2), (0, 2), num_clients=5))
 
 
 @pytest.mark.parametrize(

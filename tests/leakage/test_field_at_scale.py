@@ -79,7 +79,7 @@ def test_variances_by_probes_lie_within_their_stated_errors(circles, budgets, fi
     away = (found.left - exact) / found.error
     assert np.abs(away).max() < 4.5  # 242 clients: 1 in 600 by chance, and the seed is fixed
     assert 0.4 < np.sqrt(np.mean(away**2)) < 1.3  # neither boastful nor timid
-    assert np.median(found.error / (1 - exact)) < 0.15
+    assert np.median(found.error[:-2] / (1 - exact[:-2])) < 0.15  # the last two know nobody
 
 
 @pytest.mark.parametrize(("beta", "eta", "rho"), [(2.0, 0.5, 0.03), (12.0, 0.2, 3.0), (20.0, 0.1, 10.0)])
@@ -112,7 +112,7 @@ def test_means_without_the_own_value_agree_with_the_exact_weights(circles, budge
 def test_levels_and_marginal_leaks_agree_with_the_exact_ones(circles, budgets, field):
     model = leak_model_of(circles, graph_modes(circles), FIT)
     levels = model.levels(budgets).nats
-    _, marginal = model.total_and_marginal(budgets)
+    marginal = model.slopes(budgets).sum(axis=0)
     rng = np.random.default_rng(4)
     leak = leak_at_scale(circles, field, FIT, budgets, rng, probes=512)
     assert np.abs(leak.nats - levels).max() < 5 * leak.error.max()
