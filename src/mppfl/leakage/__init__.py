@@ -22,21 +22,8 @@ if TYPE_CHECKING:
         fit_field,
         friendships,
         graph_modes,
-        is_forest,
         leave_one_out,
         saturating_level,
-    )
-    from .field_at_scale import (
-        BETAS,
-        exact_surface,
-        field_at_scale,
-        leak_at_scale,
-        leave_one_out_at_scale,
-        leave_one_out_means,
-        marginal_at_scale,
-        slopes_at_scale,
-        surface_at_scale,
-        walk_of,
     )
     from .homophily import Correlation, homophily
     from .levels import (
@@ -67,12 +54,6 @@ if TYPE_CHECKING:
         sample_ising_tree,
         tree_logits,
     )
-    from .pricing import (
-        LeastLeak,
-        leakage_priced,
-        least_leak,
-        least_leakage,
-        price_leakage,
-    )
+    from .pricing import LeastLeak, leakage_priced, least_leak, least_leakage, price_leakage
 
 export_lazily(__name__)

@@ -208,9 +208,6 @@ def friend_slope_interval(graph: SocialGraph, shown: Array) -> Interval:
     return slope - width, slope + width
 
 
-# ---- two ways to compute the field ------------------------------------------------------------------------------
-
-
 class _Exact:
     """The field with matrices."""
 
@@ -246,9 +243,6 @@ class _ByProbes:
         field = field_at_scale(self.walk, fit.beta, fit.eta, self.rng)
         left = leave_one_out_at_scale(field, noise, self.rng, probes=64)
         return left.left, leave_one_out_means(field, noise, values, left)
-
-
-# ---- tried out inside the public share --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
@@ -104,27 +104,25 @@ def r_bound(
     budgets: Any,
     *,
     rate: Any = 0.5,
-    unit: Unit = "client",
-    num_examples: Any = None,
-    ball_clipped: bool = True,
 ) -> ExposureBound:
     """Bounds in nats on I(X_i; all others' uploads), for attributes that follow an Ising model on the graph.
 
     Forest: Σ_j σ_ij ρ_j/4 with σ_ij = Π tanh² J_e along the path, in O(clients). Else, if C = tanh|J| has spectral
-    radius below 1: σ_ij = min(1, [(I-C)⁻¹]_ij), at most `DENSE_LIMIT` clients. Without `ball_clipped`, ρ replaces ρ/4.
+    radius below 1: σ_ij = min(1, [(I-C)⁻¹]_ij), at most `DENSE_LIMIT` clients.
 
     couplings  one J for all links, or a symmetric N×N matrix that is zero off the links
     rate       P(X_i = +1), one or one per client: the bound is capped at its entropy
-    unit       "record" budgets need `num_examples` n: an attribute that all n records share costs n²ρ
     """
     size = graph.num_clients
-    amounts = client_budgets(budgets, size, unit, num_examples) * (0.25 if ball_clipped else 1.0)
+    amounts = client_budgets(budgets, size) / 4
     rates = read_only(rate, "rate", length=size)
     require(rates, "rate", (rates > 0) & (rates < 1), "between 0 and 1")
     cap = _entropy(rates)
     firsts, seconds, strengths = coupled_links(graph, couplings)
-    noise = "ρ/4: noise on a vector clipped to a ball" if ball_clipped else "any ρ-zCDP release"
-    shared = f"attributes follow an Ising model on the links, known couplings, nothing else ties clients; {noise}"
+    shared = (
+        "attributes follow an Ising model on the links, known couplings, nothing else ties clients; "
+        "ρ/4: noise on a vector clipped to a ball"
+    )
     if is_forest(graph):
         summed = path_sums(size, firsts, seconds, np.tanh(strengths) ** 2, amounts)
         return ExposureBound(frozen(np.minimum(summed, cap)), "tree", f"forest; {shared}", "", cap)
@@ -141,27 +139,19 @@ def r_bound(
     return ExposureBound(frozen(np.minimum(walks @ amounts, cap)), "walk sum", premises, "", cap, radius)
 
 
-def r_leak(
-    graph: SocialGraph,
-    budgets: Any,
-    public_sample: Any,
-    *,
-    mask: Any = None,
-    unit: Unit = "client",
-    num_examples: Any = None,
-) -> ExposureLeak:
+def r_leak(graph: SocialGraph, budgets: Any, public_sample: Any) -> ExposureLeak:
     """The leak in nats that a Gaussian field on the graph predicts for each client; at most `DENSE_LIMIT` clients.
 
     With G = K + diag(τ), τ_j = 1/(2ρ_j p(1-p)): r_gp = -½ ln(1/[G⁻¹]_ii - τ_i), what is left of the variance of X_i
     once all others are heard. With T_i = Σ_friends ρ_j/(2+ρ_j): r_sat = ½ ln(1 + b²T_i/(1+vT_i)).
 
-    public_sample  known values, ±1 or 0/1: a mapping from names, or one per client with NaN (or `mask` False) where
-                   unknown. Links count the same in both directions and whatever their weight.
+    public_sample  known values, ±1 or 0/1: a mapping from names, or one per client with NaN where unknown. Links count
+                   the same in both directions and whatever their weight.
     """
     size = graph.num_clients
-    spent = client_budgets(budgets, size, unit, num_examples)
+    spent = client_budgets(budgets, size)
     require_dense(size, "the Gaussian field")
-    known = read_attribute(graph, public_sample, mask)
+    known = read_attribute(graph, public_sample)
     modes = graph_modes(graph)
     fit = fit_field(graph, known, modes)
     heard = spent > 0
@@ -193,7 +183,7 @@ def client_budgets(budgets: Any, size: int, unit: Unit = "client", num_examples:
     return frozen(given * counts**2)
 
 
-def read_attribute(graph: SocialGraph, values: Any, mask: Any = None) -> Array:
+def read_attribute(graph: SocialGraph, values: Any) -> Array:
     """The attribute as +1, -1 and NaN where unknown, from ±1 or 0/1 values per client or a mapping from names."""
     size = graph.num_clients
     if isinstance(values, Mapping):
@@ -202,11 +192,6 @@ def read_attribute(graph: SocialGraph, values: Any, mask: Any = None) -> Array:
             known[graph.index(str(name))] = value
     else:
         known = np.array(read_only(values, "attribute", length=size))
-    if mask is not None:
-        shown = np.asarray(mask)
-        if shown.shape != (size,) or shown.dtype != np.bool_:
-            raise BadInput(f"mask must be {size} booleans, one per client.")
-        known[~shown] = np.nan
     return as_signs(known)
 
 
@@ -252,16 +237,11 @@ class Levels:
     capped: BoolArray
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Heard:
-    """What is known once everybody is heard.
+class _Heard(NamedTuple):
+    """The field once everybody is heard."""
 
-    covariances  A, N×N
-    apart        1 - π_i A_ii: the share of a client's variance given all, in that given all others
-    """
-
-    covariances: Array
-    apart: Array
+    covariances: Array  # A, N×N
+    apart: Array  # 1 - π_i A_ii: the share of a client's variance given all, in that given all others
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -377,12 +357,11 @@ class LeakModel:
         return slopes
 
 
-def leak_model(graph: SocialGraph, public_sample: Any, *, mask: Any = None) -> LeakModel:
+def leak_model(graph: SocialGraph, public_sample: Any) -> LeakModel:
     """The leak model of a network, its constants fitted on the public sample alone; see `r_leak` for the sample."""
     require_dense(graph.num_clients, "the Gaussian field")
-    known = read_attribute(graph, public_sample, mask)
     modes = graph_modes(graph)
-    return leak_model_of(graph, modes, fit_field(graph, known, modes))
+    return leak_model_of(graph, modes, fit_field(graph, read_attribute(graph, public_sample), modes))
 
 
 def leak_model_of(graph: SocialGraph, modes: tuple[Array, Array], fit: FieldFit) -> LeakModel:

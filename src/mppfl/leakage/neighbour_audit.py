@@ -53,9 +53,6 @@ SHADOW_SURE = 6.0  # standard errors: 1e-9 per client
 STRONGEST_EVIDENCE = 20.0  # half log-likelihood ratio at which tanh is 1 to 17 digits
 
 
-# ---- uploads and attackers ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Signals:
     """What an attacker takes uploads for: N(middle ± half_gap, std²); half_gap 0 where a client is silent."""
@@ -256,9 +253,6 @@ def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, 
     return Attack(gains, int((labels[:, 0] * odds[:, 0] > 0).sum()))
 
 
-# ---- Ising models on forests ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Messages:
     """Every link in both directions: message k travels source[k] -> target[k]."""
@@ -365,9 +359,6 @@ def _fields(fields: Any, graph: SocialGraph) -> Array:
     if not np.isfinite(local).all():
         raise BadInput("fields must be finite numbers.")
     return local
-
-
-# ---- the audit ------------------------------------------------------------------------------------------------------
 
 
 def audit_neighbour(

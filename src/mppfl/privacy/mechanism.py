@@ -132,59 +132,31 @@ def require_budget(budget: float) -> float:
     return rho
 
 
+# fmt: off
 MECHANISMS: dict[str, PrivacyMechanism] = {
     mechanism.name: mechanism
     for mechanism in (
-        PrivacyMechanism(
-            "paper",
-            "record",
-            "replace-one",
-            "update",
+        PrivacyMechanism("paper", "record", "replace-one", "update",
             "nominal ρ per record as in the paper; worst case n²ρ, because the clipped update has sensitivity 2𝒮",
-            "any record whose gradients are not bounded: one outlier turns the whole update round",
-        ),
-        PrivacyMechanism(
-            "full_batch",
-            "record",
-            "replace-one",
-            "mean gradient",
+            "any record whose gradients are not bounded: one outlier turns the whole update round"),
+        PrivacyMechanism("full_batch", "record", "replace-one", "mean gradient",
             "ρ-zCDP per record and round",
-            "clipping per batch instead of per example, BatchNorm, a data-dependent number of examples",
-        ),
-        PrivacyMechanism(
-            "full_batch_steps",
-            "record",
-            "replace-one",
-            "mean gradient",
+            "clipping per batch instead of per example, BatchNorm, a data-dependent number of examples"),
+        PrivacyMechanism("full_batch_steps", "record", "replace-one", "mean gradient",
             "ρ-zCDP per record and round, over all steps",
-            "any step without noise, BatchNorm, stopping early because of the data",
-        ),
-        PrivacyMechanism(
-            "dpsgd_shuffle",
-            "record",
-            "replace-one",
-            "batch sum",
+            "any step without noise, BatchNorm, stopping early because of the data"),
+        PrivacyMechanism("dpsgd_shuffle", "record", "replace-one", "batch sum",
             "ρ-zCDP per record and round; nothing is gained by shuffling",
-            "BatchNorm, batches stratified by label, any step without noise, a data-dependent number of examples",
-        ),
-        PrivacyMechanism(
-            "dpsgd_poisson",
-            "record",
-            "add-remove",
-            "batch sum",
+            "BatchNorm, batches stratified by label, any step without noise, a data-dependent number of examples"),
+        PrivacyMechanism("dpsgd_poisson", "record", "add-remove", "batch sum",
             "(ε, δ) by RDP or PLD accounting; never part of a zCDP sum",
-            "batches of fixed size, shuffling instead of sampling, BatchNorm",
-        ),
-        PrivacyMechanism(
-            "client",
-            "client",
-            "replace-one",
-            "update",
+            "batches of fixed size, shuffling instead of sampling, BatchNorm"),
+        PrivacyMechanism("client", "client", "replace-one", "update",
             "ρ-zCDP for all of a client's data together",
-            "anything that leaves the client beside the noisy update",
-        ),
+            "anything that leaves the client beside the noisy update"),
     )
 }
+# fmt: on
 
 
 def privacy_mechanism(name: str, adjacency: Adjacency | None = None) -> PrivacyMechanism:

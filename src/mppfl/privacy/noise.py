@@ -23,7 +23,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,17 +50,7 @@ LARGEST_WHOLE_NUMBER = 2.0**51  # value / grid beyond which adding noise would r
 
 @dataclass(frozen=True, slots=True)
 class NoisePrice:
-    """What noise costs beside its standard deviation; see NoisyValues. Public: no value enters it."""
-
-    kind: NoiseKind | Literal["none"]
-    grid: float
-    sensitivity_added: float
-    extra_delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class NoisyValues:
-    """Values with noise in them, and what the noise was.
+    """What noise costs beside its standard deviation. Public: no value enters it.
 
     grid               g, of which every value is a multiple; 0 where values are not on a grid
     sensitivity_added  g√p, by which rounding may move two neighbouring vectors further apart
@@ -69,22 +59,17 @@ class NoisyValues:
                        as 0.
     """
 
-    values: Floats
     kind: NoiseKind | Literal["none"]
-    noise_std: float
-    grid: float
-    sensitivity_added: float
-    extra_delta: float
+    grid: float = 0.0
+    sensitivity_added: float = 0.0
+    extra_delta: float = 0.0
 
-    @property
-    def statement(self) -> str:
-        """What a report says about this noise."""
-        return {
-            "none": "no noise",
-            "seeded": "simulation: seeded noise protects no one",
-            "gaussian": f"Gaussian noise of the operating system on a grid of {self.grid:.3g}; approximate",
-            "discrete": f"discrete Gaussian noise on a grid of {self.grid:.3g}, exact up to {self.extra_delta:.1e}",
-        }[self.kind]
+
+class NoisyValues(NamedTuple):
+    """Values with noise in them, and what the noise was."""
+
+    values: Floats
+    price: NoisePrice
 
 
 def add_noise(
@@ -111,7 +96,7 @@ def add_noise(
         raise BadInput(f"noise_std={std:g} does not fit into float32. Use float64, or a smaller clip_norm.")
     if std == 0:
         np.copyto(result, values)
-        return NoisyValues(result, "none", 0.0, 0.0, 0.0, 0.0)
+        return NoisyValues(result, NoisePrice("none"))
 
     source, target = np.ascontiguousarray(values).reshape(-1), result.reshape(-1)
     if kind == "seeded":
@@ -119,7 +104,7 @@ def add_noise(
             raise BadInput("seeded noise needs rng, a numpy Generator of its own; or ask for noise='gaussian'.")
         for part in chunks(source.size):
             target[part] = source[part] + std * rng.standard_normal(part.stop - part.start)
-        return NoisyValues(result, kind, std, 0.0, 0.0, 0.0)
+        return NoisyValues(result, NoisePrice(kind))
 
     price = price_of_noise(std, kind, source.size)
     grid = price.grid
@@ -127,7 +112,7 @@ def add_noise(
     for part in chunks(source.size):
         # In float32 this rounds once more, after the noise: post-processing.
         target[part] = noisy_on_grid(source[part], std, grid, table)
-    return NoisyValues(result, kind, std, grid, price.sensitivity_added, price.extra_delta)
+    return NoisyValues(result, price)
 
 
 def noisy_on_grid(values: Floats, noise_std: float, grid: float, table: Words | None) -> Array:
@@ -146,7 +131,7 @@ def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoiseP
     """What `add_noise` will say of noise of this standard deviation on so many values, before any is drawn."""
     grid = grid_of(noise_std, kind)
     if noise_std == 0:
-        return NoisePrice("none", 0.0, 0.0, 0.0)
+        return NoisePrice("none")
     far = NOT_EXACT if kind == "discrete" else 0.0
     return NoisePrice(kind, grid, grid * math.sqrt(num_values), min(1.0, num_values * far))
 

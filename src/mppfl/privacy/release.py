@@ -236,7 +236,7 @@ def answer_cost(
         raise BadInput(f"noise kind {noise!r} is not known. Known: {', '.join(NOISE_KINDS)}.")
     if mechanism.is_zcdp == (budget is None) or mechanism.is_zcdp != (noise_multiplier is None):
         raise BadInput(f"{mechanism.name} takes {'a budget' if mechanism.is_zcdp else 'a noise_multiplier'} alone.")
-    std = _noise_std(mechanism, budget, noise_multiplier, clip, work, noise, size, f" of client {client!r}")
+    std = _noise_std(mechanism, budget, noise_multiplier, clip, work, noise, size, client)
     price = price_of_noise(std, noise, size)
     queries = mechanism.queries(work)
     return ReleaseCost(
@@ -285,28 +285,27 @@ def _noise_std(
     work: LocalWork,
     kind: NoiseKind,
     num_parameters: int,
-    whose: str,
+    client: str,
 ) -> float:
     """σ that makes one round cost `budget`; 0 for an infinite budget. Checks, from public values alone, that it can."""
+    name = "noise" if budget is None else "budget"
     try:
         if budget is None:
             multiplier = require_number(noise_multiplier or 0.0, "noise_multiplier", 0.0, 1e100)
-            asked = f"noise_multiplier={multiplier:g}"
         else:
             rho = require_budget(budget)
             if math.isinf(rho):
                 return 0.0
             multiplier = math.sqrt(mechanism.queries(work) / (2 * rho))
-            asked = f"budget={rho:g}"
         std = std_with_grid(mechanism.sensitivity(clip_norm, work), multiplier, num_parameters, kind)
     except BadInput as cause:
-        what = "noise" if budget is None else "budget"
-        raise BadInput(f"The {what}{whose} cannot be met. {cause}") from cause
+        raise BadInput(f"The {name} of client {client!r} cannot be met. {cause}") from cause
     reach = clip_norm * (work.num_examples if mechanism.noise_on == "batch sum" else 1)
     if kind != "seeded" and reach >= LARGEST_WHOLE_NUMBER * grid_of(std, kind) / 2:
+        asked = f"noise_multiplier={multiplier:g}" if budget is None else f"budget={budget:g}"
         raise BadInput(
-            f"{asked}{whose} buys noise of {std:.3g} on updates of length {clip_norm:g}: too little for a grid. "
-            f"Use a smaller budget, or an infinite one for no noise."
+            f"{asked} of client {client!r} buys noise of {std:.3g} on updates of length {clip_norm:g}: too little for "
+            "a grid. Use a smaller budget, or an infinite one for no noise."
         )
     return std
 
