@@ -98,7 +98,7 @@ def test_an_attribute_is_inferred_from_the_others_uploads(golden, ring):
     }
     found = {}
     for name, options in ways.items():
-        told = audit("neighbour", *options)
+        told = audit("neighbour", *options, verdict="no claim to test" if name == "a real attribute" else "pass")
         found[name] = {
             "claimed": told["claimed"],
             "setting": told["setting"],

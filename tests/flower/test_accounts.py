@@ -8,7 +8,8 @@ import pytest
 
 from mppfl.errors import BadFile, BadInput
 from mppfl.flower import Accounts, Entry, Settlement, differences_from_ledgers, differences_from_reports
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 
 def entry(client="ann", round_index=1, budget=0.5, **more):
@@ -90,7 +91,7 @@ def test_no_accounts_are_made_by_looking_for_them(tmp_path):
 def ledger_with(path, budgets):
     with PrivacyLedger.open(path) as ledger:
         for at, budget in enumerate(budgets, start=1):
-            ledger.reserve("run", at, [LedgerEntry("ann", "client", "client", "replace-one", budget)])
+            ledger.reserve("run", at, [ReleaseCost("ann", "client", "client", "replace-one", budget)])
 
 
 def test_reconciliation_agrees_to_the_last_bit_or_names_the_client(book, tmp_path):

@@ -24,7 +24,8 @@ from mppfl.flower import (
     status_of,
     write_app,
 )
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 RUN = "run-1"
 
@@ -46,7 +47,7 @@ def layout(tmp_path):
         accounts.settle(RUN, 1, [Settlement(client, "paid", "", 0.25) for client in clients])
     for client, path in found.ledgers().items():
         with PrivacyLedger.open(path) as ledger:
-            ledger.reserve(RUN, 1, [LedgerEntry(client, "client", "client", "replace-one", 0.25)])
+            ledger.reserve(RUN, 1, [ReleaseCost(client, "client", "client", "replace-one", 0.25)])
     return found
 
 

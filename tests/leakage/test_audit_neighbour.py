@@ -18,11 +18,9 @@ from mppfl.leakage import (
     audit_neighbour,
     client_release,
     clopper_pearson,
-    pair_information,
     r_bound,
     random_ising_tree,
     sample_ising_tree,
-    tree_information,
     tree_logits,
 )
 from mppfl.network import SocialGraph, graph_from_links
@@ -94,21 +92,6 @@ def test_draws_of_an_ising_tree_have_its_moments() -> None:
     assert drawn.T @ drawn / len(drawn) == approx(states.T @ (chances[:, None] * states), abs=0.025)
 
 
-def test_information_from_one_neighbour_falls_by_tanh_squared_per_link() -> None:
-    found = [pair_information(path(6), 0.5, 0.0, 0, hop, 0.5) for hop in range(1, 6)]
-    assert found[0] == approx(0.0221, abs=5e-5)
-    for near, far in itertools.pairwise(found):
-        assert far / near == approx(math.tanh(0.5) ** 2, rel=0.05)
-    assert found[4] < r_bound(path(6), 0.5, [0, 0, 0, 0, 0, 0.5]).nats[0]
-
-
-def test_quadrature_and_belief_propagation_agree_on_two_clients() -> None:
-    graph = path(2)
-    mean, error = tree_information(graph, 0.7, [0.3, -0.2], [0.0, 1.0], 40_000, np.random.default_rng(2))
-    assert mean[0] == approx(pair_information(graph, 0.7, [0.3, -0.2], 0, 1, 1.0), abs=5 * error[0])
-    assert mean[1] == approx(0.0, abs=1e-12)
-
-
 def test_no_tree_leaks_more_than_its_bound() -> None:
     rng = np.random.default_rng(3)
     ratios = []
@@ -120,10 +103,8 @@ def test_no_tree_leaks_more_than_its_bound() -> None:
             tree.graph, None, budgets, couplings=tree.couplings, fields=tree.fields, draws=2_000, rng=rng
         )
         assert found.verdict == "pass", found.details["failures"]
-        mean, _ = tree_information(tree.graph, tree.couplings, tree.fields, budgets, 2_000, rng)
-        ratios.append(mean.sum() / found.details["client_bound"].sum())
+        ratios.append(found.details["client_leak"].sum() / found.details["client_bound"].sum())
     assert 0.1 < np.median(ratios) < 1.0
-    assert max(ratios) < 1.1  # tight in places, and drawn at random
 
 
 def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None:
@@ -183,7 +164,7 @@ def test_an_attribute_of_friends_leaks_and_a_permuted_one_does_not() -> None:
     graph, group = grouped(rng)
     found = audit_neighbour(graph, group, 0.3, rng=rng)
     told = found.details
-    assert found.verdict == "pass"
+    assert found.verdict == "no claim to test"
     assert found.claimed is None
     assert set(told["attackers"]) == {"gaussian_field", "belief_propagation"}
     assert found.measured == max(each["leak"] for each in told["attackers"].values())
@@ -202,7 +183,7 @@ def test_the_silent_say_nothing() -> None:
     budgets[:2] = 1e-6
     found = audit_neighbour(graph, group, budgets, rng=rng, attackers=("gaussian_field",))
     assert abs(found.measured) < 0.02
-    assert found.verdict == "pass"
+    assert found.verdict == "no claim to test"
 
 
 def test_the_interval_for_a_chance_is_exact_at_its_ends() -> None:

@@ -12,17 +12,11 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.errors import BadInput
+from mppfl.errors import BadFile, BadInput
 from mppfl.leakage import (
     Correlation,
-    _by_distance,
-    _by_link,
     calibrate,
-    exact_surface,
-    fit_field,
     friend_slope_interval,
-    friendships,
-    graph_modes,
     homophily,
     leak_model,
     least_wrong_index,
@@ -30,6 +24,7 @@ from mppfl.leakage import (
     protect,
     public_part,
     r_leak,
+    read_values,
     spearman,
     who_leaks,
 )
@@ -107,13 +102,12 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeyp
     # Friends that resemble each other no more than strangers do: the truth is 0 at any distance.
     monkeypatch.setattr(homophily_module, "SOURCES", sources)
     graph = random_graph("watts_strogatz", 150, rng=np.random.default_rng(0))
-    linked, public, held = friendships(graph), np.ones(150, dtype=bool), []
+    held = []
     for seed in range(200):
         rng = np.random.default_rng(seed)
         signs = np.where(rng.random(150) < 0.5, 1.0, -1.0)
-        values = (signs - signs.mean()) / signs.std()
-        by_link, by_distance = _by_link(linked, public, values), _by_distance(linked, public, values, rng)
-        intervals = [(each.low, each.high) for each in (by_link, *by_distance)]
+        found = homophily(graph, signs, rng, replicates=50)
+        intervals = [(each.low, each.high) for each in (found.link, *found.by_distance)]
         held.append([low <= 0 <= high for low, high in (*intervals, friend_slope_interval(graph, signs))])
     shares = np.mean(held, axis=0)
     assert (shares > 0.9).all()  # 200 draws: 0.95 ± 0.031 with two standard deviations
@@ -135,17 +129,6 @@ def test_constants_come_with_intervals_that_hold_them(calibrated):
     assert calibrated.eta[0] <= calibrated.fit.eta <= calibrated.eta[1]
     assert calibrated.friend_slope[0] < calibrated.fit.friend_slope < calibrated.friend_slope[1]
     assert calibrated.fit.gain_per_client > 0.1
-
-
-def test_the_surface_has_its_top_where_the_fit_is(villages):
-    graph, signs = villages
-    modes, public = graph_modes(graph), np.arange(len(signs)) % 2 == 0
-    fit = fit_field(graph, np.where(public, signs, np.nan), modes)
-    values = (signs[public] - (2 * fit.rate - 1)) / (2 * np.sqrt(fit.rate * (1 - fit.rate)))
-    beta, eta, gain = exact_surface(modes, public, values).best()
-    assert beta == approx(fit.beta, rel=0.25)
-    assert eta == approx(fit.eta, abs=0.05)
-    assert gain / fit.num_public == approx(fit.gain_per_client, abs=0.01)
 
 
 def test_probes_find_constants_that_the_exact_intervals_allow(villages, calibrated):
@@ -244,13 +227,13 @@ def test_the_field_keeps_its_digits_from_the_faintest_to_the_loudest_budgets(sma
     assert model.levels(budgets).r_gp == approx(r_gp, rel=1e-9, abs=1e-12)
     assert -0.5 * np.log(leave_one_out(model.kernel, noise)[0]) == approx(r_gp, rel=1e-9, abs=1e-12)
     slopes = 2 * model.information * np.array([each for _, each in expected])
-    found = model._slopes_of_field(model._heard(budgets))
-    audible = budgets > 0
-    assert found[:, audible] == approx(slopes[:, audible], rel=1e-6, abs=1e-9 * float(slopes.max()))
+    levels, audible = model.levels(budgets), budgets > 0
+    cells = np.ix_((levels.r_gp > levels.r_sat) & ~levels.capped, audible)
+    assert model.slopes(budgets)[cells] == approx(slopes[cells], rel=1e-6, abs=1e-9 * float(slopes.max()))
     total, marginal = model.smooth_total_and_marginal(budgets)
     assert np.isfinite(total)
     assert (marginal >= 0).all()
-    assert np.isfinite(model.total_and_marginal(budgets)[1]).all()
+    assert np.isfinite(model.slopes(budgets)).all()
 
 
 def test_slopes_agree_with_finite_differences_also_for_the_silent(small):
@@ -319,6 +302,43 @@ def test_on_a_small_network_everything_is_exact(small):
     found = who_leaks(graph, known, budgets, rng=np.random.default_rng(0))
     assert not found.error.any()
     assert found.marginal == approx(sum(found.slopes_of(i) for i in range(60)))
+
+
+# ---- values by name, from a file ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*lines):
+        path = tmp_path / "values.csv"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_client_that_is_left_out_is_not_known(written):
+    assert read_values(written("name,value", "ann,1", "", "cid,-1")) == {"ann": 1.0, "cid": -1.0}
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "-nan", "inf", "-Infinity", "1e999", "", "unknown"])
+def test_what_is_no_number_is_refused_with_its_line_and_the_remedy(written, value):
+    path = written("name,value", "ann,1", f"bob,{value}")
+    with pytest.raises(BadFile) as caught:
+        read_values(path)
+    assert str(caught.value) == (
+        f"{path}, line 3: 'bob,{value}' must be name,value with a number as value. Leave out the line of a client "
+        "whose value is not known."
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [(("ann,nan", "bob,1"), "line 1: 'ann,nan' must be"), (("ann,1", "bob,0", "ann,0"), "line 3: 'ann' stands twice")],
+)
+def test_nan_is_no_heading_and_nobody_stands_twice(written, lines, says):
+    with pytest.raises(BadFile, match=says):
+        read_values(written(*lines))
 
 
 # ---- the page ---------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.leakage import ExternalColumns, exposure, external_columns, r_bound, r_leak
+from mppfl.leakage import ExternalColumns, external_columns, r_bound, r_leak
 from mppfl.network import graph_from_links, propagate
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 from tests.homes import home
 
-exposure = home(exposure)
+levels = home(r_bound)
 external = home(ExternalColumns)
 
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
@@ -32,7 +33,7 @@ def path_of_three():
 
 def cost(client, budget, **terms):
     shared = {"mechanism": "client", "unit": "client", "adjacency": "replace-one"}
-    return LedgerEntry(client, **shared | terms, budget=budget)
+    return ReleaseCost(client, **shared | terms, budget=budget)
 
 
 def poisson(client):
@@ -164,7 +165,7 @@ def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats
 
 
 def test_a_network_too_large_for_dense_matrices_keeps_the_index(ledger, monkeypatch):
-    for module in (exposure, external):
+    for module in (levels, external):
         monkeypatch.setattr(module, "DENSE_LIMIT", 2)
     triangle = external_columns(ledger, friends((0, 1), (1, 2), (0, 2)), couplings=0.1)
     assert "at most 2 clients, not 3" in triangle.bound_reason

@@ -17,11 +17,8 @@ from mppfl.privacy import (
     epsilon_with_extra,
     gaussian_epsilon,
     history_epsilon,
-    poisson_epsilon,
     poisson_noise_multiplier,
-    rdp_epsilon,
     to_dp_event,
-    zcdp_epsilon,
 )
 from tests.homes import home
 
@@ -84,8 +81,8 @@ def test_rounds_add_whatever_their_budgets():
 
 
 def test_half_a_unit_of_budget_in_three_ways():
-    assert zcdp_epsilon(0.5, 1e-5) == approx(5.2985, abs=5e-5)
-    assert rdp_epsilon(0.5, 1e-5) == approx(4.7284, abs=5e-5)
+    assert epsilon(0.5, 1e-5, "zcdp") == approx(5.2985, abs=5e-5)
+    assert epsilon(0.5, 1e-5, "rdp") == approx(4.7284, abs=5e-5)
     assert gaussian_epsilon(0.5, 1e-5) == approx(4.3772, abs=5e-5)
 
 
@@ -111,8 +108,8 @@ def test_exact_and_rdp_agree_with_an_independent_accountant(rho, delta):
     orders = 1 + np.geomspace((best - 1) / 10, (best - 1) * 3, 3000)
     accountant = rdp.RdpAccountant(orders=orders)
     accountant.compose(dp_accounting.ZCDpEvent(rho))
-    assert rdp_epsilon(rho, delta) == approx(accountant.get_epsilon(delta), rel=1e-5)
-    assert rdp_epsilon(rho, delta) <= accountant.get_epsilon(delta) + 1e-12
+    assert epsilon(rho, delta, "rdp") == approx(accountant.get_epsilon(delta), rel=1e-5)
+    assert epsilon(rho, delta, "rdp") <= accountant.get_epsilon(delta) + 1e-12
 
 
 @pytest.mark.parametrize("rho", [0.02, 0.5, 4.0])
@@ -126,14 +123,14 @@ def test_poisson_sampling_agrees_with_an_independent_accountant():
 
     accountant = pld.PLDAccountant()
     accountant.compose(to_dp_event(noise_multiplier=0.598, sampling_rate=32 / 2500, num_steps=391))
-    assert poisson_epsilon(0.598, 1e-5, 32 / 2500, 391) == approx(accountant.get_epsilon(1e-5), rel=2e-3)
-    assert poisson_epsilon(1.0, 1e-5, 1.0, 10) == gaussian_epsilon(5.0, 1e-5)  # nobody left out, nothing gained
-    assert poisson_epsilon(1.0, 1e-5, 1e-7, 10) == 0.0  # hardly ever drawn
+    assert history_epsilon([(0.598, 32 / 2500, 391)], 1e-5) == approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    assert history_epsilon([(1.0, 1.0, 10)], 1e-5) == gaussian_epsilon(5.0, 1e-5)  # nobody left out, nothing gained
+    assert history_epsilon([(1.0, 1e-7, 10)], 1e-5) == 0.0  # hardly ever drawn
 
 
 def test_calibrated_noise_keeps_its_promise_and_hardly_more():
     noise = poisson_noise_multiplier(2.0, 1e-5, 0.05, 40)
-    assert 1.995 <= poisson_epsilon(noise, 1e-5, 0.05, 40) <= 2.0
+    assert 1.995 <= history_epsilon([(noise, 0.05, 40)], 1e-5) <= 2.0
     alone = poisson_noise_multiplier(4.377178, 1e-5, 1.0, 1)
     assert alone == approx(1.0, abs=1e-5)
 
@@ -188,7 +185,7 @@ def test_a_mixed_history_agrees_with_an_independent_accountant(budget):
 def test_the_same_steps_in_other_words_are_the_same_history():
     assert history_epsilon([(2.0, 1.0, 6)], 1e-5, budget=0.1) == approx(gaussian_epsilon(0.1 + 6 / 8, 1e-5))
     assert history_epsilon([], 1e-5, budget=0.5) == gaussian_epsilon(0.5, 1e-5)
-    assert history_epsilon([(2.0, 0.1, 5), (2.0, 0.1, 25)], 1e-5) == poisson_epsilon(2.0, 1e-5, 0.1, 30)
+    assert history_epsilon([(2.0, 0.1, 5), (2.0, 0.1, 25)], 1e-5) == history_epsilon([(2.0, 0.1, 30)], 1e-5)
 
 
 def test_a_history_with_many_points_is_composed_on_a_coarser_grid_and_hardly_overstated(monkeypatch):
@@ -261,7 +258,7 @@ def test_strange_budgets_and_deltas_are_answered_or_refused_in_one_line(method):
 @settings(max_examples=40, deadline=None)
 @given(*[st.sampled_from([0, -1, math.nan, math.inf, 1e-300, 1e300, 0.3, 1e-5, 1, 2, 10**9, 10**12, "x", None])] * 4)
 def test_strange_sampling_is_answered_or_refused_in_one_line(noise, delta, rate, steps):
-    assert is_answered_or_refused(poisson_epsilon, noise, delta, rate, steps)
+    assert is_answered_or_refused(lambda: history_epsilon([(noise, rate, steps)], delta))
 
 
 @pytest.mark.parametrize("target", [0, -1, math.nan, math.inf, 1e-300, 1e300, "x", None])

@@ -11,9 +11,6 @@ from mppfl.privacy.audit import (
     audit_mechanism,
     clip_and_noise,
     epsilon_of_gaussian,
-    guessing_epsilon,
-    guessing_p_value,
-    one_run_audit,
 )
 
 WORK = LocalWork(num_examples=100, local_epochs=3, num_steps=2)
@@ -84,38 +81,3 @@ def test_more_noise_than_declared_is_reported_too():
 def test_an_answer_of_the_wrong_shape_is_refused():
     with pytest.raises(BadInput, match="shape"):
         sound(1, answer=lambda rows: rows[:, :5])
-
-
-@pytest.mark.parametrize("mechanism", ["client", "dpsgd_shuffle", "dpsgd_poisson"])
-def test_one_run_finds_about_half_of_epsilon_without_assumptions(mechanism):
-    found = one_run_audit(mechanism, noise_multiplier=1.0, noise="seeded", rng=np.random.default_rng(2), work=WORK)
-    assert found.verdict == "pass"
-    assert 1.3 < found.measured < 3.0
-
-
-def test_one_run_catches_the_papers_noise():
-    rng = np.random.default_rng(2)
-    found = one_run_audit("paper", noise_multiplier=1.0, noise="gaussian", rng=rng, num_canaries=2000, work=WORK)
-    assert found.verdict == "fail"
-
-
-def published_p_value(m, r, v, eps, delta):
-    """Steinke et al. 2023, appendix D, loop for loop."""
-    from scipy.stats import binom
-
-    q = 1 / (1 + np.exp(-eps))
-    alpha = total = 0.0
-    for i in range(1, v + 1):
-        total += binom.pmf(v - i, r, q)
-        alpha = max(alpha, total / i)
-    return min(binom.sf(v - 1, r, q) + alpha * delta * 2 * m, 1)
-
-
-@pytest.mark.parametrize("case", [(1000, 100, 90, 1.0, 1e-5), (1000, 100, 100, 3.0, 1e-4), (50, 50, 0, 0.1, 1e-5)])
-def test_the_p_value_of_guesses_is_the_published_one(case):
-    assert guessing_p_value(*case) == approx(published_p_value(*case))
-
-
-def test_coin_flips_refute_no_epsilon():
-    assert guessing_epsilon(1000, 1000, 500, 1e-5, 0.05) == 0
-    assert guessing_epsilon(1000, 1000, 1000, 0.0, 0.05) == approx(5.81, abs=0.02)  # q^1000 = 0.05

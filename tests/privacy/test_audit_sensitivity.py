@@ -25,11 +25,7 @@ def test_the_paper_with_five_local_epochs_fails():
     assert found.details["ratio"] == approx(found.measured / found.claimed)
     assert found.details["budget_multiplier"] == approx(found.details["ratio"] ** 2)
     assert "outlier x1000" in " ".join(found.details["between"])
-
-
-def test_even_an_ordinary_flipped_label_moves_the_papers_update_too_far():
-    found = audit_sensitivity(privacy_mechanism("paper"), num_examples=300)
-    assert found.details["change_of_each"]["label flipped"] > found.claimed
+    assert found.details["change_of_each"]["label flipped"] > found.claimed  # even an ordinary change
 
 
 def test_the_papers_worst_case_is_never_passed():
@@ -60,15 +56,10 @@ def test_the_audit_is_sharp_where_a_gradient_can_be_turned_round(name):
     assert found.details["ratio"] > 0.9  # a sensitivity declared 10 % too small would be caught
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_a_shuffled_record_touches_one_answer_per_epoch(epochs):
-    found = audit_sensitivity(privacy_mechanism("dpsgd_shuffle"), **(SMALL | {"local_epochs": epochs}))
+@pytest.mark.parametrize(("name", "epochs"), [("dpsgd_shuffle", 1), ("dpsgd_shuffle", 3), ("full_batch_steps", 3)])
+def test_a_record_touches_one_answer_per_epoch_or_step(name, epochs):
+    found = audit_sensitivity(privacy_mechanism(name), **(SMALL | {"local_epochs": epochs}))
     assert found.details["answers_touched"] == found.details["answers_declared"] == epochs
-
-
-def test_every_full_batch_step_is_touched():
-    found = audit_sensitivity(privacy_mechanism("full_batch_steps"), **(SMALL | {"local_epochs": 3}))
-    assert found.details["answers_touched"] == found.details["answers_declared"] == 3
 
 
 def test_poisson_batches_pass_under_add_remove_and_say_what_is_not_measured():
@@ -141,18 +132,6 @@ def test_a_training_that_overflows_says_so():
         audit_sensitivity(privacy_mechanism("paper"), **SMALL, learning_rate=1e200)
 
 
-def test_the_audit_clips_as_the_release_does():
-    import torch
-
-    from mppfl.privacy import clip_rows
-    from mppfl.privacy.audit import _clip
-
-    rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rows[0] = 0.0
-    released = clip_rows(rows.numpy(), 2.5)[0]  # a rounding error of float32 shorter, to be sure
-    assert _clip(rows, 2.5).numpy() == approx(released, rel=1e-6)
-
-
 def test_importing_the_audit_does_not_import_torch():
-    script = "import sys, mppfl.privacy.audit.sensitivity; sys.exit('torch' in sys.modules)"
+    script = "import sys; from mppfl.privacy.audit import audit_sensitivity; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

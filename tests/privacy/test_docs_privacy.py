@@ -9,7 +9,6 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pytest import approx
 
@@ -62,19 +61,6 @@ def test_the_golden_epsilons_are_what_the_accounting_gives():
 
 def test_the_table_of_mechanisms_names_all_of_them():
     assert [row[0].strip("`") for row in rows_after("## Six mechanisms")] == list(MECHANISMS)
-
-
-def test_the_contraction_of_the_proof_is_largest_without_a_field():
-    for J in (-1.2, 0.3, 2.0):
-        h = np.linspace(-3, 3, 61)
-        a, b = 1 / (1 + np.exp(-2 * (h + J))), 1 / (1 + np.exp(-2 * (h - J)))
-        by_rows = (np.sqrt(a * (1 - b)) - np.sqrt(b * (1 - a))) ** 2
-        assert by_rows == approx(np.sinh(J) ** 2 / (np.cosh(J + h) * np.cosh(J - h)))
-        assert by_rows.max() == approx(np.tanh(J) ** 2)
-        q = np.linspace(0.01, 0.99, 99)[:, None]
-        mean = q * a + (1 - q) * b
-        correlation = q * (1 - q) * (a - b) ** 2 / (mean * (1 - mean))
-        assert (correlation <= by_rows + 1e-12).all()
 
 
 def test_every_dotted_name_can_be_imported():

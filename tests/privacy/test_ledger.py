@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -23,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable, MppflError, UnknownClient
-from mppfl.privacy import epsilon
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger, epsilons
+from mppfl.privacy import ReleaseCost, epsilon
+from mppfl.privacy.ledger import PrivacyLedger, epsilons
 from tests.homes import home
 
 approx = pytest.approx
@@ -32,7 +31,7 @@ approx = pytest.approx
 
 def cost(client="ann", budget=0.1, **terms):
     """A release of one client, as full_batch makes it."""
-    return LedgerEntry(
+    return ReleaseCost(
         client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
     )
 
@@ -111,10 +110,7 @@ def test_reserving_twice_costs_once_and_other_terms_are_refused(ledger):
 
 
 def test_any_object_with_the_attributes_of_a_cost_will_do(ledger):
-    from mppfl.privacy import ReleaseCost
-
-    terms = ("7", 3, "run", "paper", "record", "replace-one", 0.5, 5000.0, 0.02, "gaussian", 0.0, 0.1)
-    paid = ReleaseCost(*terms)
+    paid = ReleaseCost("7", "paper", "record", "replace-one", 0.5, 5000.0, 0.02, round_index=3, run="run")
     ledger.reserve("run", 3, [paid])
     assert ledger.spent("7", worst_case=True) == 5000.0
     assert "worst case costs more" in ledger.notes()[0]
@@ -157,14 +153,8 @@ def test_a_cap_per_record_says_that_it_leaves_out_releases_per_client(ledger):
     assert "caps per record leave out what 1 clients released per client" in ledger.notes()[0]
 
 
-def test_adjacencies_never_mix(ledger):
-    ledger.reserve("run", 1, [cost(unit="client")])
-    with pytest.raises(BadInput, match="does not add to them"):
-        ledger.reserve("run", 2, [cost(unit="client", adjacency="add-remove")])
-
-
 @pytest.mark.parametrize("order", [1, -1])
-def test_adjacencies_never_mix_with_sampled_releases_either(ledger, order):
+def test_adjacencies_never_mix_sampled_or_not(ledger, order):
     # Replacing a record moves a sum by 2𝒮: what is 1 for adding or removing at sampling rate 1 is then 4 times that.
     first, second = [poisson(sampling_rate=1.0, num_steps=1), cost(budget=1e-9)][::order]
     ledger.reserve("run", 1, [first])
@@ -200,13 +190,6 @@ def test_poisson_sampled_releases_stand_apart(ledger):
         ledger.reserve("run", 3, [poisson(num_steps=None)])
     with pytest.raises(BadInput, match="has no zCDP budget"):
         ledger.reserve("run", 3, [replace(poisson(), budget=0.1)])
-
-
-def test_a_round_of_one_kind_or_of_several_costs_the_same(ledger):
-    for round_index, steps in enumerate([30, 30, 40], 1):
-        ledger.reserve("run", round_index, [poisson("ann", num_steps=steps)])
-    ledger.reserve("run", 1, [poisson("bob", num_steps=100)])
-    assert ledger.get_epsilon("ann", 1e-5, "pld") == ledger.get_epsilon("bob", 1e-5, "pld")
 
 
 def test_too_many_different_histories_are_refused_before_they_take_hours(ledger, monkeypatch):
@@ -345,14 +328,6 @@ def test_a_release_that_may_have_left_is_paid_again(path):
         third.store_upload("run", 9, "ann", b"")
 
 
-def test_a_release_that_has_left_without_being_stored_is_paid_again_too(ledger):
-    ledger.reserve("run", 1, [cost()])
-    ledger.mark_sent("run", 1, "ann")
-    assert ledger.reserve("run", 1, [cost()]).reserved == ()
-    assert ledger.reserve_again("run", 1, [cost()]).reserved == ("ann",)
-    assert ledger.spent("ann") == 0.2
-
-
 def test_what_must_be_new_is_refused_where_anybody_has_reserved_it_before(ledger):
     assert ledger.reserve_new("run", 1, [cost()]).reserved == ("ann",)
     with pytest.raises(BadInput, match=r"'ann' has reserved round 1 of 'run' before.*Use another run"):
@@ -385,7 +360,9 @@ def test_eight_processes_writing_at_once_lose_nothing(path):
 
 WRITER = """
 import os, sys
-from mppfl.privacy.ledger.ledger import BudgetExceeded, PrivacyLedger, LedgerEntry
+from mppfl.errors import BudgetExceeded
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 path, side, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
 clients = ("ann", "bob", "cat")
@@ -394,7 +371,7 @@ ledger = PrivacyLedger.open(path)
 ledger.set_cap(clients, 1.0, "record")
 sys.stdout.write("ready\\n"); sys.stdout.flush()
 for round_index in range(start, start + 10_000):
-    entries = [LedgerEntry(c, "full_batch", "record", "replace-one", 2.0**-8) for c in clients]
+    entries = [ReleaseCost(c, "full_batch", "record", "replace-one", 2.0**-8) for c in clients]
     answer = ledger.reserve_each("run", round_index, entries)
     waiting = [c for c, outcome in answer.outcomes.items() if outcome == "already reserved"]
     for client in clients:
@@ -486,12 +463,13 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["empty.db", "other.db", "text.db"]
 
 
-def test_a_newer_ledger_is_refused(path):
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_ledger_of_another_version_is_refused(path, version):
     filled(path, 1)
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=3")
+        connection.execute(f"PRAGMA user_version={version}")
     connection.close()
-    assert "is a ledger of version 3; this program reads versions 1 and 2" in refused_in_one_line(path)
+    assert f"is a privacy ledger of version {version}; this program reads version 3" in refused_in_one_line(path)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
@@ -524,30 +502,6 @@ def test_damaged_bytes_are_noticed_or_harmless(path, tmp_path):
     assert not [line for line in noticed if "\n" in line]
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        "UPDATE events SET budget = 0.01 WHERE id = 5",
-        "UPDATE events SET noise_kind = 'discrete' WHERE id = 5",
-        "DELETE FROM events WHERE id = 5",
-        "DELETE FROM events WHERE id = 800",
-        "UPDATE totals SET budget = budget / 2 WHERE client = 3",
-        "DELETE FROM totals WHERE client = 3",
-        "UPDATE caps SET budget = 1000",
-        "UPDATE clients SET name = 'somebody' WHERE id = 3",
-        "UPDATE uploads SET content = x'00'",
-        "DELETE FROM uploads",
-        "UPDATE state SET events = 799",
-    ],
-)
-def test_edits_are_noticed(path, edit):
-    filled(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute(edit)
-    connection.close()
-    refused_in_one_line(path)
-
-
 def test_a_full_disk_is_told_and_nothing_may_be_released(path):
     with PrivacyLedger.open(path) as ledger:
         pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
@@ -557,32 +511,6 @@ def test_a_full_disk_is_told_and_nothing_may_be_released(path):
         assert (len(ledger), ledger.clients) == (0, ())
         ledger.reserve("run", 1, [cost()])  # a small one still fits
         assert ledger.verify() == 1
-
-
-def reserved_until_refused(ledger):
-    for round_index in range(1, 1000):
-        try:
-            ledger.reserve("run", round_index, [cost(f"client {number}") for number in range(50)])
-        except LedgerUnavailable:
-            return round_index - 1
-    return pytest.fail("a disk of 400 kB took everything")
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root mounts a small disk")
-def test_a_really_full_disk_is_told_and_the_account_stays_whole(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], check=False, capture_output=True
-    ).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        with PrivacyLedger.open(disk / "ledger.db") as ledger:
-            released = reserved_until_refused(ledger)
-        with PrivacyLedger.open(disk / "ledger.db", read_only=True) as ledger:
-            assert ledger.verify() == 50 * released > 0
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_what_cannot_be_written_can_still_be_read(path):
@@ -620,3 +548,33 @@ def test_exports_hold_every_release(ledger, tmp_path):
     with pytest.raises(BadFile, match="Check the path"):
         ledger.export_csv(tmp_path / "nowhere" / "out.csv")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out.csv", "out.json"]
+
+
+# ---- as people see it -------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_and_its_account_are_shown_in_at_most_twelve_lines(ledger):
+    ledger.set_cap("client <0>", 0.5, "record")
+    ledger.reserve("run", 1, [cost(f"client <{number}>") for number in range(30)])
+    lines = repr(ledger).splitlines()
+    assert lines[:2] == [
+        "PrivacyLedger('ledger in memory'): 30 releases of 30 clients",
+        "account per record, 30 clients",
+    ]
+    assert lines[3].split() == ["client", "<0>", "0.100", "0.100", "0.500", "0.400"]
+    assert (len(lines), lines[-1]) == (12, "and 22 more")
+    assert "<td>client &lt;0&gt;</td><td>0.100</td>" in ledger.account()._repr_html_()
+    ledger.close()
+    assert repr(ledger) == "PrivacyLedger('ledger in memory'), closed or not readable"
+
+
+def test_an_account_is_a_table_where_pandas_is_installed(ledger, monkeypatch):
+    ledger.reserve("run", 1, [cost("ann"), cost("bob", 0.2)])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MppflError, match="pip install pandas"):
+        ledger.account().to_pandas()
+    monkeypatch.undo()
+    pandas = pytest.importorskip("pandas")
+    table = ledger.account().to_pandas()
+    assert isinstance(table, pandas.DataFrame)
+    assert table.loc["bob", "budget"] == 0.2

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-
 import numpy as np
 import pytest
 
-from mppfl.errors import BadInput, BudgetExceeded
+from mppfl.errors import BadInput
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import Arm, TrainingConfig, checkpoint_after, history_of, make_model, training_key, training_rounds
 from tests.privacy.test_ledger import cost
-from tests.privacy.test_ledger_changes import OLD, edited
+from tests.privacy.test_ledger_changes import edited
 from tests.training.trainings import pictures, plan_with
 
 DATA, PLAN = pictures(), plan_with((0.5, 0.0, 2.0), 3)
@@ -110,17 +107,12 @@ def test_the_training_of_a_run_is_part_of_the_chain(ledger, tmp_path):
         ledger.verify()
 
 
-def test_a_run_in_a_ledger_from_before_is_taken_up_only_by_who_is_known_to_go_on_with_it(tmp_path):
-    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
-        connection.executescript(OLD.read_text())
-    with PrivacyLedger.open(tmp_path / "old.db") as ledger:
-        with pytest.raises(BadInput, match="no training is noted"):
-            ledger.require_run("run", "key", taken_up=False)
-        assert "earlier version" in ledger.not_covered()[0]
-        ledger.require_run("run", "key", taken_up=True)
-        assert ledger.reserve_each("run", 3, [cost("ann")], training="key").reserved == ()
-        with pytest.raises(BadInput, match="is another training"):
-            ledger.reserve_each("run", 4, [cost("ann")], training="another")
-        with pytest.raises(BudgetExceeded):
-            ledger.reserve("run", 4, [cost("ann", 0.8)])
-        ledger.verify()
+def test_a_run_without_a_noted_training_is_taken_up_only_where_its_rounds_are_paid_again(ledger):
+    ledger.reserve("run", 1, [cost("ann")])
+    with pytest.raises(BadInput, match="no training is noted"):
+        ledger.require_run("run", "key", taken_up=False)
+    ledger.require_run("run", "key", taken_up=True)
+    assert ledger.reserve_each("run", 1, [cost("ann")], training="key").reserved == ()
+    with pytest.raises(BadInput, match="is another training"):
+        ledger.reserve_each("run", 2, [cost("ann")], training="another")
+    ledger.verify()

@@ -1,7 +1,6 @@
 """Releases: updates clipped, made noisy, and priced."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from mppfl.privacy import (
     NOISE_KINDS,
     LocalWork,
     clip_rows,
-    cost_of_round,
     grid_of,
     noisy_answer,
     privacy_mechanism,
@@ -218,12 +216,12 @@ def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, num_answer
     answers = [
         noisy_answer(np.ones(40), budget, mechanism, 1.0, WORK, noise, rng, **asked)[1] for _ in range(num_answers)
     ]
-    before, after = price(mechanism, budget, noise), cost_of_round(answers, WORK)
+    before, queries = price(mechanism, budget, noise), mechanism.queries(WORK)
     assert before.budget == before.worst_case_budget == budget
-    assert after.budget == approx(budget)
-    assert replace(after, budget=budget, worst_case_budget=budget) == before
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0].budget == approx(budget / queries)
     assert before.noise_std == answers[0].noise_std
-    assert before.extra_delta == mechanism.queries(WORK) * answers[0].extra_delta
+    assert before.extra_delta == queries * answers[0].extra_delta
 
 
 @pytest.mark.parametrize("noise", NOISE_KINDS)
@@ -232,7 +230,6 @@ def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
     asked = {"noise_multiplier": 1.5, "client": "ann", "round_index": 3, "run": "test"}
     answers = [noisy_answer(np.ones(40), None, poisson, 1.0, WORK, noise, rng, **asked)[1] for _ in range(20)]
     before = price(poisson, None, noise, noise_multiplier=1.5)
-    assert cost_of_round(answers, WORK) == before
     assert (before.budget, before.worst_case_budget) == (None, None)
     assert (before.sampling_rate, before.num_steps) == (10 / 50, 4 * 5)
     assert before.noise_multiplier == answers[0].noise_multiplier == approx(1.5)
@@ -282,26 +279,3 @@ def test_a_round_that_cannot_be_is_refused_before_it_starts(wrong, says):
     with pytest.raises(BadInput, match=says) as refused:
         wrong()
     assert "\n" not in str(refused.value)
-
-
-def test_answers_that_do_not_belong_together_are_not_added_up():
-    def answer(name="dpsgd_shuffle", **changed):
-        asked = {"client": "ann", "round_index": 3, "run": "test"} | changed
-        multiplier = asked.pop("multiplier", None)
-        budget = asked.pop("budget", 0.5) if multiplier is None else None
-        rng = np.random.default_rng(1)
-        return noisy_answer(
-            np.ones(4), budget, MECHANISMS[name], 1.0, WORK, "seeded", rng, noise_multiplier=multiplier, **asked
-        )[1]
-
-    for changed in ({"client": "bob"}, {"round_index": 4}, {"run": "other"}, {"budget": 0.6}, {"name": "full_batch"}):
-        with pytest.raises(BadInput, match="must agree"):
-            cost_of_round([answer(), answer(**changed)], WORK)
-    with pytest.raises(BadInput, match="21 answers in a round whose work has 20"):
-        cost_of_round([answer()] * 21, WORK)
-    with pytest.raises(BadInput, match="2 answers in a round whose work has 1"):
-        cost_of_round([answer("full_batch")] * 2, WORK)
-    with pytest.raises(BadInput, match="without answers"):
-        cost_of_round([], WORK)
-    with pytest.raises(BadInput, match=r"not at 0\.4 in 12"):
-        cost_of_round([answer("dpsgd_poisson", multiplier=1.0)], LocalWork(50, local_epochs=4, batch_size=20))

@@ -18,18 +18,19 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.leakage.couplings import is_forest
-from mppfl.leakage.exposure import (
+from mppfl.leakage.field import is_forest
+from mppfl.leakage.levels import (
     DENSE_LIMIT,
     ExposureBound,
     Theorem,
     client_budgets,
+    frozen,
+    leak_estimator,
     r_bound,
     r_leak,
     r_model,
     read_attribute,
 )
-from mppfl.leakage.leak_estimate import leak_estimator
 from mppfl.network import Propagation, SocialGraph, propagate
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger import Account, PrivacyLedger
@@ -114,12 +115,12 @@ def external_columns(
     return ExternalColumns(
         clients=shown,
         unit=account.unit,
-        spent=_frozen(spent[rows]),
-        worst_case=_frozen(spent_at_worst[rows]),
-        r_model=_frozen(r_model(walks, spent)[rows]),
-        r_model_worst_case=_frozen(r_model(walks, spent_at_worst)[rows]),
-        r_bound=_frozen(bound.nats[rows]),
-        r_leak=_frozen(leak[rows]),
+        spent=frozen(spent[rows]),
+        worst_case=frozen(spent_at_worst[rows]),
+        r_model=frozen(r_model(walks, spent)[rows]),
+        r_model_worst_case=frozen(r_model(walks, spent_at_worst)[rows]),
+        r_bound=frozen(bound.nats[rows]),
+        r_leak=frozen(leak[rows]),
         theorem=bound.theorem,
         premises=bound.premises,
         bound_reason=bound.reason,
@@ -221,8 +222,3 @@ def _notes(account: Account, counts: Array | None) -> tuple[str, ...]:
     if account.poisson.any():
         lines.append("R_model leaves out Poisson-sampled releases, which have no budget")
     return tuple(lines)
-
-
-def _frozen(values: Array) -> Array:
-    values.setflags(write=False)
-    return values

@@ -4,10 +4,16 @@ e^{βN}x is a Chebyshev series in N, some 2√β terms long, each a sparse produ
 over random signs z. What all others leave of a client's variance comes from simulated data: draw a field and its noisy
 values, solve for the posterior mean by conjugate gradients, and see how far it moves beyond what the client's own value
 alone would have done. That difference is its own variance, so small leaks come with small errors.
+
+The log-likelihood of a public sample is taken over that of independence, in nats, exactly or by Lanczos quadrature. Its
+surface over (β, η) gives intervals for both: those values whose best likelihood is less than 1.92 below the largest
+(95 % for one constant), and two standard errors more where the surface is itself estimated. The attribute is binary and
+the field Gaussian, so this is a quasi-likelihood.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +23,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.interpolate import PchipInterpolator
 from scipy.sparse.linalg import LinearOperator, eigsh
 from scipy.special import ive
 
 from mppfl.arrays import Array, BoolArray, require_count
 from mppfl.errors import NotConverged
-from mppfl.leakage.couplings import friendships
-from mppfl.leakage.gaussian_field import FieldFit
-from mppfl.leakage.leak_gradient import saturating_level, saturating_slope
+from mppfl.leakage.field import (
+    FieldFit,
+    friend_moments,
+    friendships,
+    saturating_level,
+    saturating_slope,
+    standardised,
+)
 from mppfl.network import SocialGraph, SparseMatrix
 
 COLUMNS = 32  # probes at once: 100,000 clients × 32 × 4 bytes is 13 MB
@@ -34,6 +46,16 @@ ROUNDING = 1e-5  # of a variance: what single precision leaves
 SOLVED = 1e-3  # relative residual of conjugate gradients; probes err by more
 MOST_ITERATIONS = 1000
 DIAGONAL_PROBES = 256
+LARGEST_BETA = 32.0
+BETAS = np.geomspace(0.25, LARGEST_BETA, 11)
+BETAS_AT_SCALE = np.geomspace(0.5, LARGEST_BETA, 7)  # each costs some ten seconds of one core for 100,000 clients
+ETAS = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99])
+FINE_ETAS = np.concatenate([np.geomspace(0.002, 0.05, 12), np.linspace(0.06, 0.99, 63)])
+CLOSELY = np.geomspace(0.75, 4 / 3, 7)
+HALF_OF_CHI_SQUARED = 1.92  # 95 % of χ² with one degree of freedom, halved
+LANCZOS_STEPS = 20
+DETERMINANT_PROBES = 16
+SURFACE_PROBES = 64
 Result = TypeVar("Result")
 
 
@@ -143,8 +165,8 @@ def diagonal_of_exponential(
 ) -> tuple[Array, Array, float]:
     """Diagonal of e^{βN} over its mean, its relative standard errors, and that mean for e^{β(N - high)}."""
 
-    def squares(own: np.random.Generator, width: int) -> tuple[Array, Array]:
-        signs = random_signs(own, (walk.num_clients, width))
+    def squares(stream: np.random.Generator, width: int) -> tuple[Array, Array]:
+        signs = random_signs(stream, (walk.num_clients, width))
         square = np.asarray(walk.exponential(beta / 2, signs), dtype=np.float64) ** 2
         return square.sum(axis=1), (square**2).sum(axis=1)
 
@@ -160,7 +182,9 @@ def over_probes(
 ) -> list[Result]:
     """`work(generator, columns)` for blocks of probes, on all cores; what is drawn depends on `rng` alone."""
     widths = [min(COLUMNS, probes - start) for start in range(0, probes, COLUMNS)]
-    return in_threads([partial(work, own, width) for own, width in zip(rng.spawn(len(widths)), widths, strict=True)])
+    return in_threads(
+        [partial(work, stream, width) for stream, width in zip(rng.spawn(len(widths)), widths, strict=True)]
+    )
 
 
 def in_threads(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -198,23 +222,23 @@ def leave_one_out_at_scale(
     Where more than half is explained, c is measured itself, as the variance of the field about μ.
     """
     weight, inverse_root = _weights(field, noise)
-    own = weight**2 * field.smooth  # L_ii
-    alone = own * inverse_root / (1 + own * inverse_root**2)  # μ° = alone · (d y)
+    prior = weight**2 * field.smooth  # L_ii
+    alone = prior * inverse_root / (1 + prior * inverse_root**2)  # μ° = alone · (d y)
     count = require_count(probes, "probes", 2)
     loads = (weight * inverse_root).astype(np.float32)[:, None]
 
     def moments(fresh: np.random.Generator, width: int) -> Array:
         signs = random_signs(fresh, (field.num_clients, width))
         drawn = weight[:, None] * np.asarray(field.walk.exponential(field.beta / 2, signs)) / np.sqrt(field.mean)
-        told = (inverse_root[:, None] * drawn).astype(np.float32) + random_signs(fresh, signs.shape)
-        solved = solve_columns(field, loads, told)
+        heard = (inverse_root[:, None] * drawn).astype(np.float32) + random_signs(fresh, signs.shape)
+        solved = solve_columns(field, loads, heard)
         mean = weight[:, None] * _smooth(field, loads * solved)
-        beyond, about = (mean - alone[:, None] * told) ** 2, (drawn - mean) ** 2
+        beyond, about = (mean - alone[:, None] * heard) ** 2, (drawn - mean) ** 2
         return np.stack([beyond.sum(axis=1), (beyond**2).sum(axis=1), about.sum(axis=1), (about**2).sum(axis=1)])
 
     sums = np.sum(over_probes(moments, count, rng), axis=0) / count
     beyond, about = sums[0], sums[2]
-    most = own / (1 + own * inverse_root**2)
+    most = prior / (1 + prior * inverse_root**2)
     direct = beyond > 0.5 * most
     kept = np.where(direct, about, np.maximum(most - beyond, 1e-12))
     squares = np.where(direct, sums[3] - about**2, sums[1] - beyond**2)
@@ -242,7 +266,7 @@ def solve_columns(field: FieldAtScale, loads: Any, right: Any) -> Any:
     x, residual = np.zeros_like(right), right.copy()
     direction = residual.copy()
     size = np.einsum("ij,ij->j", residual, residual, dtype=np.float64)
-    wanted = SOLVED**2 * size
+    goal = SOLVED**2 * size
     for _ in range(MOST_ITERATIONS):
         image = direction + loads * _smooth(field, loads * direction)
         bend = np.einsum("ij,ij->j", direction, image, dtype=np.float64)
@@ -250,12 +274,12 @@ def solve_columns(field: FieldAtScale, loads: Any, right: Any) -> Any:
         x += step * direction
         residual -= step * image
         before, size = size, np.einsum("ij,ij->j", residual, residual, dtype=np.float64)
-        if (size <= wanted).all():
+        if (size <= goal).all():
             break
         turn = np.divide(size, before, out=np.zeros_like(size), where=before > 0).astype(np.float32)
         direction = residual + turn * direction
     else:
-        worst = float(np.sqrt((size / np.maximum(wanted, 1e-300)).max())) * SOLVED
+        worst = float(np.sqrt((size / np.maximum(goal, 1e-300)).max())) * SOLVED
         raise NotConverged(
             f"the field's equations were solved only to {worst:.2g} (wanted {SOLVED:g}); lower the largest budgets.",
             x,
@@ -264,21 +288,21 @@ def solve_columns(field: FieldAtScale, loads: Any, right: Any) -> Any:
     return x
 
 
-def leave_one_out_means(field: FieldAtScale, noise: Array, values: Array, found: LeftAtScale) -> Array:
+def leave_one_out_means(field: FieldAtScale, noise: Array, values: Array, left: LeftAtScale) -> Array:
     """Each client's expected value given everyone else's noisy value: [clients, draws], for `values` [clients, draws].
 
     μ_i - [G⁻¹y]_i/[G⁻¹]_ii is the mean without the own value; [G⁻¹]_ii = d²(1 - cd²).
     """
     weight, inverse_root = _weights(field, noise)
     loads = (weight * inverse_root).astype(np.float32)[:, None]
-    told = (inverse_root[:, None] * np.where(np.isfinite(noise)[:, None], values, 0.0)).astype(np.float32)
-    blocks = [told[:, start : start + COLUMNS] for start in range(0, told.shape[1], COLUMNS)]
+    heard = (inverse_root[:, None] * np.where(np.isfinite(noise)[:, None], values, 0.0)).astype(np.float32)
+    blocks = [heard[:, start : start + COLUMNS] for start in range(0, heard.shape[1], COLUMNS)]
     solved = np.hstack(in_threads([partial(solve_columns, field, loads, block) for block in blocks]))
     mean = weight[:, None] * np.asarray(_smooth(field, loads * solved), dtype=np.float64)
-    kept = found.kept[:, None]
+    kept = left.kept[:, None]
     share = kept * inverse_root[:, None] ** 2
     # Mean of the smooth part with the own value in, and the own value taken out again.
-    return np.asarray((mean - kept * inverse_root[:, None] * told) / (1 - share))
+    return np.asarray((mean - kept * inverse_root[:, None] * heard) / (1 - share))
 
 
 def posterior_columns(field: FieldAtScale, noise: Array, x: Array) -> Array:
@@ -316,16 +340,16 @@ def leak_at_scale(
     heard = budgets > 0
     noise = np.full(len(budgets), np.inf)
     noise[heard] = 1 / (2 * budgets[heard] * fit.rate * (1 - fit.rate))
-    found = leave_one_out_at_scale(field, noise, rng, probes)
-    r_gp = np.maximum(0.0, -0.5 * np.log(np.maximum(found.left, 1e-12)))
+    left = leave_one_out_at_scale(field, noise, rng, probes)
+    r_gp = np.maximum(0.0, -0.5 * np.log(np.maximum(left.left, 1e-12)))
     reach = friendships(graph) @ (budgets / (2 + budgets))
     r_sat = saturating_level(fit, reach)
     entropy = float(-fit.rate * np.log(fit.rate) - (1 - fit.rate) * np.log1p(-fit.rate))
     level = np.maximum(r_sat, r_gp)
     below = level < entropy
     by_field: BoolArray = (r_gp >= r_sat) & below
-    error = np.where(by_field, 0.5 * found.error / np.maximum(found.left, 1e-12), 0.0)
-    return LeakAtScale(np.minimum(level, entropy), error, r_sat, r_gp, by_field, (r_gp < r_sat) & below, noise, found)
+    error = np.where(by_field, 0.5 * left.error / np.maximum(left.left, 1e-12), 0.0)
+    return LeakAtScale(np.minimum(level, entropy), error, r_sat, r_gp, by_field, (r_gp < r_sat) & below, noise, left)
 
 
 def marginal_at_scale(
@@ -342,12 +366,12 @@ def marginal_at_scale(
     p(1-p) (τ_j/D_j)² Σ_{i≠j} C_ij² / ((1 - C_ii d_i²)² left_i) where the field decides about i: the sum is the mean of
     (Σ_{i≠j} C_ji √w_i z_i)² over random signs z. Friends' slopes, where they decide, are exact.
     """
-    gain, told = _slope_factors(field, fit, leak)
-    roots = np.sqrt(np.where(leak.by_field, told, 0.0))
+    gain, per_target = _slope_factors(field, fit, leak)
+    roots = np.sqrt(np.where(leak.by_field, per_target, 0.0))
     count = require_count(probes, "probes", 2)
 
-    def squares(own: np.random.Generator, width: int) -> Array:
-        signs = random_signs(own, (field.num_clients, width)) * roots[:, None]
+    def squares(stream: np.random.Generator, width: int) -> Array:
+        signs = random_signs(stream, (field.num_clients, width)) * roots[:, None]
         others = posterior_columns(field, leak.noise, signs) - leak.left.kept[:, None] * signs
         return np.array([(others**2).sum(axis=1), (others**4).sum(axis=1)])
 
@@ -365,10 +389,10 @@ def slopes_at_scale(
     """∂R_leak,i/∂ρ_j of one client i over all j, nats per unit of budget; one solve."""
     slopes = np.zeros(field.num_clients)
     if leak.by_field[client]:
-        gain, told = _slope_factors(field, fit, leak)
+        gain, per_target = _slope_factors(field, fit, leak)
         unit = np.zeros((field.num_clients, 1))
         unit[client] = 1.0
-        slopes = gain * told[client] * posterior_columns(field, leak.noise, unit)[:, 0] ** 2
+        slopes = gain * per_target[client] * posterior_columns(field, leak.noise, unit)[:, 0] ** 2
     elif leak.by_friends[client]:
         friends = np.asarray(friendships(graph)[[client]].toarray()).ravel()
         reach = np.array([friends @ (budgets / (2 + budgets))])
@@ -378,9 +402,163 @@ def slopes_at_scale(
 
 
 def _slope_factors(field: FieldAtScale, fit: FieldFit, leak: LeakAtScale) -> tuple[Array, Array]:
-    """What belongs to the source, p(1-p)(τ/D)², and to the client told about, 1/((1 - cd²)² left)."""
+    """The factor of the source, p(1-p)(τ/D)², and that of the target, 1/((1 - cd²)² left)."""
     _, inverse_root = _weights(field, leak.noise)
     heard = np.isfinite(leak.noise)
     share = np.where(heard, np.where(heard, leak.noise, 1.0) * inverse_root**2, 1.0)
-    told = 1 / ((1 - leak.left.kept * inverse_root**2) ** 2 * np.maximum(leak.left.left, 1e-12))
-    return np.asarray(fit.rate * (1 - fit.rate) * share**2), np.asarray(told)
+    per_target = 1 / ((1 - leak.left.kept * inverse_root**2) ** 2 * np.maximum(leak.left.left, 1e-12))
+    return np.asarray(fit.rate * (1 - fit.rate) * share**2), np.asarray(per_target)
+
+
+@dataclass(frozen=True, eq=False)
+class LikelihoodSurface:
+    """Log-likelihood over independence, [β, η], with standard errors of its differences from the largest."""
+
+    betas: Array
+    etas: Array
+    gains: Array
+    errors: Array
+
+    def best(self) -> tuple[float, float, float]:
+        """β, η and the gain at the top: of parabolas through the best cell and its neighbours."""
+        row, column = np.unravel_index(int(np.argmax(self.gains)), self.gains.shape)
+        log_beta, up = _top_of_parabola(np.log(self.betas), self.gains[:, column], int(row))
+        eta, further = _top_of_parabola(self.etas, self.gains[row], int(column))
+        return math.exp(log_beta), eta, float(self.gains[row, column]) + up + further
+
+    def intervals(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """95 % of β and of η by profile likelihood; an end of the range tried means that nothing limits it."""
+        near_top = self.gains >= self.gains.max() - 10 * HALF_OF_CHI_SQUARED
+        # Where the top lies is known no better than the surface itself.
+        allowed = HALF_OF_CHI_SQUARED + 2 * float(self.errors[near_top].max(initial=0.0))
+        top = self.best()[2]
+        logs = _where_likely(np.log(self.betas), self.gains.max(axis=1), top - allowed)
+        return (math.exp(logs[0]), math.exp(logs[1])), _where_likely(self.etas, self.gains.max(axis=0), top - allowed)
+
+
+def _top_of_parabola(points: Array, values: Array, top: int) -> tuple[float, float]:
+    """Where the parabola through a largest value and its neighbours is highest, and by how much it is higher."""
+    if top in (0, len(points) - 1):
+        return float(points[top]), 0.0
+    left, right = points[top] - points[top - 1], points[top + 1] - points[top]
+    slope_left, slope_right = (values[top] - values[top - 1]) / left, (values[top + 1] - values[top]) / right
+    bend = (slope_right - slope_left) / (left + right)
+    slope = (slope_left * right + slope_right * left) / (left + right)
+    if bend >= 0:
+        return float(points[top]), 0.0
+    return float(points[top] - slope / (2 * bend)), float(-(slope**2) / (4 * bend))
+
+
+def _where_likely(points: Array, profile: Array, least: float) -> tuple[float, float]:
+    """First and last place where the profile is above `least`; it is interpolated without overshooting.
+
+    A peak may be narrower than the steps taken: the parabola through the best three has then the better width.
+    """
+    fine = np.linspace(points[0], points[-1], 400)
+    best = int(np.argmax(profile))
+    inside = [*fine[PchipInterpolator(points, profile)(fine) >= least].tolist(), float(points[best])]
+    if 0 < best < len(points) - 1:
+        top, up = _top_of_parabola(points, profile, best)
+        bend = np.polyfit(points[best - 1 : best + 2], profile[best - 1 : best + 2], 2)[0]
+        if bend < 0:
+            reach = math.sqrt(max(float(profile[best]) + up - least, 0.0) / -bend)
+            inside += [max(top - reach, float(points[0])), min(top + reach, float(points[-1]))]
+    return float(min(inside)), float(max(inside))
+
+
+def exact_surface(
+    modes: tuple[Array, Array], public: BoolArray, values: Array, around: float | None = None
+) -> LikelihoodSurface:
+    """The surface by eigenvalues of e^{βN} among public clients; `values` are standardised, one for each of them.
+
+    Near `around`, a β that is known to be likely, the surface is taken more closely.
+    """
+    spectrum, vectors = modes
+    betas = BETAS if around is None else np.union1d(BETAS, np.clip(around * CLOSELY, BETAS[0], BETAS[-1]))
+    gains = np.empty((len(betas), len(FINE_ETAS)))
+    for row, beta in enumerate(betas):
+        weights = np.exp(beta * (spectrum - spectrum[-1]))
+        rows = vectors[public] * np.sqrt(weights / weights.mean())
+        smooth = rows @ rows.T
+        variances = np.diagonal(smooth)
+        widths, axes = np.linalg.eigh(smooth)
+        for column, eta in enumerate(FINE_ETAS):
+            diagonal, scales = eta + (1 - eta) * variances, eta + (1 - eta) * np.maximum(widths, 0.0)
+            spread = axes.T @ (np.sqrt(diagonal) * values)
+            misfit = np.sum(spread**2 / scales) + np.sum(np.log(scales)) - np.sum(np.log(diagonal))
+            gains[row, column] = 0.5 * float(values @ values - misfit)
+    return LikelihoodSurface(betas, FINE_ETAS, gains, np.zeros_like(gains))
+
+
+def surface_at_scale(
+    walk: Walk, public: BoolArray, values: Array, rng: np.random.Generator, betas: Array = BETAS_AT_SCALE
+) -> LikelihoodSurface:
+    """The surface by stochastic Lanczos quadrature; the same signs for every β, so that differences are sharp."""
+    signs = random_signs(rng, (int(public.sum()), DETERMINANT_PROBES))
+    streams = rng.spawn(len(betas))
+
+    row_of = partial(_row_at_scale, walk, public, values, signs)
+    rows = in_threads([partial(row_of, beta, stream) for beta, stream in zip(betas, streams, strict=True)])
+    fits = np.array([row[0] for row in rows])  # [β, η]
+    per_probe = np.array([row[1] for row in rows])  # [β, η, probe]: ½ ln det
+    gains = fits - per_probe.mean(axis=2)
+    top = np.unravel_index(int(np.argmax(gains)), gains.shape)
+    differences = per_probe - per_probe[top]
+    errors = differences.std(axis=2, ddof=1) / math.sqrt(DETERMINANT_PROBES)
+    return LikelihoodSurface(np.asarray(betas), ETAS, gains, errors)
+
+
+def _row_at_scale(
+    walk: Walk, public: BoolArray, values: Array, signs: Any, beta: float, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """For one β and every η: the fit without its determinant, and ½ ln det by each probe."""
+    smooth, _, mean = diagonal_of_exponential(walk, beta, rng, SURFACE_PROBES)
+    diagonals = ETAS[:, None] + (1 - ETAS[:, None]) * smooth[public]  # [η, public]
+    starts = np.hstack([(np.sqrt(diagonals) * values).T.astype(np.float32), signs])
+
+    def image(x: Any) -> Any:
+        spread = np.zeros((walk.num_clients, x.shape[1]), dtype=np.float32)
+        spread[public] = x
+        return walk.exponential(beta, spread)[public] / np.float32(mean)
+
+    lengths, nodes, shares = lanczos_quadrature(image, starts, LANCZOS_STEPS)
+    count = len(ETAS)
+    scales = ETAS[:, None, None] + (1 - ETAS[:, None, None]) * np.maximum(nodes, 0.0)  # [η, column, node]
+    squares = lengths[:count] * np.einsum("cn,cn->c", shares[:count], 1 / scales[range(count), range(count)])
+    determinants = lengths[count:] * np.einsum("cn,ecn->ec", shares[count:], np.log(scales[:, count:]))
+    fit = 0.5 * (float(values @ values) - squares + np.log(diagonals).sum(axis=1))
+    return fit, 0.5 * determinants
+
+
+def lanczos_quadrature(image: Any, starts: Any, steps: int) -> tuple[Array, Array, Array]:
+    """Squared lengths of the starts, and for each a quadrature: vᵀf(M)v ≈ length · Σ shares f(nodes)."""
+    lengths = np.einsum("ij,ij->j", starts, starts, dtype=np.float64)
+    now = (starts / np.sqrt(lengths)).astype(np.float32)
+    before, coupling = np.zeros_like(now), np.zeros(now.shape[1])
+    steps = min(steps, len(starts))
+    main, beside = np.zeros((now.shape[1], steps)), np.zeros((now.shape[1], steps))
+    for step in range(steps):
+        following = image(now) - coupling.astype(np.float32) * before
+        main[:, step] = np.einsum("ij,ij->j", following, now, dtype=np.float64)
+        following -= main[:, step].astype(np.float32) * now
+        coupling = np.sqrt(np.einsum("ij,ij->j", following, following, dtype=np.float64))
+        beside[:, step] = coupling
+        before = now
+        now = (following / np.maximum(coupling, 1e-30)).astype(np.float32)
+    bands = np.zeros((len(main), steps, steps))
+    index = np.arange(steps)
+    bands[:, index, index] = main
+    bands[:, index[1:], index[:-1]] = bands[:, index[:-1], index[1:]] = beside[:, :-1]
+    nodes, vectors = np.linalg.eigh(bands)
+    return lengths, nodes, vectors[:, 0, :] ** 2
+
+
+def fit_at_scale(
+    graph: SocialGraph, walk: Walk, shown: Array, rng: np.random.Generator
+) -> tuple[FieldFit, LikelihoodSurface]:
+    """`fit_field` for a network of any size: the top of the estimated likelihood surface."""
+    values, rate = standardised(shown)
+    surface = surface_at_scale(walk, ~np.isnan(shown), values, rng)
+    beta, eta, gain = surface.best()
+    moments = friend_moments(friendships(graph), shown)
+    return FieldFit(beta, eta, rate, gain / len(values), *moments, len(values)), surface

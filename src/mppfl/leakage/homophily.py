@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.leakage.couplings import friendships
+from mppfl.leakage.field import friendships
 from mppfl.leakage.field_at_scale import Walk, over_probes, random_signs, walk_of
 from mppfl.network import SocialGraph, SparseMatrix
 

@@ -6,33 +6,43 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .accounting import (
+        METHODS,
         added_delta,
         composed_epsilon,
+        epsilon,
         epsilon_with_extra,
+        gaussian_epsilon,
         history_epsilon,
-        poisson_epsilon,
         poisson_noise_multiplier,
         require_sampling,
         to_dp_event,
     )
-    from .cost import ReleaseCost, answer_cost, cost_of_round, round_cost, std_with_grid
-    from .device_release import release_on_device
-    from .exact_draw import cumulated_weights, exact_draw
     from .mechanism import MECHANISMS, Adjacency, LocalWork, PrivacyMechanism, Unit, privacy_mechanism, require_budget
     from .noise import (
         NOISE_KINDS,
         Floats,
         NoiseKind,
         add_noise,
+        cumulated_weights,
         discrete_gaussian_table,
         doubt,
+        exact_draw,
         grid_of,
         noisy_on_grid,
         price_of_noise,
         system_normals,
         system_words,
     )
-    from .release import NORM_GUARD, clip_rows, noisy_answer, release
-    from .zcdp import METHODS, epsilon, gaussian_epsilon, rdp_epsilon, zcdp_epsilon
+    from .release import (
+        NORM_GUARD,
+        ReleaseCost,
+        answer_cost,
+        clip_rows,
+        noisy_answer,
+        release,
+        release_on_device,
+        round_cost,
+        std_with_grid,
+    )
 
 export_lazily(__name__)

@@ -109,11 +109,6 @@ class PrivacyMechanism:
             return 0.0
         return self.sensitivity(clip_norm, work) * math.sqrt(self.queries(work) / (2 * rho))
 
-    def budget_of(self, noise_std: float, clip_norm: float, work: LocalWork) -> float:
-        """ρ that noise of this standard deviation costs, by the declared sensitivity: the inverse of `noise_std`."""
-        std = require_number(noise_std, "noise_std", 0.0, math.inf)
-        return self.queries(work) * self.sensitivity(clip_norm, work) ** 2 / (2 * std**2)
-
     def worst_case_budget(self, budget: float, work: LocalWork) -> float:
         """What a nominal budget really costs in the worst case.
 
@@ -137,68 +132,60 @@ def require_budget(budget: float) -> float:
     return rho
 
 
+# fmt: off
 MECHANISMS: dict[str, PrivacyMechanism] = {
-    found.name: found
-    for found in (
-        PrivacyMechanism(
-            "paper",
-            "record",
-            "replace-one",
-            "update",
+    mechanism.name: mechanism
+    for mechanism in (
+        PrivacyMechanism("paper", "record", "replace-one", "update",
             "nominal ρ per record as in the paper; worst case n²ρ, because the clipped update has sensitivity 2𝒮",
-            "any record whose gradients are not bounded: one outlier turns the whole update round",
-        ),
-        PrivacyMechanism(
-            "full_batch",
-            "record",
-            "replace-one",
-            "mean gradient",
+            "any record whose gradients are not bounded: one outlier turns the whole update round"),
+        PrivacyMechanism("full_batch", "record", "replace-one", "mean gradient",
             "ρ-zCDP per record and round",
-            "clipping per batch instead of per example, BatchNorm, a data-dependent number of examples",
-        ),
-        PrivacyMechanism(
-            "full_batch_steps",
-            "record",
-            "replace-one",
-            "mean gradient",
+            "clipping per batch instead of per example, BatchNorm, a data-dependent number of examples"),
+        PrivacyMechanism("full_batch_steps", "record", "replace-one", "mean gradient",
             "ρ-zCDP per record and round, over all steps",
-            "any step without noise, BatchNorm, stopping early because of the data",
-        ),
-        PrivacyMechanism(
-            "dpsgd_shuffle",
-            "record",
-            "replace-one",
-            "batch sum",
+            "any step without noise, BatchNorm, stopping early because of the data"),
+        PrivacyMechanism("dpsgd_shuffle", "record", "replace-one", "batch sum",
             "ρ-zCDP per record and round; nothing is gained by shuffling",
-            "BatchNorm, batches stratified by label, any step without noise, a data-dependent number of examples",
-        ),
-        PrivacyMechanism(
-            "dpsgd_poisson",
-            "record",
-            "add-remove",
-            "batch sum",
+            "BatchNorm, batches stratified by label, any step without noise, a data-dependent number of examples"),
+        PrivacyMechanism("dpsgd_poisson", "record", "add-remove", "batch sum",
             "(ε, δ) by RDP or PLD accounting; never part of a zCDP sum",
-            "batches of fixed size, shuffling instead of sampling, BatchNorm",
-        ),
-        PrivacyMechanism(
-            "client",
-            "client",
-            "replace-one",
-            "update",
+            "batches of fixed size, shuffling instead of sampling, BatchNorm"),
+        PrivacyMechanism("client", "client", "replace-one", "update",
             "ρ-zCDP for all of a client's data together",
-            "anything that leaves the client beside the noisy update",
-        ),
+            "anything that leaves the client beside the noisy update"),
     )
 }
+# fmt: on
 
 
 def privacy_mechanism(name: str, adjacency: Adjacency | None = None) -> PrivacyMechanism:
-    """The mechanism of that name. `client` also comes with adjacency "add-remove", at half the noise."""
+    """The privacy mechanism of that name.
+
+    Args:
+        name: "paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson" or "client".
+        adjacency: What a neighbouring data set is. Only `client` has a choice: "add-remove" at half the noise.
+
+    Returns:
+        What the mechanism protects against what, and which noise a budget buys.
+
+    Raises:
+        BadInput: There is no such mechanism, or not for this adjacency.
+
+    Example:
+        >>> import mppfl
+        >>> from mppfl.privacy import LocalWork
+        >>> mechanism = mppfl.privacy_mechanism("client")
+        >>> mechanism.guarantee
+        "ρ-zCDP for all of a client's data together"
+        >>> mechanism.noise_std(0.5, clip_norm=1.0, work=LocalWork(num_examples=100))
+        2.0
+    """
     if name not in MECHANISMS:
         raise BadInput(f"privacy mechanism {name!r} is not known. Known: {', '.join(MECHANISMS)}.")
-    found = MECHANISMS[name]
-    if adjacency is None or adjacency == found.adjacency:
-        return found
+    mechanism = MECHANISMS[name]
+    if adjacency is None or adjacency == mechanism.adjacency:
+        return mechanism
     if name == "client" and adjacency == "add-remove":
-        return replace(found, adjacency="add-remove")
-    raise BadInput(f"{name} is defined for adjacency {found.adjacency!r}, not {adjacency!r}.")
+        return replace(mechanism, adjacency="add-remove")
+    raise BadInput(f"{name} is defined for adjacency {mechanism.adjacency!r}, not {adjacency!r}.")

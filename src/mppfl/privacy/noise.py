@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
+from bisect import bisect_right
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +31,6 @@ from scipy.special import ndtri
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.exact_draw import exact_draw
 
 NoiseKind = Literal["seeded", "gaussian", "discrete"]
 NOISE_KINDS: tuple[NoiseKind, ...] = ("seeded", "gaussian", "discrete")
@@ -38,24 +40,17 @@ Floats = NDArray[np.floating[Any]]
 # Grid steps per standard deviation, at least. The Gaussian grid is fine enough that g√p stays below a hundredth of Δ
 # for a million parameters at ρ = 0.01; the discrete one is limited by its table, 8.3 standard deviations long.
 STEPS_PER_STD: dict[NoiseKind, int] = {"gaussian": 2**20, "discrete": 2**14}
-NOT_EXACT = 2.0**-128  # at most, of a draw of discrete noise in total variation; see exact_draw.py
+NOT_EXACT = 2.0**-128  # at most, of a draw of discrete noise in total variation; see exact_draw
+BITS = 320  # of a weight behind the point: a million products lose fewer than 25 of them
+DIGITS = 120
+MORE_BITS = 192  # drawn to decide: a wrong decision has a probability below 2⁻¹⁹⁰
 CHUNK = 2**16  # coordinates at a time: temporaries of 0.5 MB each stay in the cache
 LARGEST_WHOLE_NUMBER = 2.0**51  # value / grid beyond which adding noise would round
 
 
 @dataclass(frozen=True, slots=True)
 class NoisePrice:
-    """What noise costs beside its standard deviation; see NoisyValues. Public: no value enters it."""
-
-    kind: NoiseKind | Literal["none"]
-    grid: float
-    sensitivity_added: float
-    extra_delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class NoisyValues:
-    """Values with noise in them, and what the noise was.
+    """What noise costs beside its standard deviation. Public: no value enters it.
 
     grid               g, of which every value is a multiple; 0 where values are not on a grid
     sensitivity_added  g√p, by which rounding may move two neighbouring vectors further apart
@@ -64,22 +59,17 @@ class NoisyValues:
                        as 0.
     """
 
-    values: Floats
     kind: NoiseKind | Literal["none"]
-    noise_std: float
-    grid: float
-    sensitivity_added: float
-    extra_delta: float
+    grid: float = 0.0
+    sensitivity_added: float = 0.0
+    extra_delta: float = 0.0
 
-    @property
-    def statement(self) -> str:
-        """What a report says about this noise."""
-        return {
-            "none": "no noise",
-            "seeded": "simulation: seeded noise protects no one",
-            "gaussian": f"Gaussian noise of the operating system on a grid of {self.grid:.3g}; approximate",
-            "discrete": f"discrete Gaussian noise on a grid of {self.grid:.3g}, exact up to {self.extra_delta:.1e}",
-        }[self.kind]
+
+class NoisyValues(NamedTuple):
+    """Values with noise in them, and what the noise was."""
+
+    values: Floats
+    price: NoisePrice
 
 
 def add_noise(
@@ -106,7 +96,7 @@ def add_noise(
         raise BadInput(f"noise_std={std:g} does not fit into float32. Use float64, or a smaller clip_norm.")
     if std == 0:
         np.copyto(result, values)
-        return NoisyValues(result, "none", 0.0, 0.0, 0.0, 0.0)
+        return NoisyValues(result, NoisePrice("none"))
 
     source, target = np.ascontiguousarray(values).reshape(-1), result.reshape(-1)
     if kind == "seeded":
@@ -114,7 +104,7 @@ def add_noise(
             raise BadInput("seeded noise needs rng, a numpy Generator of its own; or ask for noise='gaussian'.")
         for part in chunks(source.size):
             target[part] = source[part] + std * rng.standard_normal(part.stop - part.start)
-        return NoisyValues(result, kind, std, 0.0, 0.0, 0.0)
+        return NoisyValues(result, NoisePrice(kind))
 
     price = price_of_noise(std, kind, source.size)
     grid = price.grid
@@ -122,7 +112,7 @@ def add_noise(
     for part in chunks(source.size):
         # In float32 this rounds once more, after the noise: post-processing.
         target[part] = noisy_on_grid(source[part], std, grid, table)
-    return NoisyValues(result, kind, std, grid, price.sensitivity_added, price.extra_delta)
+    return NoisyValues(result, price)
 
 
 def noisy_on_grid(values: Floats, noise_std: float, grid: float, table: Words | None) -> Array:
@@ -141,7 +131,7 @@ def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoiseP
     """What `add_noise` will say of noise of this standard deviation on so many values, before any is drawn."""
     grid = grid_of(noise_std, kind)
     if noise_std == 0:
-        return NoisePrice("none", 0.0, 0.0, 0.0)
+        return NoisePrice("none")
     far = NOT_EXACT if kind == "discrete" else 0.0
     return NoisePrice(kind, grid, grid * math.sqrt(num_values), min(1.0, num_values * far))
 
@@ -238,12 +228,40 @@ def doubt(table: Words) -> int:
 def table_steps(count: int, table: Words, std_in_steps: float) -> Array:
     """Discrete Gaussian noise in whole grid steps: the same work for every draw but the few that need more bits."""
     words = system_words(count)
-    places = words >> np.uint64(1)
-    found = np.searchsorted(table, places, side="right")
+    positions = words >> np.uint64(1)
+    sizes = np.searchsorted(table, positions, side="right")
     margin = np.uint64(doubt(table))
-    below = np.where(found > 0, places - table[found - 1], margin) < margin  # nothing lies below k = 0
-    steps = found.astype(np.float64)
-    for at in np.flatnonzero(below | (table[found] - places <= margin)):
-        steps[at] = exact_draw(int(places[at]), 63, std_in_steps)
+    below = np.where(sizes > 0, positions - table[sizes - 1], margin) < margin  # nothing lies below k = 0
+    steps = sizes.astype(np.float64)
+    for draw in np.flatnonzero(below | (table[sizes] - positions <= margin)):
+        steps[draw] = exact_draw(int(positions[draw]), 63, std_in_steps)
     steps.view(np.uint64)[:] ^= words << np.uint64(63)  # the low bit becomes the sign
     return steps
+
+
+def exact_draw(word: int, word_bits: int, std_in_steps: float) -> int:
+    """Samples |k| of probability ∝ exp(-k²/(2s²)) exactly by inverse CDF, extending the random word with fresh bits.
+
+    For the few draws that a table of 63 bits cannot decide: one in a hundred million, some tenths of a second each.
+    """
+    cumulated = cumulated_weights(std_in_steps)
+    position = (word << MORE_BITS | secrets.randbits(MORE_BITS)) * cumulated[-1] >> word_bits + MORE_BITS
+    return bisect_right(cumulated, position)
+
+
+def cumulated_weights(std_in_steps: float) -> list[int]:
+    """Σ exp(-j²/(2s²)) over |j| ≤ k, for k = 0, 1, 2, ..., in units of 2⁻³²⁰.
+
+    Each weight is the one before it times a ratio, and each ratio the one before it times exp(-1/s²).
+    """
+    with localcontext() as context:
+        context.prec = DIGITS
+        ratio = int((-1 / (2 * Decimal(std_in_steps) ** 2)).exp() * 2**BITS)
+    falls_by = ratio * ratio >> BITS
+    weight = total = 1 << BITS
+    cumulated = [total]
+    while weight := weight * ratio >> BITS:
+        ratio = ratio * falls_by >> BITS
+        total += 2 * weight  # both signs
+        cumulated.append(total)
+    return cumulated

@@ -1,28 +1,91 @@
-"""What leaves a client: its update clipped and made noisy, together with what that cost.
+"""What leaves a client: its update clipped and made noisy, together with its cost.
 
 `release` serves the mechanisms that put noise on a whole update (`paper`, `client`); `clip_rows` and `noisy_answer`
-serve those that put it on every gradient inside local training. The cost is returned with the noisy values, so that an
-account cannot drift from the noise that was drawn; `round_cost` says the same before anything is drawn.
+serve those that put it on every gradient inside local training. `round_cost` states the cost before anything is drawn,
+from public values alone, so that it can be reserved in a ledger first.
+
+Noise on a grid g raises the sensitivity from Δ to Δ + g√p (see noise.py). The standard deviation is raised with it,
+σ = (Δ + g√p)·√(queries/(2ρ)), so the cost is the budget that was asked for, and a client never pays for rounding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mppfl.arrays import Array, BoolArray, require_number
+from mppfl.arrays import Array, BoolArray, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.cost import ReleaseCost, answer_cost, cost_of_round, round_cost
-from mppfl.privacy.mechanism import LocalWork, PrivacyMechanism
-from mppfl.privacy.noise import Floats, NoiseKind, add_noise, chunks
+from mppfl.privacy.mechanism import Adjacency, LocalWork, PrivacyMechanism, Unit, require_budget
+from mppfl.privacy.noise import (
+    LARGEST_WHOLE_NUMBER,
+    NOISE_KINDS,
+    Floats,
+    NoiseKind,
+    add_noise,
+    chunks,
+    grid_of,
+    price_of_noise,
+)
 
-__all__ = ["Release", "ReleaseCost", "clip_rows", "cost_of_round", "noisy_answer", "release", "round_cost"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NORM_GUARD = 1 - 2.0**-23  # a clipped row stays within clip_norm although float32 rounds its coordinates
+LARGEST_STD = 1e250  # far beyond any update, and well inside what a grid can be for
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReleaseCost:
+    """What one release, or one noisy answer inside local training, costs one client: an entry of the privacy ledger.
+
+    `round_cost` and `release` make it for the mechanisms of this package; for one of your own, give what it spends.
+
+    Attributes:
+        client: Name of the client.
+        mechanism: Name of the mechanism.
+        unit: What is protected: "record" or "client".
+        adjacency: What a neighbouring data set is: "replace-one" or "add-remove".
+        budget: ρ-zCDP spent, rounding to the grid included. Nominal for `paper`, infinite without noise, None where the
+            noise was calibrated to (ε, δ) and must not enter a zCDP sum.
+        worst_case_budget: ρ that holds whatever the data: n² times the budget for `paper`. None: the budget itself.
+        noise_multiplier: σ / (Δ + g√p) of each noisy answer.
+        noise_kind: "gaussian", "discrete", "seeded" or "none".
+        extra_delta: Total-variation distance of the noise drawn from the noise meant; (1 + e^ε) times it is added to δ.
+        sampling_rate: Chance of a record to be in a batch; only where batches are Poisson-sampled.
+        num_steps: Noisy steps of the whole round; only where batches are Poisson-sampled.
+        noise_std: σ of each noisy answer, in the unit of the update.
+        round_index: Round of the release; 0 fits any.
+        run: Run of the release; an empty one fits any.
+
+    Example:
+        >>> from mppfl.privacy import ReleaseCost
+        >>> ReleaseCost("ann", "client", "client", "replace-one", budget=0.2)
+        ReleaseCost(client='ann', mechanism='client', unit='client', adjacency='replace-one', budget=0.2)
+    """
+
+    client: str
+    mechanism: str
+    unit: Unit
+    adjacency: Adjacency
+    budget: float | None
+    worst_case_budget: float | None = None
+    noise_multiplier: float | None = None
+    noise_kind: NoiseKind | Literal["none"] = "gaussian"
+    extra_delta: float = 0.0
+    sampling_rate: float | None = None
+    num_steps: int | None = None
+    noise_std: float = math.nan
+    round_index: int = 0
+    run: str = ""
+
+    def __repr__(self) -> str:
+        values = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        given = [f"{name}={value!r}" for name, value, default in values if value is not default and value != default]
+        return f"ReleaseCost({', '.join(given)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +116,46 @@ def release(
     round_index: int,
     run: str,
 ) -> Release:
-    """Clips each update to `clip_norm` in ℓ2 and adds the noise its client's budget buys.
+    """Clips each update to `clip_norm` in ℓ2 and adds the noise that its client's budget buys.
 
-    `updates` is one client's vector or a stack [clients, parameters], float32 or float64. A client with budget 0 takes
-    no part. Raises, naming the client, where an update holds NaN or infinity: nothing of the stack is released then.
+    Args:
+        updates: One client's vector, or a stack [clients, parameters], float32 or float64.
+        budgets: ρ of each client in this round. A client with budget 0 takes no part; infinity means no noise.
+        mechanism: One that puts its noise on whole updates: `paper` or `client`, from `privacy_mechanism`.
+        clip_norm: Longest ℓ2 norm of an update.
+        work: What each client did in the round, or one for all of them.
+        noise: "gaussian" or "discrete" from the operating system's generator, "seeded" for simulation.
+        rng: Stream of seeded noise, used for nothing else.
+        clients: Names of the clients; without them their numbers from 0.
+        round_index: Round, for the costs.
+        run: Run, for the costs.
+
+    Returns:
+        The noisy updates with the cost of each client that took part, which a ledger takes as it is.
+
+    Raises:
+        BadInput: An update holds NaN or infinity, or a budget cannot be met; the client is named and nothing of the
+            stack is released.
+
+    Example:
+        >>> import numpy as np
+        >>> import mppfl
+        >>> from mppfl.privacy import LocalWork
+        >>> noisy = mppfl.release(
+        ...     np.ones((2, 3)),
+        ...     [0.5, 0.0],
+        ...     mechanism=mppfl.privacy_mechanism("client"),
+        ...     clip_norm=1.0,
+        ...     work=LocalWork(num_examples=100),
+        ...     noise="gaussian",
+        ...     clients=["ann", "bob"],
+        ...     round_index=1,
+        ...     run="survey",
+        ... )
+        >>> noisy.costs[0].client, noisy.costs[0].budget, round(noisy.costs[0].noise_std, 3)
+        ('ann', 0.5, 2.0)
+        >>> noisy.updates[1]
+        array([0., 0., 0.])
     """
     if mechanism.noise_on != "update":
         raise BadInput(f"{mechanism.name} puts its noise on every {mechanism.noise_on}; use noisy_answer in training.")
@@ -86,6 +185,129 @@ def release(
     costs = tuple(price for price in prices if price is not None)
     participating = asked > 0
     return Release(out.reshape(np.shape(updates)), costs, (np.array(scales) < 1) & participating, participating)
+
+
+def round_cost(
+    mechanism: PrivacyMechanism,
+    budget: float | None,
+    clip_norm: float,
+    work: LocalWork,
+    noise: NoiseKind,
+    num_parameters: int,
+    client: str,
+    round_index: int,
+    run: str,
+    noise_multiplier: float | None = None,
+) -> ReleaseCost:
+    """What this client's whole round will cost, for the ledger: exactly what `release` reports for noise on updates.
+
+    dpsgd_poisson takes budget=None and `noise_multiplier`, the others a budget alone. Raises, naming the client, where
+    the budget cannot be met; a client with budget 0 takes no part and has no cost.
+    """
+    answer = answer_cost(
+        mechanism, budget, clip_norm, work, noise, num_parameters, client, round_index, run, noise_multiplier
+    )
+    # δ adds over the answers in which a record or client is: elsewhere the same noise serves both neighbours.
+    touched = mechanism.queries(work) if mechanism.is_zcdp else work.num_batches
+    return replace(
+        answer,
+        budget=None if budget is None else float(budget),
+        worst_case_budget=None if budget is None else mechanism.worst_case_budget(budget, work),
+        extra_delta=min(1.0, touched * answer.extra_delta),
+    )
+
+
+def answer_cost(
+    mechanism: PrivacyMechanism,
+    budget: float | None,
+    clip_norm: float,
+    work: LocalWork,
+    noise: NoiseKind,
+    num_parameters: int,
+    client: str,
+    round_index: int,
+    run: str,
+    noise_multiplier: float | None = None,
+) -> ReleaseCost:
+    """What one noisy answer of the round costs: the share budget / queries, of a round's whole `budget`."""
+    clip = require_number(clip_norm, "clip_norm", 0.0, math.inf)
+    size = require_count(num_parameters, "num_parameters")
+    if noise not in NOISE_KINDS:
+        raise BadInput(f"noise kind {noise!r} is not known. Known: {', '.join(NOISE_KINDS)}.")
+    if mechanism.is_zcdp == (budget is None) or mechanism.is_zcdp != (noise_multiplier is None):
+        raise BadInput(f"{mechanism.name} takes {'a budget' if mechanism.is_zcdp else 'a noise_multiplier'} alone.")
+    std = _noise_std(mechanism, budget, noise_multiplier, clip, work, noise, size, client)
+    price = price_of_noise(std, noise, size)
+    queries = mechanism.queries(work)
+    return ReleaseCost(
+        client,
+        mechanism.name,
+        mechanism.unit,
+        mechanism.adjacency,
+        budget=None if budget is None else float(budget) / queries,
+        worst_case_budget=None if budget is None else mechanism.worst_case_budget(budget, work) / queries,
+        noise_multiplier=std / (mechanism.sensitivity(clip, work) + price.sensitivity_added),
+        noise_kind=price.kind,
+        extra_delta=price.extra_delta,
+        sampling_rate=None if mechanism.is_zcdp else work.sampling_rate,
+        num_steps=None if mechanism.is_zcdp else work.num_batches,
+        noise_std=std,
+        round_index=round_index,
+        run=run,
+    )
+
+
+def std_with_grid(sensitivity: float, noise_multiplier: float, num_parameters: int, kind: NoiseKind) -> float:
+    """σ with σ = noise_multiplier · (Δ + g√p), where g is the grid of σ itself.
+
+    Raises where no σ is enough because the grid grows with it faster than the noise does.
+    """
+    std = noise_multiplier * sensitivity
+    for _ in range(64):
+        wanted = noise_multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(num_parameters))
+        if wanted > LARGEST_STD:
+            break
+        if grid_of(wanted, kind) == grid_of(std, kind):
+            return wanted
+        std = wanted
+    finer = "noise='gaussian', " if kind == "discrete" else ""
+    raise BadInput(
+        f"{kind} noise of {noise_multiplier:.3g} times the sensitivity on {num_parameters:,} parameters drowns in its "
+        f"own rounding. Use {finer}a larger budget, or fewer parameters."
+    )
+
+
+def _noise_std(
+    mechanism: PrivacyMechanism,
+    budget: float | None,
+    noise_multiplier: float | None,
+    clip_norm: float,
+    work: LocalWork,
+    kind: NoiseKind,
+    num_parameters: int,
+    client: str,
+) -> float:
+    """σ that makes one round cost `budget`; 0 for an infinite budget. Checks, from public values alone, that it can."""
+    name = "noise" if budget is None else "budget"
+    try:
+        if budget is None:
+            multiplier = require_number(noise_multiplier or 0.0, "noise_multiplier", 0.0, 1e100)
+        else:
+            rho = require_budget(budget)
+            if math.isinf(rho):
+                return 0.0
+            multiplier = math.sqrt(mechanism.queries(work) / (2 * rho))
+        std = std_with_grid(mechanism.sensitivity(clip_norm, work), multiplier, num_parameters, kind)
+    except BadInput as cause:
+        raise BadInput(f"The {name} of client {client!r} cannot be met. {cause}") from cause
+    reach = clip_norm * (work.num_examples if mechanism.noise_on == "batch sum" else 1)
+    if kind != "seeded" and reach >= LARGEST_WHOLE_NUMBER * grid_of(std, kind) / 2:
+        asked = f"noise_multiplier={multiplier:g}" if budget is None else f"budget={budget:g}"
+        raise BadInput(
+            f"{asked} of client {client!r} buys noise of {std:.3g} on updates of length {clip_norm:g}: too little for "
+            "a grid. Use a smaller budget, or an infinite one for no noise."
+        )
+    return std
 
 
 def clip_rows(per_example: Floats, clip_norm: float) -> tuple[Floats, BoolArray]:
@@ -157,3 +379,39 @@ def _shorten(row: Floats, scale: float, target: Floats) -> None:
     """row · scale into `target`, with the product taken in float64."""
     for part in chunks(row.size):
         target[part] = row[part].astype(np.float64) * scale if scale < 1 else row[part]
+
+
+def release_on_device(
+    updates: Tensor, costs: Sequence[ReleaseCost], clip_norm: float, seeds: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Each row shortened to `clip_norm` with the noise its cost states, and which rows were shortened: simulation only.
+
+    updates  [clients, parameters] on any device; one cost (from `round_cost`) and one seed for each row
+
+    Noise that protects leaves only by `release`: PyTorch's normals are seeded, float32 and cut off near 5.8 σ.
+    """
+    import torch
+
+    if not len(updates) == len(costs) == len(seeds):
+        raise BadInput(f"{len(updates)} updates came with {len(costs)} costs and {len(seeds)} seeds.")
+    for cost in costs:
+        if cost.noise_kind not in ("seeded", "none"):
+            raise BadInput(f"noise {cost.noise_kind!r} is not drawn on a device; use mppfl.privacy.release.")
+    norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    for cost, finite in zip(costs, torch.isfinite(norms).tolist(), strict=True):
+        if not finite:
+            raise BadInput(
+                f"The update of client {cost.client!r} holds NaN or infinity and is not released. Check its training."
+            )
+    scales = torch.where(norms <= clip_norm, 1.0, NORM_GUARD * clip_norm / norms)
+    released = torch.empty_like(updates)
+    for row, update, scale in zip(released, updates, scales, strict=True):
+        row.copy_(update.double() * scale)  # row by row, so that float64 takes little memory
+    generator = torch.Generator(device=updates.device)
+    for row, cost, seed in zip(released, costs, seeds, strict=True):
+        if cost.noise_std > 0:
+            generator.manual_seed(seed)
+            row.add_(
+                torch.randn(row.shape, generator=generator, device=row.device, dtype=row.dtype), alpha=cost.noise_std
+            )
+    return released, scales < 1

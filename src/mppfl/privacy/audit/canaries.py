@@ -1,32 +1,66 @@
-"""The mechanism audit: known vectors sent through the real clip-and-noise code, and what its answers give away.
+"""Audits of the noise: canaries sent through the real clip-and-noise code, and the last bits of noisy numbers.
 
-`audit_mechanism` is strong and assumes that the noise is Gaussian; `one_run_audit` assumes nothing and finds about half
-of the true ε. Canaries are drawn and scored a few rows at a time, so memory grows with the dimension alone.
+`audit_mechanism` assumes that the noise is Gaussian. Canaries are drawn and scored a few rows at a time, so memory
+grows with the dimension alone.
+
+`audit_float` looks at last bits. A float near 0 can be any multiple of a tiny number; a float near 1 cannot. So the
+event "y is no multiple of 2⁻⁵³" (2⁻²⁴ in float32) never happens for y = 1 + z, and often for y = 0 + z (Mironov 2012;
+Jin et al., arXiv:2112.05307v3). Rounding has a trap of its own: a small negative value rounds to -0.0, and -0.0 + -0.0
+is -0.0 while 0.0 + -0.0 is 0.0. So the event "y is -0.0" may tell the sign of a value that rounds to 0. Noise on a grid
+is tried on a coarse one, where it is often 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import binom, chi2, norm
+from scipy.stats import beta, chi2, norm
 
-from mppfl.arrays import Array, BoolArray, require_count, require_number
+from mppfl.arrays import Array, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.privacy import (
+    NOISE_KINDS,
     Floats,
     LocalWork,
     NoiseKind,
     PrivacyMechanism,
+    add_noise,
     clip_rows,
+    discrete_gaussian_table,
     gaussian_epsilon,
     noisy_answer,
+    noisy_on_grid,
     privacy_mechanism,
     release,
     std_with_grid,
 )
-from mppfl.privacy.audit.result import AuditResult
+
+Verdict = Literal["pass", "fail", "no claim to test"]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """One audit's finding.
+
+    audit       which audit: sensitivity, mechanism, float or neighbour
+    verdict     "fail" only where the measurement contradicts the claim, "no claim to test" where there is none
+    claimed     what the mechanism promises, in the audit's own unit
+    measured    what was found (a lower bound where `confidence` says so)
+    confidence  probability with which a sound mechanism passes, or None where nothing was drawn at random
+    details     everything else a reader needs, by name
+    """
+
+    audit: str
+    verdict: Verdict
+    claimed: float | None
+    measured: float | None
+    confidence: float | None
+    details: dict[str, Any] = field(default_factory=dict)
+
 
 # From raw rows, longer than the clip norm, to what is released: a row for each (noise on updates), or one vector for
 # all of them (noise on a mean or a sum).
@@ -34,7 +68,11 @@ Answer = Callable[[Array], Floats]
 
 NUMBERS_AT_A_TIME = 2**20
 VARIANCE_FALSE_ALARM = 1e-3
-SHARES_GUESSED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+AuditedNoise = NoiseKind | Literal["plain-float32", "plain-float64"]
+BITS = {"float32": 24, "float64": 53}
+COARSE_GRID = 0.25  # of noise with standard deviation 1: a tenth of all noise is 0
+TINY = 1e-9  # far below half a step of the coarse grid
 
 
 def clip_and_noise(
@@ -107,7 +145,7 @@ def audit_mechanism(
     canary_rng, noise_rng = rng.spawn(2)
     ask = answer or clip_and_noise(audited, multiplier, clip_norm, done, noise, noise_rng)
 
-    cross = own = square = 0.0
+    cross = power = square = 0.0
     num_values = 0
     for canaries in _unit_rows(count, size, canary_rng):
         got = ask(canaries * (3 * clip_norm)).astype(np.float64)
@@ -115,16 +153,16 @@ def audit_mechanism(
         if got.shape != sent.shape:
             raise BadInput(f"the answer has shape {got.shape}; expected {canaries.shape} or ({size},).")
         cross += float(np.vdot(got, sent))
-        own += float(np.vdot(sent, sent))
+        power += float(np.vdot(sent, sent))
         square += float(np.vdot(got, got))
         num_values += got.size
 
-    length = cross / own
+    length = cross / power
     noise_std = math.sqrt(max(square - cross * length, 0.0) / (num_values - 1))
     directions = 2 if audited.adjacency == "replace-one" else 1
     mu = directions * length / noise_std if noise_std else math.inf
     # Two errors: of the fitted length, and of the fitted noise, which enters as a relative error 1/√(2N).
-    standard_error = math.hypot(directions / math.sqrt(own), mu / math.sqrt(2 * num_values))
+    standard_error = math.hypot(directions / math.sqrt(power), mu / math.sqrt(2 * num_values))
     mu_low = mu - float(norm.ppf(level)) * standard_error if noise_std else mu
     measured = _epsilon_of_mu(mu_low, dp_delta)
 
@@ -160,101 +198,6 @@ def audit_mechanism(
     )
 
 
-def one_run_audit(
-    mechanism: str | PrivacyMechanism,
-    *,
-    noise_multiplier: float,
-    claimed_epsilon: float | None = None,
-    dp_delta: float = 1e-5,
-    dimension: int = 64,
-    num_canaries: int = 10_000,
-    clip_norm: float = 1.0,
-    work: LocalWork | None = None,
-    noise: NoiseKind = "gaussian",
-    rng: np.random.Generator,
-    confidence: float = 0.95,
-    answer: Answer | None = None,
-) -> AuditResult:
-    """A lower bound on ε that supposes nothing about the noise (Steinke, Nasr & Jagielski 2023, arXiv:2305.08846v1).
-
-    A coin per canary decides whether it is in or out (replace-one: itself or its opposite). Afterwards the highest
-    scores are guessed in, the lowest out, and the others left open; ε is the largest that so many right guesses refute.
-    Canaries are coordinate directions, orthogonal within an answer. Seven shares of guesses share the error
-    probability. "fail" where the bound exceeds `claimed_epsilon`.
-    """
-    audited = privacy_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
-    multiplier = require_number(noise_multiplier, "noise_multiplier", 0.0, 1e6)
-    level = require_number(confidence, "confidence", 0.5, 1.0)
-    size, count = require_count(dimension, "dimension"), require_count(num_canaries, "num_canaries", 10)
-    done = work or LocalWork(num_examples=100)
-    claimed = epsilon_of_gaussian(multiplier, dp_delta) if claimed_epsilon is None else float(claimed_epsilon)
-    coin_rng, noise_rng = rng.spawn(2)
-    ask = answer or clip_and_noise(audited, multiplier, clip_norm, done, noise, noise_rng)
-
-    included: BoolArray = coin_rng.random(count) < 0.5
-    out = -1.0 if audited.adjacency == "replace-one" else 0.0
-    scores = np.empty(count)
-    for start in range(0, count, size):
-        coins = included[start : start + size]
-        rows = np.zeros((len(coins), size))
-        at = np.arange(len(coins))
-        rows[at, at] = np.where(coins, 3 * clip_norm, out * 3 * clip_norm)
-        got = ask(rows)
-        scores[start : start + size] = got[at, at] if got.ndim == 2 else got[at]
-
-    order = np.argsort(scores)
-    bounds = {}
-    for share in SHARES_GUESSED:
-        each_way = max(1, int(share * count) // 2)
-        right = int(included[order[-each_way:]].sum() + (~included[order[:each_way]]).sum())
-        chance = (1 - level) / len(SHARES_GUESSED)
-        bounds[share] = guessing_epsilon(count, 2 * each_way, right, dp_delta, chance)
-    measured = max(bounds.values())
-    return AuditResult(
-        "mechanism",
-        "fail" if measured > claimed else "pass",
-        claimed,
-        measured,
-        level,
-        {
-            "method": "one run",
-            "mechanism": audited.name,
-            "noise": noise if answer is None else "as given",
-            "bound_by_share_guessed": bounds,
-            "dp_delta": dp_delta,
-            "num_canaries": count,
-            "dimension": size,
-        },
-    )
-
-
-def guessing_p_value(num_canaries: int, guesses: int, right: int, dp_epsilon: float, dp_delta: float) -> float:
-    """How likely an (ε, δ) mechanism allows at least `right` right guesses (Steinke et al. 2023, Thm. 5.2).
-
-    P[B ≥ v] + 2mδ · max_i P[v > B ≥ v-i]/i with B ~ Binomial(guesses, 1/(1+e^-ε)), at most 1.
-    """
-    right_by_chance = binom(guesses, 1 / (1 + math.exp(-dp_epsilon)))
-    p_value = float(right_by_chance.sf(right - 1))
-    if right:
-        below = np.cumsum(right_by_chance.pmf(np.arange(right - 1, -1, -1))) / np.arange(1, right + 1)
-        p_value += 2 * num_canaries * dp_delta * float(below.max())
-    return min(p_value, 1.0)
-
-
-def guessing_epsilon(num_canaries: int, guesses: int, right: int, dp_delta: float, chance: float) -> float:
-    """The largest ε that is refuted at error probability `chance`; 0 where none is."""
-    low, high = 0.0, 1.0
-    while high < 64 and guessing_p_value(num_canaries, guesses, right, high, dp_delta) < chance:
-        low, high = high, 2 * high
-    for _ in range(30):
-        middle = (low + high) / 2
-        if guessing_p_value(num_canaries, guesses, right, middle, dp_delta) < chance:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def epsilon_of_gaussian(noise_multiplier: float, dp_delta: float) -> float:
     """The exact dp_epsilon of one Gaussian answer with noise `noise_multiplier` times its sensitivity."""
     return _epsilon_of_mu(1 / noise_multiplier, dp_delta)
@@ -272,3 +215,79 @@ def _unit_rows(count: int, dimension: int, rng: np.random.Generator) -> Iterator
         rows = rng.standard_normal((min(at_once, count - start), dimension))
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         yield rows
+
+
+def audit_float(
+    noise: AuditedNoise,
+    trials: int = 200_000,
+    *,
+    dp_delta: float = 1e-5,
+    confidence: float = 0.999,
+    rng: np.random.Generator | None = None,
+) -> AuditResult:
+    """Whether noise of standard deviation 1 keeps (ε, δ) for two events of the last bits.
+
+    The events are "off the float grid" between 0 and 1, and "is -0.0" between 0 and a tiny negative value.
+
+    ε is what exact Gaussian noise has at `dp_delta`. `measured` is a lower bound on the δ that an event needs at that
+    ε, P[event | one] - e^ε P[event | other], from Clopper-Pearson bounds on both, the worse way round and the worst of
+    both events in float32 and float64. "fail" where it exceeds `dp_delta`, which happens to exact noise with chance
+    1 - `confidence`. `rng` is for seeded and plain noise; without one they use a fixed stream.
+    """
+    count = require_count(trials, "trials", 100)
+    level = require_number(confidence, "confidence", 0.5, 1.0)
+    if noise not in (*NOISE_KINDS, "plain-float32", "plain-float64"):
+        raise BadInput(f"noise {noise!r} is not known. Known: {', '.join(NOISE_KINDS)}, plain-float32, plain-float64.")
+    stream = np.random.default_rng(20_25) if rng is None else rng
+    dtypes = [noise.removeprefix("plain-")] if noise.startswith("plain-") else list(BITS)
+    allowed = math.exp(gaussian_epsilon(0.5, dp_delta))
+    miss = (1 - level) / (8 * len(dtypes))  # two bounds, both ways round, for each event and dtype
+    needed, events = 0.0, {}
+    for dtype in dtypes:
+        off = [_times_off_grid(noise, value, count, dtype, stream) for value in (0.0, 1.0)]
+        minus = [_times_minus_zero(noise, value, count, dtype, stream) for value in (0.0, -TINY)]
+        events[dtype] = {
+            "off_grid_at_0": off[0] / count,
+            "off_grid_at_1": off[1] / count,
+            "minus_zero_at_0": minus[0] / count,
+            "minus_zero_below_0": minus[1] / count,
+        }
+        for likely, unlikely in (off, off[::-1], minus, minus[::-1]):
+            low = float(beta.ppf(miss, likely, count - likely + 1)) if likely else 0.0
+            high = float(beta.ppf(1 - miss, unlikely + 1, count - unlikely)) if unlikely < count else 1.0
+            needed = max(needed, low - allowed * high)
+    return AuditResult(
+        "float",
+        "fail" if needed > dp_delta else "pass",
+        dp_delta,
+        needed,
+        level,
+        {"noise": noise, "trials": count, "dp_epsilon": math.log(allowed), "events": events},
+    )
+
+
+def _times_off_grid(noise: AuditedNoise, value: float, trials: int, dtype: str, rng: np.random.Generator) -> int:
+    """How many of `trials` noisy values are no multiple of the spacing of floats just below 1."""
+    steps = np.ldexp(_noisy(noise, value, trials, dtype, rng).astype(np.float64), BITS[dtype])
+    return int((np.rint(steps) != steps).sum())
+
+
+def _times_minus_zero(noise: AuditedNoise, value: float, trials: int, dtype: str, rng: np.random.Generator) -> int:
+    """How many of `trials` noisy values are -0.0."""
+    if noise in ("gaussian", "discrete"):
+        table = discrete_gaussian_table(1 / COARSE_GRID) if noise == "discrete" else None
+        values: Floats = np.full(trials, value, dtype=dtype)
+        noisy: Floats = noisy_on_grid(values, 1.0, COARSE_GRID, table).astype(dtype)
+    else:
+        noisy = _noisy(noise, value, trials, dtype, rng)
+    return int((np.signbit(noisy) & (noisy == 0)).sum())
+
+
+def _noisy(noise: AuditedNoise, value: float, trials: int, dtype: str, rng: np.random.Generator) -> Floats:
+    """So many times the value, each with noise of its own."""
+    values: Floats = np.full(trials, value, dtype=dtype)
+    if noise == "plain-float32":
+        return np.asarray(values + rng.standard_normal(trials, dtype=np.float32))
+    if noise == "plain-float64":
+        return np.asarray(values + rng.standard_normal(trials))
+    return add_noise(values, 1.0, noise, rng).values

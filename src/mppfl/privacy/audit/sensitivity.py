@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mppfl.arrays import Array, require_count, require_number
 from mppfl.errors import BadInput, MppflError
 from mppfl.privacy import LocalWork, PrivacyMechanism
-from mppfl.privacy.audit.result import AuditResult
+from mppfl.privacy.audit.canaries import AuditResult
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

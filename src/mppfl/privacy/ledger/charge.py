@@ -1,30 +1,89 @@
-"""How a ledger is charged: caps and reservations, written inside one transaction that the caller holds."""
+"""How a ledger is charged: caps, reservations and the chain of hashes, inside one transaction that the caller holds.
+
+The chain runs through the events, one for each release, and the changes beside them:
+
+    cap      subject a client, detail the unit, budget the new cap
+    status   subject the number of an event, detail its new status, sha256 that of the upload which was stored
+    run      subject a run, detail the key of its training
+
+A change says after how many events it came, so the chain runs through both tables in one order.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.privacy.ledger.changes import Change, record, require_same_training
-from mppfl.privacy.ledger.entries import Outcome, Refusal, Reservation, Terms, other_terms, same_terms, terms_of
-from mppfl.privacy.ledger.rows import caps_of, last_attempts, numbers_made, totals_of
-from mppfl.privacy.ledger.totals import Total, refusal_of, require_addable
-from mppfl.privacy.ledger.verify import checksum, link
+from mppfl.privacy.ledger.entries import Outcome, Refusal, Reservation, Terms, changed_term, terms_of
+from mppfl.privacy.ledger.epsilon import Total, refusal_of, require_addable
+from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, totals_of
+
+
+class Change(NamedTuple):
+    """One change, as the table holds it."""
+
+    kind: str
+    subject: str
+    detail: str
+    budget: float | None = None
+    sha256: bytes | None = None
+
+
+def link(head: bytes, facts: tuple[Any, ...]) -> bytes:
+    """The next head of the chain. An event has more facts than a change, so one cannot pass for the other."""
+    return hashlib.sha256(head + repr(facts).encode()).digest()
+
+
+def record(write: sqlite3.Connection, changes: Sequence[Change]) -> None:
+    """Adds the changes to the chain, after all that is in it."""
+    events, head = write.execute("SELECT events, head FROM state").fetchone()
+    (last,) = write.execute("SELECT coalesce(max(id), 0) FROM changes").fetchone()
+    rows = []
+    for number, change in enumerate(changes, last + 1):
+        facts = (number, events, *change)
+        head = link(head, facts)
+        rows.append((*facts, head))
+    write.executemany("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    write.execute("UPDATE state SET head = ?", (head,))
+
+
+def training_of(read: sqlite3.Connection, run: str) -> str | None:
+    """Key of the training that the run is; None where none is noted."""
+    row = read.execute("SELECT detail FROM changes WHERE kind = 'run' AND subject = ?", (run,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def has_releases(read: sqlite3.Connection, run: str) -> bool:
+    return read.execute("SELECT 1 FROM events WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
+
+
+def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Path | str) -> bool:
+    """Whether the run is noted as that of this training. Raises where its releases are, or may be, another's."""
+    noted = training_of(read, run)
+    if noted is not None and noted != key:
+        raise BadInput(
+            f"run={run!r} is another training in {path}: seed, configuration, plan, data or initial model differ, so "
+            "its rounds would not be charged. Use another run name, or another ledger."
+        )
+    if noted is None and has_releases(read, run):
+        raise BadInput(
+            f"run={run!r} has releases in {path}, and no training is noted that made them, so rounds under this name "
+            "would not be charged. Use another run name, or another ledger."
+        )
+    return noted is not None
 
 
 def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, path: Path | str) -> None:
-    """Gives each of these clients the cap. Who has just that one already stays as it is, and so does the chain."""
+    """Gives each of these clients the cap. A cap that stays the same adds nothing to the chain."""
     numbers = numbers_made(write, names, path)
     before = caps_of(write, numbers)
     changed = [name for name in numbers if before.get((numbers[name], unit)) != cap]
-    write.executemany(
-        "INSERT OR REPLACE INTO caps VALUES (?, ?, ?, ?)",
-        [(numbers[name], unit, cap, checksum(name, unit, cap)) for name in changed],
-    )
+    write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?)", [(numbers[name], unit, cap) for name in changed])
     record(write, [Change("cap", name, unit, cap) for name in changed])
 
 
@@ -39,27 +98,31 @@ def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[
     return asked
 
 
-def reserved(
-    write: sqlite3.Connection,
-    run: str,
-    round_index: int,
-    asked: dict[str, Terms],
-    session: str,
-    path: Path | str,
-    *,
-    again: bool,
-    all_or_nothing: bool,
-    must_be_new: bool,
-    training: str | None,
-) -> Reservation:
-    """Records what these releases cost, and says what became of each request.
+class Request(NamedTuple):
+    """How a round is to be reserved.
 
-    session         of the process that reserves, the only one that may store the uploads
-    again           whose upload was never stored pays once more
-    all_or_nothing  raises where a cap forbids any of them; else who would pass it is left out
-    must_be_new     raises where anybody has reserved this round before
-    training        key of the training that the run is, noted with its first release; None where it is none
+    again           a client whose upload was never stored pays once more
+    all_or_nothing  raises where a cap forbids any of them; else these clients are left out
+    must_be_new     raises where a client has reserved this round before
+    training        key of the training, noted with the first release of the run; None outside a training
     """
+
+    run: str
+    round_index: int
+    again: bool
+    all_or_nothing: bool
+    must_be_new: bool
+    training: str | None
+
+
+def reserved(
+    write: sqlite3.Connection, request: Request, asked: dict[str, Terms], session: str, path: Path | str
+) -> Reservation:
+    """Records what these releases cost, and answers each client.
+
+    session  of the process that reserves, the only one that may store the uploads
+    """
+    run, round_index, training = request.run, request.round_index, request.training
     is_unnoted = training is not None and not require_same_training(write, run, training, path)
     numbers = numbers_made(write, list(asked), path)
     earlier = last_attempts(write, run, round_index, numbers)
@@ -73,15 +136,9 @@ def reserved(
         number, unit, attempt = numbers[client], terms.unit, 1
         if number in earlier:
             last, is_stored, before = earlier[number]
-            if not same_terms(before, terms):
-                raise BadInput(other_terms(client, run, round_index, before, terms))
-            if must_be_new:
-                raise BadInput(
-                    f"client {client!r} has reserved round {round_index} of {run!r} before; noise drawn anew "
-                    "would be a second release for the price of one. Use another run."
-                )
+            _require_repeatable(client, before, terms, request)
             attempts[client] = last
-            if not again or is_stored:
+            if not request.again or is_stored:
                 outcomes[client] = "already reserved"
                 continue
             attempt = last + 1
@@ -96,10 +153,10 @@ def reserved(
         changed[number, unit] = total
         count += 1
         facts = (count, run, round_index, number, attempt, *terms, session)
-        head = link(head, client, facts)
+        head = link(head, (client, *facts))
         rows.append((*facts, "reserved", head))
         outcomes[client], attempts[client] = "reserved", attempt
-    if refused and all_or_nothing:
+    if refused and request.all_or_nothing:
         raise BudgetExceeded(refused)
     write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
     write.executemany(
@@ -110,3 +167,17 @@ def reserved(
     if is_unnoted and rows:
         record(write, [Change("run", run, str(training))])
     return Reservation(outcomes, tuple(refused), attempts)
+
+
+def _require_repeatable(client: str, before: Terms, terms: Terms, request: Request) -> None:
+    """Raises where a round that was reserved before is another release now, or had to be new."""
+    if change := changed_term(before, terms):
+        raise BadInput(
+            f"round {request.round_index} of {request.run!r} was reserved for client {client!r} with {change}. A "
+            "changed release is a new one: use another round or run."
+        )
+    if request.must_be_new:
+        raise BadInput(
+            f"client {client!r} has reserved round {request.round_index} of {request.run!r} before; noise drawn anew "
+            "would be a second release for the price of one. Use another run."
+        )

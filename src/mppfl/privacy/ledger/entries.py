@@ -1,9 +1,9 @@
-"""What a release is to the ledger: its terms, checked at the border, and what became of a request to record it."""
+"""A release in the ledger: its terms, checked at the border, and the answer to a request to record it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -11,36 +11,12 @@ import numpy as np
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy import Adjacency, Unit, require_budget, require_sampling
+from mppfl.privacy import require_budget, require_sampling
 
 Outcome = Literal["reserved", "already reserved", "refused"]
 
 GAUSSIAN_KINDS = ("gaussian", "seeded", "none")
 NOISE_KINDS = (*GAUSSIAN_KINDS, "discrete")
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """What one release costs one client. Any object with these attributes will do; the last two may be missing.
-
-    budget             ρ-zCDP as declared; None for a Poisson-sampled release
-    worst_case_budget  ρ that really holds, where the mechanism declares too little
-    noise_multiplier   σ/C, needed with sampling_rate and num_steps for a Poisson-sampled release
-    noise_kind         gaussian, discrete, seeded or none
-    extra_delta        δ beyond what the budget says, such as truncated noise
-    """
-
-    client: str
-    mechanism: str
-    unit: Unit
-    adjacency: Adjacency
-    budget: float | None
-    worst_case_budget: float | None = None
-    noise_multiplier: float | None = None
-    noise_kind: str = "gaussian"
-    extra_delta: float = 0.0
-    sampling_rate: float | None = None
-    num_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +35,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What became of each client's request.
+    """The answer to each client's request.
 
-    Only who is "reserved" may draw noise and release. Who is "already reserved" sends the stored upload again, or,
-    where none is stored, pays once more with `reserve_again`.
+    Only a client that is "reserved" may draw noise and release. One that is "already reserved" sends the stored upload
+    again, or, where none is stored, pays once more with `reserve_again`.
 
-    attempts  how often each has now paid for this round, where it has
+    attempts  how often each client has now paid for this round, where it has
     """
 
     outcomes: dict[str, Outcome]
@@ -73,7 +49,7 @@ class Reservation:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Who may release now."""
+        """The clients that may release now."""
         return tuple(client for client, outcome in self.outcomes.items() if outcome == "reserved")
 
 
@@ -103,10 +79,10 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, Terms]:
         budget, worst, noise = entry.budget, entry.worst_case_budget, entry.noise_multiplier
     except AttributeError as cause:
         raise BadInput(f"{type(entry).__name__} is no release: {cause}.") from cause
-    for name, wanted in (("run", run), ("round_index", round_index)):
-        own = getattr(entry, name, None)
-        if own is not None and own != wanted:
-            raise BadInput(f"the release of client {client!r} belongs to {name}={own!r}, not to {wanted!r}.")
+    for name, expected in (("run", run), ("round_index", round_index)):
+        given = getattr(entry, name, None)
+        if given and given != expected:
+            raise BadInput(f"the release of client {client!r} belongs to {name}={given!r}, not to {expected!r}.")
     mechanism = name_of(getattr(mechanism, "name", mechanism), "mechanism")
     unit = require_one_of("unit", unit, ("record", "client"))
     adjacency = require_one_of("adjacency", adjacency, ("replace-one", "add-remove"))
@@ -151,10 +127,10 @@ def round_of(value: Any) -> int:
     return int(value)
 
 
-def require_one_of(name: str, value: Any, known: Sequence[str]) -> str:
-    """The value, if it is known."""
-    if value not in known:
-        raise BadInput(f"{name}={value!r:.60} is not known. Known: {', '.join(known)}.")
+def require_one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    """The value, if it is one of the choices."""
+    if value not in choices:
+        raise BadInput(f"{name}={value!r:.60} is not known. Known: {', '.join(choices)}.")
     return str(value)
 
 
@@ -162,26 +138,11 @@ def require_one_of(name: str, value: Any, known: Sequence[str]) -> str:
 DERIVED = ("noise_multiplier", "extra_delta")
 
 
-def same_terms(before: Terms, terms: Terms) -> bool:
-    """Whether two reservations are of the same release."""
-    return not _differing(before, terms)
-
-
-def _differing(before: Terms, terms: Terms) -> list[int]:
-    pairs = enumerate(zip(TERMS, before, terms, strict=True))
-    return [
-        place for place, (name, one, other) in pairs if one != other and not (name in DERIVED and _near(one, other))
-    ]
-
-
-def _near(one: Any, other: Any) -> bool:
-    return isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-4)
-
-
-def other_terms(client: str, run: str, round_index: int, before: Terms, terms: Terms) -> str:
-    """Why a second reservation with other terms is refused."""
-    which = _differing(before, terms)[0]
-    return (
-        f"round {round_index} of {run!r} was reserved for client {client!r} with {TERMS[which]}={before[which]!r}, not "
-        f"{terms[which]!r}. A changed release is a new one: use another round or run."
-    )
+def changed_term(before: Terms, terms: Terms) -> str | None:
+    """The first term in which two reservations are not of the same release, in words; None where they are."""
+    pairs: Iterator[tuple[str, Any, Any]] = zip(TERMS, before, terms, strict=True)
+    for name, old, new in pairs:
+        if old == new or (name in DERIVED and old and new and math.isclose(old, new, rel_tol=1e-4)):
+            continue
+        return f"{name}={old!r}, not {new!r}"
+    return None

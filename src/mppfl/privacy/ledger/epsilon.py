@@ -1,21 +1,145 @@
-"""Histories of releases turned into (ε, δ): by their loss distributions, or as events for other accountants."""
+"""Accounts of clients: sums over their releases, and their histories as (ε, δ) or as events for other accountants."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
+from dataclasses import dataclass
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mppfl.arrays import Array
-from mppfl.errors import BadInput
-from mppfl.privacy import epsilon, epsilon_with_extra, history_epsilon, to_dp_event
-from mppfl.privacy.ledger.entries import GAUSSIAN_KINDS
-from mppfl.privacy.ledger.totals import Account
+from mppfl.arrays import Array, BoolArray
+from mppfl.errors import BadInput, MppflError
+from mppfl.privacy import Unit, epsilon, epsilon_with_extra, history_epsilon, to_dp_event
+from mppfl.privacy.ledger.entries import GAUSSIAN_KINDS, Refusal, Terms
+from mppfl.text import number
 
 MOST_HISTORIES = 300  # different ones that are composed in one call, at some seconds each
 KIND = "budget, worst_case_budget, noise_multiplier, sampling_rate, num_steps, noise_kind"
+SHOWN = 8  # clients in the text of an account
+CAP_SLACK = 1e-12  # three times 0.1 may fill a cap of 0.3, although their sum in binary is larger
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Account:
+    """What clients have spent in one unit: one entry per client in every array.
+
+    budget, worst_case_budget  ρ in all, without Poisson-sampled releases
+    extra_delta                δ in all that the noise itself adds
+    cap                        the most that may be spent; infinite without one
+    not_gaussian, poisson      how many releases had other noise, or were Poisson-sampled
+    add_remove                 whose budget is for adding or removing, not for replacing
+    """
+
+    clients: tuple[str, ...]
+    unit: Unit
+    budget: Array
+    worst_case_budget: Array
+    extra_delta: Array
+    cap: Array
+    not_gaussian: Array
+    poisson: Array
+    add_remove: BoolArray
+
+    @property
+    def remaining(self) -> Array:
+        """What each client may still spend; infinite without a cap."""
+        return np.asarray(np.maximum(self.cap - np.where(np.isinf(self.cap), 0.0, self.budget), 0.0))
+
+    def to_pandas(self) -> Any:
+        """The account as a pandas.DataFrame with a row per client."""
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as cause:
+            raise MppflError("a table of the account needs pandas. Run: pip install pandas") from cause
+        names = ("budget", "worst_case_budget", "cap", "remaining", "extra_delta", "not_gaussian", "poisson")
+        columns = {name: getattr(self, name) for name in (*names, "add_remove")}
+        return pandas.DataFrame(columns, index=pandas.Index(self.clients, name="client"))
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        aligns = [str.ljust, *[str.rjust] * (len(widths) - 1)]
+        lines = ["  ".join(map(lambda align, cell, width: align(cell, width), aligns, row, widths)) for row in rows]
+        return "\n".join([self._title(), *lines, *self._rest()])
+
+    def _repr_html_(self) -> str:
+        head, *rows = [[escape(cell) for cell in row] for row in self._rows()]
+        body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+        table = f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{body}</table>"
+        return f"<p>{self._title()}</p>{table}" + "".join(f"<p>{line}</p>" for line in self._rest())
+
+    def _title(self) -> str:
+        return f"account per {self.unit}, {len(self.clients):,} clients"
+
+    def _rows(self) -> list[list[str]]:
+        """The head of the table and the clients that are shown."""
+        columns = (self.budget, self.worst_case_budget, self.cap, self.remaining)
+        figures = [[number(column[row]) for column in columns] for row in range(min(SHOWN, len(self.clients)))]
+        named = [[name[:24], *row] for name, row in zip(self.clients, figures, strict=False)]
+        return [["client", "spent", "worst case", "cap", "remaining"], *named]
+
+    def _rest(self) -> list[str]:
+        more = len(self.clients) - SHOWN
+        return [f"and {more:,} more"] if more > 0 else []
+
+
+@dataclass(slots=True)
+class Total:
+    """Sums over one client's events of one unit, as the table holds them."""
+
+    adjacency: str
+    events: int = 0
+    budget: float = 0.0
+    worst_case_budget: float = 0.0
+    extra_delta: float = 0.0
+    not_gaussian: int = 0
+    poisson: int = 0
+    seeded: int = 0
+
+    def add(self, terms: Terms) -> None:
+        """Counts one more release."""
+        self.events += 1
+        self.extra_delta += terms.extra_delta
+        self.seeded += terms.noise_kind == "seeded"
+        if terms.budget is None or terms.worst_case_budget is None:
+            self.poisson += 1
+            return
+        self.budget += terms.budget
+        self.worst_case_budget += terms.worst_case_budget
+        self.not_gaussian += terms.noise_kind not in GAUSSIAN_KINDS
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """The sums in the order of the table."""
+        return (self.adjacency, self.events, self.budget, self.worst_case_budget, self.extra_delta,
+                self.not_gaussian, self.poisson, self.seeded)  # fmt: skip
+
+
+def require_addable(client: str, total: Total, terms: Terms) -> None:
+    """Raises where the release is for another adjacency than those before it: what they add up to is for neither."""
+    if total.events and total.adjacency != terms.adjacency:
+        raise BadInput(
+            f"client {client!r} has releases for adjacency {total.adjacency!r}; one for {terms.adjacency!r} does not "
+            "add to them. Keep them in another ledger."
+        )
+
+
+def refusal_of(client: str, total: Total, terms: Terms, cap: float) -> Refusal | None:
+    """Why this release may not be, or None. A cap in ρ cannot be kept where a release has no ρ."""
+    if math.isinf(cap):
+        return None
+    asked = math.inf if terms.budget is None else terms.budget
+    return Refusal(client, total.budget, asked, cap) if total.budget + asked > cap * (1 + CAP_SLACK) else None
+
+
+def agree(one: Total, other: Total) -> bool:
+    """Whether two sums are the same but for the order in which they were added."""
+    return one.adjacency == other.adjacency and all(
+        a == b or math.isclose(a, b, rel_tol=1e-9) for a, b in zip(one.row[1:], other.row[1:], strict=True)
+    )
 
 
 class TooManyHistories(BadInput):
@@ -64,11 +188,11 @@ def epsilons(
     def composed(deltas: Array) -> Array:
         if method == "pld":
             return pld_epsilons(read, account, numbers, deltas, worst_case)
-        found = np.asarray(epsilon(budgets, deltas, method))  # 0 where every release was Poisson-sampled
-        if sampled.any():
-            whole = pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=True)
-            found = np.where(sampled, whole, found)
-        return found
+        of_sums = np.asarray(epsilon(budgets, deltas, method))  # 0 where every release was Poisson-sampled
+        if not sampled.any():
+            return of_sums
+        of_histories = pld_epsilons(read, account, numbers, deltas, worst_case, by_orders_alone=True)
+        return np.where(sampled, of_histories, of_sums)
 
     return epsilon_with_extra(composed, delta, extra)
 
@@ -89,11 +213,11 @@ def pld_epsilons(
     Raises TooManyHistories where more than `MOST_HISTORIES` different ones would have to be composed.
     """
     ask = f"SELECT client, {KIND}, count(*) FROM events WHERE unit = ? GROUP BY client, {KIND}"
-    asked = (account.poisson > 0) | (not by_orders_alone)
-    wanted = {numbers[name] for name, is_asked in zip(account.clients, asked, strict=True) if is_asked}
+    included = (account.poisson > 0) | (not by_orders_alone)
+    ids = {numbers[name] for name, is_included in zip(account.clients, included, strict=True) if is_included}
     histories: dict[int, list[Kind]] = {}
     for client, *row in read.execute(ask, (account.unit,)):
-        if client in wanted:
+        if client in ids:
             histories.setdefault(client, []).append(Kind(*row))
     questions = [
         (tuple(histories.get(numbers[name], ())), float(delta))

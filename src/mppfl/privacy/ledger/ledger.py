@@ -1,7 +1,7 @@
 """What every client has spent: one durable row per release, written before the release leaves.
 
-    ledger.reserve(run, round_index, costs)      checks every cap and records the costs, all or nothing; only whom the
-                                                 answer calls "reserved" may draw noise and release
+    ledger.reserve(run, round_index, costs)      checks every cap and records the costs, all or nothing; only clients
+                                                 that the answer calls "reserved" may draw noise and release
     ledger.store_upload(run, round_index, ...)   keeps the noisy upload, so that a repeated round sends the same one
     ledger.mark_sent(run, round_index, client)   after it left
 
@@ -18,101 +18,108 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, overload
 
-import numpy as np
-
 from mppfl.arrays import Array, require_number
-from mppfl.errors import BadFile, BadInput, BudgetExceeded, LedgerUnavailable
+from mppfl.database import Database
+from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.privacy import Unit
-from mppfl.privacy.ledger.changes import (
+from mppfl.privacy.ledger.charge import (
     Change,
-    bring_up_to_date,
+    Request,
     has_releases,
-    not_covered,
+    put_caps,
     record,
     require_same_training,
+    reserved,
+    terms_by_client,
     training_of,
 )
-from mppfl.privacy.ledger.charge import put_caps, reserved, terms_by_client
-from mppfl.privacy.ledger.entries import LedgerEntry, Refusal, Reservation, name_of, require_one_of, round_of
-from mppfl.privacy.ledger.epsilon import KIND, Kind, dp_event, epsilons
-from mppfl.privacy.ledger.export import write_csv, write_json
-from mppfl.privacy.ledger.file import failures_in_one_line, open_file, open_in_memory
-from mppfl.privacy.ledger.notes import SIMULATION, notes_of
-from mppfl.privacy.ledger.rows import account_of, events_of, last_event, numbers_of
-from mppfl.privacy.ledger.totals import Account
-from mppfl.privacy.ledger.verify import verify_all
-
-__all__ = [
-    "SIMULATION",
-    "Account",
-    "BudgetExceeded",
-    "LedgerEntry",
-    "LedgerUnavailable",
-    "PrivacyLedger",
-    "Refusal",
-    "Reservation",
-]
+from mppfl.privacy.ledger.entries import Reservation, name_of, require_one_of, round_of
+from mppfl.privacy.ledger.epsilon import KIND, Account, Kind, dp_event, epsilons
+from mppfl.privacy.ledger.schema import BOOK, account_of, events_of, last_event, notes_of, numbers_of
+from mppfl.privacy.ledger.verify import verify_all, write_csv, write_json
 
 Names = list[str] | tuple[str, ...]
 
 
-class PrivacyLedger:
-    """The account of all clients, over all runs and rounds, in one SQLite file.
+class PrivacyLedger(Database):
+    """The privacy account of all clients, over all runs and rounds, in one SQLite file.
 
-    Several processes may write at once. A handle belongs to the thread and process that opened it.
+    A release is reserved, which checks the cap and writes the cost to the disk, before noise is drawn. Costs are
+    `ReleaseCost` objects, or any object with these attributes. Several processes may write at once; a handle belongs to
+    the thread and process that opened it.
+
+    Attributes:
+        path: Where the file is.
+        clients: Names of all clients, in the order of every array over clients.
+        units: The units in which anything was released: "record", "client" or both.
+        head: Last link of the chain of hashes; noted elsewhere, it shows whether the file was rewritten.
+        is_simulation: Whether any noise came from a seed.
+
+    Example:
+        >>> import mppfl
+        >>> from mppfl.privacy import ReleaseCost
+        >>> ledger = mppfl.PrivacyLedger.in_memory()
+        >>> ledger.set_cap(["ann", "bob"], 0.5, "client")
+        >>> costs = [ReleaseCost(name, "client", "client", "replace-one", budget=0.2) for name in ("ann", "bob")]
+        >>> ledger.reserve("survey", 1, costs).reserved
+        ('ann', 'bob')
+        >>> ledger.remaining("ann")
+        0.3
+        >>> round(ledger.get_epsilon("ann", dp_delta=1e-5), 2)
+        2.59
+        >>> ledger
+        PrivacyLedger('ledger in memory'): 2 releases of 2 clients
+        account per client, 2 clients
+        client  spent  worst case    cap  remaining
+        ann     0.200       0.200  0.500      0.300
+        bob     0.200       0.200  0.500      0.300
     """
 
+    BOOK = BOOK
+
     def __init__(self, connection: sqlite3.Connection, path: Path | str) -> None:
-        self.path = path
-        self._connection = connection
+        super().__init__(connection, path)
         self._session = secrets.token_hex(8)
-        self._process = os.getpid()
 
-    @classmethod
-    def open(cls, path: str | Path, *, must_exist: bool = False, read_only: bool = False) -> PrivacyLedger:
-        """The ledger at `path`, made if there is none. Refuses whatever else lies there, and leaves it as it is."""
-        path = Path(path)
-        return cls(open_file(path, must_exist=must_exist, read_only=read_only), path)
-
-    @classmethod
-    def in_memory(cls) -> PrivacyLedger:
-        """A ledger for simulations: gone with the process."""
-        return cls(open_in_memory(), "ledger in memory")
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        self._connection.close()
-
-    def __enter__(self) -> PrivacyLedger:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+    def __repr__(self) -> str:
+        try:
+            count, clients = len(self), len(self.clients)
+        except (MppflError, sqlite3.ProgrammingError):
+            return f"PrivacyLedger({str(self.path)!r}), closed or not readable"
+        title = f"PrivacyLedger({str(self.path)!r}): {count:,} releases of {clients:,} clients"
+        return "\n".join([title, *(repr(self.account(unit=unit)) for unit in self.units[:1])])
 
     # ---- writing ------------------------------------------------------------------------------------------------
 
     def set_cap(self, client: str | Iterable[str], budget: float, unit: Unit) -> None:
-        """From now on each of these clients may spend at most `budget` in `unit`, counting what is already spent."""
+        """From now on each of these clients may spend at most `budget` in `unit`, what is already spent included.
+
+        Args:
+            client: Name of a client, or several names.
+            budget: Largest ρ-zCDP in all, over all runs; infinity takes the cap away.
+            unit: "record" or "client".
+        """
         cap = require_number(budget, "cap", 0.0, math.inf, open_ends=False) + 0.0  # -0.0 would come back as 0.0
         require_one_of("unit", unit, ("record", "client"))
-        names = [name_of(client)] if isinstance(client, (str, int)) else [name_of(each) for each in client]
+        names = [name_of(client)] if isinstance(client, (str, int)) else [name_of(name) for name in client]
         with self._writing() as write:
             put_caps(write, names, cap, unit, self.path)
 
     def require_run(self, run: str, training: str, *, taken_up: bool) -> None:
         """Raises where releases of `run` are those of another training than the one with this key.
 
-        They would be taken for its own, and not be charged. `taken_up` says that the training is known to go on with
-        what stands there, although a ledger from before runs were noted does not tell; it is noted now.
+        They would be taken for its own, and not be charged.
+
+        Args:
+            run: Name of the run.
+            training: Key of the training.
+            taken_up: Whether releases that no training is noted for belong to this one; it is noted now.
         """
         run = name_of(run, "run")
         with self._writing() as write:
@@ -123,34 +130,52 @@ class PrivacyLedger:
     def reserve(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """Records what these releases cost, if no cap forbids any of them; else raises and records nothing.
 
-        Return means it is on the disk. Whom the answer calls "reserved" may draw noise and release now, and nobody
-        else: repeated with the same terms it records nothing and says "already reserved", because that release may have
-        left; with other terms it raises.
+        Repeated with the same terms it records nothing and answers "already reserved", because that release may have
+        left.
+
+        Args:
+            run: Name of the run.
+            round_index: Round, from 1.
+            entries: One `ReleaseCost` for each client that will release.
+
+        Returns:
+            The answer to each client, when it is on the disk. Only clients that are "reserved" may draw noise and
+            release now.
+
+        Raises:
+            BudgetExceeded: A client would pass its cap.
+            BadInput: An entry is wrong, or the round was reserved with other terms.
+            LedgerUnavailable: The file could not be written.
         """
-        return self._reserve(run, round_index, entries, again=False, all_or_nothing=True)
+        return self._reserve(run, round_index, entries)
 
     def reserve_new(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
-        """As `reserve`, for noise that is drawn anew each time: raises, too, where anybody reserved this round before.
+        """As `reserve`, for noise that is drawn anew each time: raises, too, where a client reserved this round before.
 
-        Return means that all of them may release.
+        Returns:
+            An answer by which all of these clients may release.
         """
-        return self._reserve(run, round_index, entries, again=False, all_or_nothing=True, must_be_new=True)
+        return self._reserve(run, round_index, entries, must_be_new=True)
 
     def reserve_each(
         self, run: str, round_index: int, entries: Iterable[Any], *, training: str | None = None
     ) -> Reservation:
-        """As `reserve`, but those who would pass their cap are left out, and named in the answer.
+        """As `reserve`, but clients that would pass their cap are left out, and named in the answer.
 
-        training  key of the training that the run is, noted with its first release; under another one it raises
+        Args:
+            run: Name of the run.
+            round_index: Round, from 1.
+            entries: One `ReleaseCost` for each client.
+            training: Key of the training, noted with the first release of the run; another one raises.
         """
-        return self._reserve(run, round_index, entries, again=False, all_or_nothing=False, training=training)
+        return self._reserve(run, round_index, entries, all_or_nothing=False, training=training)
 
     def reserve_again(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """A second, paid release of the same round, where the upload of the first was never stored.
 
-        Who has one stored is "already reserved", pays nothing and may draw no noise: that upload is to be sent again.
+        A client with a stored upload is "already reserved", pays nothing and may draw no noise: it is sent again.
         """
-        return self._reserve(run, round_index, entries, again=True, all_or_nothing=True)
+        return self._reserve(run, round_index, entries, again=True)
 
     def _reserve(
         self,
@@ -158,31 +183,23 @@ class PrivacyLedger:
         round_index: int,
         entries: Iterable[Any],
         *,
-        again: bool,
-        all_or_nothing: bool,
+        again: bool = False,
+        all_or_nothing: bool = True,
         must_be_new: bool = False,
         training: str | None = None,
     ) -> Reservation:
-        run, round_index = name_of(run, "run"), round_of(round_index)
-        asked = terms_by_client(entries, run, round_index)
+        request = Request(name_of(run, "run"), round_of(round_index), again, all_or_nothing, must_be_new, training)
+        terms = terms_by_client(entries, request.run, request.round_index)
         with self._writing() as write:
-            return reserved(
-                write,
-                run,
-                round_index,
-                asked,
-                self._session,
-                self.path,
-                again=again,
-                all_or_nothing=all_or_nothing,
-                must_be_new=must_be_new,
-                training=training,
-            )
+            return reserved(write, request, terms, self._session, self.path)
 
     def store_upload(self, run: str, round_index: int, client: str, content: bytes) -> str:
-        """Keeps the noisy upload of a reserved release, before it is sent; its SHA-256 in hexadecimal.
+        """Keeps the noisy upload of a reserved release, before it is sent.
 
         An upload can be stored once per paid release, by the process that reserved it. The same bytes again are fine.
+
+        Returns:
+            Its SHA-256 in hexadecimal.
         """
         if not isinstance(content, (bytes, bytearray, memoryview)):
             raise BadInput(f"an upload is kept as bytes, got {type(content).__name__}.")
@@ -231,7 +248,7 @@ class PrivacyLedger:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Everybody known, in the order in which they came: the order of every array over clients."""
+        """All clients in the order in which they came: the order of every array over clients."""
         with self._reading() as read:
             return tuple(name for (name,) in read.execute("SELECT name FROM clients ORDER BY id"))
 
@@ -263,12 +280,12 @@ class PrivacyLedger:
             return notes_of(read)
 
     def account(self, clients: str | Names | None = None, unit: Unit | None = None) -> Account:
-        """Sums and caps of these clients, or of everybody, in one unit: every array that the figures below come from.
+        """Sums and caps of these clients, or of all, in one unit; `.to_pandas()` makes a table of it.
 
         Without `unit` the ledger must hold one unit only: a record's ρ and a client's ρ do not add.
         """
         one = [name_of(clients)] if isinstance(clients, (str, int)) else None
-        names = one if one or clients is None else [name_of(each) for each in clients]
+        names = one if one or clients is None else [name_of(name) for name in clients]
         chosen = self._unit(unit)
         with self._reading() as read:
             return account_of(read, names, chosen, self.path)
@@ -280,9 +297,12 @@ class PrivacyLedger:
     def spent(
         self, clients: str | Names | None = None, unit: Unit | None = None, *, worst_case: bool = False
     ) -> float | Array:
-        """zCDP budget that each client has spent in `unit`, nominal or worst case, without Poisson-sampled releases.
+        """zCDP budget that each client has spent, without Poisson-sampled releases.
 
-        Without `unit` the ledger must hold one unit only: a record's ρ and a client's ρ do not add.
+        Args:
+            clients: Name of one client, several names, or None for all.
+            unit: "record" or "client"; may be left out where the ledger holds one unit only.
+            worst_case: Whether to add up worst cases in place of nominal budgets.
         """
         account = self.account(clients, unit)
         return _one_or_all(clients, account.worst_case_budget if worst_case else account.budget)
@@ -293,10 +313,7 @@ class PrivacyLedger:
     def remaining(self, clients: Names | None = ..., unit: Unit | None = ...) -> Array: ...
     def remaining(self, clients: str | Names | None = None, unit: Unit | None = None) -> float | Array:
         """What each client may still spend; infinite without a cap."""
-        account = self.account(clients, unit)
-        free = np.isinf(account.cap)
-        left = np.where(free, np.inf, np.maximum(np.where(free, 0.0, account.cap) - account.budget, 0.0))
-        return _one_or_all(clients, left)
+        return _one_or_all(clients, self.account(clients, unit).remaining)
 
     @overload
     def get_epsilon(
@@ -324,9 +341,15 @@ class PrivacyLedger:
         """dp_epsilon of each client's releases so far, at `dp_delta` in all.
 
         What the releases add to δ by themselves is taken out of `dp_delta` first, (1 + e^ε) times; where that is more
-        than there is, ε is infinite. "exact" needs Gaussian noise throughout. Clients with Poisson-sampled releases
-        need the method "pld", some seconds for every different history, or "rdp", which is quick and some per cent
-        larger.
+        than there is, ε is infinite.
+
+        Args:
+            clients: Name of one client, several names, or None for all.
+            dp_delta: δ of the statement, as 1e-5.
+            method: "exact" needs Gaussian noise throughout; "rdp" and "zcdp" are looser. Clients with Poisson-sampled
+                releases need "pld", some seconds for every different history, or "rdp", quick and some per cent larger.
+            unit: "record" or "client"; may be left out where the ledger holds one unit only.
+            worst_case: Whether to take worst cases in place of nominal budgets.
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
         account = self.account(clients, unit)
@@ -358,11 +381,16 @@ class PrivacyLedger:
         return write_json(Path(path), self.events(), self.notes(), self.head)
 
     def verify(self) -> int:
-        """How many events there are, after reading all of them again: pages, chain, sums, caps and uploads.
+        """Reads everything again: pages, chain, sums, caps and uploads.
 
-        Raises BadFile at the first thing that does not fit, a release beyond the cap that held then included. It
-        notices accidents and careless edits; who rewrites the whole chain is noticed only by a `head` noted elsewhere.
-        `not_covered` says what the chain of a ledger of an earlier version leaves out.
+        It notices accidents and careless edits. A chain that was rewritten as a whole is noticed only by a `head` noted
+        elsewhere.
+
+        Returns:
+            How many releases there are.
+
+        Raises:
+            BadFile: The first thing that does not fit, a release beyond the cap of its time included.
         """
         with self._reading() as read:
             read.execute("BEGIN")
@@ -371,33 +399,7 @@ class PrivacyLedger:
             finally:
                 read.execute("COMMIT")
 
-    def not_covered(self) -> tuple[str, ...]:
-        """What `verify` cannot vouch for, in words: caps and statuses from before they were part of the chain."""
-        with self._reading() as read:
-            return not_covered(read)
-
     # ---- inside -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        if os.getpid() != self._process:
-            raise BadInput(f"{self.path}: was opened in another process; open the ledger anew after a fork.")
-        with failures_in_one_line(self.path):
-            yield self._connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that no other writer can come between; undone as a whole where anything fails."""
-        with self._reading() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                bring_up_to_date(connection)
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
 
     def _unit(self, unit: str | None) -> Unit:
         if unit is not None:

@@ -1,32 +1,27 @@
-"""Whether a ledger is sound: the chain over its events and changes, and everything read again."""
+"""A ledger read as a whole, to verify or to export it (alone: no writer needs it)."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
 import math
+import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from mppfl.database import errors_in_one_line
 from mppfl.errors import BadFile
-from mppfl.privacy.ledger.changes import Change, link_of_change
+from mppfl.privacy.ledger.charge import Change, link
 from mppfl.privacy.ledger.entries import TERMS, Terms
-from mppfl.privacy.ledger.file import VERSION, version_of
-from mppfl.privacy.ledger.totals import Total, agree, refusal_of
+from mppfl.privacy.ledger.epsilon import Total, agree, refusal_of
+from mppfl.privacy.ledger.schema import EXPORTED
 
 EMPTY_CHAIN = bytes(32)
 Key = TypeVar("Key", int, tuple[str, str])
-
-
-def link(head: bytes, client: str, facts: tuple[Any, ...]) -> bytes:
-    """The next head of the chain: every event is hashed together with all before it."""
-    return hashlib.sha256(head + repr((client, *facts)).encode()).digest()
-
-
-def checksum(client: str, unit: str, cap: float) -> bytes:
-    """What a cap is stored with."""
-    return hashlib.sha256(repr((client, unit, float(cap))).encode()).digest()
 
 
 class Replayed:
@@ -41,9 +36,8 @@ class Replayed:
         self.caps: dict[tuple[str, str], float] = {}
         self.statuses: dict[int, str] = {}
         self.uploads: dict[int, bytes] = {}
-        self.is_covered = version_of(read) >= VERSION
         ask = "SELECT id, after_event, kind, subject, detail, budget, sha256, chain FROM changes ORDER BY id"
-        self._rows: Iterator[tuple[Any, ...]] = iter(read.execute(ask) if self.is_covered else ())
+        self._rows: Iterator[tuple[Any, ...]] = iter(read.execute(ask))
         self._next = next(self._rows, None)
         self._count = 0
 
@@ -51,7 +45,7 @@ class Replayed:
         """The head of the chain after all changes that came before the next event."""
         while self._next is not None and self._next[1] == num_events:
             *facts, chain = self._next
-            head = link_of_change(head, tuple(facts))
+            head = link(head, tuple(facts))
             self._count += 1
             if head != chain or facts[0] != self._count:
                 refuse(f"change {facts[0]} of a cap, status or run does not follow from what came before")
@@ -94,7 +88,7 @@ def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
     for name, *facts, chain in read.execute(ask):
         head = changes.follow(head, count, refuse)
         count += 1
-        head = link(head, name, tuple(facts))
+        head = link(head, (name, *facts))
         if head != chain or facts[0] != count:
             refuse(f"event {facts[0]} does not follow from the one before")
         terms = Terms(*facts[5:15])
@@ -115,16 +109,11 @@ def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
 
 
 def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
-    """Caps as the chain tells them; in a ledger of an earlier version, as their own checksums do."""
-    found: dict[tuple[str, str], float] = {}
-    for name, unit, cap, kept_sum in read.execute(
-        "SELECT c.name, p.unit, p.budget, p.checksum FROM caps p JOIN clients c ON c.id = p.client"
-    ):
-        found[name, unit] = cap
-        if checksum(name, unit, cap) != kept_sum:
-            refuse(f"the cap of client {name!r} was changed")
-    if changes.is_covered and found != changes.caps:
-        name, _ = min(_differing(found, changes.caps))
+    """Caps as the chain tells them."""
+    ask = "SELECT c.name, p.unit, p.budget FROM caps p JOIN clients c ON c.id = p.client"
+    caps = {(name, unit): cap for name, unit, cap in read.execute(ask)}
+    if caps != changes.caps:
+        name, _ = min(_differing(caps, changes.caps))
         refuse(f"the cap of client {name!r} was changed")
 
 
@@ -139,8 +128,6 @@ def _verify_uploads(read: sqlite3.Connection, changes: Replayed, refuse: Callabl
         digests[event] = digest
         if hashlib.sha256(content).digest() != digest:
             refuse(f"the upload of event {event} was changed")
-    if not changes.is_covered:
-        return
     statuses = dict(read.execute("SELECT id, status FROM events WHERE status != 'reserved'"))
     if statuses != changes.statuses:
         refuse(f"the status of event {min(_differing(statuses, changes.statuses))} was changed")
@@ -150,3 +137,37 @@ def _verify_uploads(read: sqlite3.Connection, changes: Replayed, refuse: Callabl
 
 def _differing(one: Mapping[Key, object], other: Mapping[Key, object]) -> list[Key]:
     return [key for key in {**one, **other} if one.get(key) != other.get(key)]
+
+
+def write_csv(path: Path, events: Iterable[dict[str, Any]]) -> int:
+    """Every release as a row; how many."""
+    count = 0
+    with _replacing(path) as file:
+        writer = csv.DictWriter(file, EXPORTED)
+        writer.writeheader()
+        for event in events:
+            writer.writerow({key: repr(value) if isinstance(value, float) else value for key, value in event.items()})
+            count += 1
+    return count
+
+
+def write_json(path: Path, events: Iterable[dict[str, Any]], notes: Sequence[str], head: str) -> int:
+    """Every release, with the notes and the head of the chain, as one object; how many."""
+    rows = [{key: "Infinity" if value == math.inf else value for key, value in event.items()} for event in events]
+    with _replacing(path) as file:
+        json.dump({"notes": notes, "head": head, "events": rows}, file, ensure_ascii=False, allow_nan=False, indent=1)
+        file.write("\n")
+    return len(rows)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Any]:
+    """A text file that takes its place only when it is whole."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    with errors_in_one_line(path):
+        try:
+            with draft.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)

@@ -7,8 +7,10 @@ compared with what was predicted. If the interval of that rank correlation conta
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,29 +20,29 @@ from scipy.special import log_expit
 from scipy.stats import norm, rankdata
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
-from mppfl.errors import BadInput
-from mppfl.leakage.couplings import friendships
-from mppfl.leakage.exposure import DENSE_LIMIT, read_attribute
+from mppfl.errors import BadFile, BadInput
+from mppfl.leakage.field import (
+    FieldFit,
+    field_kernel,
+    fit_field,
+    friendships,
+    graph_modes,
+    leave_one_out,
+    saturating_level,
+    standardised,
+)
 from mppfl.leakage.field_at_scale import (
-    FieldAtScale,
-    Walk,
+    LARGEST_BETA,
+    LikelihoodSurface,
+    exact_surface,
     field_at_scale,
+    fit_at_scale,
     leave_one_out_at_scale,
     leave_one_out_means,
     walk_of,
 )
-from mppfl.leakage.field_likelihood import LARGEST_BETA, LikelihoodSurface, exact_surface, surface_at_scale
-from mppfl.leakage.gaussian_field import (
-    LEAST_PUBLIC,
-    FieldFit,
-    field_kernel,
-    fit_field,
-    friend_moments,
-    graph_modes,
-    leave_one_out,
-)
 from mppfl.leakage.homophily import STANDARD_95, Homophily, deviation_of_sum, homophily
-from mppfl.leakage.leak_gradient import saturating_level
+from mppfl.leakage.levels import DENSE_LIMIT, read_attribute
 from mppfl.network import Normalisation, SocialGraph, SparseMatrix
 
 BUDGETS = 1e-12, 1e12  # that can be tried out: beyond, either the noise is all there is or there is none
@@ -136,7 +138,7 @@ def calibrate(
     dense = graph.num_clients <= DENSE_LIMIT if exact is None else exact
     if dense and graph.num_clients > DENSE_LIMIT:
         raise BadInput(f"exact calibration is for at most {DENSE_LIMIT:,} clients, not {graph.num_clients:,}. Drop it.")
-    tools = _Exact.of(graph) if dense else _ByProbes(graph, walk_of(graph), rng)
+    tools = _Exact(graph) if dense else _ByProbes(graph, rng)
     fit, surface = tools.fit(shown)
     beta, eta = surface.intervals()
     tried = _try_out(graph, tools, shown, budget, rng)
@@ -162,9 +164,9 @@ def calibrate(
 def public_part(known: Array, share: float, rng: np.random.Generator) -> BoolArray:
     """A random share of the clients whose value is known."""
     require_number(share, "public_share", 0.0, 1.0 + 1e-12)
-    places = np.flatnonzero(~np.isnan(known))
+    clients = np.flatnonzero(~np.isnan(known))
     public = np.zeros(len(known), dtype=np.bool_)
-    public[rng.permutation(places)[: round(share * len(places))]] = True
+    public[rng.permutation(clients)[: round(share * len(clients))]] = True
     return public
 
 
@@ -174,10 +176,10 @@ def spearman(predicted: Array, leak: Array, confidence: float = 0.95) -> RankCor
         return RankCorrelation(math.nan, math.nan, math.nan, len(leak), "too few clients")
     if np.ptp(predicted) <= 1e-12 * np.abs(predicted).max(initial=0.0) or np.ptp(leak) == 0:
         return RankCorrelation(0.0, 0.0, 0.0, len(leak), "the same for everybody")
-    found = float(np.corrcoef(rankdata(predicted), rankdata(leak))[0, 1])
+    value = float(np.corrcoef(rankdata(predicted), rankdata(leak))[0, 1])
     width = float(norm.isf((1 - confidence) / 2)) * 1.06 / math.sqrt(len(leak) - 3)
-    middle = math.atanh(max(-0.999999, min(found, 0.999999)))
-    return RankCorrelation(found, math.tanh(middle - width), math.tanh(middle + width), len(leak))
+    middle = math.atanh(max(-0.999999, min(value, 0.999999)))
+    return RankCorrelation(value, math.tanh(middle - width), math.tanh(middle + width), len(leak))
 
 
 def friend_slope_interval(graph: SocialGraph, shown: Array) -> Interval:
@@ -186,18 +188,18 @@ def friend_slope_interval(graph: SocialGraph, shown: Array) -> Interval:
     Every friendship enters from both of its ends; its variance is that of homophily.py.
     """
     public = ~np.isnan(shown)
-    among, own = friendships(graph)[public][:, public].tocoo(), shown[public]
-    degrees = np.bincount(among.row, minlength=len(own))
+    among, signs = friendships(graph)[public][:, public].tocoo(), shown[public]
+    degrees = np.bincount(among.row, minlength=len(signs))
     linked_to = degrees > 0
-    sides = [linked_to & (own == side) for side in (1.0, -1.0)]
+    sides = [linked_to & (signs == side) for side in (1.0, -1.0)]
     if min(side.sum() for side in sides) < 2:
         return math.nan, math.nan
-    means = np.bincount(among.row, own[among.col], minlength=len(own)) / np.maximum(degrees, 1)
-    expected, weights = np.zeros(len(own)), np.zeros(len(own))
+    means = np.bincount(among.row, signs[among.col], minlength=len(signs)) / np.maximum(degrees, 1)
+    expected, weights = np.zeros(len(signs)), np.zeros(len(signs))
     for side, sign in zip(sides, (1.0, -1.0), strict=True):
         expected[side], weights[side] = means[side].mean(), sign / (2 * side.sum())
     # What one end adds to b by the other, less what its side expects.
-    adds = (weights / np.maximum(degrees, 1))[among.row] * (own[among.col] - expected[among.row])
+    adds = (weights / np.maximum(degrees, 1))[among.row] * (signs[among.col] - expected[among.row])
     one_way = sp.coo_array((adds, (among.row, among.col)), shape=among.shape).tocsr()
     both_ways = (one_way + one_way.T).tocsr()
     of_clients = np.asarray(both_ways.sum(axis=1)).ravel()
@@ -206,22 +208,15 @@ def friend_slope_interval(graph: SocialGraph, shown: Array) -> Interval:
     return slope - width, slope + width
 
 
-# ---- two ways to compute the field ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
 class _Exact:
-    graph: SocialGraph
-    modes: tuple[Array, Array]
+    """The field with matrices."""
 
-    @classmethod
-    def of(cls, graph: SocialGraph) -> _Exact:
-        return cls(graph, graph_modes(graph))
+    def __init__(self, graph: SocialGraph) -> None:
+        self.graph, self.modes = graph, graph_modes(graph)
 
     def fit(self, shown: Array) -> tuple[FieldFit, LikelihoodSurface]:
-        found = fit_field(self.graph, shown, self.modes)
-        public = ~np.isnan(shown)
-        return found, exact_surface(self.modes, public, _standardised(shown[public], found.rate), found.beta)
+        fit = fit_field(self.graph, shown, self.modes)
+        return fit, exact_surface(self.modes, ~np.isnan(shown), standardised(shown)[0], fit.beta)
 
     def constants(self, shown: Array) -> FieldFit:
         return fit_field(self.graph, shown, self.modes)
@@ -232,11 +227,11 @@ class _Exact:
         return left, weights @ np.where(np.isfinite(noise)[:, None], values, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
 class _ByProbes:
-    graph: SocialGraph
-    walk: Walk
-    rng: np.random.Generator
+    """The field by random probes, on networks of any size."""
+
+    def __init__(self, graph: SocialGraph, rng: np.random.Generator) -> None:
+        self.graph, self.walk, self.rng = graph, walk_of(graph), rng
 
     def fit(self, shown: Array) -> tuple[FieldFit, LikelihoodSurface]:
         return fit_at_scale(self.graph, self.walk, shown, self.rng)
@@ -245,33 +240,9 @@ class _ByProbes:
         return self.fit(shown)[0]
 
     def without_own(self, fit: FieldFit, noise: Array, values: Array) -> tuple[Array, Array]:
-        field: FieldAtScale = field_at_scale(self.walk, fit.beta, fit.eta, self.rng)
-        found = leave_one_out_at_scale(field, noise, self.rng, probes=64)
-        return found.left, leave_one_out_means(field, noise, values, found)
-
-
-def fit_at_scale(
-    graph: SocialGraph, walk: Walk, shown: Array, rng: np.random.Generator
-) -> tuple[FieldFit, LikelihoodSurface]:
-    """`fit_field` for a network of any size: the top of the estimated likelihood surface."""
-    public = ~np.isnan(shown)
-    count, positive = int(public.sum()), int((shown[public] > 0).sum())
-    if count < LEAST_PUBLIC or positive in (0, count):
-        raise BadInput(
-            f"public sample has {count} known values, {positive} of them positive; "
-            f"give at least {LEAST_PUBLIC} with both values among them."
-        )
-    rate = positive / count
-    surface = surface_at_scale(walk, public, _standardised(shown[public], rate), rng)
-    beta, eta, gain = surface.best()
-    return FieldFit(beta, eta, rate, gain / count, *friend_moments(friendships(graph), shown), count), surface
-
-
-def _standardised(signs: Array, rate: float) -> Array:
-    return np.asarray((signs - (2 * rate - 1)) / (2 * math.sqrt(rate * (1 - rate))))
-
-
-# ---- tried out inside the public share --------------------------------------------------------------------------
+        field = field_at_scale(self.walk, fit.beta, fit.eta, self.rng)
+        left = leave_one_out_at_scale(field, noise, self.rng, probes=64)
+        return left.left, leave_one_out_means(field, noise, values, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +257,8 @@ def _try_out(
     graph: SocialGraph, tools: _Exact | _ByProbes, shown: Array, budget: float, rng: np.random.Generator
 ) -> _Tried:
     """Public clients upload, the rest are silent; constants from one half, leaks about the other."""
-    places = rng.permutation(np.flatnonzero(~np.isnan(shown)))
-    learn, test = np.sort(places[: len(places) // 2]), np.sort(places[len(places) // 2 :])
+    clients = rng.permutation(np.flatnonzero(~np.isnan(shown)))
+    learn, test = np.sort(clients[: len(clients) // 2]), np.sort(clients[len(clients) // 2 :])
     halves = [shown[half] for half in (learn, test)]
     if min(map(len, halves)) < LEAST_HALF or any(abs(half.sum()) == len(half) for half in halves):
         nothing = RankCorrelation(math.nan, math.nan, math.nan, len(test), "too few public clients to try it out")
@@ -324,8 +295,8 @@ def _leaks(
     uploads = (signs - middle + math.sqrt(2 / budget) * rng.standard_normal((len(shown), 2 * DRAWS))) / spread
     left, means = tools.without_own(fit, noise, uploads)
     upper, lower = (1 - middle) / spread, (-1 - middle) / spread
-    own = left[:, None]
-    odds = (upper - lower) * means / own - 0.5 * (upper**2 - lower**2) * (1 / own - 1)
+    variances = left[:, None]
+    odds = (upper - lower) * means / variances - 0.5 * (upper**2 - lower**2) * (1 / variances - 1)
     offset = math.log(p / (1 - p))
 
     def gains(of: IntArray, draws: slice, scale: float) -> Array:
@@ -346,7 +317,7 @@ def least_wrong_index(
     hops: tuple[int, ...] = HOPS,
 ) -> IndexSetting:
     """The setting of R_model that ranks the leaks of `learn` best, with its rank correlation on `test`."""
-    best, found = -math.inf, None
+    best, setting = -math.inf, None
     for normalisation in NORMALISATIONS:
         walks = _walk_terms(normalised(graph, normalisation), budgets, max(hops))
         for decay in HOP_DECAYS:
@@ -358,10 +329,10 @@ def least_wrong_index(
                 score = spearman(total[learn[0]], learn[1]).value
                 if score > best:
                     best = score
-                    found = IndexSetting(decay, k, normalisation, spearman(total[test[0]], test[1]))
-    if found is None:
+                    setting = IndexSetting(decay, k, normalisation, spearman(total[test[0]], test[1]))
+    if setting is None:
         raise BadInput("no setting of the index can be compared with fewer than 10 public clients. Give more.")
-    return found
+    return setting
 
 
 def normalised(graph: SocialGraph, normalisation: Normalisation) -> SparseMatrix:
@@ -407,8 +378,43 @@ def _verdict(tried: _Tried) -> str:
         return f"no ranking: the leak tried out, {mean:.2g} nats, cannot be told from 0"
     names = {"the Gaussian field (R_gp)": tried.by_field, "friends alone (R_sat)": tried.by_friends}
     best = max(names, key=lambda name: names[name].value)
-    found = names[best]
-    shown = f"Spearman {found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
-    if not found.ranks:
+    rank = names[best]
+    shown = f"Spearman {rank.value:.2f} ({rank.low:.2f} to {rank.high:.2f})"
+    if not rank.ranks:
         return f"no ranking: {shown} of {best} with the leak tried out contains 0"
     return f"ranked by {best}: {shown} with the leak tried out"
+
+
+def read_values(path: Path) -> dict[str, float]:
+    """One number per client, `name,value`, from a CSV file: an attribute, or numbers of examples.
+
+    A first line without a number is a heading; an unknown client's line is left out. Raises BadFile with the line that
+    cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise BadFile(f"{path} is not UTF-8 text. Save it as CSV in UTF-8.") from cause
+    values: dict[str, float] = {}
+    for line, row in enumerate(csv.reader(text.splitlines()), start=1):
+        if not row:
+            continue
+        name, value = row[0].strip(), _number(row[1:])
+        if value is None and line == 1:
+            continue
+        if value is None or not math.isfinite(value):  # to Python the text "nan" is a number, to readers it is unknown
+            raise BadFile(
+                f"{path}, line {line}: {','.join(row)!r:.60} must be name,value with a number as value. Leave out the "
+                "line of a client whose value is not known."
+            )
+        if name in values:
+            raise BadFile(f"{path}, line {line}: {name!r} stands twice. Keep one line for each client.")
+        values[name] = value
+    return values
+
+
+def _number(cells: list[str]) -> float | None:
+    try:
+        return float(cells[0])
+    except (ValueError, IndexError):
+        return None
