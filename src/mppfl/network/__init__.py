@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from .layout import Lines, influence_between, lay_out, strongest_lines
     from .propagation import Propagation, Walk, attribute, propagate, strongest_walks, times
-    from .read import read_graph
+    from .read import failures_in_one_line, read_graph
     from .write import write_graphml, write_links
 
 export_lazily(__name__)

@@ -160,9 +160,9 @@ def _content_of(path: Path) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, unzipped if it is gzipped; every failure of the system becomes a BadFile."""
+    """The file's bytes, unzipped if it is gzipped."""
     shown = shown_path(path)
-    try:
+    with failures_in_one_line(path):
         if "\0" in str(path):
             raise BadFile(f"{shown} is no path: it holds a NUL character. Check the path.")
         if path.is_dir():
@@ -173,8 +173,18 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file
+
+
+@contextmanager
+def failures_in_one_line(path: Path) -> Iterator[None]:
+    """Every failure of the system or of gzip becomes a BadFile that names the file."""
+    shown = shown_path(path)
+    try:
+        yield
     except FileNotFoundError as cause:
         raise BadFile(f"{shown} does not exist. Check the path.") from cause
+    except IsADirectoryError as cause:
+        raise BadFile(f"{shown} is a directory where a file was expected. Check the path.") from cause
     except PermissionError as cause:
         raise BadFile(f"{shown} may not be read. Check its permissions.") from cause
     except EOFError as cause:
