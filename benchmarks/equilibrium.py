@@ -27,10 +27,10 @@ HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
 
 def make_network(num_clients: int, links_each: int, folder: Path) -> None:
     """A skewed network and clients' costs, as files."""
-    from mppfl.network import skewed
+    from mppfl.network import random_graph
 
     rng = np.random.default_rng(num_clients)
-    graph = skewed(num_clients, num_clients * links_each, rng=rng)
+    graph = random_graph("skewed", num_clients, num_links=num_clients * links_each, rng=rng)
     matrix = graph.influence
     np.savez(folder / "network.npz", data=matrix.data, indices=matrix.indices, indptr=matrix.indptr)
     np.savez(folder / "clients.npz", a=rng.uniform(0.5, 1, num_clients), b=rng.uniform(0.1, 0.5, num_clients))
@@ -84,33 +84,30 @@ def ours(folder: Path) -> dict:
 def warm_up() -> None:
     """Compiles (or loads from the cache) everything, by lowering the sizes above which compiled code is used."""
     from mppfl.game import line_totals
-    from mppfl.network import ReturnsHome, closed_walks, times
+    from mppfl.network import returns_home, times
 
-    game_kernels, kernels, product, walks = map(home, (line_totals, closed_walks, times, ReturnsHome))
+    game_kernels, product = home(line_totals), home(times)
     rng = np.random.default_rng(0)
     small = sp.csr_array(np.where(rng.random((1500, 1500)) < 0.01, 1.0, 0.0) - 0.0)
     small.setdiag(0)
     small.eliminate_zeros()
     small.indices, small.indptr = small.indices.astype(np.int32), small.indptr.astype(np.int32)
-    for array in (small.data, small.indices, small.indptr):
+    light = sp.csr_array((small.data.astype(np.float32), small.indices, small.indptr), shape=small.shape)
+    for array in (small.data, light.data, small.indices, small.indptr):
         array.setflags(write=False)
     pair = rng.random((1500, 2))
-    cuts = kernels.even_cuts(small.indptr)
-    light = small.data.astype(np.float32)
-    light.setflags(write=False)
-    for data, x in ((small.data, pair), (light, pair.astype(np.float32))):
-        one = x[:, 0].copy()
-        for kernel, columns in ((kernels.csr_times_pair, x), (kernels.csr_times_vector, one)):
-            kernel(small.indptr, small.indices, data, columns, x.dtype.type(1), columns, cuts, columns.copy())
-    walks._by_walking(small, 2, 0.5)
-    walks._by_walking(small, 4, 0.5)
-    walks._by_walkers(small, 2, 5, 0.5, 0)
+    usual, product.PARALLEL_ABOVE = product.PARALLEL_ABOVE, 0
+    for matrix, x in ((small, pair), (light, pair.astype(np.float32))):
+        for columns in (x, x[:, 0].copy()):
+            times(matrix, columns, 1.0, columns)
+    product.PARALLEL_ABOVE = usual
+    returns_home(small, 4, 0.5, "exact")
+    returns_home(small, 5, 0.5, "estimate")
     ones = np.ones(1500)
     for values in (ones, frozen(ones)):
         game_kernels.pull_sums(ones, values * 1, ones * 0.1, 2.0)
     f = frozen(ones)
     game_kernels.line_totals(ones, ones, ones, ones, f, f, f, f, f, f, ones, np.array([2.0]))
-    product.times(small, pair)
 
 
 def frozen(values):

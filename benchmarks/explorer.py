@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 from tests.explorer.browser import Visit, chromium, visit
 
 from mppfl.explorer import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
-from mppfl.network import skewed, write_links
+from mppfl.network import random_graph, write_links
 from record import circumstances, write_record
 
 TURNS = 7
@@ -201,7 +201,8 @@ def million_part(browser, options: argparse.Namespace) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         path = options.million or Path(folder) / "million.csv"
         if not path.exists():
-            write_links(skewed(1_000_000, 5_000_000, rng=np.random.default_rng(0)), path)
+            graph = random_graph("skewed", 1_000_000, num_links=5_000_000, rng=np.random.default_rng(0))
+            write_links(graph, path)
         began = time.perf_counter()
         with explorer("--graph", path) as address:
             printed = time.perf_counter() - began

@@ -9,8 +9,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from mppfl.data import KNOWN, Dataset, Examples, HubPlace, find_files, has_hub, load_data, model_inputs
-from mppfl.errors import BadFile, BadInput, MppflError
+from mppfl.data import KNOWN, Dataset, Examples, find_files, load_data, model_inputs
+from mppfl.errors import BadFile, BadInput, MissingExtra, MppflError
 from tests.data.drawn import (
     draw,
     small,
@@ -22,8 +22,6 @@ from tests.data.drawn import (
     write_pngs,
 )
 from tests.homes import home
-
-catalogue = home(HubPlace)
 
 approx = pytest.approx
 
@@ -125,7 +123,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 
 
 def test_the_catalogue_is_consistent():
-    for name, known in catalogue.KNOWN.items():
+    for name, known in KNOWN.items():
         assert (
             len(known.class_names) == len(set(known.class_names)) == len(known.train_counts) == len(known.test_counts)
         )
@@ -301,7 +299,6 @@ def hub(monkeypatch, small_sets):
     library.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", library)
     monkeypatch.setattr(home(find_files), "has_hub", lambda: True)
-    monkeypatch.setattr(home(has_hub), "has_hub", lambda: True)
     return asked
 
 
@@ -343,17 +340,15 @@ def test_a_damaged_file_is_never_replaced_by_the_hub_in_silence(tmp_path, hub):
     assert hub == []
 
 
-def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra(monkeypatch):
-    monkeypatch.setattr(home(has_hub), "has_hub", lambda: False)
+def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra():
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
         load_data("svhn", source="hub")
 
 
-def test_a_folder_called_datasets_is_not_taken_for_the_library(tmp_path, monkeypatch):
-    found = has_hub()
-    (tmp_path / "datasets").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert has_hub() == found
+def test_digits_without_scikit_learn_are_refused_by_the_name_of_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"sklearn is not installed. Run: pip install 'mppfl\[train\]'"):
+        load_data("digits")
 
 
 def test_what_the_hub_objects_to_is_told_in_one_line(monkeypatch, hub):

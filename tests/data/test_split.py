@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mppfl
-from mppfl.data import Dataset, Examples, _evened, client_data, split
+from mppfl.data import Dataset, Examples, client_data, load_data, split
 from mppfl.errors import BadInput
 from mppfl.network import communities_of
 
@@ -151,16 +151,6 @@ def test_examples_are_moved_where_no_draw_gives_everyone_enough_and_that_is_told
     assert len(set(found.num_examples)) > 5  # sizes differ
 
 
-def test_only_the_largest_clients_give_and_they_end_alike():
-    # 30, 20, 12, 8 and 0 examples, at least 10 each: 12 are needed. The first two give them and end at 19.
-    before = np.repeat(np.arange(5), [30, 20, 12, 8, 0])
-    after = _evened(before, 5, np.random.default_rng(0), 10)
-    assert np.bincount(after).tolist() == [19, 19, 12, 10, 10]
-    moved = before != after
-    assert np.bincount(before[moved]).tolist() == [11, 1]
-    assert np.bincount(after[moved]).tolist() == [0, 0, 0, 2, 10]
-
-
 def test_communities_are_those_who_know_each_other():
     communities = communities_of(two_circles(), np.random.default_rng(0))
     assert communities.tolist() == [0] * 10 + [1] * 10
@@ -192,7 +182,7 @@ def test_a_natural_split_follows_the_graph_where_there_is_one():
 
 
 def test_clients_have_what_they_own():
-    data = split(load_digits(), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
+    data = split(load_data("digits"), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
     assert data.input_shape == (1, 8, 8)
     assert data.names == tuple("abcdefg")
     assert data.num_examples.dtype == np.int64
@@ -202,12 +192,6 @@ def test_clients_have_what_they_own():
     for array in (data.features, data.labels, data.test_features, data.members[0]):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
-
-
-def load_digits():
-    from mppfl.data import load_data
-
-    return load_data("digits")
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------
@@ -252,6 +236,47 @@ def test_users_with_too_few_examples_are_refused_by_name():
 
 
 # ---- a user's own arrays ----------------------------------------------------------------------------------------
+
+
+def test_own_arrays_are_split_without_a_file():
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 256, (50, 4, 4), dtype=np.uint8), np.arange(50) % 2
+    data = split(((X, y), (X[:7], y[:7])), "iid", 3, rng=rng)
+    assert is_a_partition(data)
+    assert (data.num_clients, data.input_shape, data.provenance) == (3, (1, 4, 4), "given as arrays")
+    assert data.test_features[:, 0] == approx(X[:7] / 127.5 - 1, abs=1e-6)
+
+
+def test_of_own_arrays_without_a_test_part_every_fifth_example_of_a_class_is_held_out():
+    X, y = np.arange(40, dtype=np.float32)[:, None], np.repeat([0, 1, 2], [20, 17, 3])
+    data = split((X, y), "dirichlet", 2, rng=np.random.default_rng(0))
+    assert data.test_features[:, 0].tolist() == [4, 9, 14, 19, 24, 29, 34]
+    assert data.num_examples.sum() == 33
+    assert "every fifth example of each class held out for testing" in data.provenance
+    lines = repr(data).splitlines()
+    assert lines[0] == "ClientData: own data, 2 clients, 33 training and 7 test examples, 3 classes"
+    assert len(lines) <= 12
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (np.zeros((5, 3)), "ndarray is no data set. Give load_data(...), (X, y) or ((X, y), (X_test, y_test))."),
+        ((np.zeros((5, 3)),), "tuple of 1 is no data set"),
+        ((np.zeros((5, 3)), np.zeros(4, int)), "5 examples have 4 labels; give one label each."),
+        ((np.zeros(5), np.zeros(5, int)), "features of shape (5,) must be [n, H, W, C], [n, H, W] or [n, d]."),
+        ((np.zeros((5, 3)), np.zeros(5)), "labels must be whole numbers, one an example; got float64 of shape (5,)."),
+        ((np.zeros((4, 3)), np.zeros(4, int)), "no class has five examples to hold one out for testing"),
+        (((np.zeros((5, 3)),), (np.zeros((5, 3)), np.zeros(5, int))), "(X, y) has 1 arrays; give two"),
+        (((np.zeros((5, 3)), np.zeros(5, int)), (np.zeros((2, 4)), np.zeros(2, int))), "test examples have shape (4,)"),
+    ],
+)
+def test_own_arrays_of_wrong_shape_are_refused_in_one_line(arrays, words):
+    with pytest.raises(BadInput) as caught:
+        split(arrays, "iid", 1, rng=np.random.default_rng(0), min_examples=1)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
 
 OWN = {
     "features": np.zeros((5, 3)),

@@ -12,7 +12,7 @@ import pytest
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
 from mppfl.explorer import CLIENTS_ARE, COLOURS, LEADERS, Choices, Memory, World, require_quick, spent_in, warm_up
 from mppfl.game import privacy_loss, utility
-from mppfl.network import barabasi_albert, graph_from_links, read_graph
+from mppfl.network import graph_from_links, random_graph, read_graph
 from tests.homes import home
 
 world_module = home(World)
@@ -203,7 +203,7 @@ def test_clients_who_leave_one_after_the_other_are_refused_where_they_are_many()
 
 
 def test_a_solution_of_many_clients_holds_no_table_of_clients_and_rounds():
-    graph = barabasi_albert(3_000, rng=np.random.default_rng(0))
+    graph = random_graph("barabasi_albert", 3_000, rng=np.random.default_rng(0))
     scene = World(graph=graph).scene(Choices(network="file", round_shown=60))
     held = [value for value in vars(scene.solution.plan.budgets).values() if isinstance(value, np.ndarray)]
     assert [value.shape for value in held] == [(3_000,), (3_000,)]

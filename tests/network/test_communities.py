@@ -13,9 +13,7 @@ from mppfl.network import (
     OTHERS,
     CommunityTree,
     communities_of,
-    communities_of_links,
     graph_from_links,
-    modularity,
     random_graph,
 )
 
@@ -37,6 +35,11 @@ def by_networkx(graph, seed=0):
     network.add_nodes_from(range(graph.num_clients))
     network.add_weighted_edges_from(zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True))
     return network, nx.community.louvain_communities(network, seed=seed)
+
+
+def modularity(graph, labels):
+    communities = [set(np.flatnonzero(labels == number).tolist()) for number in range(labels.max() + 1)]
+    return nx.community.modularity(by_networkx(graph)[0], communities)
 
 
 def circles(count, size):
@@ -82,15 +85,6 @@ def test_the_karate_club_parts_as_well_as_by_networkx():
     assert min(ours) > 0.37
 
 
-def test_modularity_is_that_of_networkx():
-    graph = random_graph("barabasi_albert", 120, rng=seeded(3))
-    network, theirs = by_networkx(graph)
-    labels = np.empty(120, dtype=np.int64)
-    for number, members in enumerate(theirs):
-        labels[list(members)] = number
-    assert modularity(graph, labels) == approx(nx.community.modularity(network, theirs))
-
-
 def test_planted_blocks_are_found_whole():
     sizes = [150, 100, 80, 120]
     graph = random_graph("stochastic_block", 450, sizes=sizes, within=0.2, between=0.005, rng=seeded(1))
@@ -121,20 +115,12 @@ def test_a_client_without_links_is_a_community_of_its_own():
     assert communities_of(graph, seeded()).tolist() == [0, 1, 1, 2, 3]
 
 
-def test_without_any_link_everybody_is_alone():
-    empty = graph_from_links(np.array([0]), np.array([1]), isolated="keep").influence * 0
-    empty.eliminate_zeros()
-    assert communities_of_links(empty, seeded()).tolist() == [0, 1]
-
-
-def test_fewer_and_coarser_communities_can_be_asked_for():
+def test_fewer_and_coarser_communities_are_branches_of_a_tree():
     graph = random_graph("watts_strogatz", 6_000, neighbours=6, rewire=0.02, rng=seeded())
-    fine = communities_of_links(graph.links(), seeded())
-    coarse = communities_of_links(graph.links(), seeded(), most=12)
-    assert fine.max() + 1 > 24
-    assert 2 <= coarse.max() + 1 <= 12
-    apart = circles(40, 5)  # parts that no link joins are never drawn together
-    assert communities_of_links(apart.links(), seeded(), most=10).max() + 1 == 40
+    assert communities_of(graph, seeded()).max() + 1 > 24
+    coarse = CommunityTree(graph, most_together=50, most_branches=12).inside(())
+    assert 2 <= len(coarse) <= 12
+    assert coarse[-1].name != OTHERS
 
 
 # ---- the tree -----------------------------------------------------------------------------------------------------

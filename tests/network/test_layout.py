@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network import Lines, lay_out, random_graph
+from mppfl.network import influence_between, lay_out, random_graph
 from tests.homes import home
-
-layout_links = home(Lines)
 
 
 def ends_of(network):
@@ -127,10 +125,10 @@ def test_a_link_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 21])
 def test_influence_between_groups_is_added_up_piece_by_piece(monkeypatch, at_once):
-    monkeypatch.setattr(layout_links, "LINKS_AT_ONCE", at_once)
+    monkeypatch.setattr(home(influence_between), "LINKS_AT_ONCE", at_once)
     graph = random_graph("skewed", 60, num_links=300, rng=np.random.default_rng(0))
     place = np.random.default_rng(1).integers(-1, 4, 60)
     belongs = (place[:, None] == np.arange(4)).astype(float)
     expected = belongs.T @ graph.influence.toarray() @ belongs
     np.fill_diagonal(expected, 0.0)
-    assert layout_links.influence_between(graph, place, 4).toarray() == pytest.approx(expected)
+    assert influence_between(graph, place, 4).toarray() == pytest.approx(expected)

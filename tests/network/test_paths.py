@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network import attribute, graph_from_links, graph_from_matrix, propagate, skewed, strongest_walks
+from mppfl.network import attribute, graph_from_links, graph_from_matrix, propagate, random_graph, strongest_walks
 
 approx = pytest.approx
 
@@ -62,7 +62,7 @@ def test_no_walk_is_stronger_than_the_one_found(network):
 
 
 def test_a_walk_is_a_part_of_what_its_source_exposes():
-    graph = skewed(300, rng=np.random.default_rng(4))
+    graph = random_graph("skewed", 300, rng=np.random.default_rng(4))
     propagation, budgets = propagate(graph), np.random.default_rng(5).uniform(0.1, 1.0, 300)
     terms = attribute(propagation, 7, budgets)
     totals = np.bincount(terms.sources, weights=terms.amounts, minlength=300)

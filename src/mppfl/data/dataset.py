@@ -1,8 +1,9 @@
-"""Examples and Dataset: labelled examples as they are stored, and as a model takes them."""
+"""Dataset: labelled examples as they are stored, and as a model takes them; what is known of published data sets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from mppfl.errors import BadInput
 Features = NDArray[Any]
 Inputs = NDArray[np.float32]
 Labels = NDArray[np.int64]
+MOST_CLASSES = 1_000_000
 ROWS_AT_ONCE = 4096  # checks and conversions go through large arrays in blocks, so that no second copy is held
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Examples:
     """Labelled examples as stored.
 
@@ -38,15 +40,18 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Examples: {len(self):,} of shape {self.features.shape[1:]}, {self.features.dtype}"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A data set with a fixed test part.
 
     provenance  where the examples come from, and what of that was verified
     mean, std   per channel (one entry for flat examples), of pixels between 0 and 1. Fixed in advance and public:
                 were they computed from the clients' examples, they would be a release to account for.
-    users       who made each training example, where the data set says so
+    users       the user who made each training example, where the data set says so
     """
 
     name: str
@@ -60,29 +65,64 @@ class Dataset:
     users: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        shape = self.train.features.shape[1:]
-        if self.test.features.shape[1:] != shape:
+        train, test = self.train.features, self.test.features
+        shape = train.shape[1:]
+        channels = shape[-1] if len(shape) == 3 else 1
+        if test.shape[1:] != shape:
+            raise BadInput(f"{self.name}: test examples have shape {test.shape[1:]}, training ones {shape}.")
+        if test.dtype != train.dtype:
             raise BadInput(
-                f"{self.name}: test examples have shape {self.test.features.shape[1:]}, training ones {shape}."
+                f"{self.name}: test examples are {test.dtype}, training ones {train.dtype}; store both alike."
             )
-        if self.train.features.dtype != self.test.features.dtype:
-            kinds = f"{self.test.features.dtype}, training ones {self.train.features.dtype}"
-            raise BadInput(f"{self.name}: test examples are {kinds}; store both alike.")
-        if len(self.train) == 0 or len(self.test) == 0:
-            raise BadInput(
-                f"{self.name} has {len(self.train)} training and {len(self.test)} test examples; it needs both."
-            )
+        if len(train) == 0 or len(test) == 0:
+            raise BadInput(f"{self.name} has {len(train)} training and {len(test)} test examples; it needs both.")
         if len(self.class_names) != self.num_classes:
             raise BadInput(f"{self.name} has {self.num_classes} classes and {len(self.class_names)} names for them.")
-        for part, examples in (("training", self.train), ("test", self.test)):
-            require_labels_below(examples.labels, self.num_classes, f"{self.name}: {part}")
-        channels = shape[-1] if len(shape) == 3 else 1
         if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
             raise BadInput(
                 f"{self.name}: mean and std need {channels} entries, std above 0; got {self.mean}, {self.std}."
             )
-        if self.users is not None and len(self.users) != len(self.train):
-            raise BadInput(f"{self.name}: {len(self.users):,} users for {len(self.train):,} training examples.")
+        if self.users is not None and len(self.users) != len(train):
+            raise BadInput(f"{self.name}: {len(self.users):,} users for {len(train):,} training examples.")
+        for part, examples in (("training", self.train), ("test", self.test)):
+            require_labels_below(examples.labels, self.num_classes, f"{self.name}: {part}")
+
+    def __repr__(self) -> str:
+        users = f", {len(set(self.users)):,} users" if self.users is not None else ""
+        return (
+            f"Dataset: {self.name}, {len(self.train):,} training and {len(self.test):,} test examples, "
+            f"{self.num_classes} classes{users}\n"
+            f"  examples     {self.train.features.shape[1:]} {self.train.features.dtype}\n"
+            f"  provenance   {self.provenance}"
+        )
+
+
+def own_dataset(
+    name: str, train: Any, test: Any, provenance: str, class_names: tuple[str, ...] | None = None, users: Any = None
+) -> Dataset:
+    """A user's own arrays as a data set: `train` and `test` are each (features, labels).
+
+    Bytes are standardised by 0.5 and 0.5, other numbers left as they are. Without `class_names` the largest label
+    decides how many classes there are.
+    """
+    learned, tested = (Examples(_channels_last(features), labels) for features, labels in (train, test))
+    if class_names is None:
+        num_classes = 1 + max(int(part.labels.max(initial=0)) for part in (learned, tested))
+        if num_classes > MOST_CLASSES:
+            raise BadInput(f"label {num_classes - 1:,} would make as many classes. Number the classes from 0.")
+        class_names = tuple(map(str, range(num_classes)))
+    stored = learned.features
+    channels = stored.shape[-1] if stored.ndim == 4 else 1
+    centre, spread = (0.5, 0.5) if stored.dtype == np.uint8 else (0.0, 1.0)
+    mean, std = (centre,) * channels, (spread,) * channels
+    return Dataset(name, learned, tested, len(class_names), class_names, provenance, mean, std, users)
+
+
+def _channels_last(values: Any) -> Features:
+    features = as_features(values)
+    if features.ndim == 4 and features.shape[3] > 4 and features.shape[1] <= 4:
+        raise BadInput(f"images of shape {features.shape[1:]} have their channels first; store them as [n, H, W, C].")
+    return features
 
 
 def model_inputs(dataset: Dataset, features: Features) -> Inputs:
@@ -133,16 +173,16 @@ def as_labels(values: Any) -> Labels:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise BadInput(f"labels must be whole numbers, one an example; got {labels.dtype} of shape {labels.shape}.")
     if len(labels) and labels.min() < 0:
-        at = int(np.argmax(labels < 0))
-        raise BadInput(f"label {int(labels[at])} of example {at} is out of range: classes are counted from 0.")
+        row = int(np.argmax(labels < 0))
+        raise BadInput(f"label {int(labels[row])} of example {row} is out of range: classes are counted from 0.")
     return labels.astype(np.int64)
 
 
 def require_labels_below(labels: Labels, num_classes: int, whose: str) -> None:
     """Raises with the first label that names no class."""
     if len(labels) and labels.max() >= num_classes:
-        at = int(np.argmax(labels >= num_classes))
-        raise BadInput(f"{whose} label {int(labels[at])} of example {at} is out of range 0 to {num_classes - 1}.")
+        row = int(np.argmax(labels >= num_classes))
+        raise BadInput(f"{whose} label {int(labels[row])} of example {row} is out of range 0 to {num_classes - 1}.")
 
 
 def require_finite(features: Features, what: str) -> None:
@@ -153,8 +193,8 @@ def require_finite(features: Features, what: str) -> None:
         block = features[first : first + ROWS_AT_ONCE]
         sound = np.isfinite(block).reshape(len(block), -1).all(axis=1)
         if not sound.all():
-            at = first + int(np.argmin(sound))
-            raise BadInput(f"{what} of example {at} hold NaN or an infinity. Correct the example, or leave it out.")
+            row = first + int(np.argmin(sound))
+            raise BadInput(f"{what} of example {row} hold NaN or an infinity. Correct the example, or leave it out.")
 
 
 def unchangeable(array: NDArray[Any]) -> NDArray[Any]:
@@ -162,3 +202,40 @@ def unchangeable(array: NDArray[Any]) -> NDArray[Any]:
     view = array.view()
     view.setflags(write=False)
     return view
+
+
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """Address of a data set on the Hugging Face hub, and its columns."""
+
+    path: str
+    config: str | None = None
+    image: str = "image"
+    label: str = "label"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSet:
+    """What is known of a data set before it is read.
+
+    train_counts  examples of each class; a file with other counts is not the data set
+    mean, std     per channel, of pixels between 0 and 1
+    md5           of official files by name; of what a .gz holds, because anyone may compress again
+    """
+
+    name: str
+    what: str
+    licence: str
+    source: str
+    shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    train_counts: tuple[int, ...]
+    test_counts: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    hub: HubPlace | None = None
+    md5: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)

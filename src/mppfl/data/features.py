@@ -1,9 +1,8 @@
-"""Fixed features: pictures as numbers computed by rules fixed in advance, on which even a linear model learns well."""
+"""Fixed features: pictures as numbers by rules fixed in advance, from which a linear model learns well."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +10,132 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from mppfl.arrays import require_number
 from mppfl.data.dataset import Dataset, Examples, Features, unchangeable
-from mppfl.data.drawn_shapes import drawn_shapes
-from mppfl.data.whitening import Whitening, whitening_of
 from mppfl.errors import BadInput
+from mppfl.text import nearest
+
+Pixels = NDArray[np.float32]
+MOST_SHAPES = 4  # on one picture
+FARTHEST_CENTRE = 2 / 7  # of a shape from the picture's, in sides of the picture
+HALF_LENGTHS = (1 / 14, 1 / 2)  # of a shape along its own two axes, in sides
+STEEPEST_SHADE = 0.56  # change of brightness from one side of the picture to the other
+WAVE_NUMBERS = (2.8, 70.0)  # of stripes, radians a side: from half a stripe to eleven
+
+
+def drawn_shapes(number: int, height: int, width: int, rng: np.random.RandomState) -> NDArray[np.uint8]:
+    """Pictures [number, height, width, 1], each of one to four shaded ellipses or boxes, half of them symmetric.
+
+    Later shapes cover earlier ones. Lengths are in sides of the picture, so one rule serves every size; edges are one
+    pixel soft. A RandomState and no Generator: its stream is frozen (NEP 19), so that one seed gives the same pictures
+    under every version of NumPy, and a model trained on what follows from them can still be used.
+    """
+    across = _centred(width)[None, None, :]
+    down = _centred(height)[None, :, None]
+    pictures = np.zeros((number, height, width), dtype=np.float32)
+    num_shapes = rng.randint(1, MOST_SHAPES + 1, size=number)
+    for layer in range(MOST_SHAPES):
+        rows = np.flatnonzero(num_shapes > layer)
+        cover = _cover(len(rows), across, down, rng)
+        pictures[rows] += cover * (_texture(len(rows), across, down, rng) - pictures[rows])
+    symmetric = rng.random_sample(number) < 0.5
+    pictures[symmetric] = np.maximum(pictures[symmetric], pictures[symmetric][:, :, ::-1])
+    brightest = pictures.max(axis=(1, 2), keepdims=True)
+    goal = _uniform(rng, 0.6, 1.0, number)
+    pictures *= np.divide(goal, brightest, out=np.ones_like(brightest), where=brightest > 0)  # black stays black
+    return np.rint(255 * pictures).astype(np.uint8)[..., None]
+
+
+def _cover(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState) -> Pixels:
+    """How much of each pixel a random shape covers, 0 to 1: two of five are ellipses, the others boxes, some skew."""
+    right, below = across - _off_centre(rng, number), down - _off_centre(rng, number)
+    half_length, half_width = (_uniform(rng, *HALF_LENGTHS, number) for _ in range(2))
+    turn = _for_half(rng, _uniform(rng, 0.0, np.pi, number))
+    along = right * np.cos(turn) + below * np.sin(turn)
+    aside = below * np.cos(turn) - right * np.sin(turn)
+    is_ellipse = rng.random_sample(number) < 0.4
+    skew = _for_half(rng, _uniform(rng, -0.5, 0.5, number))
+    inside_box = np.minimum(half_length - np.abs(along - skew * aside), half_width - np.abs(aside))
+    radius = np.hypot(along / half_length, aside / half_width)
+    inside_ellipse = (1 - radius) * np.minimum(half_length, half_width)
+    inside = np.where(is_ellipse[:, None, None], inside_ellipse, inside_box)  # distance from the edge, about, in sides
+    pixels_a_side = np.float32(min(across.size, down.size))
+    cover: Pixels = np.clip(inside * pixels_a_side + np.float32(0.5), 0, 1)
+    return cover
+
+
+def _texture(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState) -> Pixels:
+    """Brightness 0 to 1: a level and a slope, stripes on half of the shapes, and a little noise."""
+    level = _uniform(rng, 0.0, 1.0, number)
+    slopes = [_uniform(rng, -STEEPEST_SHADE, STEEPEST_SHADE, number) for _ in range(2)]
+    wave_number = _uniform(rng, *WAVE_NUMBERS, number)
+    turn = _uniform(rng, 0.0, np.pi, number)
+    phase = _uniform(rng, 0.0, 2 * np.pi, number)
+    stripes = _for_half(rng, _uniform(rng, 0.0, 0.3, number))
+    grain = _uniform(rng, 0.0, 0.08, number)
+    shade = level + slopes[0] * across + slopes[1] * down
+    shade += stripes * np.sin(wave_number * (across * np.cos(turn) + down * np.sin(turn)) + phase)
+    shade += grain * rng.standard_normal(shade.shape).astype(np.float32)
+    texture: Pixels = np.clip(shade, 0, 1)
+    return texture
+
+
+def _centred(length: int) -> Pixels:
+    """Positions of the pixels, between -1/2 and 1/2 of a side."""
+    return (((np.arange(length) + 0.5) / length) - 0.5).astype(np.float32)
+
+
+def _off_centre(rng: np.random.RandomState, number: int) -> Pixels:
+    return _uniform(rng, -FARTHEST_CENTRE, FARTHEST_CENTRE, number)
+
+
+def _uniform(rng: np.random.RandomState, low: float, high: float, number: int) -> Pixels:
+    """One number for each picture, [number, 1, 1]."""
+    drawn: NDArray[Any] = rng.uniform(low, high, size=(number, 1, 1))
+    return drawn.astype(np.float32)
+
+
+def _for_half(rng: np.random.RandomState, values: Pixels) -> Pixels:
+    """The values of a random half; zero for the others."""
+    return np.where(rng.random_sample(values.shape) < 0.5, values, np.float32(0))
+
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Whitening:
+    """The map x -> (x - mean) @ matrix: `mean` float32 [d], `matrix` symmetric float32 [d, d]."""
+
+    mean: Rows
+    matrix: Rows
+
+    def __call__(self, rows: Rows) -> Rows:
+        whitened: Rows = np.matmul(rows - self.mean, self.matrix)
+        return whitened
+
+
+def whitening_of(sample: NDArray[Any], ridge: float) -> Whitening:
+    """The whitening by mean μ and covariance Σ of `sample` [n, d]: matrix = (Σ + c I)^(-1/2), c = ridge · tr Σ / d.
+
+    The sample itself then has covariance Σ (Σ + c I)^(-1): close to 1 in directions of variance far above c. No
+    direction is stretched by more than 1 / √c, so what hardly varies cannot drown the rest. The sample has to be
+    public: mean and matrix follow from it, and no noise protects it. Raises BadInput where it has fewer than two rows,
+    or does not vary at all.
+    """
+    ridge = require_number(ridge, "ridge", 0.0, float("inf"))
+    if sample.ndim != 2 or len(sample) < 2:
+        raise BadInput(f"a sample of shape {sample.shape} has no covariance; give at least two rows [n, d].")
+    mean = sample.mean(axis=0, dtype=np.float64)
+    covariance = np.atleast_2d(np.cov(sample, rowvar=False, dtype=np.float64))
+    variances, directions = np.linalg.eigh(covariance)
+    variances = np.maximum(variances, 0.0)  # rounding leaves tiny negative ones where Σ is singular
+    if variances.max() == 0:
+        raise BadInput(f"all {len(sample):,} rows of the sample are equal, which gives no directions to whiten.")
+    stretch = 1 / np.sqrt(variances + ridge * variances.mean())
+    matrix = (directions * stretch) @ directions.T  # symmetric, so the signs eigh happens to choose do not matter
+    return Whitening(unchangeable(mean.astype(np.float32)), unchangeable(matrix.astype(np.float32)))
+
 
 FEATURES = ("none", "oriented_gradients")
 Floats = NDArray[np.float32]
@@ -48,16 +169,16 @@ def fixed_features(dataset: Dataset, name: str) -> Dataset:
     pictures too small, and float pixels outside 0 to 1.
     """
     if name not in FEATURES:
-        near = get_close_matches(str(name), FEATURES, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(FEATURES)}."
+        near = nearest(str(name), FEATURES)
+        hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(FEATURES)}."
         raise BadInput(f"features={name!r} are not known. {hint}")
     if name == "none":
         return dataset
     _require_pictures(dataset)
     whiten = drawn_whitening(*dataset.train.features.shape[1:3])
     train, test = (Examples(_whitened(part.features, whiten), part.labels) for part in (dataset.train, dataset.test))
-    told = f"as {NUM_FEATURES} oriented gradients and grey levels of each picture, by rules fixed in advance"
-    provenance = f"{dataset.provenance}; {told}"
+    rules = f"as {NUM_FEATURES} oriented gradients and grey levels of each picture, by rules fixed in advance"
+    provenance = f"{dataset.provenance}; {rules}"
     return replace(dataset, train=train, test=test, provenance=provenance, mean=(0.0,), std=(1.0,))
 
 
@@ -76,7 +197,7 @@ def drawn_blocks(height: int, width: int, number: int = NUM_DRAWN) -> Floats:
 
 
 def picture_blocks(grey: Floats) -> Floats:
-    """What is known of grey pictures [n, H, W] before whitening: float32 [n, 788], three blocks of length 1 each.
+    """Features of grey pictures [n, H, W] before whitening: float32 [n, 788], three blocks of length 1 each.
 
     gradients         8 orientations on 7 x 7 cells
     coarse gradients  the same after a blur, on 5 x 5 cells

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,30 +15,55 @@ from numpy.typing import NDArray
 from mppfl.arrays import require_count, require_number
 from mppfl.data.dataset import (
     Dataset,
+    Examples,
     Inputs,
     Labels,
+    as_features,
     as_labels,
     model_inputs,
+    own_dataset,
     require_finite,
     require_labels_below,
     unchangeable,
 )
-from mppfl.data.partition import Owners, community_owners, dirichlet_owners, iid_owners, members_of
 from mppfl.errors import BadInput
 from mppfl.network import SocialGraph, communities_of, joined_names
+
+Owners = NDArray[np.int64]
+REDRAWS = 10  # of a division by labels, before examples are moved instead
+
 
 How = Literal["iid", "dirichlet", "community", "natural"]
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
-    """What every client learns from: one table of examples, and which rows are whose.
+    """What every client learns from: one table of examples, and which rows belong to which client.
 
-    features     model inputs, float32 [n, C, H, W] or [n, d]; `labels` int64 [n]
-    members      rows of each client: at least one, in no other client's, sizes may differ
-    names        of the clients
-    provenance   where the examples come from; `split` says how they were divided
+    Made by `split`, or by `client_data` from model inputs that are already divided.
+
+    Args:
+        name: Name of the data set.
+        features: Model inputs, float32 [n, C, H, W] or [n, d].
+        labels: int64 [n], classes counted from 0.
+        members: Rows of each client: at least one, none of another client's. Sizes may differ.
+        test_features: Model inputs of the test part.
+        test_labels: Labels of the test part.
+        num_classes: Number of classes.
+        names: Names of the clients.
+        provenance: Where the examples come from.
+        split: How they were divided.
+
+    Example:
+        >>> import numpy as np
+        >>> X, y = np.random.default_rng(0).random((100, 5)), np.arange(100) % 2
+        >>> split((X, y), "iid", 4, rng=np.random.default_rng(0))
+        ClientData: own data, 4 clients, 80 training and 20 test examples, 2 classes
+          inputs       (5,) float32
+          clients      '0', '1', '2', '3' with 20 to 20 examples each
+          split        IID, equal sizes
+          provenance   given as arrays, every fifth example of each class held out for testing
     """
 
     name: str
@@ -67,6 +92,17 @@ class ClientData:
             object.__setattr__(self, field, unchangeable(getattr(self, field)))
         object.__setattr__(self, "members", tuple(unchangeable(rows) for rows in self.members))
 
+    def __repr__(self) -> str:
+        sizes = self.num_examples
+        return (
+            f"ClientData: {self.name}, {self.num_clients:,} clients, {sizes.sum():,} training and "
+            f"{len(self.test_labels):,} test examples, {self.num_classes} classes\n"
+            f"  inputs       {self.input_shape} {self.features.dtype}\n"
+            f"  clients      {joined_names(self.names)} with {sizes.min():,} to {sizes.max():,} examples each\n"
+            f"  split        {self.split}\n"
+            f"  provenance   {self.provenance}"
+        )
+
     @property
     def num_clients(self) -> int:
         return len(self.members)
@@ -83,7 +119,7 @@ class ClientData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what clients learn from: shape and every bit of examples, labels and whose is what."""
+        """Hash of what clients learn from: shapes and every bit of examples, labels and members."""
         digest = hashlib.sha256()
         arrays: tuple[NDArray[Any], ...] = (self.features, self.labels, *self.members)
         for array in arrays:
@@ -117,7 +153,7 @@ def client_data(
     """
     labels, test_labels = as_labels(labels), as_labels(test_labels)
     if num_classes is None:
-        num_classes = 1 + max(int(each.max(initial=0)) for each in (labels, test_labels))
+        num_classes = 1 + max(int(part.max(initial=0)) for part in (labels, test_labels))
     return ClientData(
         name=name,
         features=_as_inputs(features, "features"),
@@ -133,7 +169,7 @@ def client_data(
 
 
 def split(
-    dataset: Dataset,
+    dataset: Dataset | tuple[Any, Any],
     how: How,
     num_clients: int | None = None,
     *,
@@ -144,17 +180,42 @@ def split(
     names: Sequence[str] | None = None,
     uneven: float = 0.0,
 ) -> ClientData:
-    """The training examples divided among clients, each used once; everyone has at least `min_examples`.
+    """The training examples divided among clients, each used once.
 
     iid        in random order; sizes equal up to one, or lognormal with standard deviation `uneven` of their logarithm
-    dirichlet  each class in proportions drawn from Dirichlet(concentration): the smaller, the fewer labels each has
+    dirichlet  each class in proportions drawn from Dirichlet(concentration): the smaller, the fewer labels per client
     community  members of one community of `graph` prefer the same labels: preferences ~ Dirichlet(concentration)
     natural    by the data set's users; with `graph`, its clients must be the users, by name
 
     Where the draw leaves a client with too few examples it is repeated, and at last examples are moved from the
-    largest clients (partition.py has the details; ClientData.split says how many). With `graph` the clients are the
-    graph's, in its order. Raises BadInput where the examples are too few, or the arguments do not fit together.
+    largest clients (ClientData.split says how many).
+
+    Args:
+        dataset: From load_data; or own arrays, either (X, y), of which every fifth example of each class is held out
+            for testing, or ((X, y), (X_test, y_test)). X is [n, H, W, C], [n, H, W] or [n, d], y whole numbers from 0.
+            Bytes are standardised to -1 to 1, other numbers left as they are.
+        how: "iid", "dirichlet", "community" or "natural".
+        num_clients: Number of clients; by default that of `graph` or `names`.
+        rng: Source of randomness.
+        concentration: Of the Dirichlet distribution.
+        min_examples: Every client has at least this many.
+        graph: The social graph whose clients these are, in its order.
+        names: Names of the clients.
+        uneven: Spread of sizes of an "iid" split.
+
+    Returns:
+        The examples of every client as model inputs, and the test part.
+
+    Raises:
+        BadInput: Too few examples, arrays of wrong shape, or arguments that do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> X, y = np.random.default_rng(0).random((100, 5)), np.arange(100) % 2
+        >>> split((X, y), "dirichlet", 4, rng=np.random.default_rng(0)).num_clients
+        4
     """
+    dataset = dataset if isinstance(dataset, Dataset) else _dataset_of_arrays(dataset)
     min_examples = require_count(min_examples, "min_examples")
     concentration = require_number(concentration, "concentration", 0.0, 1e6)
     uneven = require_number(uneven, "uneven", 0.0, 10.0, open_ends=False)
@@ -162,50 +223,85 @@ def split(
         raise BadInput(f'how={how!r} must be "iid", "dirichlet", "community" or "natural".')
     if uneven and how != "iid":
         raise BadInput(f'uneven={uneven:g} is for how="iid" only: a {how} split has sizes of its own. Leave it out.')
-    labels = dataset.train.labels
     if how == "natural":
-        owners, called = _owners_by_user(dataset, graph)
-        _require_size(num_clients, len(called), "users")
-        _require_min(owners, called, min_examples)
-        told = "natural, by user"
+        owners, clients = _owners_by_user(dataset, graph)
+        _require_size(num_clients, len(clients), "users")
+        _require_min(owners, clients, min_examples)
+        description = "natural, by user"
     else:
         size = _size(num_clients, graph, names)
-        called = tuple(map(str, range(size))) if graph is None else tuple(graph.name(i) for i in range(size))
-        if how == "iid":
-            owners = iid_owners(len(labels), size, rng, min_examples, uneven)
-            told = f"IID, {f'lognormal({uneven:g})' if uneven else 'equal'} sizes"
-        elif how == "dirichlet":
-            owners, moved = dirichlet_owners(labels, size, concentration, rng, min_examples)
-            told = f"Dirichlet({concentration:g}) over labels, at least {min_examples} each{_told_moved(moved)}"
-        else:
-            if graph is None:
-                raise BadInput('how="community" needs the graph whose communities it is about.')
-            communities = communities_of(graph, rng)
-            owners, moved = community_owners(labels, communities, concentration, rng, min_examples)
-            told = (
-                f"{communities.max() + 1} communities, each with label preferences from Dirichlet({concentration:g}), "
-                f"at least {min_examples} each{_told_moved(moved)}"
-            )
+        clients = tuple(map(str, range(size))) if graph is None else tuple(graph.name(i) for i in range(size))
+        owners, description = _drawn_owners(
+            dataset.train.labels, how, size, rng, concentration, min_examples, graph, uneven
+        )
     return ClientData(
         name=dataset.name,
         features=model_inputs(dataset, dataset.train.features),
-        labels=labels,
-        members=members_of(owners, len(called)),
+        labels=dataset.train.labels,
+        members=members_of(owners, len(clients)),
         test_features=model_inputs(dataset, dataset.test.features),
         test_labels=dataset.test.labels,
         num_classes=dataset.num_classes,
-        names=called if names is None else tuple(names),
+        names=clients if names is None else tuple(names),
         provenance=dataset.provenance,
-        split=told,
+        split=description,
     )
 
 
-def _told_moved(moved: int) -> str:
-    return f" ({moved:,} examples moved for that)" if moved else ""
+def _dataset_of_arrays(arrays: Any) -> Dataset:
+    """Own arrays (X, y) or ((X, y), (X_test, y_test)) as a data set."""
+    if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
+        count = f" of {len(arrays)}" if isinstance(arrays, (tuple, list)) else ""
+        raise BadInput(
+            f"{type(arrays).__name__}{count} is no data set. Give load_data(...), (X, y) or ((X, y), (X_test, y_test))."
+        )
+    train, test = arrays
+    if isinstance(train, tuple) and isinstance(test, tuple):
+        for part, pair in (("(X, y)", train), ("(X_test, y_test)", test)):
+            if len(pair) != 2:
+                raise BadInput(f"{part} has {len(pair)} arrays; give two, features and labels.")
+        return own_dataset("own data", train, test, "given as arrays")
+    given = Examples(as_features(train), test)
+    is_test = np.zeros(len(given), dtype=bool)
+    for rows in _rows_of_classes(given.labels):
+        is_test[rows[4::5]] = True
+    if not is_test.any():
+        raise BadInput("no class has five examples to hold one out for testing. Give ((X, y), (X_test, y_test)).")
+    train, test = ((given.features[rows], given.labels[rows]) for rows in (~is_test, is_test))
+    return own_dataset(
+        "own data", train, test, "given as arrays, every fifth example of each class held out for testing"
+    )
+
+
+def _drawn_owners(
+    labels: Labels,
+    how: How,
+    size: int,
+    rng: np.random.Generator,
+    concentration: float,
+    min_examples: int,
+    graph: SocialGraph | None,
+    uneven: float,
+) -> tuple[Owners, str]:
+    """The owner of each row, and how it was drawn, for people."""
+    if how == "iid":
+        sizes = f"lognormal({uneven:g})" if uneven else "equal"
+        return iid_owners(len(labels), size, rng, min_examples, uneven), f"IID, {sizes} sizes"
+    if how == "dirichlet":
+        owners, moved = dirichlet_owners(labels, size, concentration, rng, min_examples)
+        rule = f"Dirichlet({concentration:g}) over labels"
+    else:
+        if graph is None:
+            raise BadInput('how="community" needs the graph whose communities it is about.')
+        communities = communities_of(graph, rng)
+        owners, moved = community_owners(labels, communities, concentration, rng, min_examples)
+        rule = f"{communities.max() + 1} communities, each with label preferences from Dirichlet({concentration:g})"
+    for_that = f" ({moved:,} examples moved for that)" if moved else ""
+    return owners, f"{rule}, at least {min_examples} each{for_that}"
 
 
 def _size(num_clients: int | None, graph: SocialGraph | None, names: Sequence[str] | None) -> int:
-    """The number of clients that all who say one agree on."""
+    """The number of clients, on which all arguments that state one must agree."""
     if graph is not None:
         _require_size(num_clients, graph.num_clients, "clients in the graph")
         return graph.num_clients
@@ -226,26 +322,26 @@ def _owners_by_user(dataset: Dataset, graph: SocialGraph | None) -> tuple[Owners
     if dataset.users is None:
         raise BadInput(f"{dataset.name} does not say whose its examples are. Use iid, dirichlet or community.")
     if graph is None:
-        called = tuple(dict.fromkeys(dataset.users))
+        clients = tuple(dict.fromkeys(dataset.users))
     else:
-        called = tuple(graph.name(i) for i in range(graph.num_clients))
-    place = {name: i for i, name in enumerate(called)}
-    strangers = [user for user in dict.fromkeys(dataset.users) if user not in place]
+        clients = tuple(graph.name(i) for i in range(graph.num_clients))
+    position = {name: i for i, name in enumerate(clients)}
+    strangers = [user for user in dict.fromkeys(dataset.users) if user not in position]
     if strangers:
         raise BadInput(
             f"{len(strangers):,} users of {dataset.name} are not in the graph: {joined_names(strangers)}. "
             "Leave their examples out, or add them to the graph."
         )
-    return np.array([place[user] for user in dataset.users], dtype=np.int64), called
+    return np.array([position[user] for user in dataset.users], dtype=np.int64), clients
 
 
-def _require_min(owners: Owners, called: tuple[str, ...], min_examples: int) -> None:
-    sizes = np.bincount(owners, minlength=len(called))
+def _require_min(owners: Owners, clients: tuple[str, ...], min_examples: int) -> None:
+    sizes = np.bincount(owners, minlength=len(clients))
     few = np.flatnonzero(sizes < min_examples)
     if len(few):
         raise BadInput(
-            f"user {called[few[0]]!r} has {sizes[few[0]]} examples, min_examples is {min_examples} "
-            f"({len(few):,} such of {len(called):,}). Leave such users out, or lower min_examples."
+            f"user {clients[few[0]]!r} has {sizes[few[0]]} examples, min_examples is {min_examples} "
+            f"({len(few):,} such of {len(clients):,}). Leave such users out, or lower min_examples."
         )
 
 
@@ -303,3 +399,140 @@ def _require_disjoint(members: tuple[Rows, ...], names: tuple[str, ...], num_row
         owners[rows] = client
         if len(np.unique(rows)) < len(rows):
             raise BadInput(f"client {names[client]!r} has a row twice. Give each row once.")
+
+
+# ---- the owner of every row, int64 [n], so that no example is used twice or left out ------------------------------
+
+
+def iid_owners(num_rows: int, num_clients: int, rng: np.random.Generator, min_examples: int, uneven: float) -> Owners:
+    """Rows in random order; sizes equal up to one, or with `uneven` > 0 in proportion to exp(uneven · normal).
+
+    Uneven sizes: everyone gets `min_examples`, and what remains is divided in proportion to the lognormal weights,
+    rounded so that all of it is used.
+    """
+    require_enough(num_rows, num_clients, min_examples)
+    if uneven == 0:
+        sizes = np.full(num_clients, num_rows // num_clients)
+        sizes[: num_rows % num_clients] += 1
+    else:
+        exponents = uneven * rng.standard_normal(num_clients)
+        weights = np.exp(exponents - exponents.max())  # at most 1: no weight overflows
+        sizes = min_examples + _in_proportion(num_rows - num_clients * min_examples, weights)
+    owners = np.repeat(np.arange(num_clients), sizes)
+    rng.shuffle(owners)
+    return owners
+
+
+def dirichlet_owners(
+    labels: Labels, num_clients: int, concentration: float, rng: np.random.Generator, min_examples: int
+) -> tuple[Owners, int]:
+    """Each class is divided among all clients in proportions drawn from a symmetric Dirichlet distribution.
+
+    Also tells how many examples were moved so that everyone has `min_examples` (see `_with_enough_each`).
+    """
+
+    def draw() -> Owners:
+        owners = np.empty(len(labels), dtype=np.int64)
+        for rows in _rows_of_classes(labels):
+            shares = rng.dirichlet(np.full(num_clients, concentration))
+            ends = np.floor(np.cumsum(shares) * len(rows) + 1e-9).astype(np.int64)
+            ends[-1] = len(rows)  # the shares sum to 1 but for rounding
+            owners[rng.permutation(rows)] = np.repeat(np.arange(num_clients), np.diff(ends, prepend=0))
+        return owners
+
+    return _with_enough_each(draw, len(labels), num_clients, rng, min_examples)
+
+
+def community_owners(
+    labels: Labels, communities: NDArray[np.int64], concentration: float, rng: np.random.Generator, min_examples: int
+) -> tuple[Owners, int]:
+    """Clients of one community prefer the same labels. `communities` has one entry per client.
+
+    Each community c draws its preferences q_c over the classes from a symmetric Dirichlet distribution. Every example
+    of class k then goes to client i with probability q_c(i),k / Σ_j q_c(j),k, independently of the others: members of
+    a community differ by chance only. A class that nobody prefers at all goes to everyone alike. Also tells how many
+    examples were moved so that everyone has `min_examples`.
+    """
+    num_clients = len(communities)
+    num_classes = int(labels.max()) + 1
+
+    def draw() -> Owners:
+        preferences = rng.dirichlet(np.full(num_classes, concentration), size=int(communities.max()) + 1)
+        owners = np.empty(len(labels), dtype=np.int64)
+        for rows in _rows_of_classes(labels):
+            liking = preferences[communities, labels[rows[0]]]
+            chances = liking / liking.sum() if liking.sum() > 0 else np.full(num_clients, 1.0 / num_clients)
+            owners[rows] = rng.choice(num_clients, size=len(rows), p=chances)
+        return owners
+
+    return _with_enough_each(draw, len(labels), num_clients, rng, min_examples)
+
+
+def members_of(owners: Owners, num_clients: int) -> tuple[NDArray[np.int64], ...]:
+    """The rows of each client, in rising order."""
+    in_order = np.argsort(owners, kind="stable")
+    ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+    return tuple(np.split(in_order, ends[:-1]))
+
+
+def require_enough(num_rows: int, num_clients: int, min_examples: int) -> None:
+    if num_rows < num_clients * min_examples:
+        raise BadInput(
+            f"{num_rows:,} training examples are too few for {num_clients:,} clients with at least {min_examples:,} "
+            f"each. Take at most {num_rows // min_examples:,} clients, or lower min_examples."
+        )
+
+
+def _rows_of_classes(labels: Labels) -> list[NDArray[np.int64]]:
+    """The rows of each class that occurs."""
+    in_order = np.argsort(labels, kind="stable")
+    classes: list[NDArray[np.int64]] = np.split(in_order, np.flatnonzero(np.diff(labels[in_order])) + 1)
+    return classes
+
+
+def _in_proportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers that sum to `total`, in proportion to the weights; the largest remainders are rounded up."""
+    exact = total * (weights / weights.sum())
+    sizes: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    order = np.argsort(sizes - exact, kind="stable")
+    sizes[order[: total - int(sizes.sum())]] += 1
+    return sizes
+
+
+def _with_enough_each(
+    draw: Callable[[], Owners], num_rows: int, num_clients: int, rng: np.random.Generator, min_examples: int
+) -> tuple[Owners, int]:
+    """A draw in which everyone has `min_examples`, and how many examples were moved to get there.
+
+    Draws up to REDRAWS times; if none will do, takes the one that lacks the fewest examples, lowers the largest clients
+    to a common size, and gives what they lose, chosen at random, to those who have too few.
+    """
+    require_enough(num_rows, num_clients, min_examples)
+    fewest, nearest = num_rows + 1, np.empty(0, dtype=np.int64)
+    for _ in range(REDRAWS):
+        owners = draw()
+        missing = int(np.maximum(min_examples - np.bincount(owners, minlength=num_clients), 0).sum())
+        if missing < fewest:
+            fewest, nearest = missing, owners
+        if missing == 0:
+            break
+    return (_evened(nearest, num_clients, rng, min_examples) if fewest else nearest), fewest
+
+
+def _evened(owners: Owners, num_clients: int, rng: np.random.Generator, min_examples: int) -> Owners:
+    """The same owners, except that the largest clients have given what the smallest lacked."""
+    sizes = np.bincount(owners, minlength=num_clients)
+    lacking = np.maximum(min_examples - sizes, 0)
+    needed = int(lacking.sum())
+    low, high = min_examples, int(sizes.max())  # at `low` the larger clients can give enough, at `high` nothing
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= needed else (low, middle)
+    giving = np.maximum(sizes - low, 0)
+    spare = int(giving.sum()) - needed  # less than one a giver
+    giving[rng.permutation(np.flatnonzero(giving))[:spare]] -= 1
+    members = members_of(owners, num_clients)
+    given = [rng.choice(members[client], giving[client], replace=False) for client in np.flatnonzero(giving)]
+    evened = owners.copy()
+    evened[rng.permutation(np.concatenate(given))] = np.repeat(np.arange(num_clients), lacking)
+    return evened

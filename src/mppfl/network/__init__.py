@@ -1,29 +1,23 @@
-"""Who can leak about whom."""
+"""Social graphs: who exposes whom, and how far exposure propagates."""
 
 from typing import TYPE_CHECKING
 
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .communities import communities_of, communities_of_links, modularity
-    from .communities_tree import OTHERS, Branch, CommunityTree
-    from .device import GIB, find_device, free_bytes, require_room, to_device
-    from .device_matrix import DeviceMatrix, matrix_bytes, matrix_on_device
-    from .device_propagation import DevicePropagation, propagation_on_device
-    from .device_walks import WORKING_BYTES, home_by_device, returns_on_device
-    from .edge_list import links_of_lines
-    from .generate import (
-        _pairs_below_diagonal,
-        _rows_by_arrival,
-        _rows_by_rejection,
-        _successes,
-        barabasi_albert,
-        erdos_renyi,
-        random_graph,
-        skewed,
-        stochastic_block,
-        watts_strogatz,
+    from .closed_walks import EXACT_BELOW, Diagonal, ReturnsHome, returns_home
+    from .communities import OTHERS, Branch, CommunityTree, communities_of
+    from .device import (
+        DeviceMatrix,
+        DevicePropagation,
+        find_device,
+        free_bytes,
+        matrix_bytes,
+        propagation_on_device,
+        require_room,
+        to_device,
     )
+    from .generate import random_graph
     from .graph import (
         Isolated,
         Normalisation,
@@ -35,15 +29,9 @@ if TYPE_CHECKING:
         graph_from_matrix,
         joined_names,
     )
-    from .kernels import closed_walks
-    from .layout import lay_out
-    from .layout_links import Lines, influence_between, strongest_lines
-    from .number_list import links_of_numbers
-    from .paths import Walk, strongest_walks
-    from .product import times
-    from .propagation import Propagation, attribute, propagate
-    from .read import read_graph
-    from .walks import EXACT_BELOW, Diagonal, ReturnsHome, returns_home
-    from .write import to_networkx, write_graphml, write_links
+    from .layout import Lines, influence_between, lay_out, strongest_lines
+    from .propagation import Propagation, Walk, attribute, propagate, strongest_walks, times
+    from .read import failures_in_one_line, read_graph
+    from .write import write_graphml, write_links
 
 export_lazily(__name__)

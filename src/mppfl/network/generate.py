@@ -1,15 +1,13 @@
 """Random social networks: the paper's Erdős–Rényi, and Barabási–Albert, Watts–Strogatz, block model and skewed ones.
 
-Every generator draws from the `rng` it is given, so the same seed gives the same graph, and none leaves a client
-isolated, links a client to itself or gives a link twice. Weights are drawn from `weight_range`, or are all 1 with
-`weights="ones"`. All but `erdos_renyi` need memory in proportion to clients and links only.
+No family leaves a client isolated, links a client to itself or gives an edge twice. All but the first need memory in
+proportion to clients and edges only.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
@@ -17,61 +15,92 @@ import scipy.sparse as sp
 
 from mppfl.arrays import Array, IntArray, require_count, require_generator, require_number
 from mppfl.errors import BadInput
-from mppfl.network.graph import Normalisation, SocialGraph, graph_from_matrix
+from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix, graph_from_matrix
+from mppfl.text import nearest
 
 Weights = Literal["uniform", "ones"]
 Range = tuple[float, float]
+_Weigh = Callable[[int], Array]  # number of edges -> their weights
 
-_MOST_CLIENTS_DENSE = 20_000  # 200 million links on average: some 10 GB while they are put together
-_BLOCK_PAIRS = 2**22  # pairs drawn at a time by `erdos_renyi`; part of what a seed means
+_MOST_CLIENTS_DENSE = 20_000  # 200 million edges on average: some 10 GB while they are put together
+_BLOCK_PAIRS = 2**22  # pairs drawn at a time by "erdos_renyi"; part of what a seed means
 _REWIRING_TRIES = 20
 
 
 def random_graph(
-    kind: str, num_clients: int, *, rng: np.random.Generator, normalisation: Normalisation = "row", **options: Any
-) -> SocialGraph:
-    """A graph of the family `kind`, named as its function here; `options` are that function's.
-
-    "stochastic_block" without `sizes` makes four blocks as equal as can be; "skewed" without `num_links` ten links
-    for every client. Raises where the family or an option is unknown, with the nearest known one.
-    """
-    if kind not in _FAMILIES:
-        raise BadInput(f"kind={kind!r} is no family of graphs.{_nearest(kind, list(_FAMILIES))}")
-    family = _FAMILIES[kind]
-    known = [
-        name for name in inspect.signature(family).parameters if name not in ("num_clients", "rng", "normalisation")
-    ]
-    for option in options:
-        if option not in known:
-            raise BadInput(f"{kind} has no option {option!r}.{_nearest(option, known)}")
-    if kind == "stochastic_block":
-        require_count(num_clients, "num_clients", 2)
-        sizes = options.pop("sizes", None)
-        if sizes is not None and not isinstance(sizes, Sequence):
-            raise BadInput(f"sizes={sizes!r} must list the size of each block, for instance [10, 20].")
-        sizes = _equal_sizes(num_clients, 4) if sizes is None else list(sizes)
-        if sum(sizes) != num_clients:
-            raise BadInput(f"sizes add up to {sum(sizes)}, not to num_clients={num_clients}. Make the two agree.")
-        return stochastic_block(sizes, rng=rng, normalisation=normalisation, **options)
-    return family(num_clients, rng=rng, normalisation=normalisation, **options)
-
-
-def erdos_renyi(
+    kind: str,
     num_clients: int,
     *,
     rng: np.random.Generator,
-    probability_range: Range = (0.1, 0.9),
+    normalisation: Normalisation = "row",
     weights: Weights = "uniform",
     weight_range: Range = (0.1, 1.0),
-    normalisation: Normalisation = "row",
+    **options: Any,
 ) -> SocialGraph:
-    """The paper's network (model, section 1): each ordered pair is linked with a probability of its own.
+    """A random social graph of one of five families.
 
-    p_ij ~ U(0.1, 0.9) and weight ~ U(0.1, 1.0) unless other ranges are given. A client whom nobody exposes draws one
-    link. Takes time and memory in proportion to num_clients², so more than 20,000 clients are refused.
+    erdos_renyi       The paper's network (model, section 1): each ordered pair is linked with a probability of its own,
+                      drawn from `probability_range` (0.1, 0.9). A client whom nobody exposes draws one edge. Time and
+                      memory grow with num_clients², so more than 20,000 clients are refused.
+    barabasi_albert   Newcomers befriend `links_each` (3) others, chosen in proportion to their friends: a few become
+                      hubs. The first links_each + 1 clients form a star.
+    watts_strogatz    A ring where everybody knows the nearest `neighbours` (6), and a share `rewire` (0.1) of edges
+                      leads to a random client instead.
+    stochastic_block  Communities of the given `sizes` (four of about equal size): two clients are friends with chance
+                      `within` (0.1) in one, `between` (0.01) across two. A client without friends draws one.
+    skewed            Exactly `num_links` directed edges (ten per client), in which few expose many, and few are exposed
+                      by many. The chance to expose falls with rank as rank^-`popularity` (0.75); numbers of exposers
+                      follow log-normal weights of deviation `length_spread` (1).
+
+    Edges of the middle three run both ways with one weight.
+
+    Args:
+        kind: The family.
+        num_clients: Number of clients, at least 2.
+        rng: Source of randomness; the same seed gives the same graph.
+        normalisation: "row" (the influence on each client sums to 1), "symmetric", or "none".
+        weights: "uniform" draws weights from `weight_range`, "ones" makes all of them 1.
+        weight_range: Smallest and largest weight.
+        options: Options of the family, named above with their defaults.
+
+    Returns:
+        The graph.
+
+    Raises:
+        BadInput: A family or an option that is not known, with the nearest one that is; a value out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> random_graph("watts_strogatz", 50, rng=np.random.default_rng(0), neighbours=4).num_links
+        200
     """
-    _check(num_clients, rng, weights, weight_range)
-    low, high = _probabilities(probability_range)
+    if kind not in _FAMILIES:
+        raise BadInput(f"kind={kind!r} is no family of graphs.{_hint(kind, list(_FAMILIES))}")
+    family = _FAMILIES[kind]
+    names = [name for name in inspect.signature(family).parameters if name not in ("num_clients", "rng", "weigh")]
+    for option in options:
+        if option not in names:
+            raise BadInput(f"{kind} has no option {option!r}.{_hint(option, [*names, 'weights', 'weight_range'])}")
+    require_count(num_clients, "num_clients", 2)
+    require_generator(rng)
+    if weights not in ("uniform", "ones"):
+        raise BadInput(f'weights={weights!r} must be "uniform" or "ones".')
+    low, high = _pair(weight_range, "weight_range")
+    if not 0.0 < low <= high < np.inf:
+        raise BadInput(f"weight_range={weight_range!r} must be two positive numbers, the smaller first.")
+
+    def weigh(count: int) -> Array:
+        return np.ones(count) if weights == "ones" else rng.uniform(low, high, count)
+
+    return graph_from_matrix(family(num_clients, rng, weigh, **options), normalisation=normalisation)
+
+
+def _erdos_renyi(
+    num_clients: int, rng: np.random.Generator, weigh: _Weigh, probability_range: Range = (0.1, 0.9)
+) -> SparseMatrix:
+    least, most = _pair(probability_range, "probability_range")
+    if not 0.0 <= least <= most <= 1.0:
+        raise BadInput(f"probability_range={probability_range!r} must be two numbers in [0, 1], the smaller first.")
     if num_clients > _MOST_CLIENTS_DENSE:
         raise BadInput(
             f"num_clients={num_clients:,} is too many for erdos_renyi, which links a share of all pairs; at most "
@@ -82,57 +111,32 @@ def erdos_renyi(
     for start in range(0, num_clients, rows_at_once):
         targets = np.arange(start, min(start + rows_at_once, num_clients))
         rows, shape = np.arange(len(targets)), (len(targets), num_clients)
-        linked = rng.random(shape) < rng.uniform(low, high, shape)
+        linked = rng.random(shape) < rng.uniform(least, most, shape)
         linked[rows, targets] = False
         empty = np.flatnonzero(~linked.any(axis=1))
         linked[empty, _another(targets[empty], num_clients, rng)] = True
-        sources = np.nonzero(linked)[1].astype(np.int32)
-        columns.append(sources)
-        strengths.append(_weights(len(sources), rng, weights, weight_range))
+        columns.append(np.nonzero(linked)[1].astype(np.int32))
+        strengths.append(weigh(len(columns[-1])))
         lengths.append(linked.sum(axis=1))
-    return _from_rows(np.concatenate(columns), np.concatenate(strengths), np.concatenate(lengths), normalisation)
+    return _from_rows(np.concatenate(columns), np.concatenate(strengths), np.concatenate(lengths))
 
 
-def barabasi_albert(
-    num_clients: int,
-    links_each: int = 3,
-    *,
-    rng: np.random.Generator,
-    weights: Weights = "uniform",
-    weight_range: Range = (0.1, 1.0),
-    normalisation: Normalisation = "row",
-) -> SocialGraph:
-    """Newcomers befriend `links_each` others, chosen in proportion to the friends those have: a few become hubs.
-
-    Friendships run both ways with one weight. The first links_each + 1 clients form a star.
-    """
-    _check(num_clients, rng, weights, weight_range)
+def _barabasi_albert(num_clients: int, rng: np.random.Generator, weigh: _Weigh, links_each: int = 3) -> SparseMatrix:
     require_count(links_each, "links_each")
     if links_each >= num_clients:
         raise BadInput(f"links_each={links_each} must be below num_clients={num_clients}. Lower it, or add clients.")
-    from mppfl.network.generate_kernels import attach_newcomers
+    from mppfl.network._kernels import attach_newcomers
 
-    newcomers, befriended = attach_newcomers(num_clients, links_each, rng)
-    strengths = _weights(len(newcomers), rng, weights, weight_range)
-    return _from_friendships(newcomers, befriended, strengths, num_clients, normalisation)
+    return _from_friendships(*attach_newcomers(num_clients, links_each, rng), weigh, num_clients)
 
 
-def watts_strogatz(
-    num_clients: int,
-    neighbours: int = 6,
-    rewire: float = 0.1,
-    *,
-    rng: np.random.Generator,
-    weights: Weights = "uniform",
-    weight_range: Range = (0.1, 1.0),
-    normalisation: Normalisation = "row",
-) -> SocialGraph:
-    """A ring where everybody knows the nearest `neighbours`, and a share `rewire` of links leads to anybody instead.
+def _watts_strogatz(
+    num_clients: int, rng: np.random.Generator, weigh: _Weigh, neighbours: int = 6, rewire: float = 0.1
+) -> SparseMatrix:
+    """A rewired edge keeps its near end, so no client is left isolated.
 
-    Friendships run both ways with one weight. A rewired link keeps its near end, so nobody is left isolated; it never
-    takes a place that a link of the ring had, and stays there itself if twenty draws find no free one.
+    It never takes the place of an edge of the ring, and stays where it is if twenty draws find no free place.
     """
-    _check(num_clients, rng, weights, weight_range)
     require_count(neighbours, "neighbours", 2)
     if neighbours % 2 or neighbours >= num_clients:
         raise BadInput(
@@ -146,39 +150,39 @@ def watts_strogatz(
     for _ in range(_REWIRING_TRIES):
         if len(pending) == 0:
             break
-        anybody = rng.integers(0, num_clients, len(pending))
-        keys = _pair_keys(near[pending], anybody, num_clients)
-        free = (anybody != near[pending]) & _first_of_its_kind(keys) & ~_in_sorted(keys, taken)
-        far[pending[free]] = anybody[free]
+        drawn = rng.integers(0, num_clients, len(pending))
+        keys = _pair_keys(near[pending], drawn, num_clients)
+        first = np.zeros(len(keys), dtype=bool)
+        first[np.unique(keys, return_index=True)[1]] = True
+        is_taken = taken[np.minimum(np.searchsorted(taken, keys), len(taken) - 1)] == keys
+        free = (drawn != near[pending]) & first & ~is_taken
+        far[pending[free]] = drawn[free]
         taken = np.sort(np.concatenate([taken, keys[free]]))
         pending = pending[~free]
-    strengths = _weights(len(near), rng, weights, weight_range)
-    return _from_friendships(near, far, strengths, num_clients, normalisation)
+    return _from_friendships(near, far, weigh, num_clients)
 
 
-def stochastic_block(
-    sizes: Sequence[int],
+def _stochastic_block(
+    num_clients: int,
+    rng: np.random.Generator,
+    weigh: _Weigh,
+    sizes: Sequence[int] | None = None,
     within: float = 0.1,
     between: float = 0.01,
-    *,
-    rng: np.random.Generator,
-    weights: Weights = "uniform",
-    weight_range: Range = (0.1, 1.0),
-    normalisation: Normalisation = "row",
-) -> SocialGraph:
-    """Communities of the given sizes: two clients are friends with chance `within` in one, `between` across two.
-
-    Clients are numbered block by block; friendships run both ways with one weight. Whoever ends up without friends
-    draws one from all clients.
-    """
-    blocks = [require_count(size, f"sizes[{i}]") for i, size in enumerate(sizes)]
-    num_clients = sum(blocks)
-    _check(num_clients, rng, weights, weight_range)
+) -> SparseMatrix:
+    """Clients are numbered block by block."""
+    if sizes is None:
+        sizes = [len(block) for block in np.array_split(np.arange(num_clients), min(4, num_clients))]
+    if not isinstance(sizes, Sequence):
+        raise BadInput(f"sizes={sizes!r} must list the size of each block, for instance [10, 20].")
+    if sum(sizes) != num_clients:
+        raise BadInput(f"sizes add up to {sum(sizes)}, not to num_clients={num_clients}. Make the two agree.")
     require_number(within, "within", 0.0, 1.0, open_ends=False)
     require_number(between, "between", 0.0, 1.0, open_ends=False)
     near, far = [], []
     start = 0
-    for size in blocks:
+    for i, given_size in enumerate(sizes):
+        size = require_count(given_size, f"sizes[{i}]")
         end = start + size
         rows, columns = _pairs_below_diagonal(_successes(size * (size - 1) // 2, within, rng))
         later = num_clients - end
@@ -191,29 +195,18 @@ def stochastic_block(
     rescued = _sorted_once(_pair_keys(lonely, drawn, num_clients))  # two may draw each other
     near.append(rescued // num_clients)
     far.append(rescued % num_clients)
-    ends = np.concatenate(near), np.concatenate(far)
-    strengths = _weights(len(ends[0]), rng, weights, weight_range)
-    return _from_friendships(*ends, strengths, num_clients, normalisation)
+    return _from_friendships(np.concatenate(near), np.concatenate(far), weigh, num_clients)
 
 
-def skewed(
+def _skewed(
     num_clients: int,
-    num_links: int | None = None,
-    *,
     rng: np.random.Generator,
+    weigh: _Weigh,
+    num_links: int | None = None,
     popularity: float = 0.75,
     length_spread: float = 1.0,
-    weights: Weights = "uniform",
-    weight_range: Range = (0.1, 1.0),
-    normalisation: Normalisation = "row",
-) -> SocialGraph:
-    """A directed network of exactly `num_links` links in which few expose many, and few are exposed by many.
-
-    The chance to expose somebody falls with a client's rank as rank^-popularity (0: all alike; 0.75: numbers of
-    exposed clients with a tail of exponent 1 + 1/0.75). Everybody is exposed by one, and the other links fall on
-    clients in proportion to log-normal weights of deviation `length_spread`. Default: ten links for every client.
-    """
-    _check(num_clients, rng, weights, weight_range)
+) -> SparseMatrix:
+    """Popularity 0 makes all alike; 0.75 gives numbers of exposed clients with a tail of exponent 1 + 1/0.75."""
     most = num_clients * (num_clients - 1)
     num_links = min(10 * num_clients, most) if num_links is None else require_count(num_links, "num_links")
     if not num_clients <= num_links <= most:
@@ -227,22 +220,20 @@ def skewed(
     short = _rows_by_rejection(np.where(is_long, 0, lengths), by_rank, popularity, rng)
     long = _rows_by_arrival(np.where(is_long, lengths, 0), by_rank, popularity, rng)
     keys = np.sort(np.concatenate([short, long]))
-    return _from_rows(
-        (keys % num_clients).astype(np.int32), _weights(len(keys), rng, weights, weight_range), lengths, normalisation
-    )
+    return _from_rows((keys % num_clients).astype(np.int32), weigh(len(keys)), lengths)
 
 
-_FAMILIES: dict[str, Callable[..., SocialGraph]] = {
-    "erdos_renyi": erdos_renyi,
-    "barabasi_albert": barabasi_albert,
-    "watts_strogatz": watts_strogatz,
-    "stochastic_block": stochastic_block,
-    "skewed": skewed,
+_FAMILIES: dict[str, Callable[..., SparseMatrix]] = {
+    "erdos_renyi": _erdos_renyi,
+    "barabasi_albert": _barabasi_albert,
+    "watts_strogatz": _watts_strogatz,
+    "stochastic_block": _stochastic_block,
+    "skewed": _skewed,
 }
 
 
 def _skewed_lengths(num_clients: int, num_links: int, spread: float, rng: np.random.Generator) -> IntArray:
-    """How many expose each client: at least 1, at most all others, `num_links` together."""
+    """Number of exposers of each client: at least 1, at most all others, `num_links` together."""
     shares = rng.lognormal(0.0, spread, num_clients)
     extra = rng.multinomial(num_links - num_clients, shares / shares.sum())
     room = num_clients - 2
@@ -254,9 +245,9 @@ def _skewed_lengths(num_clients: int, num_links: int, spread: float, rng: np.ran
 
 
 def _rows_by_rejection(lengths: IntArray, by_rank: IntArray, popularity: float, rng: np.random.Generator) -> IntArray:
-    """Links as target · num_clients + source: drawn all at once, repetitions and self-loops drawn again until none.
+    """Edges as target · num_clients + source: drawn all at once, repetitions and self-loops drawn again until none.
 
-    Rows must be short against the number of clients, or the last links would take many draws.
+    Rows must be short against the number of clients, or the last edges would take many draws.
     """
     size = len(lengths)
     settled: list[IntArray] = []
@@ -276,21 +267,20 @@ def _rows_by_rejection(lengths: IntArray, by_rank: IntArray, popularity: float, 
 
 
 def _rows_by_arrival(lengths: IntArray, by_rank: IntArray, popularity: float, rng: np.random.Generator) -> IntArray:
-    """The same law for long rows: everybody arrives after an exponential time, the popular sooner; the first count.
+    """The same law for long rows: every client arrives after an exponential time, popular ones sooner; the first count.
 
     Successive sampling without replacement is the order of exponential arrivals (Efraimidis & Spirakis 2006, Inf.
     Process. Lett. 97(5), algorithm A with keys log u / w).
     """
     size = len(lengths)
-    edges = np.arange(1, size + 2) ** (1.0 - popularity)
     chances = np.empty(size)
-    chances[by_rank] = np.diff(edges)
-    found = [np.empty(0, dtype=np.int64)]
+    chances[by_rank] = np.diff(np.arange(1, size + 2) ** (1.0 - popularity))
+    keys = [np.empty(0, dtype=np.int64)]
     for target in np.flatnonzero(lengths):
         arrival = rng.standard_exponential(size) / chances
         arrival[target] = np.inf
-        found.append(target * size + np.argpartition(arrival, lengths[target] - 1)[: lengths[target]])
-    return np.concatenate(found)
+        keys.append(target * size + np.argpartition(arrival, lengths[target] - 1)[: lengths[target]])
+    return np.concatenate(keys)
 
 
 def _popular_ranks(count: int, size: int, popularity: float, rng: np.random.Generator) -> IntArray:
@@ -302,20 +292,19 @@ def _popular_ranks(count: int, size: int, popularity: float, rng: np.random.Gene
 
 
 def _successes(trials: int, chance: float, rng: np.random.Generator) -> IntArray:
-    """Sorted positions of the successes in independent trials, found by geometric leaps: O(successes)."""
+    """Sorted positions of the successes in independent trials, by geometric leaps: O(successes)."""
     if chance <= 0.0 or trials == 0:
         return np.empty(0, dtype=np.int64)
     if chance >= 1.0:
         return np.arange(trials)
-    found: list[IntArray] = []
+    parts: list[IntArray] = []
     last = -1
     while last < trials:
         expected = (trials - last) * chance
         leaps = rng.geometric(chance, int(expected + 4 * expected**0.5) + 8)
-        positions = last + np.cumsum(np.minimum(leaps, trials + 1))
-        found.append(positions)
-        last = int(positions[-1])
-    positions = np.concatenate(found)
+        parts.append(last + np.cumsum(np.minimum(leaps, trials + 1)))
+        last = int(parts[-1][-1])
+    positions = np.concatenate(parts)
     return positions[positions < trials]
 
 
@@ -337,31 +326,10 @@ def _sorted_once(keys: IntArray) -> IntArray:
     return keys[np.concatenate([[True], keys[1:] != keys[:-1]])] if len(keys) else keys
 
 
-def _first_of_its_kind(keys: IntArray) -> Any:
-    first = np.zeros(len(keys), dtype=bool)
-    first[np.unique(keys, return_index=True)[1]] = True
-    return first
-
-
-def _in_sorted(keys: IntArray, table: IntArray) -> Any:
-    return table[np.minimum(np.searchsorted(table, keys), len(table) - 1)] == keys
-
-
 def _another(clients: IntArray, num_clients: int, rng: np.random.Generator) -> IntArray:
     """For each of the clients another one, all equally likely."""
     other = rng.integers(0, num_clients - 1, len(clients))
     return other + (other >= clients)
-
-
-def _weights(count: int, rng: np.random.Generator, weights: Weights, weight_range: Range) -> Array:
-    return np.ones(count) if weights == "ones" else rng.uniform(*weight_range, count)
-
-
-def _probabilities(probability_range: Range) -> Range:
-    low, high = _pair(probability_range, "probability_range")
-    if not 0.0 <= low <= high <= 1.0:
-        raise BadInput(f"probability_range={probability_range!r} must be two numbers in [0, 1], the smaller first.")
-    return low, high
 
 
 def _pair(values: Any, name: str) -> Range:
@@ -372,37 +340,18 @@ def _pair(values: Any, name: str) -> Range:
     return low, high
 
 
-def _from_rows(columns: IntArray, strengths: Array, lengths: IntArray, normalisation: Normalisation) -> SocialGraph:
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    size = len(lengths)
-    matrix = sp.csr_array((strengths, columns, indptr.astype(np.int32)), shape=(size, size))
-    return graph_from_matrix(matrix, normalisation=normalisation)
+def _from_rows(columns: IntArray, strengths: Array, lengths: IntArray) -> SparseMatrix:
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return sp.csr_array((strengths, columns, indptr), shape=(len(lengths), len(lengths)))
 
 
-def _from_friendships(
-    near: IntArray, far: IntArray, strengths: Array, num_clients: int, normalisation: Normalisation
-) -> SocialGraph:
-    """Both arcs of every pair, with one weight."""
-    near, far = near.astype(np.int32), far.astype(np.int32)
+def _from_friendships(near: IntArray, far: IntArray, weigh: _Weigh, num_clients: int) -> SparseMatrix:
+    """Both edges of every pair, with one weight."""
+    near, far, strengths = near.astype(np.int32), far.astype(np.int32), weigh(len(near))
     rows, columns = np.concatenate([near, far]), np.concatenate([far, near])
-    matrix = sp.coo_array((np.concatenate([strengths, strengths]), (rows, columns)), shape=(num_clients, num_clients))
-    return graph_from_matrix(matrix, normalisation=normalisation)
+    return sp.coo_array((np.concatenate([strengths, strengths]), (rows, columns)), shape=(num_clients, num_clients))
 
 
-def _equal_sizes(num_clients: int, num_blocks: int) -> list[int]:
-    return [len(part) for part in np.array_split(np.arange(num_clients), min(num_blocks, num_clients))]
-
-
-def _check(num_clients: int, rng: np.random.Generator, weights: Weights, weight_range: Range) -> None:
-    require_count(num_clients, "num_clients", 2)
-    require_generator(rng)
-    if weights not in ("uniform", "ones"):
-        raise BadInput(f'weights={weights!r} must be "uniform" or "ones".')
-    low, high = _pair(weight_range, "weight_range")
-    if not 0.0 < low <= high < np.inf:
-        raise BadInput(f"weight_range={weight_range!r} must be two positive numbers, the smaller first.")
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    near = get_close_matches(word, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+def _hint(word: str, names: list[str]) -> str:
+    near = nearest(word, names)
+    return f" Did you mean {near!r}?" if near else f" Known: {', '.join(names)}."

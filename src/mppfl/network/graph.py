@@ -1,4 +1,4 @@
-"""SocialGraph: who exposes whom, as a normalised sparse matrix with names; and what the graph looks like."""
+"""SocialGraph: direct influence between clients as a normalised sparse matrix with names; its description."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mppfl.arrays import Array, IntArray, require_count
 from mppfl.errors import BadGraph, BadInput, UnknownClient
+from mppfl.text import nearest
 
 Normalisation = Literal["row", "none", "symmetric"]
 Isolated = Literal["error", "keep", "drop"]
@@ -21,19 +22,30 @@ ROWS_AT_ONCE = 1 << 16
 SparseMatrix = Any  # scipy.sparse.csr_array, which has no types of its own
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SocialGraph:
     """Direct influence W between clients (model, eq. 1): entry (i, j) says how strongly j's choices expose i.
 
-    influence      csr_array, float64 values, sorted int32 columns, zero diagonal
-    names          one per client, or None: clients are then called "0", "1", ...
-    normalisation  "row": rows sum to 1; "none": strengths as given; "symmetric": D^-1/2 w D^-1/2
-    strengths      row sums of the links as given, so that they can be recovered; under "symmetric", of a client whom
-                   nobody exposes the sum of the links by which it exposes others
-    origin         index of each client in the input, before isolated ones were dropped
-    dropped        names of those who were dropped
+    Made by read_graph, random_graph, graph_from_links or graph_from_matrix. An empty row is an isolated client: nobody
+    exposes it.
 
-    An empty row is an isolated client: nobody exposes it.
+    Args:
+        influence: W as a csr_array: float64 values, sorted int32 columns, zero diagonal.
+        names: One per client, or None: clients are then called "0", "1", ...
+        normalisation: "row": rows sum to 1; "none": weights as given; "symmetric": D^-1/2 w D^-1/2.
+        strengths: Row sums of the edges as given, by which `links` recovers them. Under "symmetric", for a client whom
+            nobody exposes, the sum of the edges by which it exposes others.
+        origin: Index of each client in the input, before isolated clients were dropped.
+        dropped: Names of the clients that were dropped.
+
+    Example:
+        >>> graph = graph_from_links([0, 1, 2], [1, 0, 1], names=["Ann", "Bob", "Cy"], isolated="keep")
+        >>> graph
+        SocialGraph: 3 clients, 3 edges, normalisation 'row'
+          clients      'Ann', 'Bob', 'Cy'
+          exposed by   0 to 2 clients each, 1 isolated
+        >>> graph.index("Cy"), graph.describe().num_isolated
+        (2, 1)
     """
 
     influence: SparseMatrix
@@ -42,7 +54,17 @@ class SocialGraph:
     strengths: Array
     origin: IntArray
     dropped: frozenset[str] = frozenset()
-    _positions: dict[str, int] = field(default_factory=dict, repr=False)
+    _positions: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = np.diff(self.influence.indptr)
+        dropped = f", {len(self.dropped):,} dropped" if self.dropped else ""
+        return (
+            f"SocialGraph: {self.num_clients:,} clients, {self.num_links:,} edges, "
+            f"normalisation {self.normalisation!r}\n"
+            f"  clients      {joined_names(self.name(i) for i in range(min(6, self.num_clients)))}\n"
+            f"  exposed by   {min(counts):,} to {max(counts):,} clients each, {len(self.isolated):,} isolated{dropped}"
+        )
 
     @property
     def num_clients(self) -> int:
@@ -69,23 +91,19 @@ class SocialGraph:
                 return int(name)
         else:
             if not self._positions:
-                self._positions.update((known, i) for i, known in enumerate(self.names))
+                self._positions.update((client, i) for i, client in enumerate(self.names))
             if name in self._positions:
                 return self._positions[name]
         if name in self.dropped:
             raise UnknownClient(
                 f"client {name!r} was dropped, because nobody exposes it. Leave it out, or keep isolated ones."
             )
-        raise UnknownClient(f"client {name!r} is not in the network of {self.num_clients:,} clients.{self._near(name)}")
-
-    def _near(self, name: str) -> str:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, list(self.names or ())[:20_000], n=3)
-        return f" Did you mean {', '.join(map(repr, near))}?" if near else " Check the spelling."
+        near = nearest(name, (self.names or ())[:20_000])
+        hint = f"Did you mean {near!r}?" if near else "Check the spelling."
+        raise UnknownClient(f"client {name!r} is not in the network of {self.num_clients:,} clients. {hint}")
 
     def links(self) -> SparseMatrix:
-        """The links as they were given (w, before normalisation), as a csr_array."""
+        """The edges as they were given (w, before normalisation), as a csr_array."""
         if self.normalisation == "none":
             return self.influence
         given = self.influence.copy()
@@ -94,6 +112,10 @@ class SocialGraph:
         # Division and multiplication may each round: a weight of 1 would come back as 0.9999999999999999.
         given.data = _nearby_short_decimals(given.data)
         return given
+
+    def describe(self) -> GraphDescription:
+        """Degrees, reciprocity, smallest influence, isolated clients and connectedness of the graph."""
+        return describe(self)
 
 
 def graph_from_links(
@@ -108,34 +130,49 @@ def graph_from_links(
     self_loops: SelfLoops = "error",
     undirected: bool = False,
 ) -> SocialGraph:
-    """A social graph from links "target is exposed by source", given as positions.
+    """A social graph from edges "target is exposed by source", given as positions.
 
-    A link given twice with one weight counts once; with two weights it is an error, and so is a self-loop, a weight
-    that is not a positive number, and (unless `isolated` says otherwise) a client whom nobody exposes.
+    Args:
+        sources: Position of the source of each edge, counted from 0.
+        targets: Position of the target of each edge.
+        weights: A positive number for each edge; 1 each if None. An edge given twice with one weight counts once.
+        names: One name per client; None calls them "0", "1", ...
+        num_clients: Number of clients; by default the number of names, or the highest position plus 1.
+        normalisation: "row" (the influence on each client sums to 1), "symmetric", or "none".
+        isolated: What to do with clients whom nobody exposes: "error", "keep" or "drop".
+        self_loops: What to do with edges from a client to itself: "error" or "drop".
+        undirected: Whether every edge runs both ways.
+
+    Returns:
+        The graph.
+
+    Raises:
+        BadGraph: An edge with two weights, a self-loop, an isolated client, a weight that is not positive, a position
+            that no client has.
+        BadInput: An option that is not known.
+
+    Example:
+        >>> graph = graph_from_links([0, 1], [1, 0], names=["Ann", "Bob"])
+        >>> graph.num_clients, graph.num_links
+        (2, 2)
     """
     sources, targets = _positions(sources, "sources"), _positions(targets, "targets")
     if num_clients is not None:
         size = require_count(num_clients, "num_clients")
     else:
-        size = len(names) if names is not None else _largest(sources, targets)
+        size = len(names) if names is not None else int(max(sources.max(initial=-1), targets.max(initial=-1))) + 1
     values = np.ones(len(sources)) if weights is None else _weights(weights)
     label = _label(names)
     _check_links(sources, targets, values, size, label)
-    _check_self_loops(self_loops)
-
-    loops = sources == targets
-    if loops.any():
-        if self_loops == "error":
-            raise BadGraph(
-                f"client {label(sources[loops][0])!r} is linked to itself ({int(loops.sum()):,} self-loops); "
-                'a client\'s own risk is counted apart. Remove them, or pass self_loops="drop".'
-            )
-        sources, targets, values = sources[~loops], targets[~loops], values[~loops]
+    if self_loops == "drop":
+        between = sources != targets
+        sources, targets, values = sources[between], targets[between], values[between]
     if undirected:
         sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
         values = np.concatenate([values, values])
     matrix = _unique_links(sources, targets, values, size, label)
-    return graph_from_matrix(matrix, names=names, normalisation=normalisation, isolated=isolated)
+    options: Any = {"normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
+    return graph_from_matrix(matrix, names=names, **options)
 
 
 def graph_from_matrix(
@@ -156,29 +193,48 @@ def graph_from_matrix(
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise BadGraph(f"two clients are called {twice!r}. Give every client a name of its own.")
     label = _label(names)
-    _check_self_loops(self_loops)
-    loops = np.flatnonzero(given.diagonal())
-    if len(loops):
-        if self_loops == "error":
-            raise BadGraph(
-                f"client {label(loops[0])!r} is linked to itself ({len(loops):,} self-loops); "
-                'a client\'s own risk is counted apart. Zero the diagonal, or pass self_loops="drop".'
-            )
-        given = given - sp.diags_array(given.diagonal(), format="csr")
-        given.eliminate_zeros()
+    given = _without_loops(given, self_loops, label)
     if given.nnz == 0:
         raise BadGraph(f"the graph of {size} clients has no links, so nothing propagates. Give at least one link.")
-    _check_normalisation(normalisation)
+    if normalisation not in ("row", "none", "symmetric"):
+        raise BadInput(f'normalisation={normalisation!r} must be "row", "none" or "symmetric".')
+    given, origin = _without_isolated(given, isolated, label)
+    if len(origin) == size:
+        return _normalised(given, None if names is None else tuple(names), normalisation, origin)
+    names = tuple(map(str, range(size))) if names is None else names
+    kept = tuple(names[i] for i in origin)
+    return replace(_normalised(given, kept, normalisation, origin), dropped=frozenset(names) - frozenset(kept))
 
-    origin = np.arange(size)
+
+def _without_loops(given: SparseMatrix, self_loops: SelfLoops, label: Callable[[Any], str]) -> SparseMatrix:
+    if self_loops not in ("error", "drop"):
+        raise BadInput(f'self_loops={self_loops!r} must be "error" or "drop".')
+    loops = np.flatnonzero(given.diagonal())
+    if len(loops) == 0:
+        return given
+    if self_loops == "error":
+        raise BadGraph(
+            f"client {label(loops[0])!r} is linked to itself ({len(loops):,} self-loops); "
+            'a client\'s own risk is counted apart. Remove them, or pass self_loops="drop".'
+        )
+    given = given - sp.diags_array(given.diagonal(), format="csr")
+    given.eliminate_zeros()
+    return given
+
+
+def _without_isolated(
+    given: SparseMatrix, isolated: Isolated, label: Callable[[Any], str]
+) -> tuple[SparseMatrix, IntArray]:
+    """The matrix of the clients that are kept, and their positions in the given one."""
     if isolated not in ("error", "keep", "drop"):
         raise BadInput(f'isolated={isolated!r} must be "error", "keep" or "drop".')
+    size = given.shape[0]
+    origin = np.arange(size)
     empty = np.diff(given.indptr) == 0
     if empty.any() and isolated == "error":
-        who = ", ".join(repr(label(i)) for i in np.flatnonzero(empty)[:5])
-        more = ", ..." if empty.sum() > 5 else ""
         raise BadGraph(
-            f"{int(empty.sum()):,} of {size:,} clients are isolated (nobody exposes them): {who}{more}. "
+            f"{int(empty.sum()):,} of {size:,} clients are isolated (nobody exposes them): "
+            f"{joined_names(label(i) for i in np.flatnonzero(empty)[:6])}. "
             'Give them links, or choose isolated="keep" (no external risk) or isolated="drop".'
         )
     while isolated == "drop" and empty.any():  # dropping a client can isolate those whom only it exposed
@@ -186,14 +242,7 @@ def graph_from_matrix(
         empty = np.diff(given.indptr) == 0
     if given.shape[0] == 0:
         raise BadGraph('every client became isolated once isolated ones were dropped. Use isolated="keep".')
-
-    if names is None and len(origin) < size:
-        names = tuple(map(str, range(size)))
-    kept = None if names is None else tuple(names[i] for i in origin)
-    graph = _normalised(given, kept, normalisation, origin)
-    if names is None or len(origin) == size:
-        return graph
-    return replace(graph, dropped=frozenset(names) - frozenset(kept or ()))
+    return given, origin
 
 
 def _normalised(
@@ -322,20 +371,6 @@ def _label(names: Sequence[str] | None) -> Callable[[Any], str]:
     return lambda i: str(int(i)) if names is None else names[int(i)]
 
 
-def _largest(sources: IntArray, targets: IntArray) -> int:
-    return int(max(sources.max(initial=-1), targets.max(initial=-1))) + 1
-
-
-def _check_normalisation(normalisation: str) -> None:
-    if normalisation not in ("row", "none", "symmetric"):
-        raise BadInput(f'normalisation={normalisation!r} must be "row", "none" or "symmetric".')
-
-
-def _check_self_loops(self_loops: str) -> None:
-    if self_loops not in ("error", "drop"):
-        raise BadInput(f'self_loops={self_loops!r} must be "error" or "drop".')
-
-
 def _check_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> None:
     if not len(sources) == len(targets) == len(values):
         raise BadGraph(f"{len(sources)} sources, {len(targets)} targets and {len(values)} weights do not match.")
@@ -346,9 +381,9 @@ def _check_links(sources: IntArray, targets: IntArray, values: Array, size: int,
             raise BadGraph(f"link end {int(ends[(ends < 0) | (ends >= size)][0])} is not one of {size} clients.")
     wrong = ~(np.isfinite(values) & (values > 0))
     if wrong.any():
-        at = int(np.argmax(wrong))
+        row = int(np.argmax(wrong))
         raise BadGraph(
-            f"the link from {label(sources[at])!r} to {label(targets[at])!r} has weight {values[at]}; "
+            f"the link from {label(sources[row])!r} to {label(targets[row])!r} has weight {values[row]}; "
             "weights must be positive numbers. Correct it, or leave the link out."
         )
 
@@ -362,10 +397,10 @@ def _unique_links(sources: IntArray, targets: IntArray, values: Array, size: int
     clash = again.copy()
     clash[1:] &= values[1:] != values[:-1]
     if clash.any():
-        at = int(np.argmax(clash))
+        row = int(np.argmax(clash))
         raise BadGraph(
-            f"the link from {label(sources[at])!r} to {label(targets[at])!r} is given twice, with weights "
-            f"{values[at - 1]:g} and {values[at]:g}. Keep one of them."
+            f"the link from {label(sources[row])!r} to {label(targets[row])!r} is given twice, with weights "
+            f"{values[row - 1]:g} and {values[row]:g}. Keep one of them."
         )
     sources, targets, values = sources[~again], targets[~again], values[~again]
     indptr = np.concatenate([[0], np.cumsum(np.bincount(targets, minlength=size))])
@@ -418,7 +453,7 @@ def _spread(degrees: IntArray) -> tuple[int, float, int]:
 
 
 def _isolated_pairs(influence: SparseMatrix, exposed_by: IntArray) -> int:
-    """Pairs whose walks all come home: each is exposed by the other alone, whomever they expose besides."""
+    """Pairs in which each client is exposed by the other alone, so that all their walks are closed."""
     lone = np.flatnonzero(exposed_by == 1)
     only = np.full(len(exposed_by), -1)
     only[lone] = influence.indices[influence.indptr[lone]]

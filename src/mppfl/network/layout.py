@@ -1,10 +1,10 @@
-"""Where the nodes of a drawing stand: a force layout that is quick, fills its box and always comes out the same."""
+"""Positions of the nodes of a drawing by a force layout, and the edges that a drawing shows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,11 +12,15 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 
 from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_number
 from mppfl.errors import BadInput
+from mppfl.network.communities import communities_of_links
+from mppfl.network.graph import SocialGraph, SparseMatrix
 
 PIVOTS = 24  # nodes from which distances are measured for the start
 MOST_STEPS, FEWEST_STEPS, NODE_STEPS = 300, 80, 150_000  # steps for few nodes, for many, and nodes · steps between
-WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES = 2.0, 0.15  # how hard a link pulls, next to one where there are no groups
+WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES = 2.0, 0.15  # pull of an edge, relative to one in a graph without groups
 CENTRING = 0.6
+
+_Edges = tuple[IntArray, IntArray, Array]  # first ends, second ends, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,9 @@ def lay_out(
     width: float = 1000.0,
     height: float = 700.0,
 ) -> tuple[Array, Array]:
-    """x and y of every node, all within the box, y downwards. Links have no direction and are given by their ends.
+    """x and y of every node, all within the box, y downwards. Edges have no direction and are given by their ends.
 
-    Each connected part has a share of the box by its number of nodes; nodes without links stand in rows below. Nodes
+    Each connected part has a share of the box by its number of nodes; nodes without edges are in rows below. Nodes
     are circles of `radii` that do not overlap where there is room. Costs 80 num_nodes²: half a second for 2,000.
     """
     require_number(width, "width", 0.0, math.inf)
@@ -61,12 +65,12 @@ def lay_out(
     linked[firsts] = linked[seconds] = True
     floor = _rows_below(x, y, linked, sizes, width, height)
     if linked.any():
-        _linked_parts(x, y, firsts, seconds, pull, linked, sizes, Box(0.0, 0.0, width, floor))
+        _place_parts(x, y, (firsts, seconds, pull), linked, sizes, Box(0.0, 0.0, width, floor))
     return x, y
 
 
 def _rows_below(x: Array, y: Array, linked: BoolArray, radii: Array, width: float, height: float) -> float:
-    """Puts nodes without links into rows, in place; returns how far down the others may reach."""
+    """Puts nodes without edges into rows, in place; returns how far down the others may reach."""
     alone = np.flatnonzero(~linked)
     if len(alone) == 0:
         return height
@@ -80,24 +84,16 @@ def _rows_below(x: Array, y: Array, linked: BoolArray, radii: Array, width: floa
     room = min(room, rows * step) if share < 1.0 else room
     down = room / rows
     for row in range(rows):
-        here = alone[row * a_row : (row + 1) * a_row]
-        start = (width - a_row * step) / 2 if rows > 1 else (width - len(here) * step) / 2
-        x[here] = start + (np.arange(len(here)) + 0.5) * step
-        y[here] = height - room + (row + 0.5) * down
+        nodes = alone[row * a_row : (row + 1) * a_row]
+        start = (width - a_row * step) / 2 if rows > 1 else (width - len(nodes) * step) / 2
+        x[nodes] = start + (np.arange(len(nodes)) + 0.5) * step
+        y[nodes] = height - room + (row + 0.5) * down
     return height - room - min(16.0, 0.03 * height)
 
 
-def _linked_parts(
-    x: Array,
-    y: Array,
-    firsts: IntArray,
-    seconds: IntArray,
-    pull: Array,
-    linked: BoolArray,
-    radii: Array,
-    box: Box,
-) -> None:
+def _place_parts(x: Array, y: Array, edges: _Edges, linked: BoolArray, radii: Array, box: Box) -> None:
     """Each connected part into a box of its own, in place."""
+    firsts, seconds, pull = edges
     size = len(linked)
     matrix = sp.csr_array((pull, (firsts, seconds)), shape=(size, size))
     _, part = connected_components(matrix, directed=False)
@@ -107,24 +103,18 @@ def _linked_parts(
     spacing = math.sqrt(boxes[0].width * boxes[0].height / counts[order[0]])
     by_part = np.argsort(part, kind="stable")
     ends = np.cumsum(np.bincount(part))
-    communities = _communities(matrix)
-    link_part = np.argsort(part[firsts], kind="stable")
-    link_ends = np.cumsum(np.bincount(part[firsts], minlength=len(ends)))
-    place = np.empty(size, dtype=np.int32)
+    communities = communities_of_links(matrix, np.random.default_rng(0))
+    edge_part = np.argsort(part[firsts], kind="stable")
+    edge_ends = np.cumsum(np.bincount(part[firsts], minlength=len(ends)))
+    position = np.empty(size, dtype=np.int32)
     for number, room in zip(order.tolist(), boxes, strict=True):
         nodes = by_part[ends[number - 1] if number else 0 : ends[number]]
-        links = link_part[link_ends[number - 1] if number else 0 : link_ends[number]]
-        place[nodes] = np.arange(len(nodes))
-        one, two, kinds = place[firsts[links]], place[seconds[links]], communities[nodes]
+        some = edge_part[edge_ends[number - 1] if number else 0 : edge_ends[number]]
+        position[nodes] = np.arange(len(nodes))
+        inner = position[firsts[some]], position[seconds[some]], pull[some]
         # Nodes of a small part stand no farther apart than those of the largest, not at the ends of their box.
         limit = math.inf if number == order[0] else 0.8 * spacing * math.sqrt(len(nodes))
-        x[nodes], y[nodes] = _one_part(one, two, pull[links], kinds, radii[nodes], room, limit)
-
-
-def _communities(matrix: Any) -> IntArray:
-    from mppfl.network.communities import communities_of_links
-
-    return communities_of_links(matrix, np.random.default_rng(0))
+        x[nodes], y[nodes] = _one_part(inner, communities[nodes], radii[nodes], room, limit)
 
 
 def _shares(sizes: Array, box: Box) -> list[Box]:
@@ -143,14 +133,12 @@ def _shares(sizes: Array, box: Box) -> list[Box]:
     return _shares(sizes[:cut], one) + _shares(sizes[cut:], two)
 
 
-def _one_part(
-    firsts: IntArray, seconds: IntArray, weights: Array, communities: IntArray, radii: Array, box: Box, limit: float
-) -> tuple[Array, Array]:
-    """Where the nodes of one connected part stand in its box, of which they use at most `limit` each way."""
-    from mppfl.network.layout_kernels import move_apart
+def _one_part(edges: _Edges, communities: IntArray, radii: Array, box: Box, limit: float) -> tuple[Array, Array]:
+    """Positions of one connected part in its box, of which it uses at most `limit` each way."""
+    from mppfl.network._kernels import move_apart
 
     size = len(radii)
-    x, y = _settled(firsts, seconds, weights, communities, np.ones(size))
+    x, y = _settled(edges, communities, np.ones(size))
     points = _filling(np.column_stack([x, y]))
     gap = np.minimum(radii + 1.0, 0.42 * math.sqrt(box.width * box.height / size))
     most = float(gap.max())
@@ -160,17 +148,16 @@ def _one_part(
     return box.left + x, box.top + y
 
 
-def _settled(
-    firsts: IntArray, seconds: IntArray, weights: Array, communities: IntArray, sizes: Array
-) -> tuple[Array, Array]:
-    """Nodes of so many members each where forces hold them, a member having a unit of area."""
-    from mppfl.network.layout_kernels import settle
+def _settled(edges: _Edges, communities: IntArray, sizes: Array) -> tuple[Array, Array]:
+    """Positions of nodes with `sizes` members each where forces are in balance; a member has a unit of area."""
+    from mppfl.network._kernels import settle
 
+    firsts, seconds, weights = edges
     count, spread = len(sizes), math.sqrt(float(sizes.sum()))
-    found, group = np.unique(communities, return_inverse=True)
-    in_groups = 1 < len(found) <= count // 3
+    labels, group = np.unique(communities, return_inverse=True)
+    in_groups = 1 < len(labels) <= count // 3
     if in_groups:
-        x, y = _by_community(firsts, seconds, weights, group, sizes)
+        x, y = _by_community(edges, group, sizes)
     else:
         x, y = spread * _by_distance(firsts, seconds, count)
     degree = np.bincount(firsts, minlength=count) + np.bincount(seconds, minlength=count)
@@ -185,14 +172,16 @@ def _settled(
     return across.astype(np.float64), down.astype(np.float64)
 
 
-def _by_community(firsts: IntArray, seconds: IntArray, weights: Array, group: IntArray, sizes: Array) -> Array:
-    """First places, 2 × nodes: communities laid out as nodes, and the members of each on a disc around its middle."""
-    from mppfl.network.layout_kernels import move_apart
+def _by_community(edges: _Edges, group: IntArray, sizes: Array) -> Array:
+    """First positions, 2 × nodes: communities laid out as nodes, the members of each on a disc around its middle."""
+    from mppfl.network._kernels import move_apart
 
+    firsts, seconds, weights = edges
     members = np.bincount(group, sizes).astype(np.float64)
-    links = sp.csr_array((weights, (group[firsts], group[seconds])), shape=(len(members), len(members)))
-    links = sp.triu(links + links.T, k=1).tocoo()
-    middles = np.array(_settled(links.row, links.col, links.data, np.zeros(len(members), dtype=np.int32), members))
+    between = sp.csr_array((weights, (group[firsts], group[seconds])), shape=(len(members), len(members)))
+    between = sp.triu(between + between.T, k=1).tocoo()
+    one_group = np.zeros(len(members), dtype=np.int32)
+    middles = np.array(_settled((between.row, between.col, between.data), one_group, members))
     reach = np.sqrt(members / math.pi)
     side = 1.3 * math.sqrt(float(sizes.sum())) + 2 * float(reach.max())
     low = middles.min(axis=1, keepdims=True)
@@ -207,13 +196,13 @@ def _by_community(firsts: IntArray, seconds: IntArray, weights: Array, group: In
 
 
 def _spiral(rank: IntArray, count: IntArray | int) -> Array:
-    """Places spread evenly over a disc of radius 1, 2 × nodes: neighbours in rank stand a golden angle apart."""
+    """Points spread evenly over a disc of radius 1, 2 × nodes: neighbours in rank are a golden angle apart."""
     turn, out = 2.39996 * rank, np.sqrt((rank + 0.5) / count)
     return np.array([out * np.cos(turn), out * np.sin(turn)])
 
 
 def _by_distance(firsts: IntArray, seconds: IntArray, size: int) -> Array:
-    """First places, 2 × nodes, by distances in links from a few far nodes (pivot MDS, Brandes & Pich 2006)."""
+    """First positions, 2 × nodes, by distances in edges from a few far nodes (pivot MDS, Brandes & Pich 2006)."""
     matrix = sp.csr_array((np.ones(len(firsts)), (firsts, seconds)), shape=(size, size))
     pivots, distances = [0], []
     nearest = np.full(size, np.inf)
@@ -245,3 +234,72 @@ def _filling(points: Array) -> Array:
     points = points * (0.7 + 0.3 * even * far.max() / np.maximum(far, 1e-9))[:, None]
     low, high = points.min(axis=0), points.max(axis=0)
     return np.where(high - low > 1e-9, (points - low) / np.maximum(high - low, 1e-9), 0.5)
+
+
+LINKS_AT_ONCE = 1 << 21  # links counted together: what is needed for that fits in 100 MB
+
+
+class Lines(NamedTuple):
+    """One line per pair of linked nodes, in its stronger direction.
+
+    weights  influence along the line, both directions added
+    mutual   whether it runs both ways
+    """
+
+    sources: IntArray
+    targets: IntArray
+    weights: Array
+    mutual: BoolArray
+
+
+def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
+    """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
+    influence = graph.influence
+    total = np.zeros(count * count)
+    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + LINKS_AT_ONCE, LINKS_AT_ONCE), side="left")
+    for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
+        links = slice(int(influence.indptr[start]), int(influence.indptr[end]))
+        target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
+        source = place[influence.indices[links]]
+        counted = (target >= 0) & (source >= 0) & (target != source)
+        key = target[counted].astype(np.int64) * count + source[counted]
+        total += np.bincount(key, influence.data[links][counted], count * count)
+    return sp.csr_array(total.reshape(count, count))
+
+
+def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
+    """One line per linked pair, the strongest first, at most about `most`; and the number of linked pairs.
+
+    The strongest of each node come before all others, so that no linked node looks isolated.
+    """
+    both = sp.triu(influence + influence.T, k=1).tocoo()
+    count = both.nnz
+    kept: IntArray = np.arange(count)
+    if count > most:
+        strongest = np.zeros(influence.shape[0])
+        np.maximum.at(strongest, both.row, both.data)
+        np.maximum.at(strongest, both.col, both.data)
+        needed = (both.data == strongest[both.row]) | (both.data == strongest[both.col])
+        # Where all weigh the same, every line is its ends' strongest: one for each node will do.
+        first = np.flatnonzero(needed)
+        if len(first) > most:
+            once = [np.unique(ends[first], return_index=True)[1] for ends in (both.row, both.col)]
+            first = first[np.unique(np.concatenate(once))]
+        rest = np.ones(count, dtype=np.bool_)
+        rest[first] = False
+        others = np.flatnonzero(rest)
+        more = max(0, most - len(first))
+        others = others[np.argpartition(-both.data[others], more)[:more]] if 0 < more < len(others) else others[:more]
+        kept = np.sort(np.concatenate([first, others]))
+    kept = kept[np.argsort(-both.data[kept], kind="stable")]
+    rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
+    down, up = _entries(influence, rows, columns), _entries(influence, columns, rows)  # column j exposes row i
+    turned = up > down
+    lines = Lines(
+        np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept], (down > 0) & (up > 0)
+    )
+    return lines, count
+
+
+def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
+    return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.empty(0)

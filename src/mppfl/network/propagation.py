@@ -1,25 +1,47 @@
-"""Propagation: influence over every walk of at most K links, as an operator; attribution by source and hop."""
+"""Propagation: influence over every walk of at most K edges, as an operator; sources of exposure; strongest walks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
+from mppfl.network.closed_walks import Diagonal, ReturnsHome, kind_of_diagonal, returns_home
 from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix
-from mppfl.network.product import times
-from mppfl.network.walks import Diagonal, ReturnsHome, kind_of_diagonal, returns_home
+
+PARALLEL_ABOVE = 1_000_000  # edges; below, SciPy on one core is as fast and needs no compiler
 
 
-@dataclass(frozen=True, eq=False)
+def times(matrix: SparseMatrix, x: Any, scale: float = 1.0, plus: Any = None) -> Any:
+    """plus + scale · matrix @ x for a csr_array and a vector, or an array of columns, of the matrix's own kind."""
+    if matrix.nnz < PARALLEL_ABOVE or x.dtype != matrix.dtype or (x.ndim == 2 and x.shape[1] != 2):
+        product = matrix @ x
+        if scale != 1.0:
+            product *= scale
+        if plus is not None:
+            product += plus
+        return product
+    from mppfl.network import _kernels as kernels
+
+    out = np.empty_like(x, order="C")
+    kernel = kernels.csr_times_vector if x.ndim == 1 else kernels.csr_times_pair
+    added = np.empty((0,) * x.ndim, dtype=x.dtype) if plus is None else np.ascontiguousarray(plus)
+    rows = matrix.indptr, matrix.indices, matrix.data
+    kernel(rows, np.ascontiguousarray(x), x.dtype.type(scale), added, kernels.even_cuts(matrix.indptr), out)
+    return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Propagation:
-    """Influence over every walk of at most `max_hops` links (model, eq. 2).
+    """Influence over every walk of at most `max_hops` edges (model, eq. 2).
 
-    Σ = W + λ W² + ... + λ^(K-1) W^K with a zero diagonal, as an operator: `propagation @ budgets` is everybody's
-    external risk (eq. 3), costs O(max_hops · links) and never forms the matrix. `propagation.T` is its transpose.
+    Σ = W + λ W² + ... + λ^(K-1) W^K with a zero diagonal, as an operator: `propagation @ budgets` is the external risk
+    of every client (eq. 3), costs O(max_hops · edges) and never forms the matrix. `propagation.T` is its transpose.
     """
 
     influence: SparseMatrix
@@ -27,6 +49,14 @@ class Propagation:
     hop_decay: float
     home: ReturnsHome  # the diagonal of Σ before it is removed
     normalisation: Normalisation = "row"
+
+    def __repr__(self) -> str:
+        exact = self.home.exact_hops == self.max_hops
+        closed = "exact" if exact else f"exact up to {self.home.exact_hops} hops, then estimated"
+        return (
+            f"Propagation: {self.num_clients:,} clients, {self.influence.nnz:,} edges, up to {self.max_hops} hops, "
+            f"decay {self.hop_decay:g}; closed walks {closed}"
+        )
 
     @property
     def num_clients(self) -> int:
@@ -43,9 +73,9 @@ class Propagation:
 
     @cached_property
     def T(self) -> Propagation:  # noqa: N802  (the name numpy and scipy use)
-        turned = Propagation(self.influence.T.tocsr(), self.max_hops, self.hop_decay, self.home, self.normalisation)
-        turned.__dict__["T"] = self
-        return turned
+        transposed = Propagation(self.influence.T.tocsr(), self.max_hops, self.hop_decay, self.home, self.normalisation)
+        transposed.__dict__["T"] = self
+        return transposed
 
     def to_dense(self) -> Array:
         """Σ as an N×N array; for small networks."""
@@ -72,16 +102,16 @@ class Propagation:
 
     @cached_property
     def row_sums(self) -> Array:
-        """What each client would suffer if everybody's budget were 1."""
+        """External risk of each client if all budgets were 1."""
         return self @ np.ones(self.num_clients)
 
     @cached_property
     def column_sums(self) -> Array:
-        """What all others together suffer from each client's unit budget."""
+        """External risk of all others together from a budget of 1 of each client."""
         return self.T @ np.ones(self.num_clients)
 
     def largest_row_sum(self) -> float:
-        """What the contraction check uses: S where rows of W sum to 1, else the largest true row sum of Σ."""
+        """Bound of the contraction check: S where rows of W sum to 1, else the largest true row sum of Σ."""
         return self.geometric_sum if self.normalisation == "row" else float(self.row_sums.max())
 
 
@@ -94,27 +124,24 @@ def propagate(
     seed: int = 0,
     device: str | None = None,
 ) -> Propagation:
-    """How privacy loss spreads over `graph` (model, eq. 2), with the walks that return home taken out.
+    """How privacy loss spreads over `graph` (model, eq. 2), without closed walks, which lead back to their client.
 
-    `diagonal` says how those are found: "exact", "estimate" (with its standard error in `home`), or "auto"; up to
-    1,000 clients they are always exact. `device` says where: by NumPy and compiled code unless "cuda", "cuda:1" or
-    "cpu" asks for PyTorch.
+    `diagonal` says how closed walks are counted: "exact", "estimate" (with its standard error in `home`), or "auto"; up
+    to 1,000 clients they are always exact. `device` only has to exist: closed walks are counted on the processor.
     """
     hops = require_count(max_hops, "max_hops")
     decay = require_number(hop_decay, "hop_decay", 0.0, 1.0)
-    kind = kind_of_diagonal(graph.num_clients, diagonal)
-    if device is None:
-        home = returns_home(graph.influence, hops, decay, kind, seed)
-    else:
-        from mppfl.network.device_walks import home_by_device
+    if device is not None:
+        from mppfl.network.device import find_device
 
-        home = home_by_device(graph.influence, hops, decay, kind, seed, device)
+        find_device(device)
+    home = returns_home(graph.influence, hops, decay, kind_of_diagonal(graph.num_clients, diagonal), seed)
     return Propagation(graph.influence, hops, decay, home, graph.normalisation)
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Who exposes one client, at which hop, by how much: parallel arrays, largest amount first."""
+    """Sources that expose one client, by hop: parallel arrays, largest amount first."""
 
     sources: IntArray
     hops: IntArray
@@ -124,7 +151,24 @@ class Attribution:
 def attribute(propagation: Propagation, client: int, budgets: Array) -> Attribution:
     """Every term λ^{k-1}(W^k)_ij ρ_j of client i's external risk, over sources j and hops k (model, eq. 3).
 
-    The amounts sum to `(propagation @ budgets)[client]`.
+    Args:
+        propagation: How privacy loss spreads, from `propagate`; a game has it as `game.propagation`.
+        client: Position of the exposed client.
+        budgets: Budget of every client, at least 0.
+
+    Returns:
+        Parallel arrays `sources`, `hops` and `amounts`, the largest amount first. The amounts sum to
+        `(propagation @ budgets)[client]`.
+
+    Raises:
+        BadInput: No client has this position, or the budgets do not fit.
+
+    Example:
+        >>> from mppfl.network import graph_from_links
+        >>> graph = graph_from_links([1, 2], [0, 1], isolated="keep")  # 2 exposes 1, and 1 exposes 0
+        >>> terms = attribute(propagate(graph, max_hops=2, hop_decay=0.5), 0, [1.0, 3.0, 7.0])
+        >>> [(int(j), int(k), float(amount)) for j, k, amount in zip(terms.sources, terms.hops, terms.amounts)]
+        [(2, 2, 3.5), (1, 1, 3.0)]
     """
     if not isinstance(client, (int, np.integer)) or not 0 <= client < propagation.num_clients:
         raise BadInput(f"client={client!r} must be a position from 0 to {propagation.num_clients - 1}.")
@@ -139,6 +183,84 @@ def attribute(propagation: Propagation, client: int, budgets: Array) -> Attribut
         amounts.append(propagation.hop_decay ** (hop - 1) * reached.data[others] * budgets[sources[-1]])
         if hop < propagation.max_hops:
             reached = (reached @ propagation.influence).tocsr()
-    everything = np.concatenate(amounts)
-    order = np.argsort(-everything, kind="stable")
-    return Attribution(np.concatenate(sources)[order], np.concatenate(hops)[order], everything[order])
+    order = np.argsort(-np.concatenate(amounts), kind="stable")
+    return Attribution(*(np.concatenate(parts)[order] for parts in (sources, hops, amounts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One walk by which a source exposes a client, and λ^(k-1)·ΠW·ρ_source, its share of the client's external risk.
+
+    clients  positions from the source to the exposed client, one more than there are edges
+    """
+
+    clients: tuple[int, ...]
+    amount: float
+
+    @property
+    def hops(self) -> int:
+        return len(self.clients) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """Sources with a walk of a given length to the client; parallel arrays, sources rising.
+
+    strengths  product of W along the strongest such walk
+    towards    its second client
+    """
+
+    sources: IntArray
+    strengths: Array
+    towards: IntArray
+
+
+def strongest_walks(propagation: Propagation, client: int, budgets: Array, sources: Sequence[int]) -> tuple[Walk, ...]:
+    """The single strongest walk of at most `max_hops` edges from each source to `client`, in the order of `sources`.
+
+    Sources without a walk to the client, and the client itself, are left out. Of equally strong walks a shortest one is
+    taken, and of these the one with the lowest positions, read from the source. Costs O(max_hops · edges).
+    """
+    size = propagation.num_clients
+    for position in (client, *sources):
+        if not 0 <= position < size:
+            raise BadInput(f"client={position} must be a position from 0 to {size - 1}.")
+    layers = [_Reached(np.array([client]), np.ones(1), np.array([-1]))]  # by length of walks: 0, 1, ...
+    for _ in range(propagation.max_hops):
+        layers.append(_one_edge_longer(propagation.influence, layers[-1]))
+    walks = (_strongest(layers, source, propagation.hop_decay, budgets) for source in sources if source != client)
+    return tuple(walk for walk in walks if walk is not None)
+
+
+def _one_edge_longer(influence: SparseMatrix, near: _Reached) -> _Reached:
+    """Max-product step: the strongest walks with one more edge at the source's end."""
+    starts, ends = influence.indptr[near.sources], influence.indptr[near.sources + 1]
+    lengths = (ends - starts).astype(np.int64)
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    edges = np.repeat(starts.astype(np.int64), lengths) + within
+    sources = influence.indices[edges]
+    strengths = np.repeat(near.strengths, lengths) * influence.data[edges]
+    size = influence.shape[0]
+    best = np.zeros(size)
+    np.maximum.at(best, sources, strengths)
+    # Among equally strong walks the lowest position wins, whatever the order in which edges are stored.
+    towards = np.full(size, size, dtype=np.int64)
+    strongest = strengths == best[sources]
+    np.minimum.at(towards, sources[strongest], np.repeat(near.sources, lengths)[strongest])
+    reached = np.flatnonzero(best)
+    return _Reached(reached, best[reached], towards[reached])
+
+
+def _strongest(layers: list[_Reached], source: int, hop_decay: float, budgets: Array) -> Walk | None:
+    weights = [0.0]
+    for hops, layer in enumerate(layers[1:], start=1):
+        row = int(np.searchsorted(layer.sources, source))
+        reaches = row < len(layer.sources) and layer.sources[row] == source
+        weights.append(hop_decay ** (hops - 1) * float(layer.strengths[row]) if reaches else 0.0)
+    hops = int(np.argmax(weights))
+    if weights[hops] == 0.0:
+        return None
+    clients = [source]
+    for layer in layers[hops:0:-1]:
+        clients.append(int(layer.towards[np.searchsorted(layer.sources, clients[-1])]))
+    return Walk(tuple(clients), weights[hops] * float(budgets[source]))

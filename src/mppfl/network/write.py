@@ -1,4 +1,4 @@
-"""Social graphs to files and NetworkX: edge lists without loss, GraphML."""
+"""Social graphs to files: edge lists without loss, GraphML."""
 
 from __future__ import annotations
 
@@ -9,47 +9,40 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
 
 from mppfl.errors import BadFile, BadGraph, BadInput
-from mppfl.network.edge_list import CONTROL
 from mppfl.network.graph import SocialGraph
+from mppfl.network.read import CONTROL
 from mppfl.text import shortened, shown_path
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
-def to_networkx(graph: SocialGraph) -> Any:
-    """A NetworkX DiGraph: an edge (u, v) for every v exposed by u, `weight` as given before normalisation."""
+def write_graphml(graph: SocialGraph, path: str | Path) -> None:
+    """Writes the edges as given, and all clients, as GraphML; gzipped if the path ends in .gz."""
     import networkx as nx
 
     names = _names(graph)
-    arcs = graph.links().tocoo()
-    found = nx.DiGraph()
-    found.add_nodes_from(names)
-    ends = zip(arcs.col.tolist(), arcs.row.tolist(), arcs.data.tolist(), strict=True)
-    found.add_weighted_edges_from((names[source], names[target], weight) for source, target, weight in ends)
-    return found
-
-
-def write_graphml(graph: SocialGraph, path: str | Path) -> None:
-    """Writes the links as given, and all clients, as GraphML; gzipped if the path ends in .gz."""
-    import networkx as nx
-
-    for name in _names(graph):
+    for name in names:
         if _NOT_XML.search(name):
             raise BadInput(f"client {shortened(name)} cannot be named in XML: it holds a control character. Rename it.")
+    edges = graph.links().tocoo()
+    network = nx.DiGraph()
+    network.add_nodes_from(names)
+    ends = zip(edges.col.tolist(), edges.row.tolist(), edges.data.tolist(), strict=True)
+    network.add_weighted_edges_from((names[source], names[target], weight) for source, target, weight in ends)
     with _replaced(Path(path)) as file:
-        nx.write_graphml_xml(to_networkx(graph), file)
+        nx.write_graphml_xml(network, file)
 
 
 def write_links(graph: SocialGraph, path: str | Path) -> bool:
     """Writes lines `source,target,weight` with the weights as given; gzipped if the path ends in .gz.
 
     `read_graph` makes the same graph of them, and numbers clients as they first appear. Returns whether that is their
-    order in `graph`: not every order can be kept by links alone. A client without any link cannot be written this way
+    order in `graph`: not every order can be kept by edges alone. A client without any edge cannot be written this way
     and is an error.
     """
     arcs = graph.links().tocoo()
@@ -59,14 +52,14 @@ def write_links(graph: SocialGraph, path: str | Path) -> bool:
             f"client {shortened(graph.name(int(unlinked[0])))} has no links ({len(unlinked):,} such), and a list of "
             "links would lose it. Use write_graphml, or drop isolated clients."
         )
-    order = np.lexsort((arcs.col, np.maximum(arcs.col, arcs.row)))  # who has a link to an earlier one comes in turn
+    order = np.lexsort((arcs.col, np.maximum(arcs.col, arcs.row)))  # clients with an edge to an earlier one in turn
     sources, targets, weights = arcs.col[order], arcs.row[order], arcs.data[order]
     names = [_quoted(name) for name in _names(graph)]
     with _replaced(Path(path)) as file:
         file.write(b"source,target,weight\n")
         for start in range(0, arcs.nnz, 2**16):
-            some = slice(start, start + 2**16)
-            ends = zip(sources[some].tolist(), targets[some].tolist(), weights[some].tolist(), strict=True)
+            rows = slice(start, start + 2**16)
+            ends = zip(sources[rows].tolist(), targets[rows].tolist(), weights[rows].tolist(), strict=True)
             lines = (f"{names[source]},{names[target]},{weight!r}\n" for source, target, weight in ends)
             file.write("".join(lines).encode("utf-8"))
     appear = np.stack([sources, targets], axis=1).reshape(-1)

@@ -1,4 +1,4 @@
-"""Walks that return home: the diagonal of W + λ W² + ... + λ^(K-1) W^K, exact or estimated with its error."""
+"""Closed walks: the diagonal of W + λ W² + ... + λ^(K-1) W^K, exact or estimated with its error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mppfl.network.graph import SparseMatrix
 
 Diagonal = Literal["auto", "exact", "estimate"]
 
-DENSE_BELOW = 600  # clients; dense powers are then faster than walking
+DENSE_BELOW = 600  # clients; dense powers are then faster than sparse walks
 EXACT_BELOW = 1000  # clients; the game forms Σ as a matrix there, with nothing estimated on its diagonal
-WALKS_AT_MOST = 1e8  # what "auto" walks; about one second of one core
+WALKS_AT_MOST = 1e8  # steps of "auto"; about one second of one core
 NUM_WALKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnsHome:
-    """Diagonal of the walk sum before it is removed, and how well it is known.
+    """Closed walks: the diagonal of Σ before it is removed, and its error.
 
     values          one per client
     standard_error  one per client; zero where exact
@@ -38,8 +38,8 @@ def returns_home(
 ) -> ReturnsHome:
     """Σ_k λ^{k-1}(W^k)_ii for every client i (the part of eq. 2 that is set to zero).
 
-    "exact" walks however long it takes; "auto" walks as many hops as WALKS_AT_MOST permits and estimates the
-    rest from NUM_WALKERS random walkers per client drawn with `seed`; "estimate" estimates everything beyond two hops.
+    "exact" counts them whatever the cost; "auto" counts as many hops as WALKS_AT_MOST permits and estimates the rest
+    from NUM_WALKERS random walkers per client drawn with `seed`; "estimate" estimates everything beyond two hops.
     """
     if diagonal not in ("auto", "exact", "estimate"):
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
@@ -59,7 +59,7 @@ def returns_home(
 
 
 def kind_of_diagonal(num_clients: int, diagonal: Diagonal) -> Diagonal:
-    """What to ask for: small networks have no use for estimates, which would differ from the matrix of their game."""
+    """The kind to use: small networks are never estimated, since that would differ from the matrix of their game."""
     return "exact" if num_clients <= EXACT_BELOW and diagonal in ("auto", "estimate") else diagonal
 
 
@@ -87,39 +87,28 @@ def affordable_hops(influence: SparseMatrix, max_hops: int) -> int:
 
 def _by_dense_powers(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
     dense = influence.toarray()
-    power, home = dense, np.zeros(len(dense))
+    power, closed = dense, np.zeros(len(dense))
     for hops in range(2, max_hops + 1):
         power = power @ dense
-        home += hop_decay ** (hops - 1) * np.diag(power)
-    return home
+        closed += hop_decay ** (hops - 1) * np.diag(power)
+    return closed
 
 
 def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
-    home = np.zeros(influence.shape[0])
+    closed = np.zeros(influence.shape[0])
     if max_hops < 2:
-        return home
+        return closed
     from numba import get_num_threads
 
-    from mppfl.network import kernels
+    from mppfl.network import _kernels as kernels
 
+    rows = influence.indptr, influence.indices, influence.data
     if max_hops == 2:
-        return np.asarray(
-            kernels.mutual_links(influence.indptr, influence.indices, influence.data, hop_decay, get_num_threads())
-        )
+        return np.asarray(kernels.mutual_edges(rows, hop_decay, get_num_threads()))
     back = influence.tocsc()
-    kernels.closed_walks(
-        influence.indptr,
-        influence.indices,
-        influence.data,
-        back.indptr,
-        back.indices,
-        back.data,
-        max_hops,
-        hop_decay,
-        get_num_threads(),
-        home,
-    )
-    return home
+    columns = back.indptr, back.indices, back.data
+    kernels.closed_walks(rows, columns, max_hops, hop_decay, get_num_threads(), closed)
+    return closed
 
 
 def _by_walkers(
@@ -127,24 +116,14 @@ def _by_walkers(
 ) -> tuple[Array, Array]:
     """Mean and standard error of the hops beyond `exact_hops`, from random walkers.
 
-    Most walkers of a client may miss home by chance and suggest an error of 0, so no client's error is taken to be
-    below the root mean square over all clients.
+    Most walkers of a client may miss it by chance and suggest an error of 0, so no client's error is taken to be below
+    the root mean square over all clients.
     """
-    from mppfl.network import kernels
+    from mppfl.network import _kernels as kernels
 
     size = influence.shape[0]
     mean, squares = np.empty(size), np.empty(size)
-    kernels.walkers(
-        influence.indptr,
-        influence.indices,
-        influence.data,
-        exact_hops,
-        max_hops,
-        hop_decay,
-        NUM_WALKERS,
-        seed,
-        mean,
-        squares,
-    )
+    rows = influence.indptr, influence.indices, influence.data
+    kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, mean, squares)
     variance = np.maximum(squares - mean**2, 0.0) / (NUM_WALKERS - 1)
     return mean, np.sqrt(np.maximum(variance, variance.mean()))

@@ -1,0 +1,516 @@
+"""Compiled loops (numba): sparse products, closed walks, preferential attachment, communities, force layout.
+
+`rows` is a sparse matrix as the tuple (indptr, indices, data). Every row is summed by one thread in storage order, so
+results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import get_num_threads, njit, prange
+
+from mppfl.arrays import Array, IntArray
+
+
+def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
+    """Row numbers that cut the matrix into pieces of about equally many links."""
+    pieces = get_num_threads() * pieces_per_thread
+    goals = np.linspace(0, int(indptr[-1]), pieces + 1)
+    cuts = np.searchsorted(indptr, goals, side="left")
+    cuts[0], cuts[-1] = 0, len(indptr) - 1
+    return cuts.astype(np.int64)
+
+
+@njit(parallel=True, cache=True)
+def csr_times_vector(rows: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any) -> None:
+    """out = plus + scale · W x; nothing is added where `plus` is empty."""
+    indptr, indices, data = rows
+    adds = len(plus) > 0
+    for piece in prange(len(cuts) - 1):
+        zero = np.zeros(1, data.dtype)[0]
+        for row in range(cuts[piece], cuts[piece + 1]):
+            total = zero
+            for edge in range(indptr[row], indptr[row + 1]):
+                total += data[edge] * x[indices[edge]]
+            out[row] = plus[row] + scale * total if adds else scale * total
+
+
+@njit(parallel=True, cache=True)
+def csr_times_pair(rows: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any) -> None:
+    """out = plus + scale · W x for two columns: one pass over the matrix serves both.
+
+    Two edges at a time, with sums of their own, so that an edge need not wait for the one before to arrive.
+    """
+    indptr, indices, data = rows
+    adds = len(plus) > 0
+    for piece in prange(len(cuts) - 1):
+        zero = np.zeros(1, data.dtype)[0]
+        for row in range(cuts[piece], cuts[piece + 1]):
+            left = left_too = right = right_too = zero
+            edge = np.int64(indptr[row])
+            end = np.int64(indptr[row + 1])
+            while edge + 1 < end:
+                one = indices[edge]
+                two = indices[edge + 1]
+                left += data[edge] * x[one, 0]
+                right += data[edge] * x[one, 1]
+                left_too += data[edge + 1] * x[two, 0]
+                right_too += data[edge + 1] * x[two, 1]
+                edge += 2
+            if edge < end:
+                left += data[edge] * x[indices[edge], 0]
+                right += data[edge] * x[indices[edge], 1]
+            if adds:
+                out[row, 0] = plus[row, 0] + scale * (left + left_too)
+                out[row, 1] = plus[row, 1] + scale * (right + right_too)
+            else:
+                out[row, 0] = scale * (left + left_too)
+                out[row, 1] = scale * (right + right_too)
+
+
+@njit(cache=True)
+def _expand(rows: Any, value: Array, support: Any, size: int, new: Array, reached: Any) -> int:
+    """One hop further: new = value · W on sparse vectors; clears `value`; returns how many entries `reached` holds."""
+    indptr, indices, data = rows
+    count = 0
+    for s in range(size):
+        j = support[s]
+        carried = value[j]
+        value[j] = 0.0
+        for edge in range(indptr[j], indptr[j + 1]):
+            k = indices[edge]
+            if new[k] == 0.0:
+                reached[count] = k
+                count += 1
+            new[k] += carried * data[edge]
+    return count
+
+
+@njit(cache=True)
+def _gather(rows: Any, value: Array, support: Any, size: int, other: Array) -> float:
+    """value · W · other, without writing the product down."""
+    indptr, indices, data = rows
+    total = 0.0
+    for s in range(size):
+        j = support[s]
+        inner = 0.0
+        for edge in range(indptr[j], indptr[j + 1]):
+            inner += data[edge] * other[indices[edge]]
+        total += value[j] * inner
+    return total
+
+
+@njit(cache=True)
+def _edges_from(rows: Any, support: Any, size: int) -> int:
+    total = 0
+    for s in range(size):
+        total += rows[0][support[s] + 1] - rows[0][support[s]]
+    return total
+
+
+@njit(cache=True)
+def _inner(x: Array, in_x: Any, size_x: int, y: Array, in_y: Any, size_y: int) -> float:
+    """x·y of two sparse vectors, by the entries of the shorter one."""
+    total = 0.0
+    for s in range(min(size_x, size_y)):
+        entry = in_x[s] if size_x <= size_y else in_y[s]
+        total += x[entry] * y[entry]
+    return total
+
+
+@njit(cache=True)
+def _load(rows: Any, row: int, value: Array, support: Any) -> int:
+    indptr, indices, data = rows
+    count = 0
+    for edge in range(indptr[row], indptr[row + 1]):
+        value[indices[edge]] = data[edge]
+        support[count] = indices[edge]
+        count += 1
+    return count
+
+
+@njit(parallel=True, cache=True)
+def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads: int, out: Array) -> None:
+    """out_i = Σ_{k=2..max_hops} λ^{k-1} (W^k)_ii, by walks that meet in the middle (model, eq. 2).
+
+    From client i one sparse vector goes out along the edges, x = e_i W^p, one comes back, y = W^q e_i;
+    (W^{p+q})_ii = x·y. The two grow in turns, and the last hop, x·W·y, is only gathered, from its cheaper side. `back`
+    has the columns of W as `rows` has its rows.
+    """
+    n = len(rows[0]) - 1
+    for thread in prange(threads):
+        x, x_next = np.zeros(n), np.zeros(n)
+        y, y_next = np.zeros(n), np.zeros(n)
+        in_x, in_x_next = np.empty(n, np.int32), np.empty(n, np.int32)
+        in_y, in_y_next = np.empty(n, np.int32), np.empty(n, np.int32)
+        for i in range(thread, n, threads):
+            size_x = _load(rows, i, x, in_x)
+            size_y = _load(back, i, y, in_y)
+            decay = hop_decay
+            total = decay * _inner(x, in_x, size_x, y, in_y, size_y)
+            for hops in range(3, max_hops + 1):
+                decay *= hop_decay
+                if size_x == 0 or size_y == 0:
+                    break
+                if hops == max_hops:
+                    if _edges_from(rows, in_x, size_x) <= _edges_from(back, in_y, size_y):
+                        total += decay * _gather(rows, x, in_x, size_x, y)
+                    else:
+                        total += decay * _gather(back, y, in_y, size_y, x)
+                    break
+                if hops % 2 == 1:
+                    size_x = _expand(rows, x, in_x, size_x, x_next, in_x_next)
+                    x, x_next = x_next, x
+                    in_x, in_x_next = in_x_next, in_x
+                else:
+                    size_y = _expand(back, y, in_y, size_y, y_next, in_y_next)
+                    y, y_next = y_next, y
+                    in_y, in_y_next = in_y_next, in_y
+                total += decay * _inner(x, in_x, size_x, y, in_y, size_y)
+            out[i] = total
+            for s in range(size_x):
+                x[in_x[s]] = 0.0
+            for s in range(size_y):
+                y[in_y[s]] = 0.0
+
+
+@njit(cache=True)
+def _scrambled(state: Any) -> Any:
+    """SplitMix64's output function: a well-mixed 64-bit number from a counter (Steele, Lea & Flood 2014)."""
+    mixed = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@njit(cache=True)
+def _entry(rows: Any, row: Any, column: Any) -> float:
+    """W[row, column], by bisection in the sorted row."""
+    indptr, indices, data = rows
+    low = np.int64(indptr[row])
+    high = np.int64(indptr[row + 1])
+    while low < high:
+        middle = (low + high) // 2
+        if indices[middle] < column:
+            low = middle + 1
+        else:
+            high = middle
+    if low < indptr[row + 1] and indices[low] == column:
+        return float(data[low])
+    return 0.0
+
+
+@njit(parallel=True, cache=True)
+def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
+    """λ Σ_j W_ij W_ji of every client i: closed walks of two edges, without a transposed copy of the network.
+
+    A pair is looked up from its end of lower number only, and counted for both ends.
+    """
+    indptr, indices, data = rows
+    n = len(indptr) - 1
+    sums = np.zeros((threads, n))
+    for thread in prange(threads):
+        for i in range(thread, n, threads):
+            total = 0.0
+            for edge in range(indptr[i + 1] - 1, indptr[i] - 1, -1):  # columns are sorted: from the highest down
+                j = np.int64(indices[edge])
+                if j < i:
+                    break
+                both = data[edge] * _entry(rows, j, np.int64(i))
+                if both > 0.0:
+                    total += both
+                    sums[thread, j] += both
+            sums[thread, i] += total
+    return hop_decay * sums.sum(axis=0)
+
+
+@njit(parallel=True, cache=True)
+def walkers(
+    rows: Any, exact_hops: int, max_hops: int, hop_decay: float, num_walkers: int, seed: int, mean: Any, squares: Any
+) -> None:
+    """Random walkers from every client: mean and mean square of Σ_{k>exact_hops} λ^{k-1} (W^k)_ii.
+
+    A walker takes an edge at random and carries the weight that makes it unbiased; after k−1 edges the weight of the
+    edge back to its client closes a walk of k edges. Randomness depends on the seed, the client, the walker and the
+    step alone.
+    """
+    indptr, indices, data = rows
+    n = len(indptr) - 1
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    for i in prange(n):
+        total = 0.0
+        total_squares = 0.0
+        for walker in range(num_walkers):
+            state = _scrambled(np.uint64(seed) * golden + np.uint64(i) * np.uint64(num_walkers) + np.uint64(walker))
+            here = np.int64(i)
+            carried = 1.0
+            closed = 0.0
+            for step in range(1, max_hops):
+                length = np.int64(indptr[here + 1]) - np.int64(indptr[here])
+                if length == 0:
+                    break
+                state += golden
+                edge = np.int64(indptr[here]) + np.int64(_scrambled(state) % np.uint64(length))
+                carried *= data[edge] * length
+                if step > 1:
+                    carried *= hop_decay
+                here = np.int64(indices[edge])
+                if step >= exact_hops and here != i:
+                    closed += carried * hop_decay * _entry(rows, here, np.int64(i))
+            total += closed
+            total_squares += closed * closed
+        mean[i] = total / num_walkers
+        squares[i] = total_squares / num_walkers
+
+
+# ---- random graphs ---------------------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True)
+def attach_newcomers(num_clients: int, links_each: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Both ends of all links: a star of links_each + 1 clients, then newcomers who choose `links_each` others each.
+
+    A client stands in `ends` once for each of its links, so a uniform draw from it is a draw by number of links; one
+    already chosen by the same newcomer is drawn again.
+    """
+    num_links = links_each * (num_clients - links_each)
+    ends = np.empty(2 * num_links, dtype=np.int32)
+    chosen_by = np.full(num_clients, -1, dtype=np.int32)
+    filled = 0
+    for leaf in range(links_each):
+        ends[filled], ends[filled + 1] = links_each, leaf
+        filled += 2
+    for newcomer in range(links_each + 1, num_clients):
+        known = filled
+        for _ in range(links_each):
+            friend = ends[rng.integers(0, known)]
+            while chosen_by[friend] == newcomer:
+                friend = ends[rng.integers(0, known)]
+            chosen_by[friend] = newcomer
+            ends[filled], ends[filled + 1] = newcomer, friend
+            filled += 2
+    return ends[0::2], ends[1::2]
+
+
+# ---- communities -----------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def edges_of_both_directions(rows: Any) -> Any:
+    """Rows of W + Wᵀ; an edge that runs both ways is there twice, with its weights not added up."""
+    indptr, indices, data = rows
+    size = len(indptr) - 1
+    both = np.zeros(size + 1, dtype=np.int64)
+    for row in range(size):
+        both[row + 1] += indptr[row + 1] - indptr[row]
+        for edge in range(indptr[row], indptr[row + 1]):
+            both[indices[edge] + 1] += 1
+    for row in range(size):
+        both[row + 1] += both[row]
+    free = both[:-1].copy()
+    neighbours = np.empty(both[-1], dtype=np.int32)
+    weights = np.empty(both[-1], dtype=np.float64)
+    for row in range(size):
+        for edge in range(indptr[row], indptr[row + 1]):
+            other = indices[edge]
+            neighbours[free[row]], weights[free[row]] = other, data[edge]
+            free[row] += 1
+            neighbours[free[other]], weights[free[other]] = row, data[edge]
+            free[other] += 1
+    return both, neighbours, weights
+
+
+@njit(cache=True)
+def move_nodes(
+    rows: Any, inside: Array, community: IntArray, order: IntArray, most_visits: int, resolution: float
+) -> int:
+    """Moves nodes in place until none gains by moving alone, or so many were visited; returns how many moved.
+
+    Only the neighbours of a node that moved are visited again. `inside` is the weight a node has with itself.
+    """
+    indptr, neighbours, weights = rows
+    size = len(indptr) - 1
+    degree = inside.copy()
+    for node in range(size):
+        for edge in range(indptr[node], indptr[node + 1]):
+            degree[node] += weights[edge]
+    total = degree.sum()
+    held = np.zeros(size)  # degrees of all members of each community, added up
+    for node in range(size):
+        held[community[node]] += degree[node]
+    towards = np.zeros(size)  # weight from the node visited to each community
+    labels_met = np.empty(size, dtype=np.int32)
+    waiting = order.copy()  # a ring: nobody waits twice, so it never overflows
+    is_waiting = np.ones(size, dtype=np.bool_)
+    first, length, moves, visits = 0, size, 0, 0
+    while length > 0 and visits < most_visits:
+        node = waiting[first]
+        first = first + 1 if first + 1 < size else 0
+        length -= 1
+        visits += 1
+        is_waiting[node] = False
+        current = community[node]
+        count = 0
+        for edge in range(indptr[node], indptr[node + 1]):
+            label = community[neighbours[edge]]
+            if towards[label] == 0.0:
+                labels_met[count] = label
+                count += 1
+            towards[label] += weights[edge]
+        share = resolution * degree[node] / total
+        held[current] -= degree[node]
+        stays = towards[current] - share * held[current]
+        best, gain = current, stays + 1e-12 * degree[node]  # rounding alone must not move anybody to and fro
+        for k in range(count):
+            label = labels_met[k]
+            score = towards[label] - share * held[label]
+            if score > gain:
+                best, gain = label, score
+            towards[label] = 0.0
+        held[best] += degree[node]
+        if best != current:
+            community[node] = best
+            moves += 1
+            for edge in range(indptr[node], indptr[node + 1]):
+                other = neighbours[edge]
+                if not is_waiting[other] and community[other] != best:
+                    is_waiting[other] = True
+                    last = first + length
+                    waiting[last if last < size else last - size] = other
+                    length += 1
+    return moves
+
+
+@njit(cache=True)
+def number_by_first_member(community: IntArray) -> int:
+    """Renames communities in place to 0, 1, ... in the order of their first members; returns how many there are."""
+    new = np.full(len(community), -1, dtype=np.int32)
+    count = 0
+    for node in range(len(community)):
+        old = community[node]
+        if new[old] < 0:
+            new[old] = count
+            count += 1
+        community[node] = new[old]
+    return count
+
+
+@njit(cache=True)
+def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> Any:
+    """The graph whose nodes are the communities: edges between two are added up, those within one become `inside`."""
+    indptr, neighbours, weights = rows
+    size = len(indptr) - 1
+    start = np.zeros(count + 1, dtype=np.int64)
+    for node in range(size):
+        start[community[node] + 1] += 1
+    for c in range(count):
+        start[c + 1] += start[c]
+    members = np.empty(size, dtype=np.int32)
+    free = start[:-1].copy()
+    for node in range(size):
+        members[free[community[node]]] = node
+        free[community[node]] += 1
+
+    new_indptr = np.zeros(count + 1, dtype=np.int64)
+    new_inside = np.zeros(count)
+    new_neighbours = np.empty(len(neighbours), dtype=np.int32)  # too long; what is never written takes no memory
+    new_weights = np.empty(len(neighbours), dtype=np.float64)
+    slot = np.full(count, -1, dtype=np.int64)
+    filled = 0
+    for c in range(count):
+        begin = filled
+        for k in range(start[c], start[c + 1]):
+            node = members[k]
+            new_inside[c] += inside[node]
+            for edge in range(indptr[node], indptr[node + 1]):
+                label = community[neighbours[edge]]
+                if label == c:
+                    new_inside[c] += weights[edge]
+                elif slot[label] < begin:
+                    slot[label] = filled
+                    new_neighbours[filled], new_weights[filled] = label, weights[edge]
+                    filled += 1
+                else:
+                    new_weights[slot[label]] += weights[edge]
+        new_indptr[c + 1] = filled
+    return (new_indptr, new_neighbours[:filled].copy(), new_weights[:filled].copy()), new_inside
+
+
+# ---- layout ----------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, fastmath=True)
+def settle(x: Any, y: Any, mass: Any, firsts: Any, seconds: Any, pull: Any, centring: Any, heat: Any) -> None:
+    """Moves nodes in place, one step for each entry of `heat`, the longest way a node may go in that step.
+
+    Every two nodes push each other apart by mass · mass / distance; a link pulls its ends together by pull · distance;
+    everything is drawn to the middle by centring · mass · distance. All of one float type, so that loops vectorise.
+    """
+    size = len(x)
+    push_x, push_y = np.empty_like(x), np.empty_like(y)
+    for step in range(len(heat)):
+        for i in range(size):
+            here_x, here_y = x[i], y[i]
+            sum_x = sum_y = np.float32(0.0)
+            for j in range(size):
+                right, down = here_x - x[j], here_y - y[j]
+                push = mass[j] / (right * right + down * down + np.float32(1e-3))
+                sum_x += right * push
+                sum_y += down * push
+            push_x[i] = mass[i] * (sum_x - centring * here_x)
+            push_y[i] = mass[i] * (sum_y - centring * here_y)
+        for k in range(len(firsts)):
+            a, b = firsts[k], seconds[k]
+            pull_x, pull_y = pull[k] * (x[b] - x[a]), pull[k] * (y[b] - y[a])
+            push_x[a] += pull_x
+            push_y[a] += pull_y
+            push_x[b] -= pull_x
+            push_y[b] -= pull_y
+        for i in range(size):
+            # Heavy nodes are pushed and pulled more; by their mass they also move less.
+            way_x, way_y = push_x[i] / mass[i], push_y[i] / mass[i]
+            length = np.sqrt(way_x * way_x + way_y * way_y) + np.float32(1e-9)
+            share = min(np.float32(0.2), heat[step] / length)
+            x[i] += share * way_x
+            y[i] += share * way_y
+
+
+@njit(cache=True)
+def move_apart(x: Any, y: Any, radii: Any, width: float, height: float, sweeps: int) -> int:
+    """Moves touching nodes off each other in place, within the box; returns how many pairs touched at the last sweep.
+
+    Two at the very same point part along a direction of their own, so that the result does not depend on chance.
+    """
+    size = len(x)
+    touching = 0
+    for _ in range(sweeps):
+        touching = 0
+        for i in range(size):
+            for j in range(i):
+                apart = radii[i] + radii[j]
+                right = x[i] - x[j]
+                if right > apart or right < -apart:
+                    continue
+                down = y[i] - y[j]
+                square = right * right + down * down
+                if square >= apart * apart:
+                    continue
+                touching += 1
+                distance = np.sqrt(square)
+                if distance < 1e-6:
+                    right, down, distance = np.cos(2.4 * i), np.sin(2.4 * i), 1.0
+                    missing = 0.5 * apart
+                else:
+                    missing = 0.5 * (1.02 * apart - distance)
+                x[i] += missing * right / distance
+                y[i] += missing * down / distance
+                x[j] -= missing * right / distance
+                y[j] -= missing * down / distance
+        for i in range(size):
+            x[i] = min(max(x[i], radii[i]), width - radii[i])
+            y[i] = min(max(y[i], radii[i]), height - radii[i])
+        if touching == 0:
+            break
+    return touching
