@@ -27,7 +27,6 @@ from mppfl.game import (
     Plan,
     draw_clients,
     fixed,
-    fixed_point_trace,
     make_game,
     mppfl,
     mppfl_exact,
@@ -42,6 +41,7 @@ from mppfl.game import (
     social_agnostic,
 )
 from mppfl.network import random_graph
+from reproduction.algorithm_1 import fixed_point_trace
 from reproduction.figure_files import Figure, Strand, figure_path, read_figure, write_figure
 from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 

@@ -17,17 +17,13 @@ from mppfl.game import (
     Horizon,
     Terms,
     equilibrium_response,
-    fixed_point_trace,
     make_game,
     mppfl,
     noise_harm,
     pigouvian_weights,
-    poa_as_in_paper,
-    poa_bound_of_theorem_3,
     price_of_anarchy,
     server_cost,
     social_optimum,
-    solved_rate,
     unbounded_optimal_welfare,
     verify,
     wanted_loss,
@@ -35,8 +31,10 @@ from mppfl.game import (
 )
 from mppfl.network import graph_from_links, graph_from_matrix, propagate, random_graph
 from mppfl.privacy import LocalWork, privacy_mechanism
+from reproduction.algorithm_1 import fixed_point_trace, solved_rate
 from reproduction.claims import Finding
 from reproduction.game_figures import Place, draw_game
+from reproduction.paper_equations import poa_as_in_paper, poa_bound_of_theorem_3
 from reproduction.settings import SETTINGS
 
 DRAWS = 20
@@ -313,7 +311,7 @@ STATEMENTS = (
         "its sweeps converge to the fixed point of φ",
         algorithm_1,
         "a-algorithm-1",
-        "tests/game/test_fixed_point.py",
+        "tests/reproduction/test_algorithm_1.py",
     ),
     Statement(
         "Existence of the equilibrium",

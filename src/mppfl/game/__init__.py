@@ -5,17 +5,13 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .asked_rates import where_cost_stops_falling
-    from .bounded_leaders import best_of_round, best_on_path, noise_aware_of_rounds
-    from .clients_file import read_clients, write_clients
+    from .bounded_leaders import best_on_path
+    from .clients_file import read_clients
     from .compare import COMPARED, SAME_AT_COMMON_REWARD, WITHOUT_RATES, Convention, Row, Summary, compare, summarise
-    from .conversation import Ask, Conversation
     from .device_equilibrium import DeviceClients, line_on_device, rates_on_device, totals_on_device
     from .device_loss import DeviceLoss
     from .device_solve import solution_bytes
-    from .distributed import Respondent, agree_on_budgets, agree_on_plan, asking, respondents_of
     from .equilibrium import Response, equilibrium_at, equilibrium_response
-    from .fixed_point import fixed_point_trace, lemma_1_right_side, solved_rate
     from .interior_leaders import (
         interior_rates_each,
         interior_rates_of,
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from .key_players import (
         SETTLE,
         budgets_after_leaving,
-        effect_of_leaving,
         exposure_imposed,
         exposure_relief,
         harm_imposed,
@@ -59,7 +54,6 @@ if TYPE_CHECKING:
         LARGEST,
         Clients,
         Game,
-        accuracy_loss_bound,
         accuracy_term,
         compute_cost,
         cost_without_absent,
@@ -79,21 +73,18 @@ if TYPE_CHECKING:
     from .personal_prices import personalised_budgets, personalised_compiled, personalised_plainly, personalised_prices
     from .plan import AlongLine, Horizon, Participation, Plan, Stored, Terms, check_plan, plan_of_rounds, rounds_up_to
     from .presets import PRESETS, PresetName, draw_clients, preset
-    from .rates import rising_rates
+    from .rates import RateCondition, rising_rates
     from .resting_at_bounds import cheaper_at_bounds, least_costs, rates_worth_trying
     from .settling import led_by, settle_together
     from .settling_kernels import who_moves
-    from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve, track
+    from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve
     from .welfare import (
         SocialOptima,
-        poa_as_in_paper,
-        poa_bound_of_theorem_3,
         price_of_anarchy,
         social_optimum,
         total_welfare,
         unbounded_optimal_welfare,
         welfare,
-        welfare_gap,
     )
 
 export_lazily(__name__)

@@ -14,26 +14,20 @@ from mppfl.errors import NoEquilibrium, NotConverged
 from mppfl.game.equilibrium import Response, equilibrium_at
 from mppfl.game.interior_leaders import (
     UniformLeader,
-    bisect_noise_aware,
     noise_aware_sums,
-    rate_condition,
-    spending_rate,
-    sums_of_line,
 )
-from mppfl.game.model import Game, amplification, cost_without_absent
+from mppfl.game.model import Game, amplification
 from mppfl.game.path import (
     EXACT_BELOW,
     NUM_SAMPLES,
     Path,
     Samples,
-    Segment,
     join_samples,
     response_path,
     sample_response,
     waking_rates,
 )
 from mppfl.game.plan import PerRound, Stored
-from mppfl.game.rates import crossing_rate
 
 VANISHING = 1e-9  # of the largest budget: rounding, not taking part
 
@@ -168,67 +162,6 @@ def _nobody_moves(round_index: int, payment_limit: float | None) -> NoEquilibriu
         f"no reward rate of round {round_index} moves any client to take part"
         + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
     )
-
-
-def noise_aware_of_rounds(game: Game, weights: Array, path: Path, rounds: IntArray) -> list[tuple[float, int]]:
-    """The cheapest rate of every round and its segment for the noise-aware leader, by bisection; the plain way."""
-    sizes, strength = noise_aware_sums(game)
-    felt = np.array([sums_of_line(sizes, s.slope, s.offset) for s in path])[:, :, None]
-    paid = np.array([sums_of_line(weights, s.slope, s.offset) for s in path])[:, :, None]
-    low, high = np.array([[s.low, min(s.high, 1e12)] for s in path]).T[:, :, None]
-    value = (strength / rounds)[None, :]
-    rates = bisect_noise_aware(value, (felt[:, 0], felt[:, 1]), (paid[:, 0], paid[:, 1]), low, high)
-    x = felt[:, 0] * rates - felt[:, 1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        costs = np.where(x > 0, value / x, np.inf) + rates * (paid[:, 0] * rates - paid[:, 1])  # [segments, rounds]
-    best = np.argmin(costs, axis=0)
-    return [(float(rates[k, t]), int(k)) for t, k in enumerate(best)]
-
-
-def best_of_round(
-    game: Game,
-    weights: Array,
-    path: Path,
-    leader: UniformLeader,
-    round_index: int,
-    payment_limit: float | None = None,
-) -> tuple[float, int]:
-    """The cheapest candidate of all segments and its segment, for the other leaders; the plain way."""
-    found = []
-    for k, segment in enumerate(path):
-        if not segment.taking_part.any():
-            continue
-        for rate in candidates_of_segment(game, weights, segment, leader, round_index, payment_limit):
-            budgets = segment.budgets(rate)
-            if (budgets > VANISHING * budgets.max()).sum() == segment.taking_part.sum():  # else somebody drops out here
-                found.append((cost_without_absent(game, round_index, rate * weights, budgets), rate, k))
-    if not found:
-        raise _nobody_moves(round_index, payment_limit)
-    _, rate, k = min(found)
-    return rate, k
-
-
-def candidates_of_segment(
-    game: Game, weights: Array, segment: Segment, leader: UniformLeader, round_index: int, payment_limit: float | None
-) -> list[float]:
-    """Rates of one segment that may be best: where the leader's condition holds, and else the two ends."""
-    line = Response(segment.slope, segment.offset, segment.low, segment.high, weights, segment.slope != 0)
-    ends = [end for end in (segment.low, segment.high) if np.isfinite(end)]
-    if leader == "budget_limited":
-        limit = float(payment_limit or 0.0)
-        best = crossing_rate(rate_condition(game, line, "anticipating"), round_index, points=60)
-        rates = [*ends, *([best] if best is not None else [])]
-        if float(weights @ line.slope) > 0:
-            rates.append(spending_rate(line, limit))
-        inside = [r for r in rates if segment.low <= r <= segment.high]
-        return [r for r in inside if float(r * weights @ segment.budgets(r)) <= limit * (1 + 1e-12)]
-    if leader == "mean_field":
-        root = crossing_rate(rate_condition(game, line, "mean_field"), round_index, points=60)
-        if root is not None:
-            return [root]
-    root = crossing_rate(rate_condition(game, line, "anticipating"), round_index, points=60)
-    # No root: the leader would move on, but past this end a client enters or leaves with a vanishing budget.
-    return ends if root is None else [root]
 
 
 def _best_of_samples(

@@ -146,13 +146,3 @@ def _number(text: str, column: str, client: str, name: str, line: int) -> float:
             f"other units: what is not 0 must lie between {1 / LARGEST:g} and {LARGEST:g}."
         )
     return value
-
-
-def write_clients(clients: Clients, graph: SocialGraph, path: str | Path) -> None:
-    """The clients file that `read_clients` reads back, without loss."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        columns = [getattr(clients, column) for column in COLUMNS[1:]]
-        for i in range(graph.num_clients):
-            writer.writerow([graph.name(i), *(repr(float(column[i])) for column in columns)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -140,15 +140,3 @@ def _noise_aware_rates(game: Game, line: Response, rounds: IntArray) -> Array:
 
 def sums_of_line(weights: Array, slope: Array, offset: Array) -> tuple[float, float]:
     return float(weights @ slope), float(weights @ offset)
-
-
-def bisect_noise_aware(strength: Array, felt: Any, paid: Any, low: Any, high: Any) -> Array:
-    """Where the derivative of strength/X + r·Y turns positive, X = felt₀r − felt₁, Y = paid₀r − paid₁; broadcasts."""
-    low, high = np.broadcast_arrays(low, high, strength)[:2]
-    for _ in range(100):
-        middle = 0.5 * (low + high)
-        x = felt[0] * middle - felt[1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rises = (2 * paid[0] * middle - paid[1] - strength * felt[0] / x**2 > 0) & (x > 0)
-        high, low = np.where(rises, middle, high), np.where(rises, low, middle)
-    return np.asarray(0.5 * (low + high))

@@ -13,11 +13,11 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput, MppflError
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, equilibrium_along, find_mechanism, mppfl
-from mppfl.game.model import Game, wanted_loss
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, find_mechanism, mppfl
+from mppfl.game.model import Game
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, checked_rates, plan_of_rounds, rounds_up_to
+from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, plan_of_rounds, rounds_up_to
 
 log = logging.getLogger(__name__)
 
@@ -217,8 +217,7 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
 def follow(games: Iterable[Game]) -> Plan:
     """A plan for a game that changes from round to round (friends come and go): one game per round.
 
-    Every round is solved exactly, with the paper's leader (eq. 16). All games must have the same clients; `track` is
-    what clients reach who adjust only once a round.
+    Every round is solved exactly, with the paper's leader (eq. 16). All games must have the same clients.
     """
     terms: list[Terms] = []
     for round_index, game in enumerate(games, start=1):
@@ -235,25 +234,3 @@ def _require_same_clients(game: Game, before: list[Terms]) -> None:
             f"round {len(before) + 1} has {game.num_clients} clients, the one before {len(before[-1].budgets)}; "
             "keep those who left, with budget_max 0."
         )
-
-
-def track(games: Iterable[Game], reward_rates: Array) -> Plan:
-    """Clients who adjust by one sweep a round while the network changes: ρ ← clip(m(r) − αΣρ) from the last budgets.
-
-    What decentralised clients can do without solving anything; compare with `follow`. One rate for every game.
-    """
-    rates = checked_rates(reward_rates, np.size(reward_rates))
-    terms: list[Terms] = []
-    budgets: Array | None = None
-    for round_index, game in enumerate(games, start=1):
-        if round_index > len(rates):
-            raise BadInput(f"{len(rates)} reward rates, and a game for round {round_index}. Give one rate per game.")
-        _require_same_clients(game, terms)
-        rate = float(rates[round_index - 1])
-        if budgets is None:
-            budgets = equilibrium_along(game, np.array([rate])).at(0, rate)
-        else:
-            wish = wanted_loss(game, rate) - (game.loss @ budgets - budgets)
-            budgets = np.clip(wish, game.clients.budget_min, game.clients.budget_max)
-        terms.append(Terms(round_index, rate, rate, budgets))
-    return plan_of_rounds("tracked", terms)
