@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     from .bounded_leaders import best_on_path
     from .clients_file import read_clients
     from .compare import COMPARED, SAME_AT_COMMON_REWARD, WITHOUT_RATES, Convention, Row, Summary, compare, summarise
-    from .device_equilibrium import DeviceClients, line_on_device, rates_on_device, totals_on_device
-    from .device_loss import DeviceLoss
-    from .device_solve import solution_bytes
+    from .device import DeviceLoss, game_on_device, solution_bytes
     from .equilibrium import Response, equilibrium_at, equilibrium_response
     from .interior_leaders import (
         interior_rates_each,

@@ -63,8 +63,8 @@ def solve(
 
     `mechanism` is a name or a function (game, horizon) -> plan; a plan of a function that is not ours is checked.
     `reward_rates` fixes the rates of all rounds; without them the mechanism's own server sets them, as it does where it
-    has prices of its own (a warning then says so). `device` ("cuda", "cuda:1", "cpu") asks PyTorch for mppfl or
-    mppfl_exact strictly inside everybody's bounds, and refuses anything else; without it NumPy solves.
+    has prices of its own (a warning then says so). `device` ("cuda", "cuda:1", "cpu") lets PyTorch solve the
+    network's equations there, for mppfl and mppfl_exact; without it NumPy solves.
     """
     began = time.perf_counter()
     function = as_mechanism(mechanism)
@@ -74,14 +74,14 @@ def solve(
             f"reward_rates={horizon.reward_rates!r:.60} leave budget_limited no choice, and may cost more than its "
             "payment_limit. Leave them out, or choose mppfl."
         )
-    if device is None:
-        plan = with_participation(game, horizon, checked(function), participation)
-        outcome = evaluate(game, plan)
-        quality = verify(game, plan, outcome)
-    else:
-        from mppfl.game.device_solve import play_on_device
+    played = game
+    if device is not None:
+        from mppfl.game.device import game_on_device
 
-        plan, outcome, quality = play_on_device(game, function, horizon, participation, device)
+        played = game_on_device(game, function, participation, device)
+    plan = with_participation(played, horizon, checked(function), participation)
+    outcome = evaluate(played, plan)
+    quality = verify(played, plan, outcome)
     warnings = tuple(_warnings(game, plan, horizon))
     for warning in warnings:
         log.info(warning)
