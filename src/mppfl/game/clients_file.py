@@ -88,9 +88,9 @@ def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
                 values[column][position] = _number(text, column, client, name, line)
     missing = np.flatnonzero(seen == 0)
     if len(missing):
-        who = joined_names(graph.name(int(i)) for i in missing[:6])
+        names = joined_names(graph.name(int(i)) for i in missing[:6])
         raise BadFile(
-            f"{name}: {len(missing):,} of the network's {graph.num_clients:,} clients have no line: {who}. Add them."
+            f"{name}: {len(missing):,} of the network's {graph.num_clients:,} clients have no line: {names}. Add them."
         )
     if "budget_max" in values and "budget_min" in values:
         wrong = np.flatnonzero(values["budget_max"] < values["budget_min"])

@@ -45,10 +45,12 @@ def game_on_device(game: Game, mechanism: Mechanism, participation: Participatio
         raise BadInput(f"device={device!r} solves the mechanisms mppfl and mppfl_exact, not {name}. {leave_out}")
     if participation != "always":
         raise BadInput(f'device={device!r} solves participation="always", not {participation!r}. {leave_out}')
-    place = find_device(device)
+    torch_device = find_device(device)
     size, links = game.num_clients, game.graph.num_links
-    require_room(place, solution_bytes(size, links), f"equilibria of {size:,} clients and {links:,} links")
-    loss = DeviceLoss(game.propagation, game.externality_strength, propagation_on_device(game.propagation, place))
+    require_room(torch_device, solution_bytes(size, links), f"equilibria of {size:,} clients and {links:,} links")
+    loss = DeviceLoss(
+        game.propagation, game.externality_strength, propagation_on_device(game.propagation, torch_device)
+    )
     # Σ·1, which the proof of uniqueness asks for, is kept where NumPy would keep it.
     game.propagation.__dict__.setdefault("row_sums", _host(loss.spread @ loss.tensor(np.ones(size))))
     moved = replace(game)
@@ -95,7 +97,7 @@ class DeviceLoss(LossOperator):
 
     def solve(
         self,
-        wanted: Array,
+        right: Array,
         free: BoolArray | None = None,
         start: Array | None = None,
         tolerance: float = TOLERANCE,
@@ -107,10 +109,10 @@ class DeviceLoss(LossOperator):
         """
         mask = None if free is None else self.tensor(free.astype(np.float64))
         # Two right-hand sides travel as the real and the imaginary part of one: each step reads the network once.
-        goal = _restricted(_vector(self.tensor(wanted)).clone(), mask)
+        goal = _restricted(_vector(self.tensor(right)).clone(), mask)
         allowed = tolerance * _largest(goal)
         if allowed == 0.0:
-            return np.zeros_like(wanted)
+            return np.zeros_like(right)
         x = torch.zeros_like(goal) if start is None else _restricted(_vector(self.tensor(start)).clone(), mask)
         residual = goal.clone() if start is None else goal - self._image(x, mask)
         worst, before, fast = _largest(residual), np.inf, free is None

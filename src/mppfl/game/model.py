@@ -48,8 +48,8 @@ class Clients:
         require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
         for name in ("quadratic_cost", "linear_cost", "noise_harm", "compute_cost", "data_size", "budget_min"):
             values = getattr(self, name)
-            wanted = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
-            require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), wanted)
+            limits = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
+            require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), limits)
 
     @property
     def num_clients(self) -> int:

@@ -215,16 +215,16 @@ def plan_of_rounds(
                 "clients. Give one budget each, and one price for all or each."
             )
     rates = as_numbers([t.reward_rate for t in terms], f"mechanism {mechanism!r}: reward_rates")
-    own = None  # the reward rate is everybody's
+    personal = None  # the reward rate is everybody's
     if not all((paid == rate).all() for paid, rate in zip(prices, rates, strict=True)):
-        own = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), np.arange(len(terms)))
+        personal = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), np.arange(len(terms)))
     return Plan(
         mechanism,
         np.array([t.round_index for t in terms]),
         rates,
         Stored(np.array(budgets), np.arange(len(terms))),
         size,
-        own,
+        personal,
         notes,
         participation,
     )
@@ -233,12 +233,12 @@ def plan_of_rounds(
 def as_numbers(values: Any, what: str) -> Array:
     """The values as float64; refuses text and complex numbers, and lists that are no array."""
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError as cause:  # rows of several lengths
         raise BadInput(f"{what} must be real numbers, one each, got {_briefly(values)}.") from cause
-    if found.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise BadInput(f"{what} must be real numbers, got {_briefly(values)}.")
-    return found.astype(np.float64, copy=False)
+    return array.astype(np.float64, copy=False)
 
 
 def _briefly(values: Any) -> str:
@@ -305,9 +305,9 @@ def _check_values(rows: Array, num_clients: int, what: str, most: float) -> None
     least, largest = float(rows.min()), float(rows.max())  # both are NaN where one entry is
     scale = max(1.0, largest) if np.isfinite(largest) else 1.0
     if not (least >= -ROUNDING * scale and largest <= most):
-        found = next(each for each in (least, largest) if not 0 <= each <= most)
+        wrong = next(value for value in (least, largest) if not 0 <= value <= most)
         limit = "at least 0" if most == np.inf else f"finite and at least 0, at most {most:g}"
-        raise BadInput(f"{what} hold {found:.6g}; each must be {limit}. Correct the mechanism.")
+        raise BadInput(f"{what} hold {wrong:.6g}; each must be {limit}. Correct the mechanism.")
 
 
 def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> None:

@@ -163,29 +163,29 @@ def _failed(function: Mechanism, called: str, cause: Exception) -> str:
     """What to say of a mechanism that broke down: whose it is, and what it raised."""
     from importlib.metadata import entry_points
 
-    own = unbound(function)
-    kind = own if hasattr(own, "__qualname__") else type(own)
-    module, place = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
+    plain = unbound(function)
+    kind = plain if hasattr(plain, "__qualname__") else type(plain)
+    module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
     offered = [point for point in entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module]
     for point in offered:
-        called = point.name if point.value == place else called
+        called = point.name if point.value == address else called
     owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
     whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
-    return f"mechanism={called!r}{whose} ({place}) failed: {type(cause).__name__}: {cause}. {remedy}"
+    return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------
 
 
 def _warnings(game: Game, plan: Plan, horizon: Horizon) -> list[str]:
-    found = list(plan.notes)
+    notes = list(plan.notes)
     if horizon.reward_rates is not None and not follows(plan, horizon.reward_rates):
-        found.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
-    found += doubts_about(game)
+        notes.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
+    notes += doubts_about(game)
     isolated = len(game.graph.isolated)
     if isolated:
-        found.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
-    return found
+        notes.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
+    return notes
 
 
 def doubts_about(game: Game) -> tuple[str, ...]:

@@ -82,8 +82,10 @@ class SocialOptima:
     @cached_property
     def _programme(self) -> tuple[Array, Array]:
         """M = 2BᵀAB and Bᵀb: inside the bounds, Mρ = r − Bᵀb."""
-        bent = self.game.loss.dense
-        return 2 * bent.T @ (self.game.clients.quadratic_cost[:, None] * bent), bent.T @ self.game.clients.linear_cost
+        dense = self.game.loss.dense
+        return 2 * dense.T @ (
+            self.game.clients.quadratic_cost[:, None] * dense
+        ), dense.T @ self.game.clients.linear_cost
 
     def _bounded(self, reward_rate: float) -> Array:
         matrix, cost = self._programme
@@ -92,7 +94,7 @@ class SocialOptima:
         if self._line is not None:
             state, at_zero, per_rate = self._line
             budgets = at_zero + reward_rate * per_rate
-            if not any(each.any() for each in _misplaced(matrix, reward_rate - cost, low, high, state, budgets)):
+            if not any(group.any() for group in _misplaced(matrix, reward_rate - cost, low, high, state, budgets)):
                 return np.clip(budgets, low, high)
         budgets, state = box_complementarity(matrix, reward_rate - cost, low, high, state)
         free = state == 0
@@ -121,8 +123,8 @@ def _bounded_optimum_by_descent(game: Game, reward_rate: float, start: Array) ->
 
     limits = np.column_stack([clients.budget_min, clients.budget_max])
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-14, "gtol": 1e-9, "maxcor": 20}
-    found = minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
-    return np.asarray(found.x)
+    minimum = minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return np.asarray(minimum.x)
 
 
 def box_complementarity(
