@@ -273,7 +273,7 @@ def _phi_trace(game: Game, round_index: int, literal: bool) -> tuple[Array, Arra
     risk[: trace.num_sweeps] = trace.external_risk[:, 0]
     if trace.converged:
         risk[trace.num_sweeps :] = risk[trace.num_sweeps - 1]
-    exact = mppfl(game, Horizon(np.array([round_index]))).terms(0).budgets
+    exact = mppfl(game, Horizon(np.array([round_index])))[0].budgets
     goal = float((game.propagation @ exact)[0]) / game.num_clients
     stopped = fixed_point_trace(game, round_index, threshold=THRESHOLD, literal=literal, max_sweeps=PHI_SWEEPS)
     settled = (np.arange(1, PHI_SWEEPS + 1) >= stopped.num_sweeps) & stopped.converged

@@ -61,8 +61,8 @@ def assert_same_solution(game, where, mechanism="mppfl", **options):
     assert (found.plan.rounds == plain.plan.rounds).all()
     assert found.plan.reward_rates == approx(plain.plan.reward_rates, rel=1e-10)
     for position in (0, len(plain.plan) - 1):
-        scale = np.abs(plain.plan.terms(position).budgets).max()
-        assert found.plan.terms(position).budgets == approx(plain.plan.terms(position).budgets, abs=1e-10 * scale)
+        scale = np.abs(plain.plan[position].budgets).max()
+        assert found.plan[position].budgets == approx(plain.plan[position].budgets, abs=1e-10 * scale)
     for name in ("accuracy_terms", "payments", "server_costs", "total_welfare"):
         assert getattr(found.outcome, name) == approx(getattr(plain.outcome, name), rel=1e-10), name
     assert found.outcome.welfare == approx(plain.outcome.welfare, abs=1e-10 * plain.outcome.payments.max())

@@ -135,7 +135,7 @@ def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
 def test_every_mechanism_settles_who_takes_part(name, rule):
     game = two_friends()
     game = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
-    budgets = with_participation(game, Horizon(np.array([1]), np.array([3.0])), MECHANISMS[name], rule).terms(0).budgets
+    budgets = with_participation(game, Horizon(np.array([1]), np.array([3.0])), MECHANISMS[name], rule)[0].budgets
     if name != "noiseless":  # where nobody is asked
         assert budgets[1] == 0
 

@@ -85,7 +85,7 @@ def risk_command(
         if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
             function = priced_mechanism(exact_leak(game.graph, attribute), leak_price)
         plan = function(game, Horizon(np.array([round_index]), seed=seed))
-        terms = plan.terms(0)
+        terms = plan[0]
         if not np.isfinite(terms.budgets).all():
             raise BadInput(f"mechanism={mechanism!r} puts no limit on budgets, so risk has none. Choose another.")
         found = everybody(game, terms, top)

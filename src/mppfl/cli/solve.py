@@ -171,7 +171,7 @@ def show(found: Solution, seconds: float) -> None:
 
     game, outcome, quality = found.game, found.outcome, found.verification
     spread, graph = game.propagation, game.graph
-    first, last = found.plan.terms(0), found.plan.terms(len(found.plan) - 1)
+    first, last = found.plan[0], found.plan[len(found.plan) - 1]
 
     def line(label: str, text: str) -> None:
         typer.echo(f"{label:<16}{text}")

@@ -114,7 +114,7 @@ def outcome_of_training(case: Case, history: History) -> Outcome:
     given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
     if (given == history.clients["budgets"]).all():
         return solution.outcome
-    planned = [solution.plan.terms(position) for position in range(len(given))]
+    planned = [solution.plan[position] for position in range(len(given))]
     terms = [replace(each, budgets=budgets) for each, budgets in zip(planned, given, strict=True)]
     return evaluate(solution.game, plan_of_rounds(solution.plan.mechanism, terms))
 

@@ -174,7 +174,7 @@ class PricedFedAvg(FedAvg):
         """A message for every client of the plan who is here and gives something, each with a record of its own."""
         state = self._now()
         self._began = time.monotonic()
-        terms = self.plan.terms(state.rounds_done)
+        terms = self.plan[state.rounds_done]
         asked = self.config.budget_unit * terms.budgets
         wanted = {name for name, budget in zip(self.clients, asked, strict=True) if budget > 0}
         nodes = self._gather(grid, wanted, patiently=state.rounds_done == 0)
@@ -233,7 +233,7 @@ class PricedFedAvg(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Checks, books and averages what came back; the state after the round is on the disk when this returns."""
         state = self._now()
-        terms = self.plan.terms(state.rounds_done)
+        terms = self.plan[state.rounds_done]
         ends, taken = self._judged(replies, terms.round_index)
         mean = self._mean(taken)  # before anything is booked: what cannot be averaged must not be paid
         ends += self._left_open(state.run, terms.round_index, ends)
@@ -307,7 +307,7 @@ class PricedFedAvg(FedAvg):
     def _checked(self, client: str, report: Report, content: RecordDict, round_index: int) -> _Taken:
         """The upload, if everything about it can be honest. Raises BadInput with what cannot."""
         state, config = self._now(), self.config
-        asked = config.budget_unit * float(self.plan.terms(state.rounds_done).budgets[self.clients.index(client)])
+        asked = config.budget_unit * float(self.plan[state.rounds_done].budgets[self.clients.index(client)])
         if (report.run, report.round_index) != (state.run, round_index):
             raise BadInput(f"is for round {report.round_index} of {report.run!r:.60}")
         if report.budget != asked:

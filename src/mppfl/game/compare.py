@@ -142,7 +142,7 @@ def _require_one_network(games: Sequence[Game]) -> None:
 
 
 def _first_leak(plan: Plan, leak: Callable[[Array], float]) -> float | None:
-    budgets = plan.terms(0).budgets
+    budgets = plan[0].budgets
     return float(leak(budgets)) if np.isfinite(budgets).all() else None
 
 

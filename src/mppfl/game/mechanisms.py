@@ -326,7 +326,7 @@ def fixed(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"
     social-agnostic budget of round 1. The choice decides how this compares with MPPFL, so ρ_0 is in the plan's notes.
     """
     if budget == "min":
-        first = mppfl(game, Horizon(np.array([1]))).terms(0).budgets
+        first = mppfl(game, Horizon(np.array([1])))[0].budgets
         size = float(first[first > 0].min())
     elif budget == "mean":
         size = mean_agnostic_budget(game)

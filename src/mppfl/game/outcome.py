@@ -48,7 +48,7 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
     worst = 0.0
     if better is not None:
         for rate, position in zip(better.tolist(), positions.tolist(), strict=True):
-            terms = plan.terms(position)
+            terms = plan[position]
             worst = max(worst, _saving(crowd, cost, plan, terms, [rate], [plan.budgets.at(position, rate)]))
     resting = _Resting.of(crowd, plan)
     if resting is not None:
@@ -56,7 +56,7 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
     elif better is None:
         answers = _Answers(crowd)
         for position in positions.tolist():
-            terms = plan.terms(position)
+            terms = plan[position]
             rates = [terms.reward_rate * probe for probe in PROBES]
             if not np.isfinite(cost(crowd, terms.round_index, terms.prices, terms.budgets)):  # nobody takes part
                 weights = np.broadcast_to(_per_rate(plan, terms), (crowd.num_clients,))
@@ -97,13 +97,13 @@ class _Resting:
         if not (has_floors(crowd) or has_ceilings(crowd)):
             return None
         leader = LEADERS[plan.mechanism]
-        weights = np.broadcast_to(_per_rate(plan, plan.terms(0)), (crowd.num_clients,))
+        weights = np.broadcast_to(_per_rate(plan, plan[0]), (crowd.num_clients,))
         line = equilibrium_response(crowd, weights)
         if not (line.has_interior and line.free.any()):
             return _Resting(False, None) if has_floors(crowd) else None
         cost = noise_aware_cost if leader == "noise_aware" else cost_without_absent
         positions = _first_middle_last(plan)
-        several = [plan.terms(k) for k in positions.tolist()]
+        several = [plan[k] for k in positions.tolist()]
         now = np.array([cost(crowd, terms.round_index, terms.prices, terms.budgets) for terms in several])
         between = rates_worth_trying(crowd, line, leader, plan.rounds[positions], now) if has_ceilings(crowd) else None
         settled = isinstance(plan.budgets, AlongLine) and between is None and not has_floors(crowd)
@@ -113,13 +113,13 @@ class _Resting:
 def _saving_at_bounds(crowd: Game, plan: Plan, cost: Cost, resting: _Resting) -> float:
     """What the server could save where clients may rest at budgets above 0: at no pay at all, at less, and at more."""
     clients, answers, worst = crowd.clients, _Answers(crowd), 0.0
-    weights = np.broadcast_to(_per_rate(plan, plan.terms(0)), (crowd.num_clients,))
+    weights = np.broadcast_to(_per_rate(plan, plan[0]), (crowd.num_clients,))
     usual = max(natural_units(crowd).rate, float(clients.linear_cost.max()))
     far = usual * np.array(WIDE)
     if resting.between is not None:
         far = np.concatenate([far, _rates_between(crowd, weights, *resting.between)])
     for position in _first_middle_last(plan).tolist():
-        terms = plan.terms(position)
+        terms = plan[position]
         rates = np.unique(np.concatenate([terms.reward_rate * np.array(PROBES), far])).tolist()
         tried = answers.at(weights, rates, terms.budgets)
         able = clients.budget_max > 0
@@ -271,7 +271,7 @@ def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLin
 
     on_line  privacy losses, where they lie on a line as the budgets do
     """
-    several, clients = [plan.terms(position) for position in positions], game.clients
+    several, clients = [plan[position] for position in positions], game.clients
     totals = np.empty((len(several), 8))
     protected = np.array([bool(np.isfinite(terms.budgets).all()) for terms in several])
     for row in np.flatnonzero(~protected):
@@ -393,7 +393,7 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
     Clients are checked in every round; so is the leader, except in very large plans (first, middle and last round).
     """
     outcome_here = evaluate(game, plan) if outcome is None else outcome
-    first_and_last = (float(np.abs(plan.terms(k).budgets).max()) for k in (0, len(plan) - 1))
+    first_and_last = (float(np.abs(plan[k].budgets).max()) for k in (0, len(plan) - 1))
     largest = max(natural_units(game).budget, *first_and_last)
     regret, checked = leader_regret(game, plan)
     return Verification(

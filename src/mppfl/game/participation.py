@@ -351,7 +351,7 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
             if not seen:
                 raise
             break  # those who are left cannot be moved by any rate: others could, who have gone
-        terms = plan.terms(0)
+        terms = plan[0]
         if not np.isfinite(terms.budgets).all():  # without noise there is nothing to weigh
             return terms, True, plan
         decision = _decide(game, terms, out, rule)

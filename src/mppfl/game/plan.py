@@ -98,7 +98,7 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Terms of every round. Iterate over it, or ask for one with `plan.terms(position)`.
+    """Terms of every round. Iterate over it, or ask for one with `plan[position]`.
 
     rounds        round numbers, from 1
     reward_rates  one per round
@@ -129,13 +129,21 @@ class Plan:
         return len(self.rounds)
 
     def __iter__(self) -> Iterator[Terms]:
-        return (self.terms(position) for position in range(len(self)))
+        return (self[position] for position in range(len(self)))
 
-    def terms(self, position: int) -> Terms:
+    def __getitem__(self, position: int) -> Terms:
+        """Terms by position in the plan, from 0."""
         rate = float(self.reward_rates[position])
         prices = rate if self.prices is None else np.asarray(self.prices.at(position, rate), dtype=np.float64)
         budgets = np.asarray(self.budgets.at(position, rate), dtype=np.float64)
         return Terms(int(self.rounds[position]), rate, prices, budgets)
+
+    def terms(self, round_index: int) -> Terms:
+        """Terms of a round by its number, from 1."""
+        positions = np.flatnonzero(self.rounds == round_index)
+        if len(positions) == 0:
+            raise BadInput(f"round {round_index} is not in this plan of {len(self)} rounds.")
+        return self[int(positions[0])]
 
     def to_matrix(self) -> Array:
         """Budgets as rounds × clients; asks for that much memory."""

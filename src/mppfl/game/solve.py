@@ -43,10 +43,7 @@ class Solution:
 
     def terms(self, round_index: int) -> Terms:
         """Terms of a round by its number."""
-        where = np.flatnonzero(self.plan.rounds == round_index)
-        if len(where) == 0:
-            raise BadInput(f"round {round_index} is not in this plan of {len(self.plan)} rounds.")
-        return self.plan.terms(int(where[0]))
+        return self.plan.terms(round_index)
 
 
 def solve(
@@ -200,7 +197,7 @@ def follows(plan: Plan, reward_rates: Array) -> bool:
     """Whether these are the plan's rates, but for rounds in which everybody stayed out, which have none."""
     others = np.flatnonzero(~np.isclose(plan.reward_rates, reward_rates))
     may_be_deserted = plan.participation != "always"
-    return all(may_be_deserted and not plan.terms(int(k)).taking_part.any() for k in others)
+    return all(may_be_deserted and not plan[int(k)].taking_part.any() for k in others)
 
 
 def _diagonal_error(game: Game, plan: Plan) -> float:
@@ -208,7 +205,7 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
     error = game.propagation.home.standard_error
     if not error.any():
         return 0.0
-    budgets = plan.terms(0).budgets
+    budgets = plan[0].budgets
     reach = game.externality_strength * float(game.propagation.row_sums.max())
     off = 2 * game.externality_strength * float(np.abs(error * budgets).max())
     return off / (1 - reach) if reach < 1 else np.inf
@@ -222,7 +219,7 @@ def follow(games: Iterable[Game]) -> Plan:
     terms: list[Terms] = []
     for round_index, game in enumerate(games, start=1):
         _require_same_clients(game, terms)
-        terms.append(mppfl(game, Horizon(np.array([round_index]))).terms(0))
+        terms.append(mppfl(game, Horizon(np.array([round_index])))[0])
     if not terms:
         raise BadInput("there must be at least one game.")
     return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
