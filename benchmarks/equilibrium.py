@@ -64,7 +64,7 @@ def ours(folder: Path) -> dict:
         quality = verify(game, plan, evaluate(game, plan))
         checking = time.perf_counter() - began
         error = spread.home.standard_error
-        np.savez(folder / "ours.npz", home=spread.home.values, rates=chosen.reward_rates, first=plan.terms(0).budgets)
+        np.savez(folder / "ours.npz", home=spread.home.values, rates=chosen.reward_rates, first=plan[0].budgets)
         return {
             "seconds": seconds,
             "cpu_seconds": cpu,

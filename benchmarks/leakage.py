@@ -300,7 +300,7 @@ def price_once(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seed: 
     arms: dict[str, tuple[np.ndarray, float]] = {"social_agnostic": (agnostic, 0.0)}
     arms["fixed"] = np.full(size, total / size), 0.0
     wide = mppfl.make_game(graph, clients, max_hops=3, hop_decay=0.5, externality_strength=0.5 / 1.75)
-    budgets = mppfl_mechanism(wide, Horizon(np.array([1]))).terms(0).budgets
+    budgets = mppfl_mechanism(wide, Horizon(np.array([1])))[0].budgets
     arms["mppfl"] = budgets * total / float(budgets.sum()), 0.0  # b = 0: budgets are proportional to the rate
     typical = float(model.smooth_total_and_marginal(agnostic)[1].mean())
     start = agnostic

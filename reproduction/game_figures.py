@@ -27,7 +27,6 @@ from mppfl.game import (
     Plan,
     draw_clients,
     fixed,
-    fixed_point_trace,
     make_game,
     mppfl,
     mppfl_exact,
@@ -42,6 +41,7 @@ from mppfl.game import (
     social_agnostic,
 )
 from mppfl.network import random_graph
+from reproduction.algorithm_1 import fixed_point_trace
 from reproduction.figure_files import Figure, Strand, figure_path, read_figure, write_figure
 from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
 
@@ -273,7 +273,7 @@ def _phi_trace(game: Game, round_index: int, literal: bool) -> tuple[Array, Arra
     risk[: trace.num_sweeps] = trace.external_risk[:, 0]
     if trace.converged:
         risk[trace.num_sweeps :] = risk[trace.num_sweeps - 1]
-    exact = mppfl(game, Horizon(np.array([round_index]))).terms(0).budgets
+    exact = mppfl(game, Horizon(np.array([round_index])))[0].budgets
     goal = float((game.propagation @ exact)[0]) / game.num_clients
     stopped = fixed_point_trace(game, round_index, threshold=THRESHOLD, literal=literal, max_sweeps=PHI_SWEEPS)
     settled = (np.arange(1, PHI_SWEEPS + 1) >= stopped.num_sweeps) & stopped.converged

@@ -17,17 +17,13 @@ from mppfl.game import (
     Horizon,
     Terms,
     equilibrium_response,
-    fixed_point_trace,
     make_game,
     mppfl,
     noise_harm,
     pigouvian_weights,
-    poa_as_in_paper,
-    poa_bound_of_theorem_3,
     price_of_anarchy,
     server_cost,
     social_optimum,
-    solved_rate,
     unbounded_optimal_welfare,
     verify,
     wanted_loss,
@@ -35,8 +31,10 @@ from mppfl.game import (
 )
 from mppfl.network import graph_from_links, graph_from_matrix, propagate, random_graph
 from mppfl.privacy import LocalWork, privacy_mechanism
+from reproduction.algorithm_1 import fixed_point_trace, solved_rate
 from reproduction.claims import Finding
 from reproduction.game_figures import Place, draw_game
+from reproduction.paper_equations import poa_as_in_paper, poa_bound_of_theorem_3
 from reproduction.settings import SETTINGS
 
 DRAWS = 20
@@ -65,7 +63,7 @@ class Statement:
 def _games() -> tuple[tuple[Game, Terms], ...]:
     """Games of the figures in the setting of CIFAR-10, with MPPFL's terms of round 1."""
     games = [draw_game(Place("cifar-10"), seed) for seed in range(DRAWS)]
-    return tuple((game, mppfl(game, ROUND_1).terms(0)) for game in games)
+    return tuple((game, mppfl(game, ROUND_1)[0]) for game in games)
 
 
 def _three_cycle() -> Game:
@@ -154,7 +152,7 @@ def algorithm_1() -> Finding:
     solved = sum(fixed_point_trace(game).converged for game, _ in _games())
     cycle = _three_cycle()
     arrives = fixed_point_trace(cycle).converged
-    budgets = ", ".join(f"{budget:.3g}" for budget in mppfl(cycle, ROUND_1).terms(0).budgets)
+    budgets = ", ".join(f"{budget:.3g}" for budget in mppfl(cycle, ROUND_1)[0].budgets)
     reason = (
         f"to the letter it arrives in {literal}/{DRAWS} games, with the rate solved in each sweep in {solved}/{DRAWS}; "
         f"on a directed cycle of three clients with αS = {cycle.contraction:g} the solved sweep "
@@ -175,7 +173,7 @@ def stackelberg() -> Finding:
         quality = verify(game, mppfl(game, ROUND_1))
         shares.append((quality.leader_regret or 0.0) / server_cost(game, 1, terms.reward_rate, terms.budgets))
     cycle = _three_cycle()
-    terms = mppfl(cycle, ROUND_1).terms(0)
+    terms = mppfl(cycle, ROUND_1)[0]
     lost = (verify(cycle, mppfl(cycle, ROUND_1)).leader_regret or 0.0) / server_cost(
         cycle, 1, terms.reward_rate, terms.budgets
     )
@@ -313,7 +311,7 @@ STATEMENTS = (
         "its sweeps converge to the fixed point of φ",
         algorithm_1,
         "a-algorithm-1",
-        "tests/game/test_fixed_point.py",
+        "tests/reproduction/test_algorithm_1.py",
     ),
     Statement(
         "Existence of the equilibrium",

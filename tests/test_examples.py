@@ -9,6 +9,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "two_friends": "a third of the rate",
+    "clients_decide": "nobody moves after",
     "own_mechanism": "steady",
     "own_graph": "key player",
     "own_model_and_data": "engine loop",

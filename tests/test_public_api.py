@@ -33,7 +33,6 @@ PUBLIC = [
     "describe",
     "draw_clients",
     "evaluate",
-    "fixed_point_trace",
     "follow",
     "graph_from_links",
     "graph_from_matrix",

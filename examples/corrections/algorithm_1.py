@@ -4,9 +4,10 @@ Near an equilibrium a sweep multiplies errors by its Jacobian, so it converges o
 """
 
 import numpy as np
+from reproduction.algorithm_1 import fixed_point_trace, lemma_1_right_side, solved_rate
 
 import mppfl
-from mppfl.game import lemma_1_right_side, solved_rate, wanted_loss
+from mppfl.game import wanted_loss
 
 
 def draw(seed: int, num_clients: int, preset: str, hop_decay: float) -> mppfl.Game:
@@ -40,15 +41,15 @@ print("preset       N    slope in r   literal: eigenvalue  arrives   solved: eig
 for preset, hop_decay, size in [("paper-like", 0.9, 20), ("paper-like", 0.9, 50), ("benign", 0.5, 20)]:
     games = [draw(seed, size, preset, hop_decay) for seed in range(10)]
     slope, literal, solved = np.array([measure(game) for game in games]).T
-    lost = sum(mppfl.fixed_point_trace(game, literal=True, threshold=1e-6).converged for game in games)
-    found = [mppfl.fixed_point_trace(game) for game in games]
+    lost = sum(fixed_point_trace(game, literal=True, threshold=1e-6).converged for game in games)
+    found = [fixed_point_trace(game) for game in games]
     print(f"{preset:10} {size:3}  <= {slope.max():8.2f}   >= {literal.min():17.2f}  {lost} of 10", end="   ")
     print(f"<= {solved.max():15.3f} {sum(t.converged for t in found):3} of 10  {max(t.num_sweeps for t in found):6}")
 
 cycle = mppfl.graph_from_matrix([[0, 0, 1], [1, 0, 0], [0, 1, 0]])
 clients = mppfl.Clients(quadratic_cost=[0.2, 0.2, 2.0], linear_cost=0.0, noise_harm=[0.001, 0.001, 100.0])
 game = mppfl.make_game(cycle, clients, max_hops=1, externality_strength=0.9)
-solution, trace = mppfl.solve(game), mppfl.fixed_point_trace(game)
+solution, trace = mppfl.solve(game), fixed_point_trace(game)
 print(f"\n3-cycle with αS = {game.contraction:g}: eigenvalue of the solved sweep {measure(game)[2]:.2f}", end=", ")
 print("arrives" if trace.converged else "never arrives")
 terms, saved = solution.terms(1), solution.verification.leader_regret / solution.outcome.server_costs[0]

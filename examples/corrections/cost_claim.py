@@ -24,7 +24,7 @@ def against_agnostic(rng: np.random.Generator, same_b: bool) -> tuple[bool, bool
     settings = {"hop_decay": rng.uniform(0.3, 0.9), "externality_strength": rng.uniform(0.01, 0.1)}
     clients = mppfl.Clients(a, b[:1].repeat(20) if same_b else b, harm)
     game = mppfl.make_game(mppfl.random_graph("erdos_renyi", 20, rng=rng), clients, **settings)
-    ours, theirs = (find_mechanism(name)(game, mppfl.Horizon(np.array([1]))).terms(0) for name in NAMES[:2])
+    ours, theirs = (find_mechanism(name)(game, mppfl.Horizon(np.array([1])))[0] for name in NAMES[:2])
     rate, cost = ours.reward_rate, server_cost(game, 1, ours.reward_rate, ours.budgets)
     cheaper = cost < server_cost(game, 1, rate, wanted_loss(game, rate))
     gains = welfare(game, rate, ours.budgets) > 0

@@ -4,16 +4,10 @@ The optimum is the unbounded one, which favours the theorem: with budgets kept a
 """
 
 import numpy as np
+from reproduction.paper_equations import poa_bound_of_theorem_3
 
 import mppfl
-from mppfl.game import (
-    pigouvian_weights,
-    poa_bound_of_theorem_3,
-    price_of_anarchy,
-    unbounded_optimal_welfare,
-    wanted_loss,
-    welfare,
-)
+from mppfl.game import pigouvian_weights, price_of_anarchy, unbounded_optimal_welfare, wanted_loss, welfare
 
 
 def agnostic_poa(game: mppfl.Game, rate: float) -> float | None:

@@ -5,16 +5,11 @@ anarchy compares it with the welfare optimum at the same rate, and is above 1 as
 """
 
 import numpy as np
+from reproduction.algorithm_1 import fixed_point_trace
+from reproduction.paper_equations import poa_as_in_paper, welfare_gap
 
 import mppfl
-from mppfl.game import (
-    pigouvian_weights,
-    poa_as_in_paper,
-    price_of_anarchy,
-    unbounded_optimal_welfare,
-    welfare,
-    welfare_gap,
-)
+from mppfl.game import pigouvian_weights, price_of_anarchy, unbounded_optimal_welfare, welfare
 
 
 def draw(seed: int, **settings: float) -> mppfl.Game:
@@ -32,7 +27,7 @@ print("one game (paper-like, seed 0), Algorithm 1 stopped at different threshold
 print("threshold   sweeps   the paper's expression - 1   true PoA")
 game = draw(0)
 for threshold in (1e-1, 1e-2, 1e-3, 1e-6):
-    trace = mppfl.fixed_point_trace(game, threshold=threshold)
+    trace = fixed_point_trace(game, threshold=threshold)
     rate, answered = float(trace.reward_rates[-1]), trace.external_risk[-2]  # the φ that the last budgets answer to
     claimed = poa_as_in_paper(game, rate, trace.budgets, answered)
     print(f"{threshold:9.0e} {trace.num_sweeps:8} {claimed - 1:28.1e} {true_poa(game, rate, trace.budgets):10.4f}")

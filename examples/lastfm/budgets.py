@@ -45,8 +45,8 @@ def game_of_friends(graph: SocialGraph, preset_name: str, rng: np.random.Generat
 def arms_of(game: Game, mean_budget: float) -> tuple[Arm, ...]:
     """MPPFL, social-agnostic and fixed budgets, each with the weightings that matter, MPPFL's mean at `mean_budget`."""
     mean = require_number(mean_budget, "mean_budget", 0.0, np.inf)
-    terms = mppfl(game, Horizon(FIRST_ROUND)).terms(0)
-    agnostic = social_agnostic(game, Horizon(FIRST_ROUND, np.array([terms.reward_rate]))).terms(0).budgets
+    terms = mppfl(game, Horizon(FIRST_ROUND))[0]
+    agnostic = social_agnostic(game, Horizon(FIRST_ROUND, np.array([terms.reward_rate])))[0].budgets
     unit = mean / float(terms.budgets.mean())
     ours, alone = unit * terms.budgets, unit * agnostic
     everybody = np.ones(game.num_clients)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         compare,
         draw_clients,
         evaluate,
-        fixed_point_trace,
         follow,
         make_game,
         plan_of_rounds,

@@ -374,11 +374,9 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
     assert "is not known" in mppfl("solve", "--device", "tpu").error
 
 
-def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends, write):
+def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends):
     assert "not pigouvian" in mppfl("solve", *friends, "--mechanism", "pigouvian", "--device", "cpu").error
     assert "not fixed" in mppfl("solve", *friends, "--mechanism", "fixed", "--device", "cpu").error
-    clients = write("c.csv", f"{HEADER},budget_max", "ann,1,0,1,0.01", "bob,1,0,1,inf")
-    assert "at a bound" in mppfl("solve", *friends, "--clients", clients, "--device", "cpu").error
 
 
 # ---- an experiment file instead of options ------------------------------------------------------------------------

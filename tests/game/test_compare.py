@@ -96,7 +96,7 @@ def told(budgets):
 def test_a_leak_is_that_of_the_first_rounds_budgets():
     game = GAMES[0]
     rows = mppfl.compare(game, ("mppfl", "noiseless"), num_rounds=3, leak=lambda budgets: told(budgets)[0])
-    first = mppfl.solve(game, num_rounds=1).plan.terms(0).budgets
+    first = mppfl.solve(game, num_rounds=1).plan[0].budgets
     (own,) = pick(rows, "mppfl", "own")
     assert own.leak == pytest.approx(told(first)[0])
     assert all(row.leak is None for row in pick(rows, "noiseless", "own"))  # it puts no limit on budgets
@@ -130,7 +130,7 @@ def test_one_leak_for_games_on_several_networks_is_refused():
 def test_the_least_leak_keeps_the_agnostic_total_and_the_bounds():
     # Ten clients who tell nothing can hold up to 4 times the mean each, more than all of it: nothing need leak.
     game = GAMES[0]
-    agnostic = mppfl.solve(game, "social_agnostic", num_rounds=1).plan.terms(0).budgets
+    agnostic = mppfl.solve(game, "social_agnostic", num_rounds=1).plan[0].budgets
     found = least_leak(game, lambda budgets: told(budgets)[0], told)
     assert found.total_budget == pytest.approx(agnostic.sum())
     assert found.largest_budget == pytest.approx(max(4 * agnostic.mean(), agnostic.max()))

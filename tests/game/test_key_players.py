@@ -12,7 +12,6 @@ from mppfl.game import (
     Horizon,
     LossOperator,
     budgets_after_leaving,
-    effect_of_leaving,
     equilibrium_at,
     equilibrium_response,
     exposure_imposed,
@@ -26,8 +25,6 @@ from mppfl.game import (
 from tests.game.games import paper_scale_game
 from tests.homes import home
 
-loss_module = home(LossOperator)
-
 
 def at_rest(seed):
     game = paper_scale_game(seed, num_clients=25, preset="benign")
@@ -38,13 +35,11 @@ def at_rest(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_formula_of_leaving_equals_removing_and_solving_again(seed):
     game, rate, budgets = at_rest(seed)
-    fall = effect_of_leaving(game, budgets)
     for client in (0, 8, 24):
         high = np.full(25, np.inf)
         high[client] = 0.0
         after = equilibrium_at(game.with_bounds(np.zeros(25), high), rate).budgets
         assert budgets_after_leaving(game, budgets, client) == approx(after, abs=1e-10)
-        assert budgets.sum() - after.sum() == approx(fall[client], abs=1e-9)
         others = np.arange(25) != client
         relief = (game.propagation @ budgets - game.propagation @ after)[others].sum()
         assert exposure_relief(game, budgets, client) == approx(relief, abs=1e-9)
@@ -52,9 +47,9 @@ def test_the_formula_of_leaving_equals_removing_and_solving_again(seed):
 
 def test_large_networks_agree_with_small_ones(monkeypatch):
     game, _, budgets = at_rest(1)
-    exact = effect_of_leaving(game, budgets, np.array([3, 9]))
-    monkeypatch.setattr(loss_module, "DENSE_BELOW", 5)
-    assert effect_of_leaving(replace(game), budgets, np.array([3, 9])) == approx(exact, abs=1e-9)
+    exact = budgets_after_leaving(game, budgets, 3)
+    monkeypatch.setattr(home(LossOperator), "DENSE_BELOW", 5)
+    assert budgets_after_leaving(replace(game), budgets, 3) == approx(exact, abs=1e-9)
 
 
 def test_harm_imposed_is_what_one_more_unit_costs_the_others():
@@ -91,7 +86,7 @@ def left_by_force(game, prices, client):
 
 def at_bounds(seed, name="mppfl_noise_aware"):
     game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05)
-    terms = MECHANISMS[name](game, Horizon(rounds_up_to(1))).terms(0)
+    terms = MECHANISMS[name](game, Horizon(rounds_up_to(1)))[0]
     return game, terms
 
 
@@ -105,7 +100,6 @@ def test_at_bounds_leaving_equals_removing_and_settling_by_sweeps(seed):
         assert lost == approx(fall.sum(), abs=1e-8)
         assert relief == approx(np.delete(game.propagation @ fall, k).sum(), abs=1e-8)
         assert exposure_relief(game, terms.budgets, int(k), terms.prices) == approx(relief)
-    assert effect_of_leaving(game, terms.budgets, found.clients, terms.prices) == approx(found.budgets_lost)
     assert (np.diff(found.exposure_relief) <= 0).all()
 
 
@@ -142,7 +136,7 @@ def test_best_responses_settle_anew(name):
 
 def test_of_many_clients_at_bounds_those_who_impose_most_are_tried():
     game = paper_scale_game(5, num_clients=210, preset="paper-like", externality_strength=0.01)
-    terms = MECHANISMS["mppfl_noise_aware"](game, Horizon(rounds_up_to(1))).terms(0)
+    terms = MECHANISMS["mppfl_noise_aware"](game, Horizon(rounds_up_to(1)))[0]
     assert (terms.budgets == 0).any()
     found = key_players(game, terms.prices, terms.budgets, 2)
     assert found.assumes.endswith("; tried for the 4 who impose most")

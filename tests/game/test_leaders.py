@@ -14,13 +14,14 @@ import mppfl
 from mppfl.game import (
     MECHANISMS,
     AlongLine,
-    best_of_round,
+    best_on_path,
     choose_rates,
     cost_without_absent,
     equilibria_at,
     equilibrium_at,
     equilibrium_response,
     interior_rates_each,
+    interior_rates_of,
     least_costs,
     noise_aware_cost,
     personalised_budgets,
@@ -36,8 +37,7 @@ from mppfl.game import (
 from tests.game.games import games, paper_scale_game, star
 from tests.homes import home
 
-bounded_leaders = home(best_of_round)
-interior_leaders = home(interior_rates_each)
+bounded_leaders = home(best_on_path)
 path = home(equilibria_at)
 
 
@@ -273,20 +273,18 @@ def test_budget_limited_does_not_spend_its_limit_where_floors_are_enough(limit):
     assert exact.outcome.payments == approx(np.zeros(3))
     assert found.outcome.server_costs == approx(exact.outcome.server_costs)
     line, rounds = equilibrium_response(game), np.array([1, 2, 3])
-    assert np.isnan(interior_leaders.interior_rates_each(game, line, "budget_limited", rounds, limit)).all()
+    assert np.isnan(interior_rates_each(game, line, "budget_limited", rounds, limit)).all()
 
 
 def test_budget_limited_still_spends_its_limit_where_the_best_rate_is_above_the_interior():
     game = pair_with_floors([0.5, 0.5], [5.0, 5.0], 0.0).with_bounds(np.zeros(2), np.array([0.5, 0.6]))
     line, rounds = equilibrium_response(game), np.array([1, 2])
-    assert interior_leaders.interior_rates_of(game, line, "anticipating", rounds) is None
+    assert interior_rates_of(game, line, "anticipating", rounds) is None
     chosen = choose_rates(game, "budget_limited", rounds, payment_limit=0.3)
     assert not chosen.reaches_bounds
     for k, rate in enumerate(chosen.reward_rates):
         assert rate * chosen.budgets.at(k, rate).sum() == approx(0.3)
-    assert interior_leaders.interior_rates_each(game, line, "budget_limited", rounds, 0.3) == approx(
-        chosen.reward_rates
-    )
+    assert interior_rates_each(game, line, "budget_limited", rounds, 0.3) == approx(chosen.reward_rates)
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl_exact", "mppfl_noise_aware", "pigouvian", "social_agnostic"])
@@ -303,7 +301,7 @@ def test_no_leader_that_minimises_a_cost_pays_for_what_floors_bring_anyway(mecha
 def test_the_leaders_regret_sees_what_floors_would_save():
     game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
     line, rounds = equilibrium_response(game), np.array([1])
-    rates = interior_leaders.interior_rates_of(game, line, "anticipating", rounds)
+    rates = interior_rates_of(game, line, "anticipating", rounds)
     plan = mppfl.Plan("mppfl_exact", rounds, rates, AlongLine(line.slope, line.offset), 2)
     dear = server_cost(game, 1, rates[0], line.budgets(rates[0]))
     assert mppfl.verify(game, plan).leader_regret == approx(dear - 2 / 3)
@@ -321,7 +319,7 @@ def test_floors_never_make_the_exact_leader_dearer_than_any_rate_that_loses_nobo
     game = game.with_bounds(np.minimum(low, high), high)
     chosen = choose_rates(game, "anticipating", np.array([2]))
     line = equilibrium_response(game)
-    if interior_leaders.interior_rates_of(game, line, "anticipating", np.array([2])) is None:
+    if interior_rates_of(game, line, "anticipating", np.array([2])) is None:
         return
     mine = cost_without_absent(game, 2, chosen.reward_rates[0], chosen.budgets.at(0, chosen.reward_rates[0]))
     for other in np.linspace(0.0, 6.0, 400):
@@ -349,7 +347,7 @@ def four_with_ceilings(seed):
 def test_ceilings_never_make_a_leader_dearer_than_any_rate_that_loses_nobody(seed, leader, monkeypatch):
     game, rounds = four_with_ceilings(seed), np.array([1, 3])
     line = equilibrium_response(game)
-    if interior_leaders.interior_rates_of(game, line, leader, rounds) is None:
+    if interior_rates_of(game, line, leader, rounds) is None:
         return
     cost = noise_aware_cost if leader == "noise_aware" else server_cost
     chosen = choose_rates(game, leader, rounds)
@@ -373,7 +371,7 @@ def test_a_rate_at_ceilings_is_found_and_its_absence_is_told():
     for seed in range(60):
         game, rounds = four_with_ceilings(seed), np.array([1])
         line = equilibrium_response(game)
-        inside = interior_leaders.interior_rates_of(game, line, "anticipating", rounds)
+        inside = interior_rates_of(game, line, "anticipating", rounds)
         chosen = choose_rates(game, "anticipating", rounds)
         if inside is None or not chosen.reaches_bounds:
             continue

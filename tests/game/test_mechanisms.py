@@ -47,10 +47,10 @@ def test_every_mechanism_plans_every_game(name, rates):
 def test_social_agnostic_clients_answer_as_if_alone_and_still_suffer():
     game = paper_scale_game(5, num_clients=12)
     plan = MECHANISMS["social_agnostic"](game, Horizon(ROUNDS, RATES))
-    assert plan.terms(0).budgets == approx(np.maximum(wanted_loss(game, 3.0), 0))
+    assert plan[0].budgets == approx(np.maximum(wanted_loss(game, 3.0), 0))
     outcome = mppfl.evaluate(game, plan)
     assert outcome.client_regret[0] > 1e-6  # knowing their exposure they would do otherwise
-    assert outcome.welfare[0] == approx(welfare(game, 3.0, plan.terms(0).budgets))
+    assert outcome.welfare[0] == approx(welfare(game, 3.0, plan[0].budgets))
 
 
 def test_random_budgets_lie_in_their_range_and_repeat_with_their_seed():
@@ -82,11 +82,11 @@ def test_random_budgets_belong_to_their_round_whoever_plans_it():
 def test_the_smallest_fixed_budget_is_refused_by_nobody():
     game = paper_scale_game(2, num_clients=15)
     first = mppfl.solve(game, "mppfl").terms(1)
-    assert fixed(game, Horizon(ROUNDS, RATES)).terms(0).budgets == approx(first.budgets.min())
-    assert (fixed(game, Horizon(ROUNDS, RATES)).terms(0).budgets <= first.budgets * (1 + 1e-12)).all()
-    mean = fixed(game, Horizon(ROUNDS, RATES), budget="mean").terms(0).budgets
+    assert fixed(game, Horizon(ROUNDS, RATES))[0].budgets == approx(first.budgets.min())
+    assert (fixed(game, Horizon(ROUNDS, RATES))[0].budgets <= first.budgets * (1 + 1e-12)).all()
+    mean = fixed(game, Horizon(ROUNDS, RATES), budget="mean")[0].budgets
     assert mean == approx(wanted_loss(game, first.reward_rate).mean())
-    assert fixed(game, Horizon(ROUNDS, RATES), budget=0.25).terms(2).budgets == approx(0.25)
+    assert fixed(game, Horizon(ROUNDS, RATES), budget=0.25)[2].budgets == approx(0.25)
     with pytest.raises(mppfl.BadInput, match="fixed budget"):
         fixed(game, Horizon(ROUNDS, RATES), budget=-1.0)
 
@@ -103,7 +103,7 @@ def test_own_rate_of_mandated_budgets_covers_every_clients_cost():
 def test_the_auction_finds_the_one_hop_optimum_and_balances_its_books(seed):
     game = paper_scale_game(seed, num_clients=7)
     near = one_hop(game)
-    terms = sarda_like(game, Horizon(np.array([4]))).terms(0)
+    terms = sarda_like(game, Horizon(np.array([4])))[0]
     value = game.accuracy_weight / (1 - game.accuracy_weight) * game.clients.noise_harm / 4
 
     def lost(logs):
@@ -146,7 +146,7 @@ def test_a_bound_in_the_auction_moves_its_neighbour_and_all_payments():
     # The capped friend gives 0.05, so the other meets q = ρ² G(ρ) with s = (0.05 + 0.9 ρ, ρ + 0.045).
     clients = mppfl.Clients([1.0, 1.0], [0.1, 0.1], [1.0, 1.0], budget_max=[0.05, np.inf])
     game = replace(two_friends(), clients=clients, externality_strength=0.9)
-    terms = sarda_like(game, Horizon(np.array([1]))).terms(0)
+    terms = sarda_like(game, Horizon(np.array([1])))[0]
     assert terms.budgets == approx([0.05, 0.618924], abs=1e-6)
     losses = np.array([0.05 + 0.9 * terms.budgets[1], terms.budgets[1] + 0.045])
     assert terms.prices * terms.budgets == approx((2 * losses + 0.1) * losses)
@@ -181,7 +181,7 @@ def test_who_left_the_auction_does_not_bid_and_the_others_settle_without_it():
 @pytest.mark.filterwarnings("error")
 def test_an_auction_in_which_nobody_may_share_buys_nothing():
     game = paper_scale_game(0, num_clients=5).with_bounds(np.zeros(5), np.zeros(5))
-    terms = sarda_like(game, Horizon(np.array([1]))).terms(0)
+    terms = sarda_like(game, Horizon(np.array([1])))[0]
     assert (terms.budgets == 0).all()
     assert terms.reward_rate == 0
 
@@ -190,7 +190,7 @@ def test_an_auction_in_which_nobody_may_share_buys_nothing():
 def test_sarda_r_is_the_one_hop_welfare_optimum_at_the_common_rate(seed):
     game = paper_scale_game(seed, num_clients=7)
     near = one_hop(game)
-    terms = MECHANISMS["sarda_r"](game, Horizon(np.array([1]), np.array([2.2]))).terms(0)
+    terms = MECHANISMS["sarda_r"](game, Horizon(np.array([1]), np.array([2.2])))[0]
     best = minimize(
         lambda x: -welfare(near, 2.2, x),
         np.full(7, 0.5),
@@ -249,7 +249,7 @@ def test_sarda_r_counts_what_reaches_those_who_may_not_share():
     high = np.where(np.arange(7) < 2, 0.0, np.inf)
     game = paper_scale_game(1, num_clients=7, preset="benign").with_bounds(np.zeros(7), high)
     near = one_hop(game)
-    terms = MECHANISMS["sarda_r"](game, Horizon(np.array([1]), np.array([2.2]))).terms(0)
+    terms = MECHANISMS["sarda_r"](game, Horizon(np.array([1]), np.array([2.2])))[0]
     best = minimize(
         lambda x: -welfare(near, 2.2, x),
         np.minimum(0.5, high),

@@ -83,7 +83,7 @@ def test_ceilings_however_low_are_reached_by_the_same_clients(mechanism, seed, r
 
 def test_low_ceilings_do_not_keep_a_crowd_from_being_moved():
     found = solve(with_low_ceilings(3, 1e-10, num_clients=400), num_rounds=2)
-    assert found.plan.terms(0).taking_part.all()
+    assert found.plan[0].taking_part.all()
     assert found.verification.residual < 1e-5
 
 
@@ -129,7 +129,7 @@ def test_the_server_of_sarda_r_pays_the_least_for_the_answer_that_it_gets(seed):
     for k, (rate, cost) in enumerate(zip(found.plan.reward_rates, found.outcome.server_costs, strict=True)):
         others = rate * np.linspace(0.4, 2.5, 200)
         plan = MECHANISMS["sarda_r"](game, Horizon(np.full(len(others), k + 1), others))
-        costs = [cost_without_absent(game, k + 1, other, plan.terms(j).budgets) for j, other in enumerate(others)]
+        costs = [cost_without_absent(game, k + 1, other, plan[j].budgets) for j, other in enumerate(others)]
         assert cost <= min(costs) * (1 + 1e-4)
 
 
@@ -156,5 +156,5 @@ def test_a_loss_in_small_coins_is_a_loss():
         costs = money * np.array([0.5, 0.6, 1.0]), money * np.array([0.2, 0.2, 0.9])
         game = make_game(ring, Clients(*costs, money * 1.0, compute_cost=money * np.array([0, 0, 0.3])))
         plan = solve(game, num_rounds=1, participation="if_better_than_staying_out").plan
-        taking_part.append(plan.terms(0).taking_part.tolist())
+        taking_part.append(plan[0].taking_part.tolist())
     assert taking_part[0] == taking_part[1] == [True, True, False]

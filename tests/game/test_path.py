@@ -5,25 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pytest import approx
 
 import mppfl
 from mppfl.game import (
-    EXACT_BELOW,
-    PROBES,
-    _Answers,
-    best_of_round,
-    best_on_path,
     equilibria_at,
     equilibrium_at,
     equilibrium_response,
     interior_rates_each,
     interior_rates_of,
-    noise_aware_of_rounds,
     personalised_compiled,
     personalised_plainly,
-    pivot,
     pivoting_path,
     plain_path,
     response_path,
@@ -31,8 +23,6 @@ from mppfl.game import (
 )
 from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
 from tests.homes import home
-
-path_kernels = home(pivot)
 
 LEADERS = ["mean_field", "anticipating", "noise_aware", "budget_limited"]
 
@@ -45,17 +35,6 @@ def bounded(seed, num_clients=40, **changes):
     low = np.where(kind == 1, 0.1, np.where(kind == 3, 0.3, 0.0))
     high = np.where(kind == 2, 0.6, np.where(kind == 3, 0.3, np.where(kind == 4, 0.0, np.inf)))
     return game.with_bounds(low, high)
-
-
-def test_a_client_comes_free_and_is_held_again_without_a_trace():
-    matrix = paper_scale_game(3, num_clients=9).loss.dense
-    tableau = matrix.copy()
-    for k in range(9):
-        path_kernels.pivot(tableau, k)
-    assert tableau == approx(np.linalg.inv(matrix), abs=1e-13)
-    for k in (4, 0, 8, 2, 7, 1, 3, 6, 5):
-        path_kernels.pivot(tableau, k)
-    assert tableau == approx(matrix, abs=1e-13)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -117,39 +96,6 @@ def test_a_path_whose_lines_do_not_hold_is_given_up(monkeypatch):
 
 
 @pytest.mark.parametrize("leader", LEADERS)
-@pytest.mark.parametrize("seed", range(6))
-def test_all_rounds_at_once_choose_as_each_round_alone(seed, leader):
-    game = bounded(seed, num_clients=25)
-    ones, rounds = np.ones(25), np.array([1, 2, 7, 30, 60])
-    path = plain_path(game, ones)
-    rates, at = best_on_path(game, ones, path, leader, rounds, 3.0)
-    if leader == "noise_aware":
-        plain = noise_aware_of_rounds(game, ones, path, rounds)
-    else:
-        plain = [best_of_round(game, ones, path, leader, int(t), 3.0) for t in rounds]
-    assert rates == approx([rate for rate, _ in plain], rel=1e-12)
-    for k, (rate, segment) in enumerate(plain):
-        assert path[at[k]].budgets(rates[k]) == approx(path[segment].budgets(rate), abs=1e-12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(games(), st.sampled_from(LEADERS), st.integers(1, 50))
-def test_no_candidate_is_overlooked_in_any_small_game(game, leader, round_index):
-    ones, rounds = np.ones(game.num_clients), np.array([round_index])
-    path = plain_path(game, ones)
-    if leader == "noise_aware":
-        rate, _ = noise_aware_of_rounds(game, ones, path, rounds)[0]
-    else:
-        try:
-            rate, _ = best_of_round(game, ones, path, leader, round_index, 2.0)
-        except mppfl.NoEquilibrium:
-            with pytest.raises(mppfl.NoEquilibrium):
-                best_on_path(game, ones, path, leader, rounds, 2.0)
-            return
-    assert best_on_path(game, ones, path, leader, rounds, 2.0)[0] == approx([rate], rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("leader", LEADERS)
 @pytest.mark.parametrize("game", [paper_scale_game(5, num_clients=30), star()])
 def test_rates_inside_the_bounds_are_the_same_for_all_rounds_and_for_each(game, leader):
     line, rounds = equilibrium_response(game), np.array([5, 1, 60, 20])
@@ -157,18 +103,6 @@ def test_rates_inside_the_bounds_are_the_same_for_all_rounds_and_for_each(game, 
     for k in range(len(rounds)):
         alone = interior_rates_of(game, line, leader, rounds[k : k + 1], 2.0)
         assert np.isnan(each[k]) if alone is None else each[k] == approx(alone[0], rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_answers_read_off_a_path_are_equilibria(seed):
-    game = bounded(seed)
-    assert game.num_clients <= EXACT_BELOW
-    rates = [1.1 * probe for probe in PROBES]
-    answers = _Answers(game)
-    found = answers.at(1.0, rates, np.zeros(40))
-    assert answers.path is not None
-    for rate, budgets in zip(rates, found, strict=True):
-        assert budgets == approx(equilibrium_at(game, rate).budgets, abs=1e-11)
 
 
 # ---- personal prices --------------------------------------------------------------------------------------------

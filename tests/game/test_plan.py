@@ -74,7 +74,7 @@ def test_budgets_without_limit_and_of_nobody_are_plans():
 def test_a_price_for_all_that_is_not_the_rate_is_paid_as_it_is_given():
     for prices in (2.0, 2, np.full(3, 2.0)):
         plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 1.0, prices, np.ones(3))])
-        assert np.sum(plan.terms(0).prices * plan.terms(0).budgets) == 6.0
+        assert np.sum(plan[0].prices * plan[0].budgets) == 6.0
     assert mppfl.solve(GAME, of_budgets(np.ones(8), prices=2.0)).outcome.payments[0] == 16.0
 
 
@@ -252,3 +252,14 @@ def test_one_price_for_all_is_the_same_plan_written_as_a_number_or_as_an_array()
     assert rows[0].price_of_anarchy is not None
     for name in ("price_of_anarchy", "server_cost", "welfare", "payments"):
         assert getattr(rows[0], name) == getattr(rows[1], name)
+
+
+def test_terms_are_asked_for_by_the_number_of_the_round_and_found_by_position_too():
+    found = mppfl.solve(paper_scale_game(1, num_clients=6), num_rounds=3)
+    assert [found.plan.terms(t).round_index for t in (1, 2, 3)] == [1, 2, 3]
+    assert found.plan[0].reward_rate == found.plan.terms(1).reward_rate == found.terms(1).reward_rate
+    late = MECHANISMS["mppfl"](found.game, Horizon(np.array([4, 9])))
+    assert late.terms(9).round_index == late[1].round_index == 9
+    for missing in (0, 1, 10):
+        with pytest.raises(mppfl.BadInput, match=f"round {missing} is not in this plan of 2 rounds"):
+            late.terms(missing)

@@ -11,23 +11,13 @@ import mppfl
 from mppfl.game import (
     MECHANISMS,
     Horizon,
-    best_of_round,
-    gain_from_joining,
     led_by,
-    noise_aware_on_path,
     settle_one_by_one,
     settle_together,
-    who_moves,
     with_participation,
 )
 from tests.game.games import paper_scale_game, star, two_friends
 from tests.homes import home
-
-bounded_leaders = home(best_of_round)
-leader_kernels = home(noise_aware_on_path)
-participation = home(gain_from_joining)
-settling = home(led_by)
-settling_kernels = home(who_moves)
 
 LED = ["mppfl", "mppfl_exact", "mppfl_noise_aware", "budget_limited", "social_agnostic", "pigouvian"]
 RULES = ["if_better_than_staying_out", "if_non_negative"]
@@ -78,19 +68,9 @@ def test_an_inverse_that_has_lost_its_digits_is_computed_anew(monkeypatch):
     game = crowd(1, "none", 0.0)
     horizon = Horizon(np.array([1, 30]))
     plan = with_participation(game, horizon, MECHANISMS["mppfl"], "if_non_negative")
-    monkeypatch.setattr(settling, "LINE_TOLERANCE", 0.0)
+    monkeypatch.setattr(home(led_by), "LINE_TOLERANCE", 0.0)
     again = with_participation(game, horizon, MECHANISMS["mppfl"], "if_non_negative")
     assert again.to_matrix() == approx(plan.to_matrix(), rel=1e-9, abs=1e-12)
-
-
-def test_clients_who_lose_alike_leave_in_the_order_of_their_numbers():
-    decision = participation._Decision(np.ones(6, bool), np.zeros(6, bool), np.array([-1, -2, -3, -3 - 1e-15, -3, -1]))
-    assert np.flatnonzero(participation._worst_first(decision, decision.leave)).tolist() == [2]
-
-
-def test_compiled_and_plain_code_draw_the_same_lines():
-    assert settling_kernels.TIED == participation.TIED
-    assert leader_kernels.VANISHING == bounded_leaders.VANISHING
 
 
 def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_one():
@@ -113,10 +93,6 @@ def test_what_a_mechanism_says_of_its_rounds_is_not_lost_when_clients_may_stay_o
     assert len(charged) == len(set(charged))
 
 
-def test_what_holds_in_some_rounds_only_says_in_how_many():
-    assert participation._notes_of_rounds([("a", "b"), ("a",), ("a", "b")]) == ["a", "b (in 2 of 3 rounds)"]
-
-
 @pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
 def test_a_round_is_deserted_where_only_those_are_left_whom_no_price_moves(rule):
     # The hub would be charged, so it is offered nothing; the leaves cost too much to stay.
@@ -125,8 +101,8 @@ def test_a_round_is_deserted_where_only_those_are_left_whom_no_price_moves(rule)
     clients = mppfl.Clients(np.ones(11), np.full(11, 0.1), np.ones(11), compute_cost=costs)
     game = mppfl.make_game(leaves, clients, max_hops=1, externality_strength=0.2)
     horizon = Horizon(np.array([1, 2]))
-    together = settling.settle_together(game, horizon, settling.led_by(game, MECHANISMS["pigouvian"]), rule)
-    one_by_one = participation.settle_one_by_one(game, horizon, MECHANISMS["pigouvian"], rule)
+    together = settle_together(game, horizon, led_by(game, MECHANISMS["pigouvian"]), rule)
+    one_by_one = settle_one_by_one(game, horizon, MECHANISMS["pigouvian"], rule)
     for settled in (together, one_by_one):
         assert [terms.budgets.max() for terms in settled.terms] == [0.0, 0.0]
     found = mppfl.solve(game, "pigouvian", num_rounds=2, participation=rule)

@@ -101,7 +101,7 @@ def test_rounds_in_which_everybody_stays_out_follow_any_rates():
     game = paper_scale_game(3, num_clients=6)
     rates = np.array([2.0, 1e-6])
     found = mppfl.solve(game, num_rounds=2, reward_rates=rates, participation="if_non_negative")
-    assert found.plan.terms(1).budgets.max() == 0
+    assert found.plan.terms(2).budgets.max() == 0
     assert not any("prices of its own" in warning for warning in found.warnings)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from reproduction.paper_equations import welfare_gap
 
 import mppfl
 from mppfl.game import (
@@ -15,7 +16,6 @@ from mppfl.game import (
     unbounded_optimal_welfare,
     wanted_loss,
     welfare,
-    welfare_gap,
 )
 from tests.game.games import paper_scale_game
 

@@ -12,11 +12,7 @@ from mppfl.game import (
     Game,
     LossOperator,
     SocialOptima,
-    equilibrium_response,
-    fixed_point_trace,
     pigouvian_weights,
-    poa_as_in_paper,
-    poa_bound_of_theorem_3,
     price_of_anarchy,
     server_cost,
     social_optimum,
@@ -93,34 +89,10 @@ def test_true_price_of_anarchy_of_mppfl_is_above_one(strength, typical):
     assert np.median(ratios) - 1 == approx(typical - 1, rel=0.4)  # typical, not exact: it depends on the draw of costs
 
 
-def test_the_papers_expression_tends_to_one_whatever_the_network_does():
-    game = paper_scale_game(3, num_clients=20, preset="benign", externality_strength=0.1)
-    apart = []
-    for threshold in (1e-2, 1e-4, 1e-8):
-        trace = fixed_point_trace(game, threshold=threshold)
-        before = trace.external_risk[-2] if trace.num_sweeps > 1 else np.zeros(20)
-        apart.append(abs(poa_as_in_paper(game, trace.reward_rates[-1], trace.budgets, before) - 1))
-    assert apart[0] > apart[1] > apart[2]
-    assert apart[2] < 1e-6
-    truth = price_of_anarchy(
-        social_optimum(game, trace.reward_rates[-1]).welfare, welfare(game, trace.reward_rates[-1], trace.budgets)
-    )
-    assert truth > 1.01
-
-
 def test_price_of_anarchy_of_a_loss_is_undefined_and_not_negative():
     assert price_of_anarchy(3.0, -1.0) is None
     assert price_of_anarchy(3.0, 0.0) is None
     assert price_of_anarchy(3.0, 2.0) == 1.5
-
-
-def test_theorem_3_is_empty_at_the_papers_scale_and_meaningless_past_its_range():
-    game = paper_scale_game(1, num_clients=20, preset="paper-like", externality_strength=0.05)
-    rate = equilibrium_response(game).lowest_rate + 1
-    bound = poa_bound_of_theorem_3(game, rate)
-    assert 1 <= bound < 1 + 1e-5
-    wild = paper_scale_game(1, num_clients=20, preset="paper-like", externality_strength=0.5)
-    assert poa_bound_of_theorem_3(wild, rate) is None
 
 
 def test_payments_cancel_in_total_welfare():

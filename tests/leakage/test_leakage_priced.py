@@ -117,7 +117,7 @@ def test_clients_who_harm_more_than_they_earn_are_offered_nothing():
     game = alone(6)
     leak = saturating(np.array([50.0, 0, 0, 0, 0, 0]))
     plan = leakage_priced(game, Horizon(np.array([1])), leak=leak, leak_price=1.0)
-    terms = plan.terms(0)
+    terms = plan[0]
     assert (terms.prices[0], terms.budgets[0]) == (0.0, 0.0)
     assert any("offered nothing" in note for note in plan.notes)
 

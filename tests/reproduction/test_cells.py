@@ -109,10 +109,10 @@ def test_everybody_faces_the_rates_of_mppfl():
 
 def test_dp_fedavg_takes_one_budget_by_either_rule():
     game = game_of(CELL, SIZES)
-    least = plan_of(game, "fixed-min", 3, 0).terms(2).budgets
-    assert np.allclose(least, plan_of(game, "mppfl", 3, 0).terms(0).budgets.min())
-    mean = plan_of(game, "fixed-mean", 3, 0).terms(2).budgets
-    assert np.allclose(mean, plan_of(game, "social_agnostic", 3, 0).terms(0).budgets.mean())
+    least = plan_of(game, "fixed-min", 3, 0)[2].budgets
+    assert np.allclose(least, plan_of(game, "mppfl", 3, 0)[0].budgets.min())
+    mean = plan_of(game, "fixed-mean", 3, 0)[2].budgets
+    assert np.allclose(mean, plan_of(game, "social_agnostic", 3, 0)[0].budgets.mean())
 
 
 def test_arithmetic_of_the_cnn_is_worked_by_hand():

@@ -204,7 +204,7 @@ def test_budgets_that_are_no_best_response_are_found_out(monkeypatch):
 
 def test_a_game_without_exposure_has_no_price_of_anarchy_and_a_true_stackelberg_rate(monkeypatch):
     blind = tuple((replace(game, externality_strength=0.0), None) for game, _ in theorems._games())
-    solved = tuple((game, theorems.mppfl(game, theorems.ROUND_1).terms(0)) for game, _ in blind)
+    solved = tuple((game, theorems.mppfl(game, theorems.ROUND_1)[0]) for game, _ in blind)
     monkeypatch.setattr(theorems, "_games", lambda: solved)
     assert theorems.anarchy_of_mppfl().verdict == "reproduced"
     assert theorems.stackelberg().verdict == "reproduced"

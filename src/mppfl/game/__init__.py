@@ -5,37 +5,47 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .asked_rates import where_cost_stops_falling
-    from .bounded_leaders import best_of_round, best_on_path, noise_aware_of_rounds
-    from .clients_file import read_clients, write_clients
+    from ._kernels import line_totals, noise_aware_on_path, pivot, who_moves
+    from .clients_file import read_clients
     from .compare import COMPARED, SAME_AT_COMMON_REWARD, WITHOUT_RATES, Convention, Row, Summary, compare, summarise
-    from .conversation import Ask, Conversation
-    from .device_equilibrium import DeviceClients, line_on_device, rates_on_device, totals_on_device
-    from .device_loss import DeviceLoss
-    from .device_solve import solution_bytes
-    from .distributed import Respondent, agree_on_budgets, agree_on_plan, asking, respondents_of
-    from .equilibrium import Response, equilibrium_at, equilibrium_response
-    from .fixed_point import fixed_point_trace, lemma_1_right_side, solved_rate
+    from .device import DeviceLoss, game_on_device, solution_bytes
+    from .equilibrium import (
+        EXACT_BELOW,
+        Response,
+        equilibria_at,
+        equilibrium_at,
+        equilibrium_response,
+        pivoting_path,
+        plain_path,
+        response_path,
+    )
     from .interior_leaders import (
+        RateCondition,
         interior_rates_each,
         interior_rates_of,
         noise_aware_cost,
         rate_condition,
+        rising_rates,
         spending_rate,
     )
-    from .kernels import line_totals
     from .key_players import (
         SETTLE,
         budgets_after_leaving,
-        effect_of_leaving,
         exposure_imposed,
         exposure_relief,
         harm_imposed,
         key_players,
     )
-    from .leader_kernels import noise_aware_on_path
-    from .leader_regret import PROBES, _Answers
-    from .leaders import choose_rates, pigouvian_weights
+    from .leaders import (
+        best_on_path,
+        cheaper_at_bounds,
+        choose_rates,
+        in_units,
+        least_costs,
+        natural_units,
+        pigouvian_weights,
+        rates_worth_trying,
+    )
     from .loss import LossOperator
     from .mechanisms import (
         MECHANISMS,
@@ -49,6 +59,10 @@ if TYPE_CHECKING:
         mppfl_noise_aware,
         one_hop,
         personalised,
+        personalised_budgets,
+        personalised_compiled,
+        personalised_plainly,
+        personalised_prices,
         pigouvian,
         random,
         sarda_like,
@@ -59,7 +73,6 @@ if TYPE_CHECKING:
         LARGEST,
         Clients,
         Game,
-        accuracy_loss_bound,
         accuracy_term,
         compute_cost,
         cost_without_absent,
@@ -71,29 +84,18 @@ if TYPE_CHECKING:
         utility,
         wanted_loss,
     )
-    from .natural_units import in_units, natural_units
-    from .outcome import Outcome, evaluate, verify
-    from .participation import gain_from_joining, settle_one_by_one, with_participation
-    from .path import EXACT_BELOW, equilibria_at, pivoting_path, plain_path, response_path
-    from .path_kernels import pivot
-    from .personal_prices import personalised_budgets, personalised_compiled, personalised_plainly, personalised_prices
+    from .outcome import PROBES, Outcome, _Answers, evaluate, verify
+    from .participation import gain_from_joining, led_by, settle_one_by_one, settle_together, with_participation
     from .plan import AlongLine, Horizon, Participation, Plan, Stored, Terms, check_plan, plan_of_rounds, rounds_up_to
     from .presets import PRESETS, PresetName, draw_clients, preset
-    from .rates import rising_rates
-    from .resting_at_bounds import cheaper_at_bounds, least_costs, rates_worth_trying
-    from .settling import led_by, settle_together
-    from .settling_kernels import who_moves
-    from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve, track
+    from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve
     from .welfare import (
         SocialOptima,
-        poa_as_in_paper,
-        poa_bound_of_theorem_3,
         price_of_anarchy,
         social_optimum,
         total_welfare,
         unbounded_optimal_welfare,
         welfare,
-        welfare_gap,
     )
 
 export_lazily(__name__)

@@ -88,9 +88,9 @@ def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
                 values[column][position] = _number(text, column, client, name, line)
     missing = np.flatnonzero(seen == 0)
     if len(missing):
-        who = joined_names(graph.name(int(i)) for i in missing[:6])
+        names = joined_names(graph.name(int(i)) for i in missing[:6])
         raise BadFile(
-            f"{name}: {len(missing):,} of the network's {graph.num_clients:,} clients have no line: {who}. Add them."
+            f"{name}: {len(missing):,} of the network's {graph.num_clients:,} clients have no line: {names}. Add them."
         )
     if "budget_max" in values and "budget_min" in values:
         wrong = np.flatnonzero(values["budget_max"] < values["budget_min"])
@@ -146,13 +146,3 @@ def _number(text: str, column: str, client: str, name: str, line: int) -> float:
             f"other units: what is not 0 must lie between {1 / LARGEST:g} and {LARGEST:g}."
         )
     return value
-
-
-def write_clients(clients: Clients, graph: SocialGraph, path: str | Path) -> None:
-    """The clients file that `read_clients` reads back, without loss."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        columns = [getattr(clients, column) for column in COLUMNS[1:]]
-        for i in range(graph.num_clients):
-            writer.writerow([graph.name(i), *(repr(float(column[i])) for column in columns)])

@@ -142,7 +142,7 @@ def _require_one_network(games: Sequence[Game]) -> None:
 
 
 def _first_leak(plan: Plan, leak: Callable[[Array], float]) -> float | None:
-    budgets = plan.terms(0).budgets
+    budgets = plan[0].budgets
     return float(leak(budgets)) if np.isfinite(budgets).all() else None
 
 
@@ -155,27 +155,26 @@ def _functions(
     mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism], fixed_budget: float | Literal["min", "mean"]
 ) -> dict[str, Mechanism]:
     """Every mechanism by its name, ready to be asked: the fixed budget bound, plans of others' functions checked."""
-    found: dict[str, Mechanism] = {}
+    functions: dict[str, Mechanism] = {}
     for name, function in _named(mechanisms):
-        if found.setdefault(name, function) is not function:
+        if functions.setdefault(name, function) is not function:
             raise BadInput(f"two mechanisms are called {name!r}. Give a mapping with a name for each.")
-    if fixed_budget != "min" and fixed not in found.values():
+    if fixed_budget != "min" and fixed not in functions.values():
         raise BadInput(
-            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(found)}. Compare `fixed`, or leave it out."
+            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare `fixed`, or leave it out."
         )
     return {
         name: partial(fixed, budget=fixed_budget) if function is fixed else checked(function, name)
-        for name, function in found.items()
+        for name, function in functions.items()
     }
 
 
 def _named(mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism]) -> list[tuple[str, Mechanism]]:
     if isinstance(mechanisms, Mapping):
-        return [(name, as_mechanism(each)) for name, each in mechanisms.items()]
+        return [(name, as_mechanism(mechanism)) for name, mechanism in mechanisms.items()]
     if isinstance(mechanisms, str):
         raise BadInput(f"mechanisms={mechanisms!r:.60} must be a list of names or functions. Put it into one.")
-    functions = [(each, as_mechanism(each)) for each in mechanisms]
-    return [(each if isinstance(each, str) else name_of(each), function) for each, function in functions]
+    return [(given if isinstance(given, str) else name_of(given), as_mechanism(given)) for given in mechanisms]
 
 
 def _row(
@@ -240,14 +239,14 @@ class Summary:
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
     """Means over games, in the order of the rows."""
-    found = []
+    summaries = []
     for convention in CONVENTIONS:
         reference = {row.game: row for row in rows if row.convention == convention and row.mechanism == "mppfl"}
         names = dict.fromkeys(row.mechanism for row in rows if row.convention == convention)
         for name in names:
             mine = [row for row in rows if row.convention == convention and row.mechanism == name]
-            found.append(_summary(name, convention, mine, reference))
-    return found
+            summaries.append(_summary(name, convention, mine, reference))
+    return summaries
 
 
 def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapping[int, Row]) -> Summary:

@@ -21,19 +21,6 @@ KEEP = "budgets here are no best responses to prices, so the others are taken to
 # ---- when a client leaves -----------------------------------------------------------------------------------------
 
 
-def effect_of_leaving(
-    game: Game, budgets: Array, who: IntArray | None = None, prices: Array | float | None = None
-) -> Array:
-    """By how much Σρ falls when a client leaves and the others settle anew: inside the bounds c_k ρ_k/(B⁻¹)_kk
-    (model, eq. 32).
-
-    For the clients in `who` (default: all). Bounds and `prices` are those of `budgets_after_leaving`.
-    """
-    positions = np.arange(game.num_clients) if who is None else np.asarray(who)
-    before = budgets.sum()
-    return np.array([before - budgets_after_leaving(game, budgets, int(k), prices).sum() for k in positions])
-
-
 def budgets_after_leaving(game: Game, budgets: Array, client: int, prices: Array | float | None = None) -> Array:
     """Everybody's budget after one client left and the rest settled anew: ρ − B⁻¹e_k ρ_k/(B⁻¹)_kk inside the bounds
     (model, eq. 32), the equilibrium at the same `prices` at them.

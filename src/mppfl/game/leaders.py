@@ -1,25 +1,410 @@
-"""The server's reward rate, by named leaders (docs/model.md, section 4); personal_prices.py has the one without a rate.
+"""The server's reward rate, by named leaders (docs/model.md, section 4).
 
 Where every client can be kept strictly inside its bounds, the rate is the root of one equation a round
-(interior_leaders.py), or one that leaves clients at bounds but loses nobody, if that is cheaper (resting_at_bounds.py).
-Where not, it is the one at which the server's cost is lowest (bounded_leaders.py).
+(interior_leaders.py), or one that leaves clients at bounds but loses nobody, if that is cheaper. Where not, it is the
+one at which the server's cost is lowest, the noise of those who remain weighed as aggregation over them weighs it.
+Mechanisms with one price for each client have no rate: see mechanisms.py.
+
+Tolerances and searches depend on units, equations do not: leaders work in natural units, in which a typical budget and
+rate are about 1. These are powers of two, so nothing is rounded on the way there and back.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 
 from mppfl.arrays import Array, IntArray, require_number
-from mppfl.errors import BadInput, NoEquilibrium
-from mppfl.game.bounded_leaders import Rates, rates_where_no_root_is_inside
-from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.interior_leaders import UniformLeader, interior_rates_each, interior_rates_of
-from mppfl.game.model import Game
-from mppfl.game.natural_units import in_units, natural_units
-from mppfl.game.plan import AlongLine, Stored
-from mppfl.game.resting_at_bounds import cheaper_at_bounds
+from mppfl.errors import BadInput, NoEquilibrium, NotConverged
+from mppfl.game.equilibrium import (
+    EXACT_BELOW,
+    NUM_SAMPLES,
+    Path,
+    Response,
+    Samples,
+    equilibrium_at,
+    equilibrium_response,
+    join_samples,
+    response_path,
+    sample_response,
+    waking_rates,
+)
+from mppfl.game.interior_leaders import (
+    UniformLeader,
+    interior_rates_each,
+    interior_rates_of,
+    noise_aware_cost,
+    noise_aware_sums,
+)
+from mppfl.game.model import Game, amplification, cost_without_absent
+from mppfl.game.plan import AlongLine, PerRound, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What one natural unit of budget and of reward rate is in the game's own."""
+
+    budget: float
+    rate: float
+
+    @property
+    def money(self) -> float:
+        return self.budget * self.rate
+
+    def budgets_back(self, budgets: PerRound) -> PerRound:
+        """Budgets of every round in the game's own unit, given for rates in its own unit."""
+        if isinstance(budgets, AlongLine):
+            return AlongLine(budgets.slope * (self.budget / self.rate), budgets.offset * self.budget)
+        if isinstance(budgets, Stored):
+            return Stored(budgets.rows * self.budget, budgets.row_of_round)
+        raise TypeError(f"budgets of a leader are on a line or stored, not {type(budgets).__name__}")
+
+
+def natural_units(game: Game) -> Units:
+    """From what a typical client would give, were it alone: ρ = (r − b)/2a where τε/ρ + (1−τ)rρ is least."""
+    clients = game.clients
+    harm = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm
+    with np.errstate(divide="ignore"):
+        alone = np.minimum(np.cbrt(harm / (4 * clients.quadratic_cost)), np.sqrt(harm / clients.linear_cost))
+    able = clients.budget_max > 0
+    if not able.any():
+        return Units(1.0, 1.0)
+    budgets = np.clip(alone, clients.budget_min, clients.budget_max)[able]
+    rates = clients.linear_cost[able] + 2 * clients.quadratic_cost[able] * budgets
+    return Units(_power_of_two(budgets), _power_of_two(rates))
+
+
+def slight_margin(game: Game) -> float:
+    """Money that is nothing but rounding: nobody comes or goes for less."""
+    return 1e-12 * natural_units(game).money
+
+
+def in_units(game: Game, units: Units) -> Game:
+    """The same game in these units; what was factorised of its network is shared."""
+    clients = game.clients
+    scaled = replace(
+        clients,
+        quadratic_cost=clients.quadratic_cost * (units.budget / units.rate),
+        linear_cost=clients.linear_cost / units.rate,
+        noise_harm=clients.noise_harm / (units.budget * units.money),
+        compute_cost=clients.compute_cost / units.money,
+        budget_min=clients.budget_min / units.budget,
+        budget_max=clients.budget_max / units.budget,
+    )
+    changed = replace(game, clients=scaled)
+    vars(changed)["loss"] = game.loss
+    return changed
+
+
+def _power_of_two(values: Array) -> float:
+    """The power of two nearest to their median, as ratios go."""
+    return float(np.exp2(np.round(np.median(np.log2(values)))))
+
+
+# ---- with clients at their bounds: the cheapest rate on the path of equilibria, or of its samples -----------------
+
+VANISHING = 1e-9  # of the largest budget: rounding, not taking part
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """The leader's choice: a reward rate per round, the budgets it leads to, and whether any bound is reached."""
+
+    reward_rates: Array
+    budgets: PerRound
+    reaches_bounds: bool
+
+
+def rates_at_bounds(
+    game: Game,
+    weights: Array,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    *,
+    keep_everybody: bool = False,
+    between: tuple[float, float] = (0.0, np.inf),
+) -> Rates:
+    """The best rate of every round with clients at their bounds where need be, and the budgets it leads to.
+
+    keep_everybody  only rates at which all take part who may
+    between         where the best rate is known to be, if anywhere; others may be looked at too
+    """
+    if game.num_clients <= EXACT_BELOW:
+        path = response_path(game, weights, between[1])
+        if keep_everybody:
+            path = path.only(np.all(path.taking_part[:, game.clients.budget_max > 0], axis=1))
+        if len(path) == 0:
+            raise NoEquilibrium("no reward rate keeps everybody who may take part.")
+        rates, segments = best_on_path(game, weights, path, leader, rounds, payment_limit, to_the_letter=keep_everybody)
+        rows = np.array([path[k].budgets(float(rate)) for rate, k in zip(rates, segments, strict=True)])
+        rows = np.minimum(rows, game.clients.budget_max)  # a line may pass the bound it ends at by rounding
+        return Rates(rates, Stored(rows, np.arange(len(rates))), True)
+    rates = _best_of_samples(game, weights, leader, rounds, payment_limit, keep_everybody, between)
+    distinct, row_of_round = np.unique(rates, return_inverse=True)
+    rows_found: list[Array] = []
+    for rate in distinct:
+        rows_found.append(equilibrium_at(game, rate * weights, rows_found[-1] if rows_found else None).budgets)
+    return Rates(rates, Stored(np.array(rows_found), row_of_round), True)
+
+
+def rates_where_no_root_is_inside(
+    game: Game, line: Response, leader: UniformLeader, rounds: IntArray, payment_limit: float | None
+) -> Rates:
+    """The best rates of rounds in which the leader's condition has no root strictly inside the bounds.
+
+    Where some rates keep everybody inside, the leader still loses nobody if it need not: it looks at rates at which all
+    take part, some at a bound. Not so noise_aware, whose cost knows no jump where somebody leaves. Each round is looked
+    at alone: what it gets does not depend on the others.
+    """
+    if leader == "noise_aware" or not (line.has_interior and line.free.any()):
+        return rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
+    try:
+        return rates_at_bounds(game, line.weights, leader, rounds, payment_limit, keep_everybody=True)
+    except (NoEquilibrium, NotConverged):  # no such rate was found, at least in one round
+        if len(rounds) == 1:
+            return rates_at_bounds(game, line.weights, leader, rounds, payment_limit)
+    alone = [
+        rates_where_no_root_is_inside(game, line, leader, rounds[k : k + 1], payment_limit) for k in range(len(rounds))
+    ]
+    rates = np.array([choice.reward_rates[0] for choice in alone])
+    rows = np.array([choice.budgets.at(0, float(choice.reward_rates[0])) for choice in alone])
+    return Rates(rates, Stored(rows, np.arange(len(rounds))), True)
+
+
+def best_on_path(
+    game: Game,
+    weights: Array,
+    path: Path,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None = None,
+    *,
+    to_the_letter: bool = False,
+) -> tuple[Array, IntArray]:
+    """The rate of every round at which the server's cost, noise weighed over those who take part, is lowest, and its
+    segment; compiled twins of `best_of_round` and `noise_aware_of_rounds`.
+
+    to_the_letter  mean_field takes a rate at which its own condition (16) holds wherever there is one, and not its cost
+    """
+    from mppfl.game import _kernels as kernels
+
+    clients = game.clients
+    if leader == "noise_aware":
+        sizes, strength = noise_aware_sums(game)
+        effective = np.column_stack([path.slope @ sizes, path.offset @ sizes])
+        paid = np.column_stack([path.slope @ weights, path.offset @ weights])
+        rates, segments, _ = kernels.noise_aware_on_path(
+            strength / rounds, effective, paid, np.minimum(path.ends, 1e12)
+        )
+        return rates, segments
+    sizes = clients.data_size
+    with np.errstate(divide="ignore"):
+        amplified = (float(sizes.sum()) / (path.taking_part @ sizes)) ** 2
+    codes = {
+        "mean_field": kernels.MEAN_FIELD,
+        "anticipating": kernels.ANTICIPATING,
+        "budget_limited": kernels.BUDGET_LIMITED,
+    }
+
+    def best(code: int) -> tuple[Array, IntArray]:
+        rates, segments = kernels.best_on_path(
+            path.ends,
+            path.slope,
+            path.offset,
+            path.taking_part,
+            amplified,
+            weights,
+            weights / (2 * clients.quadratic_cost),
+            clients.noise_harm,
+            game.accuracy_weight,
+            np.asarray(rounds, dtype=np.int64),
+            code,
+            float(payment_limit or 0.0),
+        )
+        return rates, segments
+
+    rates, segments = best(codes[leader])
+    if leader == "mean_field" and to_the_letter:
+        letter, where = best(kernels.CONDITION_ALONE)
+        rates, segments = np.where(where < 0, rates, letter), np.where(where < 0, segments, where)
+    if (segments < 0).any():
+        raise _nobody_moves(int(rounds[np.argmax(segments < 0)]), payment_limit)
+    return rates, segments
+
+
+def _nobody_moves(round_index: int, payment_limit: float | None) -> NoEquilibrium:
+    return NoEquilibrium(
+        f"no reward rate of round {round_index} moves any client to take part"
+        + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
+    )
+
+
+def _best_of_samples(
+    game: Game,
+    weights: Array,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    keep_everybody: bool,
+    between: tuple[float, float],
+) -> Array:
+    """Large games: exact equilibria at sampled rates, refined twice around the rates that some round would choose."""
+    low, high = waking_rates(game, weights)
+    floor = max(low, 1e-3 * high, 1e-6, between[0])
+    first = np.geomspace(floor, min(8 * max(high, floor), max(between[1], 2 * floor)), NUM_SAMPLES)
+    if between[0] == 0 and game.clients.budget_min.any():  # some give their lowest budget for nothing
+        first = np.concatenate([[0.0], first])
+    samples = sample_response(game, weights, first)
+    choice = _choose_samples(game, samples, leader, rounds, payment_limit, keep_everybody)
+    for _ in range(2):
+        chosen = np.unique(choice)
+        near = np.unique(np.clip(np.concatenate([chosen - 1, chosen]), 0, len(samples.rates) - 2))
+        middles = np.sqrt(samples.rates[near] * samples.rates[near + 1])
+        samples = join_samples(samples, sample_response(game, weights, middles))
+        choice = _choose_samples(game, samples, leader, rounds, payment_limit, keep_everybody)
+    return np.asarray(samples.rates[choice])
+
+
+def _choose_samples(
+    game: Game,
+    samples: Samples,
+    leader: UniformLeader,
+    rounds: IntArray,
+    payment_limit: float | None,
+    keep_everybody: bool,
+) -> IntArray:
+    weight, fullest = game.accuracy_weight, amplification(game, game.clients.budget_max > 0)
+    paid = (1 - weight) * samples.rates * samples.paid  # [samples]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if leader == "noise_aware":
+            noise = (1 - weight) * noise_aware_sums(game)[1] / samples.strength
+        else:
+            noise = weight * samples.amplification * samples.noise
+        cost = noise[None, :] / rounds[:, None] + paid[None, :]
+    possible = samples.strength > 0
+    if keep_everybody:
+        possible &= samples.amplification <= fullest * (1 + 1e-12)
+    if leader == "budget_limited":
+        possible &= samples.rates * samples.paid <= float(payment_limit or 0.0)
+    if not possible.any():
+        raise NoEquilibrium("no sampled reward rate moves any client to take part. Raise payment_limit or lower costs.")
+    cost[:, ~possible] = np.inf
+    return np.asarray(np.argmin(cost, axis=1))
+
+
+# ---- with clients at bounds although everybody could be kept inside ------------------------------------------------
+
+# A client at a floor above 0, or at a ceiling, still participates. Such a rate may cost far less than any inside:
+# floors cost nothing, and where some can share no more, others who were crowded out share again. How high a rate can be
+# worth trying follows from the least that any budgets at all would cost at it.
+
+NEGLIGIBLE = 1e-9  # of a cost: less is no saving
+DOUBLINGS = 40
+
+
+def has_floors(game: Game) -> bool:
+    """Whether somebody who responds to the rate takes part at its lowest budget too."""
+    clients = game.clients
+    return bool(((clients.budget_min > 0) & (clients.budget_max > clients.budget_min)).any())
+
+
+def has_ceilings(game: Game) -> bool:
+    """Whether somebody who responds to the rate has a highest budget."""
+    clients = game.clients
+    return bool((np.isfinite(clients.budget_max) & (clients.budget_max > clients.budget_min)).any())
+
+
+def cheaper_at_bounds(
+    game: Game, line: Response, leader: UniformLeader, rounds: IntArray, payment_limit: float | None, inside: Array
+) -> Rates:
+    """The rates `inside` the bounds, or others that are cheaper, with some at a bound but nobody lost.
+
+    noise_aware, whose cost knows no jump where somebody leaves, may also lose clients; in games too large for their
+    path to be followed only where somebody can rest at a bound.
+    """
+    within = Rates(inside, AlongLine(line.slope, line.offset), False)
+    loses = leader == "noise_aware"
+    if not (has_floors(game) or has_ceilings(game) or (loses and game.num_clients <= EXACT_BELOW)):
+        return within
+    cost = noise_aware_cost if leader == "noise_aware" else cost_without_absent
+    costs = np.array(
+        [cost(game, int(t), r * line.weights, line.budgets(float(r))) for t, r in zip(rounds, inside, strict=True)]
+    )
+    between = rates_worth_trying(game, line, leader, rounds, costs)
+    if between is None:
+        return within
+    try:
+        other = rates_at_bounds(
+            game, line.weights, leader, rounds, payment_limit, keep_everybody=not loses, between=between
+        )
+    except (NoEquilibrium, NotConverged):  # no such rate was found
+        return within
+    able, better = game.clients.budget_max > 0, np.zeros(len(rounds), dtype=bool)
+    rows = []
+    for k, (t, rate, elsewhere) in enumerate(zip(rounds, inside, other.reward_rates, strict=True)):
+        theirs = other.budgets.at(k, float(elsewhere))
+        fair = loses or bool((theirs[able] > VANISHING * theirs.max()).all())
+        least = costs[k] * (1 - NEGLIGIBLE)
+        better[k] = fair and cost(game, int(t), elsewhere * line.weights, theirs) < least
+        rows.append(theirs if better[k] else line.budgets(float(rate)))
+    if not better.any():
+        return within
+    return Rates(np.where(better, other.reward_rates, inside), Stored(np.array(rows), np.arange(len(rounds))), True)
+
+
+def rates_worth_trying(
+    game: Game, line: Response, leader: UniformLeader, rounds: IntArray, costs: Array
+) -> tuple[float, float] | None:
+    """Between which rates clients may rest at bounds, all taking part, for less than `costs`; None if nowhere.
+
+    Below the interior somebody is lost unless floors are above 0, which only noise_aware may do.
+    """
+    low = 0.0 if has_floors(game) or leader == "noise_aware" else line.highest_rate
+    if not np.isfinite(low):
+        return None
+    if (line.weights < 0).any():  # who is charged may make any rate pay
+        return low, np.inf
+    enough = costs * (1 - NEGLIGIBLE)
+    tried = max(line.highest_rate, 0.0) if np.isfinite(line.highest_rate) else max(line.lowest_rate, 1.0)
+    least = least_costs(game, line.weights, leader, rounds, tried)
+    if low > 0 and not (least < enough).any():
+        return None
+    for _ in range(DOUBLINGS):
+        if not (least < enough).any():
+            return low, tried
+        tried = 2 * max(tried, 1e-3)
+        least = least_costs(game, line.weights, leader, rounds, tried)
+    return low, np.inf
+
+
+def least_costs(game: Game, weights: Array, leader: UniformLeader, rounds: IntArray, rate: float) -> Array:
+    """What the server pays at least at this rate or a higher one, whatever budgets within the bounds clients choose.
+
+    Of each client, noise against pay: k/ρ + pρ is least at √(k/p). Under noise-aware aggregation the same of all
+    together, paid as whoever brings most for its pay.
+    """
+    clients, tau = game.clients, game.accuracy_weight
+    able = clients.budget_max > 0
+    prices = (1 - tau) * rate * weights[able]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if leader == "noise_aware":
+            sizes, strength = noise_aware_sums(game)
+            harm, price = (1 - tau) * strength / rounds, float((prices / sizes[able]).min())
+            effective = np.fmin(np.sqrt(harm / price), float(sizes[able] @ clients.budget_max[able]))
+            return np.nan_to_num(harm / effective) + np.nan_to_num(price * effective)
+        costs, amplified = np.empty(len(rounds)), amplification(game, able)
+        for k, t in enumerate(rounds):
+            harm = tau * amplified * clients.noise_harm[able] / t
+            budgets = np.clip(np.sqrt(harm / prices), clients.budget_min[able], clients.budget_max[able])
+            noise, pay = np.nan_to_num(harm / budgets), np.nan_to_num(prices * budgets)  # 0/0 and 0·∞ count as 0
+            costs[k] = float((noise + pay).sum())
+    return costs
+
+
+# ---- all of it ----------------------------------------------------------------------------------------------------
 
 
 def choose_rates(
@@ -47,8 +432,8 @@ def choose_rates(
     require_somebody(game)
     units = natural_units(game)
     limit = None if payment_limit is None else payment_limit / units.money
-    found = _rates_in_natural_units(in_units(game, units), leader, rounds, limit, weights, may_leave=may_leave)
-    return Rates(found.reward_rates * units.rate, units.budgets_back(found.budgets), found.reaches_bounds)
+    chosen = _rates_in_natural_units(in_units(game, units), leader, rounds, limit, weights, may_leave=may_leave)
+    return Rates(chosen.reward_rates * units.rate, units.budgets_back(chosen.budgets), chosen.reaches_bounds)
 
 
 def _rates_in_natural_units(
@@ -76,9 +461,9 @@ def _rates_in_natural_units(
         return within
     others = rates_where_no_root_is_inside(game, line, leader, rounds[none], payment_limit)
     rates, rows = np.empty(len(rounds)), np.empty((len(rounds), game.num_clients))
-    for part, found in ((~none, within), (none, others)):
-        rates[part] = found.reward_rates
-        rows[part] = [found.budgets.at(k, float(rate)) for k, rate in enumerate(found.reward_rates)]
+    for part, choice in ((~none, within), (none, others)):
+        rates[part] = choice.reward_rates
+        rows[part] = [choice.budgets.at(k, float(rate)) for k, rate in enumerate(choice.reward_rates)]
     return Rates(rates, Stored(rows, np.arange(len(rounds))), True)
 
 

@@ -104,7 +104,7 @@ class LossOperator:
 
     def solve(
         self,
-        wanted: Array,
+        right: Array,
         free: BoolArray | None = None,
         start: Array | None = None,
         tolerance: float = TOLERANCE,
@@ -115,30 +115,30 @@ class LossOperator:
         singular (αS is then 1 or more) the least-squares answer is returned, which may solve nothing: check it.
         """
         if self.is_dense:
-            return self._solve_dense(wanted, free)
-        if wanted.ndim == 1:
-            return np.asarray(self._solve_krylov(wanted, free, start, tolerance))
+            return self._solve_dense(right, free)
+        if right.ndim == 1:
+            return np.asarray(self._solve_krylov(right, free, start, tolerance))
         # Two right-hand sides travel as the real and the imaginary part of one: each step reads the network once.
-        pair = np.ascontiguousarray(wanted).view(np.complex128).ravel()
+        pair = np.ascontiguousarray(right).view(np.complex128).ravel()
         first = None if start is None else np.ascontiguousarray(start).view(np.complex128).ravel()
         return _columns(self._solve_krylov(pair, free, first, tolerance))
 
-    def _solve_dense(self, wanted: Array, free: BoolArray | None) -> Array:
+    def _solve_dense(self, right: Array, free: BoolArray | None) -> Array:
         if free is None or free.all():
             if self._factors is None:  # any solution will do, the shortest is as good as another
-                return np.asarray(np.linalg.lstsq(self.dense, wanted)[0])
-            return np.asarray(scipy.linalg.lu_solve(self._factors, wanted))
-        x = np.zeros_like(wanted)
+                return np.asarray(np.linalg.lstsq(self.dense, right)[0])
+            return np.asarray(scipy.linalg.lu_solve(self._factors, right))
+        x = np.zeros_like(right)
         if free.any():
             part = self.dense[np.ix_(free, free)]
             try:
-                x[free] = np.linalg.solve(part, wanted[free])
+                x[free] = np.linalg.solve(part, right[free])
             except np.linalg.LinAlgError:
-                x[free] = np.linalg.lstsq(part, wanted[free])[0]
+                x[free] = np.linalg.lstsq(part, right[free])[0]
         return x
 
-    def _solve_krylov(self, wanted: Any, free: BoolArray | None, start: Any, tolerance: float) -> Any:
-        goal = wanted if free is None else np.where(free, wanted, 0.0)
+    def _solve_krylov(self, right: Any, free: BoolArray | None, start: Any, tolerance: float) -> Any:
+        goal = right if free is None else np.where(free, right, 0.0)
         allowed = tolerance * float(np.abs(goal).max(initial=0.0))
         if allowed == 0.0:
             return np.zeros_like(goal)
@@ -205,8 +205,8 @@ class LossOperator:
         basis[0] *= inverse
         first = float(np.linalg.norm(basis[0]))
         basis[0] /= first
-        bent = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=np.complex128 if paired else np.float64)
-        weights = before = np.zeros(0, dtype=bent.dtype)
+        hessenberg = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=np.complex128 if paired else np.float64)
+        weights = before = np.zeros(0, dtype=hessenberg.dtype)
         for m in range(1, KRYLOV_BASIS + 1):
             last = _columns(basis[m - 1]) if paired else basis[m - 1]
             image = times(spread.light_influence, last)
@@ -215,9 +215,9 @@ class LossOperator:
             columns = basis[:m].T  # Fortran order: BLAS reads it in place
             shares = gemv(1.0, columns, following, trans=2)
             following = gemv(-1.0, columns, shares, beta=1.0, y=following, overwrite_y=True)
-            bent[:m, m - 1] = shares
-            bent[m, m - 1] = norm = float(np.linalg.norm(following))
-            weights = answer_of_polynomial(bent[:m, :m], strength, spread.hop_decay, spread.max_hops, first)
+            hessenberg[:m, m - 1] = shares
+            hessenberg[m, m - 1] = norm = float(np.linalg.norm(following))
+            weights = answer_of_polynomial(hessenberg[:m, :m], strength, spread.hop_decay, spread.max_hops, first)
             moved = np.linalg.norm(weights - np.concatenate([before, [0.0]])) if m > 1 else np.inf
             before = weights
             if moved <= goal * np.linalg.norm(weights) or norm <= 1e-6 or m == KRYLOV_BASIS:
@@ -233,12 +233,12 @@ def _columns(pair: Any) -> Array:
     return np.asarray(pair.view(pair.real.dtype).reshape(-1, 2))
 
 
-def answer_of_polynomial(bent: Any, strength: float, decay: float, max_hops: int, length: float) -> Any:
+def answer_of_polynomial(hessenberg: Any, strength: float, decay: float, max_hops: int, length: float) -> Any:
     """(I + α(H + λH² + ... + λ^(K-1)H^K))⁻¹ e₁·length for a small matrix H."""
-    size = len(bent)
-    total = bent
+    size = len(hessenberg)
+    total = hessenberg
     for _ in range(max_hops - 1):
-        total = bent @ (np.eye(size) + decay * total)
-    unit = np.zeros(size, dtype=bent.dtype)
+        total = hessenberg @ (np.eye(size) + decay * total)
+    unit = np.zeros(size, dtype=hessenberg.dtype)
     unit[0] = length
     return np.linalg.solve(np.eye(size) + strength * total, unit)

@@ -48,8 +48,8 @@ class Clients:
         require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
         for name in ("quadratic_cost", "linear_cost", "noise_harm", "compute_cost", "data_size", "budget_min"):
             values = getattr(self, name)
-            wanted = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
-            require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), wanted)
+            limits = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
+            require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), limits)
 
     @property
     def num_clients(self) -> int:
@@ -151,7 +151,7 @@ def utility(game: Game, prices: Array | float, budgets: Array, losses: Array | N
 
 
 def accuracy_term(game: Game, round_index: int, budgets: Array) -> float:
-    """Σ ε_i/(t ρ_i) over the clients who take part (model, eq. 8): the noise's share of the accuracy loss."""
+    """Σ ε_i/(t ρ_i) over the participating clients (model, eq. 8): the noise's share of the loss bounded by eq. 10."""
     part = budgets > 0
     return float((game.clients.noise_harm[part] / budgets[part]).sum() / round_index)
 
@@ -182,14 +182,6 @@ def cost_without_absent(game: Game, round_index: int, prices: Array | float, bud
         return np.inf
     noise = amplification(game, budgets > 0) * accuracy_term(game, round_index, budgets)
     return game.accuracy_weight * noise + (1 - game.accuracy_weight) * float(np.sum(prices * budgets))
-
-
-def accuracy_loss_bound(
-    game: Game, round_index: int, budgets: Array, *, smoothness: float, curvature: float, gradient_bound: float
-) -> float:
-    """β E²/(2 μ² t) + Σ ε_i/(t ρ_i), Proposition 2's bound on the expected excess loss (model, eq. 10)."""
-    start = smoothness * gradient_bound**2 / (2 * curvature**2 * round_index)
-    return start + accuracy_term(game, round_index, budgets)
 
 
 def noise_harm(

@@ -98,7 +98,7 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Terms of every round. Iterate over it, or ask for one with `plan.terms(position)`.
+    """Terms of every round. Iterate over it, or ask for one with `plan[position]`.
 
     rounds        round numbers, from 1
     reward_rates  one per round
@@ -129,13 +129,21 @@ class Plan:
         return len(self.rounds)
 
     def __iter__(self) -> Iterator[Terms]:
-        return (self.terms(position) for position in range(len(self)))
+        return (self[position] for position in range(len(self)))
 
-    def terms(self, position: int) -> Terms:
+    def __getitem__(self, position: int) -> Terms:
+        """Terms by position in the plan, from 0."""
         rate = float(self.reward_rates[position])
         prices = rate if self.prices is None else np.asarray(self.prices.at(position, rate), dtype=np.float64)
         budgets = np.asarray(self.budgets.at(position, rate), dtype=np.float64)
         return Terms(int(self.rounds[position]), rate, prices, budgets)
+
+    def terms(self, round_index: int) -> Terms:
+        """Terms of a round by its number, from 1."""
+        positions = np.flatnonzero(self.rounds == round_index)
+        if len(positions) == 0:
+            raise BadInput(f"round {round_index} is not in this plan of {len(self)} rounds.")
+        return self[int(positions[0])]
 
     def to_matrix(self) -> Array:
         """Budgets as rounds × clients; asks for that much memory."""
@@ -215,16 +223,16 @@ def plan_of_rounds(
                 "clients. Give one budget each, and one price for all or each."
             )
     rates = as_numbers([t.reward_rate for t in terms], f"mechanism {mechanism!r}: reward_rates")
-    own = None  # the reward rate is everybody's
+    personal = None  # the reward rate is everybody's
     if not all((paid == rate).all() for paid, rate in zip(prices, rates, strict=True)):
-        own = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), np.arange(len(terms)))
+        personal = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), np.arange(len(terms)))
     return Plan(
         mechanism,
         np.array([t.round_index for t in terms]),
         rates,
         Stored(np.array(budgets), np.arange(len(terms))),
         size,
-        own,
+        personal,
         notes,
         participation,
     )
@@ -233,12 +241,12 @@ def plan_of_rounds(
 def as_numbers(values: Any, what: str) -> Array:
     """The values as float64; refuses text and complex numbers, and lists that are no array."""
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError as cause:  # rows of several lengths
         raise BadInput(f"{what} must be real numbers, one each, got {_briefly(values)}.") from cause
-    if found.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise BadInput(f"{what} must be real numbers, got {_briefly(values)}.")
-    return found.astype(np.float64, copy=False)
+    return array.astype(np.float64, copy=False)
 
 
 def _briefly(values: Any) -> str:
@@ -305,9 +313,9 @@ def _check_values(rows: Array, num_clients: int, what: str, most: float) -> None
     least, largest = float(rows.min()), float(rows.max())  # both are NaN where one entry is
     scale = max(1.0, largest) if np.isfinite(largest) else 1.0
     if not (least >= -ROUNDING * scale and largest <= most):
-        found = next(each for each in (least, largest) if not 0 <= each <= most)
+        wrong = next(value for value in (least, largest) if not 0 <= value <= most)
         limit = "at least 0" if most == np.inf else f"finite and at least 0, at most {most:g}"
-        raise BadInput(f"{what} hold {found:.6g}; each must be {limit}. Correct the mechanism.")
+        raise BadInput(f"{what} hold {wrong:.6g}; each must be {limit}. Correct the mechanism.")
 
 
 def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput, MppflError
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, equilibrium_along, find_mechanism, mppfl
-from mppfl.game.model import Game, wanted_loss
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, find_mechanism, mppfl
+from mppfl.game.model import Game
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, checked_rates, plan_of_rounds, rounds_up_to
+from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, plan_of_rounds, rounds_up_to
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,7 @@ class Solution:
 
     def terms(self, round_index: int) -> Terms:
         """Terms of a round by its number."""
-        where = np.flatnonzero(self.plan.rounds == round_index)
-        if len(where) == 0:
-            raise BadInput(f"round {round_index} is not in this plan of {len(self.plan)} rounds.")
-        return self.plan.terms(int(where[0]))
+        return self.plan.terms(round_index)
 
 
 def solve(
@@ -63,8 +60,8 @@ def solve(
 
     `mechanism` is a name or a function (game, horizon) -> plan; a plan of a function that is not ours is checked.
     `reward_rates` fixes the rates of all rounds; without them the mechanism's own server sets them, as it does where it
-    has prices of its own (a warning then says so). `device` ("cuda", "cuda:1", "cpu") asks PyTorch for mppfl or
-    mppfl_exact strictly inside everybody's bounds, and refuses anything else; without it NumPy solves.
+    has prices of its own (a warning then says so). `device` ("cuda", "cuda:1", "cpu") lets PyTorch solve the
+    network's equations there, for mppfl and mppfl_exact; without it NumPy solves.
     """
     began = time.perf_counter()
     function = as_mechanism(mechanism)
@@ -74,14 +71,14 @@ def solve(
             f"reward_rates={horizon.reward_rates!r:.60} leave budget_limited no choice, and may cost more than its "
             "payment_limit. Leave them out, or choose mppfl."
         )
-    if device is None:
-        plan = with_participation(game, horizon, checked(function), participation)
-        outcome = evaluate(game, plan)
-        quality = verify(game, plan, outcome)
-    else:
-        from mppfl.game.device_solve import play_on_device
+    played = game
+    if device is not None:
+        from mppfl.game.device import game_on_device
 
-        plan, outcome, quality = play_on_device(game, function, horizon, participation, device)
+        played = game_on_device(game, function, participation, device)
+    plan = with_participation(played, horizon, checked(function), participation)
+    outcome = evaluate(played, plan)
+    quality = verify(played, plan, outcome)
     warnings = tuple(_warnings(game, plan, horizon))
     for warning in warnings:
         log.info(warning)
@@ -163,29 +160,29 @@ def _failed(function: Mechanism, called: str, cause: Exception) -> str:
     """What to say of a mechanism that broke down: whose it is, and what it raised."""
     from importlib.metadata import entry_points
 
-    own = unbound(function)
-    kind = own if hasattr(own, "__qualname__") else type(own)
-    module, place = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
+    plain = unbound(function)
+    kind = plain if hasattr(plain, "__qualname__") else type(plain)
+    module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
     offered = [point for point in entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module]
     for point in offered:
-        called = point.name if point.value == place else called
+        called = point.name if point.value == address else called
     owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
     whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
-    return f"mechanism={called!r}{whose} ({place}) failed: {type(cause).__name__}: {cause}. {remedy}"
+    return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------
 
 
 def _warnings(game: Game, plan: Plan, horizon: Horizon) -> list[str]:
-    found = list(plan.notes)
+    notes = list(plan.notes)
     if horizon.reward_rates is not None and not follows(plan, horizon.reward_rates):
-        found.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
-    found += doubts_about(game)
+        notes.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
+    notes += doubts_about(game)
     isolated = len(game.graph.isolated)
     if isolated:
-        found.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
-    return found
+        notes.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
+    return notes
 
 
 def doubts_about(game: Game) -> tuple[str, ...]:
@@ -200,7 +197,7 @@ def follows(plan: Plan, reward_rates: Array) -> bool:
     """Whether these are the plan's rates, but for rounds in which everybody stayed out, which have none."""
     others = np.flatnonzero(~np.isclose(plan.reward_rates, reward_rates))
     may_be_deserted = plan.participation != "always"
-    return all(may_be_deserted and not plan.terms(int(k)).taking_part.any() for k in others)
+    return all(may_be_deserted and not plan[int(k)].taking_part.any() for k in others)
 
 
 def _diagonal_error(game: Game, plan: Plan) -> float:
@@ -208,7 +205,7 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
     error = game.propagation.home.standard_error
     if not error.any():
         return 0.0
-    budgets = plan.terms(0).budgets
+    budgets = plan[0].budgets
     reach = game.externality_strength * float(game.propagation.row_sums.max())
     off = 2 * game.externality_strength * float(np.abs(error * budgets).max())
     return off / (1 - reach) if reach < 1 else np.inf
@@ -217,13 +214,12 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
 def follow(games: Iterable[Game]) -> Plan:
     """A plan for a game that changes from round to round (friends come and go): one game per round.
 
-    Every round is solved exactly, with the paper's leader (eq. 16). All games must have the same clients; `track` is
-    what clients reach who adjust only once a round.
+    Every round is solved exactly, with the paper's leader (eq. 16). All games must have the same clients.
     """
     terms: list[Terms] = []
     for round_index, game in enumerate(games, start=1):
         _require_same_clients(game, terms)
-        terms.append(mppfl(game, Horizon(np.array([round_index]))).terms(0))
+        terms.append(mppfl(game, Horizon(np.array([round_index])))[0])
     if not terms:
         raise BadInput("there must be at least one game.")
     return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
@@ -235,25 +231,3 @@ def _require_same_clients(game: Game, before: list[Terms]) -> None:
             f"round {len(before) + 1} has {game.num_clients} clients, the one before {len(before[-1].budgets)}; "
             "keep those who left, with budget_max 0."
         )
-
-
-def track(games: Iterable[Game], reward_rates: Array) -> Plan:
-    """Clients who adjust by one sweep a round while the network changes: ρ ← clip(m(r) − αΣρ) from the last budgets.
-
-    What decentralised clients can do without solving anything; compare with `follow`. One rate for every game.
-    """
-    rates = checked_rates(reward_rates, np.size(reward_rates))
-    terms: list[Terms] = []
-    budgets: Array | None = None
-    for round_index, game in enumerate(games, start=1):
-        if round_index > len(rates):
-            raise BadInput(f"{len(rates)} reward rates, and a game for round {round_index}. Give one rate per game.")
-        _require_same_clients(game, terms)
-        rate = float(rates[round_index - 1])
-        if budgets is None:
-            budgets = equilibrium_along(game, np.array([rate])).at(0, rate)
-        else:
-            wish = wanted_loss(game, rate) - (game.loss @ budgets - budgets)
-            budgets = np.clip(wish, game.clients.budget_min, game.clients.budget_max)
-        terms.append(Terms(round_index, rate, rate, budgets))
-    return plan_of_rounds("tracked", terms)

@@ -12,7 +12,7 @@ from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import NotConverged
 from mppfl.game.equilibrium import equilibrium_response
 from mppfl.game.leaders import pigouvian_weights
-from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost, wanted_loss
+from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost
 
 
 def welfare(game: Game, prices: Array | float, budgets: Array, losses: Array | None = None) -> float:
@@ -82,8 +82,10 @@ class SocialOptima:
     @cached_property
     def _programme(self) -> tuple[Array, Array]:
         """M = 2BᵀAB and Bᵀb: inside the bounds, Mρ = r − Bᵀb."""
-        bent = self.game.loss.dense
-        return 2 * bent.T @ (self.game.clients.quadratic_cost[:, None] * bent), bent.T @ self.game.clients.linear_cost
+        dense = self.game.loss.dense
+        return 2 * dense.T @ (
+            self.game.clients.quadratic_cost[:, None] * dense
+        ), dense.T @ self.game.clients.linear_cost
 
     def _bounded(self, reward_rate: float) -> Array:
         matrix, cost = self._programme
@@ -92,7 +94,7 @@ class SocialOptima:
         if self._line is not None:
             state, at_zero, per_rate = self._line
             budgets = at_zero + reward_rate * per_rate
-            if not any(each.any() for each in _misplaced(matrix, reward_rate - cost, low, high, state, budgets)):
+            if not any(group.any() for group in _misplaced(matrix, reward_rate - cost, low, high, state, budgets)):
                 return np.clip(budgets, low, high)
         budgets, state = box_complementarity(matrix, reward_rate - cost, low, high, state)
         free = state == 0
@@ -111,11 +113,6 @@ def unbounded_optimal_welfare(game: Game, reward_rate: float, weights: Array) ->
     return float(((reward_rate * weights - clients.linear_cost) ** 2 / (4 * clients.quadratic_cost)).sum())
 
 
-def welfare_gap(game: Game, reward_rate: float, weights: Array) -> float:
-    """W_SW − W_MPP = Σ r²(1−c_i)²/(4a_i) inside the bounds, exactly (model, eq. 26)."""
-    return float((reward_rate**2 * (1 - weights) ** 2 / (4 * game.clients.quadratic_cost)).sum())
-
-
 def _bounded_optimum_by_descent(game: Game, reward_rate: float, start: Array) -> Array:
     clients = game.clients
 
@@ -126,8 +123,8 @@ def _bounded_optimum_by_descent(game: Game, reward_rate: float, start: Array) ->
 
     limits = np.column_stack([clients.budget_min, clients.budget_max])
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-14, "gtol": 1e-9, "maxcor": 20}
-    found = minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
-    return np.asarray(found.x)
+    minimum = minimize(loss_and_slope, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return np.asarray(minimum.x)
 
 
 def box_complementarity(
@@ -174,32 +171,3 @@ def price_of_anarchy(optimal_welfare: float, reached_welfare: float) -> float | 
     if not (reached_welfare > 0 and np.isfinite(reached_welfare)):
         return None
     return optimal_welfare / reached_welfare
-
-
-def poa_as_in_paper(game: Game, reward_rate: float, budgets: Array, external_risk: Array) -> float | None:
-    """1 + Σ αr(R_i − Nφ_i) / Σ[(r−b_i)²/(4a_i) − αr R_i], what Theorem 4 calls MPPFL's price of anarchy (eq. 28).
-
-    It compares the equilibrium with itself and tends to 1 as the estimate φ (`external_risk`) tends to R/N, whatever
-    the network does: it says how far Algorithm 1 has come, nothing about efficiency.
-    """
-    clients, strength = game.clients, game.externality_strength
-    suffered = game.propagation @ budgets
-    apart = strength * reward_rate * float((suffered - game.num_clients * external_risk).sum())
-    alone = (reward_rate - clients.linear_cost) ** 2 / (4 * clients.quadratic_cost)
-    reached = float((alone - strength * reward_rate * suffered).sum())
-    return None if reached <= 0 else 1 + apart / reached
-
-
-def poa_bound_of_theorem_3(game: Game, reward_rate: float) -> float | None:
-    """1/(1 − ε²), the paper's lower bound for the social-agnostic price of anarchy (model, eq. 29).
-
-    ε = αS ω_min/(1 − α²S²) · (αS − m_l/m_h). Empty at paper scale, false on some small graphs; None where |ε| >= 1 or
-    αS >= 1, where it has no meaning.
-    """
-    wanted = wanted_loss(game, reward_rate)
-    reach = game.externality_strength * game.propagation.geometric_sum
-    if reach >= 1 or wanted.max() <= 0:
-        return None
-    smallest = float(game.propagation.influence.data.min())
-    deviation = reach * smallest / (1 - reach**2) * (reach - float(wanted.min() / wanted.max()))
-    return None if abs(deviation) >= 1 else 1 / (1 - deviation**2)

@@ -176,7 +176,7 @@ def leakage_priced(game: Game, horizon: Horizon, *, leak: Leak, leak_price: floa
     terms: list[Terms] = []
     worst, start, charged = 0.0, None, 0
     for position, round_index in enumerate(horizon.rounds):
-        agnostic = yardstick.terms(position).budgets
+        agnostic = yardstick[position].budgets
         given = None if horizon.reward_rates is None else float(horizon.reward_rates[position])
         total = float(agnostic.sum()) if given is None else None
         priced = price_leakage(

@@ -139,7 +139,7 @@ def _one_round(cohort: Cohort, test: Table, standings: Sequence[Standing]) -> di
 def _assigned(standing: Standing, drawn: Drawn) -> _Work:
     """Terms of the round, who takes part, and the batches of each; arms of one seed draw the same, and draw once."""
     config, data = standing.arm.config, standing.arm.data
-    terms = standing.arm.plan.terms(standing.position)
+    terms = standing.arm.plan[standing.position]
     wrong = np.flatnonzero(~(terms.budgets >= 0))
     if len(wrong):
         raise BadInput(

@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper: the mean-field estimate of external risk, sweep by sweep.
 
-The equilibrium itself needs no sweeps (equilibrium.py solves it); this is the algorithm the paper shows, in two
+The equilibrium itself needs no sweeps (`mppfl.solve` finds it); this is the algorithm the paper shows, in two
 versions: with the rate solved in every sweep, which converges on networks of the paper's kind, and to the letter, with
 the rate replaced once per sweep by the right-hand side of Lemma 1, which does not.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mppfl.arrays import Array, require_count, require_number
-from mppfl.game.model import Game, wanted_loss
-from mppfl.game.rates import RateCondition, rising_rates
+from mppfl.game import Game, RateCondition, rising_rates, wanted_loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from pytest import approx
+from reproduction.algorithm_1 import fixed_point_trace, lemma_1_right_side
+from reproduction.paper_equations import poa_as_in_paper, poa_bound_of_theorem_3
 
 import mppfl
-from mppfl.game import fixed_point_trace, lemma_1_right_side
+from mppfl.game import equilibrium_response, price_of_anarchy, social_optimum, welfare
 from tests.game.games import paper_scale_game, three_cycle, two_friends
 
 
@@ -58,3 +60,27 @@ def test_the_trace_keeps_every_sweep():
     assert len(trace.reward_rates) == trace.num_sweeps
     with pytest.raises(mppfl.BadInput):
         fixed_point_trace(two_friends(), threshold=-1.0)
+
+
+def test_the_papers_expression_tends_to_one_whatever_the_network_does():
+    game = paper_scale_game(3, num_clients=20, preset="benign", externality_strength=0.1)
+    apart = []
+    for threshold in (1e-2, 1e-4, 1e-8):
+        trace = fixed_point_trace(game, threshold=threshold)
+        before = trace.external_risk[-2] if trace.num_sweeps > 1 else np.zeros(20)
+        apart.append(abs(poa_as_in_paper(game, trace.reward_rates[-1], trace.budgets, before) - 1))
+    assert apart[0] > apart[1] > apart[2]
+    assert apart[2] < 1e-6
+    truth = price_of_anarchy(
+        social_optimum(game, trace.reward_rates[-1]).welfare, welfare(game, trace.reward_rates[-1], trace.budgets)
+    )
+    assert truth > 1.01
+
+
+def test_theorem_3_is_empty_at_the_papers_scale_and_meaningless_past_its_range():
+    game = paper_scale_game(1, num_clients=20, preset="paper-like", externality_strength=0.05)
+    rate = equilibrium_response(game).lowest_rate + 1
+    bound = poa_bound_of_theorem_3(game, rate)
+    assert 1 <= bound < 1 + 1e-5
+    wild = paper_scale_game(1, num_clients=20, preset="paper-like", externality_strength=0.5)
+    assert poa_bound_of_theorem_3(wild, rate) is None
