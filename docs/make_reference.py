@@ -333,9 +333,9 @@ def file_type(hint: Any) -> str:
 
 
 def in_file(value: Any) -> str:
-    from mppfl.files import toml_text
+    from mppfl.files import toml_value
 
-    return toml_text({"x": list(value) if isinstance(value, tuple) else value}).strip().removeprefix("x = ")
+    return toml_value(list(value) if isinstance(value, tuple) else value)
 
 
 if __name__ == "__main__":

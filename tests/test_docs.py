@@ -31,9 +31,10 @@ def numbers_cited(text: str) -> set[int]:
 
 
 def docstrings() -> list[str]:
-    """Docstrings of all functions and classes of the package."""
+    """Docstrings of all functions and classes of the package and of the reproduction."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src" / "mppfl").rglob("*.py"))
+    paths = [*(ROOT / "src" / "mppfl").rglob("*.py"), *(ROOT / "reproduction").glob("*.py")]
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
     return [ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
@@ -77,12 +78,12 @@ def test_every_equation_is_cited_by_a_docstring():
 def test_an_equation_says_who_computes_it_in_which_unit_and_when_it_holds(number):
     text = EQUATIONS[number]
     assert all(word in text for word in ("**Code**", "**Unit**", "**Holds**"))
-    named = [resolve(name) for name in re.findall(r"`(mppfl(?:\.\w+)+)", text)]
+    named = [resolve(name) for name in re.findall(r"`((?:mppfl|reproduction)(?:\.\w+)+)", text)]
     assert any(number in numbers_cited(thing.__doc__ or "") for thing in named), f"none of {named} cites eq. {number}"
 
 
 def test_every_dotted_name_in_the_model_can_be_imported():
-    for name in set(re.findall(r"`(mppfl(?:\.\w+)+)", MODEL)):
+    for name in set(re.findall(r"`((?:mppfl|reproduction)(?:\.\w+)+)", MODEL)):
         assert resolve(name) is not None, name
 
 
@@ -98,7 +99,7 @@ def test_every_section_that_the_code_cites_exists():
 
 def printed_block(script: Path) -> str:
     """The fenced block that follows the script's command line in docs/corrections.md."""
-    command = f"`python examples/corrections/{script.name}`"
+    command = f"`python -m examples.corrections.{script.stem}`"
     assert CORRECTIONS.count(command) == 1, f"docs/corrections.md must show {command} once"
     return re.search(r"```text\n(.*?)```", CORRECTIONS.split(command)[1], flags=re.DOTALL).group(1)
 
@@ -112,8 +113,8 @@ def nearly_equal(shown: str, printed: str) -> bool:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_prints_what_the_corrections_show(script):
-    command = [sys.executable, "-X", "utf8", "-W", "error", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False)
+    command = [sys.executable, "-X", "utf8", "-W", "error", "-m", f"examples.corrections.{script.stem}"]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     shown, printed = printed_block(script).splitlines(), done.stdout.splitlines()
     assert len(shown) == len(printed)

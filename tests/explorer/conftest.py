@@ -9,7 +9,7 @@ import pytest
 
 from mppfl.experiment import train
 from mppfl.explorer import World, warm_up
-from mppfl.network import stochastic_block, write_links
+from mppfl.network import random_graph, write_links
 from tests.cli.conftest import command, mppfl, mppfl_process  # noqa: F401  (fixtures)
 from tests.experiment.small import small
 from tests.explorer import browser as browsers
@@ -30,7 +30,8 @@ def runs_folder(tmp_path_factory):
 def large_network(tmp_path_factory):
     """3,000 clients in six communities."""
     path = tmp_path_factory.mktemp("network") / "blocks.csv"
-    graph = stochastic_block([500] * 6, within=0.02, between=0.0004, rng=np.random.default_rng(5))
+    rng = np.random.default_rng(5)
+    graph = random_graph("stochastic_block", 3000, sizes=[500] * 6, within=0.02, between=0.0004, rng=rng)
     write_links(graph, path)
     return path
 

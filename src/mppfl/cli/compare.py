@@ -208,7 +208,8 @@ def of_experiment(
     path: Path, names: Sequence[str] | None, rounds: int, fixed_budget: str
 ) -> tuple[list[Job], dict[str, Mechanism], int]:
     """Games by seed, mechanisms and rounds of an experiment file, after the options that were typed."""
-    from mppfl.experiment import game_without_data, mechanism_of, toml_value
+    from mppfl.experiment import game_without_data, mechanism_of
+    from mppfl.files import toml_value
 
     beside = ("mechanisms", "rounds", "fixed_budget", "figure", "json", "debug")
     overrides = [f"game.num_rounds={rounds}"] if inputs.is_typed("rounds") else []
@@ -234,7 +235,8 @@ def compare_trained(
 ) -> None:
     """Trains the mechanisms of an experiment side by side, in memory, and shows the results."""
     from mppfl.cli import train as train_command
-    from mppfl.experiment import read_experiment, toml_value, train
+    from mppfl.experiment import read_experiment, train
+    from mppfl.files import toml_value
 
     inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
     if report is not None:

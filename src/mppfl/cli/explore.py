@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -13,8 +14,7 @@ import typer
 from mppfl.cli.inputs import DebugOption, GraphOption, UndirectedOption, working
 
 if TYPE_CHECKING:
-    from mppfl.explorer import RunReader, Site
-    from mppfl.network import SocialGraph
+    from mppfl.explorer import Site
 
 NEEDED = ("dash", "dash_cytoscape", "waitress")
 
@@ -30,7 +30,6 @@ def explore_command(
     token: Annotated[
         str | None, typer.Option(help="Access token. Generated when the page is reachable from other machines.")
     ] = None,
-    upload_limit: Annotated[float, typer.Option(help="Largest file that may be uploaded, MB.", min=0.001)] = 25.0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,
     debug: DebugOption = False,
 ) -> None:
@@ -40,66 +39,48 @@ def explore_command(
     # Small networks are solved in milliseconds, more than waking BLAS's threads takes; numpy is not loaded yet.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     require(*NEEDED)
-    from mppfl.explorer import address_of, bind, door_for, make_app, warm_up
+    from mppfl.explorer import access_for, address_of, bind, make_app, warm_up
 
-    door, bound = door_for(host, token), address_of(host)
+    access, bound = access_for(host, token), address_of(host)
     with working("opening"):
-        site = open_site(graph, run, undirected=undirected, upload_megabytes=upload_limit)
+        site = open_site(graph, run, undirected=undirected)
+    server = bind(make_app(site, access), bound, port)
+    name = f"[{host}]" if ":" in host else host
+    query = "" if access.token is None else f"?token={quote(access.token, safe='')}"
+    address = f"http://{name}:{server.effective_port}/{query}"
+    typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
+    sys.stdout.flush()
+    Thread(target=warm_up, daemon=True).start()  # loads compiled code while the reader looks at the first picture
+    if browser:
+        import webbrowser
+
+        webbrowser.open(address)
     try:
-        server = bind(make_app(site, door), bound, port)
-        name = f"[{host}]" if ":" in host else host
-        query = "" if door.token is None else f"?token={quote(door.token, safe='')}"
-        address = f"http://{name}:{server.effective_port}/{query}"
-        typer.echo(f"explorer at {address}   (Ctrl-C ends it)")
-        sys.stdout.flush()
-        warm_up()
-        if browser:
-            import webbrowser
-
-            webbrowser.open(address)
-        try:
-            server.run()
-        finally:
-            server.close()
+        server.run()
     finally:
-        site.uploads.close()
+        server.close()
 
 
-def network_of_runs(reader: RunReader) -> tuple[SocialGraph, Path] | None:
-    """The network of the first finished run, and its edge list; None before one is finished."""
-    from mppfl.experiment import load_run
-
-    for entry in reader.list():
-        if entry.finished:
-            folder = reader.folder / entry.name
-            return load_run(folder).graph, folder / "links.csv"
-    return None
-
-
-def open_site(graph: Path | None, run: Path | None, *, undirected: bool, upload_megabytes: float) -> Site:
+def open_site(graph: Path | None, run: Path | None, *, undirected: bool) -> Site:
     """What the page shows: the network of a file, the runs of a folder, or a random network."""
     from dataclasses import replace
 
-    from mppfl.explorer import Choices, RunReader, Site, Uploads, World
+    from mppfl.explorer import Choices, RunReader, Site, World
     from mppfl.network import read_graph
 
-    reader = None if run is None else RunReader(run)
-    start = Choices()
-    networks = {"random": "drawn at random"}
+    start, networks = Choices(), {"random": "drawn at random"}
     given: dict[str, Any] = {}
-    of_run = None if reader is None else network_of_runs(reader)
+    reader = None if run is None else RunReader(run)
     if reader is not None:
-        if of_run is not None:
-            given["run_graph"] = of_run[0]
+        finished = [reader.folder / entry.name for entry in reader.list() if entry.finished]
+        if finished:
+            given["run_source"] = finished[0] / "links.csv"
             networks["run"] = "the network of the run"
             start = replace(start, network="run")
         start = replace(start, tab="run")
     if graph is not None:
         networks["file"] = graph.name
         start = replace(start, network="file", undirected=undirected, tab="network")
-        links = read_graph(graph, undirected=undirected, isolated=start.isolated, self_loops=start.self_loops)
-        given |= {"graph": links, "source": graph.absolute(), "undirected": undirected}
-    world = World(**given)
-    if of_run is not None:
-        world.add_file("run", of_run[1])
-    return Site(world, Uploads(upload_megabytes), start, reader, networks)
+        edges = read_graph(graph, undirected=undirected, isolated=start.isolated, self_loops=start.self_loops)
+        given |= {"graph": edges, "source": graph.absolute(), "undirected": undirected}
+    return Site(World(**given), start, reader, networks)

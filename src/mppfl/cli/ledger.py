@@ -225,14 +225,10 @@ def export_command(
 
 @app.command("verify")
 def verify_command(source: Source, json: inputs.JsonOption = False) -> None:
-    """Check pages, chain, sums, caps and uploads. Fails where a release, cap or status was changed.
-
-    In a ledger of an earlier version caps and statuses are no part of the chain, and a note says so.
-    """
+    """Check pages, chain, sums, caps and uploads. Fails where a release, cap or status was changed."""
     with _open(source) as ledger, inputs.working("verifying"):
-        count, head, not_covered = ledger.verify(), ledger.head, ledger.not_covered()
+        count, head = ledger.verify(), ledger.head
     if json:
-        inputs.print_json({"sound": True, "num_events": count, "head": head, "not_covered": not_covered})
+        inputs.print_json({"sound": True, "num_events": count, "head": head})
         return
     typer.echo(f"sound: {count:,} releases; head {head}")
-    inputs.warn(not_covered)

@@ -68,7 +68,7 @@ def risk_command(
         if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
             function = inputs.priced_mechanism(inputs.exact_leak(game.graph, attribute), leak_price)
         plan = function(game, Horizon(np.array([round_index]), seed=options.seed))
-        terms = plan.terms(0)
+        terms = plan[0]
         if not np.isfinite(terms.budgets).all():
             raise BadInput(
                 f"{mechanism} uses infinite budgets, so exposure is infinite. Choose a mechanism with noise."

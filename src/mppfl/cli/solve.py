@@ -107,7 +107,8 @@ def solve_options(
 
 def solve_experiment(path: Path, mechanism: str, rounds: int, device: str | None) -> tuple[str, Solution]:
     """The mechanism of an experiment file and its solution; mechanism and rounds may be typed."""
-    from mppfl.experiment import game_without_data, solve_all, toml_value
+    from mppfl.experiment import game_without_data, solve_all
+    from mppfl.files import toml_value
 
     overrides = [f"game.num_rounds={rounds}"] if inputs.is_typed("rounds") else []
     overrides += [f"mechanism={toml_value(mechanism)}"] if inputs.is_typed("mechanism") else []
@@ -169,7 +170,7 @@ def show(solution: Solution, seconds: float) -> None:
     game, outcome, quality = solution.game, solution.outcome, solution.verification
     spread, graph, num_rounds = game.propagation, game.graph, len(solution.plan)
     shown = [0] if num_rounds == 1 else [0, num_rounds - 1]
-    terms, payments = [solution.plan.terms(k) for k in shown], outcome.payments
+    terms, payments = [solution.plan[k] for k in shown], outcome.payments
     clients = f"of {graph.num_clients:,} clients"
     rows = {
         "": [f"round {t.round_index}" for t in terms],

@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
+from mppfl.database import errors_in_one_line
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment.experiment import read_experiment
 from mppfl.experiment.run import Run
 from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
-from mppfl.privacy.ledger import SIMULATION, PrivacyLedger, failures_in_one_line
+from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.text import one_line
 from mppfl.training import PER_ROUND, TrainingConfig, epsilon_method
 
@@ -264,7 +265,7 @@ def copied_ledger(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mppfl-") as folder:
         copy = Path(folder) / path.name
         with (
-            failures_in_one_line(path),
+            errors_in_one_line(path),
             closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as ledger,
             closing(sqlite3.connect(copy)) as target,
         ):
@@ -317,5 +318,5 @@ def _charged_after(ledger: Path, run: str, after: int, num_clients: int) -> Arra
 
 
 def _rows(ledger: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
-    with failures_in_one_line(ledger), closing(sqlite3.connect(ledger)) as connection:
+    with errors_in_one_line(ledger), closing(sqlite3.connect(ledger)) as connection:
         return connection.execute(query, values).fetchall()

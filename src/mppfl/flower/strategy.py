@@ -209,7 +209,7 @@ class PricedFedAvg(FedAvg):
         """One message, with terms of its own, to every connected client whose budget in this round is not 0."""
         state, training = self._state, self.config
         self._began = time.monotonic()
-        terms = self.plan.terms(state.rounds_done)
+        terms = self.plan[state.rounds_done]
         budgets = training.budget_unit * terms.budgets
         invited = {name for name, budget in zip(self.clients, budgets, strict=True) if budget > 0}
         nodes = self._gather(grid, invited, wait_for_all=state.rounds_done == 0)
@@ -259,7 +259,7 @@ class PricedFedAvg(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Checks, books and averages the replies; the state after the round is on the disk when this returns."""
-        state, round_index = self._state, self.plan.terms(self._state.rounds_done).round_index
+        state, round_index = self._state, self.plan[self._state.rounds_done].round_index
         settlements, uploads = self._judge_all(replies)
         mean = self._mean(uploads)  # before anything is booked: what cannot be averaged must not be paid
         settlements += self._left_open(round_index, settlements)

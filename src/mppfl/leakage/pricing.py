@@ -312,7 +312,7 @@ def least_leak(game: Game, leak: Callable[[Array], float], smooth: Leak) -> Leas
     Found along `smooth`, which also tells marginal leaks, and stated as `leak` sees it. Budgets keep the clients'
     bounds; a client without an upper one may give 4 times the mean budget, or the largest social-agnostic one.
     """
-    agnostic = social_agnostic(game, Horizon(rounds_up_to(1))).terms(0).budgets
+    agnostic = social_agnostic(game, Horizon(rounds_up_to(1)))[0].budgets
     low, total = game.clients.budget_min, float(agnostic.sum())
     unbounded = max(LARGEST_OVER_MEAN * float(agnostic.mean()), float(agnostic.max()))
     high = np.where(np.isfinite(game.clients.budget_max), game.clients.budget_max, unbounded)
