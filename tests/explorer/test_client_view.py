@@ -9,7 +9,6 @@ import pytest
 
 from mppfl.errors import BadInput
 from mppfl.explorer import CLIENTS_ARE, LEADERS, Choices, World, client_view, what_if
-from mppfl.game import budgets_after_leaving
 from mppfl.network import graph_from_links
 
 approx = pytest.approx
@@ -109,12 +108,6 @@ def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
     assert found.total_before.welfare == approx(scene.solution.outcome.welfare[0])
     assert found.total_before.server_cost == approx(scene.solution.outcome.server_costs[0])
     assert found.before.utility == approx(scene.utilities[1])
-
-
-def test_leaving_is_what_key_players_say_of_it():
-    scene = World().scene(SMALL)
-    found = what_if(scene, 0, 3, "leaves")
-    assert found.budgets == approx(budgets_after_leaving(scene.solution.game, scene.budgets, 3))
 
 
 @pytest.mark.parametrize("who", CLIENTS_ARE[1:])

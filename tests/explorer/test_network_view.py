@@ -106,16 +106,12 @@ def test_of_too_many_links_the_strongest_are_drawn_and_nobody_looks_alone():
     assert np.isin(strongest, drawn.weights).all()
 
 
-def test_links_that_all_weigh_the_same_are_cut_too():
+def test_as_many_lines_are_drawn_as_a_browser_draws_in_a_blink_even_where_all_weigh_the_same():
+    assert len(picture(random_graph("erdos_renyi", 500, rng=seeded())).weights) == MOST_LINKS
     everybody = np.array([(a, b) for a in range(150) for b in range(150) if a != b])
     drawn = picture(graph_from_links(everybody[:, 0], everybody[:, 1]))
     assert len(drawn.weights) == 750
     assert set(drawn.sources.tolist()) | set(drawn.targets.tolist()) == set(range(150))
-
-
-def test_no_picture_has_more_lines_than_a_browser_draws_in_a_blink():
-    graph = random_graph("erdos_renyi", 500, rng=seeded())
-    assert len(picture(graph).weights) == MOST_LINKS
 
 
 def test_isolated_clients_and_separate_parts_are_drawn():
@@ -146,6 +142,10 @@ def test_drilling_down_reaches_every_client_exactly_once():
     assert top.labels[0].startswith("community 0 · 2,6")
     assert drawn.picture((0,)).trail[0] == "all 4,300 clients"
     assert drawn.picture((0,)).trail[1].startswith("community 0 (2,6")
+    first, second, *_ = elements(top, ())
+    assert (first["data"]["label"], first["data"]["size"]) == (top.labels[0], top.sizes[0])
+    assert first["classes"] == "community named"
+    assert first["data"]["diameter"] >= second["data"]["diameter"]
     assert np.array_equal(np.sort(np.concatenate(reached(drawn))), np.arange(4_300))
 
 
@@ -228,15 +228,6 @@ def test_heavier_lines_are_of_a_higher_class():
     assert levels.count(4) <= 0.06 * len(levels)
 
 
-def test_communities_are_labelled_by_number_and_size():
-    drawn = picture(blocks([1_400, 1_000]))
-    found = elements(drawn, ())
-    assert found[0]["data"]["label"] == drawn.labels[0]
-    assert found[0]["data"]["size"] == drawn.sizes[0]
-    assert found[0]["classes"] == "community named"
-    assert found[0]["data"]["diameter"] >= found[1]["data"]["diameter"]
-
-
 # ---- values and colours -------------------------------------------------------------------------------------------
 
 
@@ -250,11 +241,8 @@ def test_a_community_has_the_mean_of_its_members():
     assert community_values(drawn, values)[1] == approx(values[drawn.members[1][2:]].mean())
     values[drawn.members[0]] = np.nan
     assert np.isnan(community_values(drawn, values)[0])
-
-
-def test_a_client_has_its_own_value():
-    drawn = picture(random_graph("barabasi_albert", 20, rng=seeded()))
-    assert community_values(drawn, np.arange(20.0)).tolist() == list(range(20))
+    alone = picture(random_graph("barabasi_albert", 20, rng=seeded()))
+    assert community_values(alone, np.arange(20.0)).tolist() == list(range(20))
 
 
 @pytest.mark.parametrize("dark", [False, True])

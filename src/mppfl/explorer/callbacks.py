@@ -1,4 +1,4 @@
-"""Callbacks: the state of the levers in, everything that is to be seen of it out."""
+"""Callbacks: levers in, what is to be seen of them out (alone: the server only ties them to the page)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def report_page(runs: Sequence[Run]) -> str:
     """The page as text."""
     labels, slots = labels_of(runs), slots_of([run.mechanism for run in runs])
     charts, chart_data = _charts(runs, labels, slots)
-    graphs, graph_data = _graphs(runs, labels, slots)
+    graphs, graph_data = _graphs(runs, labels)
     sections = [run_section(k, *parts) for k, parts in enumerate(zip(slots, labels, runs, strict=True))]
     page = page_templates().get_template("report.html.j2")
     return page.render(
@@ -133,24 +133,8 @@ def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
             shown = cells[min(values, key=lambda k, values=values: values[k])][heading]  # type: ignore[misc]
             best[heading] = {k for k in values if cells[k][heading] == shown}
     headings = [heading for heading in cells[0] if heading not in same]
-    return {
-        "headings": headings,
-        "shared": f"All aggregate by {cells[0]['aggregation']}." if "aggregation" in same else "",
-        "rows": [
-            {
-                "label": label,
-                "cells": [
-                    {
-                        "text": cells[k][heading],
-                        "best": k in best.get(heading, ()),
-                        "words": heading in ("mechanism", "aggregation"),
-                    }
-                    for heading in headings
-                ],
-            }
-            for k, label in enumerate(labels)
-        ],
-    }
+    shared = f"All aggregate by {cells[0]['aggregation']}." if "aggregation" in same else ""
+    return {"headings": headings, "shared": shared, "labels": labels, "cells": cells, "best": best}
 
 
 def _charts(
@@ -166,20 +150,20 @@ def _charts(
 
     banded = len(runs) <= 3
     budget_title = "Budget ρ that the middle client spends" + (", band: middle 80 %" if banded else "")
-    wanted = [
+    figures = [
         ("accuracy", "Accuracy on test data", lines_of("accuracy"), _tick_percent, "learning"),
         ("loss", "Loss on test data", lines_of("loss"), plainly, "learning"),
         ("reward_rate", "Reward rate, money per unit of budget", lines_of("reward_rate"), plainly, "money"),
         ("budgets", budget_title, [_budget_line(*parts, banded) for parts in every], plainly, "money"),
     ]
     charts, data = [], {}
-    for key, title, lines, tick, group in wanted:
+    for key, title, lines, tick, group in figures:
         # Who pays nothing at all would only press the others' rates against the edge.
         drawn = [line for line in lines if key != "reward_rate" or line.y.any()] or lines
         alt_text = f"{title}: {_in_words(lines, tick)}"
         picture, frame = svg.line_chart(drawn, alt_text, key=key, tick=tick, from_zero=key == "budgets")
         note = " ".join(_chart_notes(lines, drawn))
-        charts.append({"key": key, "title": title, "svg": picture, "group": group, "note": note})
+        charts.append({"title": title, "svg": picture, "group": group, "note": note})
         if frame is not None:
             series = [{"name": line.name, "x": line.x.tolist(), "y": tooltip_values(line.y)} for line in lines]
             data[key] = asdict(frame) | {"percent": tick is _tick_percent, "series": series}
@@ -222,14 +206,14 @@ def _tick_percent(value: float) -> str:
 
 def _in_words(lines: Sequence[Line], tick: Any) -> str:
     """First and last value of every curve: the chart's alt text."""
-    ends = [(line.name, finite(line.y)) for line in lines]
+    curves = {line.name: finite(line.y) for line in lines}
     return "; ".join(
-        f"{name} from {tick(known[0])} to {tick(known[-1])}" if len(known) else f"{name} not known"
-        for name, known in ends
+        f"{name} from {tick(values[0])} to {tick(values[-1])}" if len(values) else f"{name} not known"
+        for name, values in curves.items()
     )
 
 
-def _graphs(runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """One picture per run, on one colour scale; runs on the same network share its layout and its links."""
     layouts: list[tuple[Run, svg.Layout]] = []
     layout_of: list[int] = []
@@ -246,7 +230,7 @@ def _graphs(runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]) ->
     }
     ends = most["spent"], _largest([run.paid for run in runs])
     panels, data = [], {}
-    for k, (label, slot, run) in enumerate(zip(labels, slots, runs, strict=True)):
+    for k, (label, run) in enumerate(zip(labels, runs, strict=True)):
         layout, key = layouts[layout_of[k]][1], f"graph-{k}"
         alt_text = (
             f"Social graph under {label}: {run.num_clients:,} clients, {run.graph.num_links:,} links; colour is spent ρ"
@@ -254,7 +238,7 @@ def _graphs(runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]) ->
         picture = svg.graph_picture(
             layout, run.names, run.accounts.spent, run.paid, ends, alt_text, key=key, links_id=f"links-{layout_of[k]}"
         )
-        panels.append({"label": label, "style": svg.style_of(slot), "svg": picture, "note": layout.note})
+        panels.append({"label": label, "svg": picture, "note": layout.note})
         data[key] = _graph_data(run, layout)
     cells = sum(run.num_rounds * len(layouts[k][1].shown) for run, k in zip(runs, layout_of, strict=True))
     small = cells * 2 <= MOST_CELLS and len({run.num_rounds for run in runs}) == 1 and runs[0].num_rounds > 1

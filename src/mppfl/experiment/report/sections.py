@@ -1,4 +1,4 @@
-"""What a report says: headline, verdict and tiles over all runs; tables, figures and provenance of each run."""
+"""What a report says in words and tables, over all runs and of each (alone: prose, which page.py only places)."""
 
 from __future__ import annotations
 
@@ -185,9 +185,9 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
     strength = run.setting("externality_strength")
     return {
         "key": key,
+        "run": run,
         "label": label,
         "style": svg.style_of(slot),
-        "mechanism": run.mechanism,
         "facts": comparison_cells(comparison_rows([run])[0]),
         "bars": bars,
         "bars_cut": _cut(len(drawn), run.num_clients, "most exposed"),
@@ -197,7 +197,6 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
         "payments": _payments(run, label, key),
         "config": toml_text(_without_folders(run.config)).strip(),
         "provenance": _provenance(run),
-        "notes": run.notes,
     }
 
 
@@ -211,29 +210,14 @@ def _privacy(run: Run) -> dict[str, Any]:
     protected, spending = bool(np.isfinite(accounts.spent).all()), accounts.spent > 0
     factors = finite(accounts.worst_case_spent[spending] / accounts.spent[spending]) if protected else np.array([])
     return {
-        "privacy": accounts.privacy,
-        "unit": accounts.unit,
-        "adjacency": accounts.adjacency,
-        "guarantee": accounts.guarantee,
+        "accounts": accounts,
         "breaks": mechanism.breaks if mechanism else "",
-        "noise": accounts.noise,
         "simulation": SIMULATION if accounts.simulation else "",
         "dp_delta": delta(accounts.dp_delta),
         "protected": protected,
         "worse": bool((accounts.worst_case_spent > accounts.spent).any()),
         "factor": between(factors.min(), factors.max()) if len(factors) else "",
-        "rows": [
-            {
-                "name": run.names[client],
-                "examples": f"{int(run.num_examples[client]):,}",
-                "rounds": int(run.rounds_taken_part[client]),
-                "spent": number(accounts.spent[client]),
-                "worst": number(accounts.worst_case_spent[client]),
-                "epsilon": epsilon(accounts.dp_epsilon[client]),
-                "worst_epsilon": epsilon(accounts.worst_case_epsilon[client]),
-            }
-            for client in order
-        ],
+        "order": order,
         "cut": _cut(len(order), run.num_clients, "who spent most"),
     }
 
@@ -244,44 +228,28 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
     rounds = run.history.rounds["round_index"].astype(np.int64)
     alt_text = f"Payments under {label}, clients by rounds; {number(run.paid.sum())} in all"
     heat = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
-    paid, total, taken_part = run.paid, float(run.paid.sum()), run.rounds_taken_part
-    order = np.argsort(-np.nan_to_num(paid, posinf=0.0), kind="stable")[:MOST_LINES].tolist()
-    shared = math.isfinite(total) and total > 0
-    small = run.num_clients <= 40 and run.num_rounds <= 200
+    total = float(run.paid.sum())
+    order = np.argsort(-np.nan_to_num(run.paid, posinf=0.0), kind="stable")[:MOST_LINES].tolist()
     averaged = f" Each column is the mean over up to {heat.rounds_each} rounds." if heat.rounds_each > 1 else ""
     return {
         "svg": heat.svg,
         "top": number(heat.top),
         "gradient": ", ".join(svg.SCALE[::3]),
         "cut": _cut(len(heat.rows), run.num_clients, "best paid") + averaged,
-        "total": number(total),
-        "any": bool(len(finite(paid)) and total > 0),
-        "rows": [
-            {
-                "name": run.names[client],
-                "paid": number(paid[client]),
-                "share": percent(paid[client] / total) if shared else "–",
-                "width": f"{100 * paid[client] / paid.max():.0f}" if shared else "0",
-                "each": number(paid[client] / max(1, int(taken_part[client]))),
-                "rounds": int(taken_part[client]),
-            }
-            for client in order
-        ],
+        "total": total,
+        "finite": math.isfinite(total) and total > 0,
+        "any": bool(len(finite(run.paid)) and total > 0),
+        "order": order,
         "rows_cut": _cut(len(order), run.num_clients, "best paid"),
-        "every": [
-            {"round": int(index), "rate": number(rate), "sum": number(row.sum()),
-             "cells": [number(value) if here else "" for value, here in zip(row, participating, strict=True)]}
-            for index, rate, row, participating in zip(
-                rounds, run.history.rounds["reward_rate"], payments, present, strict=True)
-        ] if small else [],
-        "names": run.names if small else (),
+        "all": payments if run.num_clients <= 40 and run.num_rounds <= 200 else None,
+        "present": present,
         "data": {
             "names": [run.names[client] for client in heat.rows.tolist()],
             "columns": heat.columns,
             "values": [tooltip_values(row) for row in heat.values],
             "frame": heat.frame,
         },
-    }  # fmt: skip
+    }
 
 
 def _absent(run: Run) -> list[dict[str, str]]:

@@ -272,7 +272,7 @@ def graph_layout(graph: SocialGraph) -> Layout:
         notes.append(f"only the {MOST_LINKS:,} strongest of {len(firsts):,} links are drawn")
         kept = np.argsort(-strengths, kind="stable")[:MOST_LINKS]
         firsts, seconds = firsts[kept], seconds[kept]
-    margin = 12.0
+    margin = 16.0
     box = SIDE - 2 * margin
     x, y = lay_out(len(shown), firsts, seconds, radii=_radius(len(shown))[1], width=box, height=box)
     x, y = (x + margin).round(1), (y + margin).round(1)
