@@ -165,7 +165,7 @@ def test_the_command_writes_a_page_and_its_figures(lastfm, outcome, lastfm_folde
 
 def test_the_command_refuses_what_cannot_be_in_one_line(lastfm, lastfm_folder, tmp_path):
     assert "no such folder" in lastfm("--data", tmp_path / "nowhere").error
-    assert "splits=0" in lastfm("--data", lastfm_folder, "--splits", 0).error
+    assert "--splits 0" in lastfm("--data", lastfm_folder, "--splits", 0).error
     assert "nothing to rank" in lastfm("--data", lastfm_folder, "--least-listeners", 500).error
     (tmp_path / "taken").write_text("")
     done = lastfm("--data", lastfm_folder, "--output", tmp_path / "taken")

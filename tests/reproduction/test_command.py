@@ -41,11 +41,11 @@ def reproduce(monkeypatch, capsys, tmp_path):
     [
         (["table3"], "error: 'table3' is nothing to reproduce. Known: table1"),
         (["fig-phi", "--only", "svhn"], "error: --only chooses cells"),
-        (["table1", "--only", "cifar"], "error: only='cifar' names no cell"),
-        (["table2", "--only", "svhn"], "error: only='svhn' names no cell"),
+        (["table1", "--only", "cifar"], "error: --only cifar names no cell"),
+        (["table2", "--only", "svhn"], "error: --only svhn names no cell"),
         (["table1", "--seeds", "0"], "error: --seeds=0"),
         (["table1", "--device", "tpu"], "error: "),
-        (["table1", "--minutes", "-3"], "error: minutes=-3"),
+        (["table1", "--minutes", "-3"], "error: --minutes -3"),
         (["fig-phi", "--status"], "error: --status is about the cells"),
     ],
 )

@@ -35,7 +35,7 @@ MOST_ROUNDS = 10_000_000  # more would not fit into memory
 NETWORK, GAME, PRICING, LEAKAGE = "Network", "Clients and game", "Mechanism", "Leakage"  # panels of --help
 PRICED = "leakage_priced"
 LEAK_ASSUMES = (
-    "nats; the attribute follows a Gaussian field on the edges, its constants fitted on the public sample; "
+    "nats; the attribute follows a Gaussian field on the links, its constants fitted on the public sample; "
     "client-level budgets spent once; an estimate, not a bound"
 )
 
