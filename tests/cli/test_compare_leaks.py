@@ -9,7 +9,8 @@ import pytest
 from pytest import approx
 
 import mppfl as package
-from mppfl.leakage import exposure
+import mppfl.leakage
+from mppfl.leakage import r_bound
 from mppfl.network import write_links
 from tests.homes import home
 
@@ -123,7 +124,8 @@ def test_a_figure_can_be_drawn_with_the_priced_mechanism(mppfl, circles, tmp_pat
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Networks of more than 50 clients count as too large for matrices."""
-    monkeypatch.setattr(home(exposure), "DENSE_LIMIT", 50)
+    for module in (home(r_bound), mppfl.leakage):
+        monkeypatch.setattr(module, "DENSE_LIMIT", 50)
 
 
 def test_on_a_large_network_the_leak_is_estimated_and_no_least_one_given(mppfl, circles, request):
