@@ -88,9 +88,9 @@ def external_columns(
     num_examples  n of each client, where budgets are per record: one for all, by name, or in the ledger's order
     """
     account = ledger.account(None, unit)
-    places = _places(graph, account.clients)
+    positions = _positions(graph, account.clients)
     shown = tuple(account.clients if clients is None else map(str, clients))
-    rows = places if clients is None else np.array([graph.index(name) for name in shown], dtype=np.int64)
+    rows = positions if clients is None else np.array([graph.index(name) for name in shown], dtype=np.int64)
     walks = propagate(graph) if propagation is None else propagation
     if walks.num_clients != graph.num_clients:
         raise BadInput(f"propagation is for {walks.num_clients} clients, the network has {graph.num_clients}.")
@@ -100,7 +100,7 @@ def external_columns(
 
     def spread(values: Array) -> Array:  # from the ledger's order to the network's
         everybody = np.zeros(graph.num_clients)
-        everybody[places] = values
+        everybody[positions] = values
         return everybody
 
     def for_all_data(values: Array) -> Array:
@@ -129,43 +129,43 @@ def external_columns(
     )
 
 
-def _bound(graph: SocialGraph, couplings: Any, told: Array | None, missing: str) -> ExposureBound:
+def _bound(graph: SocialGraph, couplings: Any, budgets: Array | None, missing: str) -> ExposureBound:
     size = graph.num_clients
     if couplings is None:
         reason = "no couplings were given, and the bound is a theorem about known ones"
-    elif told is None:
+    elif budgets is None:
         reason = missing
     elif size > DENSE_LIMIT and not is_forest(graph):
         reason = f"with cycles it is computed densely, for at most {DENSE_LIMIT:,} clients, not {size:,}"
     else:
-        return r_bound(graph, couplings, told)
+        return r_bound(graph, couplings, budgets)
     return ExposureBound(np.full(size, np.nan), "none", "", reason, np.full(size, np.log(2)))
 
 
 def _leak(
-    graph: SocialGraph, known: Array | None, told: Array | None, missing: str
+    graph: SocialGraph, known: Array | None, budgets: Array | None, missing: str
 ) -> tuple[Array, str, tuple[str, ...]]:
     """R_leak, why there is none, and what must be said beside it."""
     size = graph.num_clients
-    if known is None or told is None:
+    if known is None or budgets is None:
         return np.full(size, np.nan), "no public sample of an attribute was given" if known is None else missing, ()
     if size <= DENSE_LIMIT:
-        return r_leak(graph, told, known).nats, "", ()
-    found = leak_estimator(graph, known, PROBES_DRAWN_BY)(told)
-    off = float(np.median(found.error / np.maximum(found.nats, 1e-300)))
+        return r_leak(graph, budgets, known).nats, "", ()
+    estimate = leak_estimator(graph, known, PROBES_DRAWN_BY)(budgets)
+    off = float(np.median(estimate.error / np.maximum(estimate.nats, 1e-300)))
     note = f"R_leak is estimated: {size:,} clients are too many for matrices; the median standard error is {off:.0%}"
-    return found.nats, "", (note,)
+    return estimate.nats, "", (note,)
 
 
-def _places(graph: SocialGraph, names: Sequence[str]) -> IntArray:
+def _positions(graph: SocialGraph, names: Sequence[str]) -> IntArray:
     """Where the ledger's clients stand in the network."""
-    found = []
+    positions = []
     for name in names:
         try:
-            found.append(graph.index(name))
+            positions.append(graph.index(name))
         except UnknownClient as cause:
             raise UnknownClient(f"the ledger and the network do not fit: {cause}") from cause
-    return np.array(found, dtype=np.int64)
+    return np.array(positions, dtype=np.int64)
 
 
 def _require_finite(account: Account) -> None:
@@ -200,7 +200,7 @@ def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Arr
     if account.poisson.any():
         name = account.clients[int(np.argmax(account.poisson > 0))]
         return f"client {name!r} has Poisson-sampled releases, which no zCDP budget measures"
-    others = [each for each in units if each != account.unit]
+    others = [unit for unit in units if unit != account.unit]
     if others:
         return f"the ledger also holds releases per {others[0]}, which these budgets leave out"
     if account.unit == "record" and counts is None:

@@ -60,7 +60,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class NormalisedWalk:
     """N = D^-½ A D^-½ without its trivial mode, as an operator in single precision.
 
     trivial    unit vector D^½ 1, float32
@@ -95,18 +95,18 @@ class Walk:
         return total
 
 
-def walk_of(graph: SocialGraph) -> Walk:
+def walk_of(graph: SocialGraph) -> NormalisedWalk:
     """The network's normalised walk; links count the same in both directions and whatever their weight."""
     linked = friendships(graph)
     roots = np.sqrt(np.asarray(linked.sum(axis=1)).ravel())
     inverse = np.divide(1.0, roots, out=np.zeros_like(roots), where=roots > 0)
     scaled = sp.diags_array(inverse) @ linked @ sp.diags_array(inverse)
     trivial = roots / max(float(np.linalg.norm(roots)), 1e-300)
-    open_walk = Walk(sp.csr_array(scaled, dtype=np.float32), trivial.astype(np.float32), -1.0, 1.0)
+    open_walk = NormalisedWalk(sp.csr_array(scaled, dtype=np.float32), trivial.astype(np.float32), -1.0, 1.0)
     return replace(open_walk, **_spectrum(open_walk))
 
 
-def _spectrum(walk: Walk) -> dict[str, float]:
+def _spectrum(walk: NormalisedWalk) -> dict[str, float]:
     """Both ends of the spectrum by Lanczos, with a margin for what it has not yet found."""
     size = walk.num_clients
     if size < SMALL_SPECTRUM:
@@ -135,7 +135,7 @@ class FieldAtScale:
     mean          that mean, of e^{β(N - high)}
     """
 
-    walk: Walk
+    walk: NormalisedWalk
     beta: float
     eta: float
     smooth: Array
@@ -153,7 +153,7 @@ class FieldAtScale:
 
 
 def field_at_scale(
-    walk: Walk, beta: float, eta: float, rng: np.random.Generator, probes: int = DIAGONAL_PROBES
+    walk: NormalisedWalk, beta: float, eta: float, rng: np.random.Generator, probes: int = DIAGONAL_PROBES
 ) -> FieldAtScale:
     """The field for constants (β, η), its diagonal estimated with `probes` random sign vectors."""
     values, errors, mean = diagonal_of_exponential(walk, beta, rng, probes)
@@ -161,7 +161,7 @@ def field_at_scale(
 
 
 def diagonal_of_exponential(
-    walk: Walk, beta: float, rng: np.random.Generator, probes: int
+    walk: NormalisedWalk, beta: float, rng: np.random.Generator, probes: int
 ) -> tuple[Array, Array, float]:
     """Diagonal of e^{βN} over its mean, its relative standard errors, and that mean for e^{β(N - high)}."""
 
@@ -491,7 +491,7 @@ def exact_surface(
 
 
 def surface_at_scale(
-    walk: Walk, public: BoolArray, values: Array, rng: np.random.Generator, betas: Array = BETAS_AT_SCALE
+    walk: NormalisedWalk, public: BoolArray, values: Array, rng: np.random.Generator, betas: Array = BETAS_AT_SCALE
 ) -> LikelihoodSurface:
     """The surface by stochastic Lanczos quadrature; the same signs for every β, so that differences are sharp."""
     signs = random_signs(rng, (int(public.sum()), DETERMINANT_PROBES))
@@ -509,7 +509,7 @@ def surface_at_scale(
 
 
 def _row_at_scale(
-    walk: Walk, public: BoolArray, values: Array, signs: Any, beta: float, rng: np.random.Generator
+    walk: NormalisedWalk, public: BoolArray, values: Array, signs: Any, beta: float, rng: np.random.Generator
 ) -> tuple[Array, Array]:
     """For one β and every η: the fit without its determinant, and ½ ln det by each probe."""
     smooth, _, mean = diagonal_of_exponential(walk, beta, rng, SURFACE_PROBES)
@@ -554,7 +554,7 @@ def lanczos_quadrature(image: Any, starts: Any, steps: int) -> tuple[Array, Arra
 
 
 def fit_at_scale(
-    graph: SocialGraph, walk: Walk, shown: Array, rng: np.random.Generator
+    graph: SocialGraph, walk: NormalisedWalk, shown: Array, rng: np.random.Generator
 ) -> tuple[FieldFit, LikelihoodSurface]:
     """`fit_field` for a network of any size: the top of the estimated likelihood surface."""
     values, rate = standardised(shown)

@@ -20,7 +20,7 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.leakage.field import friendships
-from mppfl.leakage.field_at_scale import Walk, over_probes, random_signs, walk_of
+from mppfl.leakage.field_at_scale import NormalisedWalk, over_probes, random_signs, walk_of
 from mppfl.network import SocialGraph, SparseMatrix
 
 WALKS = 4
@@ -89,13 +89,13 @@ def deviation_of_sum(of_clients: Array, of_pairs: Array) -> float:
 
 
 def _by_link(linked: SparseMatrix, public: BoolArray, values: Array) -> Correlation:
-    among, own = linked[public][:, public].tocoo(), values[public]
+    among, ends = linked[public][:, public].tocoo(), values[public]
     if not among.nnz:
         return Correlation(np.nan, np.nan, np.nan, 0.0)
-    products = own[among.row] * own[among.col]
+    products = ends[among.row] * ends[among.col]
     value = float(products.mean())
     apart = products - value  # every pair twice, once from each end
-    of_clients: Array = np.bincount(among.row, apart, minlength=len(own)).astype(np.float64)
+    of_clients: Array = np.bincount(among.row, apart, minlength=len(ends)).astype(np.float64)
     return _with_interval(value, 2 * deviation_of_sum(of_clients, apart / math.sqrt(2)), among.nnz, among.nnz // 2)
 
 
@@ -107,7 +107,7 @@ def _with_interval(value: float, deviation: float, times_seen: float, num_pairs:
 
 def _pair_correlations(step: Any, longest: int, closed: Array, values: Array, counts: Any) -> tuple[Correlation, ...]:
     """For k = 1 ... longest: Σ w_i w_j M^k_ij y_i y_j / Σ w_i w_j M^k_ij over i ≠ j, with w the bootstrap's counts."""
-    found = np.full((longest, counts.shape[1], 2), np.nan)
+    sums = np.full((longest, counts.shape[1], 2), np.nan)
     for start in range(0, counts.shape[1], COLUMNS):
         weights = counts[:, start : start + COLUMNS]
         weighed = weights * values[:, None].astype(np.float32)
@@ -116,11 +116,11 @@ def _pair_correlations(step: Any, longest: int, closed: Array, values: Array, co
             moved, present = step(moved), step(present)
             home = closed[k][:, None]
             columns = slice(start, start + weights.shape[1])
-            found[k, columns, 0] = np.einsum("ij,ij->j", weighed, moved, dtype=np.float64)
-            found[k, columns, 0] -= (weighed.astype(np.float64) ** 2 * home).sum(axis=0)
-            found[k, columns, 1] = np.einsum("ij,ij->j", weights, present, dtype=np.float64)
-            found[k, columns, 1] -= (weights.astype(np.float64) ** 2 * home).sum(axis=0)
-    return tuple(_of_sums(found[k, :, 0], found[k, :, 1]) for k in range(longest))
+            sums[k, columns, 0] = np.einsum("ij,ij->j", weighed, moved, dtype=np.float64)
+            sums[k, columns, 0] -= (weighed.astype(np.float64) ** 2 * home).sum(axis=0)
+            sums[k, columns, 1] = np.einsum("ij,ij->j", weights, present, dtype=np.float64)
+            sums[k, columns, 1] -= (weights.astype(np.float64) ** 2 * home).sum(axis=0)
+    return tuple(_of_sums(sums[k, :, 0], sums[k, :, 1]) for k in range(longest))
 
 
 def _of_sums(products: Array, pairs: Array) -> Correlation:
@@ -135,7 +135,7 @@ def _of_sums(products: Array, pairs: Array) -> Correlation:
     return Correlation(float(ratios[0]), float(low), float(high), float(pairs[0]))
 
 
-def _closed_walks(walk: Walk, rng: np.random.Generator) -> Array:
+def _closed_walks(walk: NormalisedWalk, rng: np.random.Generator) -> Array:
     """Diagonals of N, N², N³, N⁴ [k, clients]: exactly on small networks, else by probes.
 
     They enter only as sums over the public clients, in which the probes' errors average out.
@@ -146,8 +146,8 @@ def _closed_walks(walk: Walk, rng: np.random.Generator) -> Array:
         twice = once @ once
         return np.array([np.zeros(size), np.diagonal(twice), (twice * once).sum(axis=1), (twice**2).sum(axis=1)])
 
-    def products(own: np.random.Generator, width: int) -> Array:
-        signs = random_signs(own, (size, width))
+    def products(stream: np.random.Generator, width: int) -> Array:
+        signs = random_signs(stream, (size, width))
         once = walk.links @ signs
         twice = walk.links @ once
         return np.array([(once * twice).sum(axis=1), (twice * twice).sum(axis=1)], dtype=np.float64)
@@ -202,10 +202,10 @@ def _at_one_distance(products: Array, pairs: Array, squares: Array) -> Correlati
 def _decay(walks: tuple[Correlation, ...]) -> float | None:
     """Slope of ln(correlation) over the first steps whose interval lies above 0; two are needed."""
     telling: list[float] = []
-    for each in walks:
-        if not each.low > 0:
+    for walk in walks:
+        if not walk.low > 0:
             break
-        telling.append(np.log(each.value))
+        telling.append(np.log(walk.value))
     if len(telling) < 2:
         return None
     return float(np.exp(np.polyfit(np.arange(len(telling)), telling, 1)[0]))

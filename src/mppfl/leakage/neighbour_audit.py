@@ -74,7 +74,7 @@ class Signals:
         return np.where(heard, (uploads - self.middle) / gap, 0.0), np.where(heard, noise, np.inf)
 
 
-class _Uploads(NamedTuple):
+class _AuditedRelease(NamedTuple):
     """How clients upload, and what the attacker learnt about it from shadow releases."""
 
     release: Release
@@ -395,7 +395,7 @@ def audit_neighbour(
         raise BadInput(f"attackers={tuple(attackers)!r} must be some of {', '.join(ATTACKERS)}.")
     if not (spent > 0).any():
         raise BadInput("every budget is 0: nobody uploads anything, so nothing can be inferred.")
-    uploads = _Uploads(release, spent, clip, *learn_signals(release, spent, clip, rng))
+    uploads = _AuditedRelease(release, spent, clip, *learn_signals(release, spent, clip, rng))
     if couplings is not None:
         signs = _ising_draws(graph, attribute, couplings, fields, require_count(draws, "draws", 100), rng)
         return _audit_tree(graph, signs, couplings, fields, uploads, rng)
@@ -411,7 +411,7 @@ def audit_neighbour(
 
 
 def _audit_tree(
-    graph: SocialGraph, signs: Array, couplings: Any, fields: Any, uploads: _Uploads, rng: np.random.Generator
+    graph: SocialGraph, signs: Array, couplings: Any, fields: Any, uploads: _AuditedRelease, rng: np.random.Generator
 ) -> AuditResult:
     draws, size = signs.shape
     evidence = uploads.signals.evidence(uploads.of(signs, rng))
@@ -459,7 +459,7 @@ def _audit_tree(
 def _audit_attribute(
     graph: SocialGraph,
     signs: Array,
-    uploads: _Uploads,
+    uploads: _AuditedRelease,
     attackers: tuple[str, ...],
     share: float,
     rng: np.random.Generator,

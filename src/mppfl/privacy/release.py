@@ -264,12 +264,12 @@ def std_with_grid(sensitivity: float, noise_multiplier: float, num_parameters: i
     """
     std = noise_multiplier * sensitivity
     for _ in range(64):
-        wanted = noise_multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(num_parameters))
-        if wanted > LARGEST_STD:
+        raised = noise_multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(num_parameters))
+        if raised > LARGEST_STD:
             break
-        if grid_of(wanted, kind) == grid_of(std, kind):
-            return wanted
-        std = wanted
+        if grid_of(raised, kind) == grid_of(std, kind):
+            return raised
+        std = raised
     finer = "noise='gaussian', " if kind == "discrete" else ""
     raise BadInput(
         f"{kind} noise of {noise_multiplier:.3g} times the sensitivity on {num_parameters:,} parameters drowns in its "

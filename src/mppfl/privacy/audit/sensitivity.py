@@ -144,9 +144,6 @@ def _times(factor: float) -> str:
     return f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}"
 
 
-# ---- what is tried ----------------------------------------------------------------------------------------------
-
-
 def _generator(seed: int) -> Generator:
     try:
         import torch
@@ -192,9 +189,6 @@ def _make_trial(
     )
     start = torch.randn(NUM_WEIGHTS, generator=generator, dtype=float64) / torch.cat(fan_in).sqrt()
     return _Trial(tuple(names), all_features, all_labels, record, start, work, clip_norm, learning_rate)
-
-
-# ---- what the mechanisms answer, without noise ------------------------------------------------------------------
 
 
 def _answers(mechanism: PrivacyMechanism, trial: _Trial, generator: Generator) -> Iterator[Tensor]:
@@ -278,9 +272,6 @@ def _poisson_batches(work: LocalWork, generator: Generator) -> Iterator[Tensor]:
         yield (coins < work.sampling_rate).nonzero()[:, 0]
 
 
-# ---- the network ------------------------------------------------------------------------------------------------
-
-
 def _loss(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of the network 20-64-2 with ReLU on one example, weights in one vector."""
     import torch
@@ -323,7 +314,7 @@ def _clip(rows: Tensor, clip_norm: float) -> Tensor:
 
 def _distances(answers: Tensor, mechanism: PrivacyMechanism) -> Array:
     """ℓ2 distances between answers of neighbours; under add-remove only those to the absent one, the last row."""
-    found: Array = (answers[:, None] - answers[None]).norm(dim=2).numpy()
+    distances: Array = (answers[:, None] - answers[None]).norm(dim=2).numpy()
     if mechanism.adjacency == "add-remove":
-        found[:-1, :-1] = 0.0
-    return found
+        distances[:-1, :-1] = 0.0
+    return distances

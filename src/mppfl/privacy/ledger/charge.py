@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.privacy.ledger.entries import Outcome, Refusal, Reservation, Terms, changed_term, terms_of
+from mppfl.privacy.ledger.entries import Outcome, Refusal, ReleaseTerms, Reservation, changed_term, terms_of
 from mppfl.privacy.ledger.epsilon import Total, refusal_of, require_addable
 from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, totals_of
 
@@ -87,9 +87,9 @@ def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: 
     record(write, [Change("cap", name, unit, cap) for name in changed])
 
 
-def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[str, Terms]:
+def terms_by_client(entries: Iterable[Any], run: str, round_index: int) -> dict[str, ReleaseTerms]:
     """The terms of each client's release in one round. Raises where one is wrong, or a client stands there twice."""
-    asked: dict[str, Terms] = {}
+    asked: dict[str, ReleaseTerms] = {}
     for entry in entries:
         client, terms = terms_of(entry, run, round_index)
         if client in asked:
@@ -116,7 +116,7 @@ class Request(NamedTuple):
 
 
 def reserved(
-    write: sqlite3.Connection, request: Request, asked: dict[str, Terms], session: str, path: Path | str
+    write: sqlite3.Connection, request: Request, asked: dict[str, ReleaseTerms], session: str, path: Path | str
 ) -> Reservation:
     """Records what these releases cost, and answers each client.
 
@@ -169,7 +169,7 @@ def reserved(
     return Reservation(outcomes, tuple(refused), attempts)
 
 
-def _require_repeatable(client: str, before: Terms, terms: Terms, request: Request) -> None:
+def _require_repeatable(client: str, before: ReleaseTerms, terms: ReleaseTerms, request: Request) -> None:
     """Raises where a round that was reserved before is another release now, or had to be new."""
     if change := changed_term(before, terms):
         raise BadInput(

@@ -53,7 +53,7 @@ class Reservation:
         return tuple(client for client, outcome in self.outcomes.items() if outcome == "reserved")
 
 
-class Terms(NamedTuple):
+class ReleaseTerms(NamedTuple):
     """What one release costs, as the table of events holds it: an entry that was checked."""
 
     mechanism: str
@@ -68,10 +68,10 @@ class Terms(NamedTuple):
     extra_delta: float
 
 
-TERMS = Terms._fields
+TERMS = ReleaseTerms._fields
 
 
-def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, Terms]:
+def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, ReleaseTerms]:
     """The client and the terms of a release, or one line on what is wrong with them."""
     try:
         client, unit, adjacency = name_of(entry.client), entry.unit, entry.adjacency
@@ -100,7 +100,7 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, Terms]:
                 f"a Poisson-sampled release has no zCDP budget, but client {client!r} has budget={budget!r}."
             )
         noise, rate, steps = require_sampling(noise, rate, steps)
-        return client, Terms(mechanism, unit, adjacency, None, None, noise, rate, steps, kind, extra)
+        return client, ReleaseTerms(mechanism, unit, adjacency, None, None, noise, rate, steps, kind, extra)
     rho = require_budget(budget)
     worst = rho if worst is None else require_budget(worst)
     if worst < rho:
@@ -108,7 +108,7 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, Terms]:
     if kind == "none" and not math.isinf(rho):
         raise BadInput(f"client {client!r} adds no noise, so its budget is infinite, not {rho:g}.")
     noise = None if noise is None else 0.0 + require_number(noise, "noise_multiplier", 0.0, math.inf, open_ends=False)
-    return client, Terms(mechanism, unit, adjacency, rho, worst, noise, None, None, kind, extra)
+    return client, ReleaseTerms(mechanism, unit, adjacency, rho, worst, noise, None, None, kind, extra)
 
 
 def name_of(value: Any, what: str = "client") -> str:
@@ -138,7 +138,7 @@ def require_one_of(name: str, value: Any, choices: Sequence[str]) -> str:
 DERIVED = ("noise_multiplier", "extra_delta")
 
 
-def changed_term(before: Terms, terms: Terms) -> str | None:
+def changed_term(before: ReleaseTerms, terms: ReleaseTerms) -> str | None:
     """The first term in which two reservations are not of the same release, in words; None where they are."""
     pairs: Iterator[tuple[str, Any, Any]] = zip(TERMS, before, terms, strict=True)
     for name, old, new in pairs:

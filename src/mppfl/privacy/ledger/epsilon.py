@@ -13,7 +13,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import BadInput, MppflError
 from mppfl.privacy import Unit, epsilon, epsilon_with_extra, history_epsilon, to_dp_event
-from mppfl.privacy.ledger.entries import GAUSSIAN_KINDS, Refusal, Terms
+from mppfl.privacy.ledger.entries import GAUSSIAN_KINDS, Refusal, ReleaseTerms
 from mppfl.text import number
 
 MOST_HISTORIES = 300  # different ones that are composed in one call, at some seconds each
@@ -99,7 +99,7 @@ class Total:
     poisson: int = 0
     seeded: int = 0
 
-    def add(self, terms: Terms) -> None:
+    def add(self, terms: ReleaseTerms) -> None:
         """Counts one more release."""
         self.events += 1
         self.extra_delta += terms.extra_delta
@@ -118,7 +118,7 @@ class Total:
                 self.not_gaussian, self.poisson, self.seeded)  # fmt: skip
 
 
-def require_addable(client: str, total: Total, terms: Terms) -> None:
+def require_addable(client: str, total: Total, terms: ReleaseTerms) -> None:
     """Raises where the release is for another adjacency than those before it: what they add up to is for neither."""
     if total.events and total.adjacency != terms.adjacency:
         raise BadInput(
@@ -127,7 +127,7 @@ def require_addable(client: str, total: Total, terms: Terms) -> None:
         )
 
 
-def refusal_of(client: str, total: Total, terms: Terms, cap: float) -> Refusal | None:
+def refusal_of(client: str, total: Total, terms: ReleaseTerms, cap: float) -> Refusal | None:
     """Why this release may not be, or None. A cap in ρ cannot be kept where a release has no ρ."""
     if math.isinf(cap):
         return None

@@ -95,8 +95,6 @@ class PrivacyLedger(Database):
         title = f"PrivacyLedger({str(self.path)!r}): {count:,} releases of {clients:,} clients"
         return "\n".join([title, *(repr(self.account(unit=unit)) for unit in self.units[:1])])
 
-    # ---- writing ------------------------------------------------------------------------------------------------
-
     def set_cap(self, client: str | Iterable[str], budget: float, unit: Unit) -> None:
         """From now on each of these clients may spend at most `budget` in `unit`, what is already spent included.
 
@@ -243,8 +241,6 @@ class PrivacyLedger(Database):
             if status != "sent":
                 write.execute("UPDATE events SET status = 'sent' WHERE id = ?", (event,))
                 record(write, [Change("status", str(event), "sent")])
-
-    # ---- reading ------------------------------------------------------------------------------------------------
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -398,8 +394,6 @@ class PrivacyLedger(Database):
                 return verify_all(read, self.path)
             finally:
                 read.execute("COMMIT")
-
-    # ---- inside -------------------------------------------------------------------------------------------------
 
     def _unit(self, unit: str | None) -> Unit:
         if unit is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from mppfl.database import Book
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.privacy import Unit
-from mppfl.privacy.ledger.entries import TERMS, Terms
+from mppfl.privacy.ledger.entries import TERMS, ReleaseTerms
 from mppfl.privacy.ledger.epsilon import Account, Total
 
 SCHEMA = """
@@ -117,15 +117,15 @@ def caps_of(read: sqlite3.Connection, numbers: dict[str, int]) -> dict[tuple[int
 
 def last_attempts(
     read: sqlite3.Connection, run: str, round_index: int, numbers: dict[str, int]
-) -> dict[int, tuple[int, bool, Terms]]:
+) -> dict[int, tuple[int, bool, ReleaseTerms]]:
     """The last attempt of each of these clients in this round: attempt, whether its upload is stored, terms."""
     is_stored = "EXISTS (SELECT 1 FROM uploads WHERE uploads.event = events.id)"
     columns = f"client, attempt, {is_stored}, {', '.join(TERMS)}"
     ask = f"SELECT {columns} FROM events WHERE run = ? AND round_index = ? AND client"
-    last: dict[int, tuple[int, bool, Terms]] = {}
+    last: dict[int, tuple[int, bool, ReleaseTerms]] = {}
     for client, attempt, stored, *terms in rows_in_parts(read, ask, (run, round_index), list(numbers.values())):
         if client not in last or attempt > last[client][0]:
-            last[client] = (attempt, bool(stored), Terms(*terms))
+            last[client] = (attempt, bool(stored), ReleaseTerms(*terms))
     return last
 
 

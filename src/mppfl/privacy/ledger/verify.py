@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from mppfl.database import errors_in_one_line
 from mppfl.errors import BadFile
 from mppfl.privacy.ledger.charge import Change, link
-from mppfl.privacy.ledger.entries import TERMS, Terms
+from mppfl.privacy.ledger.entries import TERMS, ReleaseTerms
 from mppfl.privacy.ledger.epsilon import Total, agree, refusal_of
 from mppfl.privacy.ledger.schema import EXPORTED
 
@@ -91,7 +91,7 @@ def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
         head = link(head, (name, *facts))
         if head != chain or facts[0] != count:
             refuse(f"event {facts[0]} does not follow from the one before")
-        terms = Terms(*facts[5:15])
+        terms = ReleaseTerms(*facts[5:15])
         total = sums.setdefault((facts[3], terms.unit), Total(terms.adjacency))
         # Whoever raised a cap by hand, and put it back after the release, is found out here.
         if refusal_of(name, total, terms, changes.caps.get((name, terms.unit), math.inf)):
