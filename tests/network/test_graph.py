@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mppfl.errors import BadGraph, BadInput, UnknownClient
-from mppfl.network import describe, graph_from_links, graph_from_matrix, joined_names
+from mppfl.network import graph_from_links, graph_from_matrix, joined_names
 
 approx = pytest.approx
 
@@ -52,26 +52,18 @@ def test_links_and_matrix_are_two_ways_to_one_graph(matrix):
     assert (by_links.influence.toarray() == graph_from_matrix(matrix).influence.toarray()).all()
 
 
-def test_row_normalisation_divides_by_what_a_client_is_exposed_to():
-    graph = graph_from_matrix(THREE)
-    assert graph.influence.toarray() == approx(np.array([[0, 0.25, 0.75], [1, 0, 0], [1, 0, 0]]))
+@pytest.mark.parametrize(
+    ("normalisation", "influence"),
+    [
+        ("row", [[0, 0.25, 0.75], [1, 0, 0], [1, 0, 0]]),  # divided by the weights to which a client is exposed
+        ("none", THREE),
+        ("symmetric", [[0, 8**-0.5, 1.5], [2 / 8**0.5, 0, 0], [0.5, 0, 0]]),  # by the roots of both strengths, 4, 2, 1
+    ],
+)
+def test_weights_are_normalised_as_asked_for(normalisation, influence):
+    graph = graph_from_matrix(THREE, normalisation=normalisation)
+    assert graph.influence.toarray() == approx(np.array(influence))
     assert graph.strengths == approx([4, 2, 1])
-
-
-def test_no_normalisation_leaves_strengths_as_given():
-    assert graph_from_matrix(THREE, normalisation="none").influence.toarray() == approx(THREE)
-
-
-def test_symmetric_normalisation_divides_by_the_roots_of_both_strengths():
-    influence = graph_from_matrix(THREE, normalisation="symmetric").influence.toarray()
-    assert influence[0, 1] == approx(1 / np.sqrt(4 * 2))
-    assert influence[0, 2] == approx(3 / np.sqrt(4 * 1))
-    assert influence[1, 0] == approx(2 / np.sqrt(2 * 4))
-
-
-def test_links_of_an_isolated_exposer_are_recovered_under_symmetric_normalisation():
-    graph = graph_from_links([0], [1], [5.0], normalisation="symmetric", isolated="keep")
-    assert graph.links().toarray().tolist() == [[0, 0], [5, 0]]
 
 
 @given(weight_matrices(), st.sampled_from(["row", "symmetric"]))
@@ -101,12 +93,8 @@ def test_weights_of_one_come_back_as_one_from_any_number_of_links():
     assert (graph.links().data == 1.0).all()
 
 
-def test_a_link_says_that_the_target_is_exposed_by_the_source():
-    graph = graph_from_links([1], [0], isolated="keep")
-    assert graph.influence.toarray().tolist() == [[0, 1], [0, 0]]
-
-
-def test_undirected_links_run_both_ways_with_one_weight():
+def test_a_link_says_that_the_target_is_exposed_by_the_source_and_may_run_both_ways():
+    assert graph_from_links([1], [0], isolated="keep").influence.toarray().tolist() == [[0, 1], [0, 0]]
     graph = graph_from_links([0, 1], [1, 2], [2.0, 5.0], undirected=True, normalisation="none")
     assert graph.influence.toarray().tolist() == [[0, 2, 0], [2, 0, 5], [0, 5, 0]]
 
@@ -131,12 +119,9 @@ def test_the_arrays_of_a_graph_cannot_be_written():
 CHAIN = {"sources": [1, 2, 3, 4, 5], "targets": [0, 1, 2, 5, 4], "names": ["a", "b", "c", "d", "e", "f"]}
 
 
-def test_isolated_clients_are_an_error_that_names_them():
+def test_isolated_clients_are_an_error_that_names_the_first_five():
     with pytest.raises(BadGraph, match=r"1 of 6 clients are isolated .*'d'.*isolated=\"keep\""):
         graph_from_links(**CHAIN)
-
-
-def test_only_the_first_five_isolated_clients_are_named():
     with pytest.raises(BadGraph, match=r"7 of 8 clients are isolated .*: '0', '1', '2', '3', '4', \.\.\.\."):
         graph_from_links([0], [7], num_clients=8)
 
@@ -150,36 +135,22 @@ def test_kept_isolated_clients_have_empty_rows():
 
 def test_dropping_isolated_clients_cascades_and_remembers_where_the_others_stood():
     graph = graph_from_links(**CHAIN, isolated="drop")  # d goes, then c, then b, then a
-    assert graph.names == ("e", "f")
-    assert graph.origin.tolist() == [4, 5]
+    assert (graph.names, graph.origin.tolist()) == (("e", "f"), [4, 5])
     assert graph.influence.toarray().tolist() == [[0, 1], [1, 0]]
-
-
-def test_clients_without_names_keep_their_numbers_when_others_are_dropped():
-    graph = graph_from_links([2, 1, 0], [1, 2, 2], num_clients=3, isolated="drop")
-    assert (graph.names, graph.origin.tolist()) == (("1", "2"), [1, 2])
-
-
-def test_a_graph_of_which_nothing_is_left_is_refused():
+    unnamed = graph_from_links([2, 1, 0], [1, 2, 2], num_clients=3, isolated="drop")
+    assert (unnamed.names, unnamed.origin.tolist()) == (("1", "2"), [1, 2])
     with pytest.raises(BadGraph, match="every client became isolated"):
         graph_from_links([0, 1], [1, 2], isolated="drop")
 
 
-def test_a_link_given_twice_with_one_weight_counts_once():
+def test_a_link_given_twice_counts_once_and_must_have_one_weight():
     graph = graph_from_links([0, 1, 0], [1, 0, 1], [2.0, 1.0, 2.0], normalisation="none")
     assert (graph.num_links, graph.influence[1, 0]) == (2, 2.0)
-
-
-def test_a_link_given_twice_with_two_weights_is_refused():
     with pytest.raises(BadGraph, match=r"link from 'x' to 'y' is given twice, with weights 2 and 3"):
         graph_from_links([0, 1, 0], [1, 0, 1], [2.0, 2.0, 3.0], names=["x", "y"])
-
-
-def test_the_two_directions_of_an_undirected_link_must_agree():
-    with pytest.raises(BadGraph, match="given twice, with weights"):
+    with pytest.raises(BadGraph, match="given twice, with weights"):  # the two directions must agree
         graph_from_links([0, 1], [1, 0], [2.0, 3.0], undirected=True)
-    agreeing = graph_from_links([0, 1], [1, 0], [2.0, 2.0], undirected=True)
-    assert agreeing.num_links == 2
+    assert graph_from_links([0, 1], [1, 0], [2.0, 2.0], undirected=True).num_links == 2
 
 
 def test_self_loops_are_refused_or_dropped_as_told():
@@ -193,9 +164,6 @@ def test_self_loops_are_refused_or_dropped_as_told():
     assert graph_from_matrix(looped, self_loops="drop").influence.toarray() == approx(
         graph_from_matrix(THREE).influence.toarray()
     )
-
-
-def test_a_graph_of_self_loops_alone_is_refused():
     with pytest.raises(BadGraph, match="no links"):
         graph_from_links([0, 1], [0, 1], self_loops="drop")
 
@@ -312,7 +280,7 @@ def test_description_of_a_triangle_with_a_tail_and_an_isolated_pair():
     # 0 -> 1 -> 2 -> 0 is a cycle, 2 also exposes 3, and 1 and 0 expose each other; 4 and 5 know only each other.
     # Links (source, target): 01, 12, 20, 23, 10, 45, 54. Mutual: 01, 10, 45, 54.
     graph = graph_from_links([0, 1, 2, 2, 1, 4, 5], [1, 2, 0, 3, 0, 5, 4], [1.0, 1.0, 1.0, 1.0, 4.0, 1.0, 1.0])
-    found = describe(graph)
+    found = graph.describe()
     assert (found.num_clients, found.num_links) == (6, 7)
     assert found.exposed_by == (1, approx(7 / 6), 2)
     assert found.exposes == (0, approx(7 / 6), 2)
@@ -322,28 +290,34 @@ def test_description_of_a_triangle_with_a_tail_and_an_isolated_pair():
     assert found.strongly_connected_share == approx(3 / 6)
 
 
-def test_a_pair_of_which_one_is_isolated_is_no_isolated_pair():
-    found = describe(graph_from_links([0, 2, 3], [1, 3, 2], isolated="keep"))
-    assert (found.num_isolated, found.num_isolated_pairs, found.num_components) == (1, 1, 2)
-    assert found.reciprocity == approx(2 / 3)
-
-
-def test_a_pair_that_exposes_others_is_isolated_all_the_same():
-    # 0 and 1 are exposed by nobody but each other, so that all their walks come home; 0 exposes 2 besides.
-    assert describe(graph_from_links([0, 1, 0], [1, 0, 2])).num_isolated_pairs == 1
-    assert describe(graph_from_links([0, 1, 2], [1, 2, 0])).num_isolated_pairs == 0
-
-
-def test_the_two_ends_of_a_path_are_no_isolated_pair():
-    found = describe(graph_from_links([0, 1], [1, 2], undirected=True))
-    assert (found.num_isolated_pairs, found.num_components, found.strongly_connected_share) == (0, 1, 1.0)
+@pytest.mark.parametrize(
+    ("sources", "targets", "isolated", "pairs", "components"),
+    [
+        ([0, 2, 3], [1, 3, 2], 1, 1, 2),  # 0 exposes 1, and nobody exposes 0
+        ([0, 1, 0], [1, 0, 2], 0, 1, 1),  # exposed by each other alone, whomever they expose besides
+        ([0, 1, 2], [1, 2, 0], 0, 0, 1),
+        ([0, 1, 1, 2], [1, 0, 2, 1], 0, 0, 1),  # the two ends of a path
+    ],
+)
+def test_isolated_pairs_are_exposed_by_each_other_alone(sources, targets, isolated, pairs, components):
+    found = graph_from_links(sources, targets, isolated="keep").describe()
+    assert (found.num_isolated, found.num_isolated_pairs, found.num_components) == (isolated, pairs, components)
 
 
 def test_reciprocity_of_a_complete_graph_of_many_links_is_one():
     size = 200  # 39,800 links: more than a small counter holds
-    assert describe(graph_from_matrix(np.ones((size, size)) - np.eye(size))).reciprocity == 1.0
+    assert graph_from_matrix(np.ones((size, size)) - np.eye(size)).describe().reciprocity == 1.0
 
 
 def test_long_lists_of_names_are_cut():
     assert joined_names(["a", "b"]) == "'a', 'b'"
     assert joined_names("abcdefg", most=2) == "'a', 'b', ..."
+
+
+def test_a_graph_prints_in_a_few_lines():
+    graph = graph_from_links(**CHAIN, isolated="drop")
+    assert repr(graph).splitlines() == [
+        "SocialGraph: 2 clients, 2 edges, normalisation 'row'",
+        "  clients      'e', 'f'",
+        "  exposed by   1 to 1 clients each, 0 isolated, 4 dropped",
+    ]

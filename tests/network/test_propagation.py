@@ -1,6 +1,7 @@
-"""Propagation and walks that return home, against dense powers."""
+"""Propagation and closed walks against dense powers; strongest walks against every walk of a small network."""
 
 import re
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -8,12 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
 
-import mppfl
-from mppfl.network import ReturnsHome, attribute, propagate, times
+from mppfl.errors import BadInput
+from mppfl.network import (
+    attribute,
+    graph_from_links,
+    graph_from_matrix,
+    propagate,
+    random_graph,
+    returns_home,
+    strongest_walks,
+    times,
+)
 from tests.homes import home
 
-product = home(times)
-walks = home(ReturnsHome)
+walks = home(returns_home)
 
 
 def random_network(seed, size=60, density=0.08, normalisation="row"):
@@ -21,7 +30,7 @@ def random_network(seed, size=60, density=0.08, normalisation="row"):
     weights = np.where(rng.random((size, size)) < density, rng.uniform(0.1, 1, (size, size)), 0.0)
     np.fill_diagonal(weights, 0.0)
     weights[0, 1] = 1.0
-    return mppfl.graph_from_matrix(weights, isolated="keep", normalisation=normalisation)
+    return graph_from_matrix(weights, isolated="keep", normalisation=normalisation)
 
 
 def dense_sum(graph, hops, decay):
@@ -55,21 +64,25 @@ def test_the_operator_is_the_sum_of_powers_with_a_zero_diagonal(seed, hops, deca
 
 @pytest.mark.parametrize("hops", range(1, 9))
 @pytest.mark.parametrize("density", [0.03, 0.3])
-def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(hops, density):
+def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(monkeypatch, hops, density):
     graph = random_network(5, density=density)
-    by_powers = walks._by_dense_powers(graph.influence, hops, 0.9)
-    assert walks._by_walking(graph.influence, hops, 0.9) == approx(by_powers, abs=1e-14)
+    by_powers = returns_home(graph.influence, hops, 0.9)
+    monkeypatch.setattr(walks, "DENSE_BELOW", 0)
+    met = returns_home(graph.influence, hops, 0.9, "exact")
+    assert met.values == approx(by_powers.values, abs=1e-14)
+    assert (met.exact_hops, met.standard_error.any()) == (hops, False)
 
 
-def test_an_isolated_pair_returns_home_on_every_second_step():
+def test_an_isolated_pair_returns_home_on_every_second_step(monkeypatch):
     # W² = I, so the diagonal of W + λW² + λ²W³ + λ³W⁴ + λ⁴W⁵ is λ + λ³: 0.625 at λ = 1/2.
-    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    graph = graph_from_links(np.array([0, 1]), np.array([1, 0]))
     assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
-    assert walks._by_walking(graph.influence, 5, 0.5) == approx([0.625, 0.625])
+    monkeypatch.setattr(walks, "DENSE_BELOW", 0)
+    assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
 
 
 def test_a_directed_cycle_returns_home_after_three_links():
-    graph = mppfl.graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
+    graph = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
     assert propagate(graph, 5, 0.5).home.values == approx([0.25] * 3)
     assert propagate(graph, 2, 0.5).home.values == approx([0.0] * 3)
 
@@ -77,14 +90,14 @@ def test_a_directed_cycle_returns_home_after_three_links():
 @pytest.mark.parametrize("normalisation", ["row", "none"])
 def test_random_walkers_are_unbiased_and_know_their_error(normalisation):
     graph = random_network(9, size=80, density=0.06, normalisation=normalisation)
-    truth = walks._by_dense_powers(graph.influence, 5, 0.7) - walks._by_dense_powers(graph.influence, 2, 0.7)
-    runs = [walks._by_walkers(graph.influence, 2, 5, 0.7, seed) for seed in range(800)]
-    mean = np.mean([estimate for estimate, _ in runs], axis=0)
-    spread = np.std([estimate for estimate, _ in runs], axis=0, ddof=1)
+    truth = returns_home(graph.influence, 5, 0.7).values
+    runs = [returns_home(graph.influence, 5, 0.7, "estimate", seed) for seed in range(800)]  # two hops are exact
+    mean = np.mean([run.values for run in runs], axis=0)
+    spread = np.std([run.values for run in runs], axis=0, ddof=1)
     # The sum over clients is all but normal: 5 standard errors fail by chance in fewer than 1 of a million draws.
     assert abs((mean - truth).sum()) <= 5 * np.sqrt((spread**2).sum() / 800)
     assert np.corrcoef(mean, truth)[0, 1] > 0.95
-    claimed = np.sqrt(np.mean([error**2 for _, error in runs], axis=0))
+    claimed = np.sqrt(np.mean([run.standard_error**2 for run in runs], axis=0))
     assert (spread <= 1.1 * claimed).mean() > 0.95
 
 
@@ -124,18 +137,17 @@ def test_a_network_small_enough_for_a_matrix_is_never_estimated(monkeypatch, dia
 def test_parallel_products_equal_scipys(monkeypatch):
     graph = random_network(4, size=200, density=0.2)
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(product, "PARALLEL_ABOVE", 0)
+    monkeypatch.setattr(home(times), "PARALLEL_ABOVE", 0)
     for x in (rng.normal(size=200), rng.normal(size=(200, 2))):
-        assert product.times(graph.influence, x) == approx(graph.influence @ x, abs=1e-14)
+        assert times(graph.influence, x) == approx(graph.influence @ x, abs=1e-14)
 
 
 def test_attribution_names_every_source_and_hop():
     # 0 is exposed by 1, and 1 by 2: hop 1 brings W_01 ρ_1 = 3, hop 2 brings λ W_01 W_12 ρ_2 = .5·7.
-    graph = mppfl.graph_from_links(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
-    found = attribute(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
-    assert dict(
-        zip(zip(found.sources.tolist(), found.hops.tolist(), strict=True), found.amounts, strict=True)
-    ) == approx({(1, 1): 3.0, (2, 2): 3.5})
+    graph = graph_from_links(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
+    terms = attribute(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
+    assert (terms.sources.tolist(), terms.hops.tolist()) == ([2, 1], [2, 1])
+    assert terms.amounts == approx([3.5, 3.0])
 
 
 @settings(max_examples=30, deadline=None)
@@ -159,7 +171,7 @@ def test_row_sums_never_pass_the_geometric_sum():
 
 @pytest.mark.parametrize(("hops", "decay"), [(0, 0.5), (2, 0.0), (2, 1.0), (2, float("nan")), (1.5, 0.5)])
 def test_impossible_hops_and_decays_are_refused(hops, decay):
-    with pytest.raises(mppfl.BadInput, match="must"):
+    with pytest.raises(BadInput, match="must"):
         propagate(random_network(0), hops, decay)
 
 
@@ -174,6 +186,87 @@ def test_impossible_hops_and_decays_are_refused(hops, decay):
     ],
 )
 def test_attribution_refuses_what_are_no_budgets_or_clients(client, budgets, said):
-    graph = mppfl.graph_from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
-    with pytest.raises(mppfl.BadInput, match=re.escape(said)):
+    graph = graph_from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    with pytest.raises(BadInput, match=re.escape(said)):
         attribute(propagate(graph), client, np.array(budgets))
+
+
+# ---- strongest walks --------------------------------------------------------------------------------------------
+
+
+def walks_one_by_one(influence, max_hops, hop_decay, client, source):
+    """(amount of a unit budget, walk) of every walk from source to client of at most max_hops links."""
+    size = len(influence)
+    for hops in range(1, max_hops + 1):
+        for between in product(range(size), repeat=hops - 1):
+            walk = (source, *between, client)
+            strength = np.prod([influence[to, by] for by, to in pairwise(walk)])
+            if strength > 0:
+                yield hop_decay ** (hops - 1) * strength, walk
+
+
+@st.composite
+def networks(draw):
+    """Small networks of any shape, their weights normalised or as drawn, so that longer walks may be the stronger."""
+    size = draw(st.integers(2, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    weights = np.where(rng.random((size, size)) < draw(st.floats(0.2, 1.0)), rng.uniform(0.1, 3.0, (size, size)), 0.0)
+    np.fill_diagonal(weights, 0.0)
+    weights[0, 1] = 1.0
+    kind = draw(st.sampled_from(["row", "none"]))
+    graph = graph_from_matrix(weights, normalisation=kind, isolated="keep")
+    return propagate(graph, draw(st.integers(1, 4)), draw(st.floats(0.1, 0.95))), rng.uniform(0.1, 2.0, size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks())
+def test_no_walk_is_stronger_than_the_one_found(network):
+    propagation, budgets = network
+    size, influence = propagation.num_clients, propagation.influence.toarray()
+    for client in range(size):
+        found = {walk.clients[0]: walk for walk in strongest_walks(propagation, client, budgets, range(size))}
+        for source in range(size):
+            every = list(
+                walks_one_by_one(influence, propagation.max_hops, propagation.hop_decay, client, source)
+                if source != client
+                else ()
+            )
+            assert (source in found) == bool(every)
+            if every:
+                best = max(amount for amount, _ in every) * budgets[source]
+                assert found[source].amount == approx(best)
+                own = next(amount for amount, walk in every if walk == found[source].clients)
+                assert own * budgets[source] == approx(best)
+                assert 1 <= found[source].hops <= propagation.max_hops
+
+
+def test_a_walk_is_a_part_of_what_its_source_exposes():
+    graph = random_graph("skewed", 300, rng=np.random.default_rng(4))
+    propagation, budgets = propagate(graph), np.random.default_rng(5).uniform(0.1, 1.0, 300)
+    terms = attribute(propagation, 7, budgets)
+    totals = np.bincount(terms.sources, weights=terms.amounts, minlength=300)
+    walks = strongest_walks(propagation, 7, budgets, np.flatnonzero(totals).tolist())
+    assert [walk.clients[0] for walk in walks] == np.flatnonzero(totals).tolist()
+    assert all(walk.amount <= totals[walk.clients[0]] * (1 + 1e-12) for walk in walks)
+    assert all(walk.clients[-1] == 7 for walk in walks)
+
+
+def test_of_equally_strong_walks_the_first_by_position_is_taken():
+    # 3 exposes 1 and 2, both of whom expose 0: two walks of one strength.
+    graph = graph_from_links(np.array([1, 2, 3, 3]), np.array([0, 0, 1, 2]), isolated="keep")
+    (walk,) = strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(4), [3])
+    assert walk.clients == (3, 1, 0)
+    assert walk.amount == 0.25  # λ · 1/2 · 1
+
+
+def test_who_does_not_reach_the_client_in_time_has_no_walk():
+    graph = graph_from_links(np.array([1, 2]), np.array([0, 1]), isolated="keep")
+    assert strongest_walks(propagate(graph, 1, 0.5), 0, np.ones(3), [2]) == ()
+    assert strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(3), [2, 0])[0].clients == (2, 1, 0)
+    assert strongest_walks(propagate(graph, 2, 0.5), 2, np.ones(3), [0, 1]) == ()
+
+
+def test_a_position_that_nobody_has_is_refused():
+    graph = graph_from_links(np.array([1, 0]), np.array([0, 1]))
+    with pytest.raises(BadInput, match="client=2 must be a position from 0 to 1"):
+        strongest_walks(propagate(graph), 0, np.ones(2), [2])

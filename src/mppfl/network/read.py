@@ -274,6 +274,15 @@ def _edges_of_list(stream: IO[bytes], path: Path, start: int, *, may_have_header
     if edges is None:
         stream.seek(below)
         edges = _edges_of_lines(lines if has_header else itertools.chain([first], lines), first, separator)
+    if has_header and not titled and _are_numbered_alike(fields, edges.names):
+        stream.seek(start)  # "node1, node2" above "node2, node3" is an edge
+        return _edges_of_list(stream, path, start, may_have_header=False)
+    _check_header(first, fields, edges, has_header, titled, worded)
+    return edges
+
+
+def _check_header(first: _Line, fields: list[str], edges: _Edges, has_header: bool, titled: bool, worded: bool) -> None:
+    """Raises BadFile where the other lines contradict the reading of the first as a header, or as an edge."""
     if not has_header:
         if _looks_like_a_header(fields, edges):
             raise first.error(
@@ -284,15 +293,11 @@ def _edges_of_list(stream: IO[bytes], path: Path, start: int, *, may_have_header
         raise first.error("is a header, and no link follows it. Write `source, target` lines.")
     elif titled and not worded and not set(fields[:2]).isdisjoint(edges.names):
         raise first.weight_error(fields[2])  # they are clients, so this is an edge
-    elif not titled and _are_numbered_alike(fields, edges.names):  # "node1, node2" above "node2, node3" is an edge
-        stream.seek(start)
-        return _edges_of_list(stream, path, start, may_have_header=False)
     elif not titled and not set(fields).isdisjoint(edges.names):
         raise first.error(
             "may be a header or a link, for a name in it comes again. "
             "Begin it with # if it is a header; if it is a link, add a column of weights."
         )
-    return edges
 
 
 def _plain_numbers(stream: IO[bytes], rest: bytes, separator: str, width: int) -> _Edges | None:

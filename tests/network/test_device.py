@@ -1,0 +1,61 @@
+"""The operator on a torch device gives the numbers of the plain one; devices that do not exist are refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from mppfl.errors import BadInput
+from mppfl.network import find_device, graph_from_matrix, propagate, propagation_on_device, random_graph, require_room
+from tests.homes import home
+
+approx = pytest.approx
+device = home(find_device)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("max_hops", [1, 2, 5])
+@pytest.mark.parametrize("links_per_block", [1, 50, 2**30])
+def test_the_operator_on_a_device_is_the_plain_one(monkeypatch, name, max_hops, links_per_block):
+    monkeypatch.setattr(device, "LINKS_PER_BLOCK", links_per_block)  # a large matrix is cut into blocks of rows
+    graph = random_graph("skewed", 80, rng=np.random.default_rng(2), normalisation="none")
+    weights = graph.links().toarray()
+    weights[:9] = 0.0  # isolated clients
+    plain = propagate(graph_from_matrix(weights, isolated="keep"), max_hops, 0.7)
+    where = find_device(name)
+    ours = propagation_on_device(plain, where)
+    x = np.random.default_rng(0).uniform(0, 1, (80, 6))
+    for columns in (x[:, 0].copy(), x[:, :2].copy(), x):
+        tensor = torch.from_numpy(columns).to(where)
+        assert (ours @ tensor).cpu().numpy() == approx(plain @ columns, abs=1e-13)
+        assert (ours.T @ tensor).cpu().numpy() == approx(plain.T @ columns, abs=1e-13)
+        assert ours.influence.times(tensor, 0.3, tensor).cpu().numpy() == approx(
+            columns + 0.3 * (plain.influence @ columns), abs=1e-14
+        )
+    assert ours.T.T is ours
+    assert (ours.num_clients, ours.geometric_sum) == (80, plain.geometric_sum)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "CPU", "", 3])
+def test_an_unknown_device_is_refused(name):
+    with pytest.raises(BadInput, match="is not known"):
+        find_device(name)
+
+
+def test_a_gpu_that_is_not_there_is_refused_and_not_replaced(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput, match="PyTorch finds no GPU here"):
+        find_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadInput, match="there are 1 GPUs"):
+        find_device("cuda:1")
+    with pytest.raises(BadInput, match="there are 1 GPUs"):  # also where nothing is computed there
+        propagate(graph_from_matrix(np.array([[0, 1], [1, 0]])), device="cuda:1")
+
+
+def test_what_does_not_fit_is_refused_with_figures(monkeypatch):
+    monkeypatch.setattr(device, "free_bytes", lambda _: 2.0**30)
+    require_room(torch.device("cpu"), 1000.0, "equilibria")
+    with pytest.raises(BadInput, match=r"equilibria need 3 GiB on cpu, where 1 GiB are free\. Choose"):
+        require_room(torch.device("cpu"), 3 * 2.0**30, "equilibria")
