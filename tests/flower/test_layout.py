@@ -245,6 +245,6 @@ def test_a_launch_names_nodes_that_end_and_stops_when_none_is_left(tmp_path):
     federation = Federation(Layout(tmp_path / "app"), ["a", "b"], lines.append)
     for client in federation.clients:
         federation.nodes[client] = start_process(["sh", "-c", "exit 3"], tmp_path / "log", federation.environment("x"))
-    with pytest.raises(MppflError, match="every node has ended.*mppfl deploy resume"):
+    with pytest.raises(MppflError, match=r"every node has ended.*mppfl deploy resume"):
         federation.watch(lambda facts: None)
     assert [line.split(";")[0] for line in lines if "client a" in line] == ["the node of client a ended with code 3"]
