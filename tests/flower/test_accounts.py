@@ -23,8 +23,7 @@ def book(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("state", "spent", "owed"),
-    [("paid", 0.5, 8.0), ("rejected", 0.5, 0.0), ("refused", 0.0, 0.0), ("lost", 0.5, 0.0)],
+    ("state", "spent", "owed"), [("paid", 0.5, 8.0), ("rejected", 0.5, 0.0), ("refused", 0.0, 0.0), ("lost", 0.5, 0.0)]
 )
 def test_only_a_taken_upload_is_paid_and_only_a_refusal_spends_nothing(book, state, spent, owed):
     book.ask([entry()])

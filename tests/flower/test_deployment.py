@@ -204,9 +204,8 @@ simulated = pytest.mark.skipif(
 @simulated
 def test_fifty_simulated_clients_run_the_same_app_and_without_noise_reach_the_same_model(tmp_path):
     layout = make_app(tmp_path / "app", 50, 3, mechanism="noiseless", privacy="full_batch", unit="")
-    ended = deploy_local(layout.app, simulated=True)
-    assert (ended.rounds_done, ended.num_rounds) == (3, 3)
-    state = ServerFolder(layout.server).state()
+    state = deploy_local(layout.app, simulated=True)
+    assert state.rounds_done == 3
     (run,) = train(read_experiment(layout.experiment))
     assert np.abs(state.handed_out - run.weights).max() <= 1e-6
     assert np.abs(run.weights).max() > 0.01

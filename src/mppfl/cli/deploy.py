@@ -93,13 +93,14 @@ def _deploy(folder: Path, quiet: bool, json: bool, **options: Any) -> None:
             typer.echo(line, err=True)
 
     try:
-        ended = deploy_local(folder, tell=tell, on_round=lambda facts: tell(_round_line(facts)), **options)
+        deploy_local(folder, tell=tell, on_round=lambda facts: tell(_round_line(facts)), **options)
     except KeyboardInterrupt:
         typer.echo(f"stopped. Go on with: mppfl deploy resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
-    _print_status(status_of(folder), json)
+    status = status_of(folder)
+    _print_status(status, json)
     if not json:
-        typer.echo(f"{ended.rounds_done} of {ended.num_rounds} rounds done")
+        typer.echo(f"{status.rounds_done} of {status.num_rounds} rounds done")
 
 
 def _print_status(status: Status, json: bool) -> None:

@@ -24,7 +24,7 @@ from mppfl.flower.identity import NODE_KEY, NodeSettings, Registry, node_of, rea
 from mppfl.flower.state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.upload import PrivateUpload
-from mppfl.flower.wire import RoundTerms, Vector, terms_in, vector_of
+from mppfl.flower.wire import OF_TRAINING, RoundTerms, Vector, terms_in, vector_of
 from mppfl.network import to_device
 from mppfl.training import (
     Descent,
@@ -42,7 +42,6 @@ from mppfl.training import (
     table_for,
 )
 
-SAME = ("privacy", "noise", "local_epochs", "num_steps", "batch_size")  # in the terms and in the configuration
 SIMULATION_KEY = "nodes"  # of the run's configuration: folder with the settings of simulated nodes
 
 
@@ -164,8 +163,8 @@ def _trains_as(terms: RoundTerms, config: TrainingConfig) -> bool:
     The ledger is charged by the terms, and noise is added under the configuration: a difference would be a release at
     another cost than was booked, or without any noise.
     """
-    own_terms = (config.mechanism.adjacency, *(getattr(config, name) for name in SAME))
-    return (terms.adjacency, *(getattr(terms, name) for name in SAME)) == own_terms
+    same_work = all(getattr(terms, name) == getattr(config, name) for name in OF_TRAINING)
+    return same_work and terms.adjacency == config.mechanism.adjacency
 
 
 def _trained_model(side: ClientSide, start: Vector, terms: RoundTerms) -> Vector:

@@ -253,11 +253,7 @@ def make_certificates(folder: Path, hosts: tuple[str, ...] = ("localhost", "127.
         authority_name,
         authority,
         (authority_name, authority),
-        {
-            x509.BasicConstraints(ca=True, path_length=0): True,
-            identifier: False,
-            _usage(signs_certificates=True): True,
-        },
+        {x509.BasicConstraints(ca=True, path_length=0): True, identifier: False, _usage(signs_certificates=True): True},
     )
     server_certificate = _certificate(
         hosts[0],

@@ -34,7 +34,7 @@ from mppfl.files import write_whole
 from mppfl.flower.accounts import Accounts
 from mppfl.flower.app import deployed_experiment
 from mppfl.flower.layout import CA, CERTIFICATE, KEY, Layout, make_nodes, require_plain_path
-from mppfl.flower.state import ENDED, ServerFolder
+from mppfl.flower.state import ENDED, ServerFolder, ServerState
 
 LINK = "local"  # the SuperLink's name in Flower's own configuration
 START_SECONDS = 90.0
@@ -48,15 +48,6 @@ Tell = Callable[[str], None]
 OnRound = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a deployment ended: the run's name, and how many of its rounds are done."""
-
-    run: str
-    rounds_done: int
-    num_rounds: int
-
-
 def deploy_local(
     app: str | Path,
     num_nodes: int | None = None,
@@ -65,8 +56,8 @@ def deploy_local(
     simulated: bool = False,
     tell: Tell = lambda line: None,
     on_round: OnRound = lambda facts: None,
-) -> Ended:
-    """Runs the app's experiment on this machine to its end and stops everything that it started, however it ends.
+) -> ServerState:
+    """Runs the app's experiment on this machine, stops everything that it started, and returns the server's state.
 
     With `simulated`, clients are computed by Flower's simulation engine: no nodes, no keys, names unchecked. Raises
     where the SuperLink, all nodes or the server app fail; the state stays, and `resume` goes on from it.
@@ -185,7 +176,7 @@ class Federation:
         _kill_marked(self.mark, MARK)
         self.layout.processes.unlink(missing_ok=True)
 
-    def watch(self, on_round: OnRound) -> Ended:
+    def watch(self, on_round: OnRound) -> ServerState:
         """Reports finished rounds until the server app ends. Raises where it, the SuperLink or all nodes fail."""
         server = ServerFolder(self.layout.server)
         state = server.state()
@@ -202,7 +193,7 @@ class Federation:
             if error == "":
                 if (state := server.state()) is None:
                     raise MppflError(f"the server app ended without a state. Its log is in {self.layout.logs}.")
-                return Ended(state.run, state.rounds_done, len(state.budgets))
+                return state
             if self._run_is_over() and not ended.exists():
                 raise MppflError(f"the server app died. Its log is in {self.layout.logs}.")
             self._require_alive(shown)

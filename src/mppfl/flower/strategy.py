@@ -28,6 +28,7 @@ from mppfl.flower.accounts import Accounts, Entry, Settlement
 from mppfl.flower.identity import Attendance, Registry
 from mppfl.flower.state import ServerFolder, ServerState, after_round, first_state, run_key
 from mppfl.flower.wire import (
+    OF_TRAINING,
     RoundTerms,
     UploadReport,
     Vector,
@@ -227,13 +228,9 @@ class PricedFedAvg(FedAvg):
                 client=client,
                 budget=entry.budget,
                 pays=price * game_budget if math.isfinite(game_budget) else 0.0,
-                privacy=training.privacy,
                 adjacency=training.mechanism.adjacency,
                 clip_norm=float(training.clip_norm),
-                noise=training.noise,
-                local_epochs=training.local_epochs,
-                num_steps=training.num_steps,
-                batch_size=training.batch_size,
+                **{name: getattr(training, name) for name in OF_TRAINING},
             )
             client_config = with_terms({**config, "server-round": terms.round_index}, client_terms)
             content = RecordDict({self.arrayrecord_key: model, self.configrecord_key: client_config})

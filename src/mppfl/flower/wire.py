@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 REPORT, WHO = "mppfl.report", "mppfl.who"
 TERMS = "mppfl-"  # prefix of the terms' keys in the configuration that Flower sends anyway
 
+OF_TRAINING = ("privacy", "noise", "local_epochs", "num_steps", "batch_size")  # same names in terms and TrainingConfig
+
 Vector = NDArray[np.floating[Any]]
 Value = TypeVar("Value")
 
