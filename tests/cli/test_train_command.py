@@ -167,14 +167,13 @@ def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told
     for name in ("mppfl", "fixed"):
         run = load_run(tmp_path / "out" / name)
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2
-        assert f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen: nominal ε" in answer.stdout
+        assert f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen so that no client's" in answer.stdout
     again = mppfl(*line, "--resume", "--json").json
     assert all(run["dp_epsilon"] <= 2 for run in again["runs"])
     assert "training.dp_epsilon: 3.0, was 2.0" in mppfl(*line[:-1], "training.dp_epsilon=3", "--resume").error
 
 
 def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
-    module = home(trained)
 
     def interrupted(chosen, *, on_round, **options):
         def stop(records):
@@ -185,11 +184,11 @@ def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
         return trained(chosen, on_round=stop, **options)
 
     line = ("train", experiment, "--output", tmp_path / "out", "--set", "game.num_rounds=4")
-    monkeypatch.setattr(module, "train", interrupted)
+    monkeypatch.setattr("mppfl.experiment.train", interrupted)
     answer = mppfl(*line, "--quiet")
     again = f"mppfl train {experiment} --resume --set game.num_rounds=4 --output {tmp_path / 'out'}"
     assert (answer.code, answer.stdout, answer.stderr) == (130, "", f"stopped. Go on with: {again}\n")
-    monkeypatch.setattr(module, "train", trained)
+    monkeypatch.setattr("mppfl.experiment.train", trained)
     answer = mppfl(*again.split()[1:])
     assert answer.code == 0
     assert answer.stderr.startswith("round 3/4")
