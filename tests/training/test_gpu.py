@@ -180,41 +180,6 @@ def test_pooling_kernels_are_the_plain_way(dtype):
         assert apart < (1e-6 if exact else 0.05)  # rounding to bfloat16 lets another of four pixels be the largest
 
 
-FIRST_LAYERS = [  # channels, out, height, width, side of the kernel, examples
-    (3, 64, 32, 32, 5, 7), (1, 32, 28, 28, 5, 3), (3, 20, 6, 4, 3, 1), (2, 80, 8, 6, 3, 40),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("layer", FIRST_LAYERS)
-def test_the_kernels_of_a_first_layer_are_the_plain_way(layer):
-    from mppfl.training import convolved_relu_pool
-    from tests.homes import home
-
-    first_layer = home(convolved_relu_pool)
-    from mppfl.training import convolved_relu_pool
-    from tests.homes import home
-
-    first_layer_kernels = home(convolved_relu_pool)
-
-    channels, out, height, width, side, examples = layer
-    generator = torch.Generator().manual_seed(0)
-    x, taps, shift, upstream = (
-        torch.randn(shape, generator=generator).bfloat16()
-        for shape in (
-            (3, examples, height, width, channels), (3, side, side, channels, out), (3, out),
-            (3, examples, height // 2, width // 2, out),
-        )
-    )  # fmt: skip
-    plain, codes = first_layer._forward(x.double(), taps.double(), shift.double())
-    exact = [plain, *first_layer._back(x.double(), upstream.double(), codes, side, side)]
-    fast, same = first_layer_kernels.convolved_relu_pool(x.cuda(), taps.cuda(), shift.cuda())
-    back = first_layer_kernels.convolved_relu_pool_back(x.cuda(), upstream.cuda(), same, side, side)
-    assert (same.cpu() != codes).float().mean() < 1e-3  # of pixels all but alike
-    for ours, other in zip([fast, *back], exact, strict=True):
-        assert (ours.double().cpu() - other).norm() < 1e-2 * other.norm()
-    assert first_layer._kernels_for(x.cuda(), side, side) is first_layer_kernels
-
-
 def test_the_kernel_of_a_step_rounds_what_it_has_moved():
     from mppfl.training import descend
 

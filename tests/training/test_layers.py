@@ -7,7 +7,6 @@ from torch.nn.functional import conv2d, group_norm, max_pool2d
 from mppfl.training import (
     ROUNDED,
     LayeredGradients,
-    convolved_relu_pool,
     flat_model,
     group_norm_relu,
     lane_convolution,
@@ -64,17 +63,6 @@ def test_pooling_with_relu_is_that_of_each_lane(has_shift):
         torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
     inputs = (x,) if shift is None else (x, shift)
     assert torch.autograd.gradcheck(relu_pool, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("side", [3, 5])
-def test_a_first_layer_in_one_is_convolution_relu_and_pooling_of_each_lane(side):
-    x, taps, shift = draws(2, 3, 4, 6, 2), draws(2, side, side, 2, 5, seed=1), draws(2, 5, seed=2)
-    found = convolved_relu_pool(x, taps, shift)
-    for lane in range(2):
-        plain = conv2d(x[lane].permute(0, 3, 1, 2), taps[lane].permute(3, 2, 0, 1), shift[lane], padding=side // 2)
-        torch.testing.assert_close(found[lane], max_pool2d(plain.relu(), 2).permute(0, 2, 3, 1))
-    assert torch.autograd.gradcheck(convolved_relu_pool, (x, taps, shift), fast_mode=True)
-    assert torch.autograd.gradcheck(convolved_relu_pool, (x.detach(), taps, shift), fast_mode=True)
 
 
 def test_of_pixels_that_are_alike_the_first_takes_the_gradient_as_in_pytorch():

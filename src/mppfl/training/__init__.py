@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .convolution_kernels import back_to_taps
     from .dense import DenseGradients, is_dense
     from .descent_kernels import descend, descend_with_noise
-    from .first_layer import convolved_relu_pool
     from .flat import FlatModel, flat_model, flattened, trained_parameters
     from .flops import gflop_per_example
     from .layered import ROUNDED, LayeredGradients, is_layered

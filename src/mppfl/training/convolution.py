@@ -91,12 +91,6 @@ def gradient_of_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tenso
     return found
 
 
-def gradient_of_pictures(upstream: Tensor, taps: Tensor) -> Tensor:
-    """What the errors that came back make of the pictures that entered [lanes, examples, H, W, C]."""
-    found: Tensor = _back(upstream.contiguous(), taps.contiguous())
-    return found
-
-
 def squared_norms_of_taps(x: Tensor, upstream: Tensor, high: int, wide: int) -> Tensor:
     """|gradient of the taps|² that each example alone would give [lanes, examples]."""
     lanes, examples = x.shape[:2]

@@ -20,7 +20,6 @@ from torch.nn.functional import cross_entropy, max_pool2d
 from mppfl.errors import BadInput
 from mppfl.training.batch_norm import batch_norm_relu, batch_normal
 from mppfl.training.convolution import gradient_of_taps, lane_convolution, squared_norms_of_taps
-from mppfl.training.first_layer import convolved_relu_pool
 from mppfl.training.flat import FlatModel, computes_as, is_plain_flatten, is_plain_row, normalises_over_examples
 from mppfl.training.kernels import gpu_kernels
 from mppfl.training.local import clip_factors
@@ -183,8 +182,6 @@ def lane_logits(
             x = lane_convolution(x, own["weight"])  # a batch norm takes away whatever bias adds
         elif isinstance(layer, nn.BatchNorm2d) and kinds[at + 1 : at + 2] == [nn.ReLU]:
             x, together = batch_norm_relu(x, own["weight"], own["bias"], weight > 0, layer.eps), 2
-        elif at == 0 and kinds[:3] == [nn.Conv2d, *POOLED] and _halves(x) and nudges is None:
-            x, together = convolved_relu_pool(x, own["weight"], own["bias"]), 3
         elif isinstance(layer, nn.Conv2d) and kinds[at + 1 : at + 3] == POOLED and _halves(x):
             entering, x = x, lane_convolution(x, own["weight"])
             if nudges is not None:  # before the bias, which comes to the same

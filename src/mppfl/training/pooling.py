@@ -18,19 +18,8 @@ CLOSED = 4  # the code of four pixels none of which is above 0
 
 def relu_pool(x: Tensor, shift: Tensor | None = None) -> Tensor:
     """max-pool(relu(x + shift)) of [lanes, examples, H, W, C] with H and W even; shift [lanes, C] or none."""
-    return relu_pool_with_codes(x, shift)[0]
-
-
-def relu_pool_with_codes(x: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The same, and which pixel of each four it came from [..., C] uint8, CLOSED where none is above 0."""
     found: tuple[Tensor, Tensor] = _relu_pool(x.contiguous(), None if shift is None else shift.contiguous())
-    return found
-
-
-def relu_pool_back(upstream: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the shift [lanes, C], from those of the result."""
-    found: tuple[Tensor, Tensor] = _back(upstream, codes)
-    return found
+    return found[0]
 
 
 def _quads(x: Tensor) -> Tensor:
@@ -89,7 +78,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor, Tensor | None]:
-    to_x, to_shift = relu_pool_back(upstream.contiguous(), *ctx.saved_tensors)
+    to_x, to_shift = _back(upstream.contiguous(), *ctx.saved_tensors)
     return to_x, to_shift if ctx.has_shift else None
 
 
