@@ -11,7 +11,8 @@ import pytest
 from mppfl.data import Dataset, Examples
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment import Case, experiment_from, prepare, read_experiment, train
-from mppfl.training import Cohort, require_trainable
+from mppfl.training import require_trainable
+from mppfl.training.engines import Engine
 from tests.experiment.small import SMALL, small
 from tests.homes import home
 
@@ -107,16 +108,16 @@ def test_all_seeds_are_computed_in_one_batch(monkeypatch):
     found = prepare(chosen)
     assert len(found) == 6
     assert len({case.arm().computed_with for case in found}) == 1
-    lanes: list[int] = []
+    slots: list[int] = []
 
-    class Counted(Cohort):
+    class Counted(Engine):
         def updates(self, given):
-            lanes.append(len(given))
+            slots.append(len(given))
             return super().updates(given)
 
-    monkeypatch.setattr(rounds, "Cohort", Counted)
+    monkeypatch.setattr(rounds, "Engine", Counted)
     train(chosen)
-    assert lanes == [6 * 5]  # every client of every seed and mechanism, at once
+    assert slots == [6 * 5]  # every client of every seed and mechanism, at once
 
 
 def test_a_shared_table_changes_nothing_but_where_it_lies():

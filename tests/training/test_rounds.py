@@ -16,7 +16,8 @@ from mppfl.game import Terms, plan_of_rounds
 from mppfl.privacy import MECHANISMS as PRIVACY_MECHANISMS
 from mppfl.privacy import LocalWork, epsilon
 from mppfl.privacy.ledger import PrivacyLedger
-from mppfl.training import Arm, Cohort, TrainingConfig, looks_of_round, make_model, rounds_together, training_rounds
+from mppfl.training import Arm, TrainingConfig, batches_with_augmentation, make_model, rounds_together, training_rounds
+from mppfl.training.engines import Engine
 from tests.training.trainings import batch_normed, pictures, plan_with
 
 BUDGETS = (0.5, 0.0, 2.0)
@@ -384,7 +385,10 @@ def test_with_real_noise_a_model_that_is_no_number_ends_the_training():
 def test_poisson_samples_are_secret_where_noise_is_real():
     def samples(noise):
         config = TrainingConfig(privacy="dpsgd_poisson", noise=noise, clip_norm=0.5, batch_size=20)
-        return [np.concatenate(looks_of_round(config, LocalWork(200, 1, 1, 20), np.arange(200), 1, 0)) for _ in "ab"]
+        return [
+            np.concatenate(batches_with_augmentation(config, LocalWork(200, 1, 1, 20), np.arange(200), 1, 0))
+            for _ in "ab"
+        ]
 
     first, second = samples("seeded")
     np.testing.assert_array_equal(first, second)
@@ -403,7 +407,7 @@ def test_all_attempts_at_a_round_are_paid_for_in_its_record():
 
     for _ in range(3):  # three attempts die between reservation and release
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Cohort, "updates", dies)
+            patch.setattr(Engine, "updates", dies)
             with pytest.raises(KeyboardInterrupt):
                 next(start())
     record = next(start())

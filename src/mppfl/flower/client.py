@@ -18,13 +18,13 @@ from mppfl.flower.vector import Vector, vector_of
 from mppfl.flower.wire import RoundTerms, terms_in
 from mppfl.network import to_device
 from mppfl.training import (
+    ClientSlot,
     Descent,
     GradientNoise,
-    Lane,
     TrainingConfig,
+    batches_with_augmentation,
     local_update,
     local_work,
-    looks_of_round,
     stream,
     table_for,
 )
@@ -106,7 +106,7 @@ def trained_model(side: ClientSide, start: Vector, content: RecordDict) -> Vecto
     config, data, at = side.config, side.data, side.position
     terms = terms_in(content)
     work = local_work(side.num_examples, config, data.names[at])
-    batches = looks_of_round(config, work, data.members[at], terms.round_index, at)
+    batches = batches_with_augmentation(config, work, data.members[at], terms.round_index, at)
     noise = None
     if config.mechanism.noise_on != "update":
         noise = GradientNoise(
@@ -114,11 +114,11 @@ def trained_model(side: ClientSide, start: Vector, content: RecordDict) -> Vecto
         )
     weights = torch.from_numpy(start.copy())
     layers_seed = int(stream(config.seed, "layers", terms.round_index, at).integers(2**62))
-    lane = Lane(weights, batches, noise, layers_seed)
+    slot = ClientSlot(weights, batches, noise, layers_seed)
     here = torch.device("cpu")
     table = table_for(config, to_device(data.features, here).to(weights.dtype), to_device(data.labels, here))
     model = side.model
     model.module.to(weights.dtype)
-    update = local_update(model, lane, table, Descent(config.learning_rate, config.momentum))
+    update = local_update(model, slot, table, Descent(config.learning_rate, config.momentum))
     trained: Vector = (weights + update).numpy()
     return trained
