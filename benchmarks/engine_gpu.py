@@ -4,7 +4,7 @@
     python benchmarks/engine_gpu.py cnn vgg16 --repeats 3
 
 One federated round of local training: 20 clients × 2,500 examples, one epoch, the model's shape of data at random. The
-loop is training/local.py: one client after another, torch.optim.SGD, float32. Arithmetic counts the products of
+loop is training/client.py: one client after another, torch.optim.SGD, float32. Arithmetic counts the products of
 convolutions and dense layers, forward once and backward twice. Writes benchmarks/records/<date>-engine-gpu.json.
 """
 
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from mppfl.privacy import LocalWork
-from mppfl.training import Cohort, GradientNoise, Lane, TrainingConfig, flat_model, gflop_per_example, make_model
+from mppfl.training import ClientSlot, GradientNoise, TrainingConfig, flat_model, gflop_per_example, make_model
+from mppfl.training.engines import Engine
 from record import circumstances, write_record
 
 
@@ -62,8 +63,8 @@ CASES = {
 }
 
 
-def lanes_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int) -> list[Lane]:
-    rng, lanes = np.random.default_rng(seed), []
+def slots_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int) -> list[ClientSlot]:
+    rng, slots = np.random.default_rng(seed), []
     for k in range(case.clients):
         size = case.examples if not case.uneven else max(case.batch_size, case.examples * (k + 1) // case.clients)
         order = rng.permutation(case.examples)[:size]
@@ -71,8 +72,8 @@ def lanes_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int)
         if case.privacy != "paper":
             work = LocalWork(size, 1, 1, case.batch_size)
             noise = GradientNoise(config.mechanism, 1.0, work, "seeded", 1.0, None, np.random.default_rng(k))
-        lanes.append(Lane(start, np.split(order, range(case.batch_size, size, case.batch_size)), noise))
-    return case.arms * lanes
+        slots.append(ClientSlot(start, np.split(order, range(case.batch_size, size, case.batch_size)), noise))
+    return case.arms * slots
 
 
 def measure(case: Case, repeats: int) -> dict:
@@ -93,30 +94,30 @@ def measure(case: Case, repeats: int) -> dict:
         torch.cuda.reset_peak_memory_stats()
     else:
         at_rest = memory_gib("VmRSS")
-    with Cohort(model, features, labels, config, case.arms * case.clients) as cohort:
-        seconds, cpu = [], []
-        for repeat in range(repeats + 1):
-            lanes = lanes_of(case, config, start, repeat)
-            settle()
-            started, worked = time.perf_counter(), time.process_time()
-            updates = cohort.updates(lanes)
-            settle()
-            seconds.append(time.perf_counter() - started)
-            cpu.append(time.process_time() - worked)
-        if not torch.isfinite(updates).all():
-            raise RuntimeError("updates are not finite")
-        examples = sum(len(batch) for lane in lanes for batch in lane.batches)
-        best = statistics.median(seconds[1:])
-        found = {
-            "clients": case.arms * case.clients,
-            "engine": cohort.name,
-            "first_seconds": seconds[0],
-            "seconds": seconds[1:],
-            "cpu_seconds": cpu[1:],
-            "examples_per_second": examples / best,
-            "tflop_per_second": examples * gflop / best / 1e3,
-            "parameters": model.num_parameters,
-        }
+    engine = Engine(model, features, labels, config, case.arms * case.clients)
+    seconds, cpu = [], []
+    for repeat in range(repeats + 1):
+        slots = slots_of(case, config, start, repeat)
+        settle()
+        started, worked = time.perf_counter(), time.process_time()
+        updates = engine.updates(slots)
+        settle()
+        seconds.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - worked)
+    if not torch.isfinite(updates).all():
+        raise RuntimeError("updates are not finite")
+    examples = sum(len(batch) for slot in slots for batch in slot.batches)
+    best = statistics.median(seconds[1:])
+    found = {
+        "clients": case.arms * case.clients,
+        "engine": engine.name,
+        "first_seconds": seconds[0],
+        "seconds": seconds[1:],
+        "cpu_seconds": cpu[1:],
+        "examples_per_second": examples / best,
+        "tflop_per_second": examples * gflop / best / 1e3,
+        "parameters": model.num_parameters,
+    }
     if case.device == "cuda":
         torch.cuda.empty_cache()
         return found | {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}

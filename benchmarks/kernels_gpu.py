@@ -61,7 +61,7 @@ def layers_of(name: str = "vgg16") -> Counter[Layer]:
 
 def kernels(layer: Layer, lanes: int, examples: int) -> Iterator[Timed]:
     """What is timed on one layer, on numbers drawn once."""
-    from mppfl.training import batch_norm_kernels, convolution_kernels, descent_kernels, normalisation_kernels
+    from mppfl.training import cuda
 
     def drawn(*shape: int, scale: float = 1.0) -> Tensor:
         return (scale * torch.randn(shape, device="cuda")).to(torch.bfloat16)
@@ -85,20 +85,18 @@ def kernels(layer: Layer, lanes: int, examples: int) -> Iterator[Timed]:
     def forward() -> object:
         return [conv2d(of, kernel, padding=1) for of, kernel in zip(own_x, own_taps, strict=True)]
 
-    yield Timed("convolution", layer, lambda: convolution_kernels.convolve(x, taps), forward, gflop)
+    yield Timed("convolution", layer, lambda: cuda.convolve(x, taps), forward, gflop)
     if layer.channels > 3:  # nothing goes back to the data
-        yield Timed(
-            "back to pictures", layer, lambda: convolution_kernels.convolve(y, taps, turned=True), backward(True), gflop
-        )
+        yield Timed("back to pictures", layer, lambda: cuda.convolve(y, taps, turned=True), backward(True), gflop)
     yield Timed(
-        "back to taps", layer, lambda: convolution_kernels.back_to_taps(x, y, 3, 3), backward(False), gflop
+        "back to taps", layer, lambda: cuda.back_to_taps(x, y, 3, 3), backward(False), gflop
     )  # fmt: skip
     scale, shift = drawn(lanes, layer.out), drawn(lanes, layer.out)
     present = torch.ones((lanes, examples), device="cuda")
     upstream, passed = drawn(*y.shape), 2e-9 * y.numel()  # passes over pictures, in gigabytes
-    _, of_channels = batch_norm_kernels.norm_relu(y, scale, shift, present, EPS)
+    _, of_channels = cuda.batch_norm_forward(y, scale, shift, present, EPS)
     yield Timed(
-        "batch norm, ReLU", layer, lambda: batch_norm_kernels.norm_relu(y, scale, shift, present, EPS),
+        "batch norm, ReLU", layer, lambda: cuda.batch_norm_forward(y, scale, shift, present, EPS),
         lambda: [
             batch_norm(of, None, None, a, b, training=True, eps=EPS).relu_()
             for of, a, b in zip(own_y, scale.float(), shift.float(), strict=True)
@@ -107,12 +105,12 @@ def kernels(layer: Layer, lanes: int, examples: int) -> Iterator[Timed]:
     )  # fmt: skip
     yield Timed(
         "batch norm, ReLU, back", layer,
-        lambda: batch_norm_kernels.norm_relu_back(upstream, y, scale, shift, present, of_channels), None,
+        lambda: cuda.batch_norm_backward(upstream, y, scale, shift, present, of_channels), None,
         gbytes=5 * passed,
     )  # fmt: skip
-    _, of_groups = normalisation_kernels.norm_relu(y, scale, shift, GROUPS, EPS)
+    _, of_groups = cuda.group_norm_forward(y, scale, shift, GROUPS, EPS)
     yield Timed(
-        "group norm, ReLU", layer, lambda: normalisation_kernels.norm_relu(y, scale, shift, GROUPS, EPS),
+        "group norm, ReLU", layer, lambda: cuda.group_norm_forward(y, scale, shift, GROUPS, EPS),
         lambda: [
             group_norm(of, GROUPS, a, b, EPS).relu_() for of, a, b in zip(own_y, scale, shift, strict=True)
         ],
@@ -120,12 +118,10 @@ def kernels(layer: Layer, lanes: int, examples: int) -> Iterator[Timed]:
     )  # fmt: skip
     yield Timed(
         "group norm, ReLU, back", layer,
-        lambda: normalisation_kernels.norm_relu_back(upstream, y, scale, shift, of_groups), None, gbytes=5 * passed,
+        lambda: cuda.group_norm_backward(upstream, y, scale, shift, of_groups), None, gbytes=5 * passed,
     )  # fmt: skip
     exact, gradient = taps.float(), torch.zeros_like(taps)
-    yield Timed(
-        "step", layer, lambda: descent_kernels.descend(exact, taps, gradient, 1e-3), None, gbytes=12e-9 * taps.numel()
-    )
+    yield Timed("step", layer, lambda: cuda.descend(exact, taps, gradient, 1e-3), None, gbytes=12e-9 * taps.numel())
 
 
 def milliseconds(call: Callable[[], object], repeats: int = 10) -> float:

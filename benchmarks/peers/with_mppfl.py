@@ -7,8 +7,7 @@ import torch
 from lap import Stopwatch, Workload, hand_in, task_from_command_line
 
 from mppfl.training import (
-    Cohort,
-    Lane,
+    ClientSlot,
     TrainingConfig,
     flat_model,
     flattened,
@@ -16,6 +15,7 @@ from mppfl.training import (
     server_step,
     weights_of_updates,
 )
+from mppfl.training.engines import Engine
 
 
 def main() -> None:
@@ -38,18 +38,18 @@ def train(workload: Workload, rounds: int, clock: Stopwatch, **chosen: Any) -> t
     weights = weights.to(config.device)
     features, labels = workload.features.reshape(-1, *shape), workload.labels.reshape(-1)
     rows = np.arange(clients * examples).reshape(clients, examples)
-    with Cohort(model, features, labels, config, clients) as cohort:
-        clock.start()
-        for number in range(rounds):
-            lanes = [Lane(weights, [own[batch] for batch in workload.batches()]) for own in rows]
-            updates = cohort.updates(lanes)
-            with cohort.server_arithmetic():
-                share, _ = weights_of_updates("size", [examples] * clients, np.zeros(clients), updates)
-                weights, _ = server_step(weights, torch.from_numpy(share).to(updates) @ updates, {}, config)
-            if config.device == "cuda":
-                torch.cuda.synchronize()
-            clock.lap(last=number == rounds - 1)
-        return model.parts(weights.cpu()), cohort.name
+    engine = Engine(model, features, labels, config, clients)
+    clock.start()
+    for number in range(rounds):
+        slots = [ClientSlot(weights, [own[batch] for batch in workload.batches()]) for own in rows]
+        updates = engine.updates(slots)
+        with engine.server_arithmetic():
+            share, _ = weights_of_updates("size", [examples] * clients, np.zeros(clients), updates)
+            weights, _ = server_step(weights, torch.from_numpy(share).to(updates) @ updates, {}, config)
+        if config.device == "cuda":
+            torch.cuda.synchronize()
+        clock.lap(last=number == rounds - 1)
+    return model.parts(weights.cpu()), engine.name
 
 
 if __name__ == "__main__":

@@ -85,20 +85,17 @@ def test_noise_in_recorded_gradients_has_the_variance_it_declares():
 
 
 def test_running_out_of_memory_takes_fewer_clients_at_once(monkeypatch):
-    from mppfl.training import stages
-    from tests.homes import home
+    from mppfl.training.cuda import CapturedDescent
 
-    captured = home(stages)
+    real, asked = CapturedDescent.updates, []
 
-    real, asked = captured.CapturedDescent.updates, []
-
-    def short_of_memory(self, lanes, padded_to, out):
-        asked.append(len(lanes))
-        if len(lanes) > 1:
+    def short_of_memory(self, slots, padded_to, out):
+        asked.append(len(slots))
+        if len(slots) > 1:
             raise torch.cuda.OutOfMemoryError("as if")
-        real(self, lanes, padded_to, out)
+        real(self, slots, padded_to, out)
 
-    monkeypatch.setattr(captured.CapturedDescent, "updates", short_of_memory)
+    monkeypatch.setattr(CapturedDescent, "updates", short_of_memory)
     config = TrainingConfig(engine="batched", device="cuda", **EXACT)
     plain = last_record(small_cnn(), dataclasses.replace(config, engine="loop", device="cpu"), rounds=1)
     fast = last_record(small_cnn(), config, rounds=1)
@@ -117,11 +114,8 @@ LAYERS = [  # channels, out, height, width, side of the kernel, examples: every 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-3), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
-    from mppfl.training import back_to_taps
-    from tests.homes import home
-
-    convolution_kernels = home(back_to_taps)
-    from mppfl.training import lane_convolution
+    from mppfl.training.cuda import back_to_taps, convolve
+    from mppfl.training.engines import slot_convolution
 
     channels, out, height, width, side, examples = layer
     generator = torch.Generator().manual_seed(0)
@@ -132,12 +126,12 @@ def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
         )
     )  # fmt: skip
     exact_x, exact_taps = (each.double().requires_grad_() for each in (x, taps))
-    plain = lane_convolution(exact_x, exact_taps)
+    plain = slot_convolution(exact_x, exact_taps)
     back, to_taps = torch.autograd.grad((plain * upstream.double()).sum(), (exact_x, exact_taps))
     found = (
-        convolution_kernels.convolve(x.cuda(), taps.cuda()),
-        convolution_kernels.convolve(upstream.cuda(), taps.cuda(), turned=True),
-        convolution_kernels.back_to_taps(x.cuda(), upstream.cuda(), side, side),
+        convolve(x.cuda(), taps.cuda()),
+        convolve(upstream.cuda(), taps.cuda(), turned=True),
+        back_to_taps(x.cuda(), upstream.cuda(), side, side),
     )
     for ours, exact in zip(found, (plain.detach(), back, to_taps), strict=True):
         assert (ours.double().cpu() - exact).norm() < within * exact.norm()
@@ -146,7 +140,7 @@ def test_convolution_kernels_are_the_plain_way(layer, dtype, within):
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize(("side", "channels"), [(32, 64), (5, 256), (2, 512), (3, 16)])
 def test_group_norm_kernels_are_the_plain_way(side, channels, dtype, within):
-    from mppfl.training import group_norm_relu
+    from mppfl.training.engines import group_norm_relu
 
     generator = torch.Generator().manual_seed(0)
     given = [
@@ -166,7 +160,7 @@ def test_group_norm_kernels_are_the_plain_way(side, channels, dtype, within):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pooling_kernels_are_the_plain_way(dtype):
-    from mppfl.training import relu_pool
+    from mppfl.training.engines import relu_pool
 
     x, shift = torch.randn((3, 5, 28, 20, 32)).to(dtype), torch.randn((3, 32)).to(dtype)
     found, upstream = {}, torch.randn((3, 5, 14, 10, 32)).to(dtype)
@@ -180,43 +174,8 @@ def test_pooling_kernels_are_the_plain_way(dtype):
         assert apart < (1e-6 if exact else 0.05)  # rounding to bfloat16 lets another of four pixels be the largest
 
 
-FIRST_LAYERS = [  # channels, out, height, width, side of the kernel, examples
-    (3, 64, 32, 32, 5, 7), (1, 32, 28, 28, 5, 3), (3, 20, 6, 4, 3, 1), (2, 80, 8, 6, 3, 40),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("layer", FIRST_LAYERS)
-def test_the_kernels_of_a_first_layer_are_the_plain_way(layer):
-    from mppfl.training import convolved_relu_pool
-    from tests.homes import home
-
-    first_layer = home(convolved_relu_pool)
-    from mppfl.training import convolved_relu_pool
-    from tests.homes import home
-
-    first_layer_kernels = home(convolved_relu_pool)
-
-    channels, out, height, width, side, examples = layer
-    generator = torch.Generator().manual_seed(0)
-    x, taps, shift, upstream = (
-        torch.randn(shape, generator=generator).bfloat16()
-        for shape in (
-            (3, examples, height, width, channels), (3, side, side, channels, out), (3, out),
-            (3, examples, height // 2, width // 2, out),
-        )
-    )  # fmt: skip
-    plain, codes = first_layer._forward(x.double(), taps.double(), shift.double())
-    exact = [plain, *first_layer._back(x.double(), upstream.double(), codes, side, side)]
-    fast, same = first_layer_kernels.convolved_relu_pool(x.cuda(), taps.cuda(), shift.cuda())
-    back = first_layer_kernels.convolved_relu_pool_back(x.cuda(), upstream.cuda(), same, side, side)
-    assert (same.cpu() != codes).float().mean() < 1e-3  # of pixels all but alike
-    for ours, other in zip([fast, *back], exact, strict=True):
-        assert (ours.double().cpu() - other).norm() < 1e-2 * other.norm()
-    assert first_layer._kernels_for(x.cuda(), side, side) is first_layer_kernels
-
-
 def test_the_kernel_of_a_step_rounds_what_it_has_moved():
-    from mppfl.training import descend
+    from mppfl.training.cuda import descend
 
     exact, gradient = torch.randn(100_003, device="cuda"), torch.randn(100_003, device="cuda").bfloat16()
     low, expected = exact.bfloat16(), exact - 0.1 * gradient.float()
@@ -227,7 +186,7 @@ def test_the_kernel_of_a_step_rounds_what_it_has_moved():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_of_a_private_step_is_the_plain_way(dtype):
-    from mppfl.training import descend_with_noise
+    from mppfl.training.cuda import descend_with_noise
 
     part, drawn = torch.randn((5, 3, 1001), device="cuda"), torch.randn((5, 3, 1001), device="cuda")
     sums, pace = torch.randn((5, 3, 1001), device="cuda").to(dtype), torch.rand(5, device="cuda")

@@ -1,18 +1,16 @@
-"""Convolution, normalisation and pooling of many lanes are those of PyTorch, lane by lane, forward and backward."""
+"""Convolution, normalisation and pooling of many slots are those of PyTorch, slot by slot, forward and backward."""
 
 import pytest
 import torch
 from torch.nn.functional import conv2d, group_norm, max_pool2d
 
-from mppfl.training import (
+from mppfl.training import flat_model, make_model
+from mppfl.training.engines import (
     ROUNDED,
     LayeredGradients,
-    convolved_relu_pool,
-    flat_model,
     group_norm_relu,
-    lane_convolution,
-    make_model,
     relu_pool,
+    slot_convolution,
     squared_norms_of_taps,
 )
 from tests.tolerances import assert_float32_close
@@ -25,57 +23,46 @@ def draws(*shape, seed=0):
 
 @pytest.mark.parametrize("side", [1, 3, 5])
 @pytest.mark.parametrize(("height", "width"), [(6, 6), (5, 4)])
-def test_a_lane_convolution_is_the_convolution_of_each_lane(side, height, width):
+def test_a_slot_convolution_is_the_convolution_of_each_slot(side, height, width):
     x, taps = draws(2, 3, height, width, 4), draws(2, side, side, 4, 7, seed=1)
-    found = lane_convolution(x, taps)
-    for lane in range(2):
-        plain = conv2d(x[lane].permute(0, 3, 1, 2), taps[lane].permute(3, 2, 0, 1), padding=side // 2)
-        torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
-    assert torch.autograd.gradcheck(lane_convolution, (x, taps), fast_mode=True)
+    found = slot_convolution(x, taps)
+    for slot in range(2):
+        plain = conv2d(x[slot].permute(0, 3, 1, 2), taps[slot].permute(3, 2, 0, 1), padding=side // 2)
+        torch.testing.assert_close(found[slot], plain.permute(0, 2, 3, 1))
+    assert torch.autograd.gradcheck(slot_convolution, (x, taps), fast_mode=True)
 
 
 def test_squared_norms_are_those_of_each_examples_own_gradient():
     x, taps, upstream = draws(2, 3, 4, 4, 2), draws(2, 3, 3, 2, 5, seed=1), draws(2, 3, 4, 4, 5, seed=2).detach()
     found = squared_norms_of_taps(x.detach(), upstream, 3, 3)
-    for lane in range(2):
+    for slot in range(2):
         for example in range(3):
-            out = lane_convolution(x[lane, example][None, None], taps[lane][None])
-            (gradient,) = torch.autograd.grad((out * upstream[lane, example]).sum(), taps)
-            assert found[lane, example].item() == pytest.approx(gradient.square().sum().item())
+            out = slot_convolution(x[slot, example][None, None], taps[slot][None])
+            (gradient,) = torch.autograd.grad((out * upstream[slot, example]).sum(), taps)
+            assert found[slot, example].item() == pytest.approx(gradient.square().sum().item())
 
 
-def test_group_norm_with_relu_is_that_of_each_lane():
+def test_group_norm_with_relu_is_that_of_each_slot():
     x, scale, shift = draws(2, 3, 4, 5, 8), draws(2, 8, seed=1), draws(2, 8, seed=2)
     found = group_norm_relu(x, scale, shift, 4, 1e-5)
-    for lane in range(2):
-        plain = group_norm(x[lane].permute(0, 3, 1, 2), 4, scale[lane], shift[lane], 1e-5).relu()
-        torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
+    for slot in range(2):
+        plain = group_norm(x[slot].permute(0, 3, 1, 2), 4, scale[slot], shift[slot], 1e-5).relu()
+        torch.testing.assert_close(found[slot], plain.permute(0, 2, 3, 1))
     assert torch.autograd.gradcheck(
         lambda *inputs: group_norm_relu(*inputs, 4, 1e-5), (x, scale, shift), fast_mode=True
     )
 
 
 @pytest.mark.parametrize("has_shift", [True, False])
-def test_pooling_with_relu_is_that_of_each_lane(has_shift):
+def test_pooling_with_relu_is_that_of_each_slot(has_shift):
     x, shift = draws(2, 3, 4, 6, 5), draws(2, 5, seed=1) if has_shift else None
     found = relu_pool(x, shift)
-    for lane in range(2):
-        shifted = x[lane] if shift is None else x[lane] + shift[lane]
+    for slot in range(2):
+        shifted = x[slot] if shift is None else x[slot] + shift[slot]
         plain = max_pool2d(shifted.relu().permute(0, 3, 1, 2), 2)
-        torch.testing.assert_close(found[lane], plain.permute(0, 2, 3, 1))
+        torch.testing.assert_close(found[slot], plain.permute(0, 2, 3, 1))
     inputs = (x,) if shift is None else (x, shift)
     assert torch.autograd.gradcheck(relu_pool, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("side", [3, 5])
-def test_a_first_layer_in_one_is_convolution_relu_and_pooling_of_each_lane(side):
-    x, taps, shift = draws(2, 3, 4, 6, 2), draws(2, side, side, 2, 5, seed=1), draws(2, 5, seed=2)
-    found = convolved_relu_pool(x, taps, shift)
-    for lane in range(2):
-        plain = conv2d(x[lane].permute(0, 3, 1, 2), taps[lane].permute(3, 2, 0, 1), shift[lane], padding=side // 2)
-        torch.testing.assert_close(found[lane], max_pool2d(plain.relu(), 2).permute(0, 2, 3, 1))
-    assert torch.autograd.gradcheck(convolved_relu_pool, (x, taps, shift), fast_mode=True)
-    assert torch.autograd.gradcheck(convolved_relu_pool, (x.detach(), taps, shift), fast_mode=True)
 
 
 def test_of_pixels_that_are_alike_the_first_takes_the_gradient_as_in_pytorch():

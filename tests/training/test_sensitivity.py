@@ -6,21 +6,18 @@ import torch
 
 from mppfl.privacy import LocalWork, privacy_mechanism
 from mppfl.training import (
-    Cohort,
-    DenseGradients,
+    ClientSlot,
     Descent,
     GradientNoise,
-    Lane,
-    LayeredGradients,
     Table,
     TrainingConfig,
-    VmappedGradients,
     clip_factors,
     clipped_sum,
     flat_model,
     local_update,
     make_model,
 )
+from mppfl.training.engines import DenseGradients, Engine, LayeredGradients, VmappedGradients
 from tests.training.trainings import small_cnn
 
 CLIP = 0.5
@@ -84,9 +81,9 @@ def test_a_flipped_label_among_many_like_examples_moves_what_gets_noise_by_no_mo
     for flipped in (None, 0, size // 2, size - 1):
         labels = np.zeros(size, dtype=np.int64)
         labels[[] if flipped is None else flipped] = 1
-        lane = Lane(torch.zeros(model.num_parameters), [np.arange(size)], noise)
-        with Cohort(model, features.astype(np.float32), labels, config, 1) as cohort:
-            cohort.updates([lane])
+        slot = ClientSlot(torch.zeros(model.num_parameters), [np.arange(size)], noise)
+        engine = Engine(model, features.astype(np.float32), labels, config, 1)
+        engine.updates([slot])
     as_it_was, *others = (answer.double() for answer in answers)
     moved = [float((answer - as_it_was).norm()) for answer in others]
     assert 2 * CLIP * (1 - 1e-6) < max(moved) <= 2 * CLIP
@@ -110,7 +107,7 @@ def test_the_papers_update_moves_farther_than_it_declares():
     batches = [rows for _ in range(5) for rows in np.split(rng.permutation(64), 16)]
 
     def clipped_update(features):
-        update = local_update(model, Lane(start, batches), Table(features, labels), Descent(config.learning_rate))
+        update = local_update(model, ClientSlot(start, batches), Table(features, labels), Descent(config.learning_rate))
         return update * min(1.0, CLIP / float(update.norm()))
 
     outlier = inputs.clone()

@@ -7,9 +7,6 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .aggregate import estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
-    from .arms import Arm, training_key
-    from .batch_norm import batch_norm_relu, batch_normal
-    from .batches import PURPOSES, batches_of_round, local_work, stream
     from .budget_unit import (
         LEAST_EPSILON,
         MOST_EPSILON,
@@ -17,44 +14,61 @@ if TYPE_CHECKING:
         delta_for_budgets,
         epsilon_method,
         largest_budget,
+        poisson_multiplier,
     )
-    from .captured import FEW_PARTS, MANY_LANES, PARTS, stages
-    from .checkpoint import Checkpoint, checkpoint_after, load_checkpoint, save_checkpoint
-    from .cohort import Cohort, choose_engine
-    from .config import CHOICES, FIRST_ROUND_MEDIAN, Aggregation, Precision, TrainingConfig
-    from .convolution import lane_convolution, squared_norms_of_taps
-    from .convolution_kernels import back_to_taps
-    from .dense import DenseGradients, is_dense
-    from .descent_kernels import descend, descend_with_noise
-    from .first_layer import convolved_relu_pool
-    from .flat import FlatModel, flat_model, flattened, trained_parameters
-    from .flops import gflop_per_example
-    from .layered import ROUNDED, LayeredGradients, is_layered
-    from .local import (
+    from .client import (
+        MARGIN,
+        PURPOSES,
+        SHIFTS,
         TESTED_AT_ONCE,
+        VIEWS,
+        ClientSlot,
         Descent,
         GradientNoise,
-        Lane,
         Table,
+        ViewTable,
+        as_array,
+        batches_of_round,
+        batches_with_augmentation,
         clip_factors,
         clipped_sum,
         evaluate,
         local_update,
+        local_work,
         plain_descent,
+        stream,
+        table_for,
+        warn_of_overflow,
+        with_views,
     )
-    from .lockstep import VmappedGradients
-    from .log import Log
-    from .models import MODEL_NAMES, NORMS, VGG_LAYERS, Norm, Stack, make_model
-    from .normalisation import group_norm_relu
-    from .poisson import poisson_multiplier
-    from .pooling import relu_pool
-    from .processes import Workers, can_travel
-    from .record import PER_CLIENT, PER_ROUND, History, RoundRecord, history_of, joined
-    from .rounds import require_trainable, rounds_together, training_rounds
-    from .schedule import padded_steps, schedule_of, steps_of
-    from .spanned import is_less_work, own_examples
-    from .uploads import noise_in_update, times_counted
-    from .views import MARGIN, SHIFTS, VIEWS, ViewTable, looks_of_round, table_for, with_views
+    from .config import CHOICES, FIRST_ROUND_MEDIAN, Aggregation, EngineName, Precision, TrainingConfig
+    from .flat_model import (
+        FlatModel,
+        computes_as,
+        flat_model,
+        flattened,
+        is_plain_flatten,
+        is_plain_row,
+        load_weights,
+        normalises_over_examples,
+        trained_parameters,
+    )
+    from .job import Arm, training_key
+    from .models import MODEL_NAMES, NORMS, VGG_LAYERS, Norm, Stack, gflop_per_example, make_model
+    from .records import (
+        PER_CLIENT,
+        PER_ROUND,
+        Checkpoint,
+        History,
+        Log,
+        RoundRecord,
+        checkpoint_after,
+        history_of,
+        joined,
+        load_checkpoint,
+        save_checkpoint,
+    )
+    from .rounds import noise_in_update, require_trainable, rounds_together, times_counted, training_rounds
 
 export_lazily(__name__)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.privacy import MECHANISMS, Adjacency, NoiseKind, PrivacyMechanism, privacy_mechanism
 
-Engine = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
+EngineName = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 Aggregation = Literal["size", "uniform", "noise_aware"]
 ServerOptimizer = Literal["plain", "momentum", "adam"]
@@ -29,10 +29,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainingConfig:
     """How a federated training runs. The defaults are the paper's where it states them.
 
+    Args:
     learning_rate         η of local SGD
     momentum              of local SGD, forgotten between rounds
     batch_size            examples per local step
@@ -56,6 +57,13 @@ class TrainingConfig:
     clients_at_once       how many clients are computed at once; None chooses from the memory there is
     processes             processes of engine "processes"; None takes one per core
     evaluate_every        rounds between evaluations on the test data; the last round is always evaluated
+
+    Raises:
+        BadInput: if a value is out of its range, or two do not go together; the message names the field.
+
+    Example:
+        >>> TrainingConfig(privacy="client", clip_norm=1.0, noise="discrete")
+        TrainingConfig(privacy='client', clip_norm=1.0, noise='discrete')
     """
 
     learning_rate: float = 0.01
@@ -76,7 +84,7 @@ class TrainingConfig:
     server_momentum: float = 0.9
     average_rounds: int = 0
     seed: int = 0
-    engine: Engine = "auto"
+    engine: EngineName = "auto"
     device: str = "cpu"
     precision: Precision = "float32"
     clients_at_once: int | None = None
@@ -86,9 +94,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         _require_counts(self)
         _require_numbers(self)
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise BadInput(f"{name}={getattr(self, name)!r} is not known. Known: {', '.join(known)}.")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise BadInput(f"{name}={getattr(self, name)!r} is not known. Known: {', '.join(choices)}.")
         if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise BadInput(f"device={self.device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
         if self.mechanism.noise_on != "update" and self.clip_norm == FIRST_ROUND_MEDIAN:
@@ -102,6 +110,11 @@ class TrainingConfig:
                 "sample, so one record more changes how the others are seen. Use augmentation='none', or "
                 "privacy='dpsgd_shuffle'."
             )
+
+    def __repr__(self) -> str:
+        """The fields that are not as by default."""
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"TrainingConfig({', '.join(changed)})"
 
     @property
     def hides_samples(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from mppfl.errors import BadInput
 
@@ -58,11 +59,27 @@ def make_model(
     hidden: Sequence[int] = (64,),
     seed: int = 0,
 ) -> Stack:
-    """The model of that name for inputs of this shape, (C, H, W) or (d,).
+    """The model of that name, its weights drawn from the seed.
 
-    norm    of the VGGs. "batch" keeps no running statistics, because nothing but the noisy update may leave a client:
-            evaluation normalises with the test batch's own. Record-level mechanisms refuse it.
-    hidden  widths of the MLP's hidden layers
+    Args:
+        name: one of linear, softmax, mlp, cnn_fmnist, cnn_cifar, vgg11, vgg16.
+        input_shape: of one example, (channels, height, width) or (numbers,).
+        num_classes: how many classes it tells apart.
+        norm: of the VGGs. "batch" keeps no running statistics, because nothing but the noisy update may leave a
+            client: evaluation normalises with the test batch's own. Record-level mechanisms refuse it.
+        hidden: widths of the MLP's hidden layers.
+        seed: of the weights. A training draws them anew from its own seed.
+
+    Returns:
+        A torch module, layers in a row.
+
+    Raises:
+        BadInput: if the name is not known, or the shape does not fit the model.
+
+    Example:
+        >>> model = make_model("mlp", (1, 8, 8), 10, hidden=(32,))
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2410
     """
     with torch.random.fork_rng(devices=[]):  # layers draw when they are made, before they are drawn anew from the seed
         model = Stack(*_layers(name, input_shape, num_classes, norm, hidden))
@@ -75,6 +92,11 @@ def _layers(
 ) -> list[nn.Module]:
     if norm not in NORMS:
         raise BadInput(f"norm={norm!r} is not known. Known: {', '.join(NORMS)}.")
+    if not isinstance(input_shape, Sequence) or not all(isinstance(side, int) for side in (*input_shape, num_classes)):
+        raise BadInput(
+            f"input_shape={input_shape!r} and num_classes={num_classes!r} must be a shape such as (1, 28, 28) and a "
+            "whole number, as ClientData.input_shape and ClientData.num_classes are."
+        )
     size = math.prod(input_shape)
     if size < 1 or num_classes < 1:
         raise BadInput(f"inputs of shape {tuple(input_shape)} in {num_classes} classes leave nothing to learn.")
@@ -120,17 +142,17 @@ def _vgg(name: str, input_shape: Sequence[int], num_classes: int, norm: Norm) ->
     """3×3 convolutions with pooling and one dense layer, as usual for 32×32 pictures."""
     channels, height, width = _picture(name, input_shape, smallest=32)
     layers: list[nn.Module] = []
-    for found in VGG_LAYERS[name]:
-        if isinstance(found, str):
+    for num_filters in VGG_LAYERS[name]:
+        if isinstance(num_filters, str):
             layers.append(nn.MaxPool2d(2))
             continue
-        layers.append(nn.Conv2d(channels, found, 3, padding=1))
+        layers.append(nn.Conv2d(channels, num_filters, 3, padding=1))
         if norm == "group":
-            layers.append(nn.GroupNorm(32, found))
+            layers.append(nn.GroupNorm(32, num_filters))
         elif norm == "batch":
-            layers.append(nn.BatchNorm2d(found, track_running_stats=False))
+            layers.append(nn.BatchNorm2d(num_filters, track_running_stats=False))
         layers.append(nn.ReLU())
-        channels = found
+        channels = num_filters
     return [*layers, nn.Flatten(), nn.Linear(channels * (height // 32) * (width // 32), num_classes)]
 
 
@@ -141,3 +163,11 @@ def _picture(name: str, input_shape: Sequence[int], smallest: int) -> tuple[int,
             f"{tuple(input_shape)}. Use softmax or mlp."
         )
     return input_shape[0], input_shape[1], input_shape[2]
+
+
+def gflop_per_example(model: nn.Module, input_shape: Sequence[int]) -> float:
+    """Arithmetic of convolutions and dense layers for one example, forward once and backward twice, in 10⁹ products."""
+    parameter = next(model.parameters())
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, *input_shape, device=parameter.device, dtype=parameter.dtype))
+    return 3 * float(counter.get_total_flops()) / 1e9

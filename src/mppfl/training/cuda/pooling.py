@@ -1,4 +1,4 @@
-"""GPU kernels behind pooling.py: a program takes some rows of pixels of one example, all channels."""
+"""GPU kernels of bias, ReLU and pooling: a program takes some rows of pixels of one example, all channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU kernels behind convolution.py: matrix products that read pictures in place instead of gathered neighbourhoods.
+"""GPU kernels of convolution: matrix products that read pictures in place instead of gathered neighbourhoods.
 
 Channels last, a pixel's neighbour is a fixed distance away in memory. So a product runs in one loop over taps of the
 kernel and blocks of channels, long enough for loads to be under way while products are computed; what lies outside the

@@ -1,4 +1,4 @@
-"""Arm: one training as it is asked for; Standing: where it is between two rounds."""
+"""Arm: one training as it is asked for; TrainingState: where it stands between two rounds."""
 
 from __future__ import annotations
 
@@ -21,28 +21,41 @@ from mppfl.network import find_device
 from mppfl.privacy import LocalWork, ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training.aggregate import server_step
-from mppfl.training.batches import local_work
-from mppfl.training.checkpoint import Checkpoint
+from mppfl.training.client import as_array, local_work, require_gradients_of_examples
 from mppfl.training.config import FIRST_ROUND_MEDIAN, TrainingConfig
-from mppfl.training.flat import FlatModel, flat_model, normalises_over_examples
-from mppfl.training.local import as_array, require_gradients_of_examples
+from mppfl.training.flat_model import FlatModel, flat_model, normalises_over_examples, seeded_layers
+from mppfl.training.records import Checkpoint
 
 ABOVE_ROUNDING = 1 + 1e-12
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in the print of a module: another one in every process
 # What does not decide where a training goes: a checkpoint may be taken up with another of these.
 NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
-# Arms that agree in these, and in their data, can be computed in one batch.
+# Jobs that agree in these, and in their data, can be computed in one batch.
 COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "augmentation", "engine", "device", "precision",
                   "clients_at_once", "processes")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One training: a plan on clients' data, under one configuration.
+    """One training job: a plan on clients' data, under one configuration.
 
-    name    also the run's name in the ledger
-    ledger  None for one in memory. Arms are alternatives to each other: give each a ledger of its own.
-    resume  where to go on from; it must come from the same training
+    Args:
+        name: of the training, and of its run in the ledger.
+        plan: what every client is offered in each round.
+        data: the clients' examples and the test data.
+        config: how clients train, what protects them and how updates are aggregated.
+        ledger: None for one in memory. Jobs are alternatives to each other: give each a ledger of its own.
+        resume: where to continue from; it must come from the same training.
+
+    Example:
+        >>> import numpy as np
+        >>> from mppfl.data import client_data
+        >>> from mppfl.game import Terms, plan_of_rounds
+        >>> x, y = np.zeros((4, 3)), np.arange(4) % 2
+        >>> data = client_data(x, y, [[0, 1], [2, 3]], x, y)
+        >>> plan = plan_of_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> Arm("half precision", plan, data, TrainingConfig(batch_size=2)).name
+        'half precision'
     """
 
     name: str
@@ -54,7 +67,7 @@ class Arm:
 
     @property
     def computed_with(self) -> tuple[object, ...]:
-        """Arms with the same answer are computed in one batch."""
+        """Jobs with the same value are computed in one batch."""
         private = self.config.mechanism.noise_on != "update"
         table = (id(self.data.features), id(self.data.labels))
         alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
@@ -90,11 +103,31 @@ def _first_example(model: FlatModel, data: ClientData) -> Tensor:
     return torch.from_numpy(np.array(data.features[:1])).to(parameter.device, parameter.dtype)
 
 
+def _require_shapes(model: FlatModel, data: ClientData) -> None:
+    """Raises where the model cannot take the data's inputs, or has fewer outputs than the data have classes."""
+    example = _first_example(model, data)
+    try:
+        with seeded_layers(0, example.device), torch.no_grad():
+            outputs = tuple(model.module(torch.zeros_like(example).repeat(2, *[1] * (example.ndim - 1))).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as cause:
+        reason = " ".join(str(cause).split())[:120]
+        raise BadInput(
+            f"the model cannot take inputs of shape {data.input_shape} ({reason}). Make it for this shape, as "
+            f"make_model(..., {data.input_shape}, {data.num_classes}) does."
+        ) from cause
+    if len(outputs) != 2 or outputs[1] < data.num_classes:
+        raise BadInput(
+            f"the model answers 2 inputs with shape {outputs}, and the data have {data.num_classes} classes: it must "
+            f"give (2, {data.num_classes}). Make it with num_classes={data.num_classes}."
+        )
+
+
 def require_fitting(model: FlatModel, arm: Arm) -> list[LocalWork]:
     """What each client computes in a round. Raises where plan, data, model and configuration do not fit together."""
     config, data = arm.config, arm.data
     if arm.plan.num_clients != data.num_clients:
         raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
+    _require_shapes(model, data)
     if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
         raise BadInput(
             f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
@@ -114,8 +147,8 @@ def require_fitting(model: FlatModel, arm: Arm) -> list[LocalWork]:
     return [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
 
 
-class Standing:
-    """Where one arm stands between two rounds: the model, the server's memory, the clip norm, the ledger.
+class TrainingState:
+    """Where one job stands between two rounds: the model, the server's memory, the clip norm, the ledger.
 
     `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
     that were reserved before an interruption and are computed again.

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,8 +105,8 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 def shares_weights_between_layers(module: nn.Module) -> bool:
     """Whether two layers hold the same weights; a layer that comes twice is one."""
-    own = [parameter for layer in module.modules() for parameter in layer.parameters(recurse=False)]
-    return len(own) != len(set(map(id, own)))
+    weights = [parameter for layer in module.modules() for parameter in layer.parameters(recurse=False)]
+    return len(weights) != len(set(map(id, weights)))
 
 
 def has_frozen(module: nn.Module) -> bool:
@@ -159,10 +160,43 @@ def flat_model(module: nn.Module) -> FlatModel:
                 f"layer {name!r} keeps running statistics of its batches, which no noise would protect. Use GroupNorm, "
                 "or track_running_stats=False."
             )
-    own = copy.deepcopy(module).train()  # the caller's module stays as it is
-    return FlatModel(own, {name: value.shape for name, value in parameters.items() if value.requires_grad})
+    trained = copy.deepcopy(module).train()  # the caller's module stays as it is
+    return FlatModel(trained, {name: value.shape for name, value in parameters.items() if value.requires_grad})
 
 
 def normalises_over_examples(module: nn.Module) -> bool:
     """Whether one example changes what the module says about another, so that clipping each protects nobody."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+
+
+def load_weights(model: nn.Module, weights: Any) -> nn.Module:
+    """Puts a training's weights into a module of the same layers, in place.
+
+    Args:
+        model: the module that was trained, or one made alike.
+        weights: a flat vector, or anything that has one as `weights`: a RoundRecord, a Checkpoint or a Run.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        BadInput: if the module has another number of trained parameters.
+
+    Example:
+        >>> from mppfl.training import make_model
+        >>> model = load_weights(make_model("linear", (3,), 2), [1, 2, 3, 4, 5, 6])
+        >>> model[1].weight.tolist()
+        [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    """
+    vector = torch.from_numpy(np.array(getattr(weights, "weights", weights), dtype=np.float64))
+    parameters = trained_parameters(model)
+    expected = sum(parameter.numel() for parameter in parameters)
+    if vector.shape != (expected,):
+        raise BadInput(
+            f"{type(model).__name__} trains {expected:,} parameters, but the weights have shape {tuple(vector.shape)}. "
+            "Make the model as for the training, with the same input shape, classes and layers."
+        )
+    with torch.no_grad():
+        for parameter, part in zip(parameters, torch.split(vector, [p.numel() for p in parameters]), strict=True):
+            parameter.copy_(part.view(parameter.shape))
+    return model

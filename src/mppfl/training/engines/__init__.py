@@ -1,0 +1,24 @@
+"""How all clients of a round are computed: one plain loop, and engines that are held equal to it."""
+
+from typing import TYPE_CHECKING
+
+from mppfl.exports import export_lazily
+
+if TYPE_CHECKING:
+    from .batches import padded_steps, schedule_of, steps_of
+    from .choose import Engine, choose_engine
+    from .dense import DenseGradients, is_dense, is_less_work, own_examples
+    from .layered import (
+        ROUNDED,
+        LayeredGradients,
+        batch_norm_relu,
+        group_norm_relu,
+        is_layered,
+        relu_pool,
+        slot_convolution,
+        squared_norms_of_taps,
+    )
+    from .processes import can_travel, updates_by_processes
+    from .stacked import Parts, SlotGradients, VmappedGradients, gpu_kernel, starts_of, write_updates
+
+export_lazily(__name__)

@@ -1,0 +1,261 @@
+"""Engine: all clients of a round at once. Chooses how, holds the examples where they are computed, says what it chose.
+
+dense      dense networks, gradients written out, clients in step               CPU and GPU
+           (on a CPU those with few examples in the span of these)
+batched    rows of layers, every layer with one kernel per client, in step      GPU
+vmap       any module, clients in step by torch.func.vmap                       GPU
+processes  the plain loop, one single-threaded process per core                 CPU
+loop       the plain loop: what the others are held equal to                    CPU and GPU
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mppfl.errors import BadInput
+from mppfl.network import find_device, free_bytes, to_device
+from mppfl.training import (
+    ClientSlot,
+    Descent,
+    EngineName,
+    FlatModel,
+    Precision,
+    Stack,
+    TrainingConfig,
+    local_update,
+    normalises_over_examples,
+    table_for,
+)
+from mppfl.training.cuda import CapturedDescent
+from mppfl.training.engines.dense import AT_ONCE, DenseGradients, SpannedDescent, is_dense
+from mppfl.training.engines.layered import LayeredGradients, is_layered
+from mppfl.training.engines.processes import can_travel, updates_by_processes
+from mppfl.training.engines.stacked import MOST_ENTRIES, SlotGradients, VmappedGradients, stacked_updates
+
+log = logging.getLogger(__name__)
+
+SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that a step may take
+
+
+class Engine:
+    """Computes client slots on one device, by the way that `choose_engine` chose."""
+
+    def __init__(
+        self, model: FlatModel, features: np.ndarray, labels: np.ndarray, config: TrainingConfig, num_slots: int
+    ) -> None:
+        self.model, self.config, self.num_slots = model, config, num_slots
+        self.device = find_device(config.device)
+        self.dtype = torch.float64 if config.precision == "float64" else torch.float32
+        self.chosen = choose_engine(model, config, self.device, num_slots)
+        self.table = table_for(
+            config, to_device(features, self.device).to(self.dtype), to_device(labels, self.device)
+        )  # fmt: skip
+        model.module.to(self.device, self.dtype)
+        if self.device.type == "cpu" and self.chosen in ("loop", "processes") and isinstance(model.module, Stack):
+            # Convolutions and pooling then take a third less time. Not for a module of the user's own, which may rely
+            # on the order in memory, as `view` does.
+            model.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.descent = Descent(config.learning_rate, config.momentum)
+        self.at_once = min(num_slots, config.clients_at_once or AT_ONCE)
+        self.num_processes = min(config.processes or os.cpu_count() or 1, num_slots)
+        self._planned_for = 0  # examples in a step for which `at_once` was chosen
+        self._gradients = self._slot_gradients()
+        self._captured, self._spanned = self._captured_descent(), self._spanned_descent()
+
+    def _slot_gradients(self) -> SlotGradients | None:
+        if self.chosen == "dense":
+            return DenseGradients(self.model)
+        if self.chosen == "vmap":
+            return VmappedGradients(self.model)
+        if self.chosen != "batched":
+            return None
+        low = torch.bfloat16 if self.config.precision == "bf16" else None
+        plain = not self.config.momentum and self.config.mechanism.noise_on == "update"
+        return LayeredGradients(self.model, low, self.device.type == "cuda", low is not None and plain)
+
+    def _captured_descent(self) -> CapturedDescent | None:
+        """Recorded steps on a GPU, for batches of one length, where noise need not protect."""
+        config = self.config
+        seeded = config.mechanism.noise_on == "update" or config.noise == "seeded"
+        one_length = config.privacy not in ("dpsgd_poisson", "full_batch", "full_batch_steps")
+        if self._gradients is None or self.chosen != "batched" or self.device.type != "cuda":
+            return None
+        if not seeded or not one_length:
+            return None
+        return CapturedDescent(self.model, self.table, self.descent, self._gradients, config.batch_size)
+
+    def _spanned_descent(self) -> SpannedDescent | None:
+        plain = not self.config.momentum and self.config.augmentation == "none"
+        if not plain or self.device.type != "cpu" or not isinstance(self._gradients, DenseGradients):
+            return None
+        return SpannedDescent(self.model, self.table, self.config.learning_rate, self._gradients)
+
+    def updates(self, slots: Sequence[ClientSlot]) -> Tensor:
+        """How far each slot's training moves its weights [slots, parameters], on the engine's device."""
+        with arithmetic(self.config.precision, self.device):
+            if self.chosen == "processes":
+                return updates_by_processes(self.model, self.table, slots, self.descent, self.num_processes)
+            if self._gradients is None:
+                return torch.stack([local_update(self.model, slot, self.table, self.descent) for slot in slots])
+            if self._spanned is None:
+                return self._in_step(slots, self._gradients)
+            return self._in_span(slots, self._spanned, self._gradients)
+
+    def server_arithmetic(self) -> AbstractContextManager[None]:
+        """For what is done with the updates: float32 is full, and no threads are woken for next to nothing."""
+        return arithmetic("float32", self.device)
+
+    def _in_step(self, slots: Sequence[ClientSlot], gradients: SlotGradients) -> Tensor:
+        """Slots in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""
+        longest = max((len(batch) for slot in slots for batch in slot.batches), default=1)
+        longest = -(-longest // 8) * 8  # sampled batches then come in few shapes
+        width = longest if self.chosen == "batched" else None
+        if self.config.clients_at_once is None and longest > self._planned_for:
+            self._planned_for, self.at_once = longest, self._fitting(longest)
+        updates = torch.empty((len(slots), self.model.num_parameters), device=self.device, dtype=self.dtype)
+        done = 0
+        while done < len(slots):
+            group = slots[done : done + self.at_once]
+            rows = updates[done : done + len(group)]
+            try:
+                if self._captured is not None:
+                    self._captured.updates(group, _rounded_up(len(group), self.at_once), rows)
+                else:
+                    stacked_updates(self.model, group, self.table, self.descent, gradients, width, rows)
+                done += len(group)
+            except torch.cuda.OutOfMemoryError:
+                if self.at_once == 1:
+                    raise
+                self.at_once = max(1, self.at_once // 2)
+                log.warning("out of GPU memory: %d clients at once from now on", self.at_once)
+                if self._captured is not None:
+                    self._captured.forget()
+                torch.cuda.empty_cache()
+        return updates
+
+    def _in_span(self, slots: Sequence[ClientSlot], spanned: SpannedDescent, gradients: SlotGradients) -> Tensor:
+        """Slots with few examples in the span of those, the others in step."""
+        small = spanned.which_pay(slots)
+        if not small:
+            return self._in_step(slots, gradients)
+        updates = torch.empty((len(slots), self.model.num_parameters), dtype=self.dtype)
+        spanned.updates(slots, small, self.config.clients_at_once, updates)
+        if others := sorted(set(range(len(slots))) - set(small)):
+            updates[others] = self._in_step([slots[number] for number in others], gradients)
+        return updates
+
+    def _fitting(self, examples: int) -> int:
+        """How many slots fit into memory in step, with so many examples in each."""
+        input_shape = tuple(self.table.features.shape[1:])
+        if self.device.type == "cpu":
+            fitting = min(AT_ONCE, MOST_ENTRIES // max(1, examples * math.prod(input_shape)))
+        else:
+            per_slot = bytes_per_slot(self.model, input_shape, examples)
+            fitting = int(SHARE_OF_MEMORY * free_bytes(self.device) / per_slot)
+        return min(self.num_slots, max(1, fitting))
+
+    @property
+    def name(self) -> str:
+        """What computes the clients, in words."""
+        where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        how = {"processes": f"{self.num_processes} processes", "loop": "one client at a time"}
+        at_once = how.get(self.chosen, f"{self.at_once} clients at once")
+        return f"{self.chosen}, {where}, {self.config.precision}, {at_once}"
+
+
+def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device, num_slots: int) -> EngineName:
+    """The engine asked for, if it can do the work; for "auto" the fastest that can."""
+    private = config.mechanism.noise_on != "update"
+    reasons = _reasons_against(model, config, device, private)
+    if config.engine != "auto":
+        if reason := reasons[config.engine]:
+            raise BadInput(f"engine={config.engine!r} cannot run this training: {reason}. Use engine='auto'.")
+        return config.engine
+    several = num_slots > 1 and (config.processes or os.cpu_count() or 1) > 1
+    order: list[EngineName] = ["dense", "batched"] if device.type == "cuda" else ["dense"]
+    if device.type == "cuda" and not private:
+        order.append("vmap")  # with clipping it would hold every example's gradient in every slot
+    if device.type == "cpu" and several:
+        order.append("processes")
+    for name in (*order, "loop", "batched"):
+        if reasons[name] is None:
+            return name
+    raise BadInput(f"precision={config.precision!r} has no engine for this model. Use precision='float32'.")
+
+
+def _reasons_against(
+    model: FlatModel, config: TrainingConfig, device: torch.device, private: bool
+) -> dict[str, str | None]:
+    """Why each engine cannot run this training; None where it can."""
+    module, mixes = model.module, normalises_over_examples(model.module)
+    reasons: dict[str, str | None] = dict.fromkeys(("loop", "processes", "dense", "batched", "vmap"))
+    if device.type != "cpu":
+        reasons["processes"] = "it computes on the CPU alone"
+    elif not can_travel(module):
+        reasons["processes"] = "the model's class cannot be loaded by another process"
+    if not is_dense(module):
+        reasons["dense"] = "the model is not Linear layers with ReLU between them"
+    if not is_layered(module):
+        reasons["batched"] = "the model is not a row of layers that it knows"
+    elif private and mixes:
+        reasons["batched"] = "the model normalises over the batch"
+    if mixes:
+        reasons["vmap"] = "the model normalises over a batch, which padding would change"
+    if model.draws_at_random:
+        reasons |= dict.fromkeys(("dense", "batched", "vmap"), "the model has layers that draw at random")
+    if config.precision == "bf16":
+        reasons |= {name: "it computes in float32" for name in reasons if name != "batched" and reasons[name] is None}
+    return reasons
+
+
+def _rounded_up(count: int, most: int) -> int:
+    """The least of `most`, most/2, most/4, ... that holds `count`: few sizes, so that recordings serve again."""
+    while most > 1 and -(-most // 2) >= count:
+        most = -(-most // 2)
+    return most
+
+
+def bytes_per_slot(model: FlatModel, input_shape: tuple[int, ...], examples: int) -> int:
+    """About what one slot takes in one step: weights and gradients, activations and the patches of convolutions."""
+    entries = 0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal entries
+        patch = math.prod(layer.kernel_size) if isinstance(layer, nn.Conv2d) else 1
+        entries += 3 * output.numel() + patch * inputs[0].numel()
+
+    parameter = next(model.module.parameters())
+    hooks = [layer.register_forward_hook(count) for layer in model.module.modules() if not list(layer.children())]
+    try:
+        with torch.no_grad():
+            model.module(torch.zeros((2, *input_shape), device=parameter.device, dtype=parameter.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 4 * (5 * model.num_parameters + entries // 2 * examples)
+
+
+@contextmanager
+def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
+    """One thread on a CPU, so that results do not depend on how many cores there are; TF32 only where asked for."""
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        else:
+            torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
+            torch.backends.cudnn.allow_tf32 = precision in ("tf32", "bf16")
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = tf32

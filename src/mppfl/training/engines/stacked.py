@@ -1,0 +1,184 @@
+"""Many clients in step: the k-th batches of all slots at once, each slot with weights of its own, stacked.
+
+Slots of unequal length are padded with examples of weight 0, and a slot that has run out of batches stands still. What
+differs between engines is only how the gradients of all slots are found: dense.py, layered.py, and here by vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mppfl.training import ClientSlot, Descent, FlatModel, Table, clip_factors, warn_of_overflow
+from mppfl.training.engines.batches import steps_of
+
+MOST_ENTRIES = 2**26  # of the examples that slots hold at once on a CPU: 256 MB in float32
+Parts = dict[str, Tensor]  # of all slots: [slots, *shape]
+
+
+@cache
+def gpu_kernel(name: str) -> Callable[..., Any] | None:
+    """The kernel of that name in mppfl.training.cuda; None where there is no Triton, and plain PyTorch computes it."""
+    try:
+        kernel: Callable[..., Any] = getattr(import_module("mppfl.training.cuda"), name)
+    except ImportError:
+        return None
+    return kernel
+
+
+class SlotGradients(Protocol):
+    """Gradients of all slots at once.
+
+    `weight` [slots, examples] multiplies each example's gradient: 1/batch for a mean, 0 for padding. With `clip_norm`
+    each example's gradient is shortened first, weight is 1 or 0, and sums are as exact as `clip_factors` asks for.
+
+    Weights and gradients are in the layout that the engine likes best: `held` brings named tensors [slots, *shape] into
+    it, as copies, and `given` brings them back.
+    """
+
+    def held(self, parts: Parts) -> Parts: ...
+
+    def given(self, parts: Parts) -> Parts: ...
+
+    def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
+        """One plain step, in place: parts ← parts − η · gradient."""
+
+    def __call__(
+        self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None
+    ) -> Parts: ...
+
+
+def stacked_updates(
+    model: FlatModel,
+    slots: Sequence[ClientSlot],
+    table: Table,
+    descent: Descent,
+    gradients: SlotGradients,
+    width: int | None,
+    out: Tensor,
+) -> None:
+    """Writes the updates of all slots to `out` [slots, parameters].
+
+    `width` pads every batch to one length, so that shapes stay alike.
+    """
+    starts = starts_of(slots)
+    parts = gradients.held(model.parts(starts))
+    velocity = {name: torch.zeros_like(part) for name, part in parts.items()} if descent.momentum else {}
+    private = slots[0].noise is not None
+    clip_norm = slots[0].noise.clip_norm if slots[0].noise else None
+    for rows, weight, moves in steps_of(slots, table.features, width):
+        inputs, labels = table.at(rows)
+        if not private and not descent.momentum:  # a slot that stands still has gradient 0
+            gradients.descend(parts, inputs, labels, weight, descent.learning_rate)
+            continue
+        direction = gradients(parts, inputs, labels, weight, clip_norm)
+        if private:
+            direction = gradients.held(_made_private(model, gradients.given(direction), slots, moves))
+        for name, part in parts.items():
+            if descent.momentum:
+                direction[name] = velocity[name].mul_(descent.momentum).add_(direction[name])
+            pace = (descent.learning_rate * moves).view(-1, *[1] * (part.ndim - 1))
+            part.sub_(pace * direction[name])
+    write_updates(model, starts, gradients.given(parts), out)
+
+
+def starts_of(slots: Sequence[ClientSlot]) -> Tensor:
+    """Where the slots start [slots, parameters]: one row seen many times where they all start from the same."""
+    first = slots[0].start
+    if all(slot.start is first for slot in slots):
+        return first.expand(len(slots), -1)
+    return torch.stack([slot.start for slot in slots])
+
+
+def write_updates(model: FlatModel, starts: Tensor, parts: Parts, out: Tensor) -> None:
+    """Writes to `out` [slots, parameters] how far the parts are from where they started."""
+    before = model.parts(starts)
+    for name, target in model.parts(out).items():  # views: every entry is written once, where it is to lie
+        torch.sub(parts[name], before[name], out=target)
+
+
+def _made_private(model: FlatModel, sums: Parts, slots: Sequence[ClientSlot], moves: Tensor) -> Parts:
+    """Each slot's noisy gradient from its sum of clipped ones; a slot that stands still answers nothing.
+
+    Seeded noise is drawn on the GPU where the sums lie there: a simulation need not carry them to the CPU and back.
+    """
+    seeded = all(slot.noise is not None and slot.noise.kind == "seeded" for slot in slots)
+    flat = torch.cat([part.flatten(1).to(torch.promote_types(part.dtype, moves.dtype)) for part in sums.values()], 1)
+    answers = flat.to(moves.dtype)
+    on_device = flat.is_cuda and seeded
+    for row, total, slot, is_moving in zip(answers, flat, slots, moves.tolist(), strict=True):
+        if is_moving and slot.noise is not None:
+            if not on_device:
+                row.copy_(slot.noise.gradient(total))
+                continue
+            generator = torch.Generator(device=row.device).manual_seed(slot.noise.next_seed())
+            noise = torch.randn(row.shape, generator=generator, device=row.device, dtype=row.dtype)
+            std = slot.noise.noise_std(len(row))
+            row.copy_((row / slot.noise.answer_divisor + std * noise) / slot.noise.step_divisor)
+        elif on_device:
+            row.zero_()
+    return model.parts(answers)
+
+
+def descend_along(parts: Parts, gradients: Parts, learning_rate: float) -> None:
+    """parts ← parts − η · gradients, in place."""
+    torch._foreach_add_(list(parts.values()), [gradients[name] for name in parts], alpha=-learning_rate)
+
+
+class VmappedGradients:
+    """Gradients of any module, by torch.func.vmap over slots (and over examples where each is clipped)."""
+
+    def __init__(self, model: FlatModel) -> None:
+        def weighted_loss(parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+            return (cross_entropy(model.logits(parts, inputs), labels, reduction="none") * weight).sum()
+
+        def loss_of_one(parts: Parts, example: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(model.logits(parts, example[None]), label[None])
+
+        self._of_slots = torch.func.vmap(torch.func.grad(weighted_loss))
+        self._of_examples = torch.func.vmap(torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0)))
+
+    def held(self, parts: Parts) -> Parts:
+        return {name: part.clone() for name, part in parts.items()}
+
+    def given(self, parts: Parts) -> Parts:
+        return parts
+
+    def descend(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, learning_rate: float) -> None:
+        descend_along(parts, self(parts, inputs, labels, weight, None), learning_rate)
+
+    def __call__(self, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor, clip_norm: float | None) -> Parts:
+        if clip_norm is None:
+            gradients = dict(self._of_slots(parts, inputs, labels, weight))
+            return gradients if weight.is_cuda else self._without_padding(gradients, parts, inputs, labels, weight)
+        stack = self._of_examples(parts, inputs, labels)  # [slots, examples, *shape]
+        squares = sum(part.double().flatten(2).square().sum(2) for part in stack.values())
+        norms = torch.as_tensor(squares).sqrt()
+        factors = clip_factors(norms, clip_norm, weight.shape[1]) * weight
+        if warn_of_overflow(norms):  # 0 times infinity is no number
+            counts = {name: factors.view(*factors.shape, *[1] * (part.ndim - 2)) > 0 for name, part in stack.items()}
+            stack = {name: torch.where(counts[name], part, 0.0) for name, part in stack.items()}
+        return {name: torch.einsum("le,le...->l...", factors, part.double()) for name, part in stack.items()}
+
+    def _without_padding(self, gradients: Parts, parts: Parts, inputs: Tensor, labels: Tensor, weight: Tensor) -> Parts:
+        """The same with slots that overflow computed anew without their padding: 0 times infinity is no number, and
+        nobody diverges by how long others train. Not on a GPU, which would have to be waited for in every step.
+        """
+        padded = (weight == 0).any(1)
+        if not padded.any():
+            return gradients
+        finite = torch.stack([part.flatten(1).sum(1) for part in gradients.values()]).isfinite().all(0)
+        for number in (~finite & padded).nonzero()[:, 0].tolist():
+            slot, counts = slice(number, number + 1), weight[number] > 0
+            some = {name: part[slot] for name, part in parts.items()}
+            examples = inputs[slot, counts], labels[slot, counts], weight[slot, counts]
+            alone = self._of_slots(some, *examples) if counts.any() else {}
+            for name, part in gradients.items():
+                part[slot] = alone[name] if counts.any() else 0.0
+        return gradients
