@@ -1,4 +1,4 @@
-"""mppfl deploy: a training on Flower. init writes an app, local runs it here, resume continues, status reports."""
+"""mppfl deploy: a training on Flower: init, local, resume, status (alone: one file a command)."""
 
 from __future__ import annotations
 

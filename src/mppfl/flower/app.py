@@ -30,14 +30,14 @@ from mppfl.training import (
     Descent,
     FlatModel,
     GradientNoise,
-    Lane,
+    ClientSlot,
     Table,
     TrainingConfig,
     evaluate,
     flat_model,
     local_update,
     local_work,
-    looks_of_round,
+    batches_with_augmentation,
     stream,
     table_for,
 )
@@ -175,7 +175,7 @@ def _trained_model(side: ClientSide, start: Vector, terms: RoundTerms) -> Vector
     """
     config, data, position = side.config, side.data, side.position
     work = local_work(side.num_examples, config, data.names[position])
-    batches = looks_of_round(config, work, data.members[position], terms.round_index, position)
+    batches = batches_with_augmentation(config, work, data.members[position], terms.round_index, position)
     noise = None
     if config.mechanism.noise_on != "update":
         noise = GradientNoise(
@@ -187,7 +187,7 @@ def _trained_model(side: ClientSide, start: Vector, terms: RoundTerms) -> Vector
     table = table_for(config, to_device(data.features, cpu).to(weights.dtype), to_device(data.labels, cpu))
     side.model.module.to(weights.dtype)
     descent = Descent(config.learning_rate, config.momentum)
-    update = local_update(side.model, Lane(weights, batches, noise, layers_seed), table, descent)
+    update = local_update(side.model, ClientSlot(weights, batches, noise, layers_seed), table, descent)
     trained: Vector = (weights + update).numpy()
     return trained
 

@@ -189,7 +189,7 @@ def _one_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> 
 def _assigned(state: TrainingState, drawn: DrawnBatches) -> _Assignment:
     """Terms of the round, who participates, and the batches of each; jobs of one seed draw the same, and draw once."""
     config, data = state.arm.config, state.arm.data
-    terms = state.arm.plan.terms(state.position)
+    terms = state.arm.plan[state.position]
     wrong = np.flatnonzero(~(terms.budgets >= 0))
     if len(wrong):
         raise BadInput(

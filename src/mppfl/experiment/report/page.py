@@ -215,7 +215,7 @@ def _in_words(lines: Sequence[Line], tick: Any) -> str:
 
 def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """One picture per run, on one colour scale; runs on the same network share its layout and its links."""
-    layouts: list[tuple[Run, svg.Layout]] = []
+    layouts: list[tuple[Run, svg.NetworkPicture]] = []
     layout_of: list[int] = []
     for run in runs:
         same = next((k for k, (other, _) in enumerate(layouts) if _same_links(run, other)), None)
@@ -261,7 +261,7 @@ def _largest(arrays: Sequence[Any]) -> float:
     return max((float(finite(values).max(initial=0.0)) for values in arrays), default=0.0)
 
 
-def _graph_data(run: Run, layout: svg.Layout) -> dict[str, Any]:
+def _graph_data(run: Run, layout: svg.NetworkPicture) -> dict[str, Any]:
     shown = layout.shown
     return {
         "names": [run.names[client] for client in shown.tolist()],

@@ -243,7 +243,7 @@ def _bar(start: float, y: float, panel: float, value: float, top: float, paint: 
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Layout:
+class NetworkPicture:
     """Where the drawn clients stand, in a square of `SIDE`, and the links between them as one path.
 
     shown     positions of the clients that are drawn: all, or those around the best connected one
@@ -257,7 +257,7 @@ class Layout:
     note: str
 
 
-def graph_layout(graph: SocialGraph) -> Layout:
+def graph_layout(graph: SocialGraph) -> NetworkPicture:
     """Where clients stand. Above `MOST_NODES` clients only the surroundings of the best connected are drawn."""
     either = (graph.influence + graph.influence.T).tocsr()
     shown: IntArray = np.arange(graph.num_clients)
@@ -278,7 +278,7 @@ def graph_layout(graph: SocialGraph) -> Layout:
     x, y = (x + margin).round(1), (y + margin).round(1)
     ends = zip(firsts.tolist(), seconds.tolist(), strict=True)
     links = "".join(f"M{x[a]:.0f} {y[a]:.0f}L{x[b]:.0f} {y[b]:.0f}" for a, b in ends)
-    return Layout(shown, x, y, links, "; ".join(notes))
+    return NetworkPicture(shown, x, y, links, "; ".join(notes))
 
 
 def _radius(num_nodes: int) -> tuple[float, float]:
@@ -302,7 +302,7 @@ def _surroundings(either: object, count: int) -> IntArray:
 
 
 def graph_picture(
-    layout: Layout,
+    layout: NetworkPicture,
     names: Sequence[str],
     spent: Array,
     paid: Array,

@@ -1,4 +1,4 @@
-"""The plain loop in one single-threaded process per core: for convolutions on a CPU, where stacking buys nothing.
+"""The plain loop in one process per core, for convolutions on a CPU (alone: one file an engine).
 
 joblib starts the processes and keeps them for the next round. They never run the caller's script again.
 """
