@@ -9,8 +9,9 @@ import pytest
 from pytest import approx
 
 import mppfl as package
+import mppfl.leakage
 from mppfl import leakage
-from mppfl.leakage import exposure
+from mppfl.leakage import r_bound
 from mppfl.network import write_links
 from tests.homes import home
 
@@ -94,7 +95,8 @@ def test_the_table_has_a_column_and_says_what_it_means(mppfl, circles):
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Networks of more than 50 clients count as too large for matrices."""
-    monkeypatch.setattr(home(exposure), "DENSE_LIMIT", 50)
+    for module in (home(r_bound), mppfl.leakage):
+        monkeypatch.setattr(module, "DENSE_LIMIT", 50)
     monkeypatch.setattr(leakage, "DENSE_LIMIT", 50)
 
 

@@ -6,14 +6,14 @@ import sqlite3
 
 import pytest
 
-from mppfl.privacy.ledger import LedgerEntry, PrivacyLedger
-from tests.privacy.test_ledger_changes import OLD
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 approx = pytest.approx
 
 
 def cost(client, budget, **terms):
-    return LedgerEntry(
+    return ReleaseCost(
         client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
     )
 
@@ -82,20 +82,6 @@ def test_verify_finds_what_was_changed(mppfl, ledger):
         connection.execute("UPDATE events SET budget = 0.01 WHERE id = 2")
     connection.close()
     assert "event 2 does not follow" in mppfl("ledger", "verify", ledger).error
-
-
-def test_verify_says_what_the_chain_of_an_old_ledger_does_not_cover(mppfl, ledger, tmp_path):
-    assert mppfl("ledger", "verify", ledger, "--json").json["not_covered"] == []
-    assert mppfl("ledger", "verify", ledger).stderr == ""
-    old = tmp_path / "old.db"
-    with sqlite3.connect(old) as connection:
-        connection.executescript(OLD.read_text())
-    connection.close()
-    told = "caps and statuses are no part of the chain: the ledger is of an earlier version"
-    assert mppfl("ledger", "verify", old, "--json").json["not_covered"] == [told]
-    answer = mppfl("ledger", "verify", old)
-    assert (answer.code, answer.stderr) == (0, f"note: {told}\n")
-    assert answer.stdout.startswith("sound: 6 releases; head d49d2cc4")
 
 
 def test_each_unit_has_its_own_lines(mppfl, ledger):

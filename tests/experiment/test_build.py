@@ -13,7 +13,8 @@ import pytest
 from mppfl.data import Dataset, Examples
 from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
 from mppfl.experiment import experiment_from, game_without_data, prepare, read_experiment, solve_all, train
-from mppfl.training import Cohort, require_trainable
+from mppfl.training import require_trainable
+from mppfl.training.engines import Engine
 from tests.experiment.small import SMALL, small
 from tests.homes import home
 
@@ -163,12 +164,12 @@ def test_all_seeds_are_computed_in_one_batch(monkeypatch):
     assert len({case.arm().computed_with for case in prepare(chosen)}) == 1
     lanes: list[int] = []
 
-    class Counted(Cohort):
+    class Counted(Engine):
         def updates(self, given):
             lanes.append(len(given))
             return super().updates(given)
 
-    monkeypatch.setattr(rounds, "Cohort", Counted)
+    monkeypatch.setattr(rounds, "Engine", Counted)
     train(chosen)
     assert lanes == [6 * 5]  # every client of every seed and mechanism, at once
 
