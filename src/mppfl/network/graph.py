@@ -57,13 +57,13 @@ class SocialGraph:
     _positions: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        counts = np.diff(self.influence.indptr)
+        counts, isolated = np.diff(self.influence.indptr), len(self.isolated)
         dropped = f", {len(self.dropped):,} dropped" if self.dropped else ""
         return (
             f"SocialGraph: {self.num_clients:,} clients, {self.num_links:,} edges, "
             f"normalisation {self.normalisation!r}\n"
             f"  clients      {joined_names(self.name(i) for i in range(min(6, self.num_clients)))}\n"
-            f"  exposed by   {min(counts):,} to {max(counts):,} clients each, {len(self.isolated):,} isolated{dropped}"
+            f"  exposed by   {counts.min():,} to {counts.max():,} clients each, {isolated:,} isolated{dropped}"
         )
 
     @property
