@@ -7,7 +7,17 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from ._kernels import line_totals, noise_aware_on_path, pivot, who_moves
     from .clients_file import read_clients
-    from .compare import COMPARED, SAME_AT_COMMON_REWARD, WITHOUT_RATES, Convention, Row, Summary, compare, summarise
+    from .compare import (
+        COMPARED,
+        SAME_AT_COMMON_REWARD,
+        WITHOUT_RATES,
+        Comparison,
+        Convention,
+        Row,
+        Summary,
+        compare,
+        summarise,
+    )
     from .device import DeviceLoss, game_on_device, solution_bytes
     from .equilibrium import (
         EXACT_BELOW,
@@ -28,14 +38,7 @@ if TYPE_CHECKING:
         rising_rates,
         spending_rate,
     )
-    from .key_players import (
-        SETTLE,
-        budgets_after_leaving,
-        exposure_imposed,
-        exposure_relief,
-        harm_imposed,
-        key_players,
-    )
+    from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
     from .leaders import (
         best_on_path,
         cheaper_at_bounds,
@@ -86,7 +89,18 @@ if TYPE_CHECKING:
     )
     from .outcome import PROBES, Outcome, _Answers, evaluate, verify
     from .participation import gain_from_joining, led_by, settle_one_by_one, settle_together, with_participation
-    from .plan import AlongLine, Horizon, Participation, Plan, Stored, Terms, check_plan, plan_of_rounds, rounds_up_to
+    from .plan import (
+        AlongLine,
+        Horizon,
+        Participation,
+        Plan,
+        Stored,
+        Terms,
+        check_plan,
+        load_plan,
+        plan_of_rounds,
+        rounds_up_to,
+    )
     from .presets import PRESETS, PresetName, draw_clients, preset
     from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve
     from .welfare import (
