@@ -22,16 +22,12 @@ from mppfl.game import (
     equilibrium_response,
     interior_rates_each,
     interior_rates_of,
-    least_costs,
     noise_aware_cost,
     personalised_budgets,
     personalised_prices,
     pigouvian_weights,
-    rates_worth_trying,
-    response_path,
     server_cost,
     social_optimum,
-    wanted_loss,
     welfare,
 )
 from tests.game.games import games, paper_scale_game, star
@@ -175,20 +171,6 @@ def test_star_keeps_all_eleven_clients_at_rates_between_its_two_limits():
     assert found.verification.leader_regret == approx(0.0, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(games())
-def test_the_path_is_the_equilibrium_at_every_rate(game):
-    segments = response_path(game, np.ones(game.num_clients))
-    assert np.isinf(segments[-1].high)
-    for segment in segments:
-        high = min(segment.high, 2 * segment.low + 3)
-        for share in (0.1, 0.5, 0.9):
-            rate = segment.low + share * (high - segment.low)
-            if high - segment.low < 1e-7:
-                continue
-            assert segment.budgets(rate) == approx(equilibrium_at(game, rate).budgets, abs=1e-7)
-
-
 @settings(max_examples=40, deadline=None)
 @given(games(), st.sampled_from(["mean_field", "anticipating", "noise_aware"]), st.integers(1, 50))
 def test_every_leader_finds_a_rate_at_which_clients_are_at_rest(game, leader, round_index):
@@ -237,7 +219,7 @@ def test_sampled_rates_of_large_games_come_close_to_the_exact_path(monkeypatch, 
             assert rate * budgets.sum() <= limit * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_leader_keeps_a_client_whose_budget_vanishes(seed):
     rng = np.random.default_rng(seed)
     clients = mppfl.Clients(np.exp(rng.uniform(-3, 1, 6)), rng.uniform(0, 2, 6), 0.1)
@@ -253,11 +235,6 @@ def test_a_crowd_that_may_not_share_is_an_error_with_one_line():
     game = paper_scale_game(0, num_clients=5).with_bounds(np.zeros(5), np.zeros(5))
     with pytest.raises(mppfl.NoEquilibrium, match="take part"):
         mppfl.solve(game)
-
-
-def test_wanted_losses_do_not_depend_on_friends():
-    game = paper_scale_game(0, num_clients=5)
-    assert wanted_loss(game, 2.0) == approx((2.0 - game.clients.linear_cost) / (2 * game.clients.quadratic_cost))
 
 
 def pair_with_floors(linear, harm, low, quadratic=1.0):
@@ -309,7 +286,7 @@ def test_the_leaders_regret_sees_what_floors_would_save():
     assert paper.verification.leader_regret == approx(paper.outcome.server_costs[0] - 2 / 3)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_floors_never_make_the_exact_leader_dearer_than_any_rate_that_loses_nobody(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     low = np.where(rng.random(5) < 0.6, rng.uniform(0.01, 0.3, 5), 0.0)
@@ -342,7 +319,7 @@ def four_with_ceilings(seed):
     return game.with_bounds(np.zeros(4), rng.uniform(0.5, 3.0, 4))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("leader", ["anticipating", "noise_aware"])
 def test_ceilings_never_make_a_leader_dearer_than_any_rate_that_loses_nobody(seed, leader, monkeypatch):
     game, rounds = four_with_ceilings(seed), np.array([1, 3])
@@ -387,29 +364,11 @@ def test_a_rate_at_ceilings_is_found_and_its_absence_is_told():
     assert len(found) >= 3
 
 
-@settings(max_examples=60, deadline=None)
-@given(games(), st.sampled_from(["anticipating", "noise_aware"]), st.floats(0.1, 20), st.integers(0, 2**32 - 1))
-def test_no_budgets_within_the_bounds_cost_less_than_the_bound_says(game, leader, rate, seed):
-    rng, weights = np.random.default_rng(seed), np.ones(game.num_clients)
-    low, high = game.clients.budget_min, game.clients.budget_max
-    cost = noise_aware_cost if leader == "noise_aware" else server_cost
-    least = least_costs(game, weights, leader, np.array([1, 7]), rate)
-    for _ in range(20):
-        budgets = np.clip(np.exp(rng.uniform(-6, 3, game.num_clients)), low, high)
-        dearer = rate * rng.uniform(1, 3)
-        for t, bound in zip((1, 7), least, strict=True):
-            assert cost(game, t, dearer, budgets) >= bound * (1 - 1e-12)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_ceilings_far_above_what_is_shared_change_nothing(seed):
     game = paper_scale_game(seed, num_clients=12, preset="benign")
     free = choose_rates(game, "anticipating", np.array([1, 20]))
     capped = game.with_bounds(np.zeros(12), np.full(12, 1000 * free.budgets.at(0, free.reward_rates[0]).max()))
-    line = equilibrium_response(capped)
-    pairs = zip((1, 20), free.reward_rates, strict=True)
-    costs = np.array([server_cost(game, t, rate, line.budgets(rate)) for t, rate in pairs])
-    assert rates_worth_trying(capped, line, "anticipating", np.array([1, 20]), costs) is None
     chosen = choose_rates(capped, "anticipating", np.array([1, 20]))
     assert chosen.reward_rates == approx(free.reward_rates, rel=1e-12)
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 
 import mppfl
-from mppfl.game import MECHANISMS, AlongLine, Horizon, Plan, Stored, check_plan, equilibrium_along, rounds_up_to
+from mppfl.errors import BadFile
+from mppfl.game import (
+    MECHANISMS,
+    AlongLine,
+    Comparison,
+    Horizon,
+    Plan,
+    Stored,
+    check_plan,
+    equilibrium_along,
+    load_plan,
+    rounds_up_to,
+)
 from tests.game.games import paper_scale_game, two_friends
 
 GAME = paper_scale_game(1, num_clients=8, preset="benign")
@@ -263,3 +276,64 @@ def test_terms_are_asked_for_by_the_number_of_the_round_and_found_by_position_to
     for missing in (0, 1, 10):
         with pytest.raises(mppfl.BadInput, match=f"round {missing} is not in this plan of 2 rounds"):
             late.terms(missing)
+
+
+# ---- kept in a file, and shown ------------------------------------------------------------------------------------
+
+
+class Doubling:
+    """Budgets of somebody else's own making."""
+
+    def at(self, position, reward_rate):
+        return np.full(8, 2.0**position / 3)
+
+
+@pytest.mark.parametrize("name", ["mppfl", "pigouvian", "random", "personalised", "noiseless", "mppfl_noise_aware"])
+def test_a_saved_plan_is_read_back_number_for_number(tmp_path, name):
+    plan = mppfl.solve(GAME, name, num_rounds=4, seed=3).plan
+    plan.save(tmp_path / "plan.npz")
+    again = load_plan(tmp_path / "plan.npz")
+    assert (again.mechanism, again.notes, again.participation) == (plan.mechanism, plan.notes, plan.participation)
+    assert type(again.budgets) is type(plan.budgets)
+    for mine, other in zip(again, plan, strict=True):
+        assert (mine.round_index, mine.reward_rate) == (other.round_index, other.reward_rate)
+        assert (mine.budgets == other.budgets).all()
+        assert np.all(mine.prices == other.prices)
+
+
+def test_a_plan_of_any_making_can_be_saved(tmp_path):
+    plan = Plan("mine", np.array([3, 5]), np.ones(2), Doubling(), 8, notes="a note")
+    plan.save(tmp_path / "plan.npz")
+    assert (load_plan(tmp_path / "plan.npz").to_matrix() == plan.to_matrix()).all()
+
+
+def test_a_file_that_holds_no_plan_is_refused_in_one_line(tmp_path):
+    np.savez(tmp_path / "other.npz", head=np.array("{}"))
+    (tmp_path / "text.npz").write_text("hello")
+    for name, reason in (("other.npz", "is no plan"), ("text.npz", "is no plan"), ("nowhere.npz", "cannot be read")):
+        with pytest.raises(BadFile, match=reason):
+            load_plan(tmp_path / name)
+
+
+def test_values_are_shown_in_a_few_lines():
+    found = mppfl.solve(GAME, "pigouvian", num_rounds=60)
+    compared = mppfl.compare(GAME, ["mppfl", "fixed"], num_rounds=2)
+    for value in (GAME, GAME.clients, found, found.plan, found.outcome, found.verification, compared):
+        assert 1 < len(repr(value).splitlines()) <= 12
+        assert len(repr(value)) < 1500
+    assert found._repr_html_().count("<tr>") == 22  # the head, ten first, ten last, and one for what is between
+    assert compared._repr_html_().count("<tr>") == 5
+    assert list(compared) == [compared[k] for k in range(4)]
+    assert isinstance(compared[:2], Comparison)
+
+
+def test_solutions_and_comparisons_are_tables_where_pandas_is(monkeypatch):
+    found, compared = mppfl.solve(GAME, num_rounds=3), mppfl.compare(GAME, ["mppfl"], num_rounds=2)
+    pytest.importorskip("pandas")
+    table = found.to_pandas()
+    assert table["round_index"].tolist() == [1, 2, 3]
+    assert table["server_cost"].tolist() == found.outcome.server_costs.tolist()
+    assert compared.to_pandas()["welfare"].tolist() == [row.welfare for row in compared]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(mppfl.MppflError, match="pip install pandas"):
+        found.to_pandas()

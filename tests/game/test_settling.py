@@ -8,14 +8,7 @@ import pytest
 from pytest import approx
 
 import mppfl
-from mppfl.game import (
-    MECHANISMS,
-    Horizon,
-    led_by,
-    settle_one_by_one,
-    settle_together,
-    with_participation,
-)
+from mppfl.game import MECHANISMS, Horizon, led_by, settle_one_by_one, settle_together, with_participation
 from tests.game.games import paper_scale_game, star, two_friends
 from tests.homes import home
 

@@ -1,14 +1,24 @@
-"""What everybody does about it."""
+"""The game: what privacy costs clients, what the server pays, and how both respond to each other."""
 
 from typing import TYPE_CHECKING
 
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from ._kernels import line_totals, noise_aware_on_path, pivot, who_moves
+    from ._kernels import line_totals
     from .clients_file import read_clients
-    from .compare import COMPARED, SAME_AT_COMMON_REWARD, WITHOUT_RATES, Convention, Row, Summary, compare, summarise
-    from .device import DeviceLoss, game_on_device, solution_bytes
+    from .compare import (
+        COMPARED,
+        SAME_AT_COMMON_REWARD,
+        WITHOUT_RATES,
+        Comparison,
+        Convention,
+        Row,
+        Summary,
+        compare,
+        summarise,
+    )
+    from .device import DeviceLoss, solution_bytes
     from .equilibrium import (
         EXACT_BELOW,
         Response,
@@ -28,24 +38,8 @@ if TYPE_CHECKING:
         rising_rates,
         spending_rate,
     )
-    from .key_players import (
-        SETTLE,
-        budgets_after_leaving,
-        exposure_imposed,
-        exposure_relief,
-        harm_imposed,
-        key_players,
-    )
-    from .leaders import (
-        best_on_path,
-        cheaper_at_bounds,
-        choose_rates,
-        in_units,
-        least_costs,
-        natural_units,
-        pigouvian_weights,
-        rates_worth_trying,
-    )
+    from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
+    from .leaders import best_on_path, cheaper_at_bounds, choose_rates, in_units, natural_units, pigouvian_weights
     from .loss import LossOperator
     from .mechanisms import (
         MECHANISMS,
@@ -84,9 +78,20 @@ if TYPE_CHECKING:
         utility,
         wanted_loss,
     )
-    from .outcome import PROBES, Outcome, _Answers, evaluate, verify
+    from .outcome import Outcome, evaluate, verify
     from .participation import gain_from_joining, led_by, settle_one_by_one, settle_together, with_participation
-    from .plan import AlongLine, Horizon, Participation, Plan, Stored, Terms, check_plan, plan_of_rounds, rounds_up_to
+    from .plan import (
+        AlongLine,
+        Horizon,
+        Participation,
+        Plan,
+        Stored,
+        Terms,
+        check_plan,
+        load_plan,
+        plan_of_rounds,
+        rounds_up_to,
+    )
     from .presets import PRESETS, PresetName, draw_clients, preset
     from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve
     from .welfare import (

@@ -137,14 +137,7 @@ def _gap_and_rise(
 
 @njit(cache=True, error_model="numpy")
 def _root_between(
-    low: float,
-    high: float,
-    steepness: float,
-    constant: float,
-    weight: float,
-    pull: Array,
-    slope: Array,
-    offset: Array,
+    low: float, high: float, steepness: float, constant: float, weight: float, pull: Array, slope: Array, offset: Array
 ) -> Any:
     """Where the condition turns from negative to positive: Newton's steps, halved where they would leave."""
     rate = 0.5 * (low + high)
@@ -686,21 +679,9 @@ TIED = 1e-12  # margins that differ by less, as a share, differ by rounding: the
 
 @njit(cache=True, error_model="numpy")
 def without(tableau: Array, k: int) -> Any:
-    """A copy of the inverse on the free clients with client k out of it (or back in it): see `path_kernels.pivot`."""
-    n = len(tableau)
-    changed = np.empty_like(tableau)
-    scale = 1.0 / tableau[k, k]
-    row = tableau[k] * scale
-    for i in range(n):
-        factor = tableau[i, k]
-        if i == k:
-            for j in range(n):
-                changed[k, j] = -row[j]
-        else:
-            for j in range(n):
-                changed[i, j] = tableau[i, j] - factor * row[j]
-            changed[i, k] = factor * scale
-    changed[k, k] = scale
+    """A copy of the inverse on the free clients with client k out of it, or back in it: see `pivot`."""
+    changed = tableau.copy()
+    pivot(changed, k)
     return changed
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from mppfl.errors import BadFile, UnknownClient
 from mppfl.game.model import LARGEST, Clients
 from mppfl.network import SocialGraph, joined_names
+from mppfl.text import nearest
 
 REQUIRED = ("name", "quadratic_cost", "linear_cost", "noise_harm")
 COLUMNS = ("name", *(f.name for f in fields(Clients)))
@@ -27,10 +28,29 @@ WANTED = {
 
 
 def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
-    """Clients in the order of the graph. Every client of the graph must have exactly one line, and nobody else.
+    """Clients from a CSV file with a header, in the order of the graph.
 
-    Columns: name, quadratic_cost, linear_cost, noise_harm, and optionally compute_cost, data_size, budget_min,
-    budget_max. Raises BadFile with the line number, or UnknownClient, in one line.
+    Args:
+        path: columns name, quadratic_cost, linear_cost, noise_harm, and optionally compute_cost, data_size, budget_min,
+            budget_max; exactly one line for each client of the graph.
+        graph: the network whose clients these are.
+
+    Returns:
+        One entry per client of the graph.
+
+    Raises:
+        BadFile: the file cannot be read, or a line is wrong; says which.
+        UnknownClient: a line is about nobody in the graph.
+
+    Example:
+        >>> import numpy as np, mppfl, pathlib, tempfile
+        >>> pair = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]), names=["ann", "bob"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder) / "clients.csv"
+        ...     lines = ["name,quadratic_cost,linear_cost,noise_harm", "bob,2,0,1", "ann,1,0,1"]
+        ...     _ = path.write_text("\\n".join(lines))
+        ...     mppfl.read_clients(path, pair).quadratic_cost.tolist()
+        [1.0, 2.0]
     """
     where = Path(path)
     try:
@@ -117,10 +137,8 @@ def _check_header(header: list[str], where: str) -> None:
         raise BadFile(f"{where}: empty. The first line must be a header: {', '.join(REQUIRED)}.")
     for column in header:
         if column not in COLUMNS:
-            from difflib import get_close_matches
-
-            near = get_close_matches(column, COLUMNS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(COLUMNS)}."
+            near = nearest(column, COLUMNS)
+            hint = f" Did you mean {near!r}?" if near else f" Known: {', '.join(COLUMNS)}."
             if any(mark in column for mark in ";\t"):
                 hint = " Separate columns by commas."
             raise BadFile(f"{where}: unknown column {column[:40]!r}.{hint}")

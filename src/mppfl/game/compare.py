@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
 from mppfl.game.solve import as_mechanism, checked, doubts_about, name_of, unbound
+from mppfl.game.tables import data_frame, html_table, lines_of
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
 
 Convention = Literal["common", "own"]
@@ -75,6 +76,37 @@ class Row:
     leak: float | None = None
 
 
+class Comparison(Sequence[Row]):
+    """Rows of a comparison: a sequence, a table in notebooks, and a pandas.DataFrame."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Comparison: ...
+    def __getitem__(self, index: int | slice) -> Row | Comparison:
+        return Comparison(self.rows[index]) if isinstance(index, slice) else self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _columns(self) -> dict[str, Any]:
+        return {f.name: [getattr(row, f.name) for row in self.rows] for f in fields(Row) if f.name != "notes"}
+
+    def to_pandas(self) -> Any:  # pandas.DataFrame
+        """One row per mechanism, convention and game; needs pandas."""
+        return data_frame(self._columns())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._columns())
+
+    def __repr__(self) -> str:
+        facts = {f"{row.mechanism}, {row.convention}": f"cost {row.server_cost:.4g}" for row in self.rows[:10]}
+        return lines_of(f"Comparison of {len(self.rows)} rows, server cost of the first", facts)
+
+
 def compare(
     games: Game | Sequence[Game],
     mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism] = COMPARED,
@@ -85,16 +117,35 @@ def compare(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
     leak: Callable[[Array], float] | None = None,
-) -> list[Row]:
+) -> Comparison:
     """Every mechanism in every game under both reward conventions.
 
-    common: everybody faces MPPFL's reward rates; those that differ from it in the rate alone are left out. own: each
-    mechanism's server sets its own. `mechanisms` are names and functions, or a mapping from names to functions; plans
-    of functions that are not ours are checked. `fixed_budget` is for `fixed`. `progress` is called with (done, all).
+    Args:
+        games: one game or several.
+        mechanisms: names and functions, or a mapping from names to functions; plans of functions that are not ours are
+            checked.
+        num_rounds: how many rounds each.
+        fixed_budget: of the mechanism `fixed`.
+        conventions: "common", where everybody faces MPPFL's reward rates and mechanisms that differ from it in the rate
+            alone are left out; "own", where each mechanism's server sets its own.
+        seed: for mechanisms that draw at random.
+        progress: called with (done, all) after every row.
+        leak: what leaks in all at given budgets, for instance `leak_model(graph, sample).total` in nats; every row then
+            carries it for its first round: it is dear to compute (N³ up to 3,000 clients). All games must then be on
+            the network it was made for.
 
-    `leak` tells what leaks in all at given budgets, for instance `leak_model(graph, sample).total` in nats; every row
-    then carries it for its first round. A leak is dear to compute (N³ up to 3,000 clients) and is about budgets that
-    are spent once, and budgets change little from round to round. Games must then be on the network it was made for.
+    Returns:
+        One row per mechanism, convention and game.
+
+    Raises:
+        BadInput: an argument, or a plan of a function that is not ours, is wrong.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+        >>> [row.mechanism for row in mppfl.compare(game, ["mppfl", "fixed"], num_rounds=2, conventions=["own"])]
+        ['mppfl', 'fixed']
     """
     several = [games] if isinstance(games, Game) else list(games)
     if leak is not None:
@@ -128,7 +179,7 @@ def compare(
             rows.append(row if leak is None else replace(row, leak=_first_leak(plan, leak)))
             if progress is not None:
                 progress(len(rows), len(several) * len(jobs))
-    return rows
+    return Comparison(rows)
 
 
 def _require_one_network(games: Sequence[Game]) -> None:
@@ -177,14 +228,7 @@ def _named(mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism]) -> l
     return [(given if isinstance(given, str) else name_of(given), as_mechanism(given)) for given in mechanisms]
 
 
-def _row(
-    game: Game,
-    plan: Plan,
-    name: str,
-    convention: Convention,
-    number: int,
-    optima: SocialOptima | None,
-) -> Row:
+def _row(game: Game, plan: Plan, name: str, convention: Convention, number: int, optima: SocialOptima | None) -> Row:
     outcome = evaluate(game, plan)
     reached = float(outcome.welfare.sum())
     poa = None

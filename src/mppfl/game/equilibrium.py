@@ -47,7 +47,7 @@ class Response:
         return self.lowest_rate < self.highest_rate
 
     @property
-    def everybody_gains_interest(self) -> bool:
+    def all_slopes_positive(self) -> bool:
         """Whether every free client shares more when the rate rises (u_i > 0): then the leader's problem is convex."""
         return bool((self.slope[self.free] > 0).all())
 
@@ -188,6 +188,7 @@ NUM_SAMPLES = 48
 SAMPLE_TOLERANCE = 1e-7
 NUM_CHECKED = 8  # segments of a path followed by updates whose lines are held against B itself
 LINE_TOLERANCE = 1e-12  # the same for budgets read off one segment, as of those that are solved for
+FLAT = 1e-14  # a smaller slope meets no bound
 PATH_TOLERANCE = 1e-11  # of the largest wanted loss: what their distance from a best response may be
 
 
@@ -387,10 +388,10 @@ def _segment_around(game: Game, weights: Array, here: AtBounds, rate: float, ahe
             break
         at_low, at_high = (at_low & ~freed) | fallen, (at_high & ~freed) | risen
     end = min(
-        _first_rise(wish_slope, wish_offset, low, ahead, at_low),
-        _first_fall(wish_slope, wish_offset, high, ahead, at_high),
-        _first_fall(slope, offset, low, ahead, free),
-        _first_rise(slope, offset, high, ahead, free),
+        _first_crossing(wish_slope, wish_offset, low, ahead, at_low & (wish_slope > FLAT)),
+        _first_crossing(wish_slope, wish_offset, high, ahead, at_high & (wish_slope < -FLAT)),
+        _first_crossing(slope, offset, low, ahead, free & (slope < -FLAT)),
+        _first_crossing(slope, offset, high, ahead, free & (slope > FLAT)),
     )
     return Segment(rate, end, slope, offset, free | (np.where(at_high, high, low) > 0))
 
@@ -404,21 +405,12 @@ def _line_with_held(game: Game, weights: Array, free: BoolArray, fixed: Array) -
     return both[:, 0], both[:, 1] - fixed
 
 
-def _first_rise(slope: Array, offset: Array, bound: Array, ahead: float, clients: BoolArray) -> float:
-    """The first rate past `ahead` at which a rising line of `who` reaches its bound from below."""
-    rising = clients & (slope > 1e-14) & np.isfinite(bound)
-    return _first(slope, offset, bound, ahead, rising)
-
-
-def _first_fall(slope: Array, offset: Array, bound: Array, ahead: float, clients: BoolArray) -> float:
-    falling = clients & (slope < -1e-14) & np.isfinite(bound)
-    return _first(slope, offset, bound, ahead, falling)
-
-
-def _first(slope: Array, offset: Array, bound: Array, ahead: float, clients: BoolArray) -> float:
-    if not clients.any():
+def _first_crossing(slope: Array, offset: Array, bound: Array, ahead: float, clients: BoolArray) -> float:
+    """The first rate past `ahead` at which a line of these clients reaches its bound."""
+    moving = clients & np.isfinite(bound)
+    if not moving.any():
         return np.inf
-    crossings = (offset[clients] + bound[clients]) / slope[clients]
+    crossings = (offset[moving] + bound[moving]) / slope[moving]
     later = crossings[crossings > ahead]
     return float(later.min()) if len(later) else np.inf
 

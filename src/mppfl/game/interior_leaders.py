@@ -65,9 +65,9 @@ class RateCondition:
         return abs(gap) <= max(1e-9 * (self.steepness * rate + abs(self.constant)), DIGITS * rate * abs(rise))
 
 
-def rates_by_condition(condition: RateCondition, everybody_gains_interest: bool, rounds: IntArray) -> Array | None:
+def rates_by_condition(condition: RateCondition, all_slopes_positive: bool, rounds: IntArray) -> Array | None:
     """The leader's rate of every round, where its condition has a root to rounding in each; else None."""
-    if everybody_gains_interest:
+    if all_slopes_positive:
         rates = rising_rates(condition, rounds)
     else:
         roots = [crossing_rate(condition, int(t)) for t in rounds]
@@ -200,7 +200,7 @@ def interior_rates_of(
         if (rates < line.lowest_rate + edge).any() or (rates > line.highest_rate - edge).any():
             return None  # the search ran into an end: the best rate lies where somebody is at a bound
     else:
-        roots = rates_by_condition(rate_condition(game, line, leader), line.everybody_gains_interest, rounds)
+        roots = rates_by_condition(rate_condition(game, line, leader), line.all_slopes_positive, rounds)
         if roots is None:
             return None
         rates = roots
@@ -224,7 +224,7 @@ def interior_rates_each(
         rates = _noise_aware_rates(game, line, rounds)
         edge = 1e-9 * max(1.0, line.lowest_rate)
         rates[(rates < line.lowest_rate + edge) | (rates > line.highest_rate - edge)] = np.nan
-    elif line.everybody_gains_interest:
+    elif line.all_slopes_positive:
         rates = rising_rates_each(rate_condition(game, line, leader), rounds)
     else:
         alone = [interior_rates_of(game, line, leader, rounds[k : k + 1]) for k in range(len(rounds))]
@@ -272,7 +272,7 @@ def _limited_rates(game: Game, line: Response, rounds: IntArray, payment_limit: 
     """
     spending = spending_rate(line, payment_limit)
     lower = np.minimum(spending, best)
-    if not (np.isnan(best).any() and line.everybody_gains_interest and spending > line.lowest_rate):
+    if not (np.isnan(best).any() and line.all_slopes_positive and spending > line.lowest_rate):
         return np.asarray(lower)
     condition = rate_condition(game, line, "anticipating")
     falls = np.array([condition.value(spending, int(t))[0] < 0 for t in rounds])
@@ -299,14 +299,9 @@ def noise_aware_cost(game: Game, round_index: int, prices: Array | float, budget
 def _noise_aware_rates(game: Game, line: Response, rounds: IntArray) -> Array:
     """Minimum of κ/(t·X(r)) + r·Y(r) with X and Y straight in r: its derivative has one root where both rise."""
     sizes, strength = noise_aware_sums(game)
-    effective = np.array([sums_of_line(sizes, line.slope, line.offset)])
-    paid = np.array([sums_of_line(line.weights, line.slope, line.offset)])
+    effective, paid = (np.array([[w @ line.slope, w @ line.offset]]) for w in (sizes, line.weights))
     ends = np.minimum([[line.lowest_rate, line.highest_rate]], 1e12)
     from mppfl.game import _kernels as kernels
 
     rates, _, _ = kernels.noise_aware_on_path(strength / rounds, effective, paid, ends)
     return np.asarray(rates)
-
-
-def sums_of_line(weights: Array, slope: Array, offset: Array) -> tuple[float, float]:
-    return float(weights @ slope), float(weights @ offset)

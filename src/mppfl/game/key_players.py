@@ -33,12 +33,16 @@ def budgets_after_leaving(game: Game, budgets: Array, client: int, prices: Array
     start = budgets
     if prices is None or inside.all():
         start = _along_column(game, budgets, client)
-        within = inside & _within(game, start)
+        within = inside & (start >= game.clients.budget_min) & (start <= game.clients.budget_max)
         within[client] = True
         if within.all():  # everybody's equation of eq. 13 still holds, and nobody is in the way of a bound
             return start
         if prices is None:
-            raise BadInput(_at_a_bound(game, within, client))
+            raise BadInput(
+                f"client {game.graph.name(int(np.argmin(within)))!r} is at a bound of its budget before or after "
+                f"{game.graph.name(client)!r} leaves ({int((~within).sum()):,} such). Give prices, and budgets are "
+                "found within the bounds."
+            )
     low, high = (np.array(bound) for bound in (game.clients.budget_min, game.clients.budget_max))
     low[client] = high[client] = 0.0
     return equilibrium_at(game.with_bounds(low, high), prices, start).budgets
@@ -69,18 +73,6 @@ def _along_column(game: Game, budgets: Array, client: int) -> Array:
 
 def _strictly_inside(game: Game, budgets: Array) -> BoolArray:
     return np.asarray((budgets > game.clients.budget_min) & (budgets < game.clients.budget_max))
-
-
-def _within(game: Game, budgets: Array) -> BoolArray:
-    return np.asarray((budgets >= game.clients.budget_min) & (budgets <= game.clients.budget_max))
-
-
-def _at_a_bound(game: Game, within: BoolArray, client: int) -> str:
-    name = game.graph.name
-    return (
-        f"client {name(int(np.argmin(within)))!r} is at a bound of its budget before or after {name(client)!r} leaves "
-        f"({int((~within).sum()):,} such). Give prices, and budgets are found within the bounds."
-    )
 
 
 def _distance_from_rest(game: Game, prices: Array | float, budgets: Array) -> float:

@@ -77,7 +77,7 @@ def natural_units(game: Game) -> Units:
 
 
 def slight_margin(game: Game) -> float:
-    """Money that is nothing but rounding: nobody comes or goes for less."""
+    """Tolerance for participation decisions, in money: smaller gains are rounding error."""
     return 1e-12 * natural_units(game).money
 
 
@@ -231,15 +231,10 @@ def best_on_path(
         letter, where = best(kernels.CONDITION_ALONE)
         rates, segments = np.where(where < 0, rates, letter), np.where(where < 0, segments, where)
     if (segments < 0).any():
-        raise _nobody_moves(int(rounds[np.argmax(segments < 0)]), payment_limit)
+        limit = f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else "."
+        first = int(rounds[np.argmax(segments < 0)])
+        raise NoEquilibrium(f"no reward rate of round {first} moves any client to take part{limit}")
     return rates, segments
-
-
-def _nobody_moves(round_index: int, payment_limit: float | None) -> NoEquilibrium:
-    return NoEquilibrium(
-        f"no reward rate of round {round_index} moves any client to take part"
-        + (f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else ".")
-    )
 
 
 def _best_of_samples(

@@ -103,11 +103,7 @@ class LossOperator:
         return losses
 
     def solve(
-        self,
-        right: Array,
-        free: BoolArray | None = None,
-        start: Array | None = None,
-        tolerance: float = TOLERANCE,
+        self, right: Array, free: BoolArray | None = None, start: Array | None = None, tolerance: float = TOLERANCE
     ) -> Array:
         """x with (B x)_i = wanted_i on the free clients and x_i = 0 elsewhere; one column or two.
 

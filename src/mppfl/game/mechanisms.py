@@ -22,189 +22,10 @@ from mppfl.game.model import LARGEST, Game, cost_without_absent, privacy_cost, p
 from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
 from mppfl.game.welfare import SocialOptima
 from mppfl.network import Propagation, ReturnsHome
-
-
-def personalised_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
-    """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21)
-    where every budget_min is 0.
-
-    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response; at a floor above 0 any lower
-    price would do as well, which this cost does not know. On small networks where
-    AB + BᵀA is positive definite, compiled Newton's steps within the bounds; else `personalised_plainly`.
-    """
-    require_somebody(game)
-    clients = game.clients
-    value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
-    alone = np.sqrt(value / (clients.linear_cost + clients.quadratic_cost))
-    first = alone if start is None else np.where(start > 0, start, alone)
-    if game.loss.is_dense:
-        budgets = personalised_compiled(game, round_index, first)
-        if budgets is not None:
-            return budgets
-    return personalised_plainly(game, round_index, first)
-
-
-def personalised_compiled(game: Game, round_index: int, first: Array) -> Array | None:
-    """The one minimum of a convex cost, to 1e-13 of it; None where the cost is not convex or the steps fail."""
-    from mppfl.game import _kernels as kernels
-
-    clients = game.clients
-    matrix, is_convex = game.loss.weighed_both_ways(clients.quadratic_cost)
-    if not is_convex:
-        return None
-    able = clients.budget_max > 0
-    part = np.flatnonzero(able)
-    cheapest, settled = kernels.cheapest_budgets(
-        matrix if able.all() else matrix[np.ix_(part, part)],
-        clients.linear_cost[part],
-        game.accuracy_weight * clients.noise_harm[part] / round_index,
-        1 - game.accuracy_weight,
-        clients.budget_min[part],
-        clients.budget_max[part],
-        first[part],
-    )
-    if not settled:
-        return None
-    budgets = np.zeros(game.num_clients)
-    budgets[part] = cheapest
-    return budgets
-
-
-def personalised_plainly(game: Game, round_index: int, first: Array) -> Array:
-    """Newton's steps on small networks; where bounds are reached, or on large ones, a quasi-Newton search over log
-    budgets, which is good to about 1e-7.
-    """
-    clients = game.clients
-    able = clients.budget_max > 0
-    if game.loss.is_dense:
-        budgets = _personalised_by_newton(game, round_index, np.where(able, first, 0.0))
-        if budgets is not None and ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():
-            return budgets
-    return _personalised_by_search(game, round_index, first)
-
-
-def _personalised_slope(game: Game, round_index: int, budgets: Array) -> tuple[float, Array]:
-    """The server's cost with personal prices, and its gradient."""
-    clients, pay = game.clients, 1 - game.accuracy_weight
-    harm = game.accuracy_weight * clients.noise_harm / round_index
-    prices = 2 * clients.quadratic_cost * (game.loss @ budgets) + clients.linear_cost
-    spill = game.loss.T @ (2 * clients.quadratic_cost * budgets)
-    part = budgets > 0
-    noise = np.divide(harm, budgets, out=np.zeros_like(budgets), where=part)
-    steep = np.divide(harm, budgets**2, out=np.zeros_like(budgets), where=part)
-    return float(noise.sum() + pay * (prices @ budgets)), pay * (prices + spill) - steep
-
-
-def _personalised_by_newton(game: Game, round_index: int, start: Array) -> Array | None:
-    """The minimum over those with a positive start, the others staying at 0; None if Newton's steps fail."""
-    able = start > 0
-    harm = game.accuracy_weight * game.clients.noise_harm[able] / round_index
-    scaled = game.clients.quadratic_cost[:, None] * game.loss.dense
-    curve = (2 * (1 - game.accuracy_weight) * (scaled + scaled.T))[np.ix_(able, able)]
-    budgets = start.copy()
-    for _ in range(60):
-        cost, slope = _personalised_slope(game, round_index, budgets)
-        if np.abs(slope * budgets).max() <= 1e-13 * cost:
-            return budgets
-        step = np.zeros_like(budgets)
-        try:
-            step[able] = -np.linalg.solve(curve + np.diag(2 * harm / budgets[able] ** 3), slope[able])
-        except np.linalg.LinAlgError:
-            return None
-        length = min(1.0, 0.9 / max(1e-300, float((-step[able] / budgets[able]).max())))  # stay positive
-        while length > 1e-6 and _personalised_slope(game, round_index, budgets + length * step)[0] > cost * (1 + 1e-15):
-            length *= 0.5
-        budgets = budgets + length * step
-    return budgets if np.abs(slope * budgets).max() <= 1e-9 * cost else None
-
-
-def _personalised_by_search(game: Game, round_index: int, start: Array) -> Array:
-    clients = game.clients
-    able = clients.budget_max > 0
-
-    def cost_and_slope(logs: Array) -> tuple[float, Array]:
-        budgets = np.zeros(game.num_clients)
-        budgets[able] = np.exp(logs)
-        cost, slope = _personalised_slope(game, round_index, budgets)
-        return cost, (slope * budgets)[able]
-
-    with np.errstate(divide="ignore"):
-        low, high = np.log(clients.budget_min[able]), np.log(clients.budget_max[able])
-        first = np.clip(np.log(start[able]), -60.0, 60.0)
-    bounds = np.column_stack([np.maximum(low, -60.0), np.minimum(high, 60.0)])
-    options = {"maxiter": 3000, "maxfun": 5000, "ftol": 1e-15, "gtol": 1e-11, "maxcor": 20}
-    minimum = minimize(cost_and_slope, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    budgets = np.zeros(game.num_clients)
-    budgets[able] = np.exp(minimum.x)
-    return budgets
-
-
-def personalised_prices(game: Game, budgets: Array) -> Array:
-    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who stay out (eq. 21).
-
-    It is the only such price inside the bounds, the lowest at budget_max, the highest at budget_min.
-    """
-    prices = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
-    return np.where(budgets > 0, prices, 0.0)
-
+from mppfl.text import nearest
 
 NUM_TRIED = 48
 REFINED = 8  # times, each around the best rates so far: to about 1e-4 of a rate
-
-
-def rates_for_optima(game: Game, weights: Array, rounds: IntArray) -> Array:
-    """The cheapest rate of every round, where clients answer with the welfare optimum within their bounds.
-
-    Where that keeps everybody inside, the root of its condition; else, or if it costs less, the best of sampled rates.
-    """
-    units = natural_units(game)
-    game = in_units(game, units)
-    line = equilibrium_response(game, weights)
-    rates = np.full(len(rounds), np.nan)
-    if line.free.all():  # else the line holds some where they are, which is no optimum of the others
-        rates = interior_rates_each(game, replace(line, weights=np.ones(game.num_clients)), "anticipating", rounds)
-    optima = SocialOptima(game, weights)
-    open_rounds = np.isnan(rates)
-    if np.isfinite(game.clients.budget_max).any():  # with some at their ceilings a higher rate may cost less
-        open_rounds[:] = True
-    if open_rounds.any():
-        tried = _best_of_tried(game, optima, weights, rounds[open_rounds])
-        rates[open_rounds] = _cheaper(game, optima, rounds[open_rounds], rates[open_rounds], tried)
-    return rates * units.rate
-
-
-def _cheaper(game: Game, optima: SocialOptima, rounds: IntArray, inside: Array, tried: Array) -> Array:
-    """The root inside the bounds, where there is one, unless the other rate costs less."""
-    chosen = tried.copy()
-    for k in np.flatnonzero(~np.isnan(inside)):
-        costs = _costs(game, optima, rounds[k : k + 1], np.array([inside[k], tried[k]]))[0]
-        chosen[k] = inside[k] if costs[0] <= costs[1] else tried[k]
-    return chosen
-
-
-def _best_of_tried(game: Game, optima: SocialOptima, weights: Array, rounds: IntArray) -> Array:
-    low, high = waking_rates(game, np.maximum(weights, 0.0))
-    rates = np.geomspace(max(low, 1e-3 * high, 1e-6), 8 * max(high, 1e-6), NUM_TRIED)
-    costs = _costs(game, optima, rounds, rates)
-    for _ in range(REFINED):
-        best = np.unique(costs.argmin(axis=1))
-        near = np.unique(np.clip(np.concatenate([best - 1, best]), 0, len(rates) - 2))
-        between = np.sqrt(rates[near] * rates[near + 1])
-        order = np.argsort(np.concatenate([rates, between]), kind="stable")
-        rates = np.concatenate([rates, between])[order]
-        costs = np.concatenate([costs, _costs(game, optima, rounds, between)], axis=1)[:, order]
-    return np.asarray(rates[costs.argmin(axis=1)])
-
-
-def _costs(game: Game, optima: SocialOptima, rounds: IntArray, rates: Array) -> Array:
-    """The server's cost in every round at every rate, [rounds, rates]."""
-    answers = [optima.at(float(rate)).budgets for rate in rates]
-    pairs = list(zip(rates.tolist(), answers, strict=True))
-    return np.array([[cost_without_absent(game, int(t), rate, budgets) for rate, budgets in pairs] for t in rounds])
-
-
-Mechanism = Callable[[Game, Horizon], Plan]
-
 AUCTION_TOLERANCE = 1e-12
 AT_A_BOUND = "some clients are at a bound of their budgets"
 LEAST_BUDGET = 1e-3  # SARDA-r's floor: an optimum at 0 would leave the server with infinite noise
@@ -443,6 +264,192 @@ def _priced(round_index: int, prices: Array, budgets: Array) -> Terms:
     return Terms(round_index, rate, prices, budgets)
 
 
+# ---- one price for each client: the budgets that are cheapest for the server, and the prices for them ----------------
+
+
+def personalised_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
+    """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21)
+    where every budget_min is 0.
+
+    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response; at a floor above 0 any lower
+    price would do as well, which this cost does not know. On small networks where
+    AB + BᵀA is positive definite, compiled Newton's steps within the bounds; else `personalised_plainly`.
+    """
+    require_somebody(game)
+    clients = game.clients
+    value = game.accuracy_weight / (1 - game.accuracy_weight) * clients.noise_harm / round_index
+    alone = np.sqrt(value / (clients.linear_cost + clients.quadratic_cost))
+    first = alone if start is None else np.where(start > 0, start, alone)
+    if game.loss.is_dense:
+        budgets = personalised_compiled(game, round_index, first)
+        if budgets is not None:
+            return budgets
+    return personalised_plainly(game, round_index, first)
+
+
+def personalised_compiled(game: Game, round_index: int, first: Array) -> Array | None:
+    """The one minimum of a convex cost, to 1e-13 of it; None where the cost is not convex or the steps fail."""
+    from mppfl.game import _kernels as kernels
+
+    clients = game.clients
+    matrix, is_convex = game.loss.weighed_both_ways(clients.quadratic_cost)
+    if not is_convex:
+        return None
+    able = clients.budget_max > 0
+    part = np.flatnonzero(able)
+    cheapest, settled = kernels.cheapest_budgets(
+        matrix if able.all() else matrix[np.ix_(part, part)],
+        clients.linear_cost[part],
+        game.accuracy_weight * clients.noise_harm[part] / round_index,
+        1 - game.accuracy_weight,
+        clients.budget_min[part],
+        clients.budget_max[part],
+        first[part],
+    )
+    if not settled:
+        return None
+    budgets = np.zeros(game.num_clients)
+    budgets[part] = cheapest
+    return budgets
+
+
+def personalised_plainly(game: Game, round_index: int, first: Array) -> Array:
+    """Newton's steps on small networks; where bounds are reached, or on large ones, a quasi-Newton search over log
+    budgets, which is good to about 1e-7.
+    """
+    clients = game.clients
+    able = clients.budget_max > 0
+    if game.loss.is_dense:
+        budgets = _personalised_by_newton(game, round_index, np.where(able, first, 0.0))
+        if budgets is not None and ((budgets >= clients.budget_min) & (budgets <= clients.budget_max)).all():
+            return budgets
+    return _personalised_by_search(game, round_index, first)
+
+
+def _personalised_slope(game: Game, round_index: int, budgets: Array) -> tuple[float, Array]:
+    """The server's cost with personal prices, and its gradient."""
+    clients, pay = game.clients, 1 - game.accuracy_weight
+    harm = game.accuracy_weight * clients.noise_harm / round_index
+    prices = 2 * clients.quadratic_cost * (game.loss @ budgets) + clients.linear_cost
+    spill = game.loss.T @ (2 * clients.quadratic_cost * budgets)
+    part = budgets > 0
+    noise = np.divide(harm, budgets, out=np.zeros_like(budgets), where=part)
+    steep = np.divide(harm, budgets**2, out=np.zeros_like(budgets), where=part)
+    return float(noise.sum() + pay * (prices @ budgets)), pay * (prices + spill) - steep
+
+
+def _personalised_by_newton(game: Game, round_index: int, start: Array) -> Array | None:
+    """The minimum over those with a positive start, the others staying at 0; None if Newton's steps fail."""
+    able = start > 0
+    harm = game.accuracy_weight * game.clients.noise_harm[able] / round_index
+    scaled = game.clients.quadratic_cost[:, None] * game.loss.dense
+    curve = (2 * (1 - game.accuracy_weight) * (scaled + scaled.T))[np.ix_(able, able)]
+    budgets = start.copy()
+    for _ in range(60):
+        cost, slope = _personalised_slope(game, round_index, budgets)
+        if np.abs(slope * budgets).max() <= 1e-13 * cost:
+            return budgets
+        step = np.zeros_like(budgets)
+        try:
+            step[able] = -np.linalg.solve(curve + np.diag(2 * harm / budgets[able] ** 3), slope[able])
+        except np.linalg.LinAlgError:
+            return None
+        length = min(1.0, 0.9 / max(1e-300, float((-step[able] / budgets[able]).max())))  # stay positive
+        while length > 1e-6 and _personalised_slope(game, round_index, budgets + length * step)[0] > cost * (1 + 1e-15):
+            length *= 0.5
+        budgets = budgets + length * step
+    return budgets if np.abs(slope * budgets).max() <= 1e-9 * cost else None
+
+
+def _personalised_by_search(game: Game, round_index: int, start: Array) -> Array:
+    clients = game.clients
+    able = clients.budget_max > 0
+
+    def cost_and_slope(logs: Array) -> tuple[float, Array]:
+        budgets = np.zeros(game.num_clients)
+        budgets[able] = np.exp(logs)
+        cost, slope = _personalised_slope(game, round_index, budgets)
+        return cost, (slope * budgets)[able]
+
+    with np.errstate(divide="ignore"):
+        low, high = np.log(clients.budget_min[able]), np.log(clients.budget_max[able])
+        first = np.clip(np.log(start[able]), -60.0, 60.0)
+    bounds = np.column_stack([np.maximum(low, -60.0), np.minimum(high, 60.0)])
+    options = {"maxiter": 3000, "maxfun": 5000, "ftol": 1e-15, "gtol": 1e-11, "maxcor": 20}
+    minimum = minimize(cost_and_slope, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    budgets = np.zeros(game.num_clients)
+    budgets[able] = np.exp(minimum.x)
+    return budgets
+
+
+def personalised_prices(game: Game, budgets: Array) -> Array:
+    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who stay out (eq. 21).
+
+    It is the only such price inside the bounds, the lowest at budget_max, the highest at budget_min.
+    """
+    prices = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
+    return np.where(budgets > 0, prices, 0.0)
+
+
+# ---- the rate of a server whose clients answer with what is best for all of them (SARDA-r) ---------------------------
+
+# It pays everybody the same rate, so its cost counts Σrρ, although the answer is that to personal prices r·c.
+
+
+def rates_for_optima(game: Game, weights: Array, rounds: IntArray) -> Array:
+    """The cheapest rate of every round, where clients answer with the welfare optimum within their bounds.
+
+    Where that keeps everybody inside, the root of its condition; else, or if it costs less, the best of sampled rates.
+    """
+    units = natural_units(game)
+    game = in_units(game, units)
+    line = equilibrium_response(game, weights)
+    rates = np.full(len(rounds), np.nan)
+    if line.free.all():  # else the line holds some where they are, which is no optimum of the others
+        rates = interior_rates_each(game, replace(line, weights=np.ones(game.num_clients)), "anticipating", rounds)
+    optima = SocialOptima(game, weights)
+    open_rounds = np.isnan(rates)
+    if np.isfinite(game.clients.budget_max).any():  # with some at their ceilings a higher rate may cost less
+        open_rounds[:] = True
+    if open_rounds.any():
+        tried = _best_of_tried(game, optima, weights, rounds[open_rounds])
+        rates[open_rounds] = _cheaper(game, optima, rounds[open_rounds], rates[open_rounds], tried)
+    return rates * units.rate
+
+
+def _cheaper(game: Game, optima: SocialOptima, rounds: IntArray, inside: Array, tried: Array) -> Array:
+    """The root inside the bounds, where there is one, unless the other rate costs less."""
+    chosen = tried.copy()
+    for k in np.flatnonzero(~np.isnan(inside)):
+        costs = _costs(game, optima, rounds[k : k + 1], np.array([inside[k], tried[k]]))[0]
+        chosen[k] = inside[k] if costs[0] <= costs[1] else tried[k]
+    return chosen
+
+
+def _best_of_tried(game: Game, optima: SocialOptima, weights: Array, rounds: IntArray) -> Array:
+    low, high = waking_rates(game, np.maximum(weights, 0.0))
+    rates = np.geomspace(max(low, 1e-3 * high, 1e-6), 8 * max(high, 1e-6), NUM_TRIED)
+    costs = _costs(game, optima, rounds, rates)
+    for _ in range(REFINED):
+        best = np.unique(costs.argmin(axis=1))
+        near = np.unique(np.clip(np.concatenate([best - 1, best]), 0, len(rates) - 2))
+        between = np.sqrt(rates[near] * rates[near + 1])
+        order = np.argsort(np.concatenate([rates, between]), kind="stable")
+        rates = np.concatenate([rates, between])[order]
+        costs = np.concatenate([costs, _costs(game, optima, rounds, between)], axis=1)[:, order]
+    return np.asarray(rates[costs.argmin(axis=1)])
+
+
+def _costs(game: Game, optima: SocialOptima, rounds: IntArray, rates: Array) -> Array:
+    """The server's cost in every round at every rate, [rounds, rates]."""
+    answers = [optima.at(float(rate)).budgets for rate in rates]
+    pairs = list(zip(rates.tolist(), answers, strict=True))
+    return np.array([[cost_without_absent(game, int(t), rate, budgets) for rate, budgets in pairs] for t in rounds])
+
+
+Mechanism = Callable[[Game, Horizon], Plan]
+
+
 # ---- by name ----------------------------------------------------------------------------------------------------
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -482,9 +489,6 @@ def find_mechanism(name: str) -> Mechanism:
     if name in offered:
         loaded: Mechanism = offered[name].load()
         return loaded
-    from difflib import get_close_matches
-
-    names = [*MECHANISMS, *offered]
-    near = get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join(names)}.")
+    near = nearest(name, [*MECHANISMS, *offered])
+    hint = f" Did you mean {near!r}?" if near else ""
+    raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join([*MECHANISMS, *offered])}.")

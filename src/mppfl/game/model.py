@@ -10,6 +10,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.game.loss import LossOperator
+from mppfl.game.tables import lines_of, span
 from mppfl.network import Diagonal, Propagation, SocialGraph, propagate
 
 LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of them
@@ -17,14 +18,23 @@ LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of the
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """What privacy is worth to each client: one entry per client.
+    """What privacy is worth to each client: one entry per client; a single number stands for everybody.
 
-    quadratic_cost  a_i > 0    money per unit of privacy loss squared
-    linear_cost     b_i >= 0   money per unit of privacy loss
-    noise_harm      ε_i > 0    weight of this client's noise in the server's cost; not a DP epsilon
-    compute_cost    C_i >= 0   money for taking part in one round
-    data_size       |D_i| > 0  examples the client holds
-    budget_min, budget_max     bounds on a budget, 0 <= min <= max; a client held at 0 does not take part
+    Args:
+        quadratic_cost: a_i > 0, money per unit of privacy loss squared.
+        linear_cost: b_i >= 0, money per unit of privacy loss.
+        noise_harm: ε_i > 0, weight of this client's noise in the server's cost; not a DP epsilon.
+        compute_cost: C_i >= 0, money for participating in one round.
+        data_size: |D_i| > 0, examples the client holds.
+        budget_min, budget_max: bounds on a budget, 0 <= min <= max; a client held at 0 does not participate.
+
+    Raises:
+        BadInput: a number is out of its range, or the lengths differ.
+
+    Example:
+        >>> import mppfl
+        >>> mppfl.Clients([1.0, 2.0], linear_cost=0.5, noise_harm=0.1).num_clients
+        2
     """
 
     quadratic_cost: Array
@@ -55,13 +65,30 @@ class Clients:
     def num_clients(self) -> int:
         return len(self.quadratic_cost)
 
+    def __repr__(self) -> str:
+        return lines_of(f"Clients: {self.num_clients:,}", {f.name: span(getattr(self, f.name)) for f in fields(self)})
+
 
 @dataclass(frozen=True, eq=False)
 class Game:
-    """One server, the clients, and the network between them: everything that one round needs.
+    """One server, the clients, and the network between them: everything that one round needs. See `make_game`.
 
-    externality_strength  α >= 0      how much others' budgets add to one's own privacy loss
-    accuracy_weight       0 < τ < 1   server's weight on accuracy; 1 - τ is its weight on payments
+    Args:
+        graph: the social network.
+        clients: what privacy is worth to each client of it.
+        propagation: influence over all walks in the graph.
+        externality_strength: α >= 0, how much others' budgets add to one's own privacy loss.
+        accuracy_weight: 0 < τ < 1, the server's weight on accuracy; 1 - τ is its weight on payments.
+
+    Raises:
+        BadInput: the numbers of clients differ, or a constant is out of its range.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 1.0], 0.0, 0.1), externality_strength=0.1)
+        >>> game.num_clients, game.is_surely_unique
+        (2, True)
     """
 
     graph: SocialGraph
@@ -83,6 +110,16 @@ class Game:
     @property
     def num_clients(self) -> int:
         return self.clients.num_clients
+
+    def __repr__(self) -> str:
+        spread = self.propagation
+        facts = {
+            "network": f"{self.graph.num_links:,} links, up to {spread.max_hops} hops, decay {spread.hop_decay:g}",
+            "externality_strength": f"{self.externality_strength:g}",
+            "accuracy_weight": f"{self.accuracy_weight:g}",
+        }
+        facts |= {name: span(getattr(self.clients, name)) for name in ("quadratic_cost", "linear_cost", "noise_harm")}
+        return lines_of(f"Game of {self.num_clients:,} clients", facts)
 
     @cached_property
     def loss(self) -> LossOperator:
@@ -124,7 +161,33 @@ def make_game(
 ) -> Game:
     """A game on a social graph; the defaults are those of the preset `paper-like`.
 
-    `device` ("cuda", "cuda:1", "cpu") lets PyTorch count the walks that return home; the game stays in main memory.
+    Args:
+        graph: who exposes whom.
+        clients: one entry per client of the graph.
+        max_hops: longest walk along which privacy leaks, in edges.
+        hop_decay: decay factor per hop, between 0 and 1.
+        externality_strength: α >= 0, how much others' budgets add to one's own privacy loss.
+        accuracy_weight: 0 < τ < 1, the server's weight on accuracy.
+        diagonal: how closed walks are counted: "exact", "estimate", or "auto" by size.
+        device: "cuda", "cuda:1" or "cpu" to let PyTorch count closed walks; the game stays in main memory.
+
+    Returns:
+        The game, ready for `solve`.
+
+    Raises:
+        BadInput: graph and clients do not belong together, or a constant is out of its range.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5), max_hops=3)
+        Game of 2 clients
+          network               2 links, up to 3 hops, decay 0.9
+          externality_strength  0.05
+          accuracy_weight       0.5
+          quadratic_cost        1 to 2
+          linear_cost           0.1
+          noise_harm            0.5
     """
     spread = propagate(graph, max_hops, hop_decay, diagonal=diagonal, device=device)
     return Game(graph, clients, spread, externality_strength, accuracy_weight)

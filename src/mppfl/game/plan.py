@@ -6,15 +6,21 @@ rounds is two vectors and a hundred numbers. Nothing here forms clients × round
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Literal, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
-from mppfl.errors import BadInput
+from mppfl.errors import BadFile, BadInput
+from mppfl.files import write_whole
 from mppfl.game.model import LARGEST, Game
+from mppfl.game.tables import lines_of, span
 
 ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
 ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may exceed it by
@@ -52,7 +58,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Uniform between low and high, drawn anew for every round and the same whenever and with whatever it is read."""
+    """Uniform random budgets, reproducible per round: reading one round does not change another."""
 
     rounds: IntArray
     num_clients: int
@@ -81,9 +87,16 @@ class Within:
 class Terms:
     """What the server announces for one round and what clients answer.
 
-    reward_rate  money per unit of budget; with personal prices their mean, weighted by budgets
-    prices       the same for every client, or one each
-    budgets      zCDP budget of each client for this round; 0 for those who stay out
+    Args:
+        round_index: the round's number, from 1.
+        reward_rate: money per unit of budget; with personal prices their mean, weighted by budgets.
+        prices: the same for every client, or one each.
+        budgets: zCDP budget of each client for this round; 0 for those who opt out.
+
+    Example:
+        >>> import numpy as np, mppfl
+        >>> mppfl.Terms(1, 2.0, 2.0, np.array([0.5, 0.0])).taking_part.tolist()
+        [True, False]
     """
 
     round_index: int
@@ -98,16 +111,26 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Terms of every round. Iterate over it, or ask for one with `plan[position]`.
+    """Terms of every round: iterate over it, ask for a round by `plan.terms(round_index)`, for the k-th by `plan[k]`.
 
-    rounds        round numbers, from 1
-    reward_rates  one per round
-    budgets       one per client in every round, kept compactly
-    prices        personal prices, where the mechanism has them
-    notes         what a reader of the result should know
-    participation the rule by which clients took part
+    Args:
+        mechanism: its name.
+        rounds: round numbers, from 1.
+        reward_rates: one per round.
+        budgets: one per client in every round, kept compactly (`AlongLine`, `Stored`, or any object with `at`).
+        num_clients: how many clients.
+        prices: personal prices, where the mechanism has them.
+        notes: what a reader of the result should know; one string or several.
+        participation: the rule by which clients participated.
 
-    Numbers may be whole and come in lists: rates are kept, and terms given, as float64. One note may be a string.
+    Raises:
+        BadInput: rates are no numbers, or notes no strings.
+
+    Example:
+        >>> import numpy as np, mppfl
+        >>> plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(t, 2.0, 2.0, np.array([0.5, 0.2])) for t in (1, 2, 3)])
+        >>> len(plan), plan.terms(1).reward_rate, plan.to_matrix().shape
+        (3, 2.0, (3, 2))
     """
 
     mechanism: str
@@ -149,15 +172,115 @@ class Plan:
         """Budgets as rounds × clients; asks for that much memory."""
         return np.array([terms.budgets for terms in self])
 
+    def __repr__(self) -> str:
+        rounds = f"rounds {self.rounds[0]} to {self.rounds[-1]}" if len(self) > 1 else f"round {self.rounds[0]}"
+        facts = {"reward rate": span(self.reward_rates)}
+        for terms in [self[0], self[-1]][: len(self)]:
+            in_all = f"{int(terms.taking_part.sum()):,} of {self.num_clients:,} participate"
+            facts[f"budgets, round {terms.round_index}"] = f"{span(terms.budgets)}; {in_all}"
+        facts["participation"] = self.participation
+        facts |= {f"note {k}": note[:100] for k, note in enumerate(self.notes[:5], start=1)}
+        return lines_of(f"Plan of {self.mechanism}: {rounds}, {self.num_clients:,} clients", facts)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan to a file (NumPy's .npz) that `load_plan` reads back, number for number."""
+        arrays: dict[str, Any] = {"rounds": self.rounds, "reward_rates": self.reward_rates}
+        head = {
+            "format": PLAN_FORMAT,
+            "mechanism": self.mechanism,
+            "num_clients": int(self.num_clients),
+            "notes": self.notes,
+            "participation": self.participation,
+        }
+        for name, values in (("budgets", self.budgets), ("prices", self.prices)):
+            kept = values
+            if values is not None and type(values) not in KEPT.values():  # somebody else's: read round by round
+                rows = [values.at(k, float(rate)) for k, rate in enumerate(self.reward_rates)]
+                kept = Stored(np.array(rows), np.arange(len(self)))
+            head[name] = None if kept is None else _packed(kept, name, arrays)
+        file = BytesIO()
+        np.savez(file, head=np.array(json.dumps(head)), **arrays)
+        write_whole(Path(path), file.getvalue())
+
+
+PLAN_FORMAT = "mppfl plan 1"
+KEPT: dict[str, Any] = {kind.__name__: kind for kind in (AlongLine, Stored, Drawn, Within)}
+
+
+def _packed(values: Any, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Numbers of one of the KEPT, its arrays put aside by name."""
+    packed: dict[str, Any] = {"kind": type(values).__name__}
+    for f in fields(values):
+        value = getattr(values, f.name)
+        if isinstance(value, np.ndarray):
+            arrays[f"{name}.{f.name}"] = value
+        else:
+            packed[f.name] = _packed(value, f"{name}.{f.name}", arrays) if type(value) in KEPT.values() else value
+    return packed
+
+
+def _unpacked(packed: dict[str, Any] | None, name: str, arrays: Any) -> Any:
+    if packed is None:
+        return None
+    values: dict[str, Any] = {}
+    for f in fields(KEPT[packed["kind"]]):
+        value = packed[f.name] if f.name in packed else arrays[f"{name}.{f.name}"]
+        values[f.name] = _unpacked(value, f"{name}.{f.name}", arrays) if isinstance(value, dict) else value
+    return KEPT[packed["kind"]](**values)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """The plan that `Plan.save` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        A plan with the same numbers, bit for bit.
+
+    Raises:
+        BadFile: the file is not there, or no plan.
+
+    Example:
+        >>> import numpy as np, mppfl, tempfile
+        >>> from mppfl.game import load_plan
+        >>> plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.save(f"{folder}/plan.npz")
+        ...     load_plan(f"{folder}/plan.npz").terms(1).budgets.tolist()
+        [0.5, 0.2]
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            head = json.loads(str(arrays["head"]))
+            if head["format"] != PLAN_FORMAT:
+                raise ValueError(f"format {head['format']!r}")
+            budgets, prices = (_unpacked(head[name], name, arrays) for name in ("budgets", "prices"))
+            rounds, rates = arrays["rounds"], arrays["reward_rates"]
+    except OSError as cause:
+        raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
+    except (ValueError, KeyError, TypeError, BadZipFile) as cause:
+        raise BadFile(f"{path}: is no plan ({cause}). Give a file that Plan.save wrote.") from cause
+    notes, rule = tuple(head["notes"]), head["participation"]
+    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, notes, rule)
+
 
 @dataclass(frozen=True, eq=False)
 class Horizon:
     """Which rounds a mechanism is asked to plan.
 
-    rounds        round numbers, from 1
-    reward_rates  rates that everybody faces (the common-reward comparison), one per round, or None: the server sets
-                  its own
-    seed          for mechanisms that draw at random
+    Args:
+        rounds: round numbers, from 1.
+        reward_rates: rates that everybody faces, one per round, or None: the mechanism's server sets its own.
+        seed: for mechanisms that draw at random.
+
+    Raises:
+        BadInput: no rounds, a round below 1, or rates that do not belong to the rounds.
+
+    Example:
+        >>> import numpy as np, mppfl
+        >>> len(mppfl.Horizon(np.arange(1, 61)).rounds)
+        60
     """
 
     rounds: IntArray
@@ -207,7 +330,26 @@ def rounds_up_to(num_rounds: int) -> IntArray:
 def plan_of_rounds(
     mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...] = (), participation: Participation = "always"
 ) -> Plan:
-    """A plan from the terms of each round, however they were found. Prices are paid as the terms give them."""
+    """A plan from the terms of each round, however they were found. Prices are paid as the terms give them.
+
+    Args:
+        mechanism: its name.
+        terms: one per round.
+        notes: what a reader of the result should know.
+        participation: the rule by which clients participated.
+
+    Returns:
+        The plan.
+
+    Raises:
+        BadInput: no terms, or budgets and prices that do not fit each other.
+
+    Example:
+        >>> import numpy as np, mppfl
+        >>> plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
+        >>> plan.num_clients
+        2
+    """
     if len(terms) == 0:
         raise BadInput(f"the plan of mechanism {mechanism!r} has no rounds. Give the terms of at least one.")
     budgets: list[Array] = []

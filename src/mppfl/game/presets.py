@@ -41,7 +41,24 @@ def preset(name: str) -> Preset:
 
 
 def draw_clients(name: str, num_clients: int, rng: np.random.Generator) -> Clients:
-    """Clients drawn from a preset's ranges."""
+    """Clients with costs drawn from a preset's ranges.
+
+    Args:
+        name: "paper-like" or "benign".
+        num_clients: how many.
+        rng: NumPy's random generator; the same state gives the same clients.
+
+    Returns:
+        Clients without bounds and without compute costs.
+
+    Raises:
+        BadInput: the preset is not known, or `rng` is no generator.
+
+    Example:
+        >>> import numpy as np, mppfl
+        >>> mppfl.draw_clients("benign", 5, np.random.default_rng(0)).num_clients
+        5
+    """
     chosen = preset(name)
     require_generator(rng)
     return Clients(

@@ -18,18 +18,33 @@ from mppfl.game.model import Game
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
 from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, plan_of_rounds, rounds_up_to
+from mppfl.game.tables import data_frame, html_table, lines_of, span
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A plan, what it brings, and how good it is.
+    """A plan, what it brings, and how good it is: what `solve` returns.
 
-    is_unique       whether the clients' equilibrium is proved unique (αΣ's row sums below 1); False means unproved
-    diagonal_error  how far budgets may be off because walks that return home were estimated (two standard errors,
-                    largest client); 0 where they are exact
-    warnings        what a reader should know before using the numbers
+    Args:
+        game: the game that was solved.
+        plan: reward rates and budgets of every round.
+        outcome: costs, welfare and participants of every round.
+        verification: how far the plan is from an equilibrium.
+        is_unique: whether the clients' equilibrium is proved unique (αΣ's row sums below 1); False means unproved.
+        diagonal_error: how far budgets may be off because closed walks were estimated (two standard errors, largest
+            client); 0 where they are exact.
+        seconds: time it took.
+        warnings: what a reader should know before using the numbers.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+        >>> solution = mppfl.solve(game, num_rounds=3)
+        >>> solution.terms(1).budgets.shape, len(solution.plan)
+        ((2,), 3)
     """
 
     game: Game
@@ -42,8 +57,44 @@ class Solution:
     warnings: tuple[str, ...]
 
     def terms(self, round_index: int) -> Terms:
-        """Terms of a round by its number."""
+        """Terms of a round by its number, from 1."""
         return self.plan.terms(round_index)
+
+    def _columns(self) -> dict[str, Any]:
+        outcome = self.outcome
+        return {
+            "round_index": outcome.rounds.tolist(),
+            "reward_rate": outcome.reward_rates.tolist(),
+            "server_cost": outcome.server_costs.tolist(),
+            "accuracy_term": outcome.accuracy_terms.tolist(),
+            "payments": outcome.payments.tolist(),
+            "welfare": outcome.welfare.tolist(),
+            "total_welfare": outcome.total_welfare.tolist(),
+            "participating": outcome.taking_part.tolist(),
+            "negative_utility": outcome.below_zero.tolist(),
+        }
+
+    def to_pandas(self) -> Any:  # pandas.DataFrame
+        """One row per round; needs pandas."""
+        return data_frame(self._columns())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._columns())
+
+    def __repr__(self) -> str:
+        size, outcome, quality = self.game.num_clients, self.outcome, self.verification
+        regret = "not checked" if quality.leader_regret is None else f"{quality.leader_regret:.3g}"
+        facts = {
+            "reward rate": span(outcome.reward_rates),
+            "server cost": span(outcome.server_costs),
+            "welfare": span(outcome.welfare),
+            "participating": f"{span(outcome.taking_part)} of {size:,}",
+            "negative utility": f"{span(outcome.below_zero)} of {size:,}",
+            "residual": f"{quality.residual:.2g}",
+            "client regret": f"{quality.client_regret:.3g}",
+            "leader regret": regret,
+        } | {f"warning {k}": text[:100] for k, text in enumerate(self.warnings[:3], start=1)}
+        return lines_of(f"Solution by {self.plan.mechanism}, {len(self.plan)} rounds, {self.seconds:.2g} s", facts)
 
 
 def solve(
@@ -58,10 +109,32 @@ def solve(
 ) -> Solution:
     """What a mechanism does in rounds 1..num_rounds of a game, and how far that is from an equilibrium.
 
-    `mechanism` is a name or a function (game, horizon) -> plan; a plan of a function that is not ours is checked.
-    `reward_rates` fixes the rates of all rounds; without them the mechanism's own server sets them, as it does where it
-    has prices of its own (a warning then says so). `device` ("cuda", "cuda:1", "cpu") lets PyTorch solve the
-    network's equations there, for mppfl and mppfl_exact; without it NumPy solves.
+    Args:
+        game: see `make_game`.
+        mechanism: a name, or a function (game, horizon) -> plan, whose plans are checked.
+        num_rounds: how many rounds.
+        reward_rates: rates of all rounds; without them the mechanism's own server sets them, as it does where it has
+            prices of its own (a warning then says so).
+        participation: "always", "if_better_than_staying_out" or "if_non_negative".
+        seed: for mechanisms that draw at random.
+        device: "cuda", "cuda:1" or "cpu" to solve the network's equations by PyTorch, for mppfl and mppfl_exact;
+            without it NumPy solves.
+
+    Returns:
+        The plan with its outcome and its verification.
+
+    Raises:
+        BadInput: an argument, or a plan of a function that is not ours, is wrong.
+        NoEquilibrium: no reward rate moves anybody.
+        NotConverged: the equations were not solved; carries the last iterate.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+        >>> solution = mppfl.solve(game, "mppfl_exact", num_rounds=2)
+        >>> bool(solution.verification.residual < 1e-9)
+        True
     """
     began = time.perf_counter()
     function = as_mechanism(mechanism)
@@ -212,22 +285,32 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
 
 
 def follow(games: Iterable[Game]) -> Plan:
-    """A plan for a game that changes from round to round (friends come and go): one game per round.
+    """A plan for a game that changes from round to round (friends come and go), with the paper's leader (eq. 16).
 
-    Every round is solved exactly, with the paper's leader (eq. 16). All games must have the same clients.
+    Args:
+        games: one per round, all with the same clients.
+
+    Returns:
+        A plan with as many rounds as there are games.
+
+    Raises:
+        BadInput: no games, or the number of clients changes.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+        >>> len(mppfl.follow([game, game]))
+        2
     """
     terms: list[Terms] = []
     for round_index, game in enumerate(games, start=1):
-        _require_same_clients(game, terms)
+        if terms and game.num_clients != len(terms[-1].budgets):
+            raise BadInput(
+                f"round {round_index} has {game.num_clients} clients, the one before {len(terms[-1].budgets)}; "
+                "keep those who left, with budget_max 0."
+            )
         terms.append(mppfl(game, Horizon(np.array([round_index])))[0])
     if not terms:
         raise BadInput("there must be at least one game.")
     return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
-
-
-def _require_same_clients(game: Game, before: list[Terms]) -> None:
-    if before and game.num_clients != len(before[-1].budgets):
-        raise BadInput(
-            f"round {len(before) + 1} has {game.num_clients} clients, the one before {len(before[-1].budgets)}; "
-            "keep those who left, with budget_max 0."
-        )

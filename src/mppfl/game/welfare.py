@@ -40,7 +40,23 @@ class SocialOptimum:
 
 
 def social_optimum(game: Game, reward_rate: float, weights: Array | None = None) -> SocialOptimum:
-    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP."""
+    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP.
+
+    Args:
+        game: whose clients' welfare is maximised.
+        reward_rate: paid to everybody per unit of budget.
+        weights: c of eq. 20, where it is at hand.
+
+    Returns:
+        Budgets, their welfare, and whether a bound changed them.
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+        >>> mppfl.social_optimum(game, 2.0).budgets.shape
+        (2,)
+    """
     return SocialOptima(game, weights).at(reward_rate)
 
 
