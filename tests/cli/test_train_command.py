@@ -114,7 +114,10 @@ def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told
     for name in ("mppfl", "fixed"):
         run = load_run(tmp_path / "out" / name)
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2
-        assert f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen: nominal ε" in answer.stdout
+        assert (
+            f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen so that no client's final ε exceeds"
+            in answer.stdout
+        )
     again = mppfl(*line, "--resume", "--json").json
     assert all(run["dp_epsilon"] <= 2 for run in again["runs"])
     assert "training.dp_epsilon: 3.0, was 2.0" in mppfl(*line[:-1], "training.dp_epsilon=3", "--resume").error

@@ -111,16 +111,10 @@ def ledger(tmp_path_factory):
     return found
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="PyTorch and scikit-learn are asked for without an extra")
 def test_the_wheel_asks_for_pytorch_only_with_an_extra(needs):
     assert not [each for each in needs if each.startswith(TRAINING)]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="typer 0.29 no longer brings click: solve, compare and risk, which ask click what was typed, fail",
-)
 def test_the_wheel_alone_solves_compares_and_measures_risk(alone, tmp_path):
     solved = with_its_digits(alone.json("solve", *contract_files(tmp_path)))
     Golden("solve_answers_the_public_contract").check(solved, noise=SETTLED)
@@ -134,7 +128,6 @@ def test_the_wheel_alone_reads_and_verifies_a_ledger(alone, ledger):
     assert alone.say("mppfl", "ledger", "verify", ledger).stdout == command("ledger", "verify", ledger).stdout
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="it is told as a fault of mppfl, without a remedy")
 def test_the_wheel_alone_says_what_training_needs(alone, tmp_path):
     experiment = write_lines(tmp_path / "tiny.toml", [TINY])
     done = alone.say("mppfl", "train", experiment, "--output", tmp_path / "run", code=1)

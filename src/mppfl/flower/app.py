@@ -27,17 +27,17 @@ from mppfl.flower.upload import PrivateUpload
 from mppfl.flower.wire import OF_TRAINING, RoundTerms, Vector, terms_in, vector_of
 from mppfl.network import to_device
 from mppfl.training import (
+    ClientSlot,
     Descent,
     FlatModel,
     GradientNoise,
-    ClientSlot,
     Table,
     TrainingConfig,
+    batches_with_augmentation,
     evaluate,
     flat_model,
     local_update,
     local_work,
-    batches_with_augmentation,
     stream,
     table_for,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
 
 from mppfl.arrays import Array
+from mppfl.compiled import njit, prange
 from mppfl.game.interior_leaders import DIGITS
 
 BLOCK = 8192

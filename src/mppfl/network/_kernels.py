@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
-from numba import get_num_threads, njit, prange
 
 from mppfl.arrays import Array, IntArray
+from mppfl.compiled import get_num_threads, njit, prange
 
 
 def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
@@ -268,7 +267,7 @@ def walkers(
 # ---- random graphs ---------------------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@njit(cache=True)
 def attach_newcomers(num_clients: int, links_each: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     """Both ends of all links: a star of links_each + 1 clients, then newcomers who choose `links_each` others each.
 

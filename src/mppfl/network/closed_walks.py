@@ -98,8 +98,7 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
     closed = np.zeros(influence.shape[0])
     if max_hops < 2:
         return closed
-    from numba import get_num_threads
-
+    from mppfl.compiled import get_num_threads
     from mppfl.network import _kernels as kernels
 
     rows = influence.indptr, influence.indices, influence.data
