@@ -190,7 +190,7 @@ def _round_shown(scene: Scene) -> float | None:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Comparison:
+class ComparisonView:
     """Mechanisms side by side, summed over the rounds of the game.
 
     rows        one per mechanism and convention; what differs from mppfl in the rate alone is not under "common"
@@ -207,7 +207,7 @@ class Comparison:
         return tuple(row for row in self.rows if row.convention == convention)
 
 
-def comparison(world: World, choices: Choices) -> Comparison:
+def comparison(world: World, choices: Choices) -> ComparisonView:
     """The rows of `mppfl compare --experiment FILE --mechanisms all`; kept in the world, whichever of them is shown."""
     size = world.graph(choices).num_clients
     if size > MOST_COMPARED:
@@ -216,20 +216,20 @@ def comparison(world: World, choices: Choices) -> Comparison:
             f"network of at most {MOST_COMPARED:,}."
         )
 
-    def make() -> Comparison:
+    def make() -> ComparisonView:
         experiment = world.experiment(choices)
         functions = {name: mechanism_of(experiment, name) for name in COMPARED}
         functions["fixed"] = partial(fixed, budget=fixed_budget_of(choices.fixed_budget))  # whatever is shown
         rows = compare(world.game(choices), functions, num_rounds=choices.num_rounds, seed=choices.seed)
         notes = (LEFT_OUT,) if choices.participation != "always" else ()
-        return Comparison(tuple(rows), choices.num_rounds, notes)
+        return ComparisonView(tuple(rows), choices.num_rounds, notes)
 
     key = (game_key(choices), choices.num_rounds, choices.fixed_budget, choices.participation)
-    made: Comparison = world.remembered("comparison", key, make)
+    made: ComparisonView = world.remembered("comparison", key, make)
     return made
 
 
-def comparison_charts(compared: Comparison) -> tuple[Chart, ...]:
+def comparison_charts(compared: ComparisonView) -> tuple[Chart, ...]:
     """One chart of bars per measure: every mechanism, under a common reward and under each server's own."""
     # Under a common reward some are left out, so the order is that of the longer list.
     names = tuple(dict.fromkeys(row.mechanism for row in (*compared.under("own"), *compared.under("common"))))
@@ -266,7 +266,7 @@ def _value(row: Any, measure: str) -> float:
     return float("nan") if value is None else float(value)
 
 
-def comparison_table(compared: Comparison) -> Markup:
+def comparison_table(compared: ComparisonView) -> Markup:
     """The rows as a table, and what a reader should know."""
     heads = [
         "mechanism",
