@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         slot_convolution,
         squared_norms_of_taps,
     )
-    from .processes import can_travel, updates_by_processes
+    from .processes import can_travel
     from .stacked import Parts, SlotGradients, VmappedGradients, gpu_kernel, starts_of, write_updates
 
 export_lazily(__name__)
