@@ -7,7 +7,7 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from .batches import padded_steps, schedule_of, steps_of
     from .choose import Engine, choose_engine
-    from .dense import DenseGradients, is_dense, is_less_work, own_examples
+    from .dense import DenseGradients, is_dense, is_less_work
     from .layered import (
         ROUNDED,
         LayeredGradients,
