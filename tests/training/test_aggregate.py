@@ -1,4 +1,4 @@
-"""Whose update counts how much, and what the server makes of the mean."""
+"""From updates to the next model: whose update counts how much, and federated averaging as plain lines compute it."""
 
 import math
 
@@ -12,7 +12,19 @@ from pytest import approx
 from scipy.stats import norm
 
 from mppfl.errors import BadInput
-from mppfl.training import TrainingConfig, estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
+from mppfl.training import (
+    TrainingConfig,
+    batches_of_round,
+    estimated_dispersion,
+    local_work,
+    make_model,
+    noise_aware_weights,
+    server_step,
+    stream,
+    training_rounds,
+    weights_of_updates,
+)
+from tests.training.trainings import pictures, plan_with
 
 FALSE_ALARM = 1e-7
 SIZES = np.array([10.0, 30.0, 60.0])
@@ -35,32 +47,16 @@ def test_size_weights_are_shares_of_the_examples_and_uniform_ones_are_equal():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 8), st.floats(1e-6, 1e6), st.floats(0, 1e6))
-def test_equal_budgets_and_sizes_make_noise_aware_weights_the_size_weights(num_clients, std, dispersion):
-    theta, used = weights_of_updates(
-        "noise_aware", [25] * num_clients, [std] * num_clients, drawn_updates(num_clients), dispersion
-    )
-    assert used == dispersion
-    np.testing.assert_allclose(theta, 1 / num_clients, rtol=1e-12)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
-def test_far_apart_clients_count_by_size(clients):
-    sizes, std = np.array(clients).T
-    theta, _ = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), 1e18)
-    np.testing.assert_allclose(theta, sizes / sizes.sum(), rtol=1e-6)
-    theta, _ = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), math.inf)
-    np.testing.assert_array_equal(theta, sizes / sizes.sum())
-
-
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
 def test_clients_who_agree_count_by_inverse_variance_and_the_mean_is_as_precise_as_can_be(clients):
     sizes, std = np.array(clients).T
     theta, _ = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), 0.0)
     np.testing.assert_allclose(theta, std**-2 / (std**-2).sum(), rtol=1e-10)
     assert (theta**2 * std**2).sum() == approx(1 / (std**-2).sum())
+    for dispersion in (1e18, math.inf):  # clients far apart count by size
+        theta, used = weights_of_updates("noise_aware", sizes, std, drawn_updates(len(sizes)), dispersion)
+        np.testing.assert_allclose(theta, sizes / sizes.sum(), rtol=1e-6)
+        assert used == dispersion
 
 
 def test_the_formula_of_the_model_by_hand():
@@ -72,12 +68,6 @@ def test_the_formula_of_the_model_by_hand():
 def test_where_clients_agree_and_some_add_no_noise_they_alone_count_by_size():
     theta = noise_aware_weights(np.array([0.1, 0.3, 0.6]), np.array([0.0, 0.0, 5.0]), 0.0)
     assert theta == approx([0.25, 0.75, 0.0])
-
-
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_noise_too_small_to_invert_leaves_the_weights_finite():
-    theta, _ = weights_of_updates("noise_aware", [1, 1], [1.0, 1e-155], torch.zeros((2, 1)), 0.0)
-    assert theta == approx([0.0, 1.0])
 
 
 def mean_squared_error(theta, by_size, energy, dispersion):
@@ -101,19 +91,6 @@ def test_no_other_weights_have_a_smaller_error(clients, dispersion, seed):
         steps = rng.standard_normal((20, len(sizes))) * scale
         steps -= steps.mean(1, keepdims=True)  # Σθ stays 1
         assert (mean_squared_error(theta + steps, by_size, energy, dispersion) >= best * (1 - 1e-9)).all()
-
-
-def test_the_error_of_the_closed_form_is_that_of_drawn_updates():
-    rng, size, p, draws = np.random.default_rng(4), 4, 5, 40_000
-    std, dispersion = np.array([0.2, 0.5, 1.0, 3.0]), 2.0
-    by_size = np.array([0.4, 0.3, 0.2, 0.1])
-    theta = noise_aware_weights(by_size, p * std**2, dispersion)
-    true = 7.0 + rng.standard_normal((draws, size, p)) * math.sqrt(dispersion / p)
-    noisy = true + rng.standard_normal((draws, size, p)) * std[:, None]
-    errors = (np.einsum("k,dkp->dp", theta, noisy) - np.einsum("k,dkp->dp", by_size, true)) ** 2
-    found = errors.sum(1)
-    off = norm.ppf(1 - FALSE_ALARM / 2) * found.std() / math.sqrt(draws)
-    assert found.mean() == approx(mean_squared_error(theta, by_size, p * std**2, dispersion), abs=off)
 
 
 # Whatever noise a budget between 1e-150 and 1e150 buys: none, next to none, or beyond all bounds.
@@ -181,18 +158,6 @@ def test_one_participant_has_weight_one_whatever_its_noise():
         assert dispersion == math.inf
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    arrays(np.float64, (4, 3), elements=st.floats(-100, 100)),
-    arrays(np.float64, 4, elements=st.one_of(st.just(0.0), st.floats(1e-100, 1e4))),
-    st.permutations(range(4)),
-)
-def test_the_order_of_clients_changes_no_weight(updates, energy, order):
-    straight = estimated_dispersion(torch.from_numpy(updates), energy)
-    turned = estimated_dispersion(torch.from_numpy(updates[order]), energy[order])
-    assert turned == approx(straight, rel=1e-6, abs=1e-6)
-
-
 # ---- the server's step --------------------------------------------------------------------------------------------
 
 
@@ -218,10 +183,6 @@ def test_plain_and_momentum_are_sgd_on_minus_the_mean_update(optimizer, momentum
     torch.testing.assert_close(walked(config, MEANS, START), parameter.detach(), rtol=0, atol=1e-14)
 
 
-def test_plain_at_rate_one_adds_the_mean_update():
-    torch.testing.assert_close(walked(TrainingConfig(), MEANS[:1], START), START + MEANS[0], rtol=0, atol=0)
-
-
 def test_adam_is_fedadam_written_out():
     # Reddi et al. 2021, Algorithm 2: m ← β₁m + (1−β₁)Δ, v ← β₂v + (1−β₂)Δ², x ← x + η m/(√v + τ), no bias correction.
     config = TrainingConfig(server_optimizer="adam", server_learning_rate=0.05, server_momentum=0.9)
@@ -244,3 +205,79 @@ def test_a_step_leaves_what_it_was_given_as_it_was(optimizer):
     assert torch.equal(weights, START)
     assert torch.equal(mean, MEANS[0])
     assert all(torch.equal(memory[name], before[name]) for name in before)
+
+
+FOUR_SIZES = (9, 5, 12, 7)
+EVERYBODY = (np.inf,) * 4
+NO_CLIP = 1e9
+
+
+def config_of(**changed):
+    plain = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, "clip_norm": NO_CLIP}
+    return TrainingConfig(**{"aggregation": "size", "seed": 3, **plain, **changed})
+
+
+def federated_averages(data, config, num_rounds, taking_part, weighed_by):
+    """Softmax regression by numpy alone: models after each round, as [weights | bias] flat, float64."""
+    classes, width = data.num_classes, int(np.prod(data.input_shape))
+    features = data.features.reshape(len(data.features), -1).astype(np.float64)
+    first = make_model("softmax", data.input_shape, classes, seed=config.seed)[1]
+    weights, bias = first.weight.detach().double().numpy(), first.bias.detach().double().numpy()
+    after = []
+    for round_index in range(1, num_rounds + 1):
+        shares, parts = [], []
+        for k in taking_part:
+            w, b, vw, vb = weights.copy(), bias.copy(), np.zeros_like(weights), np.zeros_like(bias)
+            work = local_work(len(data.members[k]), config, data.names[k])
+            for rows in batches_of_round(work, config.privacy, stream(config.seed, "batches", round_index, k)):
+                x, y = features[data.members[k][rows]], data.labels[data.members[k][rows]]
+                scores = x @ w.T + b
+                odds = np.exp(scores - scores.max(1, keepdims=True))
+                error = (odds / odds.sum(1, keepdims=True) - np.eye(classes)[y]) / len(rows)
+                vw, vb = config.momentum * vw + error.T @ x, config.momentum * vb + error.sum(0)
+                w, b = w - config.learning_rate * vw, b - config.learning_rate * vb
+            shares.append(weighed_by(len(data.members[k])))
+            parts.append((w, b))
+        total = sum(shares)
+        weights = sum(share / total * w for share, (w, _) in zip(shares, parts, strict=True))
+        bias = sum(share / total * b for share, (_, b) in zip(shares, parts, strict=True))
+        after.append(np.concatenate([weights.reshape(classes * width), bias]))
+    return after
+
+
+def trained(data, config, budgets=EVERYBODY, num_rounds=3):
+    model = make_model("softmax", data.input_shape, data.num_classes)
+    return list(training_rounds(model, data, plan_with(budgets, num_rounds), config))
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense"])
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize("aggregation", ["size", "uniform"])
+def test_a_training_without_noise_is_federated_averaging(engine, momentum, aggregation):
+    data, config = pictures(FOUR_SIZES), config_of(engine=engine, momentum=momentum, aggregation=aggregation)
+    weighed_by = float if aggregation == "size" else (lambda _: 1.0)
+    expected = federated_averages(data, config, 3, range(4), weighed_by)
+    records = trained(data, config)
+    for record, weights in zip(records, expected, strict=True):
+        np.testing.assert_allclose(record.weights, weights, atol=1e-9, rtol=0)
+    assert np.abs(expected[2] - expected[0]).max() > 1e-3  # the rounds really differ
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_clients_with_budget_zero_are_left_out_and_the_others_weigh_more(momentum):
+    data, config = pictures(FOUR_SIZES), config_of(momentum=momentum)
+    records = trained(data, config, (np.inf, 0.0, np.inf, 0.0))
+    expected = federated_averages(data, config, 3, (0, 2), float)
+    for record, weights in zip(records, expected, strict=True):
+        np.testing.assert_allclose(record.weights, weights, atol=1e-9, rtol=0)
+        np.testing.assert_allclose(record.theta, [9 / 21, 0, 12 / 21, 0], atol=1e-15)
+        np.testing.assert_array_equal(record.participating, [True, False, True, False])
+    with_all = federated_averages(data, config, 3, range(4), float)
+    assert np.abs(with_all[-1] - expected[-1]).max() > 1e-3  # leaving somebody out matters here
+
+
+def test_the_federation_learns_what_there_is_to_learn():
+    data = pictures((40, 30, 50), num_test=200)
+    records = trained(data, config_of(), (np.inf,) * 3, 4)
+    assert records[-1].accuracy > 0.9
+    assert records[-1].loss < records[0].loss

@@ -15,7 +15,7 @@ COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_
 ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm")
 SHARES = ("momentum", "server_momentum")
 
-not_numbers = st.sampled_from(["x", "", "ten", [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
+not_numbers = st.sampled_from(["x", "", "0.5", 10**400, [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
 not_counts = st.one_of(
     st.integers(max_value=0), st.floats(), st.booleans(), st.sampled_from(["1", "x", [], {}, 1j, object()])
 )
@@ -93,10 +93,6 @@ def test_the_papers_values_are_the_defaults():
     assert (config.privacy, config.clip_norm) == ("paper", "first_round_median")
 
 
-def test_none_leaves_the_choice_of_processes_and_clients_at_once_to_us():
-    assert TrainingConfig(clients_at_once=None, processes=None).processes is None
-
-
 @pytest.mark.parametrize("privacy", ["full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson"])
 def test_a_median_clip_norm_is_refused_where_gradients_are_clipped(privacy):
     with pytest.raises(BadInput, match=f"{privacy} clips every example's gradient. Give clip_norm a number"):
@@ -115,33 +111,10 @@ def test_adding_or_removing_a_client_can_be_asked_for_with_client_alone():
         TrainingConfig(privacy="paper", adjacency="add-remove")
 
 
-@pytest.mark.parametrize("adjacency", ["add-remove", "nonsense"])
-def test_an_adjacency_that_the_mechanism_has_not_is_refused_with_any_clip_norm(adjacency):
-    with pytest.raises(BadInput, match="adjacency"):
-        TrainingConfig(privacy="paper", clip_norm=1.0, adjacency=adjacency)
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "momentum", "server_learning_rate", "budget_unit", "dp_delta"])
-def test_a_number_written_as_text_is_refused(name):
-    with pytest.raises(BadInput, match=name):
-        TrainingConfig(**{name: "0.5"})
-
-
-@pytest.mark.parametrize("name", [*ABOVE_ZERO, *SHARES, "dp_delta"])
-def test_a_whole_number_too_large_for_a_float_is_refused(name):
-    with pytest.raises(BadInput, match=name):
-        TrainingConfig(**{name: 10**400})
-
-
 @pytest.mark.parametrize("device", [None, 3, 1.5, "quantum", ""])
 def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(BadInput, match="device"):
         TrainingConfig(device=device)
-
-
-def test_a_seed_too_large_for_pytorch_is_refused():
-    with pytest.raises(BadInput, match="seed"):
-        TrainingConfig(seed=2**64)
 
 
 @pytest.mark.parametrize("change", [{"batch_size": np.int64(4)}, {"learning_rate": np.float32(0.1)}])

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from mppfl.errors import BadInput
-from mppfl.network import find_device
 from mppfl.training import (
     Arm,
     ClientSlot,
@@ -22,6 +21,7 @@ from mppfl.training import (
     rounds_together,
     training_rounds,
 )
+from mppfl.training.cuda import FEW_PARTS, MANY_SLOTS, PARTS, stages
 from mppfl.training.engines import Engine, choose_engine, is_dense, is_layered
 from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with, small_cnn
 
@@ -92,17 +92,6 @@ def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm():
     (fast,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="batched"))
     assert fast.diverged == ()
     assert np.linalg.norm(fast.weights - plain.weights) < 1e-5 * np.linalg.norm(plain.weights - begin)
-
-
-def test_a_batch_norm_that_no_relu_follows_stays_finite_too():
-    layers = [nn.Conv2d(1, 4, 3, padding=1)]
-    for _ in range(18):
-        layers += [nn.ReLU(), nn.BatchNorm2d(4, track_running_stats=False), nn.Conv2d(4, 4, 3, padding=1)]
-    torch.manual_seed(0)
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 4))
-    config = TrainingConfig(batch_size=4, learning_rate=1e-4, engine="batched")
-    (record,) = training_rounds(model, pictures(), plan_with((np.inf, np.inf, np.inf), 1), config)
-    assert record.diverged == ()
 
 
 def test_padding_never_shows_a_client_the_example_of_another():
@@ -286,14 +275,6 @@ def test_an_engine_that_cannot_do_the_work_is_refused(change, match):
         choose_engine(flat_model(small_cnn()), TrainingConfig(**change), torch.device("cpu"), 3)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_missing_gpu_is_no_reason_to_fall_back_in_silence():
-    with pytest.raises(BadInput, match="finds no GPU here"):
-        find_device("cuda")
-    with pytest.raises(BadInput, match="not known"):
-        find_device("quantum")
-
-
 def test_dropout_is_drawn_from_the_training_seed():
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 9), torch.nn.Dropout(0.5), torch.nn.Linear(9, 4)
@@ -303,3 +284,19 @@ def test_dropout_is_drawn_from_the_training_seed():
     np.testing.assert_array_equal(first, second)
     other = final_weights(model, dataclasses.replace(config, seed=9))
     assert np.abs(first - other).max() > 1e-4
+
+
+@pytest.mark.parametrize("most", [1, 3, 20, MANY_SLOTS, 240])
+def test_every_slot_is_computed_as_long_as_it_has_batches_and_hardly_longer(most):
+    rng = np.random.default_rng(most)
+    for _ in range(50):
+        lengths = sorted(rng.integers(1, 100, rng.integers(1, most + 1)).tolist(), reverse=True)
+        parts = stages(lengths, most)
+        assert sum(steps for _, steps in parts) == lengths[0]
+        assert len(parts) <= (PARTS if most >= MANY_SLOTS else FEW_PARTS)
+        step, step_of_part = 0, -(-most // (PARTS if most >= MANY_SLOTS else FEW_PARTS))
+        for size, steps in parts:
+            moving = sum(length > step for length in lengths)
+            last = sum(length > step + steps - 1 for length in lengths)
+            assert moving <= size <= last + step_of_part
+            step += steps

@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from mppfl.errors import BadInput
-from mppfl.training import MODEL_NAMES, TrainingConfig, flat_model, gflop_per_example, make_model, training_rounds
+from mppfl.training import (
+    MODEL_NAMES,
+    TrainingConfig,
+    flat_model,
+    gflop_per_example,
+    history_of,
+    load_weights,
+    make_model,
+    training_rounds,
+)
 from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with
 
 
@@ -47,28 +56,11 @@ def test_a_model_has_as_many_parameters_as_its_layers_say(asked, expected):
     assert flat_model(make_model(name, shape, num_classes, norm=norm)).num_parameters == expected
 
 
-def test_the_sizes_worked_out_by_hand():
-    # 832 + 51,264 + 3,136·512 + 512 + 5,130 and 4,864 + 102,464 + 4,096·384 + 384 + 384·192 + 192 + 1,930
-    assert convolution(1, 32, 5) + convolution(32, 64, 5) + dense(3136, 512) + dense(512, 10) == 1_663_370
-    assert (
-        convolution(3, 64, 5) + convolution(64, 64, 5) + dense(4096, 384) + dense(384, 192) + dense(192, 10)
-        == 1_756_426
-    )
-    # 14,714,688 in convolutions (Simonyan & Zisserman 2015, D), 8,448 in norms, 51,300 in the dense layer
-    assert vgg(VGG16, 100, 1) == 14_714_688 + 2 * sum(VGG16) + 51_300 == 14_774_436
-
-
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_a_model_answers_with_one_number_for_every_class(name):
     shape = (3, 32, 32)
     model = make_model(name, shape, 7)
     assert model(torch.zeros(2, *shape)).shape == (2, 7)
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 4, 4), (2, 9, 13)])
-def test_the_cnns_take_pictures_of_any_size_from_four_pixels_on(shape):
-    for name in ("cnn_fmnist", "cnn_cifar"):
-        assert make_model(name, shape, 3)(torch.zeros(2, *shape)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn_fmnist", (64,)), ("cnn_cifar", (3, 3, 9)), ("vgg11", (3, 28, 28))])
@@ -119,10 +111,6 @@ def test_drawing_weights_and_training_leave_the_global_generator_alone():
     assert stands_still(lambda: list(training_rounds(model, data, plan_with([1.0] * 3), config)))
     own = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
     assert stands_still(lambda: list(training_rounds(own, data, plan_with([1.0] * 3), config)))
-
-
-def test_making_a_model_leaves_the_global_generator_alone():
-    assert stands_still(lambda: make_model("mlp", (1, 8, 8), 4, seed=5))
 
 
 def test_the_linear_model_starts_from_zero_and_knows_no_bias():
@@ -184,3 +172,52 @@ def test_arithmetic_is_counted_by_hand():
     forward = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 25 * 32 + 3136 * 512 + 512 * 10  # products of each layer
     assert gflop_per_example(model, (1, 28, 28)) == pytest.approx(3 * 2 * forward / 1e9)
     assert not any(layer._forward_hooks for layer in model)
+
+
+def test_a_records_weights_go_back_into_the_model():
+    data = pictures()
+    model = make_model("mlp", data.input_shape, data.num_classes)
+    *_, last = training_rounds(model, data, plan_with([np.inf] * 3), TrainingConfig(batch_size=4, learning_rate=0.5))
+    for weights in (last, last.weights, last.weights.tolist()):
+        trained = load_weights(make_model("mlp", data.input_shape, data.num_classes, seed=7), weights).eval()
+        right = trained(torch.from_numpy(data.test_features.copy())).argmax(1).numpy() == data.test_labels
+        assert right.mean() == last.accuracy
+    with pytest.raises(BadInput, match=r"Stack trains 260 parameters, but the weights have shape \(4420,\)"):
+        load_weights(make_model("softmax", data.input_shape, data.num_classes), last)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "match"),
+    [
+        ("softmax", (1, 5, 5), 4, r"cannot take inputs of shape \(1, 8, 8\).*Make it for this shape"),
+        ("cnn_fmnist", (3, 8, 8), 4, r"cannot take inputs of shape \(1, 8, 8\)"),
+        ("mlp", (1, 8, 8), 3, r"the data have 4 classes: it must give \(2, 4\). Make it with num_classes=4"),
+    ],
+)
+@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
+def test_a_model_that_does_not_fit_the_data_is_refused_in_one_line(name, shape, num_classes, match, privacy):
+    config = TrainingConfig(batch_size=4, privacy=privacy, clip_norm=1.0)
+    with pytest.raises(BadInput, match=match) as refused:
+        next(training_rounds(make_model(name, shape, num_classes), pictures(), plan_with([1.0] * 3), config))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("shape", "num_classes"), [(64, 10), ((1, 8, 8), "ten"), ((8, 2.5), 10), (None, 3)])
+def test_a_shape_that_is_none_is_refused(shape, num_classes):
+    with pytest.raises(BadInput, match=r"must be a shape such as \(1, 28, 28\) and a whole number"):
+        make_model("mlp", shape, num_classes)
+
+
+def test_a_record_a_history_and_a_configuration_print_in_a_few_lines():
+    data = pictures()
+    records = list(
+        training_rounds(
+            make_model("mlp", data.input_shape, 4), data, plan_with([1.0, 0, 2.0]), TrainingConfig(batch_size=4)
+        )
+    )
+    lines = repr(records[0]).splitlines()
+    assert lines[0] == "RoundRecord: round 1, 2 of 3 clients participating, reward rate 2.00"
+    assert "4,420 weights" in repr(records[0])
+    assert len(lines) <= 12
+    assert repr(history_of(records, 3)).startswith("History of 2 rounds, 3 clients: accuracy ")
+    assert repr(TrainingConfig(batch_size=4, seed=0)) == "TrainingConfig(batch_size=4)"

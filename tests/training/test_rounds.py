@@ -126,15 +126,6 @@ def test_a_cap_holds_over_all_runs_of_one_ledger(privacy):
     np.testing.assert_array_equal(ledger.spent(["0", "2"]), [2.0, 2.0])
 
 
-def test_a_round_in_which_everybody_is_refused_leaves_the_model_as_it_was():
-    ledger = PrivacyLedger.in_memory()
-    ledger.set_cap(["0", "1", "2"], 1.0, "record")
-    first, second = trained((1.0, 1.0, 1.0), 2, ledger=ledger)
-    np.testing.assert_array_equal(first.weights, second.weights)
-    assert second.refused == ("0", "1", "2")
-    assert not second.theta.any()
-
-
 @pytest.mark.parametrize("optimizer", ["plain", "momentum", "adam"])
 def test_a_round_in_which_nobody_takes_part_leaves_the_model_as_it_was(optimizer):
     terms = [
@@ -204,20 +195,6 @@ def test_the_model_handed_out_is_the_mean_of_the_last_rounds_models(last):
         expected = each[at] if at < first else np.mean(each[first : at + 1], axis=0)
         np.testing.assert_allclose(record.weights, expected, atol=1e-14)
     assert np.abs(records[-1].weights - each[-1]).max() > 1e-3
-
-
-def test_averaging_over_more_rounds_than_there_are_is_the_mean_of_all_or_refused():
-    each = [record.weights for record in trained(num_rounds=2, precision="float64")]
-    try:
-        records = trained(num_rounds=2, average_rounds=5, precision="float64")
-    except BadInput:
-        return
-    np.testing.assert_allclose(records[-1].weights, np.mean(each, axis=0), atol=1e-12)
-
-
-def test_one_averaged_round_is_the_last_model():
-    plain, one = (trained(average_rounds=count)[-1] for count in (0, 1))
-    np.testing.assert_array_equal(plain.weights, one.weights)
 
 
 def test_evaluation_happens_every_so_many_rounds_and_in_the_last():
@@ -302,14 +279,6 @@ def with_a_client_that_explodes():
     )
 
 
-def test_features_that_are_not_finite_never_reach_a_training():
-    data = pictures()
-    features = data.features.copy()
-    features[3, 0, 2, 2] = np.nan
-    with pytest.raises(BadInput, match="features"):
-        client_data(features, data.labels, data.members, data.test_features, data.test_labels)
-
-
 @pytest.mark.parametrize("engine", ["loop", "dense"])
 @pytest.mark.parametrize("privacy", ["full_batch_steps", "dpsgd_shuffle"])
 def test_an_example_whose_gradient_is_no_number_counts_as_nothing(privacy, engine, caplog):
@@ -348,14 +317,6 @@ def test_a_training_in_which_nobodys_update_is_finite_has_diverged():
         trained([1.0] * 3, 1, data=wild, **EXPLODES)
 
 
-def test_an_update_that_is_not_finite_is_left_out_before_the_median_is_taken():
-    (record,) = trained(
-        [1.0] * 3, 1, data=with_a_client_that_explodes(), clip_norm="first_round_median", learning_rate=1e10
-    )
-    assert record.diverged == ("bob",)
-    assert math.isfinite(record.clip_norm)
-
-
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(noise, caplog):
     ledger = PrivacyLedger.in_memory()
@@ -368,13 +329,6 @@ def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(n
     assert ledger.spent("bob") == 1.0
     assert np.isfinite(record.weights).all()
     assert "the update of client 'bob' holds NaN or infinity; released as 0 with its noise, and paid" in caplog.text
-
-
-def test_with_real_noise_not_even_a_training_in_which_nobodys_update_is_finite_tells():
-    data = pictures((6, 6, 6))
-    wild = dataclasses.replace(data, features=data.features * np.float32(1e30))
-    (record,) = trained([1.0] * 3, 1, data=wild, privacy="client", noise="gaussian", **EXPLODES)
-    assert record.participating.all()
 
 
 def test_with_real_noise_a_model_that_is_no_number_ends_the_training():
@@ -493,13 +447,6 @@ def test_whatever_a_module_draws_comes_from_the_seed(make):
         models.append(next(training_rounds(module, data, plan_with([np.inf] * 3), config)).weights)
         assert torch.equal(torch.get_rng_state(), state)  # and the caller's generator stays as it was
     np.testing.assert_array_equal(*models)
-
-
-def test_batch_norm_trains_where_whole_clients_are_protected():
-    data = pictures()
-    config = TrainingConfig(**{**QUICK, "privacy": "client", "engine": "loop"})
-    (record,) = training_rounds(batch_normed(), data, plan_with([1.0] * 3, 1), config)
-    assert np.isfinite(record.weights).all()
 
 
 def test_a_plan_for_other_clients_is_refused_with_both_counts():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -117,7 +116,6 @@ class Table:
 
     features: Tensor
     labels: Tensor
-    num_views: ClassVar[int] = 1  # of each example: a batch holds row · num_views + view
 
     def take(self, rows: IntArray) -> tuple[Tensor, Tensor]:
         index = torch.as_tensor(rows, device=self.features.device)
@@ -137,7 +135,6 @@ class ViewTable(Table):
     """
 
     __slots__ = ()
-    num_views = VIEWS
 
     def take(self, rows: IntArray) -> tuple[Tensor, Tensor]:
         return self.at(torch.as_tensor(rows, device=self.features.device))

@@ -7,7 +7,7 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from .batches import padded_steps, schedule_of, steps_of
     from .choose import Engine, choose_engine
-    from .dense import DenseGradients, is_dense, is_less_work, own_examples
+    from .dense import DenseGradients, is_dense, is_less_work
     from .layered import (
         ROUNDED,
         LayeredGradients,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         slot_convolution,
         squared_norms_of_taps,
     )
-    from .processes import can_travel, updates_by_processes
+    from .processes import can_travel
     from .stacked import Parts, SlotGradients, VmappedGradients, gpu_kernel, starts_of, write_updates
 
 export_lazily(__name__)

@@ -37,7 +37,7 @@ from mppfl.training import (
 from mppfl.training.cuda import CapturedDescent
 from mppfl.training.engines.dense import AT_ONCE, DenseGradients, SpannedDescent, is_dense
 from mppfl.training.engines.layered import LayeredGradients, is_layered
-from mppfl.training.engines.processes import can_travel, updates_by_processes
+from mppfl.training.engines.processes import WorkerProcesses, can_travel
 from mppfl.training.engines.stacked import MOST_ENTRIES, SlotGradients, VmappedGradients, stacked_updates
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,9 @@ class Engine:
         self.descent = Descent(config.learning_rate, config.momentum)
         self.at_once = min(num_slots, config.clients_at_once or AT_ONCE)
         self.num_processes = min(config.processes or os.cpu_count() or 1, num_slots)
+        self._workers: WorkerProcesses | None = None
+        if self.chosen == "processes":
+            self._workers = WorkerProcesses(model, self.table, self.num_processes)
         self._planned_for = 0  # examples in a step for which `at_once` was chosen
         self._gradients = self._slot_gradients()
         self._captured, self._spanned = self._captured_descent(), self._spanned_descent()
@@ -101,8 +104,8 @@ class Engine:
     def updates(self, slots: Sequence[ClientSlot]) -> Tensor:
         """How far each slot's training moves its weights [slots, parameters], on the engine's device."""
         with arithmetic(self.config.precision, self.device):
-            if self.chosen == "processes":
-                return updates_by_processes(self.model, self.table, slots, self.descent, self.num_processes)
+            if self._workers is not None:
+                return self._workers.updates(slots, self.descent)
             if self._gradients is None:
                 return torch.stack([local_update(self.model, slot, self.table, self.descent) for slot in slots])
             if self._spanned is None:

@@ -1,4 +1,4 @@
-"""Gradients of dense networks for all slots at once, written out by hand (alone: one file an engine).
+"""Engine "dense", alone: one of several ways. Gradients of dense networks for all slots at once, written out by hand.
 
 For a network of linear layers the gradient of one example in one layer is the product of two vectors, δ aᵀ, so its
 length is |δ||a| and clipping needs no per-example gradients (Goodfellow 2015, arXiv:1510.01799).

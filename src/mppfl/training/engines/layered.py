@@ -1,4 +1,4 @@
-"""Gradients of a row of layers for all slots at once, weights per slot (alone: one file an engine).
+"""Engine "batched", alone: one of several ways. Gradients of a row of layers, with weights of its own in each slot.
 
 Pictures travel channels last, [slots, examples, height, width, channels]. Convolution, normalisation and pooling are
 operators that torch.compile knows: plain PyTorch computes them everywhere and in every precision, a kernel of

@@ -1,25 +1,31 @@
-"""The plain loop in one process per core, for convolutions on a CPU (alone: one file an engine).
+"""Engine "processes", alone: one of several ways. The plain loop in one single-threaded process per core.
 
-joblib starts the processes and keeps them for the next round. They never run the caller's script again.
+For convolutions on a CPU, where stacking buys nothing. joblib starts the processes and keeps them for the next round;
+they never run the caller's script again. Model and examples lie in a file that all of them map into memory.
 """
 
 from __future__ import annotations
 
 import pickle
+import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from functools import lru_cache, partial
 
+import joblib
 import numpy as np
 import torch
-from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
 from torch import Tensor, nn
 
 from mppfl.arrays import Array
 from mppfl.errors import MppflError
 from mppfl.training import ClientSlot, Descent, FlatModel, Table, as_array, flat_model, local_update
 
-GROUPS_PER_PROCESS = 4  # of clients, which travel together: more share the work better, fewer carry less
+GROUPS_PER_PROCESS = 2  # of clients, which travel together: more share the work better, fewer carry less
+IDLE_SECONDS = 300  # after which processes end; starting one takes seconds
 
 
 def can_travel(module: nn.Module) -> bool:
@@ -33,46 +39,50 @@ def can_travel(module: nn.Module) -> bool:
     return True
 
 
-def updates_by_processes(
-    model: FlatModel, table: Table, slots: Sequence[ClientSlot], descent: Descent, processes: int
-) -> Tensor:
-    """Updates of all slots [slots, parameters]. A group of clients travels with its own examples alone."""
-    longest_first = sorted(range(len(slots)), key=lambda number: -slots[number].num_visits)
-    count = min(len(slots), GROUPS_PER_PROCESS * processes)
-    groups = [longest_first[first::count] for first in range(count)]
-    module = pickle.dumps(model.module, protocol=pickle.HIGHEST_PROTOCOL)
-    jobs = (
-        delayed(_updates_of_group)(module, *_own_examples(table, [slots[number] for number in group]), descent)
-        for group in groups
-    )
-    updates = torch.empty((len(slots), model.num_parameters), dtype=table.features.dtype)
-    try:
-        answers = Parallel(n_jobs=processes, batch_size=1, pre_dispatch="all", max_nbytes=None)(jobs)
-    except BrokenProcessPool as cause:
-        raise MppflError(
-            "a worker process ended in the middle of a round, perhaps because memory ran out. Use fewer processes; a "
-            "training with checkpoints goes on with --resume."
-        ) from cause
-    for group, rows in zip(groups, answers, strict=True):
-        updates[group] = torch.from_numpy(rows)
-    return updates
+class WorkerProcesses:
+    """Computes slots in `count` processes. Its file goes when it goes."""
+
+    def __init__(self, model: FlatModel, table: Table, count: int) -> None:
+        self.count, self.num_parameters = count, model.num_parameters
+        try:
+            folder = tempfile.mkdtemp(prefix="mppfl-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._file = f"{folder}/model_and_examples"
+            joblib.dump((model.module, type(table), as_array(table.features), as_array(table.labels)), self._file)
+        except OSError as cause:
+            raise MppflError(
+                f"the examples could not be written for worker processes: {cause}. Use engine='loop', or free some "
+                f"room in {tempfile.gettempdir()}."
+            ) from cause
+
+    def updates(self, slots: Sequence[ClientSlot], descent: Descent) -> Tensor:
+        """Updates of all slots [slots, parameters], the longest slots first so that no core waits at the end."""
+        longest_first = sorted(range(len(slots)), key=lambda number: -slots[number].num_visits)
+        num_groups = min(len(slots), GROUPS_PER_PROCESS * self.count)
+        groups = [longest_first[first::num_groups] for first in range(num_groups)]
+        members = [[slots[number] for number in group] for group in groups]
+        try:
+            executor = get_reusable_executor(max_workers=self.count, timeout=IDLE_SECONDS)
+            answers = list(executor.map(partial(_updates_of_group, self._file, descent), members))
+        except BrokenProcessPool as cause:
+            raise MppflError(
+                "a worker process ended in the middle of a round, perhaps because memory ran out. Use fewer "
+                "processes; a training with checkpoints goes on with --resume."
+            ) from cause
+        updates = torch.empty((len(slots), self.num_parameters), dtype=slots[0].start.dtype)
+        for group, rows in zip(groups, answers, strict=True):
+            updates[group] = torch.from_numpy(rows)
+        return updates
 
 
-def _own_examples(table: Table, slots: Sequence[ClientSlot]) -> tuple[type[Table], Array, Array, list[ClientSlot]]:
-    """Kind, features and labels of a table of these slots' examples alone, and the slots with their rows in it."""
-    batches = [batch for slot in slots for batch in slot.batches]
-    rows, views = np.divmod(np.concatenate(batches or [np.zeros(0, dtype=np.int64)]), table.num_views)
-    distinct, position = np.unique(rows, return_inverse=True)
-    ends = np.cumsum([len(batch) for batch in batches])[:-1]
-    renumbered = iter(np.split(position * table.num_views + views, ends))
-    moved = [replace(slot, batches=[next(renumbered) for _ in slot.batches]) for slot in slots]
-    index = torch.from_numpy(distinct)
-    return type(table), as_array(table.features[index]), as_array(table.labels[index]), moved
+@lru_cache(maxsize=1)
+def _loaded(file: str) -> tuple[FlatModel, Table]:
+    # Copy-on-write maps: all processes share the pages of the file, and PyTorch may have its writable tensor.
+    module, kind, features, labels = joblib.load(file, mmap_mode="c")
+    return flat_model(module), kind(torch.from_numpy(features), torch.from_numpy(labels))
 
 
-def _updates_of_group(
-    module: bytes, kind: type[Table], features: Array, labels: Array, slots: list[ClientSlot], descent: Descent
-) -> Array:
+def _updates_of_group(file: str, descent: Descent, slots: list[ClientSlot]) -> Array:
     torch.set_num_threads(1)
-    model, table = flat_model(pickle.loads(module)), kind(torch.from_numpy(features), torch.from_numpy(labels))
+    model, table = _loaded(file)
     return np.stack([as_array(local_update(model, slot, table, descent)) for slot in slots])

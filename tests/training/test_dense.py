@@ -1,13 +1,60 @@
-"""Clients computed in the span of their own examples move as the plain loop moves them."""
+"""Small dense clients in the span of their own examples, and batches of many slots side by side."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from mppfl.training import ClientSlot, TrainingConfig, flat_model, make_model
-from mppfl.training.engines import Engine, is_less_work, own_examples, schedule_of
-from tests.homes import home
+from mppfl.training.engines import Engine, is_less_work, padded_steps, steps_of
+
+ROWS_OF_A_BATCH = (
+    st.lists(st.integers(0, 50), min_size=0, max_size=5).map(np.array).map(lambda rows: rows.astype(np.int64))
+)
+BATCHES = st.lists(st.lists(ROWS_OF_A_BATCH, min_size=0, max_size=4), min_size=1, max_size=5)
+
+
+@given(BATCHES, st.booleans(), st.sampled_from([None, 5, 8]))
+def test_every_batch_lies_in_its_slot_and_step(batches, is_private, width):
+    noise = object() if is_private else None
+    slots = [ClientSlot(torch.zeros(1), own, noise) for own in batches]
+    num_steps = max(map(len, batches)) + 1
+    rows, weight, moves = padded_steps(slots, num_steps, width, torch.zeros(51, 2, dtype=torch.float64))
+    longest = max((len(batch) for own in batches for batch in own), default=0)
+    assert rows.shape == weight.shape == (num_steps, len(slots), width or longest or 1)
+    for slot, own in enumerate(batches):
+        looks = [row for batch in own for row in batch.tolist()]
+        for step in range(num_steps):
+            batch = own[step].tolist() if step < len(own) else []
+            assert moves[step, slot] == (step < len(own))
+            assert rows[step, slot, : len(batch)].tolist() == batch
+            share = 1.0 if is_private else 1 / max(1, len(batch))
+            np.testing.assert_allclose(weight[step, slot, : len(batch)], share)
+            assert not weight[step, slot, len(batch) :].any()
+            if looks:  # padding shows a slot nobody else's examples
+                assert set(rows[step, slot, len(batch) :].tolist()) <= {looks[0]}
+
+
+def test_slots_that_share_batches_see_the_same():
+    shared, other = [np.array([4, 2]), np.array([1])], [np.array([9])]
+    slots = [ClientSlot(torch.zeros(1), own) for own in (shared, other, shared)]
+    rows, weight, _ = padded_steps(slots, 2, None, torch.zeros(10, 1))
+    assert torch.equal(rows[:, 0], rows[:, 2])
+    assert rows[:, 0].tolist() == [[4, 2], [1, 4]]
+    assert rows[:, 1].tolist() == [[9, 9], [9, 9]]
+    assert weight[:, 1].tolist() == [[1, 0], [0, 0]]
+
+
+def test_a_step_is_as_wide_as_its_longest_batch():
+    slots = [
+        ClientSlot(torch.zeros(1), [np.array([1, 2, 3]), np.array([4])]),
+        ClientSlot(torch.zeros(1), [np.array([5])]),
+    ]
+    assert [tuple(rows.shape) for rows, _, _ in steps_of(slots, torch.zeros(6, 1))] == [(2, 3), (2, 1)]
+    assert [tuple(rows.shape) for rows, _, _ in steps_of(slots, torch.zeros(6, 1), 8)] == [(2, 8), (2, 8)]
+
 
 SHAPE, CLASSES, PICTURES = (1, 8, 8), 4, 400
 MODELS = {
@@ -100,16 +147,6 @@ def test_clients_of_one_size_are_the_same_to_the_bit_alone_and_in_company(size):
         assert torch.equal(engine.updates([slot])[0], together[k])
 
 
-def test_gram_matrices_never_take_more_than_the_examples():
-    flat = flat_model(MODELS["mlp"]())
-    start = flat.initial_weights(0).double()
-    engine = engine_of(flat, 1, engine="dense")
-    for seed in range(40):  # other examples every time
-        engine.updates([ClientSlot(start, batches(seed, 60, 3), epochs=3)])
-        kept = sum(gram.numel() for gram in engine._spanned._grams.values())
-        assert 0 < kept == engine._spanned._kept <= PICTURES * 64
-
-
 def test_what_leaves_the_span_is_computed_plainly():
     model = MODELS["mlp"]
     slots = slots_from([flat_model(model()).initial_weights(0).double()] * len(SIZES))
@@ -131,14 +168,6 @@ def test_the_span_is_used_where_it_is_less_work(looks, epochs, inputs, pays):
     assert is_less_work(looks, epochs, inputs) is pays
 
 
-def test_own_examples_tells_where_every_look_is():
-    slots = [ClientSlot(torch.zeros(1), [np.array([8, 3]), np.array([3])]), ClientSlot(torch.zeros(1), [np.array([5])])]
-    own, counts, position = own_examples(schedule_of(slots, 2))
-    assert own.tolist() == [[3, 8], [5, 5]]
-    assert counts.tolist() == [2, 1]
-    assert position.tolist() == [1, 0, 0, 0]
-
-
 def test_examples_whose_products_are_infinite_are_computed_plainly():
     features, labels = examples(np.float32)
     config = TrainingConfig(batch_size=4, local_epochs=3, learning_rate=1e-30, engine="dense")
@@ -147,14 +176,6 @@ def test_examples_whose_products_are_infinite_are_computed_plainly():
     engine = Engine(flat, np.float32(1e19) * features, labels, config, 1)
     assert engine._spanned.which_pay([slot]) == []
     assert torch.isfinite(engine.updates([slot])).all()
-
-
-def test_arms_that_pass_over_their_examples_more_or_less_often_are_judged_each_by_its_own():
-    flat = flat_model(MODELS["mlp"]())
-    start = flat.initial_weights(0).double()
-    once, thrice = ClientSlot(start, batches(0, 60, 1)), ClientSlot(start, batches(0, 60, 3), epochs=3)
-    engine = engine_of(flat, 2, engine="dense")
-    assert engine._spanned.which_pay([once, thrice]) == [1]
 
 
 @pytest.mark.parametrize("sizes", [(12, 20, 31), (200, 200, 200)], ids=["in the span", "plainly"])
@@ -194,17 +215,6 @@ def test_nobody_diverges_by_how_long_others_train(size, engine):
     alone, together = engine.updates([large])[0], engine.updates([large, *others])[0]
     assert torch.isfinite(alone).all()
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)
-
-
-def test_slots_step_side_by_side_while_they_are_alike_and_fit(monkeypatch):
-    flat = flat_model(MODELS["mlp"]())
-    engine = engine_of(flat, 2, engine="dense")
-    spanned = engine._spanned
-    assert spanned._together([10] * 70 + [11] * 5 + [12], None) == 75
-    assert spanned._together([10] * 5 + [40] * 90, None) == 20  # so few are padded rather than called for
-    assert spanned._together([10] * 70, 7) == 7
-    monkeypatch.setattr(home(is_less_work), "MOST_ENTRIES", 30 * 10 * 64)
-    assert spanned._together([10] * 70, None) == 30
 
 
 def test_more_slots_than_are_multiplied_at_once_move_as_the_plain_loop_moves_them():

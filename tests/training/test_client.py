@@ -1,0 +1,280 @@
+"""One client: which examples it sees, in which views, and what one record can move."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, chi2
+
+from mppfl.errors import BadInput
+from mppfl.privacy import LocalWork, privacy_mechanism
+from mppfl.training import (
+    MARGIN,
+    PURPOSES,
+    SHIFTS,
+    VIEWS,
+    ClientSlot,
+    Descent,
+    GradientNoise,
+    Table,
+    TrainingConfig,
+    ViewTable,
+    batches_of_round,
+    clip_factors,
+    clipped_sum,
+    flat_model,
+    local_update,
+    local_work,
+    make_model,
+    stream,
+    table_for,
+    training_rounds,
+    with_views,
+)
+from mppfl.training.engines import DenseGradients, Engine, LayeredGradients, VmappedGradients
+from tests.training.trainings import pictures, plan_with, small_cnn
+
+FALSE_ALARM = 1e-7
+works = st.integers(1, 60).flatmap(
+    lambda size: st.builds(LocalWork, st.just(size), st.integers(1, 4), st.integers(1, 3), st.integers(1, size))
+)
+
+
+@settings(deadline=None)
+@given(works, st.sampled_from(["paper", "client", "dpsgd_shuffle"]), st.integers(0, 2**32))
+def test_every_epoch_shows_every_example_once(work, privacy, seed):
+    batches = batches_of_round(work, privacy, np.random.default_rng(seed))
+    assert len(batches) == work.num_batches
+    per_epoch = work.num_batches // work.local_epochs
+    for epoch in range(work.local_epochs):
+        own = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(np.concatenate(own).tolist()) == list(range(work.num_examples))
+        assert [len(batch) for batch in own[:-1]] == [work.batch_size] * (per_epoch - 1)
+        assert len(own[-1]) == work.num_examples - (per_epoch - 1) * work.batch_size > 0
+
+
+@pytest.mark.parametrize(("privacy", "steps"), [("full_batch", 1), ("full_batch_steps", 3)])
+def test_full_batch_steps_see_all_examples_in_every_step(privacy, steps):
+    batches = batches_of_round(LocalWork(7, 5, 3, 2), privacy, np.random.default_rng(0))
+    assert [batch.tolist() for batch in batches] == [list(range(7))] * steps
+
+
+def test_a_poisson_batch_holds_each_example_with_the_sampling_rate_and_on_its_own():
+    work = LocalWork(num_examples=20, local_epochs=4000, batch_size=6)
+    batches = batches_of_round(work, "dpsgd_poisson", np.random.default_rng(1))
+    assert len(batches) == work.num_batches == 16_000
+    inside = np.zeros((len(batches), 20), dtype=bool)
+    for step, batch in enumerate(batches):
+        inside[step, batch] = True
+        assert len(set(batch.tolist())) == len(batch)
+    counts = inside.sum(0)
+    low, high = binom.ppf([FALSE_ALARM / 40, 1 - FALSE_ALARM / 40], len(batches), 0.3)  # for all 20 together
+    assert (low <= counts).all()
+    assert (counts <= high).all()
+    sizes = inside.sum(1)  # independent inclusion: Binomial(20, 0.3), not a fixed size
+    bins = [(0, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 20)]
+    seen = np.array([((sizes >= a) & (sizes <= b)).sum() for a, b in bins])
+    due = len(batches) * np.array([binom.cdf(b, 20, 0.3) - binom.cdf(a - 1, 20, 0.3) for a, b in bins])
+    assert ((seen - due) ** 2 / due).sum() < chi2.ppf(1 - FALSE_ALARM, len(bins) - 1)
+
+
+def test_streams_differ_by_seed_purpose_round_and_client_and_start_anew():
+    keys = [(s, p, t, k) for s in (0, 1) for p in PURPOSES for t in (1, 2) for k in (0, 1)]
+    drawn = {stream(*key).integers(2**62) for key in keys}
+    assert len(drawn) == len(keys)
+    assert stream(0, "noise", 1, 1).integers(2**62) == stream(0, "noise", 1, 1).integers(2**62)
+
+
+def test_what_a_client_draws_does_not_depend_on_who_else_takes_part():
+    config = TrainingConfig(batch_size=4, local_epochs=2, learning_rate=0.1, clip_norm=1.0, seed=8)
+    data = pictures()
+    model = make_model("softmax", data.input_shape, data.num_classes)
+    # With client 0 alone in the mean, the model shows its upload: with or without others who are refused their budget.
+    (alone,) = training_rounds(model, data, plan_with([2.0, 0.0, 0.0], 1), config)
+    mixed = dataclasses.replace(config, aggregation="size")
+    (both,) = training_rounds(model, data, plan_with([2.0, 2.0, 0.0], 1), mixed)
+    (other,) = training_rounds(model, data, plan_with([0.0, 2.0, 0.0], 1), mixed)
+    start = 9 / 14 * alone.weights + 5 / 14 * other.weights  # sizes 9 and 5
+    np.testing.assert_allclose(both.weights, start, atol=1e-6)
+
+
+def test_a_batch_larger_than_a_clients_data_is_refused_with_its_name_and_what_would_do():
+    config = TrainingConfig(batch_size=6)
+    with pytest.raises(BadInput, match=r"batch_size=6 is more than the 5 examples of client 'ann'.*at most 5"):
+        local_work(5, config, "ann")
+    assert local_work(6, config, "ann").batch_size == 6
+    whole = TrainingConfig(batch_size=6, privacy="full_batch", clip_norm=1.0)
+    assert local_work(5, whole, "ann").batch_size == 5  # full batches have no batch size to exceed
+
+
+PICTURES = torch.arange(2 * 3 * 6 * 5, dtype=torch.float64).reshape(2, 3, 6, 5) + 1
+TABLE = ViewTable(PICTURES, torch.tensor([7, 8]))
+AUGMENTED = TrainingConfig(
+    precision="float64", learning_rate=0.2, batch_size=4, local_epochs=2, clip_norm=5.0, augmentation="crop_and_flip"
+)
+NO_NOISE = (np.inf, np.inf, np.inf)
+
+
+def shown(picture, down, right, mirrored):
+    """The view by padding and cutting."""
+    padded = torch.nn.functional.pad(picture, (MARGIN,) * 4)
+    cut = padded[:, down : down + picture.shape[1], right : right + picture.shape[2]]
+    return cut.flip(2) if mirrored else cut
+
+
+def test_a_view_is_a_cut_out_of_the_padded_picture_perhaps_mirrored():
+    codes = torch.arange(VIEWS)
+    inputs, labels = TABLE.at(torch.stack([codes, VIEWS + codes]))
+    assert inputs.shape == (2, VIEWS, 3, 6, 5)
+    assert labels.tolist() == [[7] * VIEWS, [8] * VIEWS]
+    for example in range(2):
+        for view in range(VIEWS):
+            expected = shown(PICTURES[example], view // (2 * SHIFTS), view // 2 % SHIFTS, view % 2 == 1)
+            torch.testing.assert_close(inputs[example, view], expected)
+
+
+def test_every_view_is_drawn_about_as_often():
+    (batch,) = with_views([np.full(VIEWS * 200, 3)], np.random.default_rng(0))
+    assert (batch // VIEWS == 3).all()
+    counts = np.bincount(batch % VIEWS, minlength=VIEWS)
+    # χ² with 161 degrees of freedom is above 240 once in 20,000 draws.
+    assert ((counts - 200) ** 2 / 200).sum() < 240
+
+
+@pytest.mark.parametrize("engine", ["processes", "vmap", "batched"])
+def test_every_engine_sees_the_views_that_the_plain_loop_sees(engine):
+    data, plan = pictures(), plan_with(NO_NOISE, 2)
+    *_, plain = training_rounds(small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine="loop"))
+    *_, fast = training_rounds(small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine=engine))
+    *_, still = training_rounds(
+        small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine="loop", augmentation="none")
+    )
+    np.testing.assert_allclose(fast.weights, plain.weights, atol=1e-9, rtol=0)
+    assert np.abs(still.weights - plain.weights).max() > 1e-4
+
+
+def test_views_are_new_in_every_round_and_the_same_in_every_run():
+    data, config = pictures(), dataclasses.replace(AUGMENTED, engine="loop")
+    runs = [
+        [record.weights for record in training_rounds(small_cnn(), data, plan_with(NO_NOISE, 2), config)]
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    drawn = [with_views([np.arange(50)], np.random.default_rng([1, number]))[0] for number in range(2)]
+    assert (drawn[0] != drawn[1]).any()
+
+
+def test_examples_that_are_no_pictures_have_no_views():
+    with pytest.raises(BadInput, match=r"the examples have shape \(8,\). Use augmentation='none'"):
+        table_for(AUGMENTED, torch.zeros(3, 8), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(BadInput, match="augmentation='rotate' is not known"):
+        TrainingConfig(augmentation="rotate")
+
+
+def test_views_are_refused_where_samples_are_secret():
+    # A view goes by place in the sample: one record more changes the views of all after it.
+    sampled = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "augmentation": "crop_and_flip"}
+    with pytest.raises(BadInput, match="augmentation='crop_and_flip' breaks privacy='dpsgd_poisson'"):
+        TrainingConfig(**sampled, noise="gaussian")
+    assert TrainingConfig(**sampled).noise == "seeded"  # a simulation, which protects no one
+
+
+CLIP = 0.5
+CHANGES = {
+    "label flipped": lambda x, y: (x, (y + 1) % 4),
+    "ten times as large": lambda x, y: (10 * x, y),
+    "a thousand times as large": lambda x, y: (1000 * x, y),
+    "mirrored and large": lambda x, y: (-1000 * x, (y + 2) % 4),
+    "nothing in it": lambda x, y: (0 * x, y),
+}
+
+
+def example_batch(dtype, seed=0, size=12):
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.standard_normal((size, 1, 8, 8))).to(dtype), torch.from_numpy(rng.integers(0, 4, size))
+
+
+def sum_by(engine, model, weights, inputs, labels):
+    """The sum of clipped gradients as each engine finds it, flat."""
+    if engine == "loop":
+        return clipped_sum(model, weights, inputs, labels, CLIP)
+    gradients = {"dense": DenseGradients, "batched": LayeredGradients, "vmap": VmappedGradients}[engine](model)
+    ones = torch.ones((1, len(labels)), dtype=inputs.dtype)
+    found = gradients(gradients.held(model.parts(weights[None])), inputs[None], labels[None], ones, CLIP)
+    return torch.cat([part.flatten(1) for part in gradients.given(found).values()], 1)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("mlp", "loop"), ("mlp", "dense"), ("mlp", "batched"), ("mlp", "vmap"), ("cnn", "loop"), ("cnn", "batched")],
+)
+def test_a_changed_record_moves_the_clipped_sum_by_at_most_twice_the_clip_norm(kind, engine, dtype):
+    model = flat_model(make_model("mlp", (1, 8, 8), 4) if kind == "mlp" else small_cnn())
+    model.module.to(dtype)
+    weights = 3 * model.initial_weights(1).to(dtype)  # large gradients: most examples are clipped
+    inputs, labels = example_batch(dtype)
+    answers = {"as it was": sum_by(engine, model, weights, inputs, labels)}
+    for name, change in CHANGES.items():
+        other_inputs, other_labels = inputs.clone(), labels.clone()
+        other_inputs[3], other_labels[3] = change(inputs[3], labels[3])
+        answers[name] = sum_by(engine, model, weights, other_inputs, other_labels)
+    stack = torch.stack(list(answers.values())).double()
+    farthest = torch.cdist(stack, stack).max().item()
+    assert CLIP / 10 < farthest <= 2 * CLIP
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
+def test_a_flipped_label_among_many_like_examples_moves_what_gets_noise_by_no_more_than_declared(engine, monkeypatch):
+    """Two classes at weights of 0: the gradients of an example with one label and with the other are exactly opposite,
+    and a sum of 2,000 such in float32 would move by up to 1e-5 farther than the clipped gradients do."""
+    size, answers = 2000, []
+    monkeypatch.setattr(GradientNoise, "gradient", lambda self, total: answers.append(total) or total)
+    model = flat_model(make_model("softmax", (1, 28, 28), 2))
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((1, 1, 28, 28)) + 0.05 * rng.standard_normal((size, 1, 28, 28))
+    config = TrainingConfig(clip_norm=CLIP, engine=engine, privacy="full_batch")
+    noise = GradientNoise(
+        privacy_mechanism("full_batch"), CLIP, LocalWork(size, 1, 1, size), "seeded", 1.0, rng=np.random.default_rng(0)
+    )
+    for flipped in (None, 0, size // 2, size - 1):
+        labels = np.zeros(size, dtype=np.int64)
+        labels[[] if flipped is None else flipped] = 1
+        slot = ClientSlot(torch.zeros(model.num_parameters), [np.arange(size)], noise)
+        engine = Engine(model, features.astype(np.float32), labels, config, 1)
+        engine.updates([slot])
+    as_it_was, *others = (answer.double() for answer in answers)
+    moved = [float((answer - as_it_was).norm()) for answer in others]
+    assert 2 * CLIP * (1 - 1e-6) < max(moved) <= 2 * CLIP
+
+
+@pytest.mark.parametrize("norm", [CLIP * (1 - 2.0**-24), CLIP, CLIP * (1 + 1e-9), 1e3, 1e30])
+@pytest.mark.parametrize("num_summed", [1, 50, 2**14, 10**6])
+def test_clip_factors_leave_room_for_the_rounding_of_the_sum(norm, num_summed):
+    factor = clip_factors(torch.tensor([norm], dtype=torch.float64), CLIP, num_summed).item()
+    excess = num_summed * (num_summed + 3) * 2.0**-53
+    assert factor * norm * (1 + excess) < CLIP
+    assert factor * norm > CLIP * (1 - 4 * max(excess, 2.0**-24))
+
+
+def test_the_papers_update_moves_farther_than_it_declares():
+    config = TrainingConfig(clip_norm=CLIP, learning_rate=0.05, local_epochs=5, batch_size=4)
+    model = flat_model(make_model("mlp", (1, 8, 8), 4))
+    inputs, labels = example_batch(torch.float32, size=64)
+    start = model.initial_weights(0)
+    rng = np.random.default_rng(0)
+    batches = [rows for _ in range(5) for rows in np.split(rng.permutation(64), 16)]
+
+    def clipped_update(features):
+        update = local_update(model, ClientSlot(start, batches), Table(features, labels), Descent(config.learning_rate))
+        return update * min(1.0, CLIP / float(update.norm()))
+
+    outlier = inputs.clone()
+    outlier[3] *= 1000
+    moved = float((clipped_update(inputs) - clipped_update(outlier)).norm())
+    work = LocalWork(64, 5, 1, 4)
+    assert moved > 5 * privacy_mechanism("paper").sensitivity(CLIP, work)
+    assert moved <= privacy_mechanism("client").sensitivity(CLIP, work)
