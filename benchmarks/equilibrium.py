@@ -1,10 +1,10 @@
 """Equilibria of large networks against the plain SciPy loop, in the same run, taking turns.
 
-    python benchmarks/equilibrium.py                 one million clients, 20 million links, 100 rounds
+    python benchmarks/equilibrium.py                 one million clients, 20 million edges, 100 rounds
     python benchmarks/equilibrium.py --growth        10,000 to 300,000 clients: how time grows up to that
 
 Both sides get the same network and answer the same question: u, v and the reward rate of every round (eqs. 14, 16), to
-1e-10. Ours finds the walks that return home as well; the loop is given them. Every measurement is a process of its own,
+1e-10. Ours finds the closed walks as well; the loop is given them. Every measurement is a process of its own,
 so that its peak memory can be told; compiled code is warmed up on a small network first, which is not timed.
 """
 
@@ -25,12 +25,12 @@ from record import circumstances, home, write_record
 HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
 
 
-def make_network(num_clients: int, links_each: int, folder: Path) -> None:
+def make_network(num_clients: int, edges_each: int, folder: Path) -> None:
     """A skewed network and clients' costs, as files."""
     from mppfl.network import random_graph
 
     rng = np.random.default_rng(num_clients)
-    graph = random_graph("skewed", num_clients, num_links=num_clients * links_each, rng=rng)
+    graph = random_graph("skewed", num_clients, num_edges=num_clients * edges_each, rng=rng)
     matrix = graph.influence
     np.savez(folder / "network.npz", data=matrix.data, indices=matrix.indices, indptr=matrix.indptr)
     np.savez(folder / "clients.npz", a=rng.uniform(0.5, 1, num_clients), b=rng.uniform(0.1, 0.5, num_clients))
@@ -84,7 +84,7 @@ def ours(folder: Path) -> dict:
 def warm_up() -> None:
     """Compiles (or loads from the cache) everything, by lowering the sizes above which compiled code is used."""
     from mppfl.game import line_totals
-    from mppfl.network import returns_home, times
+    from mppfl.network import count_closed_walks, times
 
     game_kernels, product = home(line_totals), home(times)
     rng = np.random.default_rng(0)
@@ -101,8 +101,8 @@ def warm_up() -> None:
         for columns in (x, x[:, 0].copy()):
             times(matrix, columns, 1.0, columns)
     product.PARALLEL_ABOVE = usual
-    returns_home(small, 4, 0.5, "exact")
-    returns_home(small, 5, 0.5, "estimate")
+    count_closed_walks(small, 4, 0.5, "exact")
+    count_closed_walks(small, 5, 0.5, "estimate")
     ones = np.ones(1500)
     for values in (ones, frozen(ones)):
         game_kernels.pull_sums(ones, values * 1, ones * 0.1, 2.0)
@@ -158,13 +158,13 @@ def measure(side: str, folder: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def take_turns(num_clients: int, links_each: int, repeats: int) -> dict:
+def take_turns(num_clients: int, edges_each: int, repeats: int) -> dict:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_network(num_clients, links_each, folder)
+        make_network(num_clients, edges_each, folder)
         with np.load(folder / "network.npz") as file:
             csr_bytes = sum(file[key].nbytes for key in file.files)
-            links = len(file["data"])
+            edges = len(file["data"])
         runs = {"ours": [], "plain": []}
         for _ in range(repeats):
             for side in ("ours", "plain"):
@@ -177,7 +177,7 @@ def take_turns(num_clients: int, links_each: int, repeats: int) -> dict:
     without = [p["seconds"] / (o["seconds"] - o["diagonal_seconds"]) for o, p in pairs]
     return {
         "clients": num_clients,
-        "links": links,
+        "edges": edges,
         "csr_mb": csr_bytes / 1e6,
         "ours": runs["ours"],
         "plain": runs["plain"],
@@ -193,7 +193,7 @@ def take_turns(num_clients: int, links_each: int, repeats: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1_000_000)
-    parser.add_argument("--links-each", type=int, default=20)
+    parser.add_argument("--edges-each", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--side", choices=["ours", "plain"], help=argparse.SUPPRESS)
@@ -211,17 +211,17 @@ def main() -> None:
     around = circumstances("mppfl", "numpy", "scipy", "numba")
     rows = []
     print(
-        f"{'clients':>10} {'links':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} "
+        f"{'clients':>10} {'edges':>12} {'ours s':>8} {'plain s':>8} {'faster':>7} "
         f"{'given diag.':>12} {'peak/CSR':>9} {'diagonal':>28} {'apart':>9}"
     )
     for size in sizes:
-        row = take_turns(size, options.links_each, options.repeats)
+        row = take_turns(size, options.edges_each, options.repeats)
         rows.append(row)
         mine = sorted(row["ours"], key=lambda o: o["seconds"])[len(row["ours"]) // 2]
         theirs = statistics.median(p["seconds"] for p in row["plain"])
         diagonal = f"{mine['diagonal_seconds']:.2f} s, {mine['exact_hops']} hops, ±{mine['diagonal_error_rms']:.0e}"
         print(
-            f"{row['clients']:>10,} {row['links']:>12,} {mine['seconds']:>8.2f} {theirs:>8.2f} "
+            f"{row['clients']:>10,} {row['edges']:>12,} {mine['seconds']:>8.2f} {theirs:>8.2f} "
             f"{row['times_faster']:>6.1f}× {row['times_faster_given_the_diagonal']:>11.1f}× "
             f"{row['peak_memory_over_csr']:>9.2f} {diagonal:>28} {row['budgets_apart']:>9.1e}"
         )

@@ -1,6 +1,6 @@
 """Equilibria of large networks with the network's equations on a GPU, beside the same game solved by NumPy.
 
-    PYTHONPATH=src python benchmarks/equilibrium_gpu.py [--sizes CLIENTS:LINKS ...] [--device cuda] [--output FOLDER]
+    PYTHONPATH=src python benchmarks/equilibrium_gpu.py [--sizes CLIENTS:EDGES ...] [--device cuda] [--output FOLDER]
 
 Skewed networks with costs as the preset `benign` draws them. Timed as a user calls them: `mppfl.make_game`, which
 counts closed walks, and `mppfl.solve` for 100 rounds, outcome and verification included.
@@ -21,10 +21,10 @@ SIZES = ["100000:2000000", "1000000:20000000"]
 REPEATS = 3
 
 
-def measure(num_clients: int, num_links: int, device: str | None) -> tuple[dict, mppfl.Solution]:
+def measure(num_clients: int, num_edges: int, device: str | None) -> tuple[dict, mppfl.Solution]:
     """Seconds of making and of solving a game, the median of REPEATS, and the last solution."""
     rng = np.random.default_rng(0)
-    graph = skewed(num_clients, num_links, rng=rng)
+    graph = skewed(num_clients, num_edges, rng=rng)
     clients = mppfl.draw_clients("benign", num_clients, rng)
     made, solved = [], []
     for _ in range(REPEATS):
@@ -38,7 +38,7 @@ def measure(num_clients: int, num_links: int, device: str | None) -> tuple[dict,
     quality = solution.verification
     row = {
         "clients": num_clients,
-        "links": graph.num_links,
+        "edges": graph.num_edges,
         "device": device or "numpy",
         "making_seconds": float(np.median(made)),
         "solving_seconds": float(np.median(solved)),
@@ -52,16 +52,16 @@ def measure(num_clients: int, num_links: int, device: str | None) -> tuple[dict,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="CLIENTS:LINKS", help="smallest first")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="CLIENTS:EDGES", help="smallest first")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu to try the script out")
     parser.add_argument("--output", type=Path, help="folder of the record; default: benchmarks/records")
     options = parser.parse_args()
     find_device(options.device)
     rows = []
     for size in options.sizes:
-        num_clients, num_links = map(int, size.split(":"))
-        plain, one = measure(num_clients, num_links, None)
-        there, other = measure(num_clients, num_links, options.device)
+        num_clients, num_edges = map(int, size.split(":"))
+        plain, one = measure(num_clients, num_edges, None)
+        there, other = measure(num_clients, num_edges, options.device)
         there["rates_apart"] = float(np.abs(one.plan.reward_rates / other.plan.reward_rates - 1).max())
         rows += [plain, there]
     setting = {"hops": HOPS, "decay": DECAY, "strength": STRENGTH, "rounds": ROUNDS, "repeats": REPEATS}

@@ -7,7 +7,7 @@ levers   200 clients of the paper's random network: from the input event to the 
          of network, rounds and comparison. Every move is to a game that the server has not solved before. Of the charts
          of a tab those in sight are drawn first; a line each for those and for all.
 drawing  2,000 clients with hubs: from navigation in an empty browser to the painted network, and then a lever.
-million  1,000,000 clients with 5,000,000 links: from the start of `mppfl explore --graph` to its communities drawn, and
+million  1,000,000 clients with 5,000,000 edges: from the start of `mppfl explore --graph` to its communities drawn, and
          to them coloured once the game is solved.
 
 Times are the browser's own clock for levers and drawing; the bars, for medians, are 200 ms, 3 s and 20 s.
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 from tests.explorer.browser import Visit, chromium, visit
 
 from mppfl.explorer import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
-from mppfl.network import random_graph, write_links
+from mppfl.network import random_graph, write_edges
 from record import circumstances, write_record
 
 TURNS = 7
@@ -124,18 +124,18 @@ def levers(page: Visit, start: str, marks: Sequence[str]) -> Iterator[tuple[str,
     yield "round shown", slider("round_shown", [5, 10, 15, 20, 25, 30, 1])
     yield "least budget", slider("budget_min", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0])
     yield "largest budget", slider("budget_max", [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6])
-    page.link(start)
+    page.edge(start)
     yield "preset", select("preset", ["benign", "paper-like"])
-    page.link(start)
+    page.edge(start)
     yield "mechanism", select("clients_are", [*list(CLIENT_WORDS.values())[1:], CLIENT_WORDS["mppfl"]])
-    page.link(start)
+    page.edge(start)
     yield "leader", select("leader", [*list(LEADER_WORDS.values())[1:], LEADER_WORDS["mean_field"]])
-    page.link(start)
+    page.edge(start)
     yield (
         "participation",
         select("participation", [*list(PARTICIPATION_WORDS.values())[1:], PARTICIPATION_WORDS["always"]]),
     )
-    page.link(start)
+    page.edge(start)
     if "answered" in marks:
         colours = ("own_risk", "external_risk", "utility", "budget")
         clicks = [f'#lever-colour label:has(input[value="{colours[turn % 4]}"]) input' for turn in range(TURNS)]
@@ -201,8 +201,8 @@ def million_part(browser, options: argparse.Namespace) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         path = options.million or Path(folder) / "million.csv"
         if not path.exists():
-            graph = random_graph("skewed", 1_000_000, num_links=5_000_000, rng=np.random.default_rng(0))
-            write_links(graph, path)
+            graph = random_graph("skewed", 1_000_000, num_edges=5_000_000, rng=np.random.default_rng(0))
+            write_edges(graph, path)
         began = time.perf_counter()
         with explorer("--graph", path) as address:
             printed = time.perf_counter() - began

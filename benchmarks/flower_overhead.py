@@ -27,7 +27,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from mppfl.files import write_whole
 from mppfl.flower import PricedFedAvg, Registry
-from mppfl.game import Terms, plan_of_rounds
+from mppfl.game import Terms, plan_from_rounds
 from mppfl.training import TrainingConfig
 
 app = ServerApp()
@@ -55,8 +55,8 @@ def main(grid, context):
     grid = Eager(grid)
     state, keys, pairs = Path(context.run_config["state"]), Path(context.run_config["keys"]), PAIRS
     clients = list(json.loads(keys.read_text()))
-    plan = plan_of_rounds("by hand", [Terms(t + 1, 1.0, 1.0, np.full(len(clients), 0.1)) for t in range(pairs + 1)])
-    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", aggregation="size")
+    plan = plan_from_rounds("by hand", [Terms(t + 1, 1.0, 1.0, np.full(len(clients), 0.1)) for t in range(pairs + 1)])
+    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", aggregation="num_examples")
     arrays = ArrayRecord([np.zeros((64, 128), np.float32), np.zeros((128, 10), np.float32)])
     size = len(clients)
     theirs = FedAvg(fraction_evaluate=0.0, min_train_nodes=size, min_available_nodes=size)

@@ -1,4 +1,4 @@
-"""How time and memory grow: with clients and parameters in training, with links in an equilibrium.
+"""How time and memory grow: with clients and parameters in training, with edges in an equilibrium.
 
     python benchmarks/growth.py                                        on this machine's CPU
     PYTHONPATH=src python benchmarks/growth.py --device cuda --output FOLDER
@@ -6,7 +6,7 @@
 Training: one epoch of every client, as engine_gpu.py measures it. On a CPU small dense clients, every measurement in a
 process of its own, whose memory is counted from before the data are loaded, and the least CPU seconds of a few runs,
 which others at work on the machine disturb little; on a GPU the CNN of CIFAR-10 in bf16, and wall seconds.
-Equilibria: u, v and the rates of 100 rounds to 1e-10, walks that return home included. The exponent is the slope of
+Equilibria: u, v and the rates of 100 rounds to 1e-10, closed walks included. The exponent is the slope of
 log time (or memory) over log size, with its standard error; over the larger half as well, because small sizes mostly
 pay for overhead. Writes benchmarks/records/<date>-growth-<device>.json.
 """
@@ -30,8 +30,8 @@ from record import circumstances, write_record
 
 CLIENTS = (20, 40, 80, 160, 320)
 WIDTHS = {"cpu": (16, 32, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}
-LINKS = {"cpu": (10**5, 10**6, 10**7, 2 * 10**7), "cuda": (10**5, 10**6, 10**7, 10**8, 2 * 10**8)}
-LINKS_EACH = 20  # of every client
+EDGES = {"cpu": (10**5, 10**6, 10**7, 2 * 10**7), "cuda": (10**5, 10**6, 10**7, 10**8, 2 * 10**8)}
+EDGES_EACH = 20  # of every client
 REPEATS = 5
 SMALL = Case("mlp", 10, 20, clients=100, precision="float32", examples=60, shape=(1, 28, 28))
 LARGE = {"cpu": SMALL, "cuda": Case("cnn_cifar", 10, 32, examples=500)}
@@ -78,20 +78,20 @@ def by_parameters(device: str) -> list[dict]:
     return rows
 
 
-def by_links(device: str) -> list[dict]:
+def by_edges(device: str) -> list[dict]:
     rows = []
-    for links in LINKS[device]:
-        clients = links // LINKS_EACH
+    for edges in EDGES[device]:
+        clients = edges // EDGES_EACH
         if device == "cuda":
             import equilibrium_gpu
 
-            found, _ = equilibrium_gpu.measure(clients, links, torch.device(device), keep=False)
-            rows.append({"size": found["links"], "seconds": found["seconds"], "peak_gib": found["peak_gib"]})
+            found, _ = equilibrium_gpu.measure(clients, edges, torch.device(device), keep=False)
+            rows.append({"size": found["edges"], "seconds": found["seconds"], "peak_gib": found["peak_gib"]})
             torch.cuda.empty_cache()
             continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            equilibrium.make_network(clients, LINKS_EACH, folder)
+            equilibrium.make_network(clients, EDGES_EACH, folder)
             runs = [equilibrium.measure("ours", folder) for _ in range(REPEATS)]
             matrix, _, _ = equilibrium.load(folder)
         rows.append(
@@ -104,7 +104,7 @@ def by_links(device: str) -> list[dict]:
     return rows
 
 
-AXES = {"clients": by_clients, "parameters": by_parameters, "links": by_links}
+AXES = {"clients": by_clients, "parameters": by_parameters, "edges": by_edges}
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from mppfl.leakage import (
     spearman,
     who_leaks,
 )
-from mppfl.network import graph_from_links, graph_from_matrix, propagate, random_graph
+from mppfl.network import graph_from_edges, graph_from_matrix, propagate, random_graph
 from record import RECORDS, circumstances, write_record
 
 PUBLIC_SHARE = 0.3
@@ -58,12 +58,12 @@ LARGEST_OVER_MEAN = 4.0  # bound on a budget, over the mean
 
 
 def undirected(ends: np.ndarray, values: dict[int, float]) -> tuple[mppfl.SocialGraph, np.ndarray]:
-    """Those whose value is known and who have a friend among them, with their links."""
+    """Those whose value is known and who have a friend among them, with their edges."""
     ends = ends[ends[:, 0] != ends[:, 1]]
     known = np.isin(ends, list(values)).all(axis=1)
     people, places = np.unique(ends[known], return_inverse=True)
     places = places.reshape(-1, 2)
-    graph = graph_from_links(
+    graph = graph_from_edges(
         places[:, 0], places[:, 1], names=[str(p) for p in people], undirected=True, isolated="keep"
     )
     return graph, np.array([values[int(p)] for p in people])
@@ -93,8 +93,8 @@ def nearest(ends: np.ndarray, start: int, count: int) -> np.ndarray:
     from scipy.sparse.csgraph import breadth_first_order
 
     size = int(ends.max()) + 1
-    links = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(size, size)).tocsr()
-    return breadth_first_order(links, start, directed=False, return_predecessors=False)[:count]
+    edges = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(size, size)).tocsr()
+    return breadth_first_order(edges, start, directed=False, return_predecessors=False)[:count]
 
 
 def facebook(ego: int, kind: str) -> Callable[[Path], tuple[mppfl.SocialGraph, np.ndarray]]:
@@ -298,7 +298,7 @@ def price_once(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seed: 
         model.smooth_total_and_marginal, total, np.zeros(size), most, [agnostic, np.full(size, total / size)]
     )
     arms: dict[str, tuple[np.ndarray, float]] = {"social_agnostic": (agnostic, 0.0)}
-    arms["fixed"] = np.full(size, total / size), 0.0
+    arms["dp_fedavg"] = np.full(size, total / size), 0.0
     wide = mppfl.make_game(graph, clients, max_hops=3, hop_decay=0.5, externality_strength=0.5 / 1.75)
     budgets = mppfl_mechanism(wide, Horizon(np.array([1])))[0].budgets
     arms["mppfl"] = budgets * total / float(budgets.sum()), 0.0  # b = 0: budgets are proportional to the rate
@@ -351,7 +351,7 @@ def arm_row(graph, signs, model, clients, budgets, residual, seed) -> dict:
         "standard_error": details["standard_error"],
         "total_budget": float(budgets.sum()),
         "r_leak": model.total(budgets) / len(budgets),
-        "taking_part": float((budgets > 1e-9).mean()),
+        "participating": float((budgets > 1e-9).mean()),
         "privacy_cost": float(clients.quadratic_cost @ budgets**2),
         "residual": residual,
     }
@@ -363,13 +363,13 @@ def arm_row(graph, signs, model, clients, budgets, residual, seed) -> dict:
 def at_scale(size: int) -> dict:
     """A scale-free network with an attribute that follows it: calibrated, and every client scored."""
     rng = np.random.default_rng(0)
-    graph = random_graph("barabasi_albert", size, rng=rng, links_each=5)
+    graph = random_graph("barabasi_albert", size, rng=rng, edges_each=5)
     graph = graph_from_matrix(friendships(graph), isolated="keep")
-    linked = friendships(graph)
-    degrees = np.maximum(np.asarray(linked.sum(axis=1)).ravel(), 1)
+    connected = friendships(graph)
+    degrees = np.maximum(np.asarray(connected.sum(axis=1)).ravel(), 1)
     smooth = rng.standard_normal(size)
     for _ in range(3):
-        smooth = smooth + 1.5 * (linked @ smooth) / degrees
+        smooth = smooth + 1.5 * (connected @ smooth) / degrees
     signs = np.where(smooth + 0.5 * smooth.std() * rng.standard_normal(size) > np.median(smooth), 1.0, -1.0)
     began, before = time.perf_counter(), time.process_time()
     found = calibrate(graph, signs, rng=np.random.default_rng(1), public_share=PUBLIC_SHARE)
@@ -382,7 +382,7 @@ def at_scale(size: int) -> dict:
     part = scored.error > 0
     return {
         "clients": size,
-        "links": int(linked.nnz // 2),
+        "edges": int(connected.nnz // 2),
         "calibrate_seconds": calibrated,
         "score_seconds": seconds,  # levels and marginal leaks of everybody
         "cpu_seconds": of_both,
@@ -459,10 +459,10 @@ def pair(loaded: tuple[mppfl.SocialGraph, np.ndarray], seeds: int) -> dict:
     found = {
         "seeds": seeds,
         "clients": graph.num_clients,
-        "links": int(friendships(graph).nnz // 2),
+        "edges": int(friendships(graph).nnz // 2),
         "positive": float((signs > 0).mean()),
-        "link_correlation": [alike.link.value, alike.link.low, alike.link.high],
-        "homophilous": bool(alike.link.low > 0),
+        "edge_correlation": [alike.edge.value, alike.edge.low, alike.edge.high],
+        "homophilous": bool(alike.edge.low > 0),
         "walk_decay": alike.walk_decay,
         "measured": study(graph, signs, modes, seeds),
     }
@@ -475,7 +475,7 @@ def show(record: dict) -> None:
     print(f"{'pair':<24}{'budgets':<13}{'leak (95 %)':<24}{'null':>8}{'R_leak':>9}{'ratio':>7}   Spearman: ", end="")
     print(f"{'R_leak':>7}{'degree':>8}{'best R_model':>14}")
     for name, found in record["pairs"].items():
-        print(f"{name}, {found['clients']:,} clients, link correlation {found['link_correlation'][0]:.3f}")
+        print(f"{name}, {found['clients']:,} clients, edge correlation {found['edge_correlation'][0]:.3f}")
         for setting, row in found["measured"].items():
             low, high = row["interval"]
             ranks = row["spearman"]
@@ -492,7 +492,7 @@ def show(record: dict) -> None:
         for arm, row in found.get("priced", {}).get("arms", {}).items():
             change = f"{100 * row['change']:+.1f} % ({100 * row['change_low']:+.1f} to {100 * row['change_high']:+.1f})"
             print(f"{'':<24}{arm:<21}leak {row['leak']:.4f}, {change:<28} R_leak {row['r_leak']:.4f}, ", end="")
-            print(f"{100 * row['taking_part']:.0f} % take part, cost {row['privacy_cost']:.3g}, ", end="")
+            print(f"{100 * row['participating']:.0f} % participate, cost {row['privacy_cost']:.3g}, ", end="")
             print(f"residual {row['residual']:.1g}")
     for point in (record.get("frontier") or {"points": []})["points"]:
         print(f"frontier, {record['frontier']['pair']}: Σρ {point['total_budget']:.4g}, ", end="")
@@ -500,7 +500,7 @@ def show(record: dict) -> None:
     if record["scale"]:
         big = record["scale"]
         print(
-            f"{big['clients']:,} clients, {big['links']:,} links: calibrated in {big['calibrate_seconds']:.0f} s, "
+            f"{big['clients']:,} clients, {big['edges']:,} edges: calibrated in {big['calibrate_seconds']:.0f} s, "
             f"scored in {big['score_seconds']:.0f} s ({big['cpu_seconds']:.0f} s of one core); {big['verdict']}"
         )
 
@@ -508,13 +508,13 @@ def show(record: dict) -> None:
 def measured_table(record: dict) -> str:
     """The table of docs/leakage.md: measured against predicted."""
     lines = [
-        "| pair | clients | link correlation | budgets | leak, nats (95 %) | permuted | `R_leak` | leak / `R_leak` "
+        "| pair | clients | edge correlation | budgets | leak, nats (95 %) | permuted | `R_leak` | leak / `R_leak` "
         "| Spearman `R_leak` | degree | best `R_model` |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in record["pairs"].items():
-        link, low, high = found["link_correlation"]
-        alike = f"{link:.2f} ({low:.2f} to {high:.2f})"
+        edge, low, high = found["edge_correlation"]
+        alike = f"{edge:.2f} ({low:.2f} to {high:.2f})"
         for setting, row in found["measured"].items():
             ranks = row["spearman"]
             best = max(value for key, value in ranks.items() if key.startswith("R_model"))

@@ -104,7 +104,7 @@ RACES = (
 
 
 @dataclass
-class Standing:
+class TrainingState:
     """What is known of one peer so far: its runs and mppfl's just before each, or why there is none."""
 
     entrant: Entrant
@@ -230,7 +230,7 @@ def end_family(process: subprocess.Popen) -> None:
 def turns_of(race: Race, environments: Path, cores: int) -> Iterator[dict[str, Any]]:
     """The race as it goes into the record, after every turn."""
     workload, features, labels = workload_of(race)
-    standings = [Standing(entrant) for entrant in race.peers]
+    standings = [TrainingState(entrant) for entrant in race.peers]
     for standing in standings:
         if standing.entrant.environment is not None:
             standing.failure = missing(standing.entrant.environment, environments)
@@ -268,7 +268,7 @@ def turns_of(race: Race, environments: Path, cores: int) -> Iterator[dict[str, A
 
 
 def summary(
-    race: Race, standings: Sequence[Standing], last: dict[str, dict[str, np.ndarray]], loss_before: float
+    race: Race, standings: Sequence[TrainingState], last: dict[str, dict[str, np.ndarray]], loss_before: float
 ) -> dict[str, Any]:
     """The race as it goes into the record: rows, turns, and which bars were reached."""
     ours = [run for standing in standings for run in standing.ours]

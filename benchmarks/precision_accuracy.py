@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mppfl.data import load_data, split
-from mppfl.game import Terms, plan_of_rounds
-from mppfl.training import Arm, TrainingConfig, make_model, rounds_together
+from mppfl.data import load_dataset, split_dataset
+from mppfl.game import RoundTerms, plan_from_rounds
+from mppfl.training import TrainingConfig, TrainingJob, make_model, train_many
 from record import circumstances, write_record
 
 CLIENTS, ROUNDS = 20, 10
@@ -36,21 +36,25 @@ def main() -> None:
     parser.add_argument("--seeds-of-loop", type=int, default=2)
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
-    dataset = load_data("cifar-10")
-    datas = [split(dataset, "iid", CLIENTS, rng=np.random.default_rng([seed, 2])) for seed in range(chosen.seeds)]
+    dataset = load_dataset("cifar-10")
+    datas = [
+        split_dataset(dataset, "iid", CLIENTS, rng=np.random.default_rng([seed, 2])) for seed in range(chosen.seeds)
+    ]
     free = np.full(CLIENTS, np.inf)
-    plan = plan_of_rounds("noiseless", [Terms(number, 0.0, 0.0, free) for number in range(1, ROUNDS + 1)])
+    plan = plan_from_rounds("noiseless", [RoundTerms(number, 0.0, 0.0, free) for number in range(1, ROUNDS + 1)])
     base = TrainingConfig(
         learning_rate=0.05, batch_size=32, local_epochs=1, privacy="client", clip_norm=1e9,
-        aggregation="size", device=chosen.device, evaluate_every=ROUNDS,
+        aggregation="num_examples", device=chosen.device, evaluate_every=ROUNDS,
     )  # fmt: skip
     content = circumstances("torch", "numpy") | {"clients": CLIENTS, "rounds": ROUNDS, "rows": []}
     model = make_model("cnn_cifar", datas[0].input_shape, datas[0].num_classes)
     for name, way in WAYS.items():
         count = chosen.seeds_of_loop if way.get("engine") == "loop" else chosen.seeds
-        arms = [Arm(f"seed {seed}", plan, datas[seed], replace(base, seed=seed, **way)) for seed in range(count)]
+        arms = [
+            TrainingJob(f"seed {seed}", plan, datas[seed], replace(base, seed=seed, **way)) for seed in range(count)
+        ]
         started = time.perf_counter()
-        *_, last = rounds_together(model, arms)
+        *_, last = train_many(model, arms)
         accuracies = [record.accuracy for record in last.values()]
         content["rows"].append({"way": name, "accuracies": accuracies, "engine": last["seed 0"].engine,
                                 "seconds": time.perf_counter() - started})  # fmt: skip

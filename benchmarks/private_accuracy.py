@@ -41,7 +41,7 @@ def main() -> None:
             ],
         )
         started = time.perf_counter()
-        runs = mppfl.train(experiment)
+        runs = mppfl.run_experiment(experiment)
         row = {
             "dp_epsilon": dp_epsilon,
             "dp_epsilon_reached": max(float(run.accounts.dp_epsilon.max()) for run in runs),

@@ -38,7 +38,7 @@ def load(name: str, folder: Path) -> mppfl.SocialGraph:
         pairs = loadmat(folder / "ciao-epinions/Ciao/trustnetwork.mat")["trustnetwork"].astype(np.int64)
         people, ends = np.unique(pairs[:, :2], return_inverse=True)
         ends = ends.reshape(-1, 2)
-        return mppfl.graph_from_links(
+        return mppfl.graph_from_edges(
             ends[:, 1], ends[:, 0], names=[str(p) for p in people], **keep
         )  # whom I trust exposes me
     sys.exit(f"unknown network {name!r}")
@@ -46,13 +46,13 @@ def load(name: str, folder: Path) -> mppfl.SocialGraph:
 
 def ego_facebook(folder: Path) -> mppfl.SocialGraph:
     """All ego networks put together: friends of an ego are its friends too."""
-    links = []
+    edges = []
     for file in sorted(folder.glob("*.edges")):
         ego = int(file.stem)
         pairs = np.loadtxt(file, dtype=np.int64).reshape(-1, 2)
         members = np.loadtxt(file.with_suffix(".feat"), dtype=np.int64, usecols=0, ndmin=1)
-        links += [pairs, np.column_stack([np.full(len(members), ego), members])]
-    ends = np.concatenate(links)
+        edges += [pairs, np.column_stack([np.full(len(members), ego), members])]
+    ends = np.concatenate(edges)
     ends = ends[ends[:, 0] != ends[:, 1]]
     people, positions = np.unique(ends, return_inverse=True)
     positions = positions.reshape(-1, 2)
@@ -75,7 +75,7 @@ def study(name: str, folder: Path) -> dict:
     row = {
         "name": name,
         "clients": graph.num_clients,
-        "links": graph.num_links,
+        "edges": graph.num_edges,
         "empty_rows": looks.num_isolated,
         "isolated_pairs": looks.num_isolated_pairs,
         "diagonal_seconds": diagonal,
@@ -85,7 +85,7 @@ def study(name: str, folder: Path) -> dict:
         "solved": [],
     }
     print(
-        f"{name}: {graph.num_clients:,} clients, {graph.num_links:,} links, {looks.num_isolated:,} empty rows, "
+        f"{name}: {graph.num_clients:,} clients, {graph.num_edges:,} edges, {looks.num_isolated:,} empty rows, "
         f"{looks.num_isolated_pairs} isolated pairs; diagonal {diagonal:.2f} s, up to {row['diagonal_max']:.2f}; "
         f"column sums up to {row['column_sum_max']:.0f}"
     )
@@ -106,9 +106,9 @@ def study(name: str, folder: Path) -> dict:
             "slopes_not_positive": int((slopes <= 0).sum()),
             "negative_pigouvian": int((weights < 0).sum()),
             "pigouvian_min": float(weights.min()),
-            "taking_part_first": int(found.outcome.taking_part[0]),
-            "taking_part_last": int(found.outcome.taking_part[-1]),
-            "below_zero_first": int(found.outcome.below_zero[0]),
+            "taking_part_first": int(found.outcome.participating[0]),
+            "taking_part_last": int(found.outcome.participating[-1]),
+            "below_zero_first": int(found.outcome.negative_utility[0]),
             "is_unique": found.is_unique,
             "notes": list(found.warnings),
         }
@@ -117,7 +117,7 @@ def study(name: str, folder: Path) -> dict:
             f"  αS={reach:<6} {seconds:7.2f} s  residual {solved['residual']:.0e}  client regret "
             f"{solved['client_regret']:.0e}  u≤0: {solved['slopes_not_positive']:,}  "
             f"c<0: {solved['negative_pigouvian']:,} (min {solved['pigouvian_min']:.1f})  "
-            f"taking part {solved['taking_part_first']:,}/{graph.num_clients:,}"
+            f"participating {solved['taking_part_first']:,}/{graph.num_clients:,}"
         )
     return row
 

@@ -15,20 +15,20 @@ from pathlib import Path
 import numpy as np
 
 import mppfl
-from mppfl.data import load_data, split
-from mppfl.training import Arm, TrainingConfig, make_model, rounds_together
+from mppfl.data import load_dataset, split_dataset
+from mppfl.training import TrainingConfig, TrainingJob, make_model, train_many
 from record import circumstances, write_record
 
 CASES = {
-    "fashion-mnist": {"model": "cnn_fmnist", "rounds": 30, "arms": [("noiseless", "size")]},
+    "fashion-mnist": {"model": "cnn_fmnist", "rounds": 30, "arms": [("noiseless", "num_examples")]},
     "cifar-10": {
         "model": "cnn_cifar",
         "rounds": 80,
         "arms": [
             ("mppfl", "noise_aware"),
-            ("mppfl", "size"),
+            ("mppfl", "num_examples"),
             ("social_agnostic", "noise_aware"),
-            ("noiseless", "size"),
+            ("noiseless", "num_examples"),
         ],
     },
 }
@@ -50,7 +50,7 @@ def main() -> None:
     rng = {name: np.random.default_rng([chosen.seed, k]) for k, name in enumerate(("graph", "clients", "split"))}
     graph = mppfl.random_graph("erdos_renyi", 20, rng=rng["graph"])
     game = mppfl.make_game(graph, mppfl.draw_clients("paper-like", 20, rng["clients"]), externality_strength=0.05)
-    data = split(load_data(chosen.case), "iid", 20, rng=rng["split"])
+    data = split_dataset(load_dataset(chosen.case), "iid", 20, rng=rng["split"])
     # Everybody faces the rates of mppfl, as in the comparison under common reward.
     common = mppfl.solve(game, "mppfl", num_rounds=num_rounds).plan.reward_rates
     arms = []
@@ -60,13 +60,13 @@ def main() -> None:
             learning_rate=0.01, batch_size=32, local_epochs=5, privacy="paper", budget_unit=chosen.unit,
             aggregation=aggregation, device=chosen.device, precision=chosen.precision, seed=chosen.seed,
         )  # fmt: skip
-        arms.append(Arm(f"{mechanism}, {aggregation} weights", plan, data, config))
+        arms.append(TrainingJob(f"{mechanism}, {aggregation} weights", plan, data, config))
 
     model = make_model(case["model"], data.input_shape, data.num_classes)
     curves = {arm.name: [] for arm in arms}
     started = time.perf_counter()
     last = {}
-    for last in rounds_together(model, arms):
+    for last in train_many(model, arms):
         for name, record in last.items():
             curves[name].append(round(record.accuracy, 4))
         first = next(iter(last.values()))
@@ -77,7 +77,7 @@ def main() -> None:
         "case": chosen.case,
         "model": case["model"],
         "num_clients": 20,
-        "split": data.split,
+        "split": data.split_dataset,
         "provenance": data.provenance,
         "privacy": "paper",
         "budget_unit": chosen.unit,

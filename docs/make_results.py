@@ -15,7 +15,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 COMPARISON = ROOT / "docs" / "results" / "compare-paper-like.json"
-SHOWN = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "random", "fixed", "sarda_like", "sarda_r")
+SHOWN = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
 SEEDS, ROUNDS, CLIENTS = 30, 60, 20
 
 
@@ -41,7 +41,7 @@ def comparison_table() -> str:
     content = json.loads(COMPARISON.read_text())
     cells = {(s["mechanism"], s["convention"]): s for s in content["summary"]}
     lines = [
-        "| | server cost, common reward | client welfare | server cost, own reward | client welfare | below zero |",
+        "| | server cost, common reward | client welfare | server cost, own reward | welfare | negative utility |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name in SHOWN:
@@ -52,13 +52,13 @@ def comparison_table() -> str:
             if common
             else f"| {name} | {same} | {same} "
         )
-        lines[-1] += f"| {own['server_cost']:,.0f} | {own['welfare']:,.0f} | {100 * own['below_zero']:.0f} % |"
+        lines[-1] += f"| {own['server_cost']:,.0f} | {own['welfare']:,.0f} | {100 * own['negative_utility']:.0f} % |"
     return "\n".join(lines)
 
 
 def speed_table() -> str:
     lines = [
-        "| clients | links | walks that return home | equilibria | plain loop | faster, all in | peak memory |",
+        "| clients | links | closed walks | equilibria | plain loop | faster, all in | peak memory |",
         "|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in newest_record("equilibrium-growth")["rows"] + newest_record("equilibrium")["rows"][-1:]:
@@ -144,7 +144,7 @@ def engine_table() -> str:
 
 def gpu_equilibrium_table() -> str:
     lines = [
-        "| clients | links | walks that return home | 100 rounds, given them | residual | peak memory |",
+        "| clients | links | closed walks | 100 rounds, given them | residual | peak memory |",
         "|--:|--:|--:|--:|--:|--:|",
     ]
     reference = newest_record("equilibrium-gpu")

@@ -30,7 +30,7 @@ terms = mppfl.solve(game).terms(1)
 risks = game.propagation @ terms.budgets
 most = int(np.argmax(risks))
 print(f"most exposed: {graph.name(most)}, external risk {risks[most]:.3f}")
-found = mppfl.attribute(game.propagation, most, terms.budgets)
+found = mppfl.exposure_sources(game.propagation, most, terms.budgets)
 for source, hop, amount in list(zip(found.sources, found.hops, found.amounts, strict=True))[:5]:
     print(f"  {amount:.3f} from {graph.name(source)} at hop {hop}")
 relief = [exposure_relief(game, terms.budgets, k) for k in range(graph.num_clients)]

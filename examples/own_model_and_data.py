@@ -38,7 +38,7 @@ torch.manual_seed(1)
 config = mppfl.TrainingConfig(learning_rate=0.3, batch_size=20, local_epochs=4, budget_unit=1e-3)
 records = []
 with mppfl.PrivacyLedger.in_memory() as ledger:
-    for record in mppfl.training_rounds(Spirals(), data, solution.plan, config, ledger=ledger):
+    for record in mppfl.train_rounds(Spirals(), data, solution.plan, config, ledger=ledger):
         records.append(record)
         if record.round_index % 5 == 0:
             print(f"round {record.round_index:>2}  accuracy {record.accuracy:.3f}  engine {record.engine}")

@@ -8,7 +8,7 @@ import numpy as np
 import mppfl
 
 rng = np.random.default_rng(0)
-data = mppfl.split(mppfl.load_data("digits"), "iid", 10, rng=rng)
+data = mppfl.split_dataset(mppfl.load_dataset("digits"), "iid", 10, rng=rng)
 graph = mppfl.random_graph("erdos_renyi", 10, rng=rng)
 game = mppfl.make_game(graph, mppfl.draw_clients("benign", 10, rng))
 plan = mppfl.solve(game, num_rounds=20).plan
@@ -24,11 +24,11 @@ config = mppfl.TrainingConfig(
 )
 with tempfile.TemporaryDirectory() as folder, mppfl.PrivacyLedger.open(Path(folder) / "ledger.sqlite") as ledger:
     ledger.set_cap(data.names, 0.35, "record")
-    for record in mppfl.training_rounds(
+    for record in mppfl.train_rounds(
         mppfl.make_model("softmax", data.input_shape, 10), data, plan, config, ledger=ledger, run="digits"
     ):
         if record.refused:
-            print(f"round {record.round_index}: client {record.refused[0]} would pass its cap and stays out")
+            print(f"round {record.round_index}: client {record.refused[0]} would pass its cap and opts out")
     worst = ledger.get_epsilon(list(data.names), 1e-5).max()
     print(f"accuracy {record.accuracy:.3f} after {record.round_index} rounds; nobody above ε = {worst:.2f} at δ = 1e-5")
     print(f"{config.mechanism.name}: {config.mechanism.guarantee}")

@@ -4,7 +4,7 @@ import numpy as np
 
 import mppfl
 
-friends = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]), names=["Ada", "Ben"])
+friends = mppfl.graph_from_edges(np.array([0, 1]), np.array([1, 0]), names=["Ada", "Ben"])
 clients = mppfl.Clients(quadratic_cost=[1.0, 1.0], linear_cost=[0.0, 0.0], noise_harm=[0.1, 0.1])
 game = mppfl.make_game(friends, clients, max_hops=1, hop_decay=0.5, externality_strength=0.5)
 

@@ -18,17 +18,16 @@ import torch
 from mppfl.errors import BadInput
 from mppfl.experiment import Provenance
 from mppfl.training import (
-    Aggregation,
-    Arm,
     History,
     Log,
     Precision,
     RoundRecord,
     TrainingConfig,
-    rounds_together,
+    TrainingJob,
+    train_many,
     training_key,
 )
-from reproduction.cells import Case, gflop_per_example, training_choices
+from reproduction.cells import AGGREGATIONS, Case, gflop_per_example, training_choices
 from reproduction.in_flight import InFlight
 from reproduction.settings import CURVES_OF
 from reproduction.store import Measured
@@ -73,7 +72,7 @@ def trained(
     kept_at = before = time.monotonic()
     shortest = math.inf
     try:
-        for records in rounds_together(model, arms):
+        for records in train_many(model, arms):
             for name, record in records.items():
                 logs[name].add(record)
             done = logs[arms[0].name].rounds_done
@@ -125,7 +124,7 @@ def _refuse_diverged(case: Case, logs: Mapping[str, Log]) -> None:
             )
 
 
-def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped: InFlight | None) -> list[Arm]:
+def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped: InFlight | None) -> list[TrainingJob]:
     """The jobs as trainings, each from where it was stopped."""
     every = 1 if case.cell.dataset == CURVES_OF else EVALUATE_EVERY
     arms = []
@@ -134,7 +133,7 @@ def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped:
         config = TrainingConfig(
             **training_choices(case.setting),
             privacy="paper",
-            aggregation=cast(Aggregation, arm.aggregation),
+            aggregation=AGGREGATIONS[arm.aggregation],
             budget_unit=1.0 if unit is None else unit,
             seed=case.cell.seed_of("training"),
             device=device,
@@ -142,7 +141,7 @@ def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped:
             evaluate_every=every,
         )
         since = None if stopped is None else stopped.checkpoint(case.cell, case.setting, job)
-        arms.append(Arm(_name(job), case.plan(arm.mechanism), case.data, config, resume=since))
+        arms.append(TrainingJob(_name(job), case.plan(arm.mechanism), case.data, config, resume=since))
     return arms
 
 
@@ -212,7 +211,7 @@ def _budgets(history: History) -> dict[str, list[float | None]]:
     noisy = [len(budgets) > 0 and bool(np.isfinite(budgets).all()) for budgets in given]
     return {
         "round": [int(history.rounds["round_index"][k]) for k in chosen],
-        "taking_part": [len(budgets) for budgets in given],
+        "participating": [len(budgets) for budgets in given],
         "mean": [_significant(float(b.mean())) if ok else None for b, ok in zip(given, noisy, strict=True)],
         "harmonic_mean": [
             _significant(float(1 / (1 / b).mean())) if ok else None for b, ok in zip(given, noisy, strict=True)

@@ -16,9 +16,20 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from mppfl.arrays import IntArray, require_count
-from mppfl.data import ClientData, Dataset, split
+from mppfl.data import ClientData, Dataset, split_dataset
 from mppfl.errors import BadInput
-from mppfl.game import MECHANISMS, Game, Horizon, Mechanism, Plan, draw_clients, fixed, make_game, preset, rounds_up_to
+from mppfl.game import (
+    MECHANISMS,
+    Game,
+    Horizon,
+    Mechanism,
+    Plan,
+    dp_fedavg,
+    draw_clients,
+    make_game,
+    preset,
+    rounds_up_to,
+)
 from mppfl.network import SocialGraph, random_graph
 from mppfl.training import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
 from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PARTITIONS, PRESET, SETTINGS, Setting
@@ -33,7 +44,9 @@ PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
 NETWORK = "erdos_renyi"  # the paper's
 CONCENTRATION = {"iid": None, "dir0.3": 0.3, "dir0.6": 0.6}
 COMPARED = ("social_agnostic", "mppfl", "fixed-min", "fixed-mean", "sarda_like")
-BOTH: tuple[Aggregation, ...] = ("noise_aware", "size")
+BOTH = ("noise_aware", "size")
+# How files of results name weights, and what the training calls them.
+AGGREGATIONS: dict[str, Aggregation] = {"noise_aware": "noise_aware", "size": "num_examples", "uniform": "uniform"}
 ALWAYS_GIVEN = ("learning_rate", "batch_size", "local_epochs")  # by the paper, for every data set
 
 
@@ -138,7 +151,7 @@ def _begins(cell: Cell, wanted: str) -> bool:
     return cell.path.split("/")[: len(parts)] == parts
 
 
-def aggregations_of(cell: Cell) -> tuple[Aggregation, ...]:
+def aggregations_of(cell: Cell) -> tuple[str, ...]:
     """Both where the paper's Table 1 is decided by it and training is quick; else noise-aware alone."""
     return BOTH if cell.dataset in ("fashion-mnist", "cifar-10") and cell.num_clients == 20 else ("noise_aware",)
 
@@ -219,7 +232,11 @@ def plan_of(game: Game, mechanism: str, num_rounds: int, seed: int) -> Plan:
 @cache
 def _mechanisms() -> dict[str, Mechanism]:
     """By the names of arms: DP-FedAvg's one budget follows one of two rules."""
-    return {**MECHANISMS, "fixed-min": partial(fixed, budget="min"), "fixed-mean": partial(fixed, budget="mean")}
+    return {
+        **MECHANISMS,
+        "fixed-min": partial(dp_fedavg, budget="min"),
+        "fixed-mean": partial(dp_fedavg, budget="mean"),
+    }
 
 
 # ---- a cell, ready to train ----------------------------------------------------------------------------------------
@@ -254,8 +271,8 @@ def clients_of(cell: Cell, setting: Setting, dataset: Dataset) -> ClientData:
     concentration = CONCENTRATION[cell.partition]
     graph, rng = network_of(cell), cell.stream("split")
     if concentration is None:
-        return split(dataset, "iid", rng=rng, graph=graph, min_examples=setting.batch_size)
-    return split(
+        return split_dataset(dataset, "iid", rng=rng, graph=graph, min_examples=setting.batch_size)
+    return split_dataset(
         dataset, "dirichlet", rng=rng, graph=graph, concentration=concentration, min_examples=setting.batch_size
     )
 

@@ -38,7 +38,7 @@ SLOTS = {  # colour and dash of every mechanism: the same in all figures
 }
 AXES = {
     "α": "α, how strongly exposure counts",
-    "K": "K, longest walk along which privacy leaks, links",
+    "K": "K, longest walk along which privacy leaks, edges",
     "N": "N, clients",
     "sweep": "sweep of Algorithm 1",
 }

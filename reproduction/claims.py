@@ -202,13 +202,13 @@ def _settles(figure: Figure) -> Finding:
 
 
 def _is_linear(figure: Figure) -> Finding:
-    """Does the work of a sweep, K products over all links, grow in proportion to N?"""
-    links = {int(size): count for size, count in figure.configuration["mean_links"].items()}
-    small, large = min(links), max(links)
-    power = float(np.log(links[large] / links[small]) / np.log(large / small))
+    """Does the work of a sweep, K products over all edges, grow in proportion to N?"""
+    edges = {int(size): count for size, count in figure.configuration["mean_edges"].items()}
+    small, large = min(edges), max(edges)
+    power = float(np.log(edges[large] / edges[small]) / np.log(large / small))
     reason = (
-        f"a sweep multiplies once per hop with every link: {links[small]:,.0f} links at N = {small}, "
-        f"{links[large]:,.0f} at N = {large}, which grows like N to the power {power:.2f}"
+        f"a sweep multiplies once per hop with every edge: {edges[small]:,.0f} edges at N = {small}, "
+        f"{edges[large]:,.0f} at N = {large}, which grows like N to the power {power:.2f}"
     )
     return Finding("reproduced" if power <= 1.1 else "not reproduced", "", reason)
 

@@ -364,7 +364,7 @@ def _template(name: str) -> str:
 
 
 def _as_html(text: str, charts: dict[str, Markup]) -> Markup:
-    """Markdown as HTML: charts in the place of their files, no links to files that a lone page does not have."""
+    """Markdown as HTML: charts in the place of their files, no edges to files that a lone page does not have."""
     from markdown_it import MarkdownIt  # comes with rich
 
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)

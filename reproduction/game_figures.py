@@ -25,8 +25,8 @@ from mppfl.game import (
     Horizon,
     Mechanism,
     Plan,
+    dp_fedavg,
     draw_clients,
-    fixed,
     make_game,
     mppfl,
     mppfl_exact,
@@ -59,8 +59,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "mppfl_exact": mppfl_exact,
     "social_agnostic": social_agnostic,
     "random": random,
-    "fixed_min": partial(fixed, budget="min"),
-    "fixed_mean": partial(fixed, budget="mean"),
+    "fixed_min": partial(dp_fedavg, budget="min"),
+    "fixed_mean": partial(dp_fedavg, budget="mean"),
     "sarda_like": sarda_like,
     "sarda_r": sarda_r,
 }
@@ -82,7 +82,7 @@ AXES: dict[str, tuple[str, Sequence[str | float]]] = {  # what runs along x, and
     "fig-k": ("K", HOPS),
     "fig-n": ("N", SIZES),
 }
-MEASURED = "mean_links"  # stands in a configuration, but follows from the seeds
+MEASURED = "mean_edges"  # stands in a configuration, but follows from the seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,14 @@ class Totals:
     server_cost  Σ_t U_t (eq. 9)
     welfare      Σ_t Σ_i (paid − privacy cost) (eq. 23)
     mean_budget  of a client in a round, zCDP
-    below_zero   share of clients with negative utility, mean over rounds
+    negative_utility   share of clients with negative utility, mean over rounds
     """
 
     server_cost: float
     welfare: float
     payments: float
     mean_budget: float
-    below_zero: float
+    negative_utility: float
 
 
 QUANTITIES = tuple(field.name for field in fields(Totals))
@@ -190,7 +190,7 @@ def totals(game: Game, plan: Plan) -> Totals:
         welfare=float((paid - suffered).sum()),
         payments=float(paid.sum()),
         mean_budget=float(budgets.mean()),
-        below_zero=float((gains < -1e-12 * (np.abs(paid) + np.abs(paid - gains))).mean()),
+        negative_utility=float((gains < -1e-12 * (np.abs(paid) + np.abs(paid - gains))).mean()),
     )
 
 
@@ -227,11 +227,11 @@ def hops_figure(seeds: int) -> Figure:
 def _swept(name: str, places: Sequence[Place], seeds: int) -> Figure:
     """Mechanisms along an axis, and MPPFL's clients at rates held as they are at its end.
 
-    Rates are highest there: held at lower ones, some clients would stay out where exposure is stronger, and the cost
+    Rates are highest there: held at lower ones, some clients would opt out where exposure is stronger, and the cost
     would forget their noise.
     """
     strands = _strands(SWEPT, places, seeds, ("server_cost", "welfare"))
-    rest = ("payments", "mean_budget", "below_zero")  # why cost and welfare move, for MPPFL alone
+    rest = ("payments", "mean_budget", "negative_utility")  # why cost and welfare move, for MPPFL alone
     strands += [s for s in _strands(SWEPT, places, seeds, rest) if s.mechanism == "mppfl" and s.convention == "own"]
     held = [[play_at(place, places[-1], seed) for seed in range(seeds)] for place in places]
     strands += [_strand(SWEPT, HELD, "mppfl", quantity, held) for quantity in QUANTITIES]
@@ -255,15 +255,15 @@ def phi_figure(seeds: int) -> Figure:
     settled        1 from the sweep on at which the paper's rule stops (threshold 10⁻³, rate included), else 0
     """
     strands: list[Strand] = []
-    links = {size: [draw_game(Place(SWEPT, size), seed).graph.num_links for seed in range(seeds)] for size in SIZES}
+    edges = {size: [draw_game(Place(SWEPT, size), seed).graph.num_edges for seed in range(seeds)] for size in SIZES}
     for round_index in PHI_ROUNDS:
         for version, literal in (("solved", False), ("literal", True)):
             traces = [_phi_trace(draw_game(Place(SWEPT), seed), round_index, literal) for seed in range(seeds)]
             for position, quantity in enumerate(("external_risk", "distance", "settled")):
                 values = np.array([trace[position] for trace in traces]).T
                 strands.append(Strand(SWEPT, version, f"t = {round_index}", quantity, values))
-    mean_links = {str(size): float(np.mean(counts)) for size, counts in links.items()}
-    return _figure("fig-phi", seeds, strands, {MEASURED: mean_links})
+    mean_edges = {str(size): float(np.mean(counts)) for size, counts in edges.items()}
+    return _figure("fig-phi", seeds, strands, {MEASURED: mean_edges})
 
 
 def _phi_trace(game: Game, round_index: int, literal: bool) -> tuple[Array, Array, Array]:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, cast
 
 from mppfl.arrays import require_count, require_number
-from mppfl.data import Dataset, Examples, find_files, load_data
+from mppfl.data import Dataset, Examples, find_files, load_dataset
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import Provenance, provenance_here
 from mppfl.training import Precision, TrainingConfig
@@ -164,7 +164,7 @@ def loaded(setting: Setting, folder: str | Path | None) -> Dataset | None:
     """The data set, as many of its first examples as the setting has; None where no files are there."""
     if find_files(setting.dataset, folder) is None:
         return None
-    dataset = load_data(setting.dataset, folder, source="files")
+    dataset = load_dataset(setting.dataset, folder, source="files")
     return replace(
         dataset,
         train=_first(dataset.train, setting.num_train, f"{setting.dataset}, training"),

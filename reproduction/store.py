@@ -36,7 +36,7 @@ class Measured:
     clip_norm         𝒮, median length of the first round's updates before clipping
     fixed_budget      ρ_0 of the game, where one budget holds for all
     share_clipped     share of updates that were shortened, mean over rounds
-    budgets           of the game among those taking part, in the first, the middle and the last round
+    budgets           of the game among those participating, in the first, the middle and the last round
     dp_epsilon        nominal, of the client who spent most; None without noise
     num_examples      seen in training: rounds · epochs · examples
     seconds           this arm's share of the wall time of its batch, compilation included; of all runs that it took

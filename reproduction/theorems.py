@@ -15,7 +15,7 @@ from mppfl.game import (
     Clients,
     Game,
     Horizon,
-    Terms,
+    RoundTerms,
     equilibrium_response,
     make_game,
     mppfl,
@@ -29,7 +29,7 @@ from mppfl.game import (
     wanted_loss,
     welfare,
 )
-from mppfl.network import graph_from_links, graph_from_matrix, propagate, random_graph
+from mppfl.network import graph_from_edges, graph_from_matrix, propagate, random_graph
 from mppfl.privacy import LocalWork, privacy_mechanism
 from reproduction.algorithm_1 import fixed_point_trace, solved_rate
 from reproduction.claims import Finding
@@ -60,7 +60,7 @@ class Statement:
 
 
 @cache
-def _games() -> tuple[tuple[Game, Terms], ...]:
+def _games() -> tuple[tuple[Game, RoundTerms], ...]:
     """Games of the figures in the setting of CIFAR-10, with MPPFL's terms of round 1."""
     games = [draw_game(Place("cifar-10"), seed) for seed in range(DRAWS)]
     return tuple((game, mppfl(game, ROUND_1)[0]) for game in games)
@@ -116,7 +116,7 @@ def best_response() -> Finding:
 
 def positive_budgets() -> Finding:
     """Does a higher rate always buy more from everybody? A star of ten leaves around a hub that minds little."""
-    star = graph_from_links(np.zeros(10, dtype=np.int64), np.arange(1, 11), undirected=True)
+    star = graph_from_edges(np.zeros(10, dtype=np.int64), np.arange(1, 11), undirected=True)
     clients = Clients(np.r_[0.05, np.ones(10)], np.r_[1.0, np.zeros(10)], np.ones(11))
     line = equilibrium_response(make_game(star, clients, max_hops=1, externality_strength=0.2))
     drawn = sum(bool((equilibrium_response(game).slope > 0).all()) for game, _ in _games())
@@ -195,7 +195,7 @@ def contraction() -> Finding:
         spread = propagate(random_graph("erdos_renyi", 20, rng=np.random.default_rng(seed)), max_hops=5, hop_decay=0.9)
         above += int(np.linalg.norm(spread.to_dense(), 2) > spread.geometric_sum)
         largest = max(largest, float(spread.row_sums.max()) / spread.geometric_sum)
-    star = graph_from_links(np.zeros(50, dtype=np.int64), np.arange(1, 51), undirected=True)
+    star = graph_from_edges(np.zeros(50, dtype=np.int64), np.arange(1, 51), undirected=True)
     spread = propagate(star, max_hops=5, hop_decay=0.9)
     strength = 0.9 / spread.geometric_sum
     two, sup = strength * np.linalg.norm(spread.to_dense(), 2), strength * float(spread.row_sums.max())
@@ -221,7 +221,7 @@ def agnostic_bound() -> Finding:
             continue
         excess.append(poa - bound)
         most = max(most, bound - 1)
-    graph = graph_from_links(np.array([1, 0, 0]), np.array([0, 1, 2]))  # 0 and 1 expose each other, 0 also exposes 2
+    graph = graph_from_edges(np.array([1, 0, 0]), np.array([0, 1, 2]))  # 0 and 1 expose each other, 0 also exposes 2
     small = make_game(
         graph, Clients(np.array([1.0, 1.0, 0.01]), np.zeros(3), np.ones(3)), max_hops=1, externality_strength=0.7
     )

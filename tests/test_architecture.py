@@ -198,10 +198,10 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_solving_a_small_game_imports_nothing_heavier_than_scipy(tmp_path):
-    links, clients = tmp_path / "links.csv", tmp_path / "clients.csv"
-    links.write_text("ann,bob\nbob,cat\ncat,ann\n")
+    edges, clients = tmp_path / "edges.csv", tmp_path / "clients.csv"
+    edges.write_text("ann,bob\nbob,cat\ncat,ann\n")
     clients.write_text("name,quadratic_cost,linear_cost,noise_harm\nann,1,0,1\nbob,1,0,1\ncat,1,0,1\n")
-    stdout, end = guarded(HEAVY, "solve", "--graph", links, "--clients", clients, "--rounds", 60, "--json")
+    stdout, end = guarded(HEAVY, "solve", "--graph", edges, "--clients", clients, "--rounds", 60, "--json")
     assert end == {"code": 0, "found": []}
     assert json.loads(stdout)["num_clients"] == 3
 

@@ -35,8 +35,8 @@ def a_run(cpu, wall, loss=1.0):
 def a_result(plain_cpu=5.0, peer_loss=1.0, failure=None):
     """A race of two peers against an mppfl that takes 1 s."""
     race = replace(peers.RACES[0], peers=(peers.PLAIN, peers.FLOWER), turns=1)
-    plain = peers.Standing(peers.PLAIN, [a_run(plain_cpu, 5.0)], [a_run(1.0, 1.0)])
-    flower = peers.Standing(peers.FLOWER, [a_run(9.0, 9.0, peer_loss)], [a_run(1.0, 1.0)], failure)
+    plain = peers.TrainingState(peers.PLAIN, [a_run(plain_cpu, 5.0)], [a_run(1.0, 1.0)])
+    flower = peers.TrainingState(peers.FLOWER, [a_run(9.0, 9.0, peer_loss)], [a_run(1.0, 1.0)], failure)
     weights = {name: {"1.weight": np.zeros(3)} for name in ("mppfl", peers.PLAIN.name, peers.FLOWER.name)}
     return peers.summary(race, [plain, flower], weights, loss_before=2.3)
 

@@ -43,7 +43,7 @@ BARS = Chart(
     MONEY,
     Axis("mechanism", "name"),
     bars=(Bars("common reward", 0, np.array([1.0, -2.0])), Bars("own reward", 1, np.array([np.nan, 3.0]))),
-    labels=("mppfl", "fixed"),
+    labels=("mppfl", "dp_fedavg"),
 )
 POINTS = Chart(
     "clients",
@@ -202,11 +202,11 @@ def test_a_figure_can_be_heard():
 def test_every_mechanism_has_a_slot_of_its_own_and_a_second_run_of_it_a_free_one():
     assert set(MECHANISM_SLOTS) == set(MECHANISMS)
     assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISMS)
-    assert slots_of(["fixed", "mppfl"]) == [MECHANISM_SLOTS["fixed"], MECHANISM_SLOTS["mppfl"]]
+    assert slots_of(["dp_fedavg", "mppfl"]) == [MECHANISM_SLOTS["dp_fedavg"], MECHANISM_SLOTS["mppfl"]]
     assert slots_of(["mppfl", "mppfl", "my own", "social_agnostic"]) == [0, 2, 3, 1]
 
 
 def test_bars_of_mechanisms_have_their_colours():
-    chart = Chart("m", "M", MONEY, MONEY, bars=BARS.bars, labels=("mppfl", "fixed"), label_slots=(0, 2))
+    chart = Chart("m", "M", MONEY, MONEY, bars=BARS.bars, labels=("mppfl", "dp_fedavg"), label_slots=(0, 2))
     drawn = to_plotly(chart, False)["data"]
     assert drawn[0]["marker"]["color"] == drawn[1]["marker"]["color"] == ["#0072b2", "#009e73"]

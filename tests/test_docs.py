@@ -146,6 +146,6 @@ def test_relative_links_lead_somewhere(page):
             continue
         where, _, anchor = link.partition("#")
         target = (page.parent / where) if where else page
-        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        assert target.exists(), f"{page.name} edges to {link}, which does not exist"
         if anchor and target.suffix == ".md":
-            assert anchor in anchors(target), f"{page.name} links to {link}, but there is no such heading"
+            assert anchor in anchors(target), f"{page.name} edges to {link}, but there is no such heading"

@@ -99,10 +99,10 @@ def test_every_link_and_picture_leads_somewhere(site, pages):
             base = site if absolute else (site / path).parent
             target = (base / unquote(where).lstrip("/" if absolute else "")).resolve() if where else site / path
             target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path} links to {link}, which does not exist"
+            assert target.is_file(), f"{path} edges to {link}, which does not exist"
             if place and target.suffix == ".html":
                 inside = pages[target.relative_to(site)].places
-                assert unquote(place) in inside, f"{path} links to {link}, but there is no such place"
+                assert unquote(place) in inside, f"{path} edges to {link}, but there is no such place"
 
 
 def test_formulas_are_mathml_and_nothing_is_left_of_their_source(pages):

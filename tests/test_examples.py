@@ -13,7 +13,7 @@ SAYS = {
     "own_mechanism": "steady",
     "own_graph": "key player",
     "own_model_and_data": "engine loop",
-    "sound_privacy": "would pass its cap and stays out",
+    "sound_privacy": "would pass its cap and opts out",
 }
 
 

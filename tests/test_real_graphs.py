@@ -13,7 +13,7 @@ from mppfl.game import Game
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from real_graphs import load
 
-KNOWN = {  # clients, links, clients whom nobody exposes
+KNOWN = {  # clients, edges, clients whom nobody exposes
     "wiki-Vote": (7_115, 103_689, 4_734),
     "Slashdot0902": (82_168, 870_161, 0),
     "ego-Facebook": (4_039, 176_468, 0),
@@ -34,7 +34,7 @@ def network(request):
 @pytest.mark.data
 def test_a_real_network_is_read_whole(network):
     name, graph, spread = network
-    assert (graph.num_clients, graph.num_links, len(graph.isolated)) == KNOWN[name]
+    assert (graph.num_clients, graph.num_edges, len(graph.isolated)) == KNOWN[name]
     assert spread.home.exact_hops == 5
     assert not spread.home.standard_error.any()
 
@@ -49,4 +49,4 @@ def test_a_real_network_is_solved_and_nobody_gains_by_moving_alone(network, reac
     assert found.verification.residual <= 1e-9
     assert found.verification.relative_regret <= 1e-9
     assert found.is_unique
-    assert found.outcome.taking_part[0] > 0.5 * graph.num_clients
+    assert found.outcome.participating[0] > 0.5 * graph.num_clients

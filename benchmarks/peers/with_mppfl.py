@@ -32,7 +32,8 @@ def train(workload: Workload, rounds: int, clock: Stopwatch, **chosen: Any) -> t
     model = flat_model(make_model(workload.model, shape, 10))
     weights = flattened(torch.from_numpy(workload.weights[name]) for name in model.shapes)
     config = TrainingConfig(
-        learning_rate=workload.learning_rate, batch_size=workload.batch_size, local_epochs=1, aggregation="size",
+        learning_rate=workload.learning_rate, batch_size=workload.batch_size, local_epochs=1,
+        aggregation="num_examples",
         **chosen,
     )  # fmt: skip
     weights = weights.to(config.device)
@@ -44,7 +45,7 @@ def train(workload: Workload, rounds: int, clock: Stopwatch, **chosen: Any) -> t
         slots = [ClientSlot(weights, [own[batch] for batch in workload.batches()]) for own in rows]
         updates = engine.updates(slots)
         with engine.server_arithmetic():
-            share, _ = weights_of_updates("size", [examples] * clients, np.zeros(clients), updates)
+            share, _ = weights_of_updates("num_examples", [examples] * clients, np.zeros(clients), updates)
             weights, _ = server_step(weights, torch.from_numpy(share).to(updates) @ updates, {}, config)
         if config.device == "cuda":
             torch.cuda.synchronize()

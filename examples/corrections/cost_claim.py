@@ -8,7 +8,7 @@ import numpy as np
 import mppfl
 from mppfl.game import find_mechanism, server_cost, summarise, wanted_loss, welfare
 
-NAMES = ("mppfl", "social_agnostic", "random", "fixed", "sarda_like", "sarda_r")
+NAMES = ("mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
 STRENGTHS = (0.01, 0.04, 0.07, 0.1)
 
 

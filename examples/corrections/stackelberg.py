@@ -32,7 +32,7 @@ game = draw(0)
 solution = mppfl.solve(game)
 terms = solution.terms(1)
 print("\nseed 0: cost at other rates, with budgets frozen at ρ* and with clients responding")
-print("r / r*   frozen   responding   taking part")
+print("r / r*   frozen   responding   participating")
 for share in (0.0, 0.5, 0.9, 0.995, 1.0, 1.1):
     rate = share * terms.reward_rate
     moved = equilibrium_at(game, rate).budgets
@@ -44,7 +44,7 @@ sizes = np.array([100, 1000, 10_000])
 harm = noise_harm(num_parameters=1000, clip_norm=1.0, data_size=sizes, smoothness_ratio=1.0)
 print("\nε_i of clients with 100, 1,000 and 10,000 examples:", *(f"{value:.4e}" for value in harm))
 
-star = mppfl.graph_from_links(np.zeros(10, dtype=int), np.arange(1, 11), undirected=True)
+star = mppfl.graph_from_edges(np.zeros(10, dtype=int), np.arange(1, 11), undirected=True)
 clients = mppfl.Clients(np.r_[0.05, np.ones(10)], np.r_[1.0, np.zeros(10)], np.ones(11))
 game = mppfl.make_game(star, clients, max_hops=1, externality_strength=0.2)
 line = equilibrium_response(game)

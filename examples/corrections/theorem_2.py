@@ -14,7 +14,7 @@ SIZES = (20, 50, 80)
 
 def star(num_leaves: int) -> mppfl.SocialGraph:
     hub, leaves = np.zeros(num_leaves, dtype=int), np.arange(1, num_leaves + 1)
-    return mppfl.graph_from_links(hub, leaves, undirected=True)
+    return mppfl.graph_from_edges(hub, leaves, undirected=True)
 
 
 def drawn(kind: str, count: int) -> list[mppfl.SocialGraph]:

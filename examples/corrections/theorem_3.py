@@ -18,13 +18,13 @@ def agnostic_poa(game: mppfl.Game, rate: float) -> float | None:
 def small_game(rng: np.random.Generator) -> tuple[mppfl.Game, float]:
     """Two to four clients, no linear cost, any strength with αS < 0.9."""
     size, max_hops, hop_decay = int(rng.integers(2, 5)), int(rng.integers(1, 4)), rng.uniform(0.1, 0.95)
-    links = rng.uniform(0.1, 1.0, (size, size)) * (rng.random((size, size)) < 0.3)
-    links[np.arange(size), (np.arange(size) + rng.integers(1, size, size)) % size] += 0.1  # nobody is isolated
-    np.fill_diagonal(links, 0.0)
+    edges = rng.uniform(0.1, 1.0, (size, size)) * (rng.random((size, size)) < 0.3)
+    edges[np.arange(size), (np.arange(size) + rng.integers(1, size, size)) % size] += 0.1  # nobody is isolated
+    np.fill_diagonal(edges, 0.0)
     clients = mppfl.Clients(np.exp(rng.uniform(-2, 2, size)), np.zeros(size), np.ones(size))
     strength = rng.uniform(0.1, 0.9) * (1 - hop_decay) / (1 - hop_decay**max_hops)
     settings = {"max_hops": max_hops, "hop_decay": hop_decay, "externality_strength": strength}
-    return mppfl.make_game(mppfl.graph_from_matrix(links), clients, **settings), 1.0
+    return mppfl.make_game(mppfl.graph_from_matrix(edges), clients, **settings), 1.0
 
 
 print("paper scale: N = 20, λ = 0.9, 20 draws")
@@ -50,6 +50,6 @@ print(f"\n2 to 4 clients: {len(told)} of {len(drawn)} have both numbers, {len(br
 for poa, bound in broken[:3]:
     print(f"  PoA {poa:.3f} < bound {bound:.3f}")
 
-graph = mppfl.graph_from_links(np.array([1, 0, 0]), np.array([0, 1, 2]))  # 0 and 1 expose each other, 0 exposes 2
+graph = mppfl.graph_from_edges(np.array([1, 0, 0]), np.array([0, 1, 2]))  # 0 and 1 expose each other, 0 exposes 2
 game = mppfl.make_game(graph, mppfl.Clients([1.0, 1.0, 0.01], 0.0, 1.0), max_hops=1, externality_strength=0.7)
 print(f"by hand: PoA {agnostic_poa(game, 1.0):.4f} < bound {poa_bound_of_theorem_3(game, 1.0):.3f}")

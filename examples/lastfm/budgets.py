@@ -21,7 +21,7 @@ FIRST_ROUND = np.array([1])
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class TrainingJob:
     """One way to set budgets and to weigh what was released under them."""
 
     name: str
@@ -42,7 +42,7 @@ def game_of_friends(graph: SocialGraph, preset_name: str, rng: np.random.Generat
     )
 
 
-def arms_of(game: Game, mean_budget: float) -> tuple[Arm, ...]:
+def arms_of(game: Game, mean_budget: float) -> tuple[TrainingJob, ...]:
     """MPPFL, social-agnostic and fixed budgets, each with the weightings that matter, MPPFL's mean at `mean_budget`."""
     mean = require_number(mean_budget, "mean_budget", 0.0, np.inf)
     terms = mppfl(game, Horizon(FIRST_ROUND))[0]
@@ -51,13 +51,13 @@ def arms_of(game: Game, mean_budget: float) -> tuple[Arm, ...]:
     ours, alone = unit * terms.budgets, unit * agnostic
     everybody = np.ones(game.num_clients)
     return (
-        Arm("MPPFL, equal weights", ours, "equal"),
-        Arm("MPPFL, trimmed", ours, "trimmed"),
-        Arm("MPPFL, noise-aware", ours, "noise_aware"),
-        Arm("SA, equal weights", alone, "equal"),
-        Arm("SA, noise-aware", alone, "noise_aware"),
-        Arm("SA at MPPFL's mean, noise-aware", alone * (mean / float(alone.mean())), "noise_aware"),
-        Arm("fixed at MPPFL's smallest", everybody * float(ours[ours > 0].min()), "noise_aware"),
-        Arm("fixed at MPPFL's mean", everybody * mean, "noise_aware"),
-        Arm("fixed at SA's mean", everybody * float(alone.mean()), "noise_aware"),
+        TrainingJob("MPPFL, equal weights", ours, "equal"),
+        TrainingJob("MPPFL, trimmed", ours, "trimmed"),
+        TrainingJob("MPPFL, noise-aware", ours, "noise_aware"),
+        TrainingJob("SA, equal weights", alone, "equal"),
+        TrainingJob("SA, noise-aware", alone, "noise_aware"),
+        TrainingJob("SA at MPPFL's mean, noise-aware", alone * (mean / float(alone.mean())), "noise_aware"),
+        TrainingJob("fixed at MPPFL's smallest", everybody * float(ours[ours > 0].min()), "noise_aware"),
+        TrainingJob("fixed at MPPFL's mean", everybody * mean, "noise_aware"),
+        TrainingJob("fixed at SA's mean", everybody * float(alone.mean()), "noise_aware"),
     )

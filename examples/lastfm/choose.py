@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from examples.lastfm.budgets import Arm
+from examples.lastfm.budgets import TrainingJob
 from examples.lastfm.data import Listening, hold_out
 from examples.lastfm.experiment import VALIDATION_STREAM, Settings, World, validation_users
 from examples.lastfm.server import CONSTANTS, SUM_CONSTANTS, Constants, SumConstants
@@ -49,7 +49,7 @@ def choose(
 
     def quality(trust: str, **constants: Any) -> float:
         tried = replace(world, **constants)
-        arms = [Arm(f"{rho:g}", rho * everybody, "noise_aware") for rho in LEVELS[trust]]
+        arms = [TrainingJob(f"{rho:g}", rho * everybody, "noise_aware") for rho in LEVELS[trust]]
         return float(np.mean([tried.score(trust, arm).ndcg for arm in arms]))
 
     first = _settle(CONSTANTS, candidates, lambda each: quality("record", constants=each), tell)

@@ -3,7 +3,7 @@
     user_friends.dat   userID, friendID           every friendship, in one direction or both
     user_artists.dat   userID, artistID, weight   how often a user played an artist; only whether counts here
 
-Public by assumption: who is whose friend, who takes part, and the catalogue of artists with enough listeners. What a
+Public by assumption: who is whose friend, who participates, and the catalogue of artists with enough listeners. What a
 user listened to is private.
 """
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from examples.lastfm import leakage
 from examples.lastfm.aggregation import SECURE_SUM, Sums
-from examples.lastfm.budgets import TRIMMED_BELOW, Arm, Weighting, arms_of, game_of_friends
+from examples.lastfm.budgets import TRIMMED_BELOW, TrainingJob, Weighting, arms_of, game_of_friends
 from examples.lastfm.data import HeldOut, Listening, hold_out, set_apart
 from examples.lastfm.profiles import Account, Level, ReleasedProfiles, account_of, clean_profiles, release_profiles
 from examples.lastfm.scoring import Quality, quality
@@ -172,7 +172,7 @@ def run_experiment(listening: Listening, settings: Settings | None = None, tell:
     everybody = np.ones(listening.num_users)
     for trust, what in TRUST_MODELS.items():
         curves[trust] = tuple(
-            world.score(trust, Arm(f"ρ = {rho:g}", rho * everybody, "noise_aware")) for rho in chosen.budgets
+            world.score(trust, TrainingJob(f"ρ = {rho:g}", rho * everybody, "noise_aware")) for rho in chosen.budgets
         )
         done(what)
     arms = {}
@@ -218,7 +218,7 @@ class World:
         found = [quality(score(split.known), split, self.scored) for split in self.splits]
         return _score(name, found, np.full(self.listening.num_users, np.inf), np.inf, np.inf)
 
-    def score(self, trust: str, arm: Arm) -> Score:
+    def score(self, trust: str, arm: TrainingJob) -> Score:
         """One arm on every split."""
         answers = self._from_sums(arm) if trust == "secure" else self._from_profiles(trust, arm)
         found: list[Quality] = []
@@ -229,7 +229,7 @@ class World:
         account = accounts[0]  # budgets are public and the same on every split, and so are their prices
         return _score(arm.name, found, account.budgets, account.dp_epsilon, account.median_epsilon)
 
-    def _from_profiles(self, trust: str, arm: Arm) -> Iterator[tuple[Array, Account]]:
+    def _from_profiles(self, trust: str, arm: TrainingJob) -> Iterator[tuple[Array, Account]]:
         """Scores [users, artists] that devices compute on each split, and the account of all that left them."""
         level: Level = "record" if trust == "record" else "client"
         prepared = None
@@ -250,7 +250,7 @@ class World:
             model = taste_from_profiles(released, prepared, self.constants)
             yield scores_on_devices(clean_profiles(split.known, level), model), released.account
 
-    def _from_sums(self, arm: Arm) -> Iterator[tuple[Array, Account]]:
+    def _from_sums(self, arm: TrainingJob) -> Iterator[tuple[Array, Account]]:
         budgets, users = contributed(arm.budgets, arm.weighting), self.listening.users
         for at, split in enumerate(self.splits):
             rng = self.settings.stream(NOISE_STREAM, at)

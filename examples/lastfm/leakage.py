@@ -106,18 +106,18 @@ def over_users_and_draws(values: Array) -> Measured:
 
 
 def distances(graph: SocialGraph) -> Array:
-    """Links on the shortest path between every two users; infinite where there is none."""
+    """Edges on the shortest path between every two users; infinite where there is none."""
     return np.asarray(shortest_path(friendships(graph), method="D", directed=False, unweighted=True))
 
 
 def similarity_by_hop(profiles: Array, apart: Array, hops: int) -> tuple[Measured, ...]:
-    """Cosine of lists at 1, 2, ... `hops` links, less that of pairs further apart: mean over users and its interval."""
+    """Cosine of lists at 1, 2, ... `hops` edges, less that of pairs further apart: mean over users and its interval."""
     lengths = np.sqrt(np.einsum("ij,ij->i", profiles, profiles))
     unit = np.divide(profiles, lengths[:, None], out=np.zeros_like(profiles), where=lengths[:, None] > 0)
     alike = unit @ unit.T
     far = (apart > hops) & np.isfinite(apart)
     if not far.any():
-        raise BadInput(f"nobody is more than {hops} links from anybody, so there is nothing to compare with.")
+        raise BadInput(f"nobody is more than {hops} edges from anybody, so there is nothing to compare with.")
     floor = float(alike[far].mean())
     found = []
     for hop in range(1, require_count(hops, "hops") + 1):
@@ -137,7 +137,7 @@ def attack_by_hop(
     hops: int,
     rng: np.random.Generator,
 ) -> tuple[HopAttack, ...]:
-    """Precision of ten guesses at 1, 2, ... `hops` links, each hop on its own, averaged over `draws` of the noise."""
+    """Precision of ten guesses at 1, 2, ... `hops` edges, each hop on its own, averaged over `draws` of the noise."""
     order = rng.permutation(len(lists))
     mixed = apart[np.ix_(order, order)]
     targets = ~public & (lists.sum(axis=1) >= GUESSES)

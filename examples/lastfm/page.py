@@ -256,7 +256,7 @@ def _promises() -> list[tuple[str, str]]:
         ("client level", f"{UNIT_PROFILE.guarantee}. A profile has length 1, so a user who leaves moves it by 1."),
         ("secure aggregation", f"{SECURE_SUM.guarantee}. A user contributes √ρ times a vector of length 1; noise of "
          "variance ½ on the sum costs ρ. Simulated: no cryptography, dropout or collusion is run."),
-        ("public by assumption", "who is whose friend, who takes part, everybody's budget, and the catalogue of "
+        ("public by assumption", "who is whose friend, who participates, everybody's budget, and the catalogue of "
          "artists with enough listeners."),
         ("what breaks it", f"{PROFILE.breaks}; releasing a profile twice; telling how many artists a list has."),
         ("what is not hidden", "what your friends' lists say about you: the section on leakage measures it."),

@@ -34,14 +34,14 @@ def leakage_section(outcome: Outcome) -> dict[str, Any]:
         {
             "title": "Likeness of lists by distance",
             "legend": figures.legend(alike),
-            "svg": figures.curve_chart(alike, hops, "links apart", "cosine above that of people further apart",
+            "svg": figures.curve_chart(alike, hops, "edges apart", "cosine above that of people further apart",
                                        f"likeness by hop: {_said(leak.similarity)}"),
             "note": "95 % intervals over users.",
         },
         {
             "title": "Ten guesses at a user's artists from profiles at one distance",
             "legend": figures.legend(attacks),
-            "svg": figures.curve_chart(attacks, hops, "links apart", "precision above popularity",
+            "svg": figures.curve_chart(attacks, hops, "edges apart", "precision above popularity",
                                        f"gain by hop: {_said([a.gain for a in leak.attacks])}"),
             "note": f"The user's own profile is withheld; popularity alone is right "
             f"{percent(leak.popularity_precision.mean)} of the time. 95 % intervals over users.",
@@ -70,7 +70,7 @@ def leakage_section(outcome: Outcome) -> dict[str, Any]:
     tables = [
         {
             "title": "Attack precision by hop",
-            "head": ["links apart", "precision", "gain", "95 %", "null", "95 %", "gain without noise", "95 %"],
+            "head": ["edges apart", "precision", "gain", "95 %", "null", "95 %", "gain without noise", "95 %"],
             "rows": hop_rows,
             "note": "The null is the gain when the same people stand on the graph in random order.",
         },

@@ -26,7 +26,7 @@ from mppfl.privacy import (
     Unit,
     noisy_answer,
     privacy_mechanism,
-    release,
+    release_updates,
     round_cost,
 )
 from mppfl.privacy.ledger import PrivacyLedger
@@ -49,7 +49,7 @@ UNIT_PROFILE = privacy_mechanism("client", "add-remove")
 class Account:
     """What one release cost its users, as their ledger says.
 
-    budgets     ρ spent, one per user; 0 for those who stayed out
+    budgets     ρ spent, one per user; 0 for those who opted out
     dp_epsilon  the largest of any user, at `dp_delta`, and the middle user's
     """
 
@@ -66,8 +66,8 @@ class Account:
 class ReleasedProfiles:
     """What the server holds after the release: noisy profiles, their variances, and the account.
 
-    profiles   [users, artists]; zeros for those who stayed out
-    variances  of the noise on every coordinate of a user's profile; infinite for those who stayed out
+    profiles   [users, artists]; zeros for those who opted out
+    variances  of the noise on every coordinate of a user's profile; infinite for those who opted out
     """
 
     profiles: Array
@@ -104,7 +104,7 @@ def release_profiles(
 ) -> ReleasedProfiles:
     """Every user's profile with the noise its budget buys, once its price stands in the ledger.
 
-    Without `ledger` one is kept in memory for this release alone. Users with budget 0 stay out. Raises BudgetExceeded,
+    Without `ledger` one is kept in memory for this release alone. Users with budget 0 opt out. Raises BudgetExceeded,
     with nothing released, where a cap of the ledger forbids it, and BadInput where one of these users has released in
     this `run` on the ledger before: a second release costs again, under another name.
     """
@@ -118,7 +118,7 @@ def release_profiles(
     account.reserve_new(run, 1, costs)  # the price stands before anything is drawn
     clean = np.ascontiguousarray(clean_profiles(known, level))
     if level == "client":
-        out = release(
+        out = release_updates(
             clean, given, mechanism=mechanism, clip_norm=SENSITIVITY, work=ONCE, noise=noise, rng=rng,
             clients=list(users), round_index=1, run=run,
         ).updates  # fmt: skip

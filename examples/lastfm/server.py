@@ -84,7 +84,7 @@ class Preparation:
     weights  w_i up to a factor; 0 for those who are left out
     mixing   W (I + β D^-½ A D^-½) W, sparse
     edge     the largest eigenvalue that noise alone gives to G
-    near     who is 1 link, and who is 2 links, from whom: matrices of ones, dense where most entries would be kept
+    near     who is 1 edge, and who is 2 edges, from whom: matrices of ones, dense where most entries would be kept
     """
 
     weights: Array
@@ -120,16 +120,16 @@ def prepare(
 ) -> Preparation:
     """Weights, mixing and the edge of the noise."""
     weights = weights_of(variances, weighting, constants.spread if level == "record" else constants.client_spread)
-    linked = friendships(graph)
-    degrees = np.maximum(np.asarray(linked.sum(axis=1)).ravel(), 1.0)
+    connected = friendships(graph)
+    degrees = np.maximum(np.asarray(connected.sum(axis=1)).ravel(), 1.0)
     halves = sp.diags_array(1 / np.sqrt(degrees))
-    joined = sp.eye_array(len(weights)) + constants.friends_in_gram * (halves @ linked @ halves)
+    joined = sp.eye_array(len(weights)) + constants.friends_in_gram * (halves @ connected @ halves)
     scaled = sp.diags_array(weights)
     mixing = (scaled @ joined @ scaled).tocsr()
     noise = np.random.default_rng(EDGE_SEED).standard_normal((len(weights), num_artists), dtype=np.float32)
     noise *= np.sqrt(np.where(weights > 0, variances, 0.0)).astype(np.float32)[:, None]
     edge = float(_largest(_gram(noise, mixing, variances, weights), 1)[0][0]) if noise.any() else 0.0
-    return Preparation(weights, mixing, edge, _hops(linked))
+    return Preparation(weights, mixing, edge, _hops(connected))
 
 
 def weights_of(variances: Array, weighting: Weighting, spread: float) -> Array:
@@ -217,16 +217,16 @@ def _gains(values: Array, noise_edge: float, edge: float, width: float) -> Array
     return np.asarray(sure * kept)
 
 
-def _hops(linked: SparseMatrix) -> tuple[Any, ...]:
-    """Who is exactly 1 link, and exactly 2 links, from whom."""
-    second = (linked @ linked).tocsr()
+def _hops(connected: SparseMatrix) -> tuple[Any, ...]:
+    """Who is exactly 1 edge, and exactly 2 edges, from whom."""
+    second = (connected @ connected).tocsr()
     second.data[:] = 1.0
-    second = second - second.multiply(linked)
+    second = second - second.multiply(connected)
     second.setdiag(0.0)
     second.eliminate_zeros()
     second = second.tocsr()
     crowded = second.nnz > DENSE_ABOVE * second.shape[0] ** 2
-    return linked, second.toarray().astype(np.float32) if crowded else second
+    return connected, second.toarray().astype(np.float32) if crowded else second
 
 
 # ---- secure sums --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#3
 MECHANISM_SLOTS = {
     "mppfl": 0,
     "social_agnostic": 1,
-    "fixed": 2,
+    "dp_fedavg": 2,
     "sarda_like": 3,
     "sarda_r": 4,
     "mppfl_noise_aware": 5,

@@ -3,12 +3,12 @@
 MppflError
 ├── BadInput (also a ValueError)      an argument or a value that cannot be
 │   ├── BadFile                       a file that cannot be read as what it should be
-│   ├── BadGraph                      links that do not make a social network
+│   ├── BadGraph                      edges that do not make a social network
 │   └── UnknownClient                 a name that nobody in the network has
 ├── BudgetExceeded                    a release that would take a client past its cap; carries who was refused
 ├── MissingExtra (also an ImportError) a library of an optional extra that is not installed
 ├── LedgerUnavailable                 an account that cannot be written or read, so nothing may be released
-├── NoEquilibrium                     a game in which nobody can be moved to take part
+├── NoEquilibrium                     a game in which nobody can be moved to participate
 └── NotConverged                      a solver that stopped short; carries its last iterate and residual
 """
 
@@ -31,7 +31,7 @@ class BadFile(BadInput):
 
 
 class BadGraph(BadInput):
-    """Links that do not make a social network."""
+    """Edges that do not make a social network."""
 
 
 class UnknownClient(BadInput):
@@ -62,7 +62,7 @@ class LedgerUnavailable(MppflError):
 
 
 class NoEquilibrium(MppflError):
-    """A game in which no reward moves anybody to take part."""
+    """A game in which no reward moves anybody to participate."""
 
 
 class NotConverged(MppflError):

@@ -1,4 +1,4 @@
-"""A second route to the command line's numbers: plain NumPy from the lists of links and clients, nothing of mppfl."""
+"""A second route to the command line's numbers: plain NumPy from the lists of edges and clients, nothing of mppfl."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 @dataclass
 class SmallGame:
-    """Links (source, target, weight), costs by name, and the game's constants, as a test writes them into files."""
+    """Edges (source, target, weight), costs by name, and the game's constants, as a test writes them into files."""
 
     names: list[str]
-    links: list[tuple[str, str, float]]
+    edges: list[tuple[str, str, float]]
     quadratic_cost: np.ndarray
     linear_cost: np.ndarray
     noise_harm: np.ndarray
@@ -26,7 +26,7 @@ class SmallGame:
         """Entry (i, j): how strongly j exposes i."""
         at = {name: i for i, name in enumerate(self.names)}
         given = np.zeros((len(at), len(at)))
-        for source, target, weight in self.links:
+        for source, target, weight in self.edges:
             given[at[target], at[source]] = weight
         strengths = given.sum(axis=1)
         safe = np.where(strengths > 0, strengths, 1.0)
@@ -65,7 +65,7 @@ class SmallGame:
         table = [self.quadratic_cost, self.linear_cost, self.noise_harm, *self.columns.values()]
         clients = [",".join([name, *(repr(float(column[i])) for column in table)]) for i, name in enumerate(self.names)]
         return (
-            *("--graph", write("links.csv", *(f"{s},{t},{w!r}" for s, t, w in self.links))),
+            *("--graph", write("edges.csv", *(f"{s},{t},{w!r}" for s, t, w in self.edges))),
             *("--clients", write("clients.csv", ",".join(header), *reversed(clients))),
             *("--max-hops", self.max_hops, "--hop-decay", self.hop_decay),
             *("--externality-strength", self.externality_strength, "--accuracy-weight", self.accuracy_weight),
@@ -73,18 +73,18 @@ class SmallGame:
 
 
 def seven_clients(seed: int = 1) -> SmallGame:
-    """Seven clients on a ring with chords, links of uneven weight, everybody inside the bounds."""
+    """Seven clients on a ring with chords, edges of uneven weight, everybody inside the bounds."""
     rng = np.random.default_rng(seed)
     names = [f"client {letter}" for letter in "ABCDEFG"]
     ends = [(names[source], names[(source + step) % 7]) for source in range(7) for step in (1, 3)]
-    links = [(source, target, float(rng.uniform(0.1, 1.0))) for source, target in ends]
-    return SmallGame(names, links, rng.uniform(0.5, 1.0, 7), rng.uniform(0.1, 0.5, 7), rng.uniform(0.5, 1.5, 7))
+    edges = [(source, target, float(rng.uniform(0.1, 1.0))) for source, target in ends]
+    return SmallGame(names, edges, rng.uniform(0.5, 1.0, 7), rng.uniform(0.1, 0.5, 7), rng.uniform(0.5, 1.5, 7))
 
 
 def star() -> SmallGame:
     """Ten leaves (a = 1, b = 0) around a hub (a = 0.05, b = 1), who shares the less the higher the rate."""
     names = ["hub", *(f"leaf{k}" for k in range(10))]
-    links = [link for leaf in names[1:] for link in (("hub", leaf, 1.0), (leaf, "hub", 1.0))]
+    edges = [edge for leaf in names[1:] for edge in (("hub", leaf, 1.0), (leaf, "hub", 1.0))]
     costs = np.ones(11), np.zeros(11), np.ones(11)
     costs[0][0], costs[1][0] = 0.05, 1.0
-    return SmallGame(names, links, *costs, max_hops=1, hop_decay=0.5, externality_strength=0.2, accuracy_weight=0.5)
+    return SmallGame(names, edges, *costs, max_hops=1, hop_decay=0.5, externality_strength=0.2, accuracy_weight=0.5)

@@ -108,7 +108,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def friends(write):
-    """Two friends as options: a = 1, b = 0, ε = 1, α = 1/2, one hop, a link each way; τ = 1/2."""
+    """Two friends as options: a = 1, b = 0, ε = 1, α = 1/2, one hop, an edge each way; τ = 1/2."""
     graph = write("friends.csv", "ann,bob", "bob,ann")
     clients = write("two.csv", "name,quadratic_cost,linear_cost,noise_harm", "ann,1,0,1", "bob,1,0,1")
     constants = ("--max-hops", 1, "--hop-decay", 0.5, "--externality-strength", 0.5, "--accuracy-weight", 0.5)

@@ -109,30 +109,30 @@ def test_a_file_that_may_not_be_read_is_refused(mppfl, friends, write, option):
 
 @pytest.mark.parametrize("content", [b"", b"# nothing but a comment\n", b"\n\n"])
 def test_an_empty_network_is_refused(mppfl, tmp_path, content):
-    path = tmp_path / "links.csv"
+    path = tmp_path / "edges.csv"
     path.write_bytes(content)
-    refused(mppfl("solve", "--graph", path), "links.csv")
+    refused(mppfl("solve", "--graph", path), "edges.csv")
 
 
 @pytest.mark.parametrize("content", [bytes(range(256)) * 8, b"\x1f\x8b not gzip", b"ann\n", b"ann,bob,cat,dan\n"])
 def test_a_network_that_cannot_be_read_is_refused(mppfl, tmp_path, content):
-    path = tmp_path / "links.csv"
+    path = tmp_path / "edges.csv"
     path.write_bytes(content)
-    refused(mppfl("solve", "--graph", path), "links.csv")
+    refused(mppfl("solve", "--graph", path), "edges.csv")
 
 
 @pytest.mark.parametrize("weight", ["nan", "-1", "0", "inf", "heavy"])
-def test_a_link_with_an_impossible_weight_is_refused(mppfl, write, weight):
-    refused(mppfl("solve", "--graph", write("links.csv", "ann,bob,1", f"bob,ann,{weight}")), "links.csv", weight)
+def test_a_edge_with_an_impossible_weight_is_refused(mppfl, write, weight):
+    refused(mppfl("solve", "--graph", write("edges.csv", "ann,bob,1", f"bob,ann,{weight}")), "edges.csv", weight)
 
 
 def test_a_self_loop_is_refused_with_the_way_to_drop_it(mppfl, write):
-    answer = mppfl("solve", "--graph", write("links.csv", "ann,bob", "bob,ann", "bob,bob"))
-    refused(answer, "'bob' is linked to itself", "1 self-loop", "drop")
+    answer = mppfl("solve", "--graph", write("edges.csv", "ann,bob", "bob,ann", "bob,bob"))
+    refused(answer, "'bob' is connected to itself", "1 self-loop", "drop")
 
 
 def test_isolated_clients_are_counted_and_named(mppfl, write):
-    answer = mppfl("solve", "--graph", write("links.csv", "ann,bob", "bob,ann", "cat,ann", "dan,ann"))
+    answer = mppfl("solve", "--graph", write("edges.csv", "ann,bob", "bob,ann", "cat,ann", "dan,ann"))
     refused(answer, "2 of 4 clients are isolated", "'cat', 'dan'", "keep", "drop")
 
 
@@ -174,8 +174,11 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
             ["--reward-rate=2", "--payment-limit=0.5", "Leave one of them out"],
         ),
         (["--num-clients", "50"], ["--num-clients means nothing with --graph=", "Leave it out"]),
-        (["--mechanism", "fixed", "--fixed-budget", "some"], ["--fixed-budget='some'", '"min", "mean" or a number']),
-        (["--mechanism", "fixed", "--fixed-budget", "0"], ["fixed budget=0"]),
+        (
+            ["--mechanism", "dp_fedavg", "--fixed-budget", "some"],
+            ["--fixed-budget='some'", '"min", "mean" or a number'],
+        ),
+        (["--mechanism", "dp_fedavg", "--fixed-budget", "0"], ["fixed budget=0"]),
         (["--participation", "sometimes"], ["--participation sometimes", "always", "if_non_negative"]),
         (["--isolated", "maybe"], ["--isolated maybe", "keep", "drop"]),
         (["--self-loops", "maybe"], ["--self-loops maybe", "drop"]),
@@ -246,8 +249,8 @@ def test_a_network_needs_two_clients(mppfl, size):
         (["graph", "generate", "erdos_renyi", "out.csv", "--seed", "-1"], ["--seed -1", "at least 0"]),
         (["graph", "generate", "erdos_renyi", "out.csv", "--set", "size"], ["--set 'size'", "name=value"]),
         (["graph", "generate", "erdos_renyi", "out.csv", "--set", "rng=3"], ["--set 'rng=3'", "--seed"]),
-        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "links=3"], ["'links'", "mean 'links_each'?"]),
-        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "links_each=few"], ["links_each='few'"]),
+        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "edges=3"], ["'edges'", "mean 'edges_each'?"]),
+        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "edges_each=few"], ["edges_each='few'"]),
         (
             ["graph", "generate", "erdos_renyi", "no/such/folder/out.csv"],
             ["no/such/folder/out.csv", "Check"],
@@ -268,12 +271,12 @@ def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_computed(
     refused(mppfl(*long, "--figure", tmp_path / "folder.png"), "folder.png", "is a directory")
 
 
-def test_an_edge_list_cannot_hold_a_client_without_links(mppfl, tmp_path):
-    path = tmp_path / "links.graphml"
+def test_an_edge_list_cannot_hold_a_client_without_edges(mppfl, tmp_path):
+    path = tmp_path / "edges.graphml"
     body = '<node id="ann"/><node id="bob"/><node id="cat"/><edge source="ann" target="bob"/>'
     graph = f'<graph edgedefault="directed">{body}</graph>'
     path.write_text(f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{graph}</graphml>')
-    refused(mppfl("graph", "convert", path, tmp_path / "links.csv"), "without any edge", ".graphml")
+    refused(mppfl("graph", "convert", path, tmp_path / "edges.csv"), "without any edge", ".graphml")
 
 
 # ---- usage, tracebacks, faults ----------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ import pytest
 
 @pytest.fixture
 def villages(write):
-    """Two hundred people in ten villages, as files: links and everybody's value."""
+    """Two hundred people in ten villages, as files: edges and everybody's value."""
     rng = np.random.default_rng(1)
     village = np.arange(200) % 10
     chance = np.where(village[:, None] == village, 0.4, 0.005)
     ends = np.argwhere(np.triu(rng.random((200, 200)) < chance, 1))
     values = (village < 5).astype(int)
-    graph = write("links.csv", *(f"{i},{j}" for i, j in ends))
+    graph = write("edges.csv", *(f"{i},{j}" for i, j in ends))
     seen = np.unique(ends)
     return graph, write("values.csv", "name,value", *(f"{i},{values[i]}" for i in seen))
 
@@ -26,7 +26,7 @@ def test_the_object_holds_constants_with_intervals_and_a_verdict(mppfl, villages
     assert found["num_clients"] == 200
     assert found["fit"]["num_public"] == 100
     assert found["beta"][0] <= found["fit"]["beta"] <= found["beta"][1]
-    assert found["homophily"]["link"]["low"] > 0.5
+    assert found["homophily"]["edge"]["low"] > 0.5
     assert set(found["index"]) == {"hop_decay", "max_hops", "normalisation", "agreement"}
     assert found["verdict"].startswith(("ranked by", "no ranking"))
     assert mppfl(*options, "--undirected").json == found  # edges run both ways anyway, and the seed decides

@@ -13,7 +13,7 @@ from mppfl.game import COMPARED
 from tests.cli.by_hand import seven_clients
 
 approx = pytest.approx
-BASELINES = ("social_agnostic", "random", "fixed")
+BASELINES = ("social_agnostic", "random", "dp_fedavg")
 OF_THE_PAPER = ("--preset", "paper-like", "--rounds", 60, "--fixed-budget", "mean")
 FOUR = ("--mechanisms", ",".join(("mppfl", *BASELINES)))
 
@@ -39,7 +39,7 @@ def test_a_summary_is_the_mean_over_games(mppfl):
             if (row["mechanism"], row["convention"]) == (summary["mechanism"], summary["convention"])
         ]
         assert summary["num_games"] == len(mine) == 3
-        for key in ("server_cost", "welfare", "total_welfare", "below_zero", "taking_part", "noise_aware_cost"):
+        for key in ("server_cost", "welfare", "total_welfare", "negative_utility", "participating", "noise_aware_cost"):
             assert summary[key] == approx(np.mean([row[key] for row in mine]))
         assert summary["server_cost_sd"] == approx(np.std([row["server_cost"] for row in mine], ddof=1))
 
@@ -48,7 +48,7 @@ def test_rows_add_up_what_solve_says_of_every_round(mppfl, write):
     game = seven_clients()
     options = (*game.options(write), "--rounds", 5)
     found = mppfl("compare", *options, *FOUR, "--seed", 3, "--json").json
-    for name in ("mppfl", "social_agnostic", "fixed"):
+    for name in ("mppfl", "social_agnostic", "dp_fedavg"):
         rounds = mppfl("solve", *options, "--mechanism", name, "--json").json["rounds"]
         (row,) = (r for r in found["games"] if (r["mechanism"], r["convention"]) == (name, "own"))
         assert row["server_cost"] == approx(sum(this["server_cost"] for this in rounds))
@@ -138,7 +138,7 @@ def test_mppfl_is_cheapest_and_kindest_at_its_own_reward_in_the_papers_setting(m
     for rows in games.values():
         assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
         assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
-        assert rows["social_agnostic"]["welfare"] > rows["fixed"]["welfare"] > rows["random"]["welfare"]
+        assert rows["social_agnostic"]["welfare"] > rows["dp_fedavg"]["welfare"] > rows["random"]["welfare"]
     for summary in found["summary"]:
         if summary["convention"] == "common" and summary["mechanism"] in BASELINES:
             assert (summary["dearer_than_mppfl"], summary["worse_than_mppfl"]) == (3, 3)
@@ -149,7 +149,7 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
     # A separate implementation found, over 30 games drawn in its own way: costs 1372, 1610, 1693, 1687 and welfare 469,
     # 324, -473, -221. One game's cost varies by 30 %, so means of 30 agree within 3 standard errors of their difference
     # (chance of failure 0.3 % each); the ratios to MPPFL vary little from game to game.
-    measured = {"mppfl": (1372, 469), "social_agnostic": (1610, 324), "random": (1693, -473), "fixed": (1687, -221)}
+    measured = {"mppfl": (1372, 469), "social_agnostic": (1610, 324), "random": (1693, -473), "dp_fedavg": (1687, -221)}
     found = mppfl("compare", *OF_THE_PAPER, *FOUR, "--seeds", 30, "--json").json
     means = {s["mechanism"]: s for s in found["summary"] if s["convention"] == "common"}
     for name, (cost, welfare) in measured.items():
@@ -161,14 +161,14 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
     for rows in common_by_game(found).values():
         assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
         assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
-        assert rows["social_agnostic"]["welfare"] > rows["fixed"]["welfare"] > rows["random"]["welfare"]
+        assert rows["social_agnostic"]["welfare"] > rows["dp_fedavg"]["welfare"] > rows["random"]["welfare"]
 
 
 # ---- an experiment file instead of options ------------------------------------------------------------------------
 
 
 def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
-    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "fixed"]\n[network]\nnum_clients = 6\n[game]\nnum_rounds = 2'
+    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "dp_fedavg"]\n[network]\nnum_clients = 6\n[game]\nnum_rounds = 2'
     found = mppfl("compare", "--experiment", write("trial.toml", text), "--json").json
     assert (found["rounds"], found["seeds"], len(found["games"])) == (2, 2, 8)
     for number, seed in enumerate((3, 5)):
@@ -182,7 +182,7 @@ def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
         assert row["server_cost"] == approx(sum(this["server_cost"] for this in solved["rounds"]), rel=1e-12)
 
 
-@pytest.mark.parametrize("shown", [{"clients_are": "fixed"}, {}])
+@pytest.mark.parametrize("shown", [{"clients_are": "dp_fedavg"}, {}])
 @pytest.mark.parametrize("fixed_budget", ["0.2", "mean", "min"])
 def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write, shown, fixed_budget):
     choices = Choices(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
@@ -199,14 +199,14 @@ def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, wr
     options += ("--fixed-budget", "mean", "--json")
     assert "means nothing without the mechanism fixed" in mppfl("compare", *options).error
     found = mppfl("compare", *options, "--mechanisms", "mppfl,fixed").json["games"]
-    assert {row["mechanism"] for row in found} == {"mppfl", "fixed"}
+    assert {row["mechanism"] for row in found} == {"mppfl", "dp_fedavg"}
 
 
 def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):
     path = write("trial.toml", '[network]\nnum_clients = 5\n[game]\nnum_rounds = 1\nparticipation = "if_non_negative"')
     answer = mppfl("compare", "--experiment", path, "--json")
     assert answer.stderr == "note: participation='if_non_negative' is left out: in compare every client participates\n"
-    assert {row["taking_part"] for row in answer.json["games"]} == {1.0}
+    assert {row["participating"] for row in answer.json["games"]} == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, wri
 
 
 def test_whoever_loses_clients_is_told_how_to_read_costs_and_no_number_is_cut(mppfl, write):
-    links = write("links.csv", "a,b", "b,c", "c,a", "c,d")
-    shared = ("compare", "--graph", links, "--undirected", "--rounds", 3)
+    edges = write("edges.csv", "a,b", "b,c", "c,a", "c,d")
+    shared = ("compare", "--graph", edges, "--undirected", "--rounds", 3)
     assert "opt out" not in mppfl(*shared, "--mechanisms", "mppfl").stdout
     answer = mppfl(*shared, "--payment-limit", 1e-9, "--mechanisms", "mppfl,budget_limited")
     assert answer.code == 0

@@ -12,7 +12,7 @@ import mppfl as package
 import mppfl.leakage
 from mppfl import leakage
 from mppfl.leakage import r_bound
-from mppfl.network import write_links
+from mppfl.network import write_edges
 from tests.homes import home
 
 SIZE = 60
@@ -26,14 +26,14 @@ def circles(write, tmp_path):
     drawn = package.random_graph(
         "stochastic_block", SIZE, rng=rng, sizes=[30, 30], within=0.15, between=0.04, weights="ones"
     )
-    links = tmp_path / "links.csv"
-    write_links(drawn, links)
+    edges = tmp_path / "edges.csv"
+    write_edges(drawn, edges)
     costs = rng.lognormal(3.0, 0.5, SIZE)
     clients = write(
         "clients.csv", "name,quadratic_cost,linear_cost,noise_harm", *(f"{i},{a},0,0.0001" for i, a in enumerate(costs))
     )
     sample = write("public.csv", "name,value", *(f"{i},{int(i < 30)}" for i in range(0, SIZE, 2)))
-    game = ("--graph", links, "--clients", clients, "--externality-strength", 0.01)
+    game = ("--graph", edges, "--clients", clients, "--externality-strength", 0.01)
     return game, sample
 
 

@@ -9,7 +9,7 @@ from tests.experiment.runs import make_run
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("mppfl", "fixed"):
+    for name in ("mppfl", "dp_fedavg"):
         make_run(name, num_clients=4, num_rounds=3).save(tmp_path / "runs" / name)
     return tmp_path / "runs"
 
@@ -19,14 +19,14 @@ def test_a_folder_of_runs_becomes_one_page(mppfl, folder, tmp_path):
     answer = mppfl("report", folder, "--output", target)
     assert (answer.code, answer.stdout) == (0, f"{target}\n")
     text = target.read_text(encoding="utf-8")
-    assert "fixed" in text
+    assert "dp_fedavg" in text
     assert "4 clients learn digits" in text
 
 
 def test_runs_given_twice_are_shown_once(mppfl, folder, tmp_path):
     target = tmp_path / "page.html"
-    answer = mppfl("report", folder / "mppfl", folder, folder / "fixed", "--output", target, "--json")
-    assert answer.json == {"path": str(target), "runs": ["mppfl", "fixed"], "bytes": target.stat().st_size}
+    answer = mppfl("report", folder / "mppfl", folder, folder / "dp_fedavg", "--output", target, "--json")
+    assert answer.json == {"path": str(target), "runs": ["mppfl", "dp_fedavg"], "bytes": target.stat().st_size}
 
 
 def test_the_page_goes_into_the_current_folder_by_default(mppfl, folder, tmp_path, monkeypatch):
@@ -38,8 +38,8 @@ def test_the_page_goes_into_the_current_folder_by_default(mppfl, folder, tmp_pat
 def test_failures_are_one_line_and_leave_no_page(mppfl, folder, tmp_path):
     target = tmp_path / "page.html"
     (tmp_path / "empty").mkdir()
-    whole = (folder / "fixed" / "arrays.npz").read_bytes()
-    (folder / "fixed" / "arrays.npz").write_bytes(whole[:100])
+    whole = (folder / "dp_fedavg" / "arrays.npz").read_bytes()
+    (folder / "dp_fedavg" / "arrays.npz").write_bytes(whole[:100])
     for folders, output, message in (
         ((), target, "report needs a folder of a run"),
         ((tmp_path / "none",), target, "no such folder"),

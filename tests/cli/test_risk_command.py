@@ -45,8 +45,8 @@ def test_json_has_lists_of_the_most_exposed_the_costliest_and_the_key_players(mp
 
 
 def test_names_are_shown_as_they_are_brackets_and_colons_included(mppfl, write):
-    links = write("br.csv", "x[a],x[b]\nx[b],x[a]\nx[/a],x[a]\nx[b],x[/a]\n:cat:,x[a]\nx[a],:cat:\n")
-    shown = mppfl("risk", "--graph", links, "--client", "x[/a]").stdout
+    edges = write("br.csv", "x[a],x[b]\nx[b],x[a]\nx[/a],x[a]\nx[b],x[/a]\n:cat:,x[a]\nx[a],:cat:\n")
+    shown = mppfl("risk", "--graph", edges, "--client", "x[/a]").stdout
     assert "x[/a]: own budget" in shown
     for name in ("x[a]", "x[b]", "x[/a]", ":cat:"):
         assert sum(line.split()[:1] == [name] for line in shown.splitlines()) >= 3, name
@@ -134,7 +134,7 @@ def test_key_players_are_found_within_the_bounds(mppfl, write):
         assert row["exposure_relief"] == approx(np.delete(spread @ fall, k).sum())
 
 
-@pytest.mark.parametrize("mechanism", ["fixed", "random", "social_agnostic"])
+@pytest.mark.parametrize("mechanism", ["dp_fedavg", "random", "social_agnostic"])
 def test_clients_who_answer_nobody_keep_their_budgets_when_somebody_leaves(mppfl, solved, mechanism):
     _, options, _, _ = solved
     found = mppfl("risk", *options, "--mechanism", mechanism, "--json").json
@@ -165,7 +165,7 @@ def test_attribution_adds_up_by_hop_and_by_source(mppfl, solved):
         assert one["utility"] == approx(rate * budgets[k] - cost)
 
 
-def test_a_directed_link_exposes_its_target_only(mppfl, friends, write):
+def test_a_directed_edge_exposes_its_target_only(mppfl, friends, write):
     one_way = write("one_way.csv", "ann,bob")
     options = (*friends, "--graph", one_way, "--isolated", "keep", "--json")
     of_ann = mppfl("risk", *options, "--client", "ann").json["client"]

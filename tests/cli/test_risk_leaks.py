@@ -17,9 +17,9 @@ def circles(write):
     group = np.arange(40) % 2
     chance = np.where(group[:, None] == group, 0.35, 0.03)
     ends = np.argwhere(np.triu(rng.random((40, 40)) < chance, 1))
-    graph = write("links.csv", *(f"{i},{j}" for i, j in ends))
+    graph = write("edges.csv", *(f"{i},{j}" for i, j in ends))
     sample = write("public.csv", *(f"{i},{int((i % 4) < 2)}" for i in range(0, 40, 3)))
-    return graph, sample, ("risk", "--graph", graph, "--undirected", "--mechanism", "fixed", "--fixed-budget", 0.3)
+    return graph, sample, ("risk", "--graph", graph, "--undirected", "--mechanism", "dp_fedavg", "--fixed-budget", 0.3)
 
 
 def test_three_columns_stand_side_by_side_with_what_they_assume(mppfl, circles):

@@ -20,7 +20,7 @@ AT_RATE_2 = ("--reward-rate", 2, "--rounds", 1, "--json")
 
 CONTRACT = {  # DESIGN.md, "Public contract"
     "num_clients": int,
-    "num_links": int,
+    "num_edges": int,
     "mechanism": str,
     "rounds": list,
     "residual": float,
@@ -35,7 +35,7 @@ OF_A_ROUND = {
     "welfare": float,
     "budgets": dict,
     "not_participating": list,
-    "clients_below_zero": int,
+    "num_negative_utility": int,
 }
 FURTHER = {
     "contraction": float,
@@ -59,7 +59,7 @@ def test_json_has_the_keys_and_types_of_the_contract(mppfl, friends):
     for this in found["rounds"]:
         assert {key: type(value) for key, value in this.items()} == OF_A_ROUND
         assert {name: type(budget) for name, budget in this["budgets"].items()} == {"ann": float, "bob": float}
-    assert (found["num_clients"], found["num_links"], found["mechanism"]) == (2, 2, "mppfl")
+    assert (found["num_clients"], found["num_edges"], found["mechanism"]) == (2, 2, "mppfl")
     assert 0 < found["seconds"] < 60
 
 
@@ -85,7 +85,7 @@ def test_a_process_prints_one_json_object_on_stdout_and_nothing_on_stderr(mppfl_
 
 
 def test_notes_stand_in_the_json_and_on_stderr_but_not_beside_the_json(mppfl, write):
-    graph = write("links.csv", "ann,bob", "bob,ann", "cat,ann")
+    graph = write("edges.csv", "ann,bob", "bob,ann", "cat,ann")
     answer = mppfl("solve", "--graph", graph, "--rounds", 1, "--isolated", "keep", "--json")
     (note,) = answer.json["notes"]
     assert answer.stderr == f"note: {note}\n"
@@ -93,7 +93,7 @@ def test_notes_stand_in_the_json_and_on_stderr_but_not_beside_the_json(mppfl, wr
 
 
 def test_names_of_any_alphabet_survive_a_terminal_that_knows_no_letters_but_ascii(mppfl_process, write):
-    graph = write("links.csv", "Zoë,Ωmega", "Ωmega,李", "李,Zoë")
+    graph = write("edges.csv", "Zoë,Ωmega", "Ωmega,李", "李,Zoë")
     answer = mppfl_process("solve", "--graph", graph, "--rounds", 1, "--json", PYTHONIOENCODING="ascii")
     assert list(answer.json["rounds"][0]["budgets"]) == ["Zoë", "Ωmega", "李"]
     assert mppfl_process("solve", "--graph", graph, PYTHONIOENCODING="ascii").code == 0
@@ -153,7 +153,7 @@ def test_a_payment_limit_is_spent_to_the_last_penny_while_it_binds(mppfl, friend
 @pytest.mark.parametrize(("rule", "factor"), [("min", 1.0), ("mean", 1.5)])
 def test_a_fixed_budget_follows_round_one_by_its_rule(mppfl, friends, rule, factor):
     # min: MPPFL's ρ(1); mean: what social-agnostic clients would give at MPPFL's rate, r/2 = 1.5 ρ(1).
-    fixed = mppfl("solve", *friends, "--mechanism", "fixed", "--fixed-budget", rule, "--rounds", 3, "--json").json
+    fixed = mppfl("solve", *friends, "--mechanism", "dp_fedavg", "--fixed-budget", rule, "--rounds", 3, "--json").json
     expected = factor * 0.2 ** (1 / 3)
     assert all(this["budgets"] == approx({"ann": expected, "bob": expected}) for this in fixed["rounds"])
     assert f"fixed budget {expected:.6g} ({rule})" in fixed["notes"]
@@ -171,7 +171,7 @@ def test_cost_and_welfare_follow_from_budgets_prices_and_the_edge_list(mppfl, wr
     limit = ("--payment-limit", 5) if mechanism == "budget_limited" else ()
     options = (*game.options(write), "--mechanism", mechanism, *limit, "--rounds", 4, "--json", "--prices")
     found = mppfl("solve", *options).json
-    assert (found["num_clients"], found["num_links"], found["mechanism"]) == (7, 14, mechanism)
+    assert (found["num_clients"], found["num_edges"], found["mechanism"]) == (7, 14, mechanism)
     for position, this in enumerate(found["rounds"]):
         budgets = budgets_of(found, game.names, position)
         prices = np.array([this["prices"][name] for name in game.names])
@@ -179,14 +179,14 @@ def test_cost_and_welfare_follow_from_budgets_prices_and_the_edge_list(mppfl, wr
         gains -= game.linear_cost * game.losses(budgets)
         assert this["server_cost"] == approx(game.server_cost(this["round_index"], prices, budgets), rel=1e-9)
         assert this["welfare"] == approx(game.welfare(prices, budgets), rel=1e-9, abs=1e-9)
-        assert this["clients_below_zero"] == (gains < -1e-9).sum()
+        assert this["num_negative_utility"] == (gains < -1e-9).sum()
         assert this["not_participating"] == [name for name in game.names if this["budgets"][name] == 0]
 
 
 # ---- who exposes whom -------------------------------------------------------------------------------------------
 
 
-def test_a_directed_link_exposes_its_target_only(mppfl, friends, write):
+def test_a_directed_edge_exposes_its_target_only(mppfl, friends, write):
     one_way = write("one_way.csv", "ann,bob")
     (only,) = mppfl("solve", *friends, "--graph", one_way, "--isolated", "keep", *AT_RATE_2).json["rounds"]
     # ann: 2ρ = 2. bob: 2(ρ + ½·1) = 2.
@@ -205,7 +205,7 @@ def test_exposure_reaches_over_hops_and_fades_with_each(mppfl, write):
     assert far["budgets"] == approx({"ann": 1.0, "bob": 0.5, "cat": 1 - 0.5 * (0.5 + 0.5 * 1.0)})
 
 
-def test_undirected_means_a_link_each_way(mppfl, friends, write):
+def test_undirected_means_a_edge_each_way(mppfl, friends, write):
     one_way = write("one_way.csv", "ann,bob")
     both = mppfl("solve", *friends, "--rounds", 2, "--json").json
     made = mppfl("solve", *friends, "--graph", one_way, "--undirected", "--rounds", 2, "--json").json
@@ -213,19 +213,19 @@ def test_undirected_means_a_link_each_way(mppfl, friends, write):
 
 
 def test_isolated_clients_are_kept_or_dropped_on_request(mppfl, write):
-    graph = write("links.csv", "ann,bob", "bob,ann", "cat,ann")
+    graph = write("edges.csv", "ann,bob", "bob,ann", "cat,ann")
     kept = mppfl("solve", "--graph", graph, "--isolated", "keep", "--rounds", 1, "--json").json
     gone = mppfl("solve", "--graph", graph, "--isolated", "drop", "--rounds", 1, "--json").json
     assert list(kept["rounds"][0]["budgets"]) == ["ann", "bob", "cat"]
     assert list(gone["rounds"][0]["budgets"]) == ["ann", "bob"]
-    assert (kept["num_clients"], kept["num_links"]) == (3, 3)
-    assert (gone["num_clients"], gone["num_links"]) == (2, 2)
+    assert (kept["num_clients"], kept["num_edges"]) == (3, 3)
+    assert (gone["num_clients"], gone["num_edges"]) == (2, 2)
 
 
 def test_a_gzipped_edge_list_is_read_like_a_plain_one(mppfl, write, tmp_path):
     game = seven_clients()
     options = game.options(write)
-    zipped = tmp_path / "links.csv.gz"
+    zipped = tmp_path / "edges.csv.gz"
     zipped.write_bytes(gzip.compress(options[1].read_bytes()))
     plain = mppfl("solve", *options, "--rounds", 2, "--json").json
     assert plain["rounds"] == mppfl("solve", *options, "--graph", zipped, "--rounds", 2, "--json").json["rounds"]
@@ -248,7 +248,7 @@ def test_who_finds_the_rate_too_low_does_not_take_part(mppfl, friends, write):
     assert only["budgets"] == approx({"ann": 1.5, "bob": 0.0})
     assert only["not_participating"] == ["bob"]
     assert only["server_cost"] == approx(0.5 / 1.5 + 0.5 * 4.5)  # bob is left out of both sums
-    assert only["clients_below_zero"] == 1  # bob is exposed by ann all the same
+    assert only["num_negative_utility"] == 1  # bob is exposed by ann all the same
 
 
 LIMITS = ((0.0, 0.1), (0.0, 1.0), (0.1, 1.0))
@@ -272,8 +272,8 @@ def test_bounds_hold_under_every_mechanism(mppfl, friends, write, mechanism, lim
     [
         # At rate 3 both give 1; being in is worth aρ² − C = 1 − C to bob, and U = 3 − 1.5² − C = 0.75 − C.
         ("always", 1.5, {"ann": 1.0, "bob": 1.0}),
-        ("if_better_than_staying_out", 0.8, {"ann": 1.0, "bob": 1.0}),
-        ("if_better_than_staying_out", 1.5, {"ann": 1.5, "bob": 0.0}),
+        ("if_better_than_opting_out", 0.8, {"ann": 1.0, "bob": 1.0}),
+        ("if_better_than_opting_out", 1.5, {"ann": 1.5, "bob": 0.0}),
         ("if_non_negative", 0.7, {"ann": 1.0, "bob": 1.0}),
         ("if_non_negative", 0.8, {"ann": 1.5, "bob": 0.0}),
     ],
@@ -293,7 +293,7 @@ def test_a_given_reward_rate_at_which_nobody_takes_part_is_no_mistake(mppfl, fri
     options = ("--clients", clients, "--reward-rate", 1, "--participation", "if_non_negative", "--rounds", 2, "--json")
     found = mppfl("solve", *friends, *options).json
     assert [this["not_participating"] for this in found["rounds"]] == [["ann", "bob"]] * 2
-    assert "in 2 rounds nobody takes part: no rate of this server suits anybody" in found["notes"]
+    assert "in 2 rounds nobody participates: no rate of this server suits anybody" in found["notes"]
 
 
 def test_a_game_that_may_have_several_equilibria_is_solved_and_said_to_be_so(mppfl, friends):
@@ -313,7 +313,7 @@ def test_a_star_without_interior_equilibrium_is_solved_at_its_bounds(mppfl, writ
     assert only["not_participating"] == game.names[1:]
 
 
-@pytest.mark.parametrize("mechanism", ["mppfl", "fixed", "mppfl_noise_aware"])
+@pytest.mark.parametrize("mechanism", ["mppfl", "dp_fedavg", "mppfl_noise_aware"])
 def test_the_server_of_a_star_buys_no_budget_that_is_mere_rounding(mppfl, write, mechanism):
     options = (*star().options(write), "--mechanism", mechanism, "--rounds", 3, "--json")
     for this in mppfl("solve", *options).json["rounds"]:
@@ -360,7 +360,7 @@ def test_a_device_gives_the_same_json(mppfl, mechanism):
         assert ours["budgets"] == approx(theirs["budgets"], rel=1e-10)
         assert ours["server_cost"] == approx(theirs["server_cost"], rel=1e-10)
         assert ours["welfare"] == approx(theirs["welfare"], rel=1e-9)
-        assert ours["clients_below_zero"] == theirs["clients_below_zero"]
+        assert ours["num_negative_utility"] == theirs["num_negative_utility"]
     assert found.json["residual"] < 1e-10
     assert (found.json["exact_hops"], found.json["diagonal_error"], found.stderr) == (5, 0.0, "")
 
@@ -376,7 +376,7 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
 
 def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends):
     assert "not pigouvian" in mppfl("solve", *friends, "--mechanism", "pigouvian", "--device", "cpu").error
-    assert "not fixed" in mppfl("solve", *friends, "--mechanism", "fixed", "--device", "cpu").error
+    assert "not fixed" in mppfl("solve", *friends, "--mechanism", "dp_fedavg", "--device", "cpu").error
 
 
 # ---- an experiment file instead of options ------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_an_experiment_file_says_network_game_mechanism_and_rounds(mppfl, write)
 
 
 def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, write):
-    path = write("trial.toml", 'mechanism = "fixed"', "[game]\nnum_rounds = 2")
+    path = write("trial.toml", 'mechanism = "dp_fedavg"', "[game]\nnum_rounds = 2")
     rates = [
         [this["reward_rate"] for this in mppfl("solve", "--experiment", path, *more, "--json").json["rounds"]]
         for more in ((), ("--mechanism", "mppfl"))
@@ -416,7 +416,7 @@ def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, wr
         ("", ("--num-clients", 20), "--num-clients means nothing with --experiment."),
         ("", ("--reward-rate", 2), "--reward-rate means nothing with --experiment."),
         ("", ("--mechanism", "mppfll"), "mechanism='mppfll' is not known. Did you mean 'mppfl'?"),
-        ('mechanisms = ["mppfl", "fixed"]', (), "mechanisms are mppfl, fixed, and solve plays one. Choose one by"),
+        ('mechanisms = ["mppfl", "dp_fedavg"]', (), "mechanisms are mppfl, fixed, and solve plays one. Choose one by"),
         ("seeds = [1, 2]", (), "seeds are 1, 2, and solve plays one."),
         ("[game]\nnum_rounds = 0", (), "game.num_rounds=0 must be a whole number of at least 1."),
         ("[game]\nnum_rounds = 10000001", (), "rounds=10,000,001 is too many."),
@@ -432,7 +432,7 @@ def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppf
         Choices(num_rounds=4),
         Choices(num_clients=9, leader="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
         Choices(clients_are="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
-        Choices(participation="if_better_than_staying_out", preset="benign", num_rounds=3),
+        Choices(participation="if_better_than_opting_out", preset="benign", num_rounds=3),
     ],
 )
 def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choices):
@@ -448,7 +448,7 @@ def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choic
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--mechanism", "fixed", "--fixed-budget", "1e160"), "--fixed-budget=1e160 must be at most 1e+100"),
+        (("--mechanism", "dp_fedavg", "--fixed-budget", "1e160"), "--fixed-budget=1e160 must be at most 1e+100"),
         (("--reward-rate", "1e160"), "--reward-rate 1e+160 must lie in (0, 1e+100)"),
     ],
 )

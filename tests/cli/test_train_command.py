@@ -8,13 +8,13 @@ import pytest
 
 from mppfl import experiment as experiments
 from mppfl.experiment import load_run
-from mppfl.experiment import train as trained
+from mppfl.experiment import run_experiment as trained
 from tests.experiment.test_tracking import FakeMlflow
 from tests.test_architecture import HEAVY, guarded
 
 SMALL = (
     "seed = 3",
-    'mechanisms = ["mppfl", "fixed"]',
+    'mechanisms = ["mppfl", "dp_fedavg"]',
     "[network]",
     "num_clients = 5",
     "[game]",
@@ -39,13 +39,13 @@ def test_results_go_to_stdout_and_progress_to_stderr(mppfl, experiment, tmp_path
     answer = mppfl("train", experiment, "--output", tmp_path / "out")
     assert answer.code == 0, answer.stderr
     assert answer.stdout.count("noise_aware") == 2
-    assert "fixed: fixed budget " in answer.stdout
+    assert "dp_fedavg: fixed budget " in answer.stdout
     assert "note: simulation: seeded noise protects no one" in answer.stdout
     assert f"results: {tmp_path / 'out'}\n" in answer.stdout
     assert answer.stdout.endswith(f"mppfl report {tmp_path / 'out'}\n")
     lines = answer.stderr.splitlines()
     assert [line.split()[:3] for line in lines] == [
-        ["round", f"{k}/3", name] for k in (1, 2, 3) for name in ("mppfl", "fixed")
+        ["round", f"{k}/3", name] for k in (1, 2, 3) for name in ("mppfl", "dp_fedavg")
     ]
     assert all(word in lines[-1] for word in ("accuracy", "loss", "reward rate", "median budget", "largest ε"))
 
@@ -62,7 +62,7 @@ def test_caps_that_kept_clients_out_are_told(mppfl, experiment, tmp_path):
 def test_without_a_folder_results_lie_in_runs_under_the_experiments_name(mppfl, experiment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mppfl("train", experiment, "--json", "--quiet", "--set", "game.num_rounds=1").json["folder"] == "runs/small"
-    assert load_run(tmp_path / "runs" / "small" / "fixed").num_rounds == 1
+    assert load_run(tmp_path / "runs" / "small" / "dp_fedavg").num_rounds == 1
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told
     line = ("train", experiment, "--output", tmp_path / "out", "--quiet", "--set", "training.dp_epsilon=2")
     answer = mppfl(*line)
     assert answer.code == 0, answer.stderr
-    for name in ("mppfl", "fixed"):
+    for name in ("mppfl", "dp_fedavg"):
         run = load_run(tmp_path / "out" / name)
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2
         assert (

@@ -51,8 +51,8 @@ def write_sample(path: Path, size: int) -> Path:
 
 def contract_files(folder: Path) -> tuple[object, ...]:
     """The options of the public contract: a network of twelve clients, their costs, and the constants."""
-    links, clients = write_network(folder / "links.csv", 12), write_clients(folder / "clients.csv", 12)
-    return ("--graph", links, "--clients", clients, *CONTRACT_LINE)
+    edges, clients = write_network(folder / "edges.csv", 12), write_clients(folder / "clients.csv", 12)
+    return ("--graph", edges, "--clients", clients, *CONTRACT_LINE)
 
 
 def with_its_digits(answer: dict) -> dict:

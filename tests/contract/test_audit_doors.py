@@ -164,7 +164,7 @@ def test_data_of_ones_own_are_checked(golden, tmp_path):
 
 @pytest.mark.parametrize("how", ["iid", "dirichlet"])
 def test_examples_are_dealt_to_clients_as_before(golden, how):
-    data = mppfl.split(mppfl.load_data("digits"), how, 6, rng=np.random.default_rng(7))
+    data = mppfl.split_dataset(mppfl.load_dataset("digits"), how, 6, rng=np.random.default_rng(7))
     labels = [np.bincount(data.of(client)[1], minlength=10).tolist() for client in range(6)]
     lengths = [float(np.linalg.norm(data.of(client)[0].astype(np.float64))) for client in range(6)]
     golden.check({"sizes": data.num_examples.tolist(), "labels": labels})
@@ -198,7 +198,7 @@ def test_an_update_is_clipped_and_released_with_seeded_noise(golden):
     updates = np.random.RandomState(3).standard_normal((3, 200)).astype(np.float32) * [[0.01], [0.2], [1.0]]
     found = {}
     for name in ("paper", "client"):
-        released = mppfl.release(
+        released = mppfl.release_updates(
             updates.astype(np.float32),
             [0.5, 0.0, math.inf],
             mechanism=mppfl.privacy_mechanism(name),
@@ -212,7 +212,7 @@ def test_an_update_is_clipped_and_released_with_seeded_noise(golden):
         found[name] = {
             "lengths": [float(np.linalg.norm(row.astype(np.float64))) for row in released.updates],
             "clipped": released.clipped.tolist(),
-            "taking part": released.participating.tolist(),
+            "participating": released.participating.tolist(),
             "costs": [[str(cost.budget), str(cost.worst_case_budget), cost.noise_std] for cost in released.costs],
         }
     golden.check(found, relative=1e-6)

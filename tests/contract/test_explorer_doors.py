@@ -32,7 +32,7 @@ ACCOUNTS = 1e-9  # ε is found by bisection
 TRAINING = """
 name = "watched"
 seed = 3
-mechanisms = ["mppfl", "fixed"]
+mechanisms = ["mppfl", "dp_fedavg"]
 [network]
 num_clients = 4
 [game]

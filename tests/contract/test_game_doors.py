@@ -31,17 +31,17 @@ MECHANISMS = {
     "personalised": ((), SETTLED),
     "social_agnostic": ((), {"leader_regret": ROUNDING}),
     "random": ((), {}),
-    "fixed": (("--fixed-budget", "mean"), {}),
+    "dp_fedavg": (("--fixed-budget", "mean"), {}),
     "sarda_like": ((), {}),
     "sarda_r": ((), {}),
     "noiseless": ((), {}),
 }
 FAMILIES = {
     "erdos_renyi": ("probability_range=0.2,0.6",),
-    "barabasi_albert": ("links_each=3",),
+    "barabasi_albert": ("edges_each=3",),
     "watts_strogatz": ("neighbours=4", "rewire=0.2"),
     "stochastic_block": ("sizes=20,15,25", "within=0.4", "between=0.05"),
-    "skewed": ("num_links=300", "weights=ones"),
+    "skewed": ("num_edges=300", "weights=ones"),
 }
 DRAWN = ("--num-clients", 10, "--seed", 4, "--rounds", 4)
 
@@ -64,7 +64,7 @@ preset = "benign"
 externality_strength = 0.04
 num_rounds = 5
 convention = "own"
-participation = "if_better_than_staying_out"
+participation = "if_better_than_opting_out"
 budget_min = 0.02
 budget_max = 0.9
 """
@@ -104,9 +104,9 @@ def test_solve_draws_clients_and_takes_constants_of_a_preset(golden, preset):
 
 @pytest.mark.parametrize("mechanism", ["mppfl", "mppfl_exact", "personalised", "sarda_r"])
 def test_solve_keeps_floors_and_ceilings(golden, tmp_path, mechanism):
-    links = write_network(tmp_path / "links.csv", 9)
+    edges = write_network(tmp_path / "edges.csv", 9)
     clients = write_clients(tmp_path / "clients.csv", 9, floors=True, ceilings=True)
-    found = solved("--graph", links, "--clients", clients, "--rounds", 3, "--mechanism", mechanism, "--prices")
+    found = solved("--graph", edges, "--clients", clients, "--rounds", 3, "--mechanism", mechanism, "--prices")
     golden.check(found, noise=MECHANISMS[mechanism][1])
     for each in found["rounds"]:
         assert all(each["budgets"][f"c{i}"] >= 0.05 for i in (0, 3, 6))
@@ -114,13 +114,13 @@ def test_solve_keeps_floors_and_ceilings(golden, tmp_path, mechanism):
         assert each["budgets"]["c4"] == 0
 
 
-@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
 def test_solve_lets_clients_stay_out(golden, tmp_path, rule):
-    links = write_network(tmp_path / "links.csv", 14)
+    edges = write_network(tmp_path / "edges.csv", 14)
     clients = write_clients(tmp_path / "clients.csv", 14, floors=True)
-    given = ("--graph", links, "--clients", clients, "--externality-strength", 0.2, "--rounds", 4)
+    given = ("--graph", edges, "--clients", clients, "--externality-strength", 0.2, "--rounds", 4)
     found = solved(*given, "--participation", rule)
-    golden.check(found, noise={} if rule == "if_better_than_staying_out" else SETTLED)
+    golden.check(found, noise={} if rule == "if_better_than_opting_out" else SETTLED)
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl", "social_agnostic"])
@@ -151,22 +151,22 @@ def test_solve_plays_the_game_of_an_experiment_file(golden, tmp_path):
     ids=["not_normalised", "symmetric", "one_hop"],
 )
 def test_solve_reads_a_network_as_it_is_told(golden, tmp_path, reading):
-    links = write_network(tmp_path / "links.csv", 10)
-    golden.check(solved("--graph", links, "--rounds", 3, *reading), noise=SETTLED)
+    edges = write_network(tmp_path / "edges.csv", 10)
+    golden.check(solved("--graph", edges, "--rounds", 3, *reading), noise=SETTLED)
 
 
 def test_solve_drops_self_loops_and_clients_whom_nobody_exposes(golden, tmp_path):
-    links = write_lines(tmp_path / "links.csv", ["a b", "b c", "c a", "c c", "d a", "b d", "e b", "# a comment"])
-    given = ("solve", "--graph", links, "--rounds", 3, "--no-budgets", "--self-loops", "drop", "--isolated")
+    edges = write_lines(tmp_path / "edges.csv", ["a b", "b c", "c a", "c c", "d a", "b d", "e b", "# a comment"])
+    given = ("solve", "--graph", edges, "--rounds", 3, "--no-budgets", "--self-loops", "drop", "--isolated")
     golden.check({rule: json_of(*given, rule) for rule in ("keep", "drop")}, noise=BEST | {"leader_regret": 1.0})
 
 
 @pytest.mark.parametrize("diagonal", ["auto", "estimate"])
 def test_solve_answers_for_700_clients(golden, tmp_path, diagonal):
     """Beyond 600 clients walks are walked by compiled code instead of being multiplied out."""
-    links = tmp_path / "links.csv"
-    command("graph", "generate", "watts_strogatz", links, "--num-clients", 700, "--seed", 8)
-    found = solved("--graph", links, "--seed", 1, "--rounds", 3, "--diagonal", diagonal)
+    edges = tmp_path / "edges.csv"
+    command("graph", "generate", "watts_strogatz", edges, "--num-clients", 700, "--seed", 8)
+    found = solved("--graph", edges, "--seed", 1, "--rounds", 3, "--diagonal", diagonal)
     golden.check(in_short(found, 35), noise=SETTLED)
 
 
@@ -219,15 +219,15 @@ def test_risk_explains_one_client_by_source_and_hop(golden, tmp_path):
 
 
 def test_risk_bounds_and_estimates_what_leaks(golden, tmp_path):
-    links, sample = write_network(tmp_path / "links.csv", 20), write_sample(tmp_path / "sample.csv", 20)
+    edges, sample = write_network(tmp_path / "edges.csv", 20), write_sample(tmp_path / "sample.csv", 20)
     told = ("--attribute", sample, "--coupling", 0.1, "--client", "c3", "--protect-share", 0.4, "--top", 5)
-    golden.check(json_of("risk", "--graph", links, "--undirected", *told), relative=1e-9)
+    golden.check(json_of("risk", "--graph", edges, "--undirected", *told), relative=1e-9)
 
 
 def test_risk_shows_budgets_that_are_priced_by_what_they_leak(golden, tmp_path):
-    links, sample = write_network(tmp_path / "links.csv", 10), write_sample(tmp_path / "sample.csv", 10)
+    edges, sample = write_network(tmp_path / "edges.csv", 10), write_sample(tmp_path / "sample.csv", 10)
     priced = ("--mechanism", "leakage_priced", "--leak-price", 5.0, "--attribute", sample, "--top", 10)
-    golden.check(json_of("risk", "--graph", links, "--undirected", *priced), relative=1e-7)
+    golden.check(json_of("risk", "--graph", edges, "--undirected", *priced), relative=1e-7)
 
 
 # ---- networks -----------------------------------------------------------------------------------------------------
@@ -235,33 +235,33 @@ def test_risk_shows_budgets_that_are_priced_by_what_they_leak(golden, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graph_draws_a_network_of_every_family(golden, tmp_path, family):
-    links = tmp_path / "links.csv"
+    edges = tmp_path / "edges.csv"
     settings = [part for option in FAMILIES[family] for part in ("--set", option)]
-    command("graph", "generate", family, links, "--num-clients", 60, "--seed", 9, *settings)
-    drawn = links.read_text(encoding="utf-8").splitlines()
-    found = solved("--graph", links, "--isolated", "keep", "--rounds", 3, "--no-budgets")
-    golden.check({"links": [len(drawn), drawn[:6], drawn[-3:]], "solve": found}, noise=SETTLED)
+    command("graph", "generate", family, edges, "--num-clients", 60, "--seed", 9, *settings)
+    drawn = edges.read_text(encoding="utf-8").splitlines()
+    found = solved("--graph", edges, "--isolated", "keep", "--rounds", 3, "--no-budgets")
+    golden.check({"edges": [len(drawn), drawn[:6], drawn[-3:]], "solve": found}, noise=SETTLED)
 
 
 def test_graph_describes_isolated_clients_pairs_and_parts(golden, tmp_path):
-    links = write_lines(tmp_path / "links.csv", ["a\tb\t2", "b\ta\t2", "c\td\t0.5", "d\te\t1.5", "e\tc\t1", "f\tc\t3"])
+    edges = write_lines(tmp_path / "edges.csv", ["a\tb\t2", "b\ta\t2", "c\td\t0.5", "d\te\t1.5", "e\tc\t1", "f\tc\t3"])
     ways = (("--undirected",), ("--normalisation", "none"), ("--isolated", "drop"))
-    golden.check([json_of("graph", "describe", links, *way) for way in ways])
+    golden.check([json_of("graph", "describe", edges, *way) for way in ways])
 
 
 def test_graph_keeps_every_weight_from_one_form_to_another(golden, tmp_path):
-    links, back = write_network(tmp_path / "links.csv", 8), tmp_path / "back.csv"
-    command("graph", "convert", links, tmp_path / "links.graphml")
-    command("graph", "convert", tmp_path / "links.graphml", back)
+    edges, back = write_network(tmp_path / "edges.csv", 8), tmp_path / "back.csv"
+    command("graph", "convert", edges, tmp_path / "edges.graphml")
+    command("graph", "convert", tmp_path / "edges.graphml", back)
     golden.check(back.read_text(encoding="utf-8").splitlines())
     given = ("--rounds", 3, "--no-budgets")
-    one, other = solved("--graph", links, *given), solved("--graph", tmp_path / "links.graphml", *given)
+    one, other = solved("--graph", edges, *given), solved("--graph", tmp_path / "edges.graphml", *given)
     assert one["rounds"] == other["rounds"]
 
 
 def test_calibrate_fits_an_attribute_on_a_public_share(golden, tmp_path):
-    links, sample = write_network(tmp_path / "links.csv", 60), write_sample(tmp_path / "sample.csv", 60)
-    given = ("--graph", links, "--attribute", sample, "--public-share", 0.6, "--budget", 0.4, "--seed", 2)
+    edges, sample = write_network(tmp_path / "edges.csv", 60), write_sample(tmp_path / "sample.csv", 60)
+    given = ("--graph", edges, "--attribute", sample, "--public-share", 0.6, "--budget", 0.4, "--seed", 2)
     golden.check(json_of("calibrate", *given), relative=1e-9)
 
 
@@ -274,15 +274,15 @@ def test_calibrate_fits_an_attribute_on_a_public_share(golden, tmp_path):
         (("solve", "--mechanism", "mppfl_exakt"), "mppfl_exakt"),
         (("solve", "--hop-decay", 1.7), "1.7"),
         (("solve", "--graph", "nowhere.csv"), "nowhere.csv"),
-        (("solve", "--clients", "wrong.csv", "--graph", "links.csv"), "minus three"),
+        (("solve", "--clients", "wrong.csv", "--graph", "edges.csv"), "minus three"),
         (("compare", "--mechanisms", "mppfl", "--payment-limit", 3), "3"),
-        (("risk", "--graph", "links.csv", "--client", "nobody"), "nobody"),
-        (("calibrate", "--graph", "links.csv", "--attribute", "sample.csv", "--public-share", 1.5), "1.5"),
+        (("risk", "--graph", "edges.csv", "--client", "nobody"), "nobody"),
+        (("calibrate", "--graph", "edges.csv", "--attribute", "sample.csv", "--public-share", 1.5), "1.5"),
     ],
     ids=["mechanism", "number", "file", "cell", "idle_option", "client", "share"],
 )
 def test_a_wrong_value_is_named_in_one_line(tmp_path, arguments, value):
-    write_network(tmp_path / "links.csv", 6)
+    write_network(tmp_path / "edges.csv", 6)
     write_sample(tmp_path / "sample.csv", 6)
     right = write_clients(tmp_path / "clients.csv", 6).read_text(encoding="utf-8")
     write_lines(tmp_path / "wrong.csv", [right.replace("c2,0.8", "c2,minus three")])
@@ -315,11 +315,11 @@ def graphs():
     return Path(root) / "graphs"
 
 
-def answers_on(links: Path, *options: object) -> dict:
+def answers_on(edges: Path, *options: object) -> dict:
     """What three commands answer on a network that is too large for all of its budgets to be written down."""
-    given = ("--graph", links, *options)
+    given = ("--graph", edges, *options)
     return {
-        "describe": json_of("graph", "describe", links, *[each for each in options if each == "--undirected"]),
+        "describe": json_of("graph", "describe", edges, *[each for each in options if each == "--undirected"]),
         "solve": in_short(solved(*given, "--rounds", 5), 97),
         "risk": json_of("risk", *given, "--top", 5),
     }
@@ -328,12 +328,12 @@ def answers_on(links: Path, *options: object) -> dict:
 @pytest.mark.data
 def test_the_friends_of_lastfm_are_answered(golden, graphs, tmp_path):
     rows = (graphs / "hetrec2011-lastfm-2k" / "user_friends.dat").read_text(encoding="utf-8").splitlines()
-    links = write_lines(tmp_path / "friends.tsv", ["\t".join(row.split("\t")[:2]) for row in rows[1:]])
-    golden.check(answers_on(links), noise=SETTLED)
+    edges = write_lines(tmp_path / "friends.tsv", ["\t".join(row.split("\t")[:2]) for row in rows[1:]])
+    golden.check(answers_on(edges), noise=SETTLED)
 
 
 @pytest.mark.data
 def test_the_ego_networks_of_facebook_are_answered(golden, graphs, tmp_path):
     files = sorted((graphs / "ego-facebook").glob("*.edges"))
-    links = sorted({line for file in files for line in file.read_text(encoding="utf-8").splitlines()})
-    golden.check(answers_on(write_lines(tmp_path / "ego.txt", links), "--undirected"), noise=SETTLED)
+    edges = sorted({line for file in files for line in file.read_text(encoding="utf-8").splitlines()})
+    golden.check(answers_on(write_lines(tmp_path / "ego.txt", edges), "--undirected"), noise=SETTLED)

@@ -80,7 +80,7 @@ def test_caps_keep_clients_out_of_rounds_and_the_ledger_says_so(folder, golden):
         run = mppfl.load_run(folder / name / "mppfl")
         found[name] = {
             "refused": run.rounds_refused.tolist(),
-            "taking part": run.history.clients["participating"].tolist(),
+            "participating": run.history.clients["participating"].tolist(),
             "paid": run.paid.tolist(),
             "server cost": run.server_cost.tolist(),
             "welfare": run.welfare.tolist(),
@@ -95,7 +95,7 @@ def test_caps_keep_clients_out_of_rounds_and_the_ledger_says_so(folder, golden):
 def test_an_account_of_real_releases_is_not_overwritten(folder):
     before = ledger_of(folder, "client").read_bytes()
     with pytest.raises(mppfl.MppflError, match="account of real releases"):
-        mppfl.train(mppfl.read_experiment(folder / "client.toml"), folder=folder / "client", overwrite=True)
+        mppfl.run_experiment(mppfl.read_experiment(folder / "client.toml"), folder=folder / "client", overwrite=True)
     assert ledger_of(folder, "client").read_bytes() == before
 
 

@@ -41,7 +41,7 @@ TRAININGS = {
     "paper": f'[training]\n{MLP}privacy = "paper"\nbudget_unit = 0.01\naggregation = "noise_aware"\n',
     "full_batch": (
         f'{LARGE}features = "oriented_gradients"\n[training]\nmodel = "linear"\nlearning_rate = 1.0\n'
-        'privacy = "full_batch"\nclip_norm = 1.0\ndp_epsilon = 60.0\naggregation = "size"\n'
+        'privacy = "full_batch"\nclip_norm = 1.0\ndp_epsilon = 60.0\naggregation = "num_examples"\n'
         'server_optimizer = "momentum"\nserver_momentum = 0.5\n'
     ),
     "full_batch_steps": (
@@ -51,7 +51,7 @@ TRAININGS = {
     ),
     "dpsgd_shuffle": (
         f'{SMALL}[training]\n{CNN}privacy = "dpsgd_shuffle"\nclip_norm = 1.0\nbudget_unit = 1e4\n'
-        'aggregation = "size"\nserver_optimizer = "plain"\nengine = "loop"\n'
+        'aggregation = "num_examples"\nserver_optimizer = "sgd"\nengine = "loop"\n'
     ),
     "dpsgd_poisson": (
         f'[training]\n{MLP}momentum = 0.5\nprivacy = "dpsgd_poisson"\nclip_norm = 1.0\nbudget_unit = 0.5\n'
@@ -62,7 +62,7 @@ TRAININGS = {
         'aggregation = "noise_aware"\nserver_optimizer = "momentum"\naverage_rounds = 2\n'
     ),
 }
-ALL_MECHANISMS = 'mechanisms = ["mppfl", "social_agnostic", "random", "fixed", "sarda_like", "noiseless"]'
+ALL_MECHANISMS = 'mechanisms = ["mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like", "noiseless"]'
 
 
 def write_experiment(folder, name):
@@ -125,7 +125,7 @@ def of_the_game(run):
             "budgets": clients["budgets"],
             "payments": clients["payments"],
             "spent": clients["spent"],
-            "taking part": clients["participating"],
+            "participating": clients["participating"],
             "epsilon after each round": rounds["dp_epsilon"],
             "paid": run.paid,
             "protected": [run.accounts.unit, run.accounts.adjacency, run.accounts.privacy, run.accounts.noise],
@@ -139,7 +139,7 @@ def of_the_game(run):
             "welfare": run.welfare,
             "refused": run.rounds_refused,
             "diverged": run.rounds_diverged,
-            "links": run.graph.num_links,
+            "edges": run.graph.num_edges,
         }
     )
 
@@ -243,7 +243,7 @@ def test_a_run_is_a_folder_of_these_files_whose_tables_say_what_the_run_says(tra
         with (place / name).open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
-    rounds, clients, links = table("rounds.csv"), table("clients.csv"), table("links.csv")
+    rounds, clients, edges = table("rounds.csv"), table("clients.csv"), table("edges.csv")
     assert [float(row["loss"]) for row in rounds] == run.history.rounds["loss"].tolist()
     assert [float(row["accuracy"]) for row in rounds] == run.history.rounds["accuracy"].tolist()
     assert [float(row["spent"]) for row in clients] == run.accounts.spent.tolist()
@@ -257,7 +257,7 @@ def test_a_run_is_a_folder_of_these_files_whose_tables_say_what_the_run_says(tra
             "files": files_in(folder / "out"),
             "of a round": list(rounds[0]),
             "of a client": list(clients[0]),
-            "links": [[row["source"], row["target"], float(row["weight"])] for row in links],
+            "edges": [[row["source"], row["target"], float(row["weight"])] for row in edges],
         }
     )
 
@@ -315,7 +315,9 @@ def test_a_stopped_training_goes_on_to_the_same_end_bit_for_bit(trained, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        mppfl.train(mppfl.read_experiment(experiment), folder=tmp_path / "out", on_round=stop_after_the_second_round)
+        mppfl.run_experiment(
+            mppfl.read_experiment(experiment), folder=tmp_path / "out", on_round=stop_after_the_second_round
+        )
     stopped = files_in(tmp_path / "out")
     command("train", experiment, "--output", tmp_path / "out", "--resume", "--quiet")
     whole, resumed = (mppfl.load_run(each / "out" / "mppfl") for each in (folder, tmp_path))
@@ -332,9 +334,9 @@ def test_what_a_folder_holds_is_replaced_or_resumed_only_as_it_may_be(trained, g
     told = command(*line, code=1).stderr
     changed = mppfl.read_experiment(line[1], ["training.learning_rate=0.4"])
     with pytest.raises(mppfl.MppflError, match="holds another experiment") as refused:
-        mppfl.train(changed, folder=folder / "out", resume=True)
+        mppfl.run_experiment(changed, folder=folder / "out", resume=True)
     with pytest.raises(mppfl.MppflError, match="holds no training to resume"):
-        mppfl.train(mppfl.read_experiment(line[1]), folder=folder / "nothing", resume=True)
+        mppfl.run_experiment(mppfl.read_experiment(line[1]), folder=folder / "nothing", resume=True)
     assert "Choose one of them" in command(*line, "--resume", "--overwrite", code=2).stderr
     assert {path: (folder / "out" / path).read_bytes() for path in files_in(folder / "out")} == before
     command(*line, "--overwrite", "--set", "game.num_rounds=1")
@@ -404,10 +406,10 @@ def test_the_ten_lines_solve_split_and_train(golden):
     graph = mppfl.random_graph("erdos_renyi", 6, rng=rng)
     game = mppfl.make_game(graph, mppfl.draw_clients("paper-like", 6, rng))
     found = mppfl.solve(game, "mppfl", num_rounds=3)
-    data = mppfl.split(mppfl.load_data("digits"), "iid", 6, rng=rng)
+    data = mppfl.split_dataset(mppfl.load_dataset("digits"), "iid", 6, rng=rng)
     config = mppfl.TrainingConfig(learning_rate=0.1, batch_size=16, budget_unit=0.01, local_epochs=2)
     model = mppfl.make_model("mlp", data.input_shape, 10, hidden=(12,))
-    records = list(mppfl.training_rounds(model, data, found.plan, config))
+    records = list(mppfl.train_rounds(model, data, found.plan, config))
     golden.check(
         plain(
             {

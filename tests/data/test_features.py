@@ -22,7 +22,7 @@ from mppfl.data import (
     fixed_features,
     gradient_histograms,
     grey_histograms,
-    load_data,
+    load_dataset,
     model_inputs,
     picture_blocks,
     whitening_of,
@@ -292,7 +292,7 @@ def test_a_linear_softmax_on_them_gets_nine_tenths_of_fashion_mnist_right():
 
     if not os.environ.get("MPPFL_DATA") or find_files("fashion-mnist") is None:
         pytest.skip("fashion-mnist is not under MPPFL_DATA (docs/data-sets.md)")
-    data = fixed_features(load_data("fashion-mnist", source="files"), "oriented_gradients")
+    data = fixed_features(load_dataset("fashion-mnist", source="files"), "oriented_gradients")
     inputs, labels = torch.tensor(data.train.features), torch.tensor(data.train.labels)
     wanted = torch.nn.functional.one_hot(labels, 10).float()
     weights, momentum = torch.zeros(NUM_FEATURES, 10), torch.zeros(NUM_FEATURES, 10)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from mppfl.data import load_data
+from mppfl.data import load_dataset
 from mppfl.errors import BadFile
 from tests.data.drawn import (
     draw,
@@ -44,8 +44,8 @@ def read(tmp_path, monkeypatch):
     """Reads a small data set from the files in tmp_path."""
 
     def reading(name, **changes):
-        monkeypatch.setattr(home(load_data), "KNOWN", {name: small(name, **changes)})
-        return load_data(name, tmp_path, source="files")
+        monkeypatch.setattr(home(load_dataset), "KNOWN", {name: small(name, **changes)})
+        return load_dataset(name, tmp_path, source="files")
 
     return reading
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mppfl.data import KNOWN, find_files, load_data, model_inputs, split
+from mppfl.data import KNOWN, find_files, load_dataset, model_inputs, split_dataset
 from mppfl.errors import BadFile
 
 pytestmark = pytest.mark.data
@@ -28,7 +28,7 @@ def here(name):
 @pytest.fixture(scope="module", params=NAMES)
 def real(request):
     here(request.param)
-    return load_data(request.param, source="files")
+    return load_dataset(request.param, source="files")
 
 
 def test_a_real_set_is_what_it_should_be(real):
@@ -48,7 +48,7 @@ def test_the_published_constants_standardise_the_training_part(real):
 
 
 def test_a_real_set_is_divided_whole(real):
-    data = split(real, "dirichlet", 100, rng=np.random.default_rng(0))
+    data = split_dataset(real, "dirichlet", 100, rng=np.random.default_rng(0))
     assert data.num_examples.sum() == len(real.train)
     assert data.num_examples.min() >= 10
     assert len(np.unique(np.concatenate(data.members))) == len(real.train)
@@ -68,4 +68,4 @@ def test_one_changed_byte_of_an_official_file_is_noticed(tmp_path):
     path.unlink()
     (copy / name).write_bytes(content)
     with pytest.raises(BadFile, match=f"{name} is not the official file"):
-        load_data("fashion-mnist", tmp_path)
+        load_dataset("fashion-mnist", tmp_path)

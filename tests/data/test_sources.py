@@ -1,4 +1,4 @@
-"""load_data finds a data set by name, verifies it, and says in one line what is missing or wrong."""
+"""load_dataset finds a data set by name, verifies it, and says in one line what is missing or wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from mppfl.data import KNOWN, Dataset, Examples, find_files, load_data, model_inputs
+from mppfl.data import KNOWN, Dataset, Examples, find_files, load_dataset, model_inputs
 from mppfl.errors import BadFile, BadInput, MissingExtra, MppflError
 from tests.data.drawn import (
     draw,
@@ -65,7 +65,7 @@ def test_every_set_is_found_in_every_form(tmp_path, monkeypatch, small_sets, way
         monkeypatch.setenv("MPPFL_DATA", str(tmp_path))
     place = {"folder": tmp_path, "folder itself": tmp_path / folder, "MPPFL_DATA": None}[by]
     assert find_files(name, place).form.what == form
-    found = load_data(name, place)
+    found = load_dataset(name, place)
     assert (len(found.train), len(found.test), found.num_classes) == (9, 4, 3)
     assert found.train.features.shape[1:] == KNOWN[name].shape
     assert (found.mean, found.std) == (KNOWN[name].mean, KNOWN[name].std)
@@ -77,7 +77,7 @@ def test_every_set_is_found_in_every_form(tmp_path, monkeypatch, small_sets, way
 def test_what_is_not_here_is_told_with_where_it_was_looked_for_and_how_to_get_it(tmp_path, name):
     for folder, words in ((None, "MPPFL_DATA is not set"), (tmp_path / "no", "is no folder"), (tmp_path, "looked for")):
         with pytest.raises(BadFile, match=words) as caught:
-            load_data(name, folder)
+            load_dataset(name, folder)
         assert KNOWN[name].source in str(caught.value)
         assert f"mppfl data get {name}" in str(caught.value)
 
@@ -88,13 +88,13 @@ def test_a_missing_file_among_others_is_named(tmp_path, small_sets):
     with pytest.raises(
         BadFile, match=r"t10k-labels-idx1-ubyte of fashion-mnist is missing in .*/fashion-mnist\. Point"
     ):
-        load_data("fashion-mnist", tmp_path)
+        load_dataset("fashion-mnist", tmp_path)
 
 
 def test_files_of_something_else_are_refused_by_their_checksum(tmp_path):
     write_idx(tmp_path / "fashion-mnist", draw((28, 28, 1)))
     with pytest.raises(BadFile, match=r"train-images-idx3-ubyte\.gz is not the official file: what it holds has md5"):
-        load_data("fashion-mnist", tmp_path)
+        load_dataset("fashion-mnist", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_another_number_of_examples_is_refused(tmp_path, monkeypatch, changes, w
     write_npz(tmp_path / "cifar-100", draw((32, 32, 3)))
     monkeypatch.setattr(home(find_files), "KNOWN", {"cifar-100": small("cifar-100", **changes)})
     with pytest.raises(BadFile, match=words):
-        load_data("cifar-100", tmp_path)
+        load_dataset("cifar-100", tmp_path)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(BadInput, match=r"'Fashion_MNIST' is not known\. Did you mean 'fashion-mnist'\?"):
-        load_data("Fashion_MNIST")
+        load_dataset("Fashion_MNIST")
     with pytest.raises(BadInput, match="Known: digits, fashion-mnist"):
-        load_data("weather")
+        load_dataset("weather")
     with pytest.raises(BadInput, match="source='web' must be \"auto\""):
-        load_data("digits", source="web")
+        load_dataset("digits", source="web")
 
 
 def test_the_catalogue_is_consistent():
@@ -144,7 +144,7 @@ def test_the_catalogue_is_consistent():
 
 
 def test_digits_need_nothing():
-    found = load_data("digits")
+    found = load_dataset("digits")
     assert found.provenance == "scikit-learn"
     assert found.train.features.shape == (1433, 8, 8, 1)
     inputs = np.concatenate([model_inputs(found, part.features) for part in (found.train, found.test)])
@@ -214,7 +214,7 @@ def user_arrays(rng, shape, dtype):
 def test_a_users_own_arrays_are_read(tmp_path, shape, dtype, stored, inputs, mean, std):
     path = tmp_path / "own.npz"
     np.savez(path, **user_arrays(np.random.default_rng(0), shape, dtype), users=np.array(list("aabbcc")))
-    found = load_data(str(path))
+    found = load_dataset(str(path))
     assert (found.name, found.num_classes, found.class_names) == ("own", 3, ("0", "1", "2"))
     assert (str(found.train.features.dtype), found.mean, found.std) == (stored, mean, std)
     assert found.test.labels.tolist() == [2, 1, 0]
@@ -230,7 +230,7 @@ def test_a_users_own_arrays_may_have_the_other_names_and_names_of_classes(tmp_pa
         **{new: arrays[old] for new, old in renamed.items()},
         class_names=np.array(["cat", "dog", "owl", "never seen"]),
     )
-    found = load_data(str(tmp_path / "own.npz"))
+    found = load_dataset(str(tmp_path / "own.npz"))
     assert found.class_names == ("cat", "dog", "owl", "never seen")
     assert found.users is None
 
@@ -258,22 +258,22 @@ def test_a_fault_in_a_users_own_file_is_told_with_its_name(tmp_path, changes, wo
     arrays = {**user_arrays(np.random.default_rng(0), (4,), "float64"), **changes}
     np.savez(tmp_path / "own.npz", **{key: value for key, value in arrays.items() if value is not None})
     with pytest.raises(BadFile, match=words) as caught:
-        load_data(str(tmp_path / "own.npz"))
+        load_dataset(str(tmp_path / "own.npz"))
     assert str(caught.value).startswith(str(tmp_path / "own.npz"))
 
 
 def test_a_users_file_that_is_not_there_or_no_archive_is_refused(tmp_path):
     with pytest.raises(BadFile, match="does not exist"):
-        load_data(str(tmp_path / "own.npz"))
+        load_dataset(str(tmp_path / "own.npz"))
     (tmp_path / "own.npz").mkdir()
     with pytest.raises(BadFile, match="is a directory"):
-        load_data(str(tmp_path / "own.npz"))
+        load_dataset(str(tmp_path / "own.npz"))
     np.save(tmp_path / "alone.npy", np.zeros(3))
     (tmp_path / "alone.npy").rename(tmp_path / "alone.npz")
     with pytest.raises(BadFile, match=r"is no \.npz"):
-        load_data(str(tmp_path / "alone.npz"))
+        load_dataset(str(tmp_path / "alone.npz"))
     with pytest.raises(BadInput, match="is a file"):
-        load_data(str(tmp_path / "own.npz"), source="hub")
+        load_dataset(str(tmp_path / "own.npz"), source="hub")
 
 
 # ---- the hub ----------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def hub(monkeypatch, small_sets):
     ],
 )
 def test_the_hub_has_every_set_that_must_be_fetched(hub, name, path):
-    found = load_data(name, source="hub")
+    found = load_dataset(name, source="hub")
     assert hub == [(*path, "train"), (*path, "test")]
     for examples, (images, labels) in zip((found.train, found.test), draw(KNOWN[name].shape).values(), strict=True):
         np.testing.assert_array_equal(examples.features, images)
@@ -323,32 +323,32 @@ def test_the_hub_has_every_set_that_must_be_fetched(hub, name, path):
 
 def test_files_come_before_the_hub_and_going_there_is_announced(tmp_path, hub, caplog):
     write_npz(tmp_path / "cifar-10", draw((32, 32, 3)))
-    assert "npz" in load_data("cifar-10", tmp_path).provenance
+    assert "npz" in load_dataset("cifar-10", tmp_path).provenance
     assert hub == []
     with caplog.at_level(logging.WARNING):
-        assert "hub" in load_data("svhn", tmp_path).provenance
+        assert "hub" in load_dataset("svhn", tmp_path).provenance
     assert "svhn is in no folder here; loading it from the Hugging Face hub" in caplog.text
     with pytest.raises(BadFile, match="was not found"):
-        load_data("svhn", tmp_path, source="files")
+        load_dataset("svhn", tmp_path, source="files")
 
 
 def test_a_damaged_file_is_never_replaced_by_the_hub_in_silence(tmp_path, hub):
     write_npz(tmp_path / "svhn", draw((32, 32, 3)))
     (tmp_path / "svhn" / "train.npz").write_bytes(b"damaged")
     with pytest.raises(BadFile, match=r"train\.npz"):
-        load_data("svhn", tmp_path)
+        load_dataset("svhn", tmp_path)
     assert hub == []
 
 
 def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra():
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
-        load_data("svhn", source="hub")
+        load_dataset("svhn", source="hub")
 
 
 def test_digits_without_scikit_learn_are_refused_by_the_name_of_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"sklearn is not installed. Run: pip install 'mppfl\[train\]'"):
-        load_data("digits")
+        load_dataset("digits")
 
 
 def test_what_the_hub_objects_to_is_told_in_one_line(monkeypatch, hub):
@@ -357,10 +357,10 @@ def test_what_the_hub_objects_to_is_told_in_one_line(monkeypatch, hub):
 
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", unreachable)
     with pytest.raises(MppflError, match=r"the hub did not give 'cifar10' \(ConnectionError: no route to host\)"):
-        load_data("cifar-10", source="hub")
+        load_dataset("cifar-10", source="hub")
 
 
 def test_other_columns_on_the_hub_are_refused(monkeypatch, hub):
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *_, **__: [{"photo": 1, "tag": 2}])
     with pytest.raises(BadFile, match="has columns photo, tag"):
-        load_data("cifar-10", source="hub")
+        load_dataset("cifar-10", source="hub")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mppfl
-from mppfl.data import Dataset, Examples, client_data, load_data, split
+from mppfl.data import Dataset, Examples, client_data, load_dataset, split_dataset
 from mppfl.errors import BadInput
 from mppfl.network import communities_of
 
@@ -32,7 +32,7 @@ def balanced(num_rows, num_classes=10):
 
 
 def two_circles(size=10):
-    """Two groups in which everyone knows everyone, joined by one link."""
+    """Two groups in which everyone knows everyone, joined by one edge."""
     options = {"sizes": [size, size], "within": 1.0, "between": 0.01}
     return mppfl.random_graph("stochastic_block", 2 * size, rng=np.random.default_rng(0), **options)
 
@@ -69,7 +69,7 @@ def divisions(draw):
 @settings(max_examples=150, deadline=None)
 def test_every_example_has_one_owner_and_every_client_enough(division):
     data, how, num_clients, options, seed = division
-    found = split(data, how, num_clients, rng=np.random.default_rng(seed), **options)
+    found = split_dataset(data, how, num_clients, rng=np.random.default_rng(seed), **options)
     assert is_a_partition(found)
     assert found.num_clients == num_clients == len(found.names)
     assert found.num_examples.min() >= options["min_examples"]
@@ -80,7 +80,7 @@ def test_every_example_has_one_owner_and_every_client_enough(division):
 @settings(max_examples=50, deadline=None)
 def test_one_stream_gives_one_division(division):
     data, how, num_clients, options, seed = division
-    once, again = (split(data, how, num_clients, rng=np.random.default_rng(seed), **options) for _ in range(2))
+    once, again = (split_dataset(data, how, num_clients, rng=np.random.default_rng(seed), **options) for _ in range(2))
     assert once.split == again.split
     assert all(np.array_equal(one, other) for one, other in zip(once.members, again.members, strict=True))
 
@@ -88,7 +88,9 @@ def test_one_stream_gives_one_division(division):
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=60))
 def test_a_natural_split_gives_everyone_their_own(owners):
     users = tuple(f"user {number}" for number in owners)
-    found = split(dataset([0] * len(users), users=users), "natural", rng=np.random.default_rng(0), min_examples=1)
+    found = split_dataset(
+        dataset([0] * len(users), users=users), "natural", rng=np.random.default_rng(0), min_examples=1
+    )
     assert is_a_partition(found)
     assert found.names == tuple(dict.fromkeys(users))
     for name, rows in zip(found.names, found.members, strict=True):
@@ -99,19 +101,19 @@ def test_a_natural_split_gives_everyone_their_own(owners):
 
 
 def test_iid_sizes_are_equal_up_to_one():
-    found = split(balanced(103), "iid", 10, rng=np.random.default_rng(0))
+    found = split_dataset(balanced(103), "iid", 10, rng=np.random.default_rng(0))
     assert sorted(found.num_examples) == [10] * 7 + [11] * 3
     assert found.split == "IID, equal sizes"
 
 
 def test_iid_shuffles_rows_that_are_sorted_by_class():
-    found = split(dataset(np.repeat(np.arange(10), 100)), "iid", 5, rng=np.random.default_rng(0))
+    found = split_dataset(dataset(np.repeat(np.arange(10), 100)), "iid", 5, rng=np.random.default_rng(0))
     # 200 of 1,000 rows: 20 of each class on average, standard deviation 3.8; outside 2 to 38 once in a million.
     assert all(2 <= count <= 38 for client in range(5) for count in np.bincount(found.of(client)[1], minlength=10))
 
 
 def test_uneven_sizes_are_lognormal():
-    found = split(balanced(200_000), "iid", 500, rng=np.random.default_rng(0), uneven=0.7, min_examples=1)
+    found = split_dataset(balanced(200_000), "iid", 500, rng=np.random.default_rng(0), uneven=0.7, min_examples=1)
     logs = np.log(found.num_examples)
     assert logs.std() == approx(0.7, abs=0.1)  # standard error 0.022
     assert found.split == "IID, lognormal(0.7) sizes"
@@ -124,7 +126,9 @@ def shares_of_largest_label(data):
 
 def test_a_small_concentration_gives_each_few_labels_and_a_large_one_all_alike():
     few, some, alike = (
-        shares_of_largest_label(split(balanced(10_000), "dirichlet", 20, rng=np.random.default_rng(1), concentration=c))
+        shares_of_largest_label(
+            split_dataset(balanced(10_000), "dirichlet", 20, rng=np.random.default_rng(1), concentration=c)
+        )
         for c in (0.01, 0.3, 1e4)
     )
     assert few > 0.7 > some > 0.3
@@ -135,18 +139,18 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     # A share of Dirichlet(β) over N clients has mean 1/N and variance (1/N)(1 - 1/N) / (Nβ + 1).
     data, shares = dataset(np.arange(40_000) % 2), []
     for seed in range(200):
-        found = split(data, "dirichlet", 4, rng=np.random.default_rng(seed), concentration=0.5, min_examples=1)
+        found = split_dataset(data, "dirichlet", 4, rng=np.random.default_rng(seed), concentration=0.5, min_examples=1)
         shares += [(found.of(client)[1] == 0).sum() / 20_000 for client in range(4)]
     assert np.mean(shares) == approx(0.25)
     assert np.var(shares) == approx(0.25 * 0.75 / 3, rel=0.3)
 
 
 def test_examples_are_moved_where_no_draw_gives_everyone_enough_and_that_is_told():
-    found = split(balanced(1000), "dirichlet", 100, rng=np.random.default_rng(0), concentration=0.01)
+    found = split_dataset(balanced(1000), "dirichlet", 100, rng=np.random.default_rng(0), concentration=0.01)
     assert (found.num_examples == 10).all()  # there are no more than that
     assert "at least 10 each" in found.split
     assert "examples moved for that" in found.split
-    found = split(balanced(10_000), "dirichlet", 10, rng=np.random.default_rng(0), concentration=1.0)
+    found = split_dataset(balanced(10_000), "dirichlet", 10, rng=np.random.default_rng(0), concentration=1.0)
     assert found.split == "Dirichlet(1) over labels, at least 10 each"
     assert len(set(found.num_examples)) > 5  # sizes differ
 
@@ -158,7 +162,7 @@ def test_communities_are_those_who_know_each_other():
 
 def test_members_of_a_community_prefer_the_same_labels():
     graph = two_circles()
-    found = split(balanced(20_000), "community", graph=graph, rng=np.random.default_rng(0), concentration=0.3)
+    found = split_dataset(balanced(20_000), "community", graph=graph, rng=np.random.default_rng(0), concentration=0.3)
     shares = np.array(
         [np.bincount(found.of(client)[1], minlength=10) / found.num_examples[client] for client in range(20)]
     )
@@ -171,18 +175,18 @@ def test_members_of_a_community_prefer_the_same_labels():
 
 
 def test_a_natural_split_follows_the_graph_where_there_is_one():
-    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]), names=["bob", "ann"])
+    graph = mppfl.graph_from_edges(np.array([0, 1]), np.array([1, 0]), names=["bob", "ann"])
     data = dataset([0, 1, 0, 1], users=("ann", "bob", "ann", "ann"))
-    found = split(data, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
+    found = split_dataset(data, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
     assert found.names == ("bob", "ann")
     assert [rows.tolist() for rows in found.members] == [[1], [0, 2, 3]]
     stranger = dataclasses.replace(data, users=("ann", "bob", "eve", "ann"))
     with pytest.raises(BadInput, match="1 users of rows are not in the graph: 'eve'"):
-        split(stranger, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
+        split_dataset(stranger, "natural", graph=graph, rng=np.random.default_rng(0), min_examples=1)
 
 
 def test_clients_have_what_they_own():
-    data = split(load_data("digits"), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
+    data = split_dataset(load_dataset("digits"), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
     assert data.input_shape == (1, 8, 8)
     assert data.names == tuple("abcdefg")
     assert data.num_examples.dtype == np.int64
@@ -218,21 +222,21 @@ def test_clients_have_what_they_own():
 )
 def test_what_cannot_be_divided_is_refused(how, num_clients, options, words):
     with pytest.raises(BadInput) as caught:
-        split(balanced(100), how, num_clients, rng=np.random.default_rng(0), **options)
+        split_dataset(balanced(100), how, num_clients, rng=np.random.default_rng(0), **options)
     assert words in str(caught.value)
 
 
 def test_a_graph_of_another_size_is_refused():
     with pytest.raises(BadInput, match="num_clients=7 does not fit: there are 20 clients in the graph"):
-        split(balanced(1000), "community", 7, graph=two_circles(), rng=np.random.default_rng(0))
+        split_dataset(balanced(1000), "community", 7, graph=two_circles(), rng=np.random.default_rng(0))
 
 
 def test_users_with_too_few_examples_are_refused_by_name():
     data = dataset([0] * 12, users=("ann",) * 11 + ("bob",))
     with pytest.raises(BadInput, match=r"user 'bob' has 1 examples, min_examples is 10 \(1 such of 2\)"):
-        split(data, "natural", rng=np.random.default_rng(0))
+        split_dataset(data, "natural", rng=np.random.default_rng(0))
     with pytest.raises(BadInput, match="num_clients=3 does not fit: there are 2 users"):
-        split(data, "natural", 3, rng=np.random.default_rng(0), min_examples=1)
+        split_dataset(data, "natural", 3, rng=np.random.default_rng(0), min_examples=1)
 
 
 # ---- a user's own arrays ----------------------------------------------------------------------------------------
@@ -241,7 +245,7 @@ def test_users_with_too_few_examples_are_refused_by_name():
 def test_own_arrays_are_split_without_a_file():
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 256, (50, 4, 4), dtype=np.uint8), np.arange(50) % 2
-    data = split(((X, y), (X[:7], y[:7])), "iid", 3, rng=rng)
+    data = split_dataset(((X, y), (X[:7], y[:7])), "iid", 3, rng=rng)
     assert is_a_partition(data)
     assert (data.num_clients, data.input_shape, data.provenance) == (3, (1, 4, 4), "given as arrays")
     assert data.test_features[:, 0] == approx(X[:7] / 127.5 - 1, abs=1e-6)
@@ -249,7 +253,7 @@ def test_own_arrays_are_split_without_a_file():
 
 def test_of_own_arrays_without_a_test_part_every_fifth_example_of_a_class_is_held_out():
     X, y = np.arange(40, dtype=np.float32)[:, None], np.repeat([0, 1, 2], [20, 17, 3])
-    data = split((X, y), "dirichlet", 2, rng=np.random.default_rng(0))
+    data = split_dataset((X, y), "dirichlet", 2, rng=np.random.default_rng(0))
     assert data.test_features[:, 0].tolist() == [4, 9, 14, 19, 24, 29, 34]
     assert data.num_examples.sum() == 33
     assert "every fifth example of each class held out for testing" in data.provenance
@@ -261,7 +265,7 @@ def test_of_own_arrays_without_a_test_part_every_fifth_example_of_a_class_is_hel
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        (np.zeros((5, 3)), "ndarray is no data set. Give load_data(...), (X, y) or ((X, y), (X_test, y_test))."),
+        (np.zeros((5, 3)), "ndarray is no data set. Give load_dataset(...), (X, y) or ((X, y), (X_test, y_test))."),
         ((np.zeros((5, 3)),), "tuple of 1 is no data set"),
         ((np.zeros((5, 3)), np.zeros(4, int)), "5 examples have 4 labels; give one label each."),
         ((np.zeros(5), np.zeros(5, int)), "features of shape (5,) must be [n, H, W, C], [n, H, W] or [n, d]."),
@@ -273,7 +277,7 @@ def test_of_own_arrays_without_a_test_part_every_fifth_example_of_a_class_is_hel
 )
 def test_own_arrays_of_wrong_shape_are_refused_in_one_line(arrays, words):
     with pytest.raises(BadInput) as caught:
-        split(arrays, "iid", 1, rng=np.random.default_rng(0), min_examples=1)
+        split_dataset(arrays, "iid", 1, rng=np.random.default_rng(0), min_examples=1)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

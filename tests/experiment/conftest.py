@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mppfl.experiment import train
+from mppfl.experiment import run_experiment
 from tests.experiment.small import small
 
 
 @pytest.fixture(scope="session")
 def undisturbed():
     """What the small experiment comes to when nothing happens."""
-    return train(small())
+    return run_experiment(small())

@@ -52,7 +52,7 @@ CASES = {
 
 
 def graph_of(names, rng, isolated=0):
-    """A random ring with chords; the last `isolated` clients are linked to nobody."""
+    """A random ring with chords; the last `isolated` clients are connected to nobody."""
     size = len(names) - isolated
     if size < 2:
         empty = sp.csr_array((len(names), len(names)), dtype=np.float64)

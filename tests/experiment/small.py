@@ -9,7 +9,7 @@ from mppfl.experiment import experiment_from
 SMALL = {
     "name": "small",
     "seed": 3,
-    "mechanisms": ["mppfl", "fixed"],
+    "mechanisms": ["mppfl", "dp_fedavg"],
     "network": {"num_clients": 5},
     "game": {"num_rounds": 4},
     "training": {"model": "softmax", "learning_rate": 0.1, "local_epochs": 1, "budget_unit": 0.01},

@@ -12,7 +12,7 @@ import pytest
 
 from mppfl.data import Dataset, Examples
 from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
-from mppfl.experiment import experiment_from, game_without_data, prepare, read_experiment, solve_all, train
+from mppfl.experiment import experiment_from, game_without_data, prepare, read_experiment, run_experiment, solve_all
 from mppfl.training import require_trainable
 from mppfl.training.engines import Engine
 from tests.experiment.small import SMALL, small
@@ -53,11 +53,11 @@ def three_friends(tmp_path):
     """An experiment with a clients file that bounds cat to [0.1, 0.2]."""
 
     def read(game: str):
-        (tmp_path / "links.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
+        (tmp_path / "edges.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
         lines = "ann,1,0.5,0.1,0,inf\nbob,1,0.5,0.1,0,inf\ncat,1,0.5,0.1,0.1,0.2\n"
         header = "name,quadratic_cost,linear_cost,noise_harm,budget_min,budget_max\n"
         (tmp_path / "who.csv").write_text(header + lines)
-        text = f'[network]\nsource = "links.csv"\n[game]\nclients = "who.csv"\n{game}\n'
+        text = f'[network]\nsource = "edges.csv"\n[game]\nclients = "who.csv"\n{game}\n'
         (tmp_path / "three.toml").write_text(text)
         return read_experiment(tmp_path / "three.toml")
 
@@ -100,7 +100,7 @@ def test_another_seed_of_one_purpose_changes_that_purpose_alone():
 
 
 def test_seeds_and_aggregations_multiply_the_trainings():
-    chosen = small(seeds=[1, 2], mechanisms=["mppfl"], aggregations=["size", "noise_aware"])
+    chosen = small(seeds=[1, 2], mechanisms=["mppfl"], aggregations=["num_examples", "noise_aware"])
     assert [case.name for case in prepare(chosen)] == [
         "mppfl-size-seed1",
         "mppfl-noise_aware-seed1",
@@ -116,16 +116,16 @@ def test_own_reward_lets_each_server_set_its_rates():
 
 def test_a_case_keeps_the_options_of_its_own_mechanism_alone():
     game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
-    cases = prepare(small(mechanisms=["mppfl", "fixed", "budget_limited"], game=game))
+    cases = prepare(small(mechanisms=["mppfl", "dp_fedavg", "budget_limited"], game=game))
     options = [(case.experiment.game.fixed_budget, case.experiment.game.payment_limit) for case in cases]
     assert options == [("min", None), ("mean", None), ("min", 2.0)]
 
 
 def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
-    (tmp_path / "links.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
+    (tmp_path / "edges.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
     lines = "".join(f"{name},0.5,0.5,0.1,3\n" for name in ("ann", "bob", "cat"))
     (tmp_path / "who.csv").write_text(f"name,quadratic_cost,linear_cost,noise_harm,data_size\n{lines}")
-    text = 'mechanism = "mppfl"\n[network]\nsource = "links.csv"\nnum_clients = 3\n[game]\nclients = "who.csv"\n'
+    text = 'mechanism = "mppfl"\n[network]\nsource = "edges.csv"\nnum_clients = 3\n[game]\nclients = "who.csv"\n'
     (tmp_path / "own.toml").write_text(text)
     chosen = read_experiment(tmp_path / "own.toml")
     (case,) = prepare(chosen)
@@ -135,12 +135,12 @@ def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
         prepare(replace(chosen, network=replace(chosen.network, num_clients=4)))
     capped = replace(chosen, ledger=replace(chosen.ledger, caps={"dan": 1.0}))
     with pytest.raises(UnknownClient, match="dan"):
-        train(capped)
+        run_experiment(capped)
 
 
 def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
     with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
-        train(small(training={"batch_size": 400}))
+        run_experiment(small(training={"batch_size": 400}))
     prepare(small(training={"batch_size": 400, "privacy": "full_batch", "clip_norm": 1.0}))  # takes all there is
 
 
@@ -150,13 +150,13 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(device, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadInput, match=f"training.device='{device}', but PyTorch finds no GPU here"):
-        train(small(training={"device": device}))
+        run_experiment(small(training={"device": device}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BadInput, match="there are 2 GPUs"):
-        train(small(training={"device": "cuda:7"}))
+        run_experiment(small(training={"device": "cuda:7"}))
     with pytest.raises(BadInput, match=r"training\.device='gpu' is not known"):
-        train(small(training={"device": "gpu"}))
+        run_experiment(small(training={"device": "gpu"}))
 
 
 def test_all_seeds_are_computed_in_one_batch(monkeypatch):
@@ -170,7 +170,7 @@ def test_all_seeds_are_computed_in_one_batch(monkeypatch):
             return super().updates(given)
 
     monkeypatch.setattr(rounds, "Engine", Counted)
-    train(chosen)
+    run_experiment(chosen)
     assert lanes == [6 * 5]  # every client of every seed and mechanism, at once
 
 
@@ -189,7 +189,7 @@ def test_fixed_features_stand_in_for_pictures(monkeypatch):
     rng = np.random.default_rng(0)
     parts = [Examples(rng.integers(0, 256, (60, 16, 16, 1)).astype(np.uint8), np.arange(60) % 3) for _ in range(2)]
     drawn = Dataset("drawn", *parts, 3, ("a", "b", "c"), "drawn", (0.5,), (0.25,))
-    monkeypatch.setattr(build, "load_data", lambda *_, **__: drawn)
+    monkeypatch.setattr(build, "load_dataset", lambda *_, **__: drawn)
     training = {"model": "linear", "batch_size": 4}
     pictures, numbers = (
         prepare(small(data={"features": name}, training=training))[0].data for name in ("none", "oriented_gradients")

@@ -58,8 +58,8 @@ def test_a_table_has_the_names_and_defaults_of_its_dataclass(file):
 
 
 def test_one_seed_and_one_mechanism_stand_for_lists_of_one(file):
-    assert read_experiment(file('seed = 4\nmechanism = "fixed"\n')).seeds == (4,)
-    assert read_experiment(file('seed = 4\nmechanism = "fixed"\n')).mechanisms == ("fixed",)
+    assert read_experiment(file('seed = 4\nmechanism = "dp_fedavg"\n')).seeds == (4,)
+    assert read_experiment(file('seed = 4\nmechanism = "dp_fedavg"\n')).mechanisms == ("dp_fedavg",)
     assert complaint(file("seed = 4\nseeds = [4]\n")) == "seed and seeds are both given. Keep one of them."
 
 
@@ -76,11 +76,11 @@ def test_relative_paths_are_relative_to_the_file(file, tmp_path, monkeypatch):
 
 def test_overrides_are_toml_values_and_bare_words_are_text(file):
     path = file('mechanism = "mppfl"\n[training]\nclip_norm = 2.0\n')
-    changes = ["training.clip_norm=0.5", "data.split=dirichlet", 'mechanisms=["fixed", "random"]', "seed=9"]
+    changes = ["training.clip_norm=0.5", "data.split=dirichlet", 'mechanisms=["dp_fedavg", "random"]', "seed=9"]
     chosen = read_experiment(path, [*changes, "ledger.caps.ann=2", 'game.preset="benign"', "ledger.keep=false"])
     assert chosen.training.config.clip_norm == 0.5
     assert (chosen.data.split, chosen.game.preset) == ("dirichlet", "benign")
-    assert (chosen.mechanisms, chosen.seeds) == (("fixed", "random"), (9,))
+    assert (chosen.mechanisms, chosen.seeds) == (("dp_fedavg", "random"), (9,))
     assert (chosen.ledger.caps, chosen.ledger.keep) == ({"ann": 2.0}, False)
 
 
@@ -128,10 +128,10 @@ def test_an_experiment_is_shown_by_what_it_changes():
 
 OPTIONS = {
     "erdos_renyi": {"probability_range": [0.3, 0.5], "weights": "ones"},
-    "barabasi_albert": {"links_each": 2, "weight_range": [0.5, 1.0]},
+    "barabasi_albert": {"edges_each": 2, "weight_range": [0.5, 1.0]},
     "watts_strogatz": {"neighbours": 4, "rewire": 0.2},
     "stochastic_block": {"sizes": [4, 4], "within": 0.9, "between": 0.2},
-    "skewed": {"num_links": 20, "popularity": 0.5, "length_spread": 1.0},
+    "skewed": {"num_edges": 20, "popularity": 0.5, "length_spread": 1.0},
 }
 
 
@@ -168,7 +168,7 @@ def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
 
 SOME = [
     {},
-    {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["size", "uniform"]},
+    {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["num_examples", "uniform"]},
     {"name": "with blanks", "network": {"generate": "stochastic_block", "sizes": [3, 4], "within": 0.5}},
     {"network": {"source": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
     {
@@ -178,7 +178,7 @@ SOME = [
     {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
     {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
     {"game": {"convention": "own", "payment_limit": 3.5}, "mechanism": "budget_limited"},
-    {"game": {"fixed_budget": 0.25}, "mechanisms": ["mppfl", "fixed"]},
+    {"game": {"fixed_budget": 0.25}, "mechanisms": ["mppfl", "dp_fedavg"]},
     {"game": {"budget_min": 0.125, "budget_max": 2}},
 ]
 
@@ -325,15 +325,15 @@ def test_whatever_a_file_says_it_is_an_experiment_or_one_line(inner, top):
 def test_the_examples_are_valid():
     demo = read_experiment(EXAMPLES / "demo.toml")
     assert (demo.data.name, demo.output) == ("digits", Experiment().output)  # needs no download
-    assert demo.mechanisms == ("mppfl", "social_agnostic", "random", "fixed", "sarda_like")
+    assert demo.mechanisms == ("mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like")
     private = read_experiment(EXAMPLES / "fashion_mnist_private.toml")
     assert (private.data.name, private.data.features) == ("fashion-mnist", "oriented_gradients")
-    assert (private.mechanisms, private.game.fixed_budget, private.training.dp_epsilon) == (("fixed",), 1.0, 3.0)
+    assert (private.mechanisms, private.game.fixed_budget, private.training.dp_epsilon) == (("dp_fedavg",), 1.0, 3.0)
     assert private.training.config.mechanism.guarantee.startswith("ρ-zCDP per record")
 
 
 OF_ONE_MECHANISM = """
-mechanisms = ["mppfl", "fixed", "budget_limited"]
+mechanisms = ["mppfl", "dp_fedavg", "budget_limited"]
 [game]
 convention = "own"
 fixed_budget = "mean"

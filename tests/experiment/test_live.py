@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import LiveRun, copied_ledger, is_run, load_run, marks_of, read_experiment, read_live, train
+from mppfl.experiment import (
+    LiveRun,
+    copied_ledger,
+    is_run,
+    load_run,
+    marks_of,
+    read_experiment,
+    read_live,
+    run_experiment,
+)
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
@@ -33,7 +42,7 @@ def names_in(folder):
 
 def test_the_demo_can_be_watched_round_by_round(tmp_path):
     """A real training: curves grow with checkpoints, accounts with every round."""
-    changes = ["game.num_rounds=5", "output.checkpoint_every=2", "ledger.cap=0.5", 'mechanisms=["mppfl", "fixed"]']
+    changes = ["game.num_rounds=5", "output.checkpoint_every=2", "ledger.cap=0.5", 'mechanisms=["mppfl", "dp_fedavg"]']
     demo = read_experiment(EXAMPLES / "demo.toml", changes)
     out, seen = tmp_path / "demo", []
 
@@ -55,7 +64,7 @@ def test_the_demo_can_be_watched_round_by_round(tmp_path):
         assert (state.accounts.rounds == now).all()
         seen.append(now)
 
-    runs = train(demo, folder=out, on_round=look)
+    runs = run_experiment(demo, folder=out, on_round=look)
     assert seen == [1, 2, 3, 4, 5]
     end = read_live(out / "mppfl")
     assert end.finished
@@ -102,7 +111,7 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
     reader = threading.Thread(target=watch)
     reader.start()
     try:
-        train(chosen, folder=out)
+        run_experiment(chosen, folder=out)
     finally:
         over.set()
         reader.join()
@@ -151,7 +160,7 @@ def stopped(tmp_path_factory):
     """A training that died after its third round, one round after its checkpoint."""
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.raises(Killed):
-        train(small(), folder=out, on_round=stop_after(3))
+        run_experiment(small(), folder=out, on_round=stop_after(3))
     return out
 
 
@@ -162,8 +171,8 @@ def copied(folder, place):
 
 def test_a_training_that_died_is_read_as_far_as_it_came(stopped):
     before = names_in(stopped)
-    state = read_live(stopped / "fixed")
-    assert (state.mechanism, state.finished, state.rounds_done, state.rounds_charged) == ("fixed", False, 2, 3)
+    state = read_live(stopped / "dp_fedavg")
+    assert (state.mechanism, state.finished, state.rounds_done, state.rounds_charged) == ("dp_fedavg", False, 2, 3)
     assert state.num_rounds == 4
     assert state.checkpoint_every == 2
     assert np.isinf(state.accounts.cap).all()
@@ -204,7 +213,7 @@ def test_damage_is_told_in_one_line(stopped, tmp_path, name, how):
 
 def test_damage_to_a_finished_run_is_told_in_one_line(tmp_path):
     out = tmp_path / "out"
-    train(small(game={"num_rounds": 1}, mechanisms=["mppfl"]), folder=out)
+    run_experiment(small(game={"num_rounds": 1}, mechanisms=["mppfl"]), folder=out)
     assert read_live(out / "mppfl").rounds_done == load_run(out / "mppfl").num_rounds == 1
     (out / "mppfl" / "arrays.npz").write_bytes(b"x")
     with pytest.raises(BadFile, match=r"arrays\.npz: damaged"):
@@ -223,7 +232,7 @@ def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again(stopped,
         found = real(text)
         if not moved:
             moved.append(found)
-            train(small(), folder=out, resume=True)
+            run_experiment(small(), folder=out, resume=True)
         return found
 
     monkeypatch.setattr(live.json, "loads", overtaken)
@@ -236,7 +245,7 @@ def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again(stopped,
 def test_without_a_kept_ledger_curves_are_shown_and_accounts_wait(tmp_path):
     chosen = small(ledger={"keep": False})
     with pytest.raises(Killed):
-        train(chosen, folder=tmp_path / "out", on_round=stop_after(2))
+        run_experiment(chosen, folder=tmp_path / "out", on_round=stop_after(2))
     state = read_live(tmp_path / "out" / "mppfl")
     assert (state.rounds_done, state.rounds_charged, state.accounts) == (2, 2, None)
     assert any("no ledger is kept" in note for note in state.notes)
@@ -245,7 +254,7 @@ def test_without_a_kept_ledger_curves_are_shown_and_accounts_wait(tmp_path):
 def test_a_training_without_noise_is_said_to_have_none(tmp_path):
     chosen = small(mechanisms=["noiseless"], game={"num_rounds": 2, "convention": "own"})
     with pytest.raises(Killed):
-        train(chosen, folder=tmp_path / "out", on_round=stop_after(2))
+        run_experiment(chosen, folder=tmp_path / "out", on_round=stop_after(2))
     state = read_live(tmp_path / "out" / "noiseless")
     assert state.noise == "none"
     assert not state.is_simulation
@@ -253,10 +262,10 @@ def test_a_training_without_noise_is_said_to_have_none(tmp_path):
 
 def test_poisson_sampling_has_its_epsilon_by_orders_while_it_lasts(tmp_path):
     training = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "budget_unit": 0.05}
-    chosen = small(mechanisms=["fixed"], training=training)
+    chosen = small(mechanisms=["dp_fedavg"], training=training)
     with pytest.raises(Killed):
-        train(chosen, folder=tmp_path / "out", on_round=stop_after(1))
-    state = read_live(tmp_path / "out" / "fixed")
+        run_experiment(chosen, folder=tmp_path / "out", on_round=stop_after(1))
+    state = read_live(tmp_path / "out" / "dp_fedavg")
     assert state.rounds_charged == 1
     assert np.isnan(state.charged_since).all()
     assert (state.accounts.dp_epsilon > 0).all()

@@ -69,16 +69,16 @@ def test_the_commit_is_read_from_a_branch_a_packed_branch_or_no_branch(tree):
     assert provenance.commit_of(tree) == ""
 
 
-def test_the_commit_of_a_linked_work_tree_is_found(tree, tmp_path):
-    linked = tmp_path / "linked"
-    (linked / "package").mkdir(parents=True)
-    own = tmp_path / ".git" / "worktrees" / "linked"
+def test_the_commit_of_a_connected_work_tree_is_found(tree, tmp_path):
+    connected = tmp_path / "connected"
+    (connected / "package").mkdir(parents=True)
+    own = tmp_path / ".git" / "worktrees" / "connected"
     own.mkdir(parents=True)
-    (linked / ".git").write_text(f"gitdir: {own}\n")
+    (connected / ".git").write_text(f"gitdir: {own}\n")
     (own / "HEAD").write_text("ref: refs/heads/topic\n")
     (own / "commondir").write_text("../..\n")
     (tmp_path / ".git" / "refs" / "heads" / "topic").write_text(HASH)
-    assert provenance.commit_of(linked / "package") == HASH
+    assert provenance.commit_of(connected / "package") == HASH
 
 
 def test_the_fingerprint_follows_the_source(tmp_path):

@@ -15,7 +15,7 @@ from mppfl.errors import BadInput, MppflError
 from mppfl.experiment.report import read_template, report_page, write_report
 from tests.experiment.runs import CASES, STRANGE, make_run
 
-VOID = {"meta", "link", "input", "br", "hr", "img"}
+VOID = {"meta", "edge", "input", "br", "hr", "img"}
 
 
 class Page(HTMLParser):
@@ -81,13 +81,17 @@ def test_every_kind_of_run_makes_a_whole_page(case):
 
 
 def test_several_runs_stand_side_by_side():
-    runs = [make_run("mppfl", seed=1), make_run("fixed", seed=1, absent=True), make_run("noiseless", noiseless=True)]
+    runs = [
+        make_run("mppfl", seed=1),
+        make_run("dp_fedavg", seed=1, absent=True),
+        make_run("noiseless", noiseless=True),
+    ]
     page = page_of(*runs)
     assert page.text.count("20 clients learn digits") == 2  # title and heading
     assert re.search(r"(mppfl|fixed) learns best: \d", page.text)
     assert "noiseless reaches" in page.text
     assert "No noise, no protection." in page.text
-    assert "1 of 20 never took part" in page.text
+    assert "1 of 20 never participated" in page.text
     assert "1 of 20 refused" in page.text
 
 
@@ -190,7 +194,9 @@ def test_a_mechanism_has_one_colour_on_every_page():
     light, dark = (re.findall(r"--c\d: (#\w{6})", part) for part in sheet.split("prefers-color-scheme: dark"))
     assert (tuple(light), tuple(dark)) == (ON_LIGHT, ON_DARK)
     assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISM_SLOTS)
-    alone, beside = (report_page(runs) for runs in ([make_run("fixed")], [make_run("mppfl"), make_run("fixed")]))
+    alone, beside = (
+        report_page(runs) for runs in ([make_run("dp_fedavg")], [make_run("mppfl"), make_run("dp_fedavg")])
+    )
     for text in (alone, beside):
         curve = re.search(r"<title>fixed</title><path class=\"curve\" style=\"stroke:var\(--c(\d)\)", text)
-        assert int(curve[1]) == MECHANISM_SLOTS["fixed"]
+        assert int(curve[1]) == MECHANISM_SLOTS["dp_fedavg"]

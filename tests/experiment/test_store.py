@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadFile, BadInput, MppflError, UnknownClient
-from mppfl.experiment import find_runs, load_run, prepare, read_experiment, train
+from mppfl.experiment import find_runs, load_run, prepare, read_experiment, run_experiment
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import load_checkpoint
 from tests.experiment.runs import CASES, STRANGE, make_run
@@ -79,8 +79,8 @@ def test_people_and_spreadsheets_can_read_the_folder(tmp_path):
     assert [float(row["accuracy"]) for row in table("rounds.csv")] == run.history.rounds["accuracy"].tolist()
     assert float(table("budgets.csv")[1][STRANGE[2]]) == run.history.clients["budgets"][1, 2]
     assert float(table("payments.csv")[2][STRANGE[3]]) == run.history.clients["payments"][2, 3]
-    assert len(table("links.csv")) == run.graph.num_links
-    assert {row["source"] for row in table("links.csv")} <= set(STRANGE)
+    assert len(table("edges.csv")) == run.graph.num_edges
+    assert {row["source"] for row in table("edges.csv")} <= set(STRANGE)
     assert np.load(folder / "weights.npz")["weights"].tolist() == run.weights.tolist()
 
 
@@ -99,7 +99,7 @@ def test_the_summary_is_strict_json_even_without_noise(tmp_path):
 # ---- folders that are not what they should be ----------------------------------------------------------------------
 
 FILES = ["run.json", "weights.npz", "arrays.npz"]
-FILES += [f"{name}.csv" for name in ("rounds", "clients", "budgets", "payments", "links")]
+FILES += [f"{name}.csv" for name in ("rounds", "clients", "budgets", "payments", "edges")]
 
 
 def refusal(folder):
@@ -165,7 +165,7 @@ def test_runs_are_found_alone_or_side_by_side_in_the_order_they_were_saved(tmp_p
 
 
 def test_a_folder_keeps_runs_ledgers_and_the_experiment(tmp_path, undisturbed):
-    runs = train(small(), folder=tmp_path / "out")
+    runs = run_experiment(small(), folder=tmp_path / "out")
     require_same(runs, undisturbed)
     require_same([load_run(path) for path in find_runs(tmp_path / "out")], runs)
     assert read_experiment(tmp_path / "out" / "experiment.toml") == small()
@@ -175,29 +175,29 @@ def test_a_folder_keeps_runs_ledgers_and_the_experiment(tmp_path, undisturbed):
 
 def test_a_folder_that_holds_something_is_not_written_over(tmp_path):
     out = tmp_path / "out"
-    train(small(game={"num_rounds": 1}), folder=out)
+    run_experiment(small(game={"num_rounds": 1}), folder=out)
     with pytest.raises(BadInput, match="holds a training already"):
-        train(small(), folder=out)
-    runs = train(small(), folder=out, overwrite=True)
+        run_experiment(small(), folder=out)
+    runs = run_experiment(small(), folder=out, overwrite=True)
     assert load_run(out / "mppfl").num_rounds == runs[0].num_rounds == 4
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "mine.txt").write_text("keep me")
     for overwrite in (False, True):
         with pytest.raises(BadInput, match="is not empty, and holds no training"):
-            train(small(), folder=tmp_path / "letters", overwrite=overwrite)
+            run_experiment(small(), folder=tmp_path / "letters", overwrite=overwrite)
     assert (tmp_path / "letters" / "mine.txt").read_text() == "keep me"
 
 
 def test_an_experiment_that_cannot_be_trained_leaves_the_folder_to_the_next(tmp_path):
     for _ in range(2):
         with pytest.raises(BadInput, match="batch_size=999"):
-            train(small(training={"batch_size": 999}), folder=tmp_path / "out")
-    train(small(game={"num_rounds": 1}), folder=tmp_path / "out")
+            run_experiment(small(training={"batch_size": 999}), folder=tmp_path / "out")
+    run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out")
     with pytest.raises(BadInput, match="batch_size=999"):
-        train(small(training={"batch_size": 999}), folder=tmp_path / "out", overwrite=True)
+        run_experiment(small(training={"batch_size": 999}), folder=tmp_path / "out", overwrite=True)
     assert load_run(tmp_path / "out" / "mppfl").num_rounds == 1
     with pytest.raises(UnknownClient, match=r"^ledger\.caps: client 'four' is not in the network"):
-        train(small(ledger={"caps": {"four": 0.05}}), folder=tmp_path / "new")
+        run_experiment(small(ledger={"caps": {"four": 0.05}}), folder=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -211,34 +211,34 @@ def test_the_account_of_real_releases_is_never_overwritten(tmp_path, monkeypatch
 
     with monkeypatch.context() as failing:
         if rounds == 0:
-            failing.setattr("mppfl.training.rounds_together", fail)
+            failing.setattr("mppfl.training.train_many", fail)
         with pytest.raises((MemoryError, Killed)):
-            train(real, folder=tmp_path / "out", on_round=stop_after(rounds))
+            run_experiment(real, folder=tmp_path / "out", on_round=stop_after(rounds))
     assert (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
     if rounds == 0:
-        assert train(real, folder=tmp_path / "out", overwrite=True)
+        assert run_experiment(real, folder=tmp_path / "out", overwrite=True)
     with pytest.raises(BadInput, match="account of real releases"):
-        train(real, folder=tmp_path / "out", overwrite=True)
+        run_experiment(real, folder=tmp_path / "out", overwrite=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
 def test_a_folder_that_may_not_be_used_is_refused_before_any_work(tmp_path, monkeypatch, options):
     chosen = small(training={"noise": "gaussian"}, game={"num_rounds": 1}, ledger={"keep": False})
-    train(chosen, folder=tmp_path / "out")
+    run_experiment(chosen, folder=tmp_path / "out")
     assert not (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
-    monkeypatch.setattr(build, "load_data", lambda *_, **__: pytest.fail("began to work"))
+    monkeypatch.setattr(build, "load_dataset", lambda *_, **__: pytest.fail("began to work"))
     monkeypatch.setattr("mppfl.network.find_device", lambda *_: pytest.fail("began to work"))
     told = "holds a training already|ledger.keep=false left no account|account of real releases"
     with pytest.raises(BadInput, match=told):
-        train(chosen, folder=tmp_path / "out", **options)
+        run_experiment(chosen, folder=tmp_path / "out", **options)
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):
     def meanwhile(records):
         with pytest.raises(MppflError, match="another training is at work there"):
-            train(small(), folder=tmp_path / "out", resume=True)
+            run_experiment(small(), folder=tmp_path / "out", resume=True)
 
-    train(small(game={"num_rounds": 1}), folder=tmp_path / "out", on_round=meanwhile)
+    run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out", on_round=meanwhile)
 
 
 # ---- going on ---------------------------------------------------------------------------------------------------
@@ -261,14 +261,14 @@ def stop_after(rounds):
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 def test_a_training_stopped_after_any_round_ends_as_if_nothing_had_happened(tmp_path, undisturbed, rounds):
     with pytest.raises(Killed):
-        train(small(), folder=tmp_path / "out", on_round=stop_after(rounds))
+        run_experiment(small(), folder=tmp_path / "out", on_round=stop_after(rounds))
     seen = []
-    runs = train(
+    runs = run_experiment(
         small(), folder=tmp_path / "out", resume=True, on_round=lambda now: seen.append(now["mppfl"].round_index)
     )
     require_same(runs, undisturbed)
     assert seen == list(range(rounds // 2 * 2 + 1, 5))  # from the last checkpoint, taken every second round
-    require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)  # finished already
+    require_same(run_experiment(small(), folder=tmp_path / "out", resume=True), undisturbed)  # finished already
 
 
 def test_ctrl_c_loses_no_finished_round(tmp_path, undisturbed):
@@ -277,9 +277,9 @@ def test_ctrl_c_loses_no_finished_round(tmp_path, undisturbed):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(small(), folder=tmp_path / "out", on_round=interrupt)
-    assert load_checkpoint(tmp_path / "out" / "fixed" / "checkpoint-3.npz").rounds_done == 3
-    require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)
+        run_experiment(small(), folder=tmp_path / "out", on_round=interrupt)
+    assert load_checkpoint(tmp_path / "out" / "dp_fedavg" / "checkpoint-3.npz").rounds_done == 3
+    require_same(run_experiment(small(), folder=tmp_path / "out", resume=True), undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,13 @@ def test_ctrl_c_loses_no_finished_round(tmp_path, undisturbed):
 def test_a_training_does_not_go_on_without_the_ledger_of_what_it_released(tmp_path, loss, told):
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        train(small(), folder=out, on_round=stop_after(3))
+        run_experiment(small(), folder=out, on_round=stop_after(3))
     for file in (out / "mppfl").glob("ledger.sqlite*"):
         file.unlink()
     if loss == "older":
         PrivacyLedger.open(out / "mppfl" / "ledger.sqlite").close()
     with pytest.raises(MppflError, match=told):
-        train(small(), folder=out, resume=True)
+        run_experiment(small(), folder=out, resume=True)
     assert (out / "mppfl" / "ledger.sqlite").exists() == (loss == "older")
 
 
@@ -318,37 +318,37 @@ def test_a_training_killed_at_any_write_goes_on_to_the_same_end(tmp_path, undist
         out = tmp_path / f"out{at}"
         monkeypatch.setattr(os, "fsync", dying(at))
         try:
-            train(small(), folder=out)
+            run_experiment(small(), folder=out)
         except Killed:
             monkeypatch.setattr(os, "fsync", real)
             started = (out / "experiment.toml").exists()
-            require_same(train(small(), folder=out, resume=started), undisturbed)
+            require_same(run_experiment(small(), folder=out, resume=started), undisturbed)
         else:
             break
     assert at > 20
 
 
 def test_resuming_another_experiment_is_refused_with_what_differs(tmp_path):
-    train(small(game={"num_rounds": 1}), folder=tmp_path / "out")
+    run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out")
     with pytest.raises(BadInput, match=r"holds another experiment: game.num_rounds: 4, was 1. Undo that"):
-        train(small(), folder=tmp_path / "out", resume=True)
+        run_experiment(small(), folder=tmp_path / "out", resume=True)
     with pytest.raises(BadInput, match="holds no training to resume"):
-        train(small(), folder=tmp_path / "elsewhere", resume=True)
+        run_experiment(small(), folder=tmp_path / "elsewhere", resume=True)
     with pytest.raises(BadInput, match="nothing to resume without a folder"):
-        train(small(), resume=True)
+        run_experiment(small(), resume=True)
 
 
 def test_changed_data_behind_the_same_names_are_noticed(tmp_path, monkeypatch):
-    train(small(game={"num_rounds": 1}), folder=tmp_path / "out")
-    real = build.load_data
+    run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out")
+    real = build.load_dataset
 
     def other(*arguments, **options):
         data = real(*arguments, **options)
         return replace(data, train=replace(data.train, labels=np.roll(data.train.labels, 1)))
 
-    monkeypatch.setattr(build, "load_data", other)
+    monkeypatch.setattr(build, "load_dataset", other)
     with pytest.raises(BadInput, match="belongs to another training"):
-        train(small(game={"num_rounds": 1}), folder=tmp_path / "out", resume=True)
+        run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out", resume=True)
 
 
 def test_a_full_disk_is_said_in_one_line_and_the_last_checkpoint_stays(tmp_path, undisturbed, monkeypatch):
@@ -361,11 +361,11 @@ def test_a_full_disk_is_said_in_one_line_and_the_last_checkpoint_stays(tmp_path,
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MppflError, match=r"could not be .*: No space left on device") as told:
-        train(small(), folder=tmp_path / "out")
+        run_experiment(small(), folder=tmp_path / "out")
     assert "\n" not in str(told.value)
     monkeypatch.setattr(os, "fsync", real)
     assert load_checkpoint(tmp_path / "out" / "mppfl" / "checkpoint-2.npz").rounds_done == 2
-    require_same(train(small(), folder=tmp_path / "out", resume=True), undisturbed)
+    require_same(run_experiment(small(), folder=tmp_path / "out", resume=True), undisturbed)
 
 
 def rounds_kept(out):
@@ -394,4 +394,4 @@ def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_p
     (tmp_path / "small.toml").write_text(chosen.to_toml())
     killed_at_random(tmp_path / "small.toml", tmp_path / "out", times, random.Random(times))
     runs = [load_run(path) for path in find_runs(tmp_path / "out")]
-    require_same(runs, train(chosen))
+    require_same(runs, run_experiment(chosen))

@@ -16,11 +16,11 @@ from tests.homes import home
 
 module = home(tracking)
 
-EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "fixed"], "training": {"clip_norm": 0.5}})
+EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "dp_fedavg"], "training": {"clip_norm": 0.5}})
 
 
 def record(round_index=1, **changes):
-    """Three clients, the last of whom stays out."""
+    """Three clients, the last of whom opts out."""
     made = RoundRecord(
         round_index=round_index,
         reward_rate=2.0,
@@ -81,9 +81,9 @@ def mlflow(monkeypatch):
 
 def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
     with tracking("mlflow", EXPERIMENT) as log:
-        log({"mppfl": record(1), "fixed": record(1, accuracy=0.5)})
-        log({"mppfl": record(2, accuracy=0.9), "fixed": record(2)})
-    assert (mlflow.experiment, mlflow.runs) == ("trial", ["mppfl", "fixed"])
+        log({"mppfl": record(1), "dp_fedavg": record(1, accuracy=0.5)})
+        log({"mppfl": record(2, accuracy=0.9), "dp_fedavg": record(2)})
+    assert (mlflow.experiment, mlflow.runs) == ("trial", ["mppfl", "dp_fedavg"])
     assert mlflow.params["id of fixed", "training.clip_norm"] == "0.5"
     told = [(run, value, step) for run, key, value, step in mlflow.metrics if key == "accuracy"]
     assert told == [
@@ -130,11 +130,11 @@ def test_tensorboard_gets_one_folder_per_training_and_the_public_figures_of_ever
     written, closed = board
     unknown = record(4, accuracy=np.nan, dp_epsilon=np.inf, participating=np.zeros(3, dtype=bool))
     with tracking("tensorboard", EXPERIMENT, tmp_path) as log:
-        log({"mppfl": record(3), "fixed": record(3)})
+        log({"mppfl": record(3), "dp_fedavg": record(3)})
         log({"mppfl": unknown})
-    assert closed == [str(tmp_path / "tensorboard" / name) for name in ("mppfl", "fixed")]
+    assert closed == [str(tmp_path / "tensorboard" / name) for name in ("mppfl", "dp_fedavg")]
     figures = {"accuracy": 0.875, "loss": 0.5, "reward_rate": 2.0, "payments": 4.0, "median_budget": 1.0}
-    figures |= {"taking_part": 2.0, "refused": 0.0, "diverged": 0.0, "dp_epsilon": 3.0, "clip_norm": 0.5}
+    figures |= {"participating": 2.0, "refused": 0.0, "diverged": 0.0, "dp_epsilon": 3.0, "clip_norm": 0.5}
     figures |= {"update_norm": 0.75, "seconds": 0.125}  # nothing computed from raw updates
     assert {key: value for folder, key, value, step in written if (folder, step) == (closed[0], 3)} == figures
     left_out = figures.keys() - {key for _, key, _, step in written if step == 4}

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import experiment_from, load_run, prepare, read_live, run_from_records, train
+from mppfl.experiment import experiment_from, load_run, prepare, read_live, run_experiment, run_from_records
 from mppfl.experiment.report import write_report
-from mppfl.game import Terms, evaluate, plan_of_rounds
+from mppfl.game import RoundTerms, evaluate, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
-from mppfl.training import make_model, training_rounds
+from mppfl.training import make_model, train_rounds
 from tests.experiment.small import SMALL, require_same, small
 from tests.homes import home
 
 
 def test_every_mechanism_is_trained_on_the_same_network_data_and_seed(undisturbed):
     ours, fixed = undisturbed
-    assert [run.mechanism for run in undisturbed] == ["mppfl", "fixed"]
+    assert [run.mechanism for run in undisturbed] == ["mppfl", "dp_fedavg"]
     assert ours.num_rounds == fixed.num_rounds == 4
     assert np.array_equal(ours.num_examples, fixed.num_examples)
     assert (ours.graph.influence != fixed.graph.influence).nnz == 0
@@ -45,7 +45,7 @@ def test_exposure_costs_and_welfare_are_those_of_the_game(undisturbed):
 
 
 def test_without_noise_nobody_is_protected():
-    (run,) = train(small(mechanisms=["noiseless"], game={"num_rounds": 2}))
+    (run,) = run_experiment(small(mechanisms=["noiseless"], game={"num_rounds": 2}))
     assert (run.accounts.noise, run.accounts.simulation) == ("none", False)
     assert np.isinf(run.accounts.dp_epsilon).all()
     assert np.isinf(run.exposure).all()
@@ -58,7 +58,7 @@ def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_tha
     really = PrivacyLedger.get_epsilon
     monkeypatch.setattr(PrivacyLedger, "get_epsilon", lambda *a, **k: asked.append(a[3]) or really(*a, **k))
     tables = {"network": {"num_clients": 3}, "game": {"num_rounds": 1}, "data": {"uneven": 0.5}}
-    (run,) = train(small(mechanisms=["mppfl"], training=training, **tables))
+    (run,) = run_experiment(small(mechanisms=["mppfl"], training=training, **tables))
     assert asked == ["rdp", "pld", "rdp"]  # of the last round, then of the account, once
     assert any("by the method rdp" in note for note in run.notes)
     assert run.accounts.dp_epsilon.max() == pytest.approx(run.history.rounds["dp_epsilon"][-1])
@@ -66,28 +66,28 @@ def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_tha
 
 
 def test_costs_and_welfare_are_of_what_was_given_where_a_cap_refuses():
-    (run,) = train(experiment_from(SMALL | {"mechanisms": ["mppfl"], "ledger": {"cap": 0.02}}))
+    (run,) = run_experiment(experiment_from(SMALL | {"mechanisms": ["mppfl"], "ledger": {"cap": 0.02}}))
     game, history = prepare(experiment_from(run.config))[0].solution.game, run.history
     given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
     assert (given == 0).any()
     assert run.accounts.spent.max() <= 0.02 * (1 + 1e-9)
     assert run.rounds_refused.sum() > 0
     rates = history.rounds["reward_rate"]
-    terms = [Terms(i + 1, rate, rate, budgets) for i, (rate, budgets) in enumerate(zip(rates, given, strict=True))]
-    expected = evaluate(game, plan_of_rounds("given", terms))
+    terms = [RoundTerms(i + 1, rate, rate, budgets) for i, (rate, budgets) in enumerate(zip(rates, given, strict=True))]
+    expected = evaluate(game, plan_from_rounds("given", terms))
     np.testing.assert_allclose(run.server_cost, expected.server_costs)
     np.testing.assert_allclose(run.welfare, expected.welfare)
 
 
 def test_the_stored_configuration_of_a_run_trains_it_alone(undisturbed):
-    alone = train(experiment_from(undisturbed[1].config))
+    alone = run_experiment(experiment_from(undisturbed[1].config))
     require_same(alone, undisturbed[1:])
 
 
 def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took():
     before = datetime.now(UTC).replace(microsecond=0)
     first: list[datetime] = []
-    (run, _) = train(small(), on_round=lambda records: first.append(datetime.now(UTC)))
+    (run, _) = run_experiment(small(), on_round=lambda records: first.append(datetime.now(UTC)))
     assert before <= datetime.fromisoformat(run.provenance.started) <= first[0]
     assert run.provenance.seconds == pytest.approx(run.history.rounds["seconds"].sum())
 
@@ -96,7 +96,7 @@ def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took(
 def test_whoever_gives_most_ends_at_the_epsilon_that_was_asked_for(noise):
     sound = {"privacy": "full_batch_steps", "clip_norm": 0.5, "noise": noise}
     raw = {key: value for key, value in SMALL["training"].items() if key != "budget_unit"}
-    runs = train(experiment_from(SMALL | {"training": raw | sound | {"dp_epsilon": 2.0}}))
+    runs = run_experiment(experiment_from(SMALL | {"training": raw | sound | {"dp_epsilon": 2.0}}))
     for run in runs:
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2.0
         assert run.history.rounds["dp_epsilon"][-1] <= 2.0
@@ -107,7 +107,7 @@ def test_whoever_gives_most_ends_at_the_epsilon_that_was_asked_for(noise):
     units = [run.setting("budget_unit") for run in runs]
     assert units[0] != pytest.approx(units[1])  # every training has its own
     if noise == "seeded":
-        require_same(train(experiment_from(runs[1].config)), runs[1:])  # stored with the unit that was found
+        require_same(run_experiment(experiment_from(runs[1].config)), runs[1:])  # stored with the unit that was found
 
 
 # ---- a loop of one's own ------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def own_training():
     """A case of the small experiment, trained by a loop outside `train`."""
     case, ledger = prepare(small())[0], PrivacyLedger.in_memory()
     model = make_model("softmax", case.data.input_shape, case.data.num_classes)
-    records = list(training_rounds(model, case.data, case.solution.plan, case.config, ledger=ledger, run="mppfl"))
+    records = list(train_rounds(model, case.data, case.solution.plan, case.config, ledger=ledger, run="mppfl"))
     return records, case.solution, case.data, case.config, ledger
 
 

@@ -7,9 +7,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from mppfl.experiment import train
+from mppfl.experiment import run_experiment
 from mppfl.explorer import World, warm_up
-from mppfl.network import random_graph, write_links
+from mppfl.network import random_graph, write_edges
 from tests.cli.conftest import command, mppfl, mppfl_process  # noqa: F401  (fixtures)
 from tests.experiment.small import small
 from tests.explorer import browser as browsers
@@ -20,9 +20,9 @@ if importlib.util.find_spec("dash") is None:  # an extra: pip install 'mppfl[exp
 
 @pytest.fixture(scope="package")
 def runs_folder(tmp_path_factory):
-    """done/mppfl and done/fixed, finished, with caps."""
+    """done/mppfl and done/dp_fedavg, finished, with caps."""
     place = tmp_path_factory.mktemp("runs")
-    train(small(ledger={"cap": 0.5, "caps": {"1": 0.9}}), folder=place / "done")
+    run_experiment(small(ledger={"cap": 0.5, "caps": {"1": 0.9}}), folder=place / "done")
     return place
 
 
@@ -32,7 +32,7 @@ def large_network(tmp_path_factory):
     path = tmp_path_factory.mktemp("network") / "blocks.csv"
     rng = np.random.default_rng(5)
     graph = random_graph("stochastic_block", 3000, sizes=[500] * 6, within=0.02, between=0.0004, rng=rng)
-    write_links(graph, path)
+    write_edges(graph, path)
     return path
 
 

@@ -38,7 +38,7 @@ def require_shown(page, world, choices):
     assert page.choices == choices
     scene = world.scene(choices)
     graph, at, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
-    assert said.startswith(f"{graph.num_clients:,} clients, {graph.num_links:,} links")
+    assert said.startswith(f"{graph.num_clients:,} clients, {graph.num_edges:,} edges")
     assert f"{choices.mechanism}, round {scene.round_index} of {choices.num_rounds}" in said
     assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[at])
     assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[at])
@@ -113,7 +113,7 @@ def test_selects_move_the_game(page, world):
         assert page.text("#summary") != before
         assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
         assert page.page.is_visible("#lever-payment_limit") == (chosen.mechanism == "budget_limited")
-        assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "fixed")
+        assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "dp_fedavg")
 
 
 def test_options_of_one_mechanism_move_it(page, world):
@@ -122,7 +122,7 @@ def test_options_of_one_mechanism_move_it(page, world):
     require_shown(page, world, Choices(client="3", leader="budget_limited", payment_limit=5.0))
     page.link("?client=3&who=fixed")
     page.select("fixed_budget", "the mean")
-    require_shown(page, world, Choices(client="3", clients_are="fixed", fixed_budget="mean"))
+    require_shown(page, world, Choices(client="3", clients_are="dp_fedavg", fixed_budget="mean"))
 
 
 def test_one_button_takes_over_the_constants_of_the_costs(page, world):
@@ -295,21 +295,21 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
 
 
 def test_finished_runs_lie_over_each_other(page, runs_folder):
-    page.link("?tab=run&run=done/mppfl&run=done/fixed")
+    page.link("?tab=run&run=done/mppfl&run=done/dp_fedavg")
     page.page.wait_for_selector("#run-status li >> nth=1")
     assert page.page.locator("#run-status li").all_inner_texts() == [
         "done/mppfl: mppfl, finished, 4 rounds",
-        "done/fixed: fixed, finished, 4 rounds",
+        "done/dp_fedavg: dp_fedavg, finished, 4 rounds",
     ]
     figures = {key: page.figure(key) for key in RUN_CHARTS}
     assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
-    assert [trace["name"] for trace in figures["accuracy"]["traces"]] == ["done/mppfl", "done/fixed"]
+    assert [trace["name"] for trace in figures["accuracy"]["traces"]] == ["done/mppfl", "done/dp_fedavg"]
     state = RunReader(runs_folder).read("done/mppfl")
     assert figures["accuracy"]["traces"][0]["y"] == pytest.approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
     shown = page.rows("#ledger table >> nth=0")
     assert [line[:3] for line in shown] == [row[:3] for row in ledger_rows(state)]
     assert "Simulation" in page.text("#run-status")
-    page.tick("runs", "done/fixed")
+    page.tick("runs", "done/dp_fedavg")
     page.until("() => document.querySelectorAll('#run-status li').length === 1")
     assert page.choices.runs == ("done/mppfl",)
 
@@ -501,7 +501,7 @@ STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) =>
 
 def test_nothing_sticks_out_of_a_phone(new_page):
     page = new_page(width=390, height=844, has_touch=True, is_mobile=True)
-    page.open("?clients=20&client=3&other=5&run=done/mppfl&run=done/fixed")
+    page.open("?clients=20&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
     page.slide("max_hops", 2)
     page.select("clients_are", "answer as if alone")
     assert page.choices.mechanism == "social_agnostic"
@@ -516,7 +516,7 @@ def test_nothing_sticks_out_of_a_phone(new_page):
 def test_axe_finds_nothing_serious(new_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
-    page.open("?clients=20&rounds=5&client=3&other=5&run=done/mppfl&run=done/fixed")
+    page.open("?clients=20&rounds=5&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
     for tab in ("network", "rounds", "comparison", "run"):
         if tab != "network":
             page.tick("tab", tab)

@@ -9,7 +9,7 @@ import pytest
 
 from mppfl.errors import BadInput
 from mppfl.explorer import CLIENTS_ARE, LEADERS, Choices, World, client_view, what_if
-from mppfl.network import graph_from_links
+from mppfl.network import graph_from_edges
 
 approx = pytest.approx
 SMALL = Choices(num_clients=8, num_rounds=3)
@@ -64,7 +64,7 @@ def test_money_and_losses_of_a_client_are_those_of_the_game():
 
 
 def test_whom_nobody_exposes_has_no_rows():
-    world = World(graph=graph_from_links(np.array([0, 1]), np.array([1, 2]), isolated="keep"))
+    world = World(graph=graph_from_edges(np.array([0, 1]), np.array([1, 2]), isolated="keep"))
     view = client_view(world.scene(Choices(network="file", num_rounds=1)), 0)
     assert (view.rows, view.sources, view.walks, view.num_sources) == ((), (), (), 0)
     assert (sum(view.by_hop), view.outcome.external_risk) == (0.0, 0.0)

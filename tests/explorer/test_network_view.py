@@ -19,7 +19,7 @@ from mppfl.explorer import (
     elements,
     node_paint,
 )
-from mppfl.network import graph_from_links, random_graph
+from mppfl.network import graph_from_edges, random_graph
 
 approx = pytest.approx
 
@@ -70,7 +70,7 @@ def test_a_small_network_is_drawn_whole_and_always_alike():
     assert [members.tolist() for members in drawn.members] == [[client] for client in range(40)]
     assert drawn.note == ""
     assert drawn.trail == ("all 40 clients",)
-    assert len(drawn.sources) == graph.num_links / 2
+    assert len(drawn.sources) == graph.num_edges / 2
     assert drawn.mutual.all()
     assert in_the_box(drawn)
     assert np.array_equal((drawn.x, drawn.y), (again.x, again.y))
@@ -78,7 +78,7 @@ def test_a_small_network_is_drawn_whole_and_always_alike():
 
 def test_a_line_runs_from_who_exposes_more():
     # ann exposes bob by 3 of 4, bob exposes ann wholly: the line runs from bob to ann. cat exposes bob, and is alone.
-    graph = graph_from_links(
+    graph = graph_from_edges(
         np.array([0, 2, 1]),
         np.array([1, 1, 0]),
         np.array([3.0, 1.0, 1.0]),
@@ -109,13 +109,13 @@ def test_of_too_many_links_the_strongest_are_drawn_and_nobody_looks_alone():
 def test_as_many_lines_are_drawn_as_a_browser_draws_in_a_blink_even_where_all_weigh_the_same():
     assert len(picture(random_graph("erdos_renyi", 500, rng=seeded())).weights) == MOST_LINKS
     everybody = np.array([(a, b) for a in range(150) for b in range(150) if a != b])
-    drawn = picture(graph_from_links(everybody[:, 0], everybody[:, 1]))
+    drawn = picture(graph_from_edges(everybody[:, 0], everybody[:, 1]))
     assert len(drawn.weights) == 750
     assert set(drawn.sources.tolist()) | set(drawn.targets.tolist()) == set(range(150))
 
 
 def test_isolated_clients_and_separate_parts_are_drawn():
-    graph = graph_from_links(np.array([0, 1, 3, 4]), np.array([1, 0, 4, 3]), num_clients=7, isolated="keep")
+    graph = graph_from_edges(np.array([0, 1, 3, 4]), np.array([1, 0, 4, 3]), num_clients=7, isolated="keep")
     drawn = picture(graph)
     assert in_the_box(drawn)
     assert drawn.y[[2, 5, 6]].min() > drawn.y[[0, 1, 3, 4]].max()
@@ -153,7 +153,7 @@ def test_what_was_drawn_is_remembered_and_a_wrong_way_refused():
     drawn = NetworkDrawing(blocks([1_200, 1_200]))
     assert drawn.picture((1,)) is drawn.picture((1,))
     assert not drawn.picture((1,)).is_community
-    assert "links from clients elsewhere are not drawn" in drawn.picture((1,)).note
+    assert "edges from clients elsewhere are not drawn" in drawn.picture((1,)).note
     with pytest.raises(BadInput, match="has only clients, no community 0"):
         drawn.picture((1, 0))
 
@@ -161,7 +161,7 @@ def test_what_was_drawn_is_remembered_and_a_wrong_way_refused():
 def test_small_communities_are_drawn_as_one_and_nobody_is_lost():
     start = np.repeat(np.arange(600) * 4, 4)
     at = np.tile(np.arange(4), 600)
-    drawn = NetworkDrawing(graph_from_links(start + at, start + (at + 1) % 4, undirected=True))
+    drawn = NetworkDrawing(graph_from_edges(start + at, start + (at + 1) % 4, undirected=True))
     top = drawn.picture()
     assert len(top.shown) == MOST_COMMUNITIES
     assert top.labels[-1] == "others · 1,804"
@@ -188,7 +188,7 @@ def test_links_between_communities_are_added_up():
 
 
 def test_who_cannot_be_divided_is_shown_by_the_best_connected():
-    star = graph_from_links(np.zeros(2_500, dtype=np.int64), np.arange(1, 2_501), undirected=True)
+    star = graph_from_edges(np.zeros(2_500, dtype=np.int64), np.arange(1, 2_501), undirected=True)
     drawn = picture(star)
     assert len(drawn.shown) == MOST_CLIENTS
     assert drawn.shown[0] == 0
@@ -199,7 +199,7 @@ def test_who_cannot_be_divided_is_shown_by_the_best_connected():
 
 
 def test_elements_name_places_and_lines():
-    graph = graph_from_links(
+    graph = graph_from_edges(
         np.array([0, 1]), np.array([1, 2]), names=["a very long name indeed", "bob", "cat"], isolated="keep"
     )
     drawn = picture(graph)

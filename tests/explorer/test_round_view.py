@@ -12,7 +12,7 @@ from mppfl.charts import to_plotly
 from mppfl.errors import BadInput
 from mppfl.explorer import LEFT_OUT, ROUND_CHARTS, Choices, World, comparison, comparison_charts, round_charts
 from mppfl.game import COMPARED, AlongLine, compare
-from mppfl.network import graph_from_links
+from mppfl.network import graph_from_edges
 from tests.homes import home
 
 ROUNDS = 8
@@ -144,15 +144,15 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
         "compared-welfare",
         "compared-budgets",
         "compared-anarchy",
-        "compared-below-zero",
+        "compared-negative-utility",
     ]
     cost, anarchy = drawn["compared-server-cost"], drawn["compared-anarchy"]
     assert [group.name for group in cost.bars] == ["common reward", "own reward"]
     assert cost.labels[:2] == ("mppfl", "mppfl exact")
-    (row,) = (row for row in found.rows if row.mechanism == "fixed" and row.convention == "common")
-    assert cost.bars[0].values[cost.labels.index("fixed")] == pytest.approx(row.server_cost)
-    below = drawn["compared-below-zero"]
-    assert below.bars[0].values[below.labels.index("fixed")] == pytest.approx(100 * row.below_zero)
+    (row,) = (row for row in found.rows if row.mechanism == "dp_fedavg" and row.convention == "common")
+    assert cost.bars[0].values[cost.labels.index("dp_fedavg")] == pytest.approx(row.server_cost)
+    below = drawn["compared-negative-utility"]
+    assert below.bars[0].values[below.labels.index("dp_fedavg")] == pytest.approx(100 * row.negative_utility)
     assert np.isnan(anarchy.bars[0].values[anarchy.labels.index("personalised")])
     assert anarchy.note
 
@@ -177,7 +177,7 @@ def test_the_row_of_the_mechanism_shown_agrees_with_its_scene(world):
 def test_a_comparison_is_kept_whichever_mechanism_and_round_is_shown(world, monkeypatch):
     found = comparison(world, SMALL)
     monkeypatch.setattr(home(comparison), "compare", None)
-    assert comparison(world, replace(SMALL, clients_are="fixed", round_shown=3, tab="comparison")) is found
+    assert comparison(world, replace(SMALL, clients_are="dp_fedavg", round_shown=3, tab="comparison")) is found
 
 
 def test_that_everybody_takes_part_is_said_where_the_page_lets_them_stay_out(world):
@@ -188,4 +188,4 @@ def test_that_everybody_takes_part_is_said_where_the_page_lets_them_stay_out(wor
 def test_a_comparison_on_a_large_network_is_refused():
     ring = np.arange(10_001)
     with pytest.raises(BadInput, match="on 10,001 clients takes minutes"):
-        comparison(World(graph=graph_from_links(ring, np.roll(ring, 1))), Choices(network="file"))
+        comparison(World(graph=graph_from_edges(ring, np.roll(ring, 1))), Choices(network="file"))

@@ -12,7 +12,7 @@ import pytest
 
 from mppfl.charts import MECHANISM_SLOTS, in_words, to_plotly
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import train
+from mppfl.experiment import run_experiment
 from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, list_runs, run_charts, run_view
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
@@ -30,11 +30,11 @@ def chart_of(states, key):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """demo/mppfl and demo/fixed finished; group/late/mppfl and fixed died after round 3 of 4; and what is no run."""
+    """demo/mppfl and demo/dp_fedavg finished; group/late/* died after round 3 of 4; and what is no run."""
     place = tmp_path_factory.mktemp("runs")
-    train(small(ledger={"cap": 0.5, "caps": {"1": 0.9}}), folder=place / "demo")
+    run_experiment(small(ledger={"cap": 0.5, "caps": {"1": 0.9}}), folder=place / "demo")
     with pytest.raises(Killed):
-        train(small(), folder=place / "group" / "late", on_round=stop_after(3))
+        run_experiment(small(), folder=place / "group" / "late", on_round=stop_after(3))
     (place / "letters").mkdir()
     (place / "letters" / "mine.txt").write_text("not a run")
     return place
@@ -45,10 +45,15 @@ def folder(tmp_path_factory):
 
 def test_runs_are_listed_by_their_paths(folder):
     listed = list_runs(folder)
-    assert [entry.name for entry in listed] == ["demo/fixed", "demo/mppfl", "group/late/fixed", "group/late/mppfl"]
+    assert [entry.name for entry in listed] == [
+        "demo/dp_fedavg",
+        "demo/mppfl",
+        "group/late/dp_fedavg",
+        "group/late/mppfl",
+    ]
     assert [entry.finished for entry in listed] == [True, True, False, False]
     assert all(0 <= time.time() - entry.updated < 600 for entry in listed)
-    assert [entry.name for entry in list_runs(folder / "demo")] == ["fixed", "mppfl"]
+    assert [entry.name for entry in list_runs(folder / "demo")] == ["dp_fedavg", "mppfl"]
     for alone in (folder / "demo" / "mppfl", folder / "group" / "late" / "mppfl"):
         assert [entry.name for entry in list_runs(alone)] == ["."]
         assert read_run(alone, ".").run.num_rounds == 4
@@ -69,7 +74,7 @@ def test_folders_too_deep_or_hidden_are_not_looked_into(folder, tmp_path):
     "name",
     ["../x", "../secret", "a/../../secret", "demo/../../secret", "/etc", "ABSOLUTE", "", "..", "./demo/mppfl", "demo",
      "demo//mppfl", "demo/mppfl/", "letters", "nothing", "demo\\mppfl", "a\0b", "linked", "files", "~",
-     "x" * 5000, "demo/mppfl/../fixed"],
+     "x" * 5000, "demo/mppfl/../dp_fedavg"],
 )  # fmt: skip
 def test_a_name_that_was_not_listed_is_refused(folder, tmp_path, name):
     inside = tmp_path / "runs"
@@ -80,7 +85,7 @@ def test_a_name_that_was_not_listed_is_refused(folder, tmp_path, name):
     (inside / "files" / "arrays.npz").unlink()
     (inside / "files" / "arrays.npz").symlink_to(tmp_path / "secret" / "arrays.npz")
     (inside / "letters").mkdir()
-    assert [entry.name for entry in list_runs(inside)] == ["demo/fixed", "demo/mppfl"]
+    assert [entry.name for entry in list_runs(inside)] == ["demo/dp_fedavg", "demo/mppfl"]
     wanted = str(tmp_path / "secret") if name == "ABSOLUTE" else name
     with pytest.raises(BadInput, match="is not one of those in the folder") as caught:
         read_run(inside, wanted)
@@ -167,7 +172,7 @@ def test_nothing_is_read_again_until_something_is_written(folder, tmp_path):
     os.utime(tmp_path / "demo" / "mppfl" / "run.json", (1, 1))
     second = reader.read("demo/mppfl")
     assert second is not first
-    assert [entry.name for entry in reader.list()] == ["demo/fixed", "demo/mppfl"]
+    assert [entry.name for entry in reader.list()] == ["demo/dp_fedavg", "demo/mppfl"]
 
 
 def test_a_training_is_followed_to_its_end(tmp_path):
@@ -178,7 +183,7 @@ def test_a_training_is_followed_to_its_end(tmp_path):
         state = reader.read("out/mppfl")
         seen.append((state.run.rounds_done, len(state.charged_rounds), state.run.finished))
 
-    train(small(), folder=tmp_path / "out", on_round=look)
+    run_experiment(small(), folder=tmp_path / "out", on_round=look)
     assert seen == [(0, 1, False), (2, 2, False), (2, 3, False), (4, 4, False)]
     assert reader.read("out/mppfl").run.finished
 
@@ -186,9 +191,9 @@ def test_a_training_is_followed_to_its_end(tmp_path):
 def test_damage_is_told_in_one_line(folder, tmp_path):
     shutil.copytree(folder / "group" / "late", tmp_path / "late")
     (tmp_path / "late" / "mppfl" / "checkpoint-2.npz").write_bytes(b"PK\x03\x04")
-    (tmp_path / "late" / "fixed" / "ledger.sqlite").write_bytes(b"SQLite format 3\0")
+    (tmp_path / "late" / "dp_fedavg" / "ledger.sqlite").write_bytes(b"SQLite format 3\0")
     reader = RunReader(tmp_path)
-    for name, words in (("late/mppfl", "not a whole checkpoint"), ("late/fixed", "ledger is damaged")):
+    for name, words in (("late/mppfl", "not a whole checkpoint"), ("late/dp_fedavg", "ledger is damaged")):
         with pytest.raises(BadFile, match=words) as caught:
             reader.read(name)
         assert "\n" not in str(caught.value)
@@ -206,7 +211,7 @@ def test_every_chart_of_several_runs_can_be_drawn(folder):
         assert not chart.is_empty
     accuracy = charts["accuracy"]
     assert [line.name for line in accuracy.lines] == [state.name for state in states]
-    assert [line.slot for line in accuracy.lines[:2]] == [MECHANISM_SLOTS["fixed"], MECHANISM_SLOTS["mppfl"]]
+    assert [line.slot for line in accuracy.lines[:2]] == [MECHANISM_SLOTS["dp_fedavg"], MECHANISM_SLOTS["mppfl"]]
     assert "every 2 rounds" in accuracy.note
     assert accuracy.y.label == "accuracy (% of test data)"
     epsilons = charts["dp-epsilon"]

@@ -126,7 +126,7 @@ def test_a_preset_brings_its_constants():
 @settings(max_examples=40, deadline=None)
 @given(any_choices())
 def test_the_experiment_file_says_what_the_choices_mean(tmp_path_factory, choices):
-    source = Path("/somewhere/links.csv")
+    source = Path("/somewhere/edges.csv")
     path = tmp_path_factory.mktemp("toml") / "explorer.toml"
     path.write_text(to_toml(choices, source), encoding="utf-8")
     assert read_experiment(path) == experiment_of(choices, source)
@@ -136,7 +136,7 @@ SOME = [
     Choices(),
     Choices(num_clients=9, seed=5, budget_min=0.05, budget_max=0.6, num_rounds=3),
     Choices(family="watts_strogatz", preset="benign", clients_are="random", seed=3, num_rounds=4),
-    Choices(clients_are="fixed", fixed_budget="0.125", num_rounds=3),
+    Choices(clients_are="dp_fedavg", fixed_budget="0.125", num_rounds=3),
     Choices(leader="budget_limited", payment_limit=2.5, num_rounds=3, num_clients=6),
     Choices(participation="if_non_negative", num_rounds=3, max_hops=2, hop_decay=0.3, externality_strength=0.2),
     Choices(leader="personalised", accuracy_weight=0.7, num_rounds=2),
@@ -156,7 +156,7 @@ def test_the_experiment_file_makes_the_same_game_to_the_last_bit(choices, tmp_pa
 
 
 def test_a_network_from_a_file_is_read_as_on_the_page(tmp_path):
-    links, path = tmp_path / "links.csv", tmp_path / "explorer.toml"
+    links, path = tmp_path / "edges.csv", tmp_path / "explorer.toml"
     links.write_text("ann,bob\nbob,cat\ncat,ann\ncat,cat\ndan,ann\n", encoding="utf-8")  # nobody exposes dan
     world = World(source=links)
     for choices in (Choices(network="file"), Choices(network="file", undirected=True), Choices(network="file", seed=1)):
@@ -169,7 +169,7 @@ def test_a_network_from_a_file_is_read_as_on_the_page(tmp_path):
 
 
 def test_a_network_without_a_file_has_no_experiment_file():
-    with pytest.raises(BadInput, match="network='file' has no file of links here"):
+    with pytest.raises(BadInput, match="network='file' has no file of edges here"):
         to_toml(Choices(network="file"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
 from mppfl.explorer import CLIENTS_ARE, COLOURS, LEADERS, Choices, Memory, World, require_quick, spent_in, warm_up
 from mppfl.game import privacy_loss, utility
-from mppfl.network import graph_from_links, random_graph, read_graph
+from mppfl.network import graph_from_edges, random_graph, read_graph
 from tests.homes import home
 
 world_module = home(World)
@@ -135,9 +135,9 @@ def test_a_failure_is_raised_and_not_remembered():
 
 
 def test_networks_come_from_the_command_line_from_a_run_and_by_chance(tmp_path):
-    links = tmp_path / "links.csv"
+    links = tmp_path / "edges.csv"
     links.write_text("ann,bob\nbob,ann\n", encoding="utf-8")
-    given = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
+    given = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]))
     world = World(graph=given, run_source=links)
     assert world.networks == ("random", "file", "run")
     assert world.graph(Choices(network="file")) is given
@@ -153,15 +153,15 @@ def test_warming_up_plays_every_leader_bound_and_rule():
 
 
 def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
-    links = tmp_path / "links.csv"
+    links = tmp_path / "edges.csv"
     links.write_text("ann,bob\nbob,cat\n", encoding="utf-8")
     world = World(source=links)
-    assert world.graph(Choices(network="file")).num_links == 2
-    assert world.graph(Choices(network="file", undirected=True)).num_links == 4
+    assert world.graph(Choices(network="file")).num_edges == 2
+    assert world.graph(Choices(network="file", undirected=True)).num_edges == 4
     both_ways = read_graph(links, undirected=True)
     world = World(graph=both_ways, source=links, undirected=True)
     assert world.graph(Choices(network="file", undirected=True)) is both_ways
-    assert world.graph(Choices(network="file")).num_links == 2
+    assert world.graph(Choices(network="file")).num_edges == 2
     with pytest.raises(BadGraph, match="isolated"):
         world.graph(Choices(network="file", isolated="error"))
 
@@ -173,7 +173,7 @@ def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
     ("changed", "told"),
     [
         ({"leader": "personalised"}, "mechanism='personalised' on 50,001 clients takes minutes"),
-        ({"participation": "if_better_than_staying_out"}, "participation='if_better_than_staying_out' on 50,001"),
+        ({"participation": "if_better_than_opting_out"}, "participation='if_better_than_opting_out' on 50,001"),
         ({"budget_max": 1.0}, "bounds on budgets on 50,001 clients takes minutes"),
     ],
 )

@@ -31,7 +31,7 @@ learning_rate = 1.0
 privacy = "{privacy}"
 clip_norm = 1.0
 noise = "gaussian"
-aggregation = "size"
+aggregation = "num_examples"
 {unit}
 """
 

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from mppfl.flower import NodeSettings, PrivateUpload
-from mppfl.game import Terms, plan_of_rounds
+from mppfl.game import RoundTerms, plan_from_rounds
 from mppfl.training import TrainingConfig
 
 
@@ -38,7 +38,7 @@ def moved(record: ArrayRecord, by: Any) -> ArrayRecord:
 def plan_of(budgets, num_rounds=3, price=2.0):
     """The same budgets in every round."""
     rows = np.asarray(budgets, dtype=np.float64)
-    return plan_of_rounds("by hand", [Terms(t + 1, price, price, rows) for t in range(num_rounds)])
+    return plan_from_rounds("by hand", [RoundTerms(t + 1, price, price, rows) for t in range(num_rounds)])
 
 
 def config_of(**changes) -> TrainingConfig:

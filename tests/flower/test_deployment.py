@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from mppfl.experiment import read_experiment, train
+from mppfl.experiment import read_experiment, run_experiment
 from mppfl.flower import (
     Accounts,
     Federation,
@@ -206,7 +206,7 @@ def test_fifty_simulated_clients_run_the_same_app_and_without_noise_reach_the_sa
     layout = make_app(tmp_path / "app", 50, 3, mechanism="noiseless", privacy="full_batch", unit="")
     state = deploy_local(layout.app, simulated=True)
     assert state.rounds_done == 3
-    (run,) = train(read_experiment(layout.experiment))
+    (run,) = run_experiment(read_experiment(layout.experiment))
     assert np.abs(state.handed_out - run.weights).max() <= 1e-6
     assert np.abs(run.weights).max() > 0.01
     assert processes_of(layout.app) == []

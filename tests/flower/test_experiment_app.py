@@ -12,12 +12,12 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from mppfl.errors import BadInput
-from mppfl.experiment import read_experiment, train
+from mppfl.experiment import read_experiment, run_experiment
 from mppfl.flower import (
     REPORT,
     Accounts,
+    ClientTerms,
     Layout,
-    RoundTerms,
     ServerFolder,
     client_side,
     deployed_experiment,
@@ -70,7 +70,8 @@ precision = "{precision}"
 
 def app_with(folder, **changes):
     """The app of `deploy init` with another experiment in it."""
-    base = {"mechanism": "noiseless", "model": "mlp", "privacy": "client", "aggregation": "size", "optimizer": "plain",
+    base = {"mechanism": "noiseless", "model": "mlp", "privacy": "client", "aggregation": "num_examples",
+            "optimizer": "sgd",
             "average": 0, "precision": "float32", "unit": "", "cap": ""}  # fmt: skip
     write_app(folder, 4, 3)
     (folder / "experiment.toml").write_text(EXPERIMENT.format(**(base | changes)))
@@ -103,7 +104,7 @@ def served(layout, alter=None):
 def test_with_noise_off_the_same_file_gives_the_same_model_in_process_and_on_flower(tmp_path, changes):
     layout = app_with(tmp_path / "app", **changes)
     state = served(layout)
-    (run,) = train(read_experiment(layout.experiment))
+    (run,) = run_experiment(read_experiment(layout.experiment))
     assert state.rounds_done == run.num_rounds == 3
     steps = 1 if changes.get("precision") == "float64" else 200
     assert_float32_close(state.handed_out, run.weights, steps)
@@ -116,7 +117,7 @@ def test_with_noise_accounts_agree_to_the_last_bit_and_everybody_is_paid_what_th
         tmp_path / "app", mechanism="mppfl", privacy=privacy, model="softmax", unit="dp_epsilon = 3.0", cap="cap = 5.0"
     )
     state = served(layout)
-    (run,) = train(read_experiment(layout.experiment))
+    (run,) = run_experiment(read_experiment(layout.experiment))
     with Accounts.open(ServerFolder(layout.server).accounts, read_only=True) as accounts:
         entries, owed = accounts.entries(), accounts.owed()
     assert differences_from_ledgers(entries, layout.ledgers(), state.run) == []
@@ -158,7 +159,7 @@ def asked_of(app, settings, experiment, own="client", **change):
             "adjacency": "replace-one", "clip_norm": 0.5, "noise": "gaussian", "local_epochs": 1, "num_steps": 2,
             "batch_size": 40}  # fmt: skip
     arrays = to_arrays(side.model, first_model(side.model, side.config))
-    content = RecordDict({"arrays": arrays, "config": with_terms({}, RoundTerms(**(base | change)))})
+    content = RecordDict({"arrays": arrays, "config": with_terms({}, ClientTerms(**(base | change)))})
     on_the_server = {"experiment": "/srv/fed/experiment.toml", "state": "/srv/fed/server"}
     context = Context(7, 11, {"mppfl-node": str(settings)}, RecordDict(), on_the_server)
     return app(Message(content, 11, "train"), context)

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from mppfl.flower import HonestUpload, fault_of, honest_upload, work_of
-from mppfl.privacy import release, round_cost
+from mppfl.privacy import release_updates, round_cost
 from mppfl.training import TrainingConfig, noise_in_update
 
 
@@ -34,7 +34,7 @@ def test_honest_uploads_at_full_length_pass_at_the_stated_rate():
     update = np.full(30, 1.0)  # longer than the clip norm: it leaves at full length
     faults = 0
     for _ in range(4_000):
-        sent = release(update, [0.5], mechanism=config.mechanism, clip_norm=1.0, work=work, noise="gaussian",
+        sent = release_updates(update, [0.5], mechanism=config.mechanism, clip_norm=1.0, work=work, noise="gaussian",
                        clients=["ann"], round_index=1, run="run").updates  # fmt: skip
         faults += bool(fault_of(sent, honest, 0.01))
     assert faults <= 80

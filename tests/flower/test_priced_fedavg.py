@@ -230,7 +230,7 @@ def test_an_upload_that_cannot_be_honest_is_rejected_and_named_and_not_paid_and_
 
 
 def test_a_client_weighs_what_the_server_knows_it_has_and_not_what_it_declares(tmp_path):
-    federation = Federation(tmp_path, aggregation="size")
+    federation = Federation(tmp_path, aggregation="num_examples")
     federation.grid.alter[102] = altered(num_examples=2**52)
     federation.run(1, num_examples=dict.fromkeys(CLIENTS, 10))
     assert federation.states(1) == {"ann": "paid", "bob": "rejected", "cat": "paid"}
@@ -238,7 +238,7 @@ def test_a_client_weighs_what_the_server_knows_it_has_and_not_what_it_declares(t
 
 
 def test_a_client_that_declares_another_size_than_before_is_rejected_also_after_a_restart(tmp_path):
-    federation = Federation(tmp_path, aggregation="size")
+    federation = Federation(tmp_path, aggregation="num_examples")
     federation.run(1)
     federation.grid.alter[102] = altered(num_examples=2**52)
     federation.run(1)
@@ -306,7 +306,7 @@ def test_clients_with_budget_zero_are_not_asked(tmp_path):
 # ---- stopping and going on --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("optimizer", "average"), [("plain", 0), ("momentum", 0), ("adam", 0), ("plain", 2)])
+@pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0), ("momentum", 0), ("adam", 0), ("sgd", 2)])
 def test_stopped_after_a_round_it_goes_on_with_the_next_and_ends_where_it_would_have(tmp_path, optimizer, average):
     settings = {name: {"without_noise": True} for name in CLIENTS}
     more = {"server_optimizer": optimizer, "average_rounds": average}

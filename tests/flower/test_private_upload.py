@@ -13,9 +13,9 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.flower import (
     REPORT,
     WHO,
+    ClientTerms,
     NodeSettings,
     PrivateUpload,
-    RoundTerms,
     digest_of,
     read_node,
     report_in,
@@ -34,7 +34,7 @@ def terms(**changes):
         "adjacency": "replace-one", "clip_norm": 1.0, "noise": "gaussian", "local_epochs": 1, "num_steps": 1,
         "batch_size": 1,
     }  # fmt: skip
-    return RoundTerms(**(base | changes))
+    return ClientTerms(**(base | changes))
 
 
 def ask(app, given, model=MODEL, kind="train"):

@@ -11,8 +11,8 @@ def paper_scale_game(seed, num_clients=None, externality_strength=None, preset=N
     """A random game of the paper's kind; what is not given is drawn too."""
     rng = np.random.default_rng(seed)
     size = num_clients or int(rng.integers(5, 81))
-    links = rng.random((size, size)) < rng.uniform(0.1, 0.9, (size, size))
-    weights = np.where(links, rng.uniform(0.1, 1.0, (size, size)), 0.0)
+    edges = rng.random((size, size)) < rng.uniform(0.1, 0.9, (size, size))
+    weights = np.where(edges, rng.uniform(0.1, 1.0, (size, size)), 0.0)
     np.fill_diagonal(weights, 0.0)
     for i in np.flatnonzero(weights.sum(axis=1) == 0):
         weights[i, (i + 1) % size] = 0.5
@@ -26,7 +26,7 @@ def paper_scale_game(seed, num_clients=None, externality_strength=None, preset=N
 
 
 def two_friends(externality_strength=0.5) -> Game:
-    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    graph = mppfl.graph_from_edges(np.array([0, 1]), np.array([1, 0]))
     clients = mppfl.Clients([1.0, 1.0], [0.0, 0.0], [0.1, 0.1])
     return mppfl.make_game(graph, clients, max_hops=1, hop_decay=0.5, externality_strength=externality_strength)
 
@@ -45,14 +45,14 @@ def star() -> Game:
 
 def three_cycle() -> Game:
     """1 is exposed by 3, 2 by 1, 3 by 2: the sweeps of Algorithm 1 diverge, the equilibrium exists."""
-    graph = mppfl.graph_from_links(np.array([2, 0, 1]), np.array([0, 1, 2]))
+    graph = mppfl.graph_from_edges(np.array([2, 0, 1]), np.array([0, 1, 2]))
     clients = mppfl.Clients([0.2, 0.2, 2.0], [0.0, 0.0, 0.0], [0.001, 0.001, 100.0])
     return mppfl.make_game(graph, clients, max_hops=1, hop_decay=0.5, externality_strength=0.9)
 
 
 @st.composite
 def games(draw) -> Game:
-    """Any small game with αS < 1: any links, costs, bounds and hops."""
+    """Any small game with αS < 1: any edges, costs, bounds and hops."""
     size = draw(st.integers(2, 7))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     weights = np.where(rng.random((size, size)) < draw(st.floats(0.2, 1.0)), rng.uniform(0.1, 1, (size, size)), 0.0)

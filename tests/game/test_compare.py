@@ -24,7 +24,16 @@ GAMES = [paper_scale_game(seed, num_clients=20, preset="paper-like", externality
 
 @pytest.fixture(scope="module")
 def rows():
-    names = ("mppfl", "mppfl_exact", "social_agnostic", "random", "fixed", "sarda_like", "personalised", "noiseless")
+    names = (
+        "mppfl",
+        "mppfl_exact",
+        "social_agnostic",
+        "random",
+        "dp_fedavg",
+        "sarda_like",
+        "personalised",
+        "noiseless",
+    )
     return mppfl.compare(GAMES, names, num_rounds=10, fixed_budget="mean")
 
 
@@ -33,7 +42,7 @@ def pick(rows, mechanism, convention):
 
 
 def test_under_a_common_reward_mppfl_is_cheaper_and_better_than_the_papers_baselines(rows):
-    for name in ("social_agnostic", "random", "fixed"):
+    for name in ("social_agnostic", "random", "dp_fedavg"):
         for mine, other in zip(pick(rows, "mppfl", "common"), pick(rows, name, "common"), strict=True):
             assert mine.server_cost < other.server_cost
             assert mine.welfare > other.welfare
@@ -116,7 +125,7 @@ def test_without_a_leak_nothing_is_said_of_it_and_nothing_else_changes(rows):
 def test_every_row_says_once_that_its_equilibrium_may_not_be_the_only_one():
     surely, perhaps = (paper_scale_game(0, num_clients=6, externality_strength=strength) for strength in (0.05, 5.0))
     (note,) = doubts_about(perhaps)
-    rows = mppfl.compare([surely, perhaps], ("mppfl", "fixed", "sarda_like"), num_rounds=2)
+    rows = mppfl.compare([surely, perhaps], ("mppfl", "dp_fedavg", "sarda_like"), num_rounds=2)
     for row in rows:
         assert row.notes.count(note) == row.game
         assert note not in row.notes[:-1]
@@ -197,11 +206,11 @@ def test_a_payment_limit_is_compared_under_its_own_reward_alone():
 
 
 def test_a_fixed_budget_is_bound_whatever_the_mechanism_is_called():
-    by_name = mppfl.compare(GAMES[0], ["fixed"], num_rounds=1, fixed_budget="mean")
-    mapped = mppfl.compare(GAMES[0], {"constant": MECHANISMS["fixed"]}, num_rounds=1, fixed_budget="mean")
+    by_name = mppfl.compare(GAMES[0], ["dp_fedavg"], num_rounds=1, fixed_budget="mean")
+    mapped = mppfl.compare(GAMES[0], {"constant": MECHANISMS["dp_fedavg"]}, num_rounds=1, fixed_budget="mean")
     assert [row.notes for row in mapped] == [row.notes for row in by_name]
     assert mapped[0].notes[0].endswith("(mean)")
-    chosen = {"fixed": partial(MECHANISMS["fixed"], budget=0.2)}
+    chosen = {"dp_fedavg": partial(MECHANISMS["dp_fedavg"], budget=0.2)}
     with pytest.raises(mppfl.BadInput, match="fixed_budget='mean' means nothing to fixed"):
         mppfl.compare(GAMES[0], chosen, num_rounds=1, fixed_budget="mean")
 

@@ -21,23 +21,23 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 on_every_device = pytest.mark.parametrize("where", DEVICES)
 
 
-def sparse_links(seed, size, links_each, isolated=0):
-    """Random links with weights, mutual ones among them; the first few clients are exposed by nobody."""
+def sparse_edges(seed, size, edges_each, isolated=0):
+    """Random edges with weights, mutual ones among them; the first few clients are exposed by nobody."""
     rng = np.random.default_rng(seed)
-    targets = rng.integers(isolated, size, size * links_each)
-    sources = rng.integers(0, size, size * links_each)
+    targets = rng.integers(isolated, size, size * edges_each)
+    sources = rng.integers(0, size, size * edges_each)
     targets = np.concatenate([np.arange(isolated, size), targets, np.maximum(sources[: size // 4], isolated)])
     sources = np.concatenate([(np.arange(isolated, size) + 1) % size, sources, targets[size : size + size // 4]])
     apart = targets != sources
-    links = sp.coo_array((np.ones(apart.sum()), (targets[apart], sources[apart])), shape=(size, size)).tocsr()
-    links.data = rng.uniform(0.1, 1.0, links.nnz)
-    return links
+    edges = sp.coo_array((np.ones(apart.sum()), (targets[apart], sources[apart])), shape=(size, size)).tocsr()
+    edges.data = rng.uniform(0.1, 1.0, edges.nnz)
+    return edges
 
 
-def sparse_game(seed, size, links_each, *, normalisation="row", isolated=0, strength=0.05, **options):
-    """A game on such links with αS the same under every normalisation."""
-    links = sparse_links(seed, size, links_each, isolated)
-    graph = mppfl.graph_from_matrix(links, normalisation=normalisation, isolated="keep")
+def sparse_game(seed, size, edges_each, *, normalisation="row", isolated=0, strength=0.05, **options):
+    """A game on such edges with αS the same under every normalisation."""
+    edges = sparse_edges(seed, size, edges_each, isolated)
+    graph = mppfl.graph_from_matrix(edges, normalisation=normalisation, isolated="keep")
     clients = mppfl.draw_clients("benign", size, np.random.default_rng(seed))
     if normalisation == "none":
         strength /= float(graph.strengths.max()) ** options.get("max_hops", 5)
@@ -56,8 +56,8 @@ def assert_same_solution(game, where, mechanism="mppfl", **options):
     for name in ("accuracy_terms", "payments", "server_costs", "total_welfare"):
         assert getattr(found.outcome, name) == approx(getattr(plain.outcome, name), rel=1e-10), name
     assert found.outcome.welfare == approx(plain.outcome.welfare, abs=1e-10 * plain.outcome.payments.max())
-    assert (found.outcome.below_zero == plain.outcome.below_zero).all()
-    assert (found.outcome.taking_part == plain.outcome.taking_part).all()
+    assert (found.outcome.negative_utility == plain.outcome.negative_utility).all()
+    assert (found.outcome.participating == plain.outcome.participating).all()
     assert found.verification.residual <= 1e-10
     assert found.verification.client_regret <= 1e-10
     assert found.verification.leader_rounds == plain.verification.leader_rounds
@@ -131,7 +131,7 @@ def test_clients_who_have_no_choice_stay_where_they_are_and_the_others_answer_th
     high[200:300] = 0.0
     found = assert_same_solution(game.with_bounds(low, high), where, num_rounds=5)
     assert found.terms(1).budgets[:200] == approx(0.3)
-    assert found.outcome.taking_part[0] == 1000
+    assert found.outcome.participating[0] == 1000
 
 
 @on_every_device
@@ -192,7 +192,7 @@ def test_isolated_pairs_whose_diagonal_the_polynomial_misses_are_solved(where):
     # 600 pairs who expose only each other: what comes home is as large as what goes out, and αS is close to 1.
     size = 1200
     partner = np.arange(size) ^ 1
-    graph = mppfl.graph_from_links(np.arange(size), partner)
+    graph = mppfl.graph_from_edges(np.arange(size), partner)
     clients = mppfl.draw_clients("benign", size, np.random.default_rng(0))
     game = mppfl.make_game(graph, clients, hop_decay=0.9, externality_strength=0.23, diagonal="exact")
     plain, ours = both_operators(game, where)
@@ -227,9 +227,9 @@ def test_gmres_alone_gives_the_same_answer(monkeypatch):
 
 @on_every_device
 def test_a_game_can_be_made_on_the_device_too(where):
-    links = sparse_links(5, 400, 4)
+    edges = sparse_edges(5, 400, 4)
     clients = mppfl.draw_clients("benign", 400, np.random.default_rng(0))
-    plain, ours = (mppfl.make_game(mppfl.graph_from_matrix(links), clients, device=d) for d in (None, where))
+    plain, ours = (mppfl.make_game(mppfl.graph_from_matrix(edges), clients, device=d) for d in (None, where))
     assert ours.propagation.home.values == approx(plain.propagation.home.values, abs=1e-13)
     assert mppfl.solve(ours, device=where).terms(1).budgets == approx(mppfl.solve(plain).terms(1).budgets, abs=1e-10)
 
@@ -237,7 +237,7 @@ def test_a_game_can_be_made_on_the_device_too(where):
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", ["pigouvian", "fixed", lambda game, horizon: None])
+@pytest.mark.parametrize("mechanism", ["pigouvian", "dp_fedavg", lambda game, horizon: None])
 def test_other_mechanisms_are_refused(mechanism):
     with pytest.raises(BadInput, match="solves the mechanisms mppfl and mppfl_exact, not"):
         mppfl.solve(two_friends(), mechanism, device="cpu")
@@ -266,11 +266,11 @@ def test_a_gpu_that_is_not_there_is_refused_and_not_replaced(monkeypatch):
 
 def test_a_game_that_does_not_fit_is_refused_with_figures(monkeypatch):
     monkeypatch.setattr(device, "free_bytes", lambda _: 1000.0)
-    with pytest.raises(BadInput, match=r"equilibria of 2 clients and 2 links need .* GiB on cpu, where .* are free"):
+    with pytest.raises(BadInput, match=r"equilibria of 2 clients and 2 edges need .* GiB on cpu, where .* are free"):
         mppfl.solve(two_friends(), device="cpu")
 
 
-def test_memory_grows_with_links_and_clients_as_stated():
+def test_memory_grows_with_edges_and_clients_as_stated():
     assert solution_bytes(50_000_000, 1_000_000_000) / 2**30 == approx(35.4, abs=2)  # fits an 80 GB device
     assert solution_bytes(10**6, 10**9) - solution_bytes(10**6, 10**8) == 12 * 9 * 10**8
 

@@ -18,7 +18,7 @@ loss_module = home(LossOperator)
 
 
 def test_two_friends_share_a_third_of_the_reward_rate():
-    # a = 1, b = 0, α = 1/2, one link each way: r = 2(ρ + ρ/2), so ρ = r/3.
+    # a = 1, b = 0, α = 1/2, one edge each way: r = 2(ρ + ρ/2), so ρ = r/3.
     assert equilibrium_response(two_friends()).budgets(3.0) == approx([1.0, 1.0])
     assert equilibrium_at(two_friends(), 3.0).budgets == approx([1.0, 1.0])
 

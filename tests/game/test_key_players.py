@@ -119,7 +119,7 @@ def test_without_prices_budgets_at_a_bound_are_refused():
         exposure_relief(game, terms.budgets, 0)
 
 
-@pytest.mark.parametrize("name", ["fixed", "random", "social_agnostic", "sarda_like"])
+@pytest.mark.parametrize("name", ["dp_fedavg", "random", "social_agnostic", "sarda_like"])
 def test_budgets_that_are_no_best_responses_stay_where_they_are(name):
     game, terms = at_bounds(1, name)
     found = key_players(game, terms.prices, terms.budgets, 5)

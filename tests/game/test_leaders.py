@@ -82,7 +82,7 @@ def test_noise_aware_is_cheapest_under_noise_aware_aggregation(seed, preset):
 
 
 def test_noise_aware_leader_costs_a_fraction_and_loses_clients_as_measured_before():
-    # 20 draws of paper-like: 27.3 -> 7.0 at t=1 and 21.9 -> .68 at t=60; 55 % -> 25 % take part (docs/model.md, 4).
+    # 20 draws of paper-like: 27.3 -> 7.0 at t=1 and 21.9 -> .68 at t=60; 55 % -> 25 % participate (docs/model.md, 4).
     costs, shares = [], []
     for seed in range(20):
         game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05)
@@ -91,7 +91,7 @@ def test_noise_aware_leader_costs_a_fraction_and_loses_clients_as_measured_befor
         row = [plain.outcome.server_costs[0], plain.outcome.server_costs[-1]]
         row += [noise_aware_cost(game, t, aware.terms(t).reward_rate, aware.terms(t).budgets) for t in (1, 60)]
         costs.append(row)
-        shares.append([aware.outcome.taking_part[0] / 20, aware.outcome.taking_part[-1] / 20])
+        shares.append([aware.outcome.participating[0] / 20, aware.outcome.participating[-1] / 20])
     assert np.mean(costs, axis=0) == approx([27.3, 21.9, 7.0, 0.68], rel=0.25)
     assert np.mean(shares, axis=0) == approx([0.55, 0.25], abs=0.08)
 
@@ -165,7 +165,7 @@ def test_personalised_prices_are_the_cheapest_for_the_server(seed, capped):
 def test_star_keeps_all_eleven_clients_at_rates_between_its_two_limits():
     for mechanism in ("mppfl", "mppfl_exact"):
         found = mppfl.solve(star(), mechanism, num_rounds=3)
-        assert (found.outcome.taking_part == 11).all()
+        assert (found.outcome.participating == 11).all()
         assert ((found.outcome.reward_rates > 1.0101) & (found.outcome.reward_rates < 4 / 3)).all()
         assert found.verification.client_regret <= 1e-12
     assert found.verification.leader_regret == approx(0.0, abs=1e-12)
@@ -233,7 +233,7 @@ def test_no_leader_keeps_a_client_whose_budget_vanishes(seed):
 
 def test_a_crowd_that_may_not_share_is_an_error_with_one_line():
     game = paper_scale_game(0, num_clients=5).with_bounds(np.zeros(5), np.zeros(5))
-    with pytest.raises(mppfl.NoEquilibrium, match="take part"):
+    with pytest.raises(mppfl.NoEquilibrium, match="participate"):
         mppfl.solve(game)
 
 
@@ -266,11 +266,11 @@ def test_budget_limited_still_spends_its_limit_where_the_best_rate_is_above_the_
 
 @pytest.mark.parametrize("mechanism", ["mppfl_exact", "mppfl_noise_aware", "pigouvian", "social_agnostic"])
 def test_no_leader_that_minimises_a_cost_pays_for_what_floors_bring_anyway(mechanism):
-    # At rate 2.25 both are strictly inside and the cost is 5.3; at 0 both still take part, and it is .1/.3 + .05/.05.
+    # At rate 2.25 both are strictly inside and the cost is 5.3; at 0 both still participate, and it is .1/.3 + .05/.05.
     game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
     found = mppfl.solve(game, mechanism, num_rounds=3)
     assert found.outcome.server_costs == approx(0.5 * (0.1 / 0.3 + 0.05 / 0.05) / np.array([1, 2, 3]))
-    assert found.outcome.taking_part.tolist() == [2, 2, 2]
+    assert found.outcome.participating.tolist() == [2, 2, 2]
     assert found.verification.leader_regret == approx(0.0, abs=1e-9)
     assert found.verification.client_regret == approx(0.0, abs=1e-12)
 
@@ -457,8 +457,8 @@ def test_personalised_prices_say_where_floors_would_be_given_for_nothing():
 @pytest.mark.parametrize("mechanism", ["mppfl_exact", "sarda_r"])
 def test_no_leader_counts_on_floors_that_clients_may_leave(mechanism):
     game = pair_with_floors([0.5, 2.0], [0.1, 0.05], [0.3, 0.05], quadratic=0.2)
-    found = mppfl.solve(game, mechanism, participation="if_better_than_staying_out")
-    assert found.outcome.taking_part.tolist() == [2]
+    found = mppfl.solve(game, mechanism, participation="if_better_than_opting_out")
+    assert found.outcome.participating.tolist() == [2]
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl_exact", "social_agnostic"])
@@ -467,5 +467,5 @@ def test_the_regret_of_a_leader_that_loses_nobody_is_over_rates_that_lose_nobody
     clients = mppfl.Clients([0.5, 0.6], [1.4, 1.3], [0.75, 0.07], budget_max=[0.5, 0.35])
     game = mppfl.make_game(mppfl.graph_from_matrix([[0.0, 1.0], [1.0, 0.0]]), clients)
     found = mppfl.solve(game, mechanism, num_rounds=60)
-    assert (found.outcome.taking_part == 2).all()
+    assert (found.outcome.participating == 2).all()
     assert found.verification.leader_regret == approx(0.0, abs=1e-9)

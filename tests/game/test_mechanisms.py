@@ -12,9 +12,9 @@ import mppfl
 from mppfl.game import (
     MECHANISMS,
     Horizon,
+    dp_fedavg,
     equilibrium_at,
     find_mechanism,
-    fixed,
     one_hop,
     privacy_cost,
     random,
@@ -70,10 +70,8 @@ def test_random_budgets_belong_to_their_round_whoever_plans_it():
     whole = random(game, Horizon(np.arange(1, 4), np.full(3, 3.0), 7)).to_matrix()
     alone = [random(game, Horizon(np.array([t]), np.array([3.0]), 7)).to_matrix()[0] for t in (1, 2, 3)]
     assert np.array_equal(whole, np.array(alone))
-    # rounds settle one by one where clients may stay out, and still differ
-    free = mppfl.solve(
-        game, "random", num_rounds=3, participation="if_better_than_staying_out", seed=7
-    ).plan.to_matrix()
+    # rounds settle one by one where clients may opt out, and still differ
+    free = mppfl.solve(game, "random", num_rounds=3, participation="if_better_than_opting_out", seed=7).plan.to_matrix()
     everyday = (free > 0).all(0)
     assert everyday.sum() > 1
     assert not np.array_equal(free[0, everyday], free[1, everyday])
@@ -82,18 +80,18 @@ def test_random_budgets_belong_to_their_round_whoever_plans_it():
 def test_the_smallest_fixed_budget_is_refused_by_nobody():
     game = paper_scale_game(2, num_clients=15)
     first = mppfl.solve(game, "mppfl").terms(1)
-    assert fixed(game, Horizon(ROUNDS, RATES))[0].budgets == approx(first.budgets.min())
-    assert (fixed(game, Horizon(ROUNDS, RATES))[0].budgets <= first.budgets * (1 + 1e-12)).all()
-    mean = fixed(game, Horizon(ROUNDS, RATES), budget="mean")[0].budgets
+    assert dp_fedavg(game, Horizon(ROUNDS, RATES))[0].budgets == approx(first.budgets.min())
+    assert (dp_fedavg(game, Horizon(ROUNDS, RATES))[0].budgets <= first.budgets * (1 + 1e-12)).all()
+    mean = dp_fedavg(game, Horizon(ROUNDS, RATES), budget="mean")[0].budgets
     assert mean == approx(wanted_loss(game, first.reward_rate).mean())
-    assert fixed(game, Horizon(ROUNDS, RATES), budget=0.25)[2].budgets == approx(0.25)
+    assert dp_fedavg(game, Horizon(ROUNDS, RATES), budget=0.25)[2].budgets == approx(0.25)
     with pytest.raises(mppfl.BadInput, match="fixed budget"):
-        fixed(game, Horizon(ROUNDS, RATES), budget=-1.0)
+        dp_fedavg(game, Horizon(ROUNDS, RATES), budget=-1.0)
 
 
 def test_own_rate_of_mandated_budgets_covers_every_clients_cost():
     game = paper_scale_game(2, num_clients=15)
-    for mechanism in (fixed, random):
+    for mechanism in (dp_fedavg, random):
         plan = mechanism(game, Horizon(ROUNDS))
         worst = [utility(game, terms.prices, terms.budgets).min() for terms in plan]
         assert worst == approx([0.0] * 3, abs=1e-12)
@@ -206,13 +204,13 @@ def test_noiseless_protects_nobody_and_pays_nobody():
     outcome = mppfl.solve(game, "noiseless", num_rounds=2).outcome
     assert (outcome.accuracy_terms == 0).all()
     assert (outcome.payments == 0).all()
-    assert (outcome.below_zero == 2).all()
+    assert (outcome.negative_utility == 2).all()
 
 
 def test_a_users_own_function_is_a_mechanism():
     def generous(game, horizon):
-        terms = [mppfl.Terms(int(t), 5.0, 5.0, equilibrium_at(game, 5.0).budgets) for t in horizon.rounds]
-        return mppfl.plan_of_rounds("generous", terms)
+        terms = [mppfl.RoundTerms(int(t), 5.0, 5.0, equilibrium_at(game, 5.0).budgets) for t in horizon.rounds]
+        return mppfl.plan_from_rounds("generous", terms)
 
     found = mppfl.solve(paper_scale_game(0, num_clients=6), generous, num_rounds=3)
     assert found.plan.mechanism == "generous"
@@ -230,7 +228,7 @@ def test_installed_packages_offer_mechanisms_by_entry_point(monkeypatch):
         name = "theirs"
 
         def load(self):
-            return partial(fixed, budget=0.5)
+            return partial(dp_fedavg, budget=0.5)
 
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: [Point()] if group == "mppfl.mechanisms" else []

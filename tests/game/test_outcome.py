@@ -45,8 +45,8 @@ def test_the_compiled_sums_equal_the_plain_ones(monkeypatch, name):
         "welfare",
         "payments",
         "accuracy_terms",
-        "below_zero",
-        "taking_part",
+        "negative_utility",
+        "participating",
         "client_regret",
     ):
         assert getattr(compiled, field) == approx(getattr(plain, field), rel=1e-10, abs=1e-14), field
@@ -60,13 +60,13 @@ def test_outcomes_are_the_equations_summed():
             server_cost(game, terms.round_index, terms.prices, terms.budgets)
         )
         assert found.outcome.welfare[k] == approx(welfare(game, terms.prices, terms.budgets))
-        assert found.outcome.below_zero[k] == (utility(game, terms.prices, terms.budgets) < 0).sum()
+        assert found.outcome.negative_utility[k] == (utility(game, terms.prices, terms.budgets) < 0).sum()
 
 
 def test_verification_notices_budgets_that_are_not_an_equilibrium():
     game = two_friends()
-    terms = mppfl.Terms(1, 3.0, 3.0, np.array([1.0, 1.2]))
-    found = verify(game, mppfl.plan_of_rounds("mine", [terms]))
+    terms = mppfl.RoundTerms(1, 3.0, 3.0, np.array([1.0, 1.2]))
+    found = verify(game, mppfl.plan_from_rounds("mine", [terms]))
     # Client 1 would move to 1.5 − .6 = .9 and gain a(.1)²; client 2 to 1.0 and gain a(.2)².
     assert found.client_regret == approx(0.04)
     assert found.residual == approx(0.2 / 1.2)
@@ -100,18 +100,18 @@ def test_who_stays_out_still_suffers_and_bears_no_compute_cost():
 
 
 def test_clients_stay_out_when_taking_part_costs_more_than_it_brings():
-    # Inside, i gains a_i ρ_i² − C_i by taking part. The dear client stays out, the other then shares r/2 as if alone.
+    # Inside, i gains a_i ρ_i² − C_i by participating. The dear client opts out, the other then shares r/2 as if alone.
     game = two_friends()
     costly = replace(game, clients=replace(game.clients, compute_cost=np.array([100.0, 0.0])))
     rates = np.array([3.0])
-    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_staying_out")
+    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_opting_out")
     assert found.terms(1).budgets == approx([0.0, 1.5])
     assert gain_from_joining(costly, 3.0, np.array([1.0, 1.0])) == approx([1.0 - 100.0, 1.0])
     everybody = mppfl.solve(costly, reward_rates=rates)
     assert everybody.terms(1).budgets == approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
 @pytest.mark.parametrize("seed", range(4))
 def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
     game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.08)
@@ -119,9 +119,9 @@ def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
     costs = rng.uniform(0, 0.02, 20)
     game = replace(game, clients=replace(game.clients, compute_cost=costs))
     found = mppfl.solve(game, num_rounds=2, participation=rule)
-    assert found.outcome.taking_part[0] < 20
+    assert found.outcome.participating[0] < 20
     for terms in found.plan:
-        part = terms.taking_part
+        part = terms.participating
         margin = (
             utility(game, terms.prices, terms.budgets)
             if rule == "if_non_negative"
@@ -131,7 +131,7 @@ def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
-@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
 def test_every_mechanism_settles_who_takes_part(name, rule):
     game = two_friends()
     game = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
@@ -236,17 +236,17 @@ def test_who_rightly_stays_out_regrets_nothing():
     game = two_friends()
     costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
     rates = np.array([3.0])
-    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_staying_out").verification
+    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_opting_out").verification
     assert found.client_regret == approx(0.0, abs=1e-12)
     assert found.residual == approx(0.0, abs=1e-12)
     # Forced in, the dear one would leave: it saves 50 and gives up a·ρ² = 1.
     forced = mppfl.solve(costly, reward_rates=rates).plan
-    unhappy = verify(costly, replace(forced, participation="if_better_than_staying_out"))
+    unhappy = verify(costly, replace(forced, participation="if_better_than_opting_out"))
     assert unhappy.client_regret == approx(50.0 - 1.0)
 
 
 def test_a_singular_network_has_equilibria_and_one_is_found():
-    # α = 1, one link each way: B = [[1, 1], [1, 1]]. Any ρ₁ + ρ₂ = r/2 is an equilibrium.
+    # α = 1, one edge each way: B = [[1, 1], [1, 1]]. Any ρ₁ + ρ₂ = r/2 is an equilibrium.
     found = mppfl.solve(two_friends(externality_strength=1.0))
     assert found.terms(1).budgets.sum() == approx(found.terms(1).reward_rate / 2)
     assert found.verification.residual <= 1e-12
@@ -257,7 +257,7 @@ def test_who_cannot_give_what_it_wishes_leaves_where_the_little_it_gives_is_not_
     # Client 1 wishes for .58 and would gain by it, but may give .1 at most: that does not cover its compute cost of .2.
     clients = Clients([1.0] * 2, [0.1] * 2, [1.0] * 2, compute_cost=[0.2, 0.0], budget_max=[0.1, np.inf])
     game = mppfl.make_game(mppfl.read_graph(np.array([[0.0, 1.0], [1.0, 0.0]])), clients)
-    found = mppfl.solve(game, num_rounds=2, participation="if_better_than_staying_out")
+    found = mppfl.solve(game, num_rounds=2, participation="if_better_than_opting_out")
     assert found.plan.to_matrix()[:, 0] == approx([0.0, 0.0])
     assert found.verification.client_regret == approx(0.0, abs=1e-12)
     for terms in found.plan:
@@ -267,7 +267,7 @@ def test_who_cannot_give_what_it_wishes_leaves_where_the_little_it_gives_is_not_
         assert gain_from_joining(game, terms.prices, alone)[0] == approx(gained)
 
 
-@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
 def test_no_saving_is_claimed_for_the_leader_where_clients_may_stay_out(rule):
     game = two_friends()
     costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
@@ -282,14 +282,14 @@ def test_those_without_noise_add_none_and_are_paid_nothing_but_the_others_are():
     budgets[0], prices[0] = np.inf, 0.0
 
     def some_without_noise(game, horizon):
-        return mppfl.plan_of_rounds("some", [mppfl.Terms(int(t), 1.0, prices, budgets) for t in horizon.rounds])
+        return mppfl.plan_from_rounds("some", [mppfl.RoundTerms(int(t), 1.0, prices, budgets) for t in horizon.rounds])
 
     found = mppfl.solve(game, some_without_noise, num_rounds=2)
     weight, harm = game.accuracy_weight, game.clients.noise_harm[1:].sum()
     assert found.outcome.payments == approx([7.0, 7.0])
     assert found.outcome.server_costs == approx(weight * harm / np.array([1, 2]) + (1 - weight) * 7.0)
     assert found.outcome.welfare.tolist() == [-np.inf, -np.inf]
-    assert found.outcome.taking_part.tolist() == [8, 8]
+    assert found.outcome.participating.tolist() == [8, 8]
     (row,) = mppfl.compare(game, [some_without_noise], num_rounds=2, conventions=["own"])
     assert row.noise_aware_cost == approx(2 * (1 - weight) * 7.0)
     assert row.payments == approx(14.0)

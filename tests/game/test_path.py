@@ -47,7 +47,7 @@ def test_updates_follow_the_same_path_as_an_equilibrium_solved_at_every_bend(see
     assert fast.ends[:-1] == approx(plain.ends[:-1], rel=1e-11)
     assert fast.slope == approx(plain.slope, abs=1e-11)
     assert fast.offset == approx(plain.offset, abs=1e-11)
-    assert (fast.taking_part == plain.taking_part).all()
+    assert (fast.participating == plain.participating).all()
 
 
 @settings(max_examples=60, deadline=None)

@@ -31,13 +31,13 @@ def of_budgets(budgets, prices=1.0, rate=1.0):
     """A mechanism that gives everybody these budgets in every round."""
 
     def mine(game, horizon):
-        return mppfl.plan_of_rounds("mine", [mppfl.Terms(int(t), rate, prices, budgets) for t in horizon.rounds])
+        return mppfl.plan_from_rounds("mine", [mppfl.RoundTerms(int(t), rate, prices, budgets) for t in horizon.rounds])
 
     return mine
 
 
 def half(game, horizon):
-    return mppfl.plan_of_rounds("half", [mppfl.Terms(1, 1.0, 1.0, np.full(game.num_clients, 0.3))])
+    return mppfl.plan_from_rounds("half", [mppfl.RoundTerms(1, 1.0, 1.0, np.full(game.num_clients, 0.3))])
 
 
 def with_one(value):
@@ -86,7 +86,7 @@ def test_budgets_without_limit_and_of_nobody_are_plans():
 
 def test_a_price_for_all_that_is_not_the_rate_is_paid_as_it_is_given():
     for prices in (2.0, 2, np.full(3, 2.0)):
-        plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 1.0, prices, np.ones(3))])
+        plan = mppfl.plan_from_rounds("mine", [mppfl.RoundTerms(1, 1.0, prices, np.ones(3))])
         assert np.sum(plan[0].prices * plan[0].budgets) == 6.0
     assert mppfl.solve(GAME, of_budgets(np.ones(8), prices=2.0)).outcome.payments[0] == 16.0
 
@@ -162,11 +162,11 @@ def test_budgets_that_cannot_be_read_are_refused_in_one_line(budgets, told):
 
 
 def test_one_note_may_be_a_string_and_there_may_be_none():
-    terms = [mppfl.Terms(1, 1.0, 1.0, np.ones(8))]
-    assert mppfl.plan_of_rounds("mine", terms, "abc").notes == ("abc",)  # type: ignore[arg-type]
-    assert mppfl.plan_of_rounds("mine", terms, None).notes == ()  # type: ignore[arg-type]
+    terms = [mppfl.RoundTerms(1, 1.0, 1.0, np.ones(8))]
+    assert mppfl.plan_from_rounds("mine", terms, "abc").notes == ("abc",)  # type: ignore[arg-type]
+    assert mppfl.plan_from_rounds("mine", terms, None).notes == ()  # type: ignore[arg-type]
     with pytest.raises(mppfl.BadInput, match="mechanism 'mine': notes=3 must be strings"):
-        mppfl.plan_of_rounds("mine", terms, 3)  # type: ignore[arg-type]
+        mppfl.plan_from_rounds("mine", terms, 3)  # type: ignore[arg-type]
 
 
 def test_a_budget_above_its_ceiling_is_refused_with_client_round_and_value():
@@ -196,7 +196,7 @@ def test_our_mechanisms_keep_to_everybodys_ceiling(name, rates):
 
 def test_a_plan_without_rounds_is_refused():
     with pytest.raises(mppfl.BadInput, match="the plan of mechanism 'x' has no rounds"):
-        mppfl.plan_of_rounds("x", [])
+        mppfl.plan_from_rounds("x", [])
 
 
 def test_rounding_at_a_bound_is_no_fault():
@@ -255,8 +255,8 @@ def test_one_price_for_all_is_the_same_plan_written_as_a_number_or_as_an_array()
     def equal_parts(each):
         def mechanism(game, horizon):
             paid = np.full(6, 2.0) if each else 2.0
-            return mppfl.plan_of_rounds(
-                "parts", [mppfl.Terms(int(t), 2.0, paid, np.full(6, 0.1)) for t in horizon.rounds]
+            return mppfl.plan_from_rounds(
+                "parts", [mppfl.RoundTerms(int(t), 2.0, paid, np.full(6, 0.1)) for t in horizon.rounds]
             )
 
         return mechanism
@@ -317,7 +317,7 @@ def test_a_file_that_holds_no_plan_is_refused_in_one_line(tmp_path):
 
 def test_values_are_shown_in_a_few_lines():
     found = mppfl.solve(GAME, "pigouvian", num_rounds=60)
-    compared = mppfl.compare(GAME, ["mppfl", "fixed"], num_rounds=2)
+    compared = mppfl.compare(GAME, ["mppfl", "dp_fedavg"], num_rounds=2)
     for value in (GAME, GAME.clients, found, found.plan, found.outcome, found.verification, compared):
         assert 1 < len(repr(value).splitlines()) <= 12
         assert len(repr(value)) < 1500

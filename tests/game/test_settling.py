@@ -1,4 +1,4 @@
-"""Who takes part: all rounds side by side settle as each round alone."""
+"""Who participates: all rounds side by side settle as each round alone."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from tests.game.games import paper_scale_game, star, two_friends
 from tests.homes import home
 
 LED = ["mppfl", "mppfl_exact", "mppfl_noise_aware", "budget_limited", "social_agnostic", "pigouvian"]
-RULES = ["if_better_than_staying_out", "if_non_negative"]
+RULES = ["if_better_than_opting_out", "if_non_negative"]
 BOUNDS = {"none": {}, "ceiling": {"budget_max": 0.6}, "floor": {"budget_min": 0.1}, "no choice": {}}
 
 
@@ -42,7 +42,7 @@ def test_rounds_settle_side_by_side_as_they_do_alone(name, rule, bounds, compute
         assert mine.round_index == other.round_index
         assert mine.reward_rate == approx(other.reward_rate, rel=1e-9, abs=1e-12)
         assert mine.budgets == approx(other.budgets, rel=1e-9, abs=1e-11)
-        assert (mine.taking_part == other.taking_part).all()
+        assert (mine.participating == other.participating).all()
         assert np.asarray(mine.prices) == approx(np.asarray(other.prices), rel=1e-9, abs=1e-12)
 
 
@@ -68,8 +68,8 @@ def test_an_inverse_that_has_lost_its_digits_is_computed_anew(monkeypatch):
 
 def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_one():
     game = paper_scale_game(0, num_clients=6)
-    assert led_by(game, MECHANISMS["fixed"]) is None
-    assert led_by(game, partial(MECHANISMS["fixed"], budget=0.1)) is None
+    assert led_by(game, MECHANISMS["dp_fedavg"]) is None
+    assert led_by(game, partial(MECHANISMS["dp_fedavg"], budget=0.1)) is None
     assert led_by(two_friends(1.5), MECHANISMS["mppfl"]) is None
     found = mppfl.solve(two_friends(1.5), num_rounds=2, participation="if_non_negative")
     assert len(found.plan) == 2
@@ -78,15 +78,15 @@ def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_
 @pytest.mark.parametrize("rule", RULES)
 def test_what_a_mechanism_says_of_its_rounds_is_not_lost_when_clients_may_stay_out(rule):
     pair = two_friends()
-    assert any(note.startswith("fixed budget ") for note in mppfl.solve(pair, "fixed", participation=rule).warnings)
+    assert any(note.startswith("fixed budget ") for note in mppfl.solve(pair, "dp_fedavg", participation=rule).warnings)
     capped = pair.with_bounds(np.zeros(2), np.full(2, 0.05))
     assert "some clients are at a bound of their budgets" in mppfl.solve(capped, participation=rule).warnings
-    charged = mppfl.solve(star(), "pigouvian", num_rounds=2, participation="if_better_than_staying_out").warnings
+    charged = mppfl.solve(star(), "pigouvian", num_rounds=2, participation="if_better_than_opting_out").warnings
     assert any("would be charged" in note for note in charged)
     assert len(charged) == len(set(charged))
 
 
-@pytest.mark.parametrize("rule", ["if_better_than_staying_out", "if_non_negative"])
+@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
 def test_a_round_is_deserted_where_only_those_are_left_whom_no_price_moves(rule):
     # The hub would be charged, so it is offered nothing; the leaves cost too much to stay.
     leaves = mppfl.graph_from_matrix(star().graph.influence.toarray())
@@ -99,4 +99,4 @@ def test_a_round_is_deserted_where_only_those_are_left_whom_no_price_moves(rule)
     for settled in (together, one_by_one):
         assert [terms.budgets.max() for terms in settled.terms] == [0.0, 0.0]
     found = mppfl.solve(game, "pigouvian", num_rounds=2, participation=rule)
-    assert any("nobody takes part" in warning for warning in found.warnings)
+    assert any("nobody participates" in warning for warning in found.warnings)

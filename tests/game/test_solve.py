@@ -92,7 +92,7 @@ def test_what_a_mechanism_of_ones_own_refuses_by_our_errors_passes_as_it_is():
 
 def test_no_noise_at_all_is_no_empty_round():
     found = mppfl.solve(
-        two_friends(), "noiseless", reward_rates=np.array([2.0]), participation="if_better_than_staying_out"
+        two_friends(), "noiseless", reward_rates=np.array([2.0]), participation="if_better_than_opting_out"
     )
     assert any("prices of its own" in warning for warning in found.warnings)
 

@@ -10,12 +10,12 @@ def pairs_of(num_users=120, num_artists=48, num_groups=4, seed=0):
     rng = np.random.default_rng(seed)
     group = np.arange(num_users) % num_groups
     same = group[:, None] == group
-    linked = np.triu(rng.random((num_users, num_users)) < np.where(same, 0.12, 0.008), 1)
+    connected = np.triu(rng.random((num_users, num_users)) < np.where(same, 0.12, 0.008), 1)
     for user in range(num_users - num_groups):  # a chain through every group, so that nobody is alone
-        linked[user, user + num_groups] = True
+        connected[user, user + num_groups] = True
     likes = np.where(group[:, None] == np.arange(num_artists) % num_groups, 0.55, 0.08)
     listens = rng.random((num_users, num_artists)) < likes
-    return np.argwhere(linked), np.argwhere(listens)
+    return np.argwhere(connected), np.argwhere(listens)
 
 
 def write_lastfm(folder, **drawn):

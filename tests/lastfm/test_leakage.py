@@ -20,13 +20,13 @@ from examples.lastfm.profiles import release_profiles
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.network import graph_from_links
+from mppfl.network import graph_from_edges
 
 
 def chain(length):
     """0 - 1 - 2 - ..."""
     ends = np.arange(length - 1)
-    return graph_from_links(ends, ends + 1, undirected=True)
+    return graph_from_edges(ends, ends + 1, undirected=True)
 
 
 def released(listening, lists, rho, seed=0):
@@ -104,10 +104,10 @@ def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists
 
 
 def test_hops_beyond_the_network_are_refused():
-    linked = sp.csr_array(np.ones((3, 3)) - np.eye(3))
-    rows, columns = linked.nonzero()
+    connected = sp.csr_array(np.ones((3, 3)) - np.eye(3))
+    rows, columns = connected.nonzero()
     with pytest.raises(BadInput, match="nothing to compare with"):
-        similarity_by_hop(np.eye(3), distances(graph_from_links(rows, columns)), 1)
+        similarity_by_hop(np.eye(3), distances(graph_from_edges(rows, columns)), 1)
 
 
 def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_few_users():

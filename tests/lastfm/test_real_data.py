@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from examples.lastfm.budgets import Arm
+from examples.lastfm.budgets import TrainingJob
 from examples.lastfm.data import hold_out, read_lastfm
 from examples.lastfm.experiment import SPLIT_STREAM, Settings, World, validation_users
 from examples.lastfm.server import noiseless_scores, popularity_scores
@@ -27,7 +27,7 @@ def world():
 @pytest.mark.parametrize(("trust", "rho", "least"), [("record", 1.0, 0.16), ("secure", 0.53, 0.19)])
 def test_recommendations_reach_what_the_example_promises(world, trust, rho, least):
     everybody = np.full(world.listening.num_users, rho)
-    assert world.score(trust, Arm("everybody", everybody, "noise_aware")).ndcg >= least
+    assert world.score(trust, TrainingJob("everybody", everybody, "noise_aware")).ndcg >= least
 
 
 def test_references_are_where_earlier_work_found_them(world):
@@ -36,5 +36,5 @@ def test_references_are_where_earlier_work_found_them(world):
 
 
 def test_hiding_whole_users_without_trust_does_not_reach_popularity(world):
-    local = world.score("client", Arm("everybody", np.ones(world.listening.num_users), "noise_aware"))
+    local = world.score("client", TrainingJob("everybody", np.ones(world.listening.num_users), "noise_aware"))
     assert local.ndcg < world.reference("popularity", popularity_scores).ndcg

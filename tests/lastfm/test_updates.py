@@ -32,7 +32,7 @@ from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.leakage import Signals
-from mppfl.privacy import privacy_mechanism, release
+from mppfl.privacy import privacy_mechanism, release_updates
 from tests.lastfm.drawn import write_lastfm
 
 SMALL = Training(width=4, start=0.1)
@@ -124,7 +124,7 @@ def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number
     for _ in range(4_000):
         read, total = drawn_noise(stds, weights, directions, reader, 2, rng)
         ours.append([*read[1], *total.ravel()])  # a second draw along the same path of the model
-        full = release(
+        full = release_updates(
             np.zeros((size, 6)), budgets, mechanism=privacy_mechanism("client"), clip_norm=1.0, work=ONCE,
             noise="seeded", rng=rng, round_index=1, run="test",
         ).updates  # fmt: skip

@@ -23,11 +23,11 @@ from mppfl.leakage import (
     sample_ising_tree,
     tree_logits,
 )
-from mppfl.network import SocialGraph, graph_from_links
+from mppfl.network import SocialGraph, graph_from_edges
 
 
 def path(size: int) -> SocialGraph:
-    return graph_from_links(np.arange(size - 1), np.arange(1, size), undirected=True)
+    return graph_from_edges(np.arange(size - 1), np.arange(1, size), undirected=True)
 
 
 def all_states(tree: IsingTree) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +42,7 @@ def grouped(rng: np.random.Generator, size: int = 150) -> tuple[SocialGraph, np.
     group = np.arange(size) % 2
     chance = np.where(group[:, None] == group, 0.12, 0.02)
     ends = np.argwhere(np.triu(rng.random((size, size)) < chance, 1))
-    graph = graph_from_links(ends[:, 0], ends[:, 1], num_clients=size, undirected=True, isolated="keep")
+    graph = graph_from_edges(ends[:, 0], ends[:, 1], num_clients=size, undirected=True, isolated="keep")
     return graph, group
 
 
@@ -111,7 +111,7 @@ def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None
     rng = np.random.default_rng(8)
     for _ in range(20):
         ends = np.argwhere(np.triu(rng.random((6, 6)) < 0.6, 1))
-        graph = graph_from_links(ends[:, 0], ends[:, 1], num_clients=6, undirected=True, isolated="keep")
+        graph = graph_from_edges(ends[:, 0], ends[:, 1], num_clients=6, undirected=True, isolated="keep")
         half = np.zeros((6, 6))
         half[tuple(ends.T)] = rng.uniform(-0.4, 0.4, len(ends))
         fields, budgets = rng.uniform(-1, 1, 6), 10 ** rng.uniform(-1, 1, 6)
@@ -215,7 +215,7 @@ def test_bad_input_is_refused_in_one_line(options, says) -> None:
 
 
 def test_couplings_on_a_graph_with_cycles_are_refused() -> None:
-    triangle = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]), undirected=True)
+    triangle = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]), undirected=True)
     with pytest.raises(BadInput, match="cycles"):
         audit_neighbour(triangle, None, 1.0, couplings=0.1, rng=np.random.default_rng(0))
 
@@ -232,11 +232,11 @@ def test_on_email_the_gaussian_field_finds_twice_what_belief_propagation_finds()
     if not root:
         pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
     folder = Path(root) / "graphs" / "snap-plain"
-    links = np.loadtxt(folder / "email-Eu-core.txt", dtype=np.int64)
+    edges = np.loadtxt(folder / "email-Eu-core.txt", dtype=np.int64)
     clients, department = np.loadtxt(folder / "email-Eu-core-department-labels.txt", dtype=np.int64).T
     department = department[np.argsort(clients)]
-    graph = graph_from_links(
-        links[:, 0], links[:, 1], num_clients=len(clients), undirected=True, self_loops="drop", isolated="keep"
+    graph = graph_from_edges(
+        edges[:, 0], edges[:, 1], num_clients=len(clients), undirected=True, self_loops="drop", isolated="keep"
     )
     rng = np.random.default_rng(0)
     sizes = np.bincount(department)

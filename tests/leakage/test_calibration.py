@@ -28,7 +28,7 @@ from mppfl.leakage import (
     spearman,
     who_leaks,
 )
-from mppfl.network import graph_from_links, random_graph
+from mppfl.network import graph_from_edges, random_graph
 from tests.homes import home
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -39,9 +39,9 @@ homophily_module = home(Correlation)
 ROOT = Path(__file__).parents[2]
 
 
-def friends_of(links, num_clients):
-    ends = np.array(links)
-    return graph_from_links(ends[:, 0], ends[:, 1], num_clients=num_clients, undirected=True, isolated="keep")
+def friends_of(edges, num_clients):
+    ends = np.array(edges)
+    return graph_from_edges(ends[:, 0], ends[:, 1], num_clients=num_clients, undirected=True, isolated="keep")
 
 
 @pytest.fixture(scope="module")
@@ -66,24 +66,24 @@ def calibrated(villages):
 # ---- homophily --------------------------------------------------------------------------------------------------
 
 
-def test_on_two_linked_pairs_correlations_are_worked_by_hand():
-    # + - + and a far pair - -: three links, products of ±1 values are -1, -1, +1; the mean is 0, p = 2/5.
+def test_on_two_connected_pairs_correlations_are_worked_by_hand():
+    # + - + and a far pair - -: three edges, products of ±1 values are -1, -1, +1; the mean is 0, p = 2/5.
     graph = friends_of([(0, 1), (1, 2), (3, 4)], 5)
     known = np.array([1.0, -1.0, 1.0, -1.0, -1.0])
     found = homophily(graph, known, np.random.default_rng(0))
     p = 2 / 5
     plus, minus = (1 - (2 * p - 1)) / (2 * np.sqrt(p * (1 - p))), (-1 - (2 * p - 1)) / (2 * np.sqrt(p * (1 - p)))
-    assert found.link.value == approx((2 * plus * minus + minus**2) / 3)
-    assert found.link.num_pairs == 6  # both ways
-    assert found.by_distance[0].value == approx(found.link.value)
-    assert found.by_distance[1].value == approx(plus**2)  # 0 and 2, two links apart
+    assert found.edge.value == approx((2 * plus * minus + minus**2) / 3)
+    assert found.edge.num_pairs == 6  # both ways
+    assert found.by_distance[0].value == approx(found.edge.value)
+    assert found.by_distance[1].value == approx(plus**2)  # 0 and 2, two edges apart
     assert np.isnan(found.by_distance[2].value)
-    assert found.by_walks[1].value == approx(plus**2)  # the only walks of two links that do not return
+    assert found.by_walks[1].value == approx(plus**2)  # the only walks of two edges that do not return
 
 
 def test_planted_villages_are_homophilous_and_walks_forget_slowly(calibrated):
     alike = calibrated.homophily
-    assert alike.link.low > 0.3
+    assert alike.edge.low > 0.3
     assert alike.by_walks[0].value > alike.by_walks[3].value > 0
     assert 0.5 < alike.walk_decay < 1
 
@@ -92,7 +92,7 @@ def test_values_without_any_order_are_not_homophilous_and_not_ranked(villages):
     graph, signs = villages
     mixed = np.random.default_rng(2).permutation(signs)
     found = calibrate(graph, mixed, rng=np.random.default_rng(0), public_share=0.7)
-    assert found.homophily.link.contains_zero
+    assert found.homophily.edge.contains_zero
     assert found.homophily.walk_decay is None
     assert found.verdict.startswith("no ranking")
 
@@ -107,17 +107,17 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeyp
         rng = np.random.default_rng(seed)
         signs = np.where(rng.random(150) < 0.5, 1.0, -1.0)
         found = homophily(graph, signs, rng, replicates=50)
-        intervals = [(each.low, each.high) for each in (found.link, *found.by_distance)]
+        intervals = [(each.low, each.high) for each in (found.edge, *found.by_distance)]
         held.append([low <= 0 <= high for low, high in (*intervals, friend_slope_interval(graph, signs))])
     shares = np.mean(held, axis=0)
     assert (shares > 0.9).all()  # 200 draws: 0.95 ± 0.031 with two standard deviations
     assert (shares < 0.995).all()
 
 
-def test_friends_are_one_link_apart(villages):
+def test_friends_are_one_edge_apart(villages):
     graph, signs = villages
     found = homophily(graph, signs, np.random.default_rng(0))
-    assert dataclasses.astuple(found.link) == approx(dataclasses.astuple(found.by_distance[0]))
+    assert dataclasses.astuple(found.edge) == approx(dataclasses.astuple(found.by_distance[0]))
 
 
 # ---- constants --------------------------------------------------------------------------------------------------
@@ -160,11 +160,11 @@ def test_a_leak_that_can_be_ranked_is_ranked(calibrated):
 def test_the_least_wrong_index_is_the_one_that_made_the_leak():
     rng = np.random.default_rng(1)
     graph = friends_of(np.argwhere(np.triu(rng.random((80, 80)) < 0.08, 1)), 80)
-    linked = (graph.links().toarray() > 0).astype(float)
+    connected = (graph.edges().toarray() > 0).astype(float)
     budgets = rng.uniform(0, 1, 80)
-    two = linked @ linked
+    two = connected @ connected
     np.fill_diagonal(two, 0)
-    leak = linked @ budgets + 0.7 * two @ budgets
+    leak = connected @ budgets + 0.7 * two @ budgets
     everybody = np.arange(80)
     found = least_wrong_index(graph, budgets, (everybody[:40], leak[:40]), (everybody[40:], leak[40:]))
     assert (found.normalisation, found.max_hops, found.hop_decay) == ("none", 2, 0.7)
@@ -351,7 +351,7 @@ def test_the_tables_of_the_page_are_those_of_the_record():
     assert priced_table(record) in page
     scale, flat = record["scale"], " ".join(page.split())
     told = f"calibrated in {scale['calibrate_seconds']:.0f} s and all clients scored, with marginal leaks, in"
-    assert f"{scale['clients']:,} clients and {scale['links']:,} links" in flat
+    assert f"{scale['clients']:,} clients and {scale['edges']:,} edges" in flat
     assert f"{told} {scale['score_seconds']:.0f} s" in flat
     assert f"standard error of `R_leak` is {scale['median_relative_error']:.0%}".replace("%", " %") in flat
 
@@ -363,6 +363,6 @@ def test_departments_of_a_real_institute_are_homophilous_and_ranked_by_the_field
         pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
     graph, signs = email_department(Path(root) / "graphs")
     found = calibrate(graph, signs, rng=np.random.default_rng(0))
-    assert found.homophily.link.low > 0
+    assert found.homophily.edge.low > 0
     assert found.by_field.ranks
     assert found.by_field.value > found.index.agreement.value

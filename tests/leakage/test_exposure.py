@@ -19,12 +19,12 @@ from mppfl.leakage import (
     r_leak,
     r_model,
 )
-from mppfl.network import SocialGraph, graph_from_links, propagate
+from mppfl.network import SocialGraph, graph_from_edges, propagate
 
 
-def undirected(*links: tuple[int, int], num_clients: int | None = None) -> SocialGraph:
-    ends = np.array(links)
-    return graph_from_links(ends[:, 0], ends[:, 1], num_clients=num_clients, undirected=True, isolated="keep")
+def undirected(*edges: tuple[int, int], num_clients: int | None = None) -> SocialGraph:
+    ends = np.array(edges)
+    return graph_from_edges(ends[:, 0], ends[:, 1], num_clients=num_clients, undirected=True, isolated="keep")
 
 
 def path_of_three() -> SocialGraph:
@@ -32,7 +32,7 @@ def path_of_three() -> SocialGraph:
 
 
 def two_circles(rng: np.random.Generator, size: int = 120) -> tuple[SocialGraph, np.ndarray]:
-    """Two groups of friends with few links between: an attribute that follows the groups is homophilous."""
+    """Two groups of friends with few edges between: an attribute that follows the groups is homophilous."""
     group = np.arange(size) % 2
     chance = np.where(group[:, None] == group, 0.15, 0.01)
     ends = np.argwhere(np.triu(rng.random((size, size)) < chance, 1))
@@ -44,7 +44,7 @@ def test_the_index_is_the_papers_propagation_times_budgets() -> None:
     assert r_model(propagation, [1.0, 2.0, 4.0]) == approx([2.0, 2.5, 2.0])
 
 
-def test_on_a_path_of_three_each_link_passes_tanh_squared() -> None:
+def test_on_a_path_of_three_each_edge_passes_tanh_squared() -> None:
     near, far = math.tanh(0.5) ** 2, math.tanh(1.0) ** 2
     couplings = np.array([[0, 0.5, 0], [0.5, 0, -1.0], [0, -1.0, 0]])
     found = r_bound(path_of_three(), couplings, [0.1, 0.2, 0.4])
@@ -54,7 +54,7 @@ def test_on_a_path_of_three_each_link_passes_tanh_squared() -> None:
     assert "forest" in found.premises
 
 
-def test_on_a_star_leaves_are_two_links_apart() -> None:
+def test_on_a_star_leaves_are_two_edges_apart() -> None:
     star = undirected((0, 1), (0, 2), (0, 3))
     share = math.tanh(0.8) ** 2
     found = r_bound(star, 0.8, 0.1)
@@ -64,7 +64,7 @@ def test_on_a_star_leaves_are_two_links_apart() -> None:
 def test_the_forest_sums_agree_with_every_path_multiplied_out() -> None:
     rng = np.random.default_rng(5)
     parents = np.array([int(rng.integers(child)) for child in range(1, 30)])
-    tree = graph_from_links(parents, np.arange(1, 30), undirected=True)
+    tree = graph_from_edges(parents, np.arange(1, 30), undirected=True)
     strengths = rng.uniform(-1.5, 1.5, 29)
     half = sp.coo_array((strengths, (parents, np.arange(1, 30))), shape=(30, 30))
     shares = np.zeros((30, 30))
@@ -122,8 +122,8 @@ def test_leaving_one_out_equals_deleting_it() -> None:
 def test_the_level_grows_with_budgets_stays_below_the_entropy_and_spares_the_isolated() -> None:
     rng = np.random.default_rng(2)
     circles, attribute = two_circles(rng)
-    links = circles.influence.tocoo()
-    graph = graph_from_links(links.row, links.col, num_clients=121, isolated="keep")
+    edges = circles.influence.tocoo()
+    graph = graph_from_edges(edges.row, edges.col, num_clients=121, isolated="keep")
     known = np.append(np.where(rng.random(120) < 0.4, attribute, np.nan), np.nan)
     before = np.zeros(121)
     for budget in (1e-4, 1e-2, 1.0, 100.0):
@@ -169,7 +169,7 @@ def test_a_public_sample_may_be_given_by_name() -> None:
         (lambda: r_bound(path_of_three(), math.nan, 1.0), "couplings"),
         (lambda: r_bound(path_of_three(), np.eye(2), 1.0), "shape"),
         (lambda: r_bound(path_of_three(), np.triu(np.ones((3, 3)), 1), 1.0), "symmetric"),
-        (lambda: r_bound(path_of_three(), np.ones((3, 3)) - np.eye(3), 1.0), "without a link"),
+        (lambda: r_bound(path_of_three(), np.ones((3, 3)) - np.eye(3), 1.0), "without an edge"),
         (lambda: r_bound(path_of_three(), 0.5, 1.0, rate=1.0), "between 0 and 1"),
         (lambda: r_leak(path_of_three(), 1.0, [1, 0, 1]), "at least 10"),
         (lambda: r_leak(path_of_three(), 1.0, [1, 2, 3]), "±1 or 0/1"),
@@ -184,7 +184,7 @@ def test_bad_input_is_refused_in_one_line(call, says) -> None:
 
 def test_a_network_too_large_for_the_dense_field_is_refused() -> None:
     ring = np.arange(DENSE_LIMIT + 1)
-    graph = graph_from_links(ring, np.roll(ring, 1), undirected=True)
+    graph = graph_from_edges(ring, np.roll(ring, 1), undirected=True)
     with pytest.raises(BadInput, match="at most 3,000 clients"):
         r_leak(graph, 1.0, np.ones(len(ring)))
     with pytest.raises(BadInput, match="at most 3,000 clients"):

@@ -10,7 +10,7 @@ from pytest import approx
 
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.leakage import ExternalColumns, external_columns, r_bound, r_leak
-from mppfl.network import graph_from_links, propagate
+from mppfl.network import graph_from_edges, propagate
 from mppfl.privacy import ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.homes import home
@@ -21,9 +21,9 @@ external = home(ExternalColumns)
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
 
 
-def friends(*links, names=NAMES):
-    ends = np.array(links)
-    return graph_from_links(ends[:, 0], ends[:, 1], names=names, undirected=True, isolated="keep")
+def friends(*edges, names=NAMES):
+    ends = np.array(edges)
+    return graph_from_edges(ends[:, 0], ends[:, 1], names=names, undirected=True, isolated="keep")
 
 
 def path_of_three():

@@ -9,7 +9,7 @@ import pytest
 from pytest import approx
 
 from mppfl.leakage import FieldFit, who_leaks
-from mppfl.network import graph_from_links
+from mppfl.network import graph_from_edges
 from tests.homes import home
 
 FIT = FieldFit(
@@ -19,13 +19,13 @@ FIT = FieldFit(
 
 @pytest.fixture(scope="module")
 def circles():
-    """Four circles of friends, some links between, and two clients without any."""
+    """Four circles of friends, some edges between, and two clients without any."""
     rng = np.random.default_rng(3)
     size = 240
     group = np.arange(size) % 4
     chance = np.where(group[:, None] == group, 0.12, 0.006)
     ends = np.argwhere(np.triu(rng.random((size, size)) < chance, 1))
-    return graph_from_links(ends[:, 0], ends[:, 1], num_clients=size + 2, undirected=True, isolated="keep")
+    return graph_from_edges(ends[:, 0], ends[:, 1], num_clients=size + 2, undirected=True, isolated="keep")
 
 
 @pytest.fixture(scope="module")

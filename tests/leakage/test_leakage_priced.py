@@ -25,12 +25,12 @@ def alone(size, seed=0):
     rng = np.random.default_rng(seed)
     clients = mppfl.Clients(rng.uniform(0.5, 2, size), rng.uniform(0, 0.2, size), np.ones(size))
     ring = np.arange(size)
-    return mppfl.make_game(mppfl.graph_from_links(ring, (ring + 1) % size), clients, externality_strength=0.0)
+    return mppfl.make_game(mppfl.graph_from_edges(ring, (ring + 1) % size), clients, externality_strength=0.0)
 
 
 def test_two_clients_with_a_linear_leak_are_worked_by_hand():
     # a = 1, b = 0, leak 2ρ_1: prices r - 2κ and r, so ρ = (r/2 - κ, r/2); with κ = 1/4 and Σρ = 1, r = 5/4.
-    graph = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    graph = mppfl.graph_from_edges(np.array([0, 1]), np.array([1, 0]))
     game = mppfl.make_game(graph, mppfl.Clients([1.0, 1.0], 0.0, 1.0), externality_strength=0.0)
     found = price_leakage(game, lambda rho: (2 * float(rho[0]), np.array([2.0, 0.0])), 0.25, total=1.0)
     assert found.budgets == approx([0.375, 0.625])

@@ -13,7 +13,7 @@ from mppfl.network import (
     OTHERS,
     CommunityTree,
     communities_of,
-    graph_from_links,
+    graph_from_edges,
     random_graph,
 )
 
@@ -26,11 +26,11 @@ def seeded(seed=0):
 
 def from_networkx(network, **options):
     firsts, seconds = np.array(network.edges(), dtype=np.int64).T
-    return graph_from_links(firsts, seconds, num_clients=len(network), undirected=True, isolated="keep", **options)
+    return graph_from_edges(firsts, seconds, num_clients=len(network), undirected=True, isolated="keep", **options)
 
 
 def by_networkx(graph, seed=0):
-    both = (graph.links() + graph.links().T).tocoo()
+    both = (graph.edges() + graph.edges().T).tocoo()
     network = nx.Graph()
     network.add_nodes_from(range(graph.num_clients))
     network.add_weighted_edges_from(zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True))
@@ -46,7 +46,7 @@ def circles(count, size):
     """Separate circles of so many clients each."""
     start = np.repeat(np.arange(count) * size, size)
     at = np.tile(np.arange(size), count)
-    return graph_from_links(start + at, start + (at + 1) % size, undirected=True)
+    return graph_from_edges(start + at, start + (at + 1) % size, undirected=True)
 
 
 # ---- Louvain ------------------------------------------------------------------------------------------------------
@@ -103,15 +103,15 @@ def test_blocks_of_a_large_graph_are_found_too():
 
 
 def test_both_directions_are_added_up():
-    # One pair is linked both ways with weight 1, the others one way with 1: only together do the two weigh more.
+    # One pair is connected both ways with weight 1, the others one way with 1: only together do the two weigh more.
     pairs = [(0, 1, 1.0), (1, 0, 1.0), (1, 2, 1.0), (2, 3, 1.0), (3, 2, 1.0), (3, 0, 0.5)]
     sources, targets, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    graph = graph_from_links(sources, targets, weights, normalisation="none")
+    graph = graph_from_edges(sources, targets, weights, normalisation="none")
     assert communities_of(graph, seeded()).tolist() == [0, 0, 1, 1]
 
 
-def test_a_client_without_links_is_a_community_of_its_own():
-    graph = graph_from_links(np.array([1, 2]), np.array([2, 1]), num_clients=5, isolated="keep")
+def test_a_client_without_edges_is_a_community_of_its_own():
+    graph = graph_from_edges(np.array([1, 2]), np.array([2, 1]), num_clients=5, isolated="keep")
     assert communities_of(graph, seeded()).tolist() == [0, 1, 1, 2, 3]
 
 
@@ -178,6 +178,6 @@ def test_a_way_that_leads_nowhere_is_refused():
         tree.way((-1,))
 
 
-def test_who_is_linked_to_one_only_does_not_divide():
-    star = graph_from_links(np.zeros(80, dtype=np.int64), np.arange(1, 81), undirected=True)
+def test_who_is_connected_to_one_only_does_not_divide():
+    star = graph_from_edges(np.zeros(80, dtype=np.int64), np.arange(1, 81), undirected=True)
     assert CommunityTree(star, most_together=30, most_branches=10).inside(()) == ()

@@ -15,11 +15,11 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize("max_hops", [1, 2, 5])
-@pytest.mark.parametrize("links_per_block", [1, 50, 2**30])
-def test_the_operator_on_a_device_is_the_plain_one(monkeypatch, name, max_hops, links_per_block):
-    monkeypatch.setattr(device, "LINKS_PER_BLOCK", links_per_block)  # a large matrix is cut into blocks of rows
+@pytest.mark.parametrize("edges_per_block", [1, 50, 2**30])
+def test_the_operator_on_a_device_is_the_plain_one(monkeypatch, name, max_hops, edges_per_block):
+    monkeypatch.setattr(device, "EDGES_PER_BLOCK", edges_per_block)  # a large matrix is cut into blocks of rows
     graph = random_graph("skewed", 80, rng=np.random.default_rng(2), normalisation="none")
-    weights = graph.links().toarray()
+    weights = graph.edges().toarray()
     weights[:9] = 0.0  # isolated clients
     plain = propagate(graph_from_matrix(weights, isolated="keep"), max_hops, 0.7)
     where = find_device(name)

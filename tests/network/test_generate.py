@@ -25,20 +25,20 @@ def draw(kind, num_clients, seed=0, **options):
     return random_graph(kind, num_clients, rng=seeded(seed), **options)
 
 
-def linked(graph):
+def connected(graph):
     """Which clients (columns) expose which (rows), as a matrix of 0 and 1."""
     return (graph.influence.toarray() > 0).astype(int)
 
 
 @settings(max_examples=40, deadline=None)
 @given(kind=st.sampled_from(FAMILIES), num_clients=st.integers(8, 60), seed=st.integers(0, 2**32))
-def test_nobody_is_isolated_or_linked_to_oneself_and_no_link_comes_twice(kind, num_clients, seed):
+def test_nobody_is_isolated_or_connected_to_oneself_and_no_edge_comes_twice(kind, num_clients, seed):
     graph = draw(kind, num_clients, seed)
     assert graph.num_clients == num_clients
     assert (np.diff(graph.influence.indptr) >= 1).all()
     assert not graph.influence.diagonal().any()
     rows = np.repeat(np.arange(num_clients), np.diff(graph.influence.indptr))
-    assert len(set(zip(rows.tolist(), graph.influence.indices.tolist(), strict=True))) == graph.num_links
+    assert len(set(zip(rows.tolist(), graph.influence.indices.tolist(), strict=True))) == graph.num_edges
     assert graph.influence.sum(axis=1) == approx(np.ones(num_clients))
 
 
@@ -66,16 +66,16 @@ def test_friendships_run_both_ways_with_one_weight(kind):
     assert (strengths == strengths.T).all()
 
 
-def test_the_papers_network_links_half_of_all_ordered_pairs():
-    # 159,600 pairs, each linked with chance 0.5 overall: deviation 0.00125. Six of them: one failure in 5e8 seeds.
+def test_the_papers_network_edges_half_of_all_ordered_pairs():
+    # 159,600 pairs, each connected with chance 0.5 overall: deviation 0.00125. Six of them: one failure in 5e8 seeds.
     graph = draw("erdos_renyi", 400)
-    assert graph.num_links / (400 * 399) == approx(0.5, abs=0.0075)
+    assert graph.num_edges / (400 * 399) == approx(0.5, abs=0.0075)
     assert graph.describe().reciprocity == approx(0.5, abs=0.02)  # the two directions are drawn apart
 
 
 def test_the_papers_network_follows_other_ranges_and_nobody_is_left_alone():
-    assert draw("erdos_renyi", 2_500, probability_range=(1.0, 1.0)).num_links == 2_500 * 2_499  # in two blocks of rows
-    share = draw("erdos_renyi", 400, probability_range=(0.0, 0.2)).num_links / (400 * 399)
+    assert draw("erdos_renyi", 2_500, probability_range=(1.0, 1.0)).num_edges == 2_500 * 2_499  # in two blocks of rows
+    share = draw("erdos_renyi", 400, probability_range=(0.0, 0.2)).num_edges / (400 * 399)
     assert share == approx(0.1, abs=0.006)
     graph = draw("erdos_renyi", 50, probability_range=(0.0, 0.0))
     assert (np.diff(graph.influence.indptr) == 1).all()
@@ -83,51 +83,51 @@ def test_the_papers_network_follows_other_ranges_and_nobody_is_left_alone():
 
 
 def test_the_third_client_joins_either_and_the_fourth_prefers_the_one_with_two_friends():
-    # links_each = 1: three clients make a path; the fourth draws from 4 link ends, 2 of them the middle one's, so a
+    # edges_each = 1: three clients make a path; the fourth draws from 4 edge ends, 2 of them the middle one's, so a
     # star comes up with chance 1/2. 600 seeds: deviation 0.0204; five of them: one failure in two million.
-    stars = sum(linked(draw("barabasi_albert", 4, s, links_each=1)).sum(axis=0).max() == 3 for s in range(600))
+    stars = sum(connected(draw("barabasi_albert", 4, s, edges_each=1)).sum(axis=0).max() == 3 for s in range(600))
     assert stars / 600 == approx(0.5, abs=0.102)
 
 
 def test_newcomers_make_the_stated_number_of_friends_and_a_few_become_hubs():
-    graph = draw("barabasi_albert", 3_000, links_each=4, weights="ones")
+    graph = draw("barabasi_albert", 3_000, edges_each=4, weights="ones")
     friends = np.diff(graph.influence.indptr)
-    assert graph.num_links == 2 * 4 * (3_000 - 4)
+    assert graph.num_edges == 2 * 4 * (3_000 - 4)
     assert (friends[5:] >= 4).all()
     assert friends.max() > 15 * friends.mean()
     assert np.median(friends) <= 6
 
 
 def test_stars_and_rings_worked_by_hand():
-    assert np.diff(draw("barabasi_albert", 6, links_each=5).influence.indptr).tolist() == [1, 1, 1, 1, 1, 5]
+    assert np.diff(draw("barabasi_albert", 6, edges_each=5).influence.indptr).tolist() == [1, 1, 1, 1, 1, 5]
     ring = draw("watts_strogatz", 7, neighbours=4, rewire=0.0)
-    assert linked(ring)[0].tolist() == [0, 1, 1, 0, 0, 1, 1]
-    assert ring.num_links == 7 * 4
+    assert connected(ring)[0].tolist() == [0, 1, 1, 0, 0, 1, 1]
+    assert ring.num_edges == 7 * 4
     full = draw("watts_strogatz", 7, neighbours=6, rewire=1.0)  # no room to rewire
-    assert linked(full).tolist() == (1 - np.eye(7, dtype=int)).tolist()
+    assert connected(full).tolist() == (1 - np.eye(7, dtype=int)).tolist()
 
 
-def test_rewiring_keeps_the_number_of_links_and_moves_the_stated_share():
-    ring, rewired = (linked(draw("watts_strogatz", 1_000, neighbours=10, rewire=share)) for share in (0.0, 0.3))
+def test_rewiring_keeps_the_number_of_edges_and_moves_the_stated_share():
+    ring, rewired = (connected(draw("watts_strogatz", 1_000, neighbours=10, rewire=share)) for share in (0.0, 0.3))
     assert rewired.sum() == ring.sum() == 10_000
-    # 5,000 links moved with chance 0.3: deviation 0.0065.
+    # 5,000 edges moved with chance 0.3: deviation 0.0065.
     assert 1.0 - (rewired & ring).sum() / 10_000 == approx(0.3, abs=0.04)
     assert (np.diff(draw("watts_strogatz", 300, rewire=1.0).influence.indptr) >= 3).all()  # near ends stay
 
 
-def test_blocks_linked_only_within_are_cliques_and_only_between_are_parts():
+def test_blocks_connected_only_within_are_cliques_and_only_between_are_parts():
     expected = np.zeros((5, 5), dtype=int)
     expected[:2, :2], expected[2:, 2:] = 1, 1
     np.fill_diagonal(expected, 0)
-    assert linked(draw("stochastic_block", 5, sizes=[2, 3], within=1.0, between=0.0)).tolist() == expected.tolist()
+    assert connected(draw("stochastic_block", 5, sizes=[2, 3], within=1.0, between=0.0)).tolist() == expected.tolist()
     parts = 1 - expected - np.eye(5, dtype=int)
-    assert linked(draw("stochastic_block", 5, sizes=[2, 3], within=0.0, between=1.0)).tolist() == parts.tolist()
+    assert connected(draw("stochastic_block", 5, sizes=[2, 3], within=0.0, between=1.0)).tolist() == parts.tolist()
 
 
 def test_blocks_have_the_stated_density_within_and_between():
     sizes = [300, 200, 100]
     block = np.repeat([0, 1, 2], sizes)
-    found = linked(draw("stochastic_block", sum(sizes), sizes=sizes, within=0.2, between=0.05))
+    found = connected(draw("stochastic_block", sum(sizes), sizes=sizes, within=0.2, between=0.05))
     together = block[:, None] == block[None, :]
     pairs = together.sum() - 600
     # 69,700 pairs within (deviation 0.0015) and 110,000 between (0.00066).
@@ -138,22 +138,22 @@ def test_blocks_have_the_stated_density_within_and_between():
 def test_clients_of_blocks_left_alone_draw_one_friend():
     graph = draw("stochastic_block", sum([20, 20]), sizes=[20, 20], within=0.0, between=0.0)
     assert (np.diff(graph.influence.indptr) >= 1).all()
-    assert graph.num_links <= 2 * 40
+    assert graph.num_edges <= 2 * 40
 
 
 @settings(max_examples=60, deadline=None)
 @given(num_clients=st.integers(2, 40), density=st.floats(0, 1), seed=st.integers(0, 2**32))
-def test_a_skewed_network_has_exactly_the_links_asked_for(num_clients, density, seed):
+def test_a_skewed_network_has_exactly_the_edges_asked_for(num_clients, density, seed):
     most = num_clients * (num_clients - 1)
-    num_links = num_clients + round(density * (most - num_clients))
-    graph = draw("skewed", num_clients, seed, num_links=num_links)
-    assert graph.num_links == num_links
+    num_edges = num_clients + round(density * (most - num_clients))
+    graph = draw("skewed", num_clients, seed, num_edges=num_edges)
+    assert graph.num_edges == num_edges
     assert (np.diff(graph.influence.indptr) >= 1).all()
     assert not graph.influence.diagonal().any()
 
 
 def test_few_expose_many_and_few_are_exposed_by_many_in_a_skewed_network():
-    graph = draw("skewed", 20_000, num_links=200_000)
+    graph = draw("skewed", 20_000, num_edges=200_000)
     exposes = np.bincount(graph.influence.indices, minlength=20_000)
     exposed_by = np.sort(np.diff(graph.influence.indptr))[::-1]
     popular = np.argsort(exposes)[::-1][:200]
@@ -163,7 +163,7 @@ def test_few_expose_many_and_few_are_exposed_by_many_in_a_skewed_network():
 
 
 def test_without_popularity_or_spread_a_skewed_network_is_even():
-    graph = random_graph("skewed", 2_000, num_links=40_000, rng=seeded(), popularity=0.0, length_spread=0.0)
+    graph = random_graph("skewed", 2_000, num_edges=40_000, rng=seeded(), popularity=0.0, length_spread=0.0)
     for degrees in (np.bincount(graph.influence.indices, minlength=2_000), np.diff(graph.influence.indptr)):
         assert degrees.mean() == 20
         assert degrees.std() == approx(20**0.5, rel=0.15)  # as in independent draws
@@ -181,10 +181,10 @@ def test_without_popularity_or_spread_a_skewed_network_is_even():
         ("erdos_renyi", 9, {"probability_range": 0.5}, "must be two numbers"),
         ("erdos_renyi", 9, {"weight_range": (0.0, 1.0)}, "two positive numbers"),
         ("skewed", 9, {"weights": "one"}, "weights='one' must be"),
-        ("skewed", 9, {"num_links": 8}, r"num_links=8 must lie in \[9, 72\]"),
+        ("skewed", 9, {"num_edges": 8}, r"num_edges=8 must lie in \[9, 72\]"),
         ("skewed", 9, {"popularity": 1.0}, "popularity=1 must lie in"),
-        ("barabasi_albert", 9, {"links_each": 9}, "links_each=9 must be below num_clients=9"),
-        ("barabasi_albert", 9, {"links_each": 0}, "at least 1"),
+        ("barabasi_albert", 9, {"edges_each": 9}, "edges_each=9 must be below num_clients=9"),
+        ("barabasi_albert", 9, {"edges_each": 0}, "at least 1"),
         ("watts_strogatz", 9, {"neighbours": 3}, "must be even"),
         ("watts_strogatz", 6, {"neighbours": 6}, "below num_clients=6"),
         ("watts_strogatz", 9, {"rewire": 1.1}, "rewire=1.1 must lie in"),
@@ -205,9 +205,9 @@ def test_a_seed_is_no_generator():
 
 
 @pytest.mark.parametrize("kind", ["barabasi_albert", "watts_strogatz", "skewed"])
-def test_memory_grows_with_links_and_not_with_pairs(kind):
+def test_memory_grows_with_edges_and_not_with_pairs(kind):
     tracemalloc.start()
     graph = draw(kind, 50_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 200 * (graph.num_links + graph.num_clients)  # bytes; one byte for each pair would be 2.5e9
+    assert peak < 200 * (graph.num_edges + graph.num_clients)  # bytes; one byte for each pair would be 2.5e9

@@ -26,9 +26,9 @@ def nearest(x, y):
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(1, 120), links=st.integers(0, 300), seed=st.integers(0, 2**20))
-def test_every_node_stands_in_the_box_and_on_nobody_else(size, links, seed):
-    firsts, seconds = ends_of(nx.gnm_random_graph(size, links, seed=seed))
+@given(size=st.integers(1, 120), edges=st.integers(0, 300), seed=st.integers(0, 2**20))
+def test_every_node_stands_in_the_box_and_on_nobody_else(size, edges, seed):
+    firsts, seconds = ends_of(nx.gnm_random_graph(size, edges, seed=seed))
     x, y = lay_out(size, firsts, seconds, radii=4.0)
     assert np.isfinite([x, y]).all()
     assert (x >= 0).all()
@@ -42,12 +42,12 @@ def test_every_node_stands_in_the_box_and_on_nobody_else(size, links, seed):
 
 
 def test_two_thousand_clients_fill_the_box_evenly_and_quickly():
-    graph = random_graph("barabasi_albert", 2_000, links_each=5, rng=np.random.default_rng(0))
-    links = graph.influence.tocoo()
-    once = links.row < links.col
+    graph = random_graph("barabasi_albert", 2_000, edges_each=5, rng=np.random.default_rng(0))
+    edges = graph.influence.tocoo()
+    once = edges.row < edges.col
     lay_out(30, np.arange(29), np.arange(1, 30))  # compiled
     before = time.process_time()
-    x, y = lay_out(2_000, links.row[once], links.col[once], radii=3.0)
+    x, y = lay_out(2_000, edges.row[once], edges.col[once], radii=3.0)
     assert time.process_time() - before < 3.0  # half a second on a quiet machine
     assert nearest(x, y) > 5.9
     counts, _, _ = np.histogram2d(x, y, bins=(10, 7), range=((0, 1000), (0, 700)))
@@ -59,8 +59,8 @@ def test_friends_stand_nearer_than_strangers():
     graph = random_graph(
         "stochastic_block", 200, sizes=[50] * 4, within=0.2, between=0.005, rng=np.random.default_rng(0)
     )
-    links = graph.influence.tocoo()
-    x, y = lay_out(200, links.row, links.col)
+    edges = graph.influence.tocoo()
+    x, y = lay_out(200, edges.row, edges.col)
     apart = np.hypot(x[:, None] - x, y[:, None] - y)
     same = np.arange(200)[:, None] // 50 == np.arange(200) // 50
     assert apart[same].mean() < 0.5 * apart[~same].mean()
@@ -73,7 +73,7 @@ def test_separate_parts_do_not_mix():
     assert x[:12].max() < x[12:].min()
 
 
-def test_nodes_without_links_stand_in_rows_below():
+def test_nodes_without_edges_stand_in_rows_below():
     firsts, seconds = ends_of(nx.cycle_graph(10))
     x, y = lay_out(60, firsts, seconds)
     assert y[:10].max() < y[10:].min()
@@ -82,7 +82,7 @@ def test_nodes_without_links_stand_in_rows_below():
     assert len(set(zip(x[10:].tolist(), y[10:].tolist(), strict=True))) == 50
 
 
-def test_alone_or_without_any_link_the_box_is_used_all_the_same():
+def test_alone_or_without_any_edge_the_box_is_used_all_the_same():
     none = np.empty(0, dtype=np.int64)
     x, y = lay_out(1, none, none)
     assert (x[0], y[0]) == (500.0, 350.0)
@@ -103,7 +103,7 @@ def test_larger_nodes_keep_their_distance():
     assert (y + radii).max() <= 700
 
 
-def test_a_heavier_link_brings_its_ends_nearer():
+def test_a_heavier_edge_brings_its_ends_nearer():
     firsts, seconds = ends_of(nx.complete_graph(5))
     weights = np.where((firsts == 0) & (seconds == 1), 60.0, 1.0)
     x, y = lay_out(5, firsts, seconds, weights)
@@ -111,11 +111,11 @@ def test_a_heavier_link_brings_its_ends_nearer():
     assert lengths[0] == lengths.min()
 
 
-def test_a_link_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
+def test_a_edge_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
     firsts, seconds = ends_of(nx.cycle_graph(6))
     plain = lay_out(6, firsts, seconds)
     assert np.array_equal(plain, lay_out(6, np.append(firsts, 2), np.append(seconds, 2)))
-    with pytest.raises(BadInput, match="link end 6 is not one of 6 nodes"):
+    with pytest.raises(BadInput, match="edge end 6 is not one of 6 nodes"):
         lay_out(6, np.array([0]), np.array([6]))
     with pytest.raises(BadInput, match="2 firsts, 1 seconds and 2 weights do not match"):
         lay_out(6, np.array([0, 1]), np.array([1]))
@@ -125,8 +125,8 @@ def test_a_link_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 21])
 def test_influence_between_groups_is_added_up_piece_by_piece(monkeypatch, at_once):
-    monkeypatch.setattr(home(influence_between), "LINKS_AT_ONCE", at_once)
-    graph = random_graph("skewed", 60, num_links=300, rng=np.random.default_rng(0))
+    monkeypatch.setattr(home(influence_between), "EDGES_AT_ONCE", at_once)
+    graph = random_graph("skewed", 60, num_edges=300, rng=np.random.default_rng(0))
     place = np.random.default_rng(1).integers(-1, 4, 60)
     belongs = (place[:, None] == np.arange(4)).astype(float)
     expected = belongs.T @ graph.influence.toarray() @ belongs

@@ -11,18 +11,18 @@ from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.network import (
-    attribute,
-    graph_from_links,
+    count_closed_walks,
+    exposure_sources,
+    graph_from_edges,
     graph_from_matrix,
     propagate,
     random_graph,
-    returns_home,
     strongest_walks,
     times,
 )
 from tests.homes import home
 
-walks = home(returns_home)
+walks = home(count_closed_walks)
 
 
 def random_network(seed, size=60, density=0.08, normalisation="row"):
@@ -66,23 +66,23 @@ def test_the_operator_is_the_sum_of_powers_with_a_zero_diagonal(seed, hops, deca
 @pytest.mark.parametrize("density", [0.03, 0.3])
 def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(monkeypatch, hops, density):
     graph = random_network(5, density=density)
-    by_powers = returns_home(graph.influence, hops, 0.9)
+    by_powers = count_closed_walks(graph.influence, hops, 0.9)
     monkeypatch.setattr(walks, "DENSE_BELOW", 0)
-    met = returns_home(graph.influence, hops, 0.9, "exact")
+    met = count_closed_walks(graph.influence, hops, 0.9, "exact")
     assert met.values == approx(by_powers.values, abs=1e-14)
     assert (met.exact_hops, met.standard_error.any()) == (hops, False)
 
 
 def test_an_isolated_pair_returns_home_on_every_second_step(monkeypatch):
     # W² = I, so the diagonal of W + λW² + λ²W³ + λ³W⁴ + λ⁴W⁵ is λ + λ³: 0.625 at λ = 1/2.
-    graph = graph_from_links(np.array([0, 1]), np.array([1, 0]))
+    graph = graph_from_edges(np.array([0, 1]), np.array([1, 0]))
     assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
     monkeypatch.setattr(walks, "DENSE_BELOW", 0)
     assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
 
 
-def test_a_directed_cycle_returns_home_after_three_links():
-    graph = graph_from_links(np.array([0, 1, 2]), np.array([1, 2, 0]))
+def test_a_directed_cycle_returns_home_after_three_edges():
+    graph = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]))
     assert propagate(graph, 5, 0.5).home.values == approx([0.25] * 3)
     assert propagate(graph, 2, 0.5).home.values == approx([0.0] * 3)
 
@@ -90,8 +90,8 @@ def test_a_directed_cycle_returns_home_after_three_links():
 @pytest.mark.parametrize("normalisation", ["row", "none"])
 def test_random_walkers_are_unbiased_and_know_their_error(normalisation):
     graph = random_network(9, size=80, density=0.06, normalisation=normalisation)
-    truth = returns_home(graph.influence, 5, 0.7).values
-    runs = [returns_home(graph.influence, 5, 0.7, "estimate", seed) for seed in range(800)]  # two hops are exact
+    truth = count_closed_walks(graph.influence, 5, 0.7).values
+    runs = [count_closed_walks(graph.influence, 5, 0.7, "estimate", seed) for seed in range(800)]  # two hops are exact
     mean = np.mean([run.values for run in runs], axis=0)
     spread = np.std([run.values for run in runs], axis=0, ddof=1)
     # The sum over clients is all but normal: 5 standard errors fail by chance in fewer than 1 of a million draws.
@@ -144,8 +144,8 @@ def test_parallel_products_equal_scipys(monkeypatch):
 
 def test_attribution_names_every_source_and_hop():
     # 0 is exposed by 1, and 1 by 2: hop 1 brings W_01 ρ_1 = 3, hop 2 brings λ W_01 W_12 ρ_2 = .5·7.
-    graph = graph_from_links(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
-    terms = attribute(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
+    graph = graph_from_edges(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
+    terms = exposure_sources(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
     assert (terms.sources.tolist(), terms.hops.tolist()) == ([2, 1], [2, 1])
     assert terms.amounts == approx([3.5, 3.0])
 
@@ -157,7 +157,7 @@ def test_attribution_adds_up_to_the_external_risk(seed, hops):
     spread, budgets = propagate(graph, hops, 0.6), np.random.default_rng(seed).random(20)
     risks = spread @ budgets
     for client in (0, 7, 19):
-        found = attribute(spread, client, budgets)
+        found = exposure_sources(spread, client, budgets)
         assert found.amounts.sum() == approx(risks[client], abs=1e-12)
         assert client not in found.sources
         assert (np.diff(found.amounts) <= 0).all()
@@ -188,14 +188,14 @@ def test_impossible_hops_and_decays_are_refused(hops, decay):
 def test_attribution_refuses_what_are_no_budgets_or_clients(client, budgets, said):
     graph = graph_from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
     with pytest.raises(BadInput, match=re.escape(said)):
-        attribute(propagate(graph), client, np.array(budgets))
+        exposure_sources(propagate(graph), client, np.array(budgets))
 
 
 # ---- strongest walks --------------------------------------------------------------------------------------------
 
 
 def walks_one_by_one(influence, max_hops, hop_decay, client, source):
-    """(amount of a unit budget, walk) of every walk from source to client of at most max_hops links."""
+    """(amount of a unit budget, walk) of every walk from source to client of at most max_hops edges."""
     size = len(influence)
     for hops in range(1, max_hops + 1):
         for between in product(range(size), repeat=hops - 1):
@@ -243,7 +243,7 @@ def test_no_walk_is_stronger_than_the_one_found(network):
 def test_a_walk_is_a_part_of_what_its_source_exposes():
     graph = random_graph("skewed", 300, rng=np.random.default_rng(4))
     propagation, budgets = propagate(graph), np.random.default_rng(5).uniform(0.1, 1.0, 300)
-    terms = attribute(propagation, 7, budgets)
+    terms = exposure_sources(propagation, 7, budgets)
     totals = np.bincount(terms.sources, weights=terms.amounts, minlength=300)
     walks = strongest_walks(propagation, 7, budgets, np.flatnonzero(totals).tolist())
     assert [walk.clients[0] for walk in walks] == np.flatnonzero(totals).tolist()
@@ -253,20 +253,20 @@ def test_a_walk_is_a_part_of_what_its_source_exposes():
 
 def test_of_equally_strong_walks_the_first_by_position_is_taken():
     # 3 exposes 1 and 2, both of whom expose 0: two walks of one strength.
-    graph = graph_from_links(np.array([1, 2, 3, 3]), np.array([0, 0, 1, 2]), isolated="keep")
+    graph = graph_from_edges(np.array([1, 2, 3, 3]), np.array([0, 0, 1, 2]), isolated="keep")
     (walk,) = strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(4), [3])
     assert walk.clients == (3, 1, 0)
     assert walk.amount == 0.25  # λ · 1/2 · 1
 
 
 def test_who_does_not_reach_the_client_in_time_has_no_walk():
-    graph = graph_from_links(np.array([1, 2]), np.array([0, 1]), isolated="keep")
+    graph = graph_from_edges(np.array([1, 2]), np.array([0, 1]), isolated="keep")
     assert strongest_walks(propagate(graph, 1, 0.5), 0, np.ones(3), [2]) == ()
     assert strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(3), [2, 0])[0].clients == (2, 1, 0)
     assert strongest_walks(propagate(graph, 2, 0.5), 2, np.ones(3), [0, 1]) == ()
 
 
 def test_a_position_that_nobody_has_is_refused():
-    graph = graph_from_links(np.array([1, 0]), np.array([0, 1]))
+    graph = graph_from_edges(np.array([1, 0]), np.array([0, 1]))
     with pytest.raises(BadInput, match="client=2 must be a position from 0 to 1"):
         strongest_walks(propagate(graph), 0, np.ones(2), [2])

@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from mppfl.errors import BadFile, BadGraph, BadInput, MppflError
 from mppfl.network import (
     SocialGraph,
-    graph_from_links,
+    graph_from_edges,
     random_graph,
     read_graph,
+    write_edges,
     write_graphml,
-    write_links,
 )
 from tests.homes import home
 
 AS_GIVEN = {"normalisation": "none", "isolated": "keep", "self_loops": "drop"}
 
 
-def links_of(graph):
+def edges_of(graph):
     """{(source, target): weight as given}."""
-    arcs = graph.links().tocoo()
+    arcs = graph.edges().tocoo()
     ends = zip(arcs.col.tolist(), arcs.row.tolist(), arcs.data.tolist(), strict=True)
     return {(graph.name(source), graph.name(target)): weight for source, target, weight in ends}
 
@@ -40,7 +40,7 @@ def links_of(graph):
 def file(tmp_path):
     """Writes text or bytes to a file and returns its path."""
 
-    def written(content, name="links.txt"):
+    def written(content, name="edges.txt"):
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
@@ -85,7 +85,7 @@ WAYS_TO_WRITE_IT = {
     "header of unknown words": "giver,taker,how much\na,b,2\nb,a,1\na,c,0.5\n",
     "quotes": '"source","target","weight"\n"a","b","2"\n"b" , a,1\n a , "c", 0.5\n',
     "quotes between blanks": '"a" "b" "2"\n"b" a 1\na "c" 0.5\n',
-    "a link twice": "a,b,2\nb,a,1\na,c,0.5\na,b,2.0\n",
+    "an edge twice": "a,b,2\nb,a,1\na,c,0.5\na,b,2.0\n",
 }
 
 
@@ -94,16 +94,16 @@ WAYS_TO_WRITE_IT = {
 def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
     content = text.encode(errors="surrogateescape")
     graph = read_graph(file(gzip.compress(content) if zipped else content, "whatever.dat"), **AS_GIVEN)
-    assert links_of(graph) == GOLDEN
+    assert edges_of(graph) == GOLDEN
     assert graph.names == ("a", "b", "c")
 
 
 def test_the_target_of_a_line_is_exposed_by_its_source_and_weighs_one_unless_told(file):
     graph = read_graph(file("a,b,2\nb,a,1\na,c,0.5\n"), normalisation="none")
     assert graph.influence.toarray().tolist() == [[0, 1, 0], [2, 0, 0], [0.5, 0, 0]]
-    assert links_of(read_graph(file("x y\ny x\n"))) == {("x", "y"): 1.0, ("y", "x"): 1.0}
+    assert edges_of(read_graph(file("x y\ny x\n"))) == {("x", "y"): 1.0, ("y", "x"): 1.0}
     undirected = read_graph(file("a,b,2\nb,c,3\n"), undirected=True)
-    assert links_of(undirected) == {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}
+    assert edges_of(undirected) == {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}
 
 
 def test_integer_names_come_in_numerical_order_and_others_as_they_appear(file):
@@ -147,18 +147,18 @@ def test_names_may_be_anything_that_can_be_quoted(line, names, file):
      "userA,userB"],
 )  # fmt: skip
 def test_a_first_line_of_column_words_is_a_header(header, file):
-    for links in ("1,2\n2,1\n", "ann,bob\nbob,ann\n"):
-        assert read_graph(file(f"{header}\n{links}")).num_clients == 2
+    for edges in ("1,2\n2,1\n", "ann,bob\nbob,ann\n"):
+        assert read_graph(file(f"{header}\n{edges}")).num_clients == 2
 
 
-def test_a_first_line_numbered_like_the_others_is_a_link(file):
+def test_a_first_line_numbered_like_the_others_is_a_edge(file):
     graph = read_graph(file("node1,node2\nnode2,node3\nnode3,node1\n"))
-    assert links_of(graph) == {("node1", "node2"): 1, ("node2", "node3"): 1, ("node3", "node1"): 1}
+    assert edges_of(graph) == {("node1", "node2"): 1, ("node2", "node3"): 1, ("node3", "node1"): 1}
 
 
 def test_clients_may_be_called_like_columns_below_a_full_header(file):
     graph = read_graph(file("source,target,weight\nsource,target,2\ntarget,source,3\n"))
-    assert links_of(graph) == {("source", "target"): 2, ("target", "source"): 3}
+    assert edges_of(graph) == {("source", "target"): 2, ("target", "source"): 3}
 
 
 REFUSED = {
@@ -190,19 +190,19 @@ REFUSED = {
     "a decimal comma": ("1;2;1\n2;1;0,5\n", "line 2, '2;1;0,5': weight '0,5' is not a positive number such as 0.5"),
     "an underscore": ("1,2,1\n2,1,1_0\n", "weight '1_0' is not a positive number"),
     "digits of another script": ("a,b,1\nb,a,٣\n", "weight '٣' is not a positive number"),
-    "a comment behind a link": ("1 2\n2 1 # back\n", "line 2, '2 1 # back': 4 fields where line 1 has 2"),
+    "a comment behind an edge": ("1 2\n2 1 # back\n", "line 2, '2 1 # back': 4 fields where line 1 has 2"),
     "an open quote": ('a,b\n"b,a\n', "line 2, '\"b,a': a double quote is left open"),
     "text behind a quote": ('a,b\n"b"x,a\n', "a double quote is left open or stands beside text"),
     "columns the other way": ("target,source\n1,2\n2,1\n", "columns must be source, target"),
     "a time for a weight": ("source,target,timestamp\n1,2,1300\n2,1,1301\n", "columns must be source, target"),
     "an index column": (",source,target\n0,1,2\n1,2,1\n", "columns must be source, target"),
     "an unknown header": ("x,y\n1,2\n2,1\n", "line 1, 'x,y': looks like a header of unknown words"),
-    "a header or a link": ("from,to\nto,from\n", "line 1, 'from,to': may be a header or a link"),
+    "a header or an edge": ("from,to\nto,from\n", "line 1, 'from,to': may be a header or an edge"),
     "a short header": ("source,target\n1,2,3\n", "line 2, '1,2,3': 3 fields where line 1 has 2"),
-    "only a header": ("source,target\n", "line 1, 'source,target': is a header, and no link follows it"),
-    "nothing": ("", "holds no links: it is empty or has only comments"),
-    "only blanks": (" \n\t\n\r\n", "holds no links"),
-    "only comments": ("# a\n% b\n", "holds no links"),
+    "only a header": ("source,target\n", "line 1, 'source,target': is a header, and no edge follows it"),
+    "nothing": ("", "holds no edges: it is empty or has only comments"),
+    "only blanks": (" \n\t\n\r\n", "holds no edges"),
+    "only comments": ("# a\n% b\n", "holds no edges"),
     "NUL": ("1,2\n2,\0\n", r"line 2, '2,\x00': holds the control character '\x00'"),
     "a bell": ("a,b\nb,\x07a\n", r"line 2, 'b,\x07a': holds the control character '\x07'"),
     "old Macintosh line ends": ("a,b\rb,a\r", r"holds the control character '\r'"),
@@ -254,18 +254,18 @@ def test_a_path_with_a_line_break_still_gives_a_message_of_one_line(tmp_path):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_links_that_make_no_network_are_refused_with_the_file(file):
+def test_edges_that_make_no_network_are_refused_with_the_file(file):
     path = file("a,b\nb,b\n")
-    with pytest.raises(BadGraph, match=r"links\.txt: client 'b' is linked to itself"):
+    with pytest.raises(BadGraph, match=r"edges\.txt: client 'b' is connected to itself"):
         read_graph(path)
-    with pytest.raises(BadGraph, match=r"links\.txt: 1 of 2 clients are isolated .*'a'"):
+    with pytest.raises(BadGraph, match=r"edges\.txt: 1 of 2 clients are isolated .*'a'"):
         read_graph(path, self_loops="drop")
-    with pytest.raises(BadGraph, match=r"links\.txt: the link from 'a' to 'b' is given twice, with weights 1 and 2"):
+    with pytest.raises(BadGraph, match=r"edges\.txt: the edge from 'a' to 'b' is given twice, with weights 1 and 2"):
         read_graph(file("a,b,1\na,b,2\nb,a,1\n"))
 
 
 def test_what_is_no_graph_is_refused_by_its_type():
-    for nothing in (None, 3, [[0, 1], [1, 0]], b"links.txt"):
+    for nothing in (None, 3, [[0, 1], [1, 0]], b"edges.txt"):
         with pytest.raises(BadInput, match=f"cannot be read from {type(nothing).__name__}"):
             read_graph(nothing)
 
@@ -279,18 +279,18 @@ weights = st.floats(1e-12, 1e12, allow_subnormal=False) | st.integers(1, 9).map(
 
 
 @st.composite
-def link_tables(draw):
+def edge_tables(draw):
     """{(source, target): weight}, without self-loops."""
     who = draw(st.sampled_from([names, whole_numbers]))
     clients = draw(st.lists(who, min_size=2, max_size=7, unique=True))
-    ends = st.tuples(st.sampled_from(clients), st.sampled_from(clients)).filter(lambda link: link[0] != link[1])
+    ends = st.tuples(st.sampled_from(clients), st.sampled_from(clients)).filter(lambda edge: edge[0] != edge[1])
     return draw(st.dictionaries(ends, weights, min_size=1, max_size=12))
 
 
 @st.composite
 def files(draw):
-    """A link table and one of the many ways to write it."""
-    table = draw(link_tables())
+    """An edge table and one of the many ways to write it."""
+    table = draw(edge_tables())
     separator = draw(st.sampled_from([",", ";", "\t", " "]))
     line_end = draw(st.sampled_from(["\n", "\r\n"]))
     has_weights = draw(st.booleans())
@@ -319,15 +319,15 @@ def test_every_well_written_file_is_read_as_it_was_meant(file, zipped, block, sc
         patch.setattr(home(read_graph), "_BLOCK_BYTES", block)
         graph = refusal(gzip.compress(content) if zipped else content, scratch)
     assert isinstance(graph, SocialGraph), graph
-    assert links_of(graph) == table
+    assert edges_of(graph) == table
     if all(name.isdecimal() for name in graph.names):
         assert list(graph.names) == sorted(graph.names, key=int)
     else:
-        assert list(graph.names) == list(dict.fromkeys(name for link in table for name in link))
+        assert list(graph.names) == list(dict.fromkeys(name for edge in table for name in edge))
 
 
 def read_plainly(text):
-    """The links of an edge list, as the csv module sees them; an AssertionError where it is not plainly right."""
+    """The edges of an edge list, as the csv module sees them; an AssertionError where it is not plainly right."""
     lines = [line.strip(" \t\r") for line in text.split("\n")]
     lines = [line for line in lines if line and line[0] not in "#%"]
     separator = next(s for s in ("\t", ";", ",", " ") if s == " " or separates(s, lines[0]))
@@ -344,7 +344,7 @@ def read_plainly(text):
         assert target
         assert 0 < weight < np.inf
         assert table.setdefault((source, target), weight) == weight
-    return {link: weight for link, weight in table.items() if link[0] != link[1]}
+    return {edge: weight for edge, weight in table.items() if edge[0] != edge[1]}
 
 
 def row_of(line, separator):
@@ -413,7 +413,7 @@ def test_any_file_is_read_as_the_csv_module_reads_it_or_refused_in_one_line(cont
     lines = [line for line in content.split(b"\n") if line.strip(b" \t\r")[:1] not in (b"#", b"%")]
     text = b"\n".join(lines).decode()  # comments may be in any encoding
     assume(not re.search(r'"[ \t]|[ \t]"', text))  # csv.reader does not tell blanks within quotes from those around
-    assert links_of(graph) == read_plainly(text)
+    assert edges_of(graph) == read_plainly(text)
 
 
 PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n", ".5", "e3", "-", "+", "\x0b", "\r"]
@@ -437,7 +437,7 @@ def test_numpy_reads_numbers_as_they_are_read_line_by_line(text, block, scratch)
         assert str(graph) == str(expected)
     else:
         assert graph.names == expected.names
-        assert links_of(graph) == links_of(expected)
+        assert edges_of(graph) == edges_of(expected)
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_numpy_reads_numbers_as_they_are_read_line_by_line(text, block, scratch)
 )
 def test_plain_numbers_are_read_by_numpy(text, file, monkeypatch):
     monkeypatch.setattr(home(read_graph), "_edges_of_lines", refuse)
-    assert read_graph(file(text)).num_links == 2
+    assert read_graph(file(text)).num_edges == 2
 
 
 def test_a_long_file_of_numbers_is_read_to_the_last_line(scratch):
@@ -472,23 +472,23 @@ def test_a_long_file_of_numbers_is_read_to_the_last_line(scratch):
 
 
 def graph_of(table, **options):
-    who = list(dict.fromkeys(name for link in table for name in link))
+    who = list(dict.fromkeys(name for edge in table for name in edge))
     ends = np.array([[who.index(source), who.index(target)] for source, target in table])
     options = {"isolated": "keep", **options}
-    return graph_from_links(ends[:, 0], ends[:, 1], np.array(list(table.values())), names=who, **options)
+    return graph_from_edges(ends[:, 0], ends[:, 1], np.array(list(table.values())), names=who, **options)
 
 
 @settings(max_examples=100, deadline=None)
-@given(table=link_tables(), ending=st.sampled_from(["csv", "csv.gz", "graphml", "graphml.gz"]))
+@given(table=edge_tables(), ending=st.sampled_from(["csv", "csv.gz", "graphml", "graphml.gz"]))
 @example(table={('a "quoted", name', "#b"): 0.1, ("#b", " c "): 1e-300, ("%", ";\t"): 1.0}, ending="csv")
 @example(table={("a", "<&'\">"): 0.1 + 0.2, ("<&'\">", "a"): 1.0}, ending="graphml")
 def test_what_is_written_is_read_back(table, ending, scratch):
     path = scratch / f"written.{ending}"
-    write = write_links if ending.startswith("csv") else write_graphml
+    write = write_edges if ending.startswith("csv") else write_graphml
     graph = graph_of(table, normalisation="none")
     write(graph, path)
     again = read_graph(path, **AS_GIVEN)
-    assert links_of(again) == table
+    assert edges_of(again) == table
     assert set(again.names) == set(graph.names)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == ending.endswith("gz")
     assert not list(scratch.glob(".*.part"))
@@ -497,43 +497,43 @@ def test_what_is_written_is_read_back(table, ending, scratch):
 @pytest.mark.parametrize("normalisation", ["row", "symmetric"])
 def test_a_normalised_graph_is_written_with_the_weights_it_was_given(normalisation, tmp_path):
     table = {("a", "b"): 0.3, ("c", "b"): 0.7, ("b", "a"): 5.0, ("b", "c"): 1e-9, ("d", "c"): 3.0, ("c", "d"): 0.1}
-    write_links(graph_of(table, normalisation=normalisation), tmp_path / "links.csv")
-    assert links_of(read_graph(tmp_path / "links.csv")) == table
+    write_edges(graph_of(table, normalisation=normalisation), tmp_path / "edges.csv")
+    assert edges_of(read_graph(tmp_path / "edges.csv")) == table
 
 
-def test_written_links_look_like_this(tmp_path):
-    write_links(graph_of({("a", "b, c"): 0.1, ("b, c", "a"): 2.0}), tmp_path / "links.csv")
-    assert (tmp_path / "links.csv").read_text() == 'source,target,weight\na,"b, c",0.1\n"b, c",a,2.0\n'
+def test_written_edges_look_like_this(tmp_path):
+    write_edges(graph_of({("a", "b, c"): 0.1, ("b, c", "a"): 2.0}), tmp_path / "edges.csv")
+    assert (tmp_path / "edges.csv").read_text() == 'source,target,weight\na,"b, c",0.1\n"b, c",a,2.0\n'
 
 
-def test_a_list_of_links_keeps_the_order_of_clients_where_it_can_and_says_where_not(tmp_path):
-    path = tmp_path / "links.csv"
+def test_a_list_of_edges_keeps_the_order_of_clients_where_it_can_and_says_where_not(tmp_path):
+    path = tmp_path / "edges.csv"
     kept = graph_of({("Zoe", "Bob"): 1.0, ("Bob", "Zoe"): 2.0, ("Amy", "Zoe"): 1.0, ("Bob", "Amy"): 3.0})
-    assert write_links(kept, path)
+    assert write_edges(kept, path)
     assert read_graph(path).names == kept.names == ("Zoe", "Bob", "Amy")
     ends = np.array([0, 2, 1, 3])
-    lost = graph_from_links(ends, ends[[1, 0, 3, 2]], np.ones(4), names=["Zoe", "Bob", "Amy", "Dan"])
-    assert not write_links(lost, path)  # Zoe and Amy, Bob and Dan: whoever comes second, Bob does not
+    lost = graph_from_edges(ends, ends[[1, 0, 3, 2]], np.ones(4), names=["Zoe", "Bob", "Amy", "Dan"])
+    assert not write_edges(lost, path)  # Zoe and Amy, Bob and Dan: whoever comes second, Bob does not
     assert read_graph(path).names == ("Zoe", "Amy", "Bob", "Dan")
 
 
 @pytest.mark.parametrize("kind", ["erdos_renyi", "skewed", "barabasi_albert"])
 def test_all_routes_lead_to_one_graph(kind, tmp_path):
     graph = random_graph(kind, 30, rng=np.random.default_rng(1), normalisation="none")
-    matrix = graph.links()
-    write_links(graph, tmp_path / "links.csv")
-    write_graphml(graph, tmp_path / "links.graphml")
-    (tmp_path / "links.xml").write_bytes((tmp_path / "links.graphml").read_bytes())
-    sp.save_npz(tmp_path / "links.npz", matrix)
-    (tmp_path / "links.npz.gz").write_bytes(gzip.compress((tmp_path / "links.npz").read_bytes()))
+    matrix = graph.edges()
+    write_edges(graph, tmp_path / "edges.csv")
+    write_graphml(graph, tmp_path / "edges.graphml")
+    (tmp_path / "edges.xml").write_bytes((tmp_path / "edges.graphml").read_bytes())
+    sp.save_npz(tmp_path / "edges.npz", matrix)
+    (tmp_path / "edges.npz.gz").write_bytes(gzip.compress((tmp_path / "edges.npz").read_bytes()))
     routes = {
-        "edge list": tmp_path / "links.csv",
-        "path as text": str(tmp_path / "links.csv"),
-        "GraphML": tmp_path / "links.graphml",
-        "GraphML as XML": tmp_path / "links.xml",
-        "npz": tmp_path / "links.npz",
-        "npz, zipped": tmp_path / "links.npz.gz",
-        "NetworkX": nx.read_graphml(tmp_path / "links.graphml"),
+        "edge list": tmp_path / "edges.csv",
+        "path as text": str(tmp_path / "edges.csv"),
+        "GraphML": tmp_path / "edges.graphml",
+        "GraphML as XML": tmp_path / "edges.xml",
+        "npz": tmp_path / "edges.npz",
+        "npz, zipped": tmp_path / "edges.npz.gz",
+        "NetworkX": nx.read_graphml(tmp_path / "edges.graphml"),
         "NumPy": matrix.toarray(),
         "csr": sp.csr_matrix(matrix),
         "coo": sp.coo_array(matrix),
@@ -545,28 +545,28 @@ def test_all_routes_lead_to_one_graph(kind, tmp_path):
         assert found.influence.toarray() == pytest.approx(read_graph(matrix).influence.toarray(), rel=1e-15), route
 
 
-@given(table=link_tables(), undirected=st.booleans())
+@given(table=edge_tables(), undirected=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_networkx_numpy_and_links_agree_also_when_undirected(table, undirected, scratch):
+def test_networkx_numpy_and_edges_agree_also_when_undirected(table, undirected, scratch):
     table = dict.fromkeys(table, 2.0)  # one weight, so that both directions agree
     graph = graph_of(table, normalisation="none")
     expected = table | ({(b, a): w for (a, b), w in table.items()} if undirected else {})
     write_graphml(graph, scratch / "any.graphml")
-    for source in (nx.read_graphml(scratch / "any.graphml"), graph.links(), graph.links().toarray()):
+    for source in (nx.read_graphml(scratch / "any.graphml"), graph.edges(), graph.edges().toarray()):
         found = read_graph(source, undirected=undirected, **AS_GIVEN)
         by_name = {(graph.index(a), graph.index(b)): w for (a, b), w in expected.items()}
-        arcs = found.links().tocoo()
+        arcs = found.edges().tocoo()
         assert dict(zip(zip(arcs.col.tolist(), arcs.row.tolist(), strict=True), arcs.data, strict=True)) == by_name
 
 
 def test_networkx_edges_point_at_whom_they_expose_and_undirected_ones_run_both_ways():
     graph = nx.DiGraph([("b", "a")])
     graph.add_edge("a", "b", weight=2)
-    assert links_of(read_graph(graph)) == {("a", "b"): 2.0, ("b", "a"): 1.0}
+    assert edges_of(read_graph(graph)) == {("a", "b"): 2.0, ("b", "a"): 1.0}
     undirected = nx.Graph()
     undirected.add_edge(1, 2, weight=np.float32(0.5))
-    assert links_of(read_graph(undirected)) == {("1", "2"): 0.5, ("2", "1"): 0.5}
-    assert read_graph(nx.MultiGraph([("a", "b"), ("a", "b")])).num_links == 2  # parallel edges that agree count once
+    assert edges_of(read_graph(undirected)) == {("1", "2"): 0.5, ("2", "1"): 0.5}
+    assert read_graph(nx.MultiGraph([("a", "b"), ("a", "b")])).num_edges == 2  # parallel edges that agree count once
 
 
 def test_nodes_without_edges_are_clients_too(tmp_path):
@@ -578,9 +578,9 @@ def test_nodes_without_edges_are_clients_too(tmp_path):
     assert kept.names == ("0", "1", "2", "lonely")
     write_graphml(kept, tmp_path / "kept.graphml")
     again = read_graph(tmp_path / "kept.graphml", isolated="keep")
-    assert (again.names, links_of(again)) == (kept.names, links_of(kept))
-    with pytest.raises(BadGraph, match=r"client 'lonely' has no links \(1 such\).*Use write_graphml"):
-        write_links(kept, tmp_path / "kept.csv")
+    assert (again.names, edges_of(again)) == (kept.names, edges_of(kept))
+    with pytest.raises(BadGraph, match=r"client 'lonely' has no edges \(1 such\).*Use write_graphml"):
+        write_edges(kept, tmp_path / "kept.csv")
     assert not (tmp_path / "kept.csv").exists()
 
 
@@ -596,7 +596,7 @@ def test_networkx_weights_that_are_no_positive_numbers_are_refused(weight):
 def test_networkx_graphs_that_make_no_network_are_refused():
     with pytest.raises(BadGraph, match="two clients are called '1'"):
         read_graph(nx.Graph([(1, "1")]))
-    with pytest.raises(BadGraph, match="no links"):
+    with pytest.raises(BadGraph, match="no edges"):
         read_graph(nx.empty_graph(3))
     with pytest.raises(BadGraph, match="given twice, with weights 1 and 2"):
         read_graph(nx.MultiGraph([("a", "b", {"weight": 1}), ("a", "b", {"weight": 2})]))
@@ -612,12 +612,12 @@ GRAPHML = b"""<?xml version="1.0" encoding="UTF-8"?>
 
 
 def test_graphml_is_known_by_what_it_holds(file):
-    for name in ("links.graphml", "links.xml", "links.txt"):
-        assert links_of(read_graph(file(GRAPHML, name))) == {("a", "b"): 0.5, ("b", "a"): 1.0}
+    for name in ("edges.graphml", "edges.xml", "edges.txt"):
+        assert edges_of(read_graph(file(GRAPHML, name))) == {("a", "b"): 0.5, ("b", "a"): 1.0}
     untyped = GRAPHML.replace(b' attr.type="double"', b' attr.type="string"')
-    assert links_of(read_graph(file(untyped))) == {("a", "b"): 0.5, ("b", "a"): 1.0}
+    assert edges_of(read_graph(file(untyped))) == {("a", "b"): 0.5, ("b", "a"): 1.0}
     undirected = GRAPHML.replace(b'"directed"', b'"undirected"').replace(b'<edge source="b" target="a"/>', b"")
-    assert links_of(read_graph(file(undirected))) == {("a", "b"): 0.5, ("b", "a"): 0.5}
+    assert edges_of(read_graph(file(undirected))) == {("a", "b"): 0.5, ("b", "a"): 0.5}
 
 
 @pytest.mark.parametrize(
@@ -647,11 +647,11 @@ def npz_bytes(**arrays):
 
 def test_an_npz_with_indices_out_of_range_is_refused(file):
     whole = {"format": np.array("csr"), "shape": (2, 2), "data": np.ones(2), "indptr": [0, 1, 2], "_is_array": True}
-    assert read_graph(file(npz_bytes(**whole, indices=[1, 0]), "x.npz")).num_links == 2
+    assert read_graph(file(npz_bytes(**whole, indices=[1, 0]), "x.npz")).num_edges == 2
     with pytest.raises(BadFile, match="holds no sparse matrix"):
         read_graph(file(npz_bytes(**whole, indices=[1, 10**6]), "x.npz"))
     with pytest.raises(BadFile, match="holds no sparse matrix"):
-        read_graph(file(npz_bytes(links=np.ones((2, 2))), "x.npz"))
+        read_graph(file(npz_bytes(edges=np.ones((2, 2))), "x.npz"))
 
 
 @settings(max_examples=150, deadline=None)
@@ -663,23 +663,23 @@ def test_damaged_graphml_and_npz_are_read_or_refused_in_one_line(content, scratc
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "links.csv"
+    path = tmp_path / "edges.csv"
     path.write_text("old")
 
     def no_space(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", no_space)
-    with pytest.raises(BadFile, match=r"links\.csv cannot be written: No space left on device"):
-        write_links(graph_of({("a", "b"): 1.0, ("b", "a"): 1.0}), path)
-    assert [p.name for p in tmp_path.iterdir()] == ["links.csv"]
+    with pytest.raises(BadFile, match=r"edges\.csv cannot be written: No space left on device"):
+        write_edges(graph_of({("a", "b"): 1.0, ("b", "a"): 1.0}), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["edges.csv"]
     assert path.read_text() == "old"
 
 
 def test_a_folder_that_is_not_there_cannot_be_written_to(tmp_path):
-    for write in (write_links, write_graphml):
+    for write in (write_edges, write_graphml):
         with pytest.raises(BadFile, match="cannot be written: No such file or directory"):
-            write(graph_of({("a", "b"): 1.0}), tmp_path / "nowhere" / "links")
+            write(graph_of({("a", "b"): 1.0}), tmp_path / "nowhere" / "edges")
         with pytest.raises(BadFile, match="cannot be written"):
             write(graph_of({("a", "b"): 1.0}), tmp_path)
         assert not list(tmp_path.iterdir())
@@ -689,8 +689,8 @@ def test_a_folder_that_is_not_there_cannot_be_written_to(tmp_path):
 def test_names_that_a_file_cannot_hold_are_refused(name, tmp_path):
     graph = graph_of({("a", name): 1.0, (name, "a"): 1.0})
     with pytest.raises(BadInput, match="cannot be named in an edge list"):
-        write_links(graph, tmp_path / "links.csv")
+        write_edges(graph, tmp_path / "edges.csv")
     if name in ("nul\0", "half \ud800"):
         with pytest.raises(BadInput, match="cannot be named in XML"):
-            write_graphml(graph, tmp_path / "links.graphml")
+            write_graphml(graph, tmp_path / "edges.graphml")
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from mppfl.errors import BadInput
-from mppfl.privacy import LocalWork, privacy_mechanism, release, release_on_device, round_cost
+from mppfl.privacy import LocalWork, privacy_mechanism, release_on_device, release_updates, round_cost
 from tests.tolerances import assert_float32_close
 
 FALSE_ALARM = 1e-7
@@ -75,7 +75,7 @@ def test_without_noise_it_releases_what_release_does_at_the_same_cost():
     rows = np.random.default_rng(1).standard_normal((3, 30)).astype(np.float32)
     rows[1] *= 1e-3
     costs = costs_of([np.inf] * 3, 30)
-    plain = release(
+    plain = release_updates(
         rows, [np.inf] * 3, mechanism=CLIENT, clip_norm=1.0, work=WORK, noise="seeded",
         rng=np.random.default_rng(0), clients=["c0", "c1", "c2"], round_index=1, run="test",
     )  # fmt: skip

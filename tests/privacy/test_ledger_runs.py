@@ -7,7 +7,15 @@ import pytest
 
 from mppfl.errors import BadInput
 from mppfl.privacy.ledger import PrivacyLedger
-from mppfl.training import Arm, TrainingConfig, checkpoint_after, history_of, make_model, training_key, training_rounds
+from mppfl.training import (
+    TrainingConfig,
+    TrainingJob,
+    checkpoint_after,
+    history_of,
+    make_model,
+    train_rounds,
+    training_key,
+)
 from tests.privacy.test_ledger import cost
 from tests.privacy.test_ledger_changes import edited
 from tests.training.trainings import pictures, plan_with
@@ -25,7 +33,7 @@ def ledger(tmp_path):
 
 def rounds(ledger, plan=PLAN, data=DATA, run="training", resume=None, **changed):
     config = TrainingConfig(**{**QUICK, **changed})
-    return training_rounds(MODEL, data, plan, config, ledger=ledger, run=run, resume=resume)
+    return train_rounds(MODEL, data, plan, config, ledger=ledger, run=run, resume=resume)
 
 
 @pytest.mark.parametrize("noise", ["seeded", "gaussian"])
@@ -63,7 +71,7 @@ def test_a_training_that_is_started_again_is_charged_once(ledger):
 def test_a_training_that_is_resumed_is_charged_once(ledger, tmp_path):
     going = rounds(ledger)
     records = [next(going), next(going)]
-    key = training_key(MODEL, Arm("training", PLAN, DATA, TrainingConfig(**QUICK)))
+    key = training_key(MODEL, TrainingJob("training", PLAN, DATA, TrainingConfig(**QUICK)))
     kept = checkpoint_after(records[0], history_of(records[:1], DATA.num_clients), key)
     with PrivacyLedger.open(tmp_path / "ledger.db") as another:  # round 2 was paid, and is computed again
         assert [record.round_index for record in rounds(another, resume=kept)] == [2, 3]

@@ -19,7 +19,7 @@ from mppfl.privacy import (
     grid_of,
     noisy_answer,
     privacy_mechanism,
-    release,
+    release_updates,
     round_cost,
     std_with_grid,
 )
@@ -33,7 +33,7 @@ FALSE_ALARM = 1e-7
 
 def released(updates, budgets, mechanism=CLIENT, noise="gaussian", **changed):
     asked = {"clip_norm": 1.0, "work": WORK, "rng": np.random.default_rng(5), "round_index": 3, "run": "test"}
-    return release(updates, budgets, mechanism=mechanism, noise=noise, **asked | changed)
+    return release_updates(updates, budgets, mechanism=mechanism, noise=noise, **asked | changed)
 
 
 @pytest.mark.parametrize("noise", NOISE_KINDS)

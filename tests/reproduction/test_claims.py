@@ -153,7 +153,7 @@ def test_sweeps_that_never_settle_and_work_that_is_linear_are_told_apart():
     always = made_up(phi, lambda strand: 0 * strand.values + 1 if strand.quantity == "settled" else None)
     assert settles.judge(never).verdict == "not reproduced"
     assert settles.judge(always).verdict == "reproduced"
-    sparse = replace(phi, configuration={**phi.configuration, "mean_links": {"20": 60.0, "80": 240.0}})
+    sparse = replace(phi, configuration={**phi.configuration, "mean_edges": {"20": 60.0, "80": 240.0}})
     assert linear.judge(sparse).verdict == "reproduced"
 
 

@@ -56,7 +56,7 @@ def test_sums_over_all_rounds_at_once_are_those_of_evaluate(name, rates):
     assert found.server_cost == approx(outcome.server_costs.sum())
     assert found.welfare == approx(outcome.welfare.sum())
     assert found.payments == approx(outcome.payments.sum())
-    assert found.below_zero == approx(outcome.below_zero.mean() / 20)
+    assert found.negative_utility == approx(outcome.negative_utility.mean() / 20)
     assert found.mean_budget == approx(plan.to_matrix().mean())
 
 

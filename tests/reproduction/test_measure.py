@@ -23,7 +23,7 @@ from reproduction.units import place_of_unit, units_of
 from mppfl.data import Dataset, Examples
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import provenance_here
-from mppfl.training import rounds_together
+from mppfl.training import train_many
 from reproduction import batch
 from reproduction import measure as module
 
@@ -94,7 +94,7 @@ def test_an_arm_says_what_it_was_trained_with_and_how_fast(finished):
         assert each.tflop_per_second == pytest.approx(each.samples_per_second * each.gflop_per_example / 1e3, rel=1e-3)
         assert each.precision == "float32"
         assert (each.dp_epsilon is None) == (each.unit is None) == (arm.mechanism == "noiseless")
-        assert each.budgets["taking_part"][0] > 0
+        assert each.budgets["participating"][0] > 0
         if arm.mechanism != "noiseless":
             assert all(
                 low <= high for low, high in zip(each.budgets["harmonic_mean"], each.budgets["mean"], strict=True)
@@ -129,11 +129,11 @@ def begun(finished, tmp_path):
 
 
 def stopping(after, how):
-    """rounds_together that is stopped after so many rounds, and how many it did."""
+    """train_many that is stopped after so many rounds, and how many it did."""
     done = []
 
     def rounds(model, arms):
-        for records in rounds_together(model, arms):
+        for records in train_many(model, arms):
             done.append(next(iter(records.values())).round_index)
             yield records
             if len(done) == after:
@@ -156,12 +156,12 @@ def test_a_run_that_is_stopped_goes_on_from_where_it_was(begun, told, monkeypatc
     folder, before = begun
     monkeypatch.setattr(batch, "KEPT_EVERY", 0.0)  # who is stopped without warning has what was kept last
     with monkeypatch.context() as broken:
-        broken.setattr(batch, "rounds_together", stopping(2, how)[0])
+        broken.setattr(batch, "train_many", stopping(2, how)[0])
         with pytest.raises(type(how) if isinstance(how, Exception) else how):
             run(folder, told)
     assert {str(arm) for arm in missing_arms(folder, IID, SETTING)} == set(LOST)
     rounds, done = stopping(math.inf, None)
-    monkeypatch.setattr(batch, "rounds_together", rounds)
+    monkeypatch.setattr(batch, "train_many", rounds)
     assert run(folder, told).trained == 2
     assert done == [3, 4]
     assert any("2 arms go on" in line for line in told)
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_is_damaged_or_of_other_code_is_not_gone_on_from(begun
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     rounds, done = stopping(math.inf, None)
-    monkeypatch.setattr(batch, "rounds_together", rounds)
+    monkeypatch.setattr(batch, "train_many", rounds)
     run(folder, told, minutes=1e-9)
     assert "not a whole checkpoint" in caplog.text
     assert "Its training starts anew." in caplog.text
@@ -208,11 +208,11 @@ def test_a_training_in_pieces_began_with_its_first_and_took_the_sum_of_all(begun
             return next(clock)
 
     def of_a_second(model, arms):
-        for records in rounds_together(model, arms):
+        for records in train_many(model, arms):
             yield {name: replace(record, seconds=1.0) for name, record in records.items()}
 
     monkeypatch.setattr(batch, "datetime", Clock)
-    monkeypatch.setattr(batch, "rounds_together", of_a_second)
+    monkeypatch.setattr(batch, "train_many", of_a_second)
     for _ in range(8):  # two arms of four rounds, a round at a time
         run(folder, told, minutes=1e-9)
     found = {str(arm): each for arm, each in read_cell(folder, IID, SETTING).items()}
@@ -248,10 +248,10 @@ def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, to
 @pytest.mark.parametrize(("spoilt", "refused"), [(11, True), (10, False)])
 def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(told, monkeypatch, spoilt, refused):
     def spoiling(model, arms):
-        for records in rounds_together(model, arms):
+        for records in train_many(model, arms):
             yield {name: replace(record, diverged=tuple(map(str, range(spoilt)))) for name, record in records.items()}
 
-    monkeypatch.setattr(batch, "rounds_together", spoiling)
+    monkeypatch.setattr(batch, "train_many", spoiling)
     case = Case(IID, SETTING, clients_of(IID, SETTING, drawn()))
     jobs = [(ArmName("social_agnostic", "noise_aware"), 1e-3)]
     if refused:

@@ -21,7 +21,7 @@ from mppfl.training import (
     noise_aware_weights,
     server_step,
     stream,
-    training_rounds,
+    train_rounds,
     weights_of_updates,
 )
 from tests.training.trainings import pictures, plan_with
@@ -39,7 +39,7 @@ def drawn_updates(num_clients=3, num_parameters=50, seed=0):
 
 
 def test_size_weights_are_shares_of_the_examples_and_uniform_ones_are_equal():
-    by_size, no_d = weights_of_updates("size", SIZES, NOISE, drawn_updates())
+    by_size, no_d = weights_of_updates("num_examples", SIZES, NOISE, drawn_updates())
     uniform, _ = weights_of_updates("uniform", SIZES, NOISE, drawn_updates())
     assert by_size == approx([0.1, 0.3, 0.6])
     assert uniform == approx([1 / 3] * 3)
@@ -117,8 +117,8 @@ def test_noise_aware_weights_are_weights_whatever_the_noise(round_of_clients):
 
 
 def test_a_round_without_participants_has_nothing_to_aggregate():
-    for how in ("size", "uniform", "noise_aware"):
-        with pytest.raises(BadInput, match="nobody takes part"):
+    for how in ("num_examples", "uniform", "noise_aware"):
+        with pytest.raises(BadInput, match="nobody participates"):
             weights_of_updates(how, [], [], torch.zeros((0, 3)))
 
 
@@ -172,7 +172,7 @@ MEANS = torch.from_numpy(np.random.default_rng(7).standard_normal((5, 11)))
 START = torch.linspace(-1, 1, 11, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("plain", 0.0), ("momentum", 0.0), ("momentum", 0.7)])
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("momentum", 0.0), ("momentum", 0.7)])
 def test_plain_and_momentum_are_sgd_on_minus_the_mean_update(optimizer, momentum):
     config = TrainingConfig(server_optimizer=optimizer, server_learning_rate=0.3, server_momentum=momentum)
     parameter = torch.nn.Parameter(START.clone())
@@ -195,7 +195,7 @@ def test_adam_is_fedadam_written_out():
     np.testing.assert_allclose(walked(config, MEANS, START).numpy(), x, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("optimizer", ["plain", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_a_step_leaves_what_it_was_given_as_it_was(optimizer):
     config = TrainingConfig(server_optimizer=optimizer)
     weights, mean = START.clone(), MEANS[0].clone()
@@ -214,10 +214,10 @@ NO_CLIP = 1e9
 
 def config_of(**changed):
     plain = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, "clip_norm": NO_CLIP}
-    return TrainingConfig(**{"aggregation": "size", "seed": 3, **plain, **changed})
+    return TrainingConfig(**{"aggregation": "num_examples", "seed": 3, **plain, **changed})
 
 
-def federated_averages(data, config, num_rounds, taking_part, weighed_by):
+def federated_averages(data, config, num_rounds, participating, weighed_by):
     """Softmax regression by numpy alone: models after each round, as [weights | bias] flat, float64."""
     classes, width = data.num_classes, int(np.prod(data.input_shape))
     features = data.features.reshape(len(data.features), -1).astype(np.float64)
@@ -226,7 +226,7 @@ def federated_averages(data, config, num_rounds, taking_part, weighed_by):
     after = []
     for round_index in range(1, num_rounds + 1):
         shares, parts = [], []
-        for k in taking_part:
+        for k in participating:
             w, b, vw, vb = weights.copy(), bias.copy(), np.zeros_like(weights), np.zeros_like(bias)
             work = local_work(len(data.members[k]), config, data.names[k])
             for rows in batches_of_round(work, config.privacy, stream(config.seed, "batches", round_index, k)):
@@ -247,15 +247,15 @@ def federated_averages(data, config, num_rounds, taking_part, weighed_by):
 
 def trained(data, config, budgets=EVERYBODY, num_rounds=3):
     model = make_model("softmax", data.input_shape, data.num_classes)
-    return list(training_rounds(model, data, plan_with(budgets, num_rounds), config))
+    return list(train_rounds(model, data, plan_with(budgets, num_rounds), config))
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
-@pytest.mark.parametrize("aggregation", ["size", "uniform"])
+@pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
 def test_a_training_without_noise_is_federated_averaging(engine, momentum, aggregation):
     data, config = pictures(FOUR_SIZES), config_of(engine=engine, momentum=momentum, aggregation=aggregation)
-    weighed_by = float if aggregation == "size" else (lambda _: 1.0)
+    weighed_by = float if aggregation == "num_examples" else (lambda _: 1.0)
     expected = federated_averages(data, config, 3, range(4), weighed_by)
     records = trained(data, config)
     for record, weights in zip(records, expected, strict=True):

@@ -13,7 +13,7 @@ from scipy.stats import chi2, norm
 
 from mppfl.data import client_data
 from mppfl.errors import BadInput
-from mppfl.game import Terms, plan_of_rounds
+from mppfl.game import RoundTerms, plan_from_rounds
 from mppfl.privacy import LocalWork, epsilon, gaussian_epsilon, poisson_epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import (
@@ -24,7 +24,7 @@ from mppfl.training import (
     largest_budget,
     make_model,
     poisson_multiplier,
-    training_rounds,
+    train_rounds,
 )
 from tests.training.trainings import pictures, plan_with
 
@@ -49,8 +49,9 @@ def test_the_largest_budget_agrees_with_an_independent_accountant(dp_epsilon):
 
 def test_the_unit_is_set_by_the_client_who_gives_most_over_all_rounds():
     # Sums over rounds: 3, 4 and 0.5, so 4 units of the game are all that ε allows.
-    plan = plan_of_rounds(
-        "by hand", [Terms(1, 1.0, 1.0, np.array([3.0, 1.0, 0.5])), Terms(2, 1.0, 1.0, np.array([-1.0, 3.0, 0.0]))]
+    plan = plan_from_rounds(
+        "by hand",
+        [RoundTerms(1, 1.0, 1.0, np.array([3.0, 1.0, 0.5])), RoundTerms(2, 1.0, 1.0, np.array([-1.0, 3.0, 0.0]))],
     )
     assert budget_unit_for(plan, 3.0, 1e-5) == approx(largest_budget(3.0, 1e-5) / 4, rel=1e-8)
 
@@ -63,7 +64,7 @@ def test_the_unit_is_set_by_the_client_who_gives_most_over_all_rounds():
 )
 def test_nobody_ends_above_epsilon_however_the_rounds_are_added_up(dp_epsilon, method, rows):
     rows = [*rows, [1.0, 0.1]]
-    plan = plan_of_rounds("by hand", [Terms(t + 1, 1.0, 1.0, np.array(row)) for t, row in enumerate(rows)])
+    plan = plan_from_rounds("by hand", [RoundTerms(t + 1, 1.0, 1.0, np.array(row)) for t, row in enumerate(rows)])
     unit = budget_unit_for(plan, dp_epsilon, 1e-5, method)
     for client in (0, 1):
         each = [unit * row[client] for row in rows]
@@ -73,7 +74,7 @@ def test_nobody_ends_above_epsilon_however_the_rounds_are_added_up(dp_epsilon, m
 def test_infinite_budgets_and_empty_plans_have_no_unit():
     with pytest.raises(BadInput, match=r"dp_epsilon=3 cannot be kept by 'by hand', whose budgets are infinite"):
         budget_unit_for(plan_with([1.0, np.inf]), 3.0, 1e-5)
-    with pytest.raises(BadInput, match="nobody takes part"):
+    with pytest.raises(BadInput, match="nobody participates"):
         budget_unit_for(plan_with([0.0, 0.0]), 3.0, 1e-5)
     with pytest.raises(BadInput, match=r"dp_epsilon=0 must lie in \[1e-06, 1000\]"):
         budget_unit_for(plan_with([1.0]), 0.0, 1e-5)
@@ -91,7 +92,7 @@ def test_the_ledger_of_a_training_ends_at_epsilon_and_not_above(noise):
         privacy="full_batch_steps", num_steps=2, clip_norm=0.3, noise=noise, budget_unit=unit, evaluate_every=3
     )
     with PrivacyLedger.in_memory() as ledger:
-        *_, last = training_rounds(model, data, plan, config, ledger=ledger)
+        *_, last = train_rounds(model, data, plan, config, ledger=ledger)
         ends = ledger.get_epsilon(list(data.names), config.dp_delta, epsilon_method(config))
     assert 3.0 * (1 - 1e-4) < max(ends) <= 3.0
     assert np.argmax(ends) == 0
@@ -130,7 +131,7 @@ def test_the_ledger_knows_the_epsilon_of_a_poisson_training_and_adds_nothing_to_
     data, ledger = pictures((40, 30, 50)), PrivacyLedger.in_memory()
     config = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0, batch_size=10, local_epochs=1, budget_unit=0.5)
     model = make_model("softmax", data.input_shape, 4)
-    first, last = training_rounds(model, data, plan_with([1.0, 0.0, 1.0]), config, ledger=ledger)
+    first, last = train_rounds(model, data, plan_with([1.0, 0.0, 1.0]), config, ledger=ledger)
     assert math.isnan(first.dp_epsilon)  # found after the last round
     assert ledger.get_epsilon("0", 1e-5, "pld") <= last.dp_epsilon  # an upper bound, however it is found
     assert last.dp_epsilon <= gaussian_epsilon(2 * 0.5, 1e-5)  # two rounds of ρ = 0.5
@@ -142,7 +143,7 @@ def test_a_client_with_a_cap_in_zcdp_takes_no_part_in_poisson_sampling():
     ledger.set_cap("2", 100.0, "record")
     config = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0, batch_size=10, local_epochs=1)
     model = make_model("softmax", data.input_shape, 4)
-    (record,) = training_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger)
+    (record,) = train_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger)
     assert record.refused == ("2",)
 
 
@@ -150,9 +151,9 @@ def test_a_poisson_training_ends_well_in_a_ledger_that_holds_client_level_releas
     data, ledger = pictures((40, 30, 50)), PrivacyLedger.in_memory()
     model = make_model("softmax", data.input_shape, 4)
     config = TrainingConfig(privacy="client", clip_norm=1.0, batch_size=10, local_epochs=1)
-    list(training_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger, run="first"))
+    list(train_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger, run="first"))
     config = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0, batch_size=10, local_epochs=1)
-    (record,) = training_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger, run="then")
+    (record,) = train_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger, run="then")
     assert record.dp_epsilon > 0
 
 
@@ -179,15 +180,15 @@ def one_round(budgets, privacy, num_rounds=1, model="softmax", data=DATA, **chan
     config = TrainingConfig(
         **{
             "privacy": privacy, "clip_norm": CLIP, "learning_rate": TINY, "batch_size": BATCH, "local_epochs": EPOCHS,
-            "num_steps": STEPS, "precision": "float64", "aggregation": "size", "seed": 6, **changed,
+            "num_steps": STEPS, "precision": "float64", "aggregation": "num_examples", "seed": 6, **changed,
         }
     )  # fmt: skip
     module = make_model(model, data.input_shape, data.num_classes)
-    return list(training_rounds(module, data, plan_with(budgets, num_rounds), config))
+    return list(train_rounds(module, data, plan_with(budgets, num_rounds), config))
 
 
 def alone(client, budget=BUDGET):
-    """Budgets with which one client alone takes part: the model then moves by its upload."""
+    """Budgets with which one client alone participates: the model then moves by its upload."""
     return np.where(np.arange(3) == client, budget, 0.0)
 
 
@@ -270,7 +271,7 @@ def test_poisson_sampled_steps_add_the_multiplier_times_the_clip_norm_over_the_b
         engine=engine, precision="float64",
     )  # fmt: skip
     model = make_model("linear", data.input_shape, 40)
-    (record,) = training_rounds(model, data, plan_with(alone(2), 1), config, ledger=ledger)
+    (record,) = train_rounds(model, data, plan_with(alone(2), 1), config, ledger=ledger)
     (event,) = ledger.events()
     steps = EPOCHS * math.ceil(12 / BATCH)
     assert (event["sampling_rate"], event["num_steps"]) == (BATCH / 12, steps)

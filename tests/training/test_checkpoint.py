@@ -12,23 +12,23 @@ from torch import nn
 
 from mppfl.data import client_data
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.game import Terms, plan_of_rounds
+from mppfl.game import RoundTerms, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import (
     PER_CLIENT,
     PER_ROUND,
-    Arm,
     Checkpoint,
     TrainingConfig,
+    TrainingJob,
     checkpoint_after,
     history_of,
     joined,
     load_checkpoint,
     make_model,
-    rounds_together,
     save_checkpoint,
+    train_many,
+    train_rounds,
     training_key,
-    training_rounds,
 )
 from tests.training.trainings import pictures, plan_with
 
@@ -39,11 +39,11 @@ MODEL = make_model("softmax", DATA.input_shape, 4)
 
 
 def rounds_of(config=CONFIG, plan=PLAN, data=DATA, model=MODEL, **more):
-    return list(training_rounds(model, data, plan, config, **more))
+    return list(train_rounds(model, data, plan, config, **more))
 
 
 def checkpoint_of(records, config=CONFIG, plan=PLAN, data=DATA, model=MODEL):
-    key = training_key(model, Arm("training", plan, data, config))
+    key = training_key(model, TrainingJob("training", plan, data, config))
     return checkpoint_after(records[-1], history_of(records, data.num_clients), key)
 
 
@@ -206,7 +206,7 @@ WAYS = {
     "adam": {"server_optimizer": "adam", "server_learning_rate": 0.1},
     "average": {"average_rounds": 3},
     "average with momentum": {"average_rounds": 2, "server_optimizer": "momentum"},
-    "size": {"aggregation": "size"},
+    "num_examples": {"aggregation": "num_examples"},
     "median clip norm": {"clip_norm": "first_round_median"},
     "local momentum": {"momentum": 0.9, "privacy": "client"},
     "gradient noise": {"privacy": "dpsgd_shuffle"},
@@ -238,7 +238,7 @@ def test_a_training_resumed_after_any_round_is_the_undisturbed_one_bit_for_bit(t
 
 def test_a_training_whose_first_rounds_had_nobody_resumes_with_its_clip_norm_still_open():
     budgets = [np.zeros(3), np.zeros(3), np.ones(3), np.ones(3)]
-    plan = plan_of_rounds("by hand", [Terms(t, 1.0, 1.0, each) for t, each in enumerate(budgets, start=1)])
+    plan = plan_from_rounds("by hand", [RoundTerms(t, 1.0, 1.0, each) for t, each in enumerate(budgets, start=1)])
     config = dataclasses.replace(CONFIG, clip_norm="first_round_median")
     undisturbed = rounds_of(config, plan)
     rest = rounds_of(config, plan, resume=checkpoint_of(undisturbed[:1], config, plan))
@@ -270,7 +270,7 @@ OTHERS = {
     "model": {"model": make_model("linear", DATA.input_shape, 4)},
     "run": {"run": "another"},
     "round numbers": {
-        "plan": plan_of_rounds("by hand", [Terms(t, 2.0, 2.0, np.array([0.5, 1.0, 2.0])) for t in (5, 6, 7, 8)])
+        "plan": plan_from_rounds("by hand", [RoundTerms(t, 2.0, 2.0, np.array([0.5, 1.0, 2.0])) for t in (5, 6, 7, 8)])
     },
 }
 
@@ -314,11 +314,11 @@ def test_a_training_may_go_on_with_another_engine_or_other_processes(changed):
 def test_arms_resume_after_the_same_round_only():
     records = rounds_of()
     arms = [
-        Arm("training", PLAN, DATA, CONFIG, resume=checkpoint_of(records[:1])),
-        Arm("another", PLAN, DATA, CONFIG),
+        TrainingJob("training", PLAN, DATA, CONFIG, resume=checkpoint_of(records[:1])),
+        TrainingJob("another", PLAN, DATA, CONFIG),
     ]
     with pytest.raises(BadInput, match="resume after the same round"):
-        next(rounds_together(MODEL, arms))
+        next(train_many(MODEL, arms))
 
 
 @pytest.mark.parametrize(("noise", "times_paid"), [("seeded", 1), ("gaussian", 2)])
@@ -326,7 +326,7 @@ def test_arms_resume_after_the_same_round_only():
 def test_a_round_computed_again_is_paid_again_only_where_its_noise_is_fresh(noise, times_paid, privacy):
     config, ledger = dataclasses.replace(CONFIG, noise=noise, privacy=privacy), PrivacyLedger.in_memory()
     records = []
-    for record in training_rounds(MODEL, DATA, PLAN, config, ledger=ledger):
+    for record in train_rounds(MODEL, DATA, PLAN, config, ledger=ledger):
         records.append(record)
         if len(records) == 2:
             break  # killed after round 2 was released, before its checkpoint was written

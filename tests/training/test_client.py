@@ -31,7 +31,7 @@ from mppfl.training import (
     make_model,
     stream,
     table_for,
-    training_rounds,
+    train_rounds,
     with_views,
 )
 from mppfl.training.engines import DenseGradients, Engine, LayeredGradients, VmappedGradients
@@ -93,10 +93,10 @@ def test_what_a_client_draws_does_not_depend_on_who_else_takes_part():
     data = pictures()
     model = make_model("softmax", data.input_shape, data.num_classes)
     # With client 0 alone in the mean, the model shows its upload: with or without others who are refused their budget.
-    (alone,) = training_rounds(model, data, plan_with([2.0, 0.0, 0.0], 1), config)
-    mixed = dataclasses.replace(config, aggregation="size")
-    (both,) = training_rounds(model, data, plan_with([2.0, 2.0, 0.0], 1), mixed)
-    (other,) = training_rounds(model, data, plan_with([0.0, 2.0, 0.0], 1), mixed)
+    (alone,) = train_rounds(model, data, plan_with([2.0, 0.0, 0.0], 1), config)
+    mixed = dataclasses.replace(config, aggregation="num_examples")
+    (both,) = train_rounds(model, data, plan_with([2.0, 2.0, 0.0], 1), mixed)
+    (other,) = train_rounds(model, data, plan_with([0.0, 2.0, 0.0], 1), mixed)
     start = 9 / 14 * alone.weights + 5 / 14 * other.weights  # sizes 9 and 5
     np.testing.assert_allclose(both.weights, start, atol=1e-6)
 
@@ -147,9 +147,9 @@ def test_every_view_is_drawn_about_as_often():
 @pytest.mark.parametrize("engine", ["processes", "vmap", "batched"])
 def test_every_engine_sees_the_views_that_the_plain_loop_sees(engine):
     data, plan = pictures(), plan_with(NO_NOISE, 2)
-    *_, plain = training_rounds(small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine="loop"))
-    *_, fast = training_rounds(small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine=engine))
-    *_, still = training_rounds(
+    *_, plain = train_rounds(small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine="loop"))
+    *_, fast = train_rounds(small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine=engine))
+    *_, still = train_rounds(
         small_cnn(), data, plan, dataclasses.replace(AUGMENTED, engine="loop", augmentation="none")
     )
     np.testing.assert_allclose(fast.weights, plain.weights, atol=1e-9, rtol=0)
@@ -159,8 +159,7 @@ def test_every_engine_sees_the_views_that_the_plain_loop_sees(engine):
 def test_views_are_new_in_every_round_and_the_same_in_every_run():
     data, config = pictures(), dataclasses.replace(AUGMENTED, engine="loop")
     runs = [
-        [record.weights for record in training_rounds(small_cnn(), data, plan_with(NO_NOISE, 2), config)]
-        for _ in range(2)
+        [record.weights for record in train_rounds(small_cnn(), data, plan_with(NO_NOISE, 2), config)] for _ in range(2)
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
     drawn = [with_views([np.arange(50)], np.random.default_rng([1, number]))[0] for number in range(2)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.training import CHOICES, Arm, TrainingConfig, make_model, training_key
+from mppfl.training import CHOICES, TrainingConfig, TrainingJob, make_model, training_key
 from tests.training.trainings import pictures, plan_with
 
 COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")
@@ -120,5 +120,5 @@ def test_a_device_that_is_none_is_refused(device):
 @pytest.mark.parametrize("change", [{"batch_size": np.int64(4)}, {"learning_rate": np.float32(0.1)}])
 def test_a_configuration_with_numpy_numbers_can_be_checkpointed(change):
     data = pictures()
-    arm = Arm("training", plan_with([1.0] * 3), data, TrainingConfig(**{"batch_size": 4, **change}))
+    arm = TrainingJob("training", plan_with([1.0] * 3), data, TrainingConfig(**{"batch_size": 4, **change}))
     assert len(training_key(make_model("softmax", data.input_shape, 4), arm)) == 64

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mppfl.training import TrainingConfig, make_model, training_rounds
+from mppfl.training import TrainingConfig, make_model, train_rounds
 from tests.training.trainings import batch_normed, pictures, plan_with, small_cnn
 
 pytestmark = [
@@ -19,7 +19,7 @@ FREE = (np.inf, np.inf, np.inf)
 
 
 def last_record(model, config, budgets=FREE, sizes=(9, 5, 12), rounds=2):
-    *_, last = training_rounds(model, pictures(sizes), plan_with(budgets, rounds), config)
+    *_, last = train_rounds(model, pictures(sizes), plan_with(budgets, rounds), config)
     return last
 
 
@@ -78,7 +78,7 @@ def test_noise_in_recorded_gradients_has_the_variance_it_declares():
         engine="batched",
     )  # fmt: skip
     quiet = last_record(small_cnn(), config, FREE, rounds=1).weights.astype(np.float64)
-    noisy = last_record(small_cnn(), dataclasses.replace(config, aggregation="size"), (1.0, 1.0, 1.0), rounds=1)
+    noisy = last_record(small_cnn(), dataclasses.replace(config, aggregation="num_examples"), (1.0, 1.0, 1.0), rounds=1)
     expected = np.sqrt(((noisy.theta * noisy.noise_std) ** 2).sum())
     # 1,000 weights or so: the ratio of standard deviations is 1 ± 0.022; five of those fail once in a million.
     assert np.std(noisy.weights - quiet) / expected == pytest.approx(1, abs=0.15)

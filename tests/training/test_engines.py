@@ -10,16 +10,16 @@ from torch.nn.utils import parameters_to_vector
 
 from mppfl.errors import BadInput
 from mppfl.training import (
-    Arm,
     ClientSlot,
     Descent,
     Table,
     TrainingConfig,
+    TrainingJob,
     flat_model,
     make_model,
     plain_descent,
-    rounds_together,
-    training_rounds,
+    train_many,
+    train_rounds,
 )
 from mppfl.training.cuda import FEW_PARTS, MANY_SLOTS, PARTS, stages
 from mppfl.training.engines import Engine, choose_engine, is_dense, is_layered
@@ -60,7 +60,7 @@ ENGINES_OF = {
 
 def final_weights(model, config, budgets=(np.inf, np.inf, np.inf), **arms):
     data = pictures()
-    *_, last = training_rounds(model, data, plan_with(budgets), config, **arms)
+    *_, last = train_rounds(model, data, plan_with(budgets), config, **arms)
     return last.weights
 
 
@@ -88,8 +88,8 @@ def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm():
     config = TrainingConfig(batch_size=4, learning_rate=1e-4)
     model, plan = batch_normed(depth=16), plan_with((np.inf, np.inf, np.inf), 1)
     begin = parameters_to_vector(model.parameters()).detach().numpy()
-    (plain,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="loop"))
-    (fast,) = training_rounds(model, pictures(), plan, dataclasses.replace(config, engine="batched"))
+    (plain,) = train_rounds(model, pictures(), plan, dataclasses.replace(config, engine="loop"))
+    (fast,) = train_rounds(model, pictures(), plan, dataclasses.replace(config, engine="batched"))
     assert fast.diverged == ()
     assert np.linalg.norm(fast.weights - plain.weights) < 1e-5 * np.linalg.norm(plain.weights - begin)
 
@@ -106,7 +106,7 @@ def test_padding_never_shows_a_client_the_example_of_another():
     )
     for engine, model in (("dense", MODELS["mlp"]), ("vmap", MODELS["mlp"]), ("batched", small_cnn)):
         config = TrainingConfig(batch_size=4, learning_rate=0.1, engine=engine)
-        (record,) = training_rounds(model(), wild, plan_with((np.inf, np.inf, np.inf), 1), config)
+        (record,) = train_rounds(model(), wild, plan_with((np.inf, np.inf, np.inf), 1), config)
         assert record.diverged == (), engine
 
 
@@ -185,7 +185,7 @@ def test_frozen_weights_are_neither_moved_nor_sent():
     torch.testing.assert_close(flat.module[1].weight, before, rtol=0, atol=0)
     for privacy in ("client", "dpsgd_shuffle"):
         config = TrainingConfig(privacy=privacy, batch_size=4, clip_norm=0.5, engine="loop")
-        *_, last = training_rounds(model, data, plan_with((1.0, 1.0, 1.0)), config)
+        *_, last = train_rounds(model, data, plan_with((1.0, 1.0, 1.0)), config)
         assert len(last.weights) == flat.num_parameters
 
 
@@ -225,16 +225,16 @@ def test_arms_side_by_side_are_the_arms_one_by_one():
     data = pictures()
     config = TrainingConfig(batch_size=4, local_epochs=2, learning_rate=0.1, privacy="client", clip_norm=1.0)
     arms = [
-        Arm("free", plan_with([np.inf] * 3), data, config),
-        Arm("noisy", plan_with([3.0, 0.0, 1.0]), data, dataclasses.replace(config, aggregation="size")),
-        Arm("other seed", plan_with([3.0, 1.0, 1.0], 3), data, dataclasses.replace(config, seed=5)),
-        Arm("private", plan_with([3.0, 1.0, 1.0]), data, dataclasses.replace(config, privacy="dpsgd_shuffle")),
+        TrainingJob("free", plan_with([np.inf] * 3), data, config),
+        TrainingJob("noisy", plan_with([3.0, 0.0, 1.0]), data, dataclasses.replace(config, aggregation="num_examples")),
+        TrainingJob("other seed", plan_with([3.0, 1.0, 1.0], 3), data, dataclasses.replace(config, seed=5)),
+        TrainingJob("private", plan_with([3.0, 1.0, 1.0]), data, dataclasses.replace(config, privacy="dpsgd_shuffle")),
     ]
     model = make_model("mlp", data.input_shape, 4)
-    together = list(rounds_together(model, arms))
+    together = list(train_many(model, arms))
     assert [len(records) for records in together] == [4, 4, 1]
     for arm in arms:
-        *_, alone = training_rounds(model, data, arm.plan, arm.config, run=arm.name)
+        *_, alone = train_rounds(model, data, arm.plan, arm.config, run=arm.name)
         last = [records[arm.name] for records in together if arm.name in records][-1]
         np.testing.assert_array_equal(last.weights, alone.weights)
         assert last.round_index == alone.round_index

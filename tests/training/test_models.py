@@ -16,7 +16,7 @@ from mppfl.training import (
     history_of,
     load_weights,
     make_model,
-    training_rounds,
+    train_rounds,
 )
 from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with
 
@@ -108,9 +108,9 @@ def test_drawing_weights_and_training_leave_the_global_generator_alone():
     assert not stands_still(lambda: torch.rand(1))
     assert stands_still(lambda: model.draw(5))
     config = TrainingConfig(batch_size=4, local_epochs=1, engine="loop")
-    assert stands_still(lambda: list(training_rounds(model, data, plan_with([1.0] * 3), config)))
+    assert stands_still(lambda: list(train_rounds(model, data, plan_with([1.0] * 3), config)))
     own = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
-    assert stands_still(lambda: list(training_rounds(own, data, plan_with([1.0] * 3), config)))
+    assert stands_still(lambda: list(train_rounds(own, data, plan_with([1.0] * 3), config)))
 
 
 def test_the_linear_model_starts_from_zero_and_knows_no_bias():
@@ -148,7 +148,7 @@ def test_the_callers_module_is_not_changed_by_a_training(make):
     data, module = pictures(), make().eval()
     before = copy.deepcopy(module.state_dict())
     config = TrainingConfig(batch_size=4, learning_rate=0.5, precision="float64", engine="loop", local_epochs=1)
-    *_, last = training_rounds(module, data, plan_with([np.inf] * 3), config)
+    *_, last = train_rounds(module, data, plan_with([np.inf] * 3), config)
     assert not module.training
     assert all(part.dtype == torch.float32 and part.grad is None for part in module.parameters())
     after = module.state_dict()
@@ -177,7 +177,7 @@ def test_arithmetic_is_counted_by_hand():
 def test_a_records_weights_go_back_into_the_model():
     data = pictures()
     model = make_model("mlp", data.input_shape, data.num_classes)
-    *_, last = training_rounds(model, data, plan_with([np.inf] * 3), TrainingConfig(batch_size=4, learning_rate=0.5))
+    *_, last = train_rounds(model, data, plan_with([np.inf] * 3), TrainingConfig(batch_size=4, learning_rate=0.5))
     for weights in (last, last.weights, last.weights.tolist()):
         trained = load_weights(make_model("mlp", data.input_shape, data.num_classes, seed=7), weights).eval()
         right = trained(torch.from_numpy(data.test_features.copy())).argmax(1).numpy() == data.test_labels
@@ -198,7 +198,7 @@ def test_a_records_weights_go_back_into_the_model():
 def test_a_model_that_does_not_fit_the_data_is_refused_in_one_line(name, shape, num_classes, match, privacy):
     config = TrainingConfig(batch_size=4, privacy=privacy, clip_norm=1.0)
     with pytest.raises(BadInput, match=match) as refused:
-        next(training_rounds(make_model(name, shape, num_classes), pictures(), plan_with([1.0] * 3), config))
+        next(train_rounds(make_model(name, shape, num_classes), pictures(), plan_with([1.0] * 3), config))
     assert "\n" not in str(refused.value)
 
 
@@ -211,7 +211,7 @@ def test_a_shape_that_is_none_is_refused(shape, num_classes):
 def test_a_record_a_history_and_a_configuration_print_in_a_few_lines():
     data = pictures()
     records = list(
-        training_rounds(
+        train_rounds(
             make_model("mlp", data.input_shape, 4), data, plan_with([1.0, 0, 2.0]), TrainingConfig(batch_size=4)
         )
     )

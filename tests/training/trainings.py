@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mppfl.data import ClientData, client_data
-from mppfl.game import Plan, Terms, plan_of_rounds
+from mppfl.game import Plan, RoundTerms, plan_from_rounds
 from mppfl.training import Stack
 
 
@@ -28,7 +28,7 @@ def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed
 def plan_with(budgets, num_rounds=2) -> Plan:
     """The same budgets in every round, at a reward rate of 2."""
     budgets = np.asarray(budgets, dtype=np.float64)
-    return plan_of_rounds("by hand", [Terms(t + 1, 2.0, 2.0, budgets) for t in range(num_rounds)])
+    return plan_from_rounds("by hand", [RoundTerms(t + 1, 2.0, 2.0, budgets) for t in range(num_rounds)])
 
 
 def small_cnn(num_classes=4) -> Stack:

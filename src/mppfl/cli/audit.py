@@ -202,7 +202,7 @@ def neighbour_command(
     print_result(
         result,
         json,
-        audited=f"{network.num_clients:,} clients, {network.num_links:,} edges, ρ = {budget:g} each",
+        audited=f"{network.num_clients:,} clients, {network.num_edges:,} edges, ρ = {budget:g} each",
         claimed=claimed,
         measured=f"{result.measured:<10.4g}nats, mean leak through others ({details['null_leak']:.2g} if permuted)",
         accuracy=f"{100 * details['accuracy']:<10.3g}% of guesses right ({low:.3g} to {high:.3g})",

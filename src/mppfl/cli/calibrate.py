@@ -58,9 +58,9 @@ def lines(calibration: Calibration) -> dict[str, str]:
     decay = "none" if homophily.walk_decay is None else f"{homophily.walk_decay:.3g}"
     slope_low, slope_high = calibration.friend_slope
     texts = {
-        "network": f"{calibration.num_clients:,} clients, {calibration.num_links:,} friendships",
+        "network": f"{calibration.num_clients:,} clients, {calibration.num_edges:,} friendships",
         "public": f"{fit.num_public:,} of {calibration.num_known:,} known values, {100 * fit.rate:.3g} % positive",
-        "homophily": f"{_correlation(homophily.link)} between friends",
+        "homophily": f"{_correlation(homophily.edge)} between friends",
         "by distance": f"{', '.join(map(_correlation, homophily.by_distance))} at 1, 2, 3 hops",
         "by walks": f"{', '.join(map(_correlation, homophily.by_walks))} over 1 to 4 steps",
         "walk decay": f"{decay:<10}per step",

@@ -235,7 +235,7 @@ def compare_trained(
 ) -> None:
     """Trains the mechanisms of an experiment side by side, in memory, and shows the results."""
     from mppfl.cli import train as train_command
-    from mppfl.experiment import read_experiment, train
+    from mppfl.experiment import read_experiment, run_experiment
     from mppfl.files import toml_value
 
     inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
@@ -244,7 +244,7 @@ def compare_trained(
     experiment = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])
     experiment = replace(experiment, output=replace(experiment.output, folder=None))
     with inputs.training_progress(experiment.game.num_rounds, quiet=quiet) as on_round:
-        runs = train(experiment, on_round=on_round)
+        runs = run_experiment(experiment, on_round=on_round)
     if report is not None:
         from mppfl.experiment.report import write_report
 
@@ -315,7 +315,7 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
         for s in chosen:
             cells = [*map(_figure, (s.server_cost, s.noise_aware_cost, s.welfare, s.total_welfare))]
             cells += ["–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}"]
-            cells += [f"{100 * s.below_zero:.0f} %", f"{100 * s.taking_part:.0f} %", _beside_mppfl(s)]
+            cells += [f"{100 * s.negative_utility:.0f} %", f"{100 * s.participating:.0f} %", _beside_mppfl(s)]
             cells += ["–" if s.leak is None else f"{s.leak:,.3f}"] * with_leak
             table.add_row(s.mechanism, *cells)
         inputs.print_fitting(table, DISPENSABLE)
@@ -326,11 +326,11 @@ def show_notes(rows: Sequence[Row], seeds: int, of_games: Sequence[str], leaks: 
 
     of_games  notes on the games, which every row repeats
     """
-    if any(row.taking_part < 1 for row in rows):
+    if any(row.participating < 1 for row in rows):
         typer.echo(
             "Server cost leaves out clients that opt out, so losing them looks cheap; cost if noise-aware counts them."
         )
-    with_settings = [row for row in rows if row.mechanism in ("fixed", inputs.PRICED) and seeds == 1]
+    with_settings = [row for row in rows if row.mechanism in ("dp_fedavg", inputs.PRICED) and seeds == 1]
     notes = dict.fromkeys((row.mechanism, note) for row in with_settings for note in row.notes)
     for name, note in notes:
         if note not in of_games:

@@ -65,10 +65,10 @@ def list_command(folder: FolderOption = None, json: JsonOption = False) -> None:
 @app.command("check")
 def check_command(name: Name, folder: FolderOption = None, json: JsonOption = False) -> None:
     """Read a data set that is here, verify it, and describe it. Nothing is fetched."""
-    from mppfl.data import load_data
+    from mppfl.data import load_dataset
 
     with working(f"reading {name}"):
-        facts = _facts(load_data(name, folder, source="files"))
+        facts = _facts(load_dataset(name, folder, source="files"))
     if json:
         print_json(facts)
         return
@@ -93,7 +93,7 @@ def get_command(name: Name, folder: FolderOption = None, json: JsonOption = Fals
     """Fetch a data set from the Hugging Face hub into FOLDER/NAME as .npz files. Needs the extra "hub" of mppfl."""
     import os
 
-    from mppfl.data import FILES, VARIABLE, known_set, load_data, write_known_npz
+    from mppfl.data import FILES, VARIABLE, known_set, load_dataset, write_known_npz
 
     if known_set(name).hub is None:
         raise BadInput(f"{name} is built in; there is nothing to get.")
@@ -105,7 +105,7 @@ def get_command(name: Name, folder: FolderOption = None, json: JsonOption = Fals
     if present:
         raise BadInput(f"{present[0]} is there already. Remove it first, or check it: mppfl data check {name}.")
     with working(f"fetching {name}"):
-        dataset = load_data(name, source="hub")
+        dataset = load_dataset(name, source="hub")
         paths = write_known_npz(dataset, target)
     if json:
         print_json({"paths": list(map(str, paths)), **_facts(dataset)})

@@ -114,7 +114,7 @@ def _round_line(facts: dict[str, Any]) -> str:
     """One round in one line."""
     parts = [
         f"round {facts['round_index']:>3}  accuracy {facts['accuracy']:.3f}  loss {facts['loss']:.3f}",
-        f"reward rate {facts['reward_rate']:.4g}  paid {facts['payments']:.4g}  {facts['taking_part']} uploads",
+        f"reward rate {facts['reward_rate']:.4g}  paid {facts['payments']:.4g}  {facts['participating']} uploads",
     ]
     for name in ("refused", "rejected", "lost", "absent"):
         if facts.get(name):

@@ -74,7 +74,7 @@ def open_site(graph: Path | None, run: Path | None, *, undirected: bool) -> Site
     if reader is not None:
         finished = [reader.folder / entry.name for entry in reader.list() if entry.finished]
         if finished:
-            given["run_source"] = finished[0] / "links.csv"
+            given["run_source"] = finished[0] / "edges.csv"
             networks["run"] = "the network of the run"
             start = replace(start, network="run")
         start = replace(start, tab="run")

@@ -50,7 +50,7 @@ def describe_command(
     inputs.print_lines(
         {
             "clients": f"{facts.num_clients:,}",
-            "edges": f"{facts.num_links:,}",
+            "edges": f"{facts.num_edges:,}",
             "exposed by": f"{mean_in:.3g} others on average ({least_in} to {most_in:,})",
             "exposes": f"{mean_out:.3g} others on average ({least_out} to {most_out:,})",
             "reciprocity": f"{100 * facts.reciprocity:.1f} % of edges also run the other way",
@@ -89,7 +89,7 @@ def _name_and_value(text: str) -> tuple[str, Any]:
     name, equals, value = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
     if not (name and equals and value):
-        raise BadInput(f"--set {text!r} must be name=value, such as links_each=3.")
+        raise BadInput(f"--set {text!r} must be name=value, such as edges_each=3.")
     if name in ("kind", "num_clients", "rng", "normalisation"):
         raise BadInput(f"--set {text!r}: no kind has this option. Use --num-clients or --seed.")
     if value.startswith("[") and value.endswith("]"):  # as in an experiment file
@@ -143,7 +143,7 @@ def _write(graph: SocialGraph, target: Path) -> bool:
     """Writes the network; returns whether the file keeps the order of the clients."""
     import numpy as np
 
-    from mppfl.network import write_graphml, write_links
+    from mppfl.network import write_edges, write_graphml
 
     keeps_order = True
     if target.suffix == ".graphml":
@@ -153,6 +153,6 @@ def _write(graph: SocialGraph, target: Path) -> bool:
         has_edge[graph.influence.indices] = True
         if not has_edge.all():
             raise BadInput("an edge list cannot hold clients without any edge; write .graphml instead.")
-        keeps_order = write_links(graph, target)
-    typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_links:,} edges")
+        keeps_order = write_edges(graph, target)
+    typer.echo(f"{target}: {graph.num_clients:,} clients, {graph.num_edges:,} edges")
     return keeps_order

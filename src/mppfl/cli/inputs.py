@@ -35,7 +35,7 @@ MOST_ROUNDS = 10_000_000  # more would not fit into memory
 NETWORK, GAME, PRICING, LEAKAGE = "Network", "Clients and game", "Mechanism", "Leakage"  # panels of --help
 PRICED = "leakage_priced"
 LEAK_ASSUMES = (
-    "nats; the attribute follows a Gaussian field on the links, its constants fitted on the public sample; "
+    "nats; the attribute follows a Gaussian field on the edges, its constants fitted on the public sample; "
     "client-level budgets spent once; an estimate, not a bound"
 )
 
@@ -333,14 +333,14 @@ def check_rounds(rounds: int) -> None:
 
 def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) -> Mechanism:
     """The mechanism with its options bound."""
-    from mppfl.game import as_mechanism, budget_limited, fixed
+    from mppfl.game import as_mechanism, budget_limited, dp_fedavg
 
     if name == "budget_limited":
         if payment_limit is None:
             raise BadInput("budget_limited needs --payment-limit, the money it may spend in a round.")
         return partial(budget_limited, payment_limit=payment_limit)
-    if name == "fixed":
-        return partial(fixed, budget=number_or_rule(fixed_budget))
+    if name == "dp_fedavg":
+        return partial(dp_fedavg, budget=number_or_rule(fixed_budget))
     return as_mechanism(name)
 
 
@@ -348,7 +348,7 @@ def check_mechanism_options(payment_limit: float | None, fixed_budget: str, mech
     """Refuses --payment-limit without budget_limited, and --fixed-budget without fixed."""
     for typed, option, mechanism in (
         (payment_limit is not None, f"--payment-limit={payment_limit}", "budget_limited"),
-        (is_typed("fixed_budget"), f"--fixed-budget={fixed_budget}", "fixed"),
+        (is_typed("fixed_budget"), f"--fixed-budget={fixed_budget}", "dp_fedavg"),
     ):
         if typed and mechanism not in mechanisms:
             raise BadInput(

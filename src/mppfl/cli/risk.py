@@ -11,7 +11,7 @@ from mppfl.cli import inputs
 from mppfl.errors import BadInput
 
 if TYPE_CHECKING:
-    from mppfl.game import Game, Terms
+    from mppfl.game import Game, RoundTerms
     from mppfl.leakage import WhoLeaks
 
 
@@ -24,7 +24,7 @@ def risk_command(
     fixed_budget: inputs.FixedBudgetOption = "min",
     client: Annotated[str | None, typer.Option(help="Explain this client's exposure by source and hop.")] = None,
     top: Annotated[int, typer.Option(help="How many clients to list.")] = 10,
-    attribute: inputs.AttributeOption = None,
+    exposure_sources: inputs.AttributeOption = None,
     coupling: inputs.CouplingOption = None,
     leak_price: inputs.LeakPriceOption = None,
     protect_share: Annotated[
@@ -51,11 +51,11 @@ def risk_command(
     require_count(round_index, "round")
     require_count(top, "top")
     require_number(protect_share, "protect_share", 0.0, 1.0)
-    if inputs.is_typed("protect_share") and (client is None or attribute is None):
+    if inputs.is_typed("protect_share") and (client is None or exposure_sources is None):
         raise BadInput(f"--protect-share={protect_share:g} is about one client's leak. Give --client and --attribute.")
     is_priced = mechanism == inputs.PRICED
     if is_priced:
-        inputs.check_leak_price(attribute, leak_price)
+        inputs.check_leak_price(exposure_sources, leak_price)
     elif leak_price is not None:
         raise BadInput(f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose {inputs.PRICED}, or omit it.")
     function = inputs.chosen_mechanism("social_agnostic" if is_priced else mechanism, payment_limit, fixed_budget)
@@ -65,8 +65,8 @@ def risk_command(
         game = inputs.make_the_game(options)
     with inputs.working("solving"):
         function = checked(function, mechanism)
-        if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
-            function = inputs.priced_mechanism(inputs.exact_leak(game.graph, attribute), leak_price)
+        if exposure_sources is not None and leak_price is not None:  # only leakage_priced may have a price
+            function = inputs.priced_mechanism(inputs.exact_leak(game.graph, exposure_sources), leak_price)
         plan = function(game, Horizon(np.array([round_index]), seed=options.seed))
         terms = plan[0]
         if not np.isfinite(terms.budgets).all():
@@ -76,8 +76,8 @@ def risk_command(
         answer = everybody(game, terms, top)
         if client is not None:
             answer["client"] = one_client(game, terms, client, top)
-        if attribute is not None or coupling is not None:
-            answer |= leaks(game, terms, attribute, coupling, top, options.seed, client, protect_share)
+        if exposure_sources is not None or coupling is not None:
+            answer |= leaks(game, terms, exposure_sources, coupling, top, options.seed, client, protect_share)
         answer["notes"] = [*doubts_about(game), *(plan.notes if is_priced else ())]
     inputs.warn(answer["notes"])
     if json:
@@ -86,7 +86,7 @@ def risk_command(
         show(answer)
 
 
-def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
+def everybody(game: Game, terms: RoundTerms, top: int) -> dict[str, Any]:
     """The most exposed clients, those whose budgets cost others most, and the key players."""
     import numpy as np
 
@@ -116,15 +116,15 @@ def everybody(game: Game, terms: Terms, top: int) -> dict[str, Any]:
     }
 
 
-def one_client(game: Game, terms: Terms, client: str, top: int) -> dict[str, Any]:
+def one_client(game: Game, terms: RoundTerms, client: str, top: int) -> dict[str, Any]:
     """One client's exposure: in all, by hop, and by its largest sources."""
     import numpy as np
 
     from mppfl.game import privacy_loss, utility
-    from mppfl.network import attribute
+    from mppfl.network import exposure_sources
 
     position = game.graph.index(client)
-    parts = attribute(game.propagation, position, terms.budgets)
+    parts = exposure_sources(game.propagation, position, terms.budgets)
     by_hop = np.bincount(parts.hops, weights=parts.amounts, minlength=game.propagation.max_hops + 1)[1:]
     by_source: dict[int, dict[int, float]] = {}
     for source, hop, amount in zip(parts.sources.tolist(), parts.hops.tolist(), parts.amounts.tolist(), strict=True):
@@ -150,8 +150,8 @@ MODEL_ASSUMES = "the paper's index of the game's walks: no unit, no statement ab
 
 def leaks(
     game: Game,
-    terms: Terms,
-    attribute: Path | None,
+    terms: RoundTerms,
+    exposure_sources: Path | None,
     coupling: float | None,
     top: int,
     seed: int,
@@ -167,7 +167,9 @@ def leaks(
     missing = np.full(game.num_clients, np.nan)
     bound = None if coupling is None else r_bound(graph, coupling, budgets)
     sample_leak = (
-        None if attribute is None else who_leaks(graph, read_values(attribute), budgets, rng=inputs.generator(seed))
+        None
+        if exposure_sources is None
+        else who_leaks(graph, read_values(exposure_sources), budgets, rng=inputs.generator(seed))
     )
     model, limits = game.propagation @ budgets, missing if bound is None else bound.nats
     nats, errors = (missing, missing) if sample_leak is None else (sample_leak.nats, sample_leak.error)
@@ -202,7 +204,7 @@ def leaks(
 
 
 def about_client(
-    game: Game, terms: Terms, sample_leak: WhoLeaks, client: str, top: int, protect_share: float
+    game: Game, terms: RoundTerms, sample_leak: WhoLeaks, client: str, top: int, protect_share: float
 ) -> dict[str, Any]:
     """Who leaks about one client, and whose budgets would have to go so that only a share of the leak is left."""
     import numpy as np

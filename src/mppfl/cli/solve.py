@@ -23,7 +23,7 @@ def solve_command(
     participation: Annotated[
         str,
         typer.Option(
-            help="Who participates: always, if_better_than_staying_out or if_non_negative.",
+            help="Who participates: always, if_better_than_opting_out or if_non_negative.",
             rich_help_panel=inputs.PRICING,
         ),
     ] = "always",
@@ -146,11 +146,11 @@ def as_json(solution: Solution, mechanism: str, seconds: float, *, budgets: bool
             personal = np.broadcast_to(terms.prices, graph.num_clients)
             entry["prices"] = dict(zip(names, personal.tolist(), strict=True))
         entry["not_participating"] = [names[i] for i in np.flatnonzero(terms.budgets <= 0)]
-        entry["clients_below_zero"] = int(outcome.below_zero[k])
+        entry["num_negative_utility"] = int(outcome.negative_utility[k])
         rounds.append(entry)
     return {
         "num_clients": graph.num_clients,
-        "num_links": graph.num_links,
+        "num_edges": graph.num_edges,
         "mechanism": mechanism,
         "rounds": rounds,
         "residual": quality.residual,
@@ -181,8 +181,8 @@ def show(solution: Solution, seconds: float) -> None:
         "  (1−τ) · paid": [f"{(1 - game.accuracy_weight) * payments[k]:.5g}" for k in shown],
         "paid to clients": [f"{payments[k]:.5g}" for k in shown],
         "client welfare": [f"{outcome.welfare[k]:.5g}" for k in shown],
-        "negative utility": [f"{outcome.below_zero[k]:,} {clients}" for k in shown],
-        "participating": [f"{outcome.taking_part[k]:,} {clients}" for k in shown],
+        "negative utility": [f"{outcome.negative_utility[k]:,} {clients}" for k in shown],
+        "participating": [f"{outcome.participating[k]:,} {clients}" for k in shown],
     }
     checks = [f"residual {quality.residual:.1e}, maximum unilateral gain {quality.client_regret:.1e}"]
     if quality.leader_regret is not None:
@@ -196,7 +196,7 @@ def show(solution: Solution, seconds: float) -> None:
     def line(label: str, text: str) -> None:
         typer.echo(f"{label:<18}{text}")
 
-    size = f"{graph.num_clients:,} clients, {graph.num_links:,} edges"
+    size = f"{graph.num_clients:,} clients, {graph.num_edges:,} edges"
     line("network", f"{size}, up to {spread.max_hops} hops, decay {spread.hop_decay:g}, αS = {game.contraction:.3g}")
     line("mechanism", f"{solution.plan.mechanism}, {num_rounds} round{'s' * (num_rounds > 1)}")
     for label, cells in rows.items():

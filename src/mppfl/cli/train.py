@@ -48,7 +48,7 @@ def train_command(
     """Train every mechanism of an experiment on the same network, data and seed, side by side."""
     if resume and overwrite:
         raise typer.BadParameter("--resume goes on, --overwrite starts anew. Choose one of them.")
-    from mppfl.experiment import read_experiment, train
+    from mppfl.experiment import read_experiment, run_experiment
 
     settings = read_experiment(experiment, [*(changes or []), *([f'training.device="{device}"'] if device else [])])
     folder = output or Path(settings.output.folder or Path("runs") / settings.name)
@@ -64,7 +64,7 @@ def train_command(
                 listener(records)
 
         try:
-            runs = train(settings, folder=folder, resume=resume, overwrite=overwrite, on_round=on_round)
+            runs = run_experiment(settings, folder=folder, resume=resume, overwrite=overwrite, on_round=on_round)
         except KeyboardInterrupt:
             stack.close()
             words = ["mppfl", "train", str(experiment), "--resume"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         whitening_of,
     )
     from .formats import FILES, write_known_npz
-    from .sources import KNOWN, VARIABLE, Source, find_files, has_hub, known_set, load_data, what_is_missing
-    from .split import ClientData, How, client_data, split
+    from .sources import KNOWN, VARIABLE, Source, find_files, has_hub, known_set, load_dataset, what_is_missing
+    from .split import ClientData, How, client_data, split_dataset
 
 export_lazily(__name__)

@@ -225,7 +225,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
 }
 
 
-def load_data(name: str, folder: str | Path | None = None, *, source: Source = "auto") -> Dataset:
+def load_dataset(name: str, folder: str | Path | None = None, *, source: Source = "auto") -> Dataset:
     """A data set by name, or a user's own by the path of its .npz.
 
     Args:
@@ -244,7 +244,7 @@ def load_data(name: str, folder: str | Path | None = None, *, source: Source = "
         MissingExtra: scikit-learn is not installed, and "digits" needs it.
 
     Example:
-        >>> load_data("digits")
+        >>> load_dataset("digits")
         Dataset: digits, 1,433 training and 364 test examples, 10 classes
           examples     (8, 8, 1) float32
           provenance   scikit-learn

@@ -1,4 +1,4 @@
-"""ClientData: which client learns from which examples; split divides a data set among clients."""
+"""ClientData: which client learns from which examples; split_dataset divides a data set among clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Rows = NDArray[np.int64]
 class ClientData:
     """What every client learns from: one table of examples, and which rows belong to which client.
 
-    Made by `split`, or by `client_data` from model inputs that are already divided.
+    Made by `split_dataset`, or by `client_data` from model inputs that are already divided.
 
     Args:
         name: Name of the data set.
@@ -58,7 +58,7 @@ class ClientData:
     Example:
         >>> import numpy as np
         >>> X, y = np.random.default_rng(0).random((100, 5)), np.arange(100) % 2
-        >>> split((X, y), "iid", 4, rng=np.random.default_rng(0))
+        >>> split_dataset((X, y), "iid", 4, rng=np.random.default_rng(0))
         ClientData: own data, 4 clients, 80 training and 20 test examples, 2 classes
           inputs       (5,) float32
           clients      '0', '1', '2', '3' with 20 to 20 examples each
@@ -168,7 +168,7 @@ def client_data(
     )
 
 
-def split(
+def split_dataset(
     dataset: Dataset | tuple[Any, Any],
     how: How,
     num_clients: int | None = None,
@@ -191,7 +191,7 @@ def split(
     largest clients (ClientData.split says how many).
 
     Args:
-        dataset: From load_data; or own arrays, either (X, y), of which every fifth example of each class is held out
+        dataset: From load_dataset; or own arrays, either (X, y), of which every fifth example of each class is held out
             for testing, or ((X, y), (X_test, y_test)). X is [n, H, W, C], [n, H, W] or [n, d], y whole numbers from 0.
             Bytes are standardised to -1 to 1, other numbers left as they are.
         how: "iid", "dirichlet", "community" or "natural".
@@ -212,7 +212,7 @@ def split(
     Example:
         >>> import numpy as np
         >>> X, y = np.random.default_rng(0).random((100, 5)), np.arange(100) % 2
-        >>> split((X, y), "dirichlet", 4, rng=np.random.default_rng(0)).num_clients
+        >>> split_dataset((X, y), "dirichlet", 4, rng=np.random.default_rng(0)).num_clients
         4
     """
     dataset = dataset if isinstance(dataset, Dataset) else _dataset_of_arrays(dataset)
@@ -253,7 +253,7 @@ def _dataset_of_arrays(arrays: Any) -> Dataset:
     if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
         count = f" of {len(arrays)}" if isinstance(arrays, (tuple, list)) else ""
         raise BadInput(
-            f"{type(arrays).__name__}{count} is no data set. Give load_data(...), (X, y) or ((X, y), (X_test, y_test))."
+            f"{type(arrays).__name__}{count} is no data set. Give load_dataset(...), (X, y) or ((X, y), (X2, y2))."
         )
     train, test = arrays
     if isinstance(train, tuple) and isinstance(test, tuple):

@@ -46,6 +46,6 @@ if TYPE_CHECKING:
     from .run import PrivacyAccounts, Run, comparison_cells, comparison_rows, comparison_table
     from .store import EXPERIMENT, POINTER, SUMMARY, find_runs, load_run, require_folder
     from .tracking import tracking
-    from .train import run_from_records, train
+    from .train import run_experiment, run_from_records
 
 export_lazily(__name__)

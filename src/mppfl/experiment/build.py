@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.data import ClientData, fixed_features, load_data, split
+from mppfl.data import ClientData, fixed_features, load_dataset, split_dataset
 from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
 from mppfl.experiment.experiment import Experiment
 from mppfl.game import (
@@ -26,8 +26,8 @@ from mppfl.game import (
     Solution,
     as_mechanism,
     budget_limited,
+    dp_fedavg,
     draw_clients,
-    fixed,
     preset,
     read_clients,
     solve,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from mppfl.data import Dataset
     from mppfl.privacy.ledger import PrivacyLedger
-    from mppfl.training import Arm, Checkpoint
+    from mppfl.training import Checkpoint, TrainingJob
 
 
 def _given(value: Any, otherwise: Any) -> Any:
@@ -107,7 +107,7 @@ def clients_of(experiment: Experiment, graph: SocialGraph, seed: int) -> Clients
         clients = read_clients(chosen.clients, graph)
     clients = within_bounds(experiment, graph, clients)
     if not clients.budget_max.any():
-        raise NoEquilibrium("budget_max is 0 for all clients, so nobody can take part. Raise it for at least one.")
+        raise NoEquilibrium("budget_max is 0 for all clients, so nobody can participate. Raise it for at least one.")
     return clients
 
 
@@ -158,8 +158,8 @@ def solve_all(experiment: Experiment, game: Game, seed: int, device: str | None 
 
 def mechanism_of(experiment: Experiment, name: str) -> Mechanism:
     """The mechanism with its options bound."""
-    if name == "fixed":
-        return partial(fixed, budget=experiment.game.fixed_budget)
+    if name == "dp_fedavg":
+        return partial(dp_fedavg, budget=experiment.game.fixed_budget)
     if name == "budget_limited":
         if experiment.game.payment_limit is None:
             raise BadInput("the mechanism budget_limited needs game.payment_limit, the money it may spend in a round.")
@@ -178,16 +178,16 @@ class Case:
     config: TrainingConfig
     notes: tuple[str, ...]
 
-    def arm(self, ledger: PrivacyLedger | None = None, resume: Checkpoint | None = None) -> Arm:
-        from mppfl.training import Arm
+    def arm(self, ledger: PrivacyLedger | None = None, resume: Checkpoint | None = None) -> TrainingJob:
+        from mppfl.training import TrainingJob
 
-        return Arm(self.name, self.solution.plan, self.data, self.config, ledger, resume)
+        return TrainingJob(self.name, self.solution.plan, self.data, self.config, ledger, resume)
 
 
 def prepare(experiment: Experiment) -> list[Case]:
     """Every training of the experiment, solved and with its data, ready to start."""
     chosen, training = experiment.data, experiment.training
-    dataset = fixed_features(load_data(chosen.name, chosen.folder, source=chosen.source), chosen.features)
+    dataset = fixed_features(load_dataset(chosen.name, chosen.folder, source=chosen.source), chosen.features)
     cases: list[Case] = []
     for seed in experiment.seeds:
         graph = network_of(experiment, seed)
@@ -226,7 +226,7 @@ def aggregations_of(experiment: Experiment) -> tuple[Aggregation, ...]:
 def split_of(experiment: Experiment, dataset: Dataset, graph: SocialGraph, seed: int) -> ClientData:
     """The data set, shared out among the clients of the network."""
     chosen = experiment.data
-    return split(
+    return split_dataset(
         dataset,
         chosen.split,
         graph.num_clients,

@@ -38,10 +38,10 @@ Features = Literal["none", "oriented_gradients"]
 
 FAMILY_OPTIONS = {
     "erdos_renyi": ("probability_range",),
-    "barabasi_albert": ("links_each",),
+    "barabasi_albert": ("edges_each",),
     "watts_strogatz": ("neighbours", "rewire"),
     "stochastic_block": ("sizes", "within", "between"),
-    "skewed": ("num_links", "popularity", "length_spread"),
+    "skewed": ("num_edges", "popularity", "length_spread"),
 }
 WEIGHT_OPTIONS = ("weights", "weight_range")
 
@@ -58,7 +58,7 @@ def _require_if_given(value: float | None, name: str, low: float, high: float, *
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """[network]: a file of links, or a random network of the family `generate` (default: the paper's).
+    """[network]: a file of edges, or a random network of the family `generate` (default: the paper's).
 
     max_hops and hop_decay are the preset's unless given; what follows `seed` are options of the random families.
     """
@@ -75,13 +75,13 @@ class Network:
     hop_decay: float | None = None
     seed: int | None = None
     probability_range: Range | None = None
-    links_each: int | None = None
+    edges_each: int | None = None
     neighbours: int | None = None
     rewire: float | None = None
     sizes: tuple[int, ...] | None = None
     within: float | None = None
     between: float | None = None
-    num_links: int | None = None
+    num_edges: int | None = None
     popularity: float | None = None
     length_spread: float | None = None
     weights: Literal["uniform", "ones"] | None = None
@@ -295,7 +295,7 @@ Purpose = Literal["graph", "clients", "split", "training"]
 PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
 TOP = ("name", "seeds", "mechanisms", "aggregations")  # what stands above all tables
 ONE_OR_MANY = {"seed": "seeds", "mechanism": "mechanisms"}
-OPTION_OF = {"payment_limit": "budget_limited", "fixed_budget": "fixed"}  # of [game], each for one mechanism alone
+OPTION_OF = {"payment_limit": "budget_limited", "fixed_budget": "dp_fedavg"}  # of [game], each for one mechanism alone
 FOLDER_NAME = re.compile(r"[\w][\w .+-]{0,99}")
 
 
@@ -348,7 +348,7 @@ class Experiment:
             option = "cap" if self.ledger.cap is not None else "caps"
             raise BadInput(
                 f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
-                "capped would never take part. Remove it, or use another privacy."
+                "capped would never participate. Remove it, or use another privacy."
             )
 
     def _check_lists(self) -> None:

@@ -73,7 +73,7 @@ def commit_of(package: Path) -> str:
     with suppress(OSError, ValueError, StopIteration, IndexError):
         root = next(folder for folder in package.parents if (folder / ".git").exists())
         git = root / ".git"
-        if git.is_file():  # a linked work tree: "gitdir: <path>"
+        if git.is_file():  # a connected work tree: "gitdir: <path>"
             git = (root / git.read_text("utf-8").partition(":")[2].strip()).resolve()
         head = (git / "HEAD").read_text("utf-8").strip()
         if head.startswith("ref: "):

@@ -181,7 +181,7 @@ class Run:
         return {
             **{name: rounds[name].tolist() for name in PER_ROUND},
             "payments": clients["payments"].sum(axis=1).tolist(),
-            "taking_part": clients["participating"].sum(axis=1).tolist(),
+            "participating": clients["participating"].sum(axis=1).tolist(),
             "server_cost": self.server_cost.tolist(),
             "welfare": self.welfare.tolist(),
             "engine": list(self.history.engine),

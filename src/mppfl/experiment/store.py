@@ -5,7 +5,7 @@
     <case>/checkpoint-<n>.npz   where that training stood after n rounds
     <case>/ledger.sqlite        what every client has spent
     <case>/run.json             configuration, provenance, accounts in short, final figures; checksums of the others
-    <case>/rounds.csv, clients.csv, budgets.csv, payments.csv, links.csv    for people and spreadsheets
+    <case>/rounds.csv, clients.csv, budgets.csv, payments.csv, edges.csv    for people and spreadsheets
     <case>/weights.npz, arrays.npz    the final model, and all figures to the last bit: what `load_run` reads
 
 All checkpoints of a round are written, then checkpoint.json, then the older ones are removed: whenever the process
@@ -59,7 +59,7 @@ def save_run(run: Run, folder: str | Path) -> Path:
         "clients.csv": _clients_csv(run),
         "budgets.csv": _matrix_csv(run, "budgets"),
         "payments.csv": _matrix_csv(run, "payments"),
-        "links.csv": _links_csv(run),
+        "edges.csv": _edges_csv(run),
         "weights.npz": _npz({"weights": run.weights}),
         "arrays.npz": _npz(_arrays(run)),
     }
@@ -197,9 +197,9 @@ def _matrix_csv(run: Run, name: str) -> bytes:
     return _csv(["round_index", *run.names], ([number, *row] for number, row in zip(numbers, rows, strict=True)))
 
 
-def _links_csv(run: Run) -> bytes:
-    links = run.graph.links().tocoo()
-    ends = zip(links.col.tolist(), links.row.tolist(), links.data.tolist(), strict=True)
+def _edges_csv(run: Run) -> bytes:
+    edges = run.graph.edges().tocoo()
+    ends = zip(edges.col.tolist(), edges.row.tolist(), edges.data.tolist(), strict=True)
     rows = ((run.names[source], run.names[target], weight) for source, target, weight in ends)
     return _csv(["source", "target", "weight"], rows)
 

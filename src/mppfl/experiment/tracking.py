@@ -33,7 +33,7 @@ def _scalars(record: RoundRecord) -> dict[str, float]:
         "reward_rate": record.reward_rate,
         "payments": float(record.payments.sum()),
         "median_budget": float(np.median(budgets)) if len(budgets) else math.nan,
-        "taking_part": float(record.participating.sum()),
+        "participating": float(record.participating.sum()),
         "refused": float(len(record.refused)),
         "diverged": float(len(record.diverged)),
         "dp_epsilon": record.dp_epsilon,

@@ -18,7 +18,7 @@ from mppfl.experiment.experiment import Experiment
 from mppfl.experiment.provenance import Provenance, provenance_here
 from mppfl.experiment.run import PrivacyAccounts, Run
 from mppfl.experiment.store import storage
-from mppfl.game import Outcome, Solution, evaluate, plan_of_rounds
+from mppfl.game import Outcome, Solution, evaluate, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
 from mppfl.training import History, Log, RoundRecord, TrainingConfig, epsilon_method, history_of
 
@@ -29,7 +29,7 @@ BY_ORDERS = (
 OnRound = Callable[[Mapping[str, RoundRecord]], None]
 
 
-def train(
+def run_experiment(
     experiment: Experiment,
     *,
     folder: str | Path | None = None,
@@ -65,7 +65,7 @@ def train(
     folder = folder if folder is not None else experiment.output.folder
     with storage(experiment, folder, resume=resume, overwrite=overwrite) as store:
         _require_device(experiment.training.config.device)
-        from mppfl.training import require_trainable, rounds_together, training_key  # PyTorch, now that it is needed
+        from mppfl.training import require_trainable, train_many, training_key  # PyTorch, now that it is needed
 
         origin = provenance_here(experiment.training.config.device)
         cases = prepare(experiment)
@@ -80,7 +80,7 @@ def train(
         arms = [case.arm(ledgers[case.name], before.get(case.name)) for case in cases]
         logs = {arm.name: Log(training_key(model, arm), arm.data.num_clients, arm.resume) for arm in arms}
         try:
-            for records in rounds_together(model, arms):
+            for records in train_many(model, arms):
                 for name, record in records.items():
                     logs[name].add(record)
                 if logs[cases[0].name].rounds_done % experiment.output.checkpoint_every == 0:
@@ -114,11 +114,11 @@ def run_from_records(
     """The run of a training with a model, data, a game or a loop of your own, to be saved, reported and explored.
 
     Args:
-        records: All that `training_rounds` gave, in their order.
+        records: All that `train_rounds` gave, in their order.
         solution: Of the game: its plan is what was trained under.
         data: The clients' data that were trained on.
-        config: As given to `training_rounds`.
-        ledger: As given to `training_rounds`: what every client has spent.
+        config: As given to `train_rounds`.
+        ledger: As given to `train_rounds`: what every client has spent.
         name: Of the run.
         model: What reports call it.
 
@@ -140,7 +140,7 @@ def run_from_records(
         >>> solution = mppfl.solve(mppfl.make_game(graph, mppfl.draw_clients("benign", 2, rng)), num_rounds=2)
         >>> model, config = mppfl.make_model("softmax", (4,), 2), mppfl.TrainingConfig(batch_size=10)
         >>> with mppfl.PrivacyLedger.in_memory() as ledger:
-        ...     records = list(mppfl.training_rounds(model, data, solution.plan, config, ledger=ledger))
+        ...     records = list(mppfl.train_rounds(model, data, solution.plan, config, ledger=ledger))
         ...     run = mppfl.run_from_records(records, solution, data, config, ledger, name="mine")
         >>> run.name, run.num_clients, run.num_rounds
         ('mine', 2, 2)
@@ -212,7 +212,7 @@ def _outcome(solution: Solution, history: History) -> Outcome:
     if (given == history.clients["budgets"]).all():
         return solution.outcome
     terms = [replace(planned, budgets=budgets) for planned, budgets in zip(solution.plan, given, strict=False)]
-    return evaluate(solution.game, plan_of_rounds(solution.plan.mechanism, terms))
+    return evaluate(solution.game, plan_from_rounds(solution.plan.mechanism, terms))
 
 
 def _require_device(device: str) -> None:

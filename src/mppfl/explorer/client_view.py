@@ -14,13 +14,13 @@ from mppfl.explorer.markup import facts, table, tag
 from mppfl.explorer.state import EVENTS
 from mppfl.explorer.world import Scene
 from mppfl.game import Game, equilibrium_at, privacy_cost, privacy_loss, server_cost, utility, welfare
-from mppfl.network import Walk, attribute, strongest_walks
+from mppfl.network import Walk, exposure_sources, strongest_walks
 from mppfl.text import number
 
 
 @dataclass(frozen=True, slots=True)
 class ExposureSource:
-    """One source's part in a client's external risk: over walks of `hop` links, or of any length where hop is 0."""
+    """One source's part in a client's external risk: over walks of `hop` edges, or of any length where hop is 0."""
 
     source: int
     name: str
@@ -73,7 +73,7 @@ class ClientView:
 def client_view(scene: Scene, client: int, most: int = 12) -> ClientView:
     """Who exposes a client in the round shown, by source, hop and walk; what it is paid, and what it loses."""
     game, budgets = scene.solution.game, scene.budgets
-    terms = attribute(game.propagation, client, budgets)
+    terms = exposure_sources(game.propagation, client, budgets)
     total = float(terms.amounts.sum())
     by_hop = np.bincount(terms.hops, weights=terms.amounts, minlength=game.propagation.max_hops + 1)[1:]
     by_source = np.bincount(terms.sources, weights=terms.amounts, minlength=game.num_clients)
@@ -153,7 +153,7 @@ class WhatIf:
 def what_if(scene: Scene, client: int, other: int, event: Literal["leaves", "doubles"] | str) -> WhatIf:
     """The round shown with one client held at 0 ("leaves") or at twice its budget ("doubles"), prices unchanged.
 
-    Clients who know the network settle anew around it, within their bounds; who had stayed out stays out. The others
+    Clients who know the network settle anew around it, within their bounds; who had opted out opts out. The others
     answer as if alone, or do not choose, so that nobody's budget moves but that of `other`.
     """
     game, prices, before = scene.solution.game, scene.prices, scene.budgets
@@ -236,12 +236,12 @@ def client_panel(scene: Scene, view: ClientView | None) -> Markup:
     ]
     if not view.rows:
         return Markup().join([*parts, tag("p", "Nobody exposes it.")])
-    hops = [[f"{hop} link{'s' * (hop > 1)}", number(amount)] for hop, amount in enumerate(view.by_hop, start=1)]
+    hops = [[f"{hop} edge{'s' * (hop > 1)}", number(amount)] for hop, amount in enumerate(view.by_hop, start=1)]
     rows = [[row.name, str(row.hop), number(row.amount), f"{100 * row.share:.1f} %"] for row in view.rows]
     more = f"{len(rows)} largest terms from {view.num_sources:,} sources; the others add up to {number(view.left_out)}"
     parts += [
         table(["over", "external risk (ρ)"], hops, "By hop"),
-        table(["source", "links", "external risk (ρ)", "share"], rows, "By source"),
+        table(["source", "edges", "external risk (ρ)", "share"], rows, "By source"),
         tag("p", more, class_="soft"),
     ]
     return Markup().join(parts)

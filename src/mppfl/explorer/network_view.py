@@ -1,4 +1,4 @@
-"""The network as a picture: which clients or communities are drawn, where, with which links, and in what colour."""
+"""The network as a picture: which clients or communities are drawn, where, with which edges, and in what colour."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _client_picture(graph: SocialGraph, members: IntArray, trail: tuple[str, ...
     rows = influence if everybody else influence[members]
     among = rows if everybody else rows[:, members]
     if among.nnz < rows.nnz:
-        notes.append(f"{rows.nnz - among.nnz:,} links from clients elsewhere are not drawn")
+        notes.append(f"{rows.nnz - among.nnz:,} edges from clients elsewhere are not drawn")
     most = min(MOST_LINKS, max(FEW_LINKS, LINKS_EACH * len(members)))
     lines, pairs = strongest_lines(among, most)
     if len(lines.weights) < pairs:
@@ -122,7 +122,7 @@ def _community_picture(graph: SocialGraph, inside: tuple[Branch, ...], trail: tu
         notes.append(f"the {len(groups):,} smallest communities, at most {len(groups[0]):,} clients each, are one node")
     lines, pairs = strongest_lines(between, MOST_COMMUNITY_LINKS)
     if len(lines.weights) < pairs:
-        notes.append(f"{len(lines.weights):,} of {pairs:,} links between communities are drawn, the strongest first")
+        notes.append(f"{len(lines.weights):,} of {pairs:,} edges between communities are drawn, the strongest first")
     sizes = np.array([len(branch.members) for branch in inside])
     # Area by members; the discs together cover a sixth of the box, none of them more than a tenth of its height.
     diameters = np.sqrt(sizes / sizes.sum() * WIDTH * HEIGHT / 6 * 4 / math.pi)
@@ -313,7 +313,7 @@ def _legend(scale: Scale, words: str) -> Markup:
 
 
 def stylesheet(theme: str) -> list[dict[str, Any]]:
-    """How nodes and links look, by Cytoscape's selectors; assets/explorer.js gives the classes, `paint` the colours."""
+    """How nodes and edges look, by Cytoscape's selectors; assets/explorer.js gives the classes, `paint` the colours."""
     light = theme == "light"
     ink, line, border = ("#1d2226", "#9aa3ab", "#6d757c") if light else ("#e8e6e1", "#59636c", "#98a1a9")
     strong = "#d55e00" if light else "#f0813d"

@@ -28,7 +28,7 @@ STORES = (
 )
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 FAMILY_NAMES = {
-    "erdos_renyi": "random links (Erdős–Rényi, the paper's)",
+    "erdos_renyi": "random edges (Erdős–Rényi, the paper's)",
     "barabasi_albert": "hubs (Barabási–Albert)",
     "watts_strogatz": "small world (Watts–Strogatz)",
     "stochastic_block": "communities (stochastic blocks)",
@@ -38,7 +38,7 @@ CLIENT_WORDS = {
     "mppfl": "know the network (MPPFL)",
     "social_agnostic": "answer as if alone (SA)",
     "random": "random budgets",
-    "fixed": "one fixed budget (DP-FedAvg)",
+    "dp_fedavg": "one fixed budget (DP-FedAvg)",
     "sarda_like": "SARDA-like",
     "sarda_r": "SARDA-r",
 }
@@ -58,7 +58,7 @@ COLOUR_WORDS = {
 }
 PARTICIPATION_WORDS = {
     "always": "everybody, always",
-    "if_better_than_staying_out": "who gains by joining",
+    "if_better_than_opting_out": "who gains by joining",
     "if_non_negative": "who does not lose",
 }
 
@@ -85,7 +85,7 @@ SLIDERS = (
         "What others' budgets add to one's own privacy loss; no unit.",
     ),
     Slider("max_hops", "K · longest walk", 1, 10, 1, "Links along which privacy leaks."),
-    Slider("hop_decay", "λ · decay per link", 0.05, 0.95, 0.05, "Decay factor per hop; no unit."),
+    Slider("hop_decay", "λ · decay per hop", 0.05, 0.95, 0.05, "Decay factor per hop; no unit."),
     Slider(
         "accuracy_weight",
         "τ · weight of accuracy",
@@ -201,7 +201,7 @@ def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
     families = {name: FAMILY_NAMES[name] for name in get_args(Family)}
     rules = {name: PARTICIPATION_WORDS[name] for name in get_args(Participation)}
     both_ways = dcc.Checklist(
-        [{"label": "every link runs both ways", "value": "yes"}], [], id=lever("undirected"), className="choice"
+        [{"label": "every edge runs both ways", "value": "yes"}], [], id=lever("undirected"), className="choice"
     )
     return html.Div(
         [
@@ -240,7 +240,7 @@ def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
                     _number("budget_max", "most (empty: none)", start, 0, None, "any"),
                 ]
             ),
-            _select("participation", "Who takes part", rules, start),
+            _select("participation", "Who participates", rules, start),
         ],
         className="levers",
         role="region",

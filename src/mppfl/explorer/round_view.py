@@ -17,7 +17,7 @@ from mppfl.experiment import mechanism_of
 from mppfl.explorer.markup import table, tag
 from mppfl.explorer.state import Choices, fixed_budget_of
 from mppfl.explorer.world import Scene, World, game_key
-from mppfl.game import COMPARED, Convention, Row, compare, fixed
+from mppfl.game import COMPARED, Convention, Row, compare, dp_fedavg
 from mppfl.text import number
 
 ALL_BELOW = 20_000  # clients whose budgets are all read for every round; of more, a sample
@@ -32,21 +32,28 @@ MEASURES = (  # key of the chart, attribute of a row, title, what it is, unit, w
     ("compared-welfare", "welfare", "Client welfare, all rounds", "welfare of all clients", "money", 1.0),
     ("compared-budgets", "mean_budget", "Mean budget", "budget of a client", "ρ of zCDP, per round", 1.0),
     ("compared-anarchy", "price_of_anarchy", "Price of anarchy", "optimal welfare over welfare", "ratio", 1.0),
-    ("compared-below-zero", "below_zero", "Clients below zero", "share of clients", "%, mean over rounds", 100.0),
+    (
+        "compared-negative-utility",
+        "negative_utility",
+        "Clients with negative utility",
+        "share of clients",
+        "%, mean over rounds",
+        100.0,
+    ),
 )
 COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
 CONVENTIONS = {"common": "common reward", "own": "own reward"}
-LEFT_OUT = "every client takes part in this comparison, whatever participation is chosen"
+LEFT_OUT = "every client participates in this comparison, whatever participation is chosen"
 
 
 def summary(scene: Scene) -> str:
     """The game in one line."""
     game, solution, shown = scene.solution.game, scene.solution, scene.round_index - 1
     return (
-        f"{game.num_clients:,} clients, {game.graph.num_links:,} links, αS = {number(game.contraction)} · "
+        f"{game.num_clients:,} clients, {game.graph.num_edges:,} edges, αS = {number(game.contraction)} · "
         f"{solution.plan.mechanism}, round {scene.round_index} of {len(solution.plan)}: reward rate "
         f"{number(solution.plan.reward_rates[shown])}, server cost {number(solution.outcome.server_costs[shown])}, "
-        f"{int(solution.outcome.below_zero[shown]):,} clients below zero"
+        f"{int(solution.outcome.negative_utility[shown]):,} clients with negative utility"
     )
 
 
@@ -219,7 +226,7 @@ def comparison(world: World, choices: Choices) -> ComparisonView:
     def make() -> ComparisonView:
         experiment = world.experiment(choices)
         functions = {name: mechanism_of(experiment, name) for name in COMPARED}
-        functions["fixed"] = partial(fixed, budget=fixed_budget_of(choices.fixed_budget))  # whatever is shown
+        functions["dp_fedavg"] = partial(dp_fedavg, budget=fixed_budget_of(choices.fixed_budget))  # whatever is shown
         rows = compare(world.game(choices), functions, num_rounds=choices.num_rounds, seed=choices.seed)
         notes = (LEFT_OUT,) if choices.participation != "always" else ()
         return ComparisonView(tuple(rows), choices.num_rounds, notes)
@@ -275,7 +282,7 @@ def comparison_table(compared: ComparisonView) -> Markup:
         "welfare (money)",
         "mean budget (ρ per round)",
         "price of anarchy",
-        "below zero (% of clients)",
+        "negative utility (% of clients)",
     ]
     rows = [
         [
@@ -285,7 +292,7 @@ def comparison_table(compared: ComparisonView) -> Markup:
             number(row.welfare),
             number(row.mean_budget),
             "–" if row.price_of_anarchy is None else number(row.price_of_anarchy),
-            f"{100 * row.below_zero:.1f}",
+            f"{100 * row.negative_utility:.1f}",
         ]
         for row in compared.rows
     ]

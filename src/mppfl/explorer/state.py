@@ -21,7 +21,7 @@ from mppfl.network import Isolated, SelfLoops
 Colour = Literal["budget", "own_risk", "external_risk", "utility"]
 Event = Literal["leaves", "doubles"]
 
-CLIENTS_ARE = ("mppfl", "social_agnostic", "random", "fixed", "sarda_like", "sarda_r")
+CLIENTS_ARE = ("mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
 MECHANISM_OF_LEADER: dict[str, str] = {
     "mean_field": "mppfl",
     "anticipating": "mppfl_exact",
@@ -35,7 +35,7 @@ COLOURS: tuple[Colour, ...] = get_args(Colour)
 EVENTS: tuple[Event, ...] = get_args(Event)
 TABS = ("network", "rounds", "comparison", "run")
 NETWORKS = ("random", "file", "run")
-MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten million links has
+MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten million edges has
     "erdos_renyi": 3_000,
     "stochastic_block": 15_000,
     "barabasi_albert": 1_000_000,
@@ -53,11 +53,11 @@ class Choices:
 
     network               "random", "file" (that of --graph) or "run" (that of --run)
     family, num_clients   of the random network; `seed` draws it, and the clients' costs on any network
-    undirected, isolated, self_loops     how a file of links is read
+    undirected, isolated, self_loops     how a file of edges is read
     clients_are           who the clients are: "mppfl" (they know the network), or a mechanism of another kind
     leader                how the server sets prices for clients who know the network; means nothing to others
     payment_limit         money per round of the leader budget_limited
-    fixed_budget          ρ_0 where clients_are is "fixed": "min", "mean" or a number
+    fixed_budget          ρ_0 where clients_are is "dp_fedavg": "min", "mean" or a number
     budget_min, budget_max    bounds on a budget of a round, for everybody
     round_shown           the last round is shown where there are fewer
     colour                what a client's colour says
@@ -281,13 +281,13 @@ _IN_WORDS = {
 
 
 def experiment_of(choices: Choices, source: Path | None = None) -> Experiment:
-    """The experiment that plays the game of these choices; `source` is the file of links of a network that has one.
+    """The experiment that plays the game of these choices; `source` is the file of edges of a network that has one.
 
     Each mechanism's own server sets its rates.
     """
     from_file = choices.network != "random"
     if from_file and source is None:
-        raise BadInput(f"network={choices.network!r} has no file of links here. Give its file, or a random network.")
+        raise BadInput(f"network={choices.network!r} has no file of edges here. Give its file, or a random network.")
     network = Network(
         source=str(source) if from_file else None,
         undirected=choices.undirected if from_file else False,
@@ -305,7 +305,7 @@ def experiment_of(choices: Choices, source: Path | None = None) -> Experiment:
         accuracy_weight=choices.accuracy_weight,
         num_rounds=choices.num_rounds,
         participation=choices.participation,
-        fixed_budget=fixed_budget_of(choices.fixed_budget) if mechanism == "fixed" else "min",
+        fixed_budget=fixed_budget_of(choices.fixed_budget) if mechanism == "dp_fedavg" else "min",
         convention="own",
         payment_limit=choices.payment_limit if mechanism == "budget_limited" else None,
         budget_min=choices.budget_min,
@@ -329,7 +329,7 @@ def commands(choices: Choices, file: str = DOWNLOADED) -> tuple[str, ...]:
     name = shlex.quote(file)
     solved = f"mppfl solve --experiment {name}"
     compared = f"mppfl compare --experiment {name} --mechanisms all"
-    if choices.fixed_budget != "min" and choices.mechanism != "fixed":  # the file is silent on it
+    if choices.fixed_budget != "min" and choices.mechanism != "dp_fedavg":  # the file is silent on it
         compared += f" --fixed-budget {choices.fixed_budget}"
     first = (compared, solved) if choices.tab == "comparison" else (solved, compared)
     return (*first, f"mppfl train {name}")

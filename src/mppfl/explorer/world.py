@@ -90,7 +90,7 @@ class World:
 
     graph, source  the network of --graph and its file, read with the defaults of Choices but for `undirected`; the file
                    is read anew where a reader chooses to read it otherwise
-    run_source     the file of links of the run of --run
+    run_source     the file of edges of the run of --run
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class World:
             raise BadInput(f"network={name!r} is not here (any more). Choose one of {', '.join(self.networks)}.")
 
     def source(self, choices: Choices) -> Path | None:
-        """The file of links of the chosen network, which its experiment file names; None if it has none."""
+        """The file of edges of the chosen network, which its experiment file names; None if it has none."""
         return self._files.get(choices.network)
 
     def graph(self, choices: Choices) -> SocialGraph:
@@ -157,7 +157,7 @@ class World:
 
     def experiment(self, choices: Choices) -> Experiment:
         """The experiment of the choices; a network that was given without a file gets a name in place of one."""
-        return experiment_of(choices, self._files.get(choices.network, Path("links.csv")))
+        return experiment_of(choices, self._files.get(choices.network, Path("edges.csv")))
 
     def game(self, choices: Choices) -> Game:
         """The game of the choices, on a network whose walks and factors are kept from one lever to the next."""
@@ -260,7 +260,7 @@ def game_key(choices: Choices) -> tuple[Hashable, ...]:
 def solution_key(choices: Choices) -> tuple[Hashable, ...]:
     """Equal for choices with the same prices and budgets."""
     mechanism = choices.mechanism
-    option = {"budget_limited": choices.payment_limit, "fixed": choices.fixed_budget}.get(mechanism)
+    option = {"budget_limited": choices.payment_limit, "dp_fedavg": choices.fixed_budget}.get(mechanism)
     return (game_key(choices), mechanism, option, choices.num_rounds, choices.participation)
 
 
@@ -270,7 +270,7 @@ def require_quick(choices: Choices, num_clients: int) -> None:
     if choices.participation == "if_non_negative" and choices.num_rounds * num_clients**2 > most:
         raise BadInput(
             f"participation='if_non_negative' on {num_clients:,} clients and {choices.num_rounds} rounds may take"
-            " minutes. Choose if_better_than_staying_out, fewer rounds or a smaller network, or use `mppfl solve`."
+            " minutes. Choose if_better_than_opting_out, fewer rounds or a smaller network, or use `mppfl solve`."
         )
     if num_clients <= HUGE:
         return

@@ -30,6 +30,6 @@ if TYPE_CHECKING:
     from .status import Status, differences_from_ledgers, differences_from_reports, status_of
     from .strategy import HonestUpload, PricedFedAvg, fault_of, honest_upload
     from .upload import PrivateUpload
-    from .wire import REPORT, WHO, RoundTerms, digest_of, report_in, terms_in, vector_of, with_terms, work_of
+    from .wire import REPORT, WHO, ClientTerms, digest_of, report_in, terms_in, vector_of, with_terms, work_of
 
 export_lazily(__name__)

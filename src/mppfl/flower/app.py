@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from mppfl.data import ClientData, fixed_features, load_data
+from mppfl.data import ClientData, fixed_features, load_dataset
 from mppfl.errors import BadFile, BadInput, UnknownClient
 from mppfl.experiment import Experiment, aggregations_of, model_of, network_of, prepare, read_experiment, split_of
 from mppfl.files import write_whole
@@ -24,7 +24,7 @@ from mppfl.flower.identity import NODE_KEY, NodeSettings, Registry, node_of, rea
 from mppfl.flower.state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.upload import PrivateUpload
-from mppfl.flower.wire import OF_TRAINING, RoundTerms, Vector, terms_in, vector_of
+from mppfl.flower.wire import OF_TRAINING, ClientTerms, Vector, terms_in, vector_of
 from mppfl.network import to_device
 from mppfl.training import (
     ClientSlot,
@@ -147,7 +147,7 @@ def _side(path: str, client: str) -> ClientSide:
 def client_side(experiment: Experiment, client: str) -> ClientSide:
     """The data of one client and its training. The game and other clients' costs are not needed here."""
     source, seed = experiment.data, experiment.seeds[0]
-    dataset = fixed_features(load_data(source.name, source.folder, source=source.source), source.features)
+    dataset = fixed_features(load_dataset(source.name, source.folder, source=source.source), source.features)
     data = split_of(experiment, dataset, network_of(experiment, seed), seed)
     if client not in data.names:
         raise UnknownClient(
@@ -157,7 +157,7 @@ def client_side(experiment: Experiment, client: str) -> ClientSide:
     return ClientSide(data, data.names.index(client), config, flat_model(model_of(experiment, data)))
 
 
-def _trains_as(terms: RoundTerms, config: TrainingConfig) -> bool:
+def _trains_as(terms: ClientTerms, config: TrainingConfig) -> bool:
     """Whether training under the client's own configuration is what the terms describe.
 
     The ledger is charged by the terms, and noise is added under the configuration: a difference would be a release at
@@ -167,7 +167,7 @@ def _trains_as(terms: RoundTerms, config: TrainingConfig) -> bool:
     return same_work and terms.adjacency == config.mechanism.adjacency
 
 
-def _trained_model(side: ClientSide, start: Vector, terms: RoundTerms) -> Vector:
+def _trained_model(side: ClientSide, start: Vector, terms: ClientTerms) -> Vector:
     """The model after this client's round, from the same random streams as in training on one machine.
 
     Where the mechanism puts noise on gradients it is added here, in every step, at the cost that was just reserved:

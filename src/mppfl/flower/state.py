@@ -34,7 +34,7 @@ CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.json
 ENDED = "ended.json"  # how the server app ended, for whoever started it
 FORMAT = 1
 ARRAYS = ("weights", "handed_out", "budgets", "reward_rates")
-NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "taking_part", "seconds")
+NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "participating", "seconds")
 NOTED_CLIENTS = ("refused", "rejected", "lost", "absent")
 
 

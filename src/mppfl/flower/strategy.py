@@ -29,7 +29,7 @@ from mppfl.flower.identity import Attendance, Registry
 from mppfl.flower.state import ServerFolder, ServerState, after_round, first_state, run_key
 from mppfl.flower.wire import (
     OF_TRAINING,
-    RoundTerms,
+    ClientTerms,
     UploadReport,
     Vector,
     cost_of,
@@ -125,7 +125,7 @@ class PricedFedAvg(FedAvg):
         self.num_examples = None if num_examples is None else _sizes(num_examples, clients)
         self.data_fingerprint = data_fingerprint
         self.wait_seconds, self.false_alarm_rate = wait_seconds, false_alarm_rate
-        self._asked: list[tuple[RoundTerms, Message]] = []
+        self._asked: list[tuple[ClientTerms, Message]] = []
         self._state: ServerState
         self._accounts: Accounts
 
@@ -222,7 +222,7 @@ class PricedFedAvg(FedAvg):
                 continue
             price, game_budget = float(prices[position]), float(terms.budgets[position])
             entry = Entry(state.run, terms.round_index, client, price, game_budget, float(budgets[position]))
-            client_terms = RoundTerms(
+            client_terms = ClientTerms(
                 run=state.run,
                 round_index=terms.round_index,
                 client=client,
@@ -270,7 +270,7 @@ class PricedFedAvg(FedAvg):
                 by_state[end.state].append(end.client)
                 log.warning("round %d: client %r %s (%s)", round_index, end.client, end.state, end.reason)
         booked = [entry for entry in self._accounts.entries(state.run) if entry.round_index == round_index]
-        figures = {"taking_part": len(uploads), "payments": sum(entry.amount for entry in booked)}
+        figures = {"participating": len(uploads), "payments": sum(entry.amount for entry in booked)}
         reasons = {end.client: end.reason for end in settlements if end.reason}
         seconds = time.monotonic() - self._began
         self.folder.note(round_index, {**figures, **by_state, "reasons": reasons, "seconds": seconds})
@@ -302,7 +302,7 @@ class PricedFedAvg(FedAvg):
             if entry.round_index == round_index and entry.state == "asked" and entry.client not in judged
         ]
 
-    def _judge(self, terms: RoundTerms, reply: Message | None) -> tuple[Settlement, _Upload | None]:
+    def _judge(self, terms: ClientTerms, reply: Message | None) -> tuple[Settlement, _Upload | None]:
         """How the round ended for one client."""
         client = terms.client
         if reply is None:
@@ -323,7 +323,7 @@ class PricedFedAvg(FedAvg):
         except BadInput as fault:
             return Settlement(client, "rejected", str(fault), client_says), None
 
-    def _checked(self, terms: RoundTerms, report: UploadReport, content: RecordDict) -> _Upload:
+    def _checked(self, terms: ClientTerms, report: UploadReport, content: RecordDict) -> _Upload:
         """The upload, if everything about it can be honest. Raises BadInput with what cannot."""
         config = self.config
         if (report.run, report.round_index) != (terms.run, terms.round_index):

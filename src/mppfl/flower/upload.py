@@ -29,7 +29,7 @@ from mppfl.flower.identity import NodeSettings, node_of
 from mppfl.flower.wire import (
     REPORT,
     WHO,
-    RoundTerms,
+    ClientTerms,
     UploadReport,
     Vector,
     cost_of,
@@ -39,7 +39,7 @@ from mppfl.flower.wire import (
     vector_of,
     work_of,
 )
-from mppfl.privacy import MECHANISMS, PrivacyMechanism, ReleaseCost, privacy_mechanism, release
+from mppfl.privacy import MECHANISMS, PrivacyMechanism, ReleaseCost, privacy_mechanism, release_updates
 from mppfl.privacy.ledger import CAP_SLACK, PrivacyLedger
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class PrivateUpload:
         node: NodeSettings | Callable[[Context], NodeSettings] | None = None,
         arrays_key: str = "arrays",
         trains_privately: Collection[str] | Callable[[Context], Collection[str]] = (),
-        fits: Callable[[RoundTerms, Context], bool] = lambda terms, context: True,
+        fits: Callable[[ClientTerms, Context], bool] = lambda terms, context: True,
     ) -> None:
         self.num_examples, self.node, self.arrays_key = num_examples, node, arrays_key
         self.trains_privately = trains_privately if callable(trains_privately) else _mechanisms(trains_privately)
@@ -236,7 +236,7 @@ class _ClientRound:
             update = _finite(self._trained(call_next))
             self._reserve(cost)
             noise: Any = terms.noise
-            noisy = release(
+            noisy = release_updates(
                 update,
                 [terms.budget],
                 mechanism=mechanism,

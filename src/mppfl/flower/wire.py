@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTerms:
+class ClientTerms:
     """What the server asks of one client in one round, and what it pays.
 
     run           name of the training, the same before and after an interruption, and of no other training
@@ -90,16 +90,16 @@ class UploadReport:
         return ConfigRecord({field.name: getattr(self, field.name) for field in fields(self)})
 
 
-def with_terms(config: Mapping[str, ConfigRecordValues], terms: RoundTerms) -> ConfigRecord:
+def with_terms(config: Mapping[str, ConfigRecordValues], terms: ClientTerms) -> ConfigRecord:
     """The configuration for one client: what everybody gets, and its terms."""
     return ConfigRecord({**config, **{TERMS + field.name: getattr(terms, field.name) for field in fields(terms)}})
 
 
-def terms_in(content: RecordDict) -> RoundTerms:
+def terms_in(content: RecordDict) -> ClientTerms:
     """The terms in a message, each of the right type. Raises BadInput where something is missing or wrong."""
     for record in content.config_records.values():
         if f"{TERMS}run" in record:
-            return _read(RoundTerms, record, TERMS)
+            return _read(ClientTerms, record, TERMS)
     raise BadInput("the message has no terms. Its server must use PricedFedAvg.")
 
 
@@ -126,14 +126,14 @@ def _read(cls: type[Value], record: ConfigRecord, prefix: str) -> Value:
     return cls(**values)
 
 
-def work_of(settings: RoundTerms | TrainingConfig, num_examples: int) -> LocalWork:
+def work_of(settings: ClientTerms | TrainingConfig, num_examples: int) -> LocalWork:
     """What a client with so many examples does in a round, as far as privacy depends on it."""
     whole = settings.privacy in ("full_batch", "full_batch_steps")
     batch_size = num_examples if whole else settings.batch_size
     return LocalWork(num_examples, settings.local_epochs, settings.num_steps, batch_size)
 
 
-def cost_of(terms: RoundTerms, mechanism: PrivacyMechanism, work: LocalWork, num_parameters: int) -> ReleaseCost:
+def cost_of(terms: ClientTerms, mechanism: PrivacyMechanism, work: LocalWork, num_parameters: int) -> ReleaseCost:
     """What an upload under these terms costs. Raises BadInput where the terms cannot be met."""
     noise: Any = terms.noise
     clip_norm, client, round_index, run = terms.clip_norm, terms.client, terms.round_index, terms.run

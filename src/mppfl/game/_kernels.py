@@ -47,7 +47,7 @@ def line_totals(
     weights: Array,
     rates: Array,
 ) -> Any:
-    """Per round: Σε/ρ, Σpρ, Σ(pρ−cost), clients below zero, clients taking part, largest distance from the best
+    """Per round: Σε/ρ, Σpρ, Σ(pρ−cost), negative utilities, participants, largest distance from the best
     response, largest gain from moving alone, the same over the client's utility scale; see `totals_of_rounds`.
     """
     n = len(slope)
@@ -63,13 +63,13 @@ def line_totals(
                 loss = rate * loss_slope[i] - loss_offset[i]
                 price = rate * weights[i]
                 cost = quadratic[i] * loss * loss + linear[i] * loss
-                takes_part = budget > 0.0
-                if takes_part:
+                participates = budget > 0.0
+                if participates:
                     noise += harm[i] / budget
                     taking += 1.0
                 paid += price * budget
                 welfare += price * budget - cost
-                spent = cost + (compute[i] if takes_part else 0.0)
+                spent = cost + (compute[i] if participates else 0.0)
                 size = abs(price * budget) + abs(spent)
                 if price * budget - spent < -1e-12 * size:
                     below += 1.0
@@ -105,7 +105,7 @@ def line_totals(
 MEAN_FIELD, ANTICIPATING, BUDGET_LIMITED = 0, 1, 2
 CONDITION_ALONE = 3  # mean_field, where its condition (16) has a root and nowhere else
 POINTS = 60  # at which a segment is searched for the leader's condition
-VANISHING = 1e-9  # of the largest budget: rounding, not taking part
+VANISHING = 1e-9  # of the largest budget: rounding, not participating
 
 
 @njit(cache=True, error_model="numpy")
@@ -199,7 +199,7 @@ def _crossing(
 def _noise_and_pay(
     rate: float, slope: Array, offset: Array, part: Any, size: float, weights: Array, harm: Array
 ) -> Any:
-    """Σε/ρ and r·Σwρ at a rate of a segment; noise is infinite where somebody who takes part vanishes, or at NaN."""
+    """Σε/ρ and r·Σwρ at a rate of a segment; noise is infinite where somebody who participates vanishes, or at NaN."""
     largest = 0.0
     smallest = np.inf
     noise = 0.0
@@ -283,7 +283,7 @@ def best_on_path(
     ends: Array,
     slopes: Array,
     offsets: Array,
-    taking_part: Any,
+    participating: Any,
     amplified: Array,
     weights: Array,
     alone: Array,
@@ -309,8 +309,10 @@ def best_on_path(
             paid[k, 1] += weights[i] * offsets[k, i]
             alone_slope[k] += weights[i] * alone[i] if slopes[k, i] != 0.0 else 0.0
             size[k] = max(size[k], abs(offsets[k, i]))
-            num_part[k] += taking_part[k, i]
-        least[k, 0], least[k, 1] = _least(ends[k, 0], ends[k, 1], slopes[k], offsets[k], taking_part[k], harm, paid[k])
+            num_part[k] += participating[k, i]
+        least[k, 0], least[k, 1] = _least(
+            ends[k, 0], ends[k, 1], slopes[k], offsets[k], participating[k], harm, paid[k]
+        )
     sums = np.empty((num_segments, 2, POINTS))
     is_summed = np.zeros((num_segments, 2, POINTS), dtype=np.bool_)
     chosen = np.full(len(rounds), -1, dtype=np.int64)
@@ -343,7 +345,7 @@ def best_on_path(
                 slopes[k],
                 offsets[k],
             ):
-                noise, pay = _noise_and_pay(rate, slopes[k], offsets[k], taking_part[k], size[k], weights, harm)
+                noise, pay = _noise_and_pay(rate, slopes[k], offsets[k], participating[k], size[k], weights, harm)
                 too_dear = leader == BUDGET_LIMITED and pay > limit * (1.0 + 1e-12)
                 cost = np.inf if too_dear else noise_weight[k] * noise + (1.0 - accuracy_weight) * pay
                 if cost < best or (cost == best and rate < rates[position]):
@@ -672,7 +674,7 @@ def cheapest_budgets(
     return budgets, worst <= ACCEPTABLE
 
 
-# ---- Compiled: one step of settling who takes part, for all rounds that have come to the same crowd -----------------
+# ---- one step of settling who participates, for all rounds of the same crowd ---------------------------------------
 
 TIED = 1e-12  # margins that differ by less, as a share, differ by rounding: the lower number goes first
 

@@ -44,7 +44,7 @@ def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
 
     Example:
         >>> import numpy as np, mppfl, pathlib, tempfile
-        >>> pair = mppfl.graph_from_links(np.array([0, 1]), np.array([1, 0]), names=["ann", "bob"])
+        >>> pair = mppfl.graph_from_edges(np.array([0, 1]), np.array([1, 0]), names=["ann", "bob"])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder) / "clients.csv"
         ...     lines = ["name,quadratic_cost,linear_cost,noise_harm", "bob,2,0,1", "ann,1,0,1"]

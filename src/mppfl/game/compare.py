@@ -12,7 +12,7 @@ import numpy as np
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.game.interior_leaders import noise_aware_cost
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, fixed, personalised, sarda_like
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, dp_fedavg, personalised, sarda_like
 from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
@@ -34,7 +34,7 @@ COMPARED = (
     "mppfl_noise_aware",
     "social_agnostic",
     "random",
-    "fixed",
+    "dp_fedavg",
     "sarda_like",
     "sarda_r",
     "pigouvian",
@@ -52,8 +52,8 @@ class Row:
     total_welfare     clients and server together
     price_of_anarchy  optimal welfare at the same rates over welfare; None where prices are personal, welfare is not
                       positive, or the network is too large for the optimum
-    below_zero        share of clients with negative utility, mean over rounds
-    taking_part       share of clients with a positive budget, mean over rounds
+    negative_utility        share of clients with negative utility, mean over rounds
+    participating       share of clients with a positive budget, mean over rounds
     mean_budget       mean budget of a client in a round
     notes             what the plan says of itself, and whether the game's equilibrium may not be the only one
     leak              what `leak` says of the first round's budgets, nats; None where it was not asked for, or budgets
@@ -69,8 +69,8 @@ class Row:
     welfare: float
     total_welfare: float
     price_of_anarchy: float | None
-    below_zero: float
-    taking_part: float
+    negative_utility: float
+    participating: float
     mean_budget: float
     notes: tuple[str, ...]
     leak: float | None = None
@@ -144,7 +144,7 @@ def compare(
         >>> import mppfl
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> [row.mechanism for row in mppfl.compare(game, ["mppfl", "fixed"], num_rounds=2, conventions=["own"])]
+        >>> [row.mechanism for row in mppfl.compare(game, ["mppfl", "dp_fedavg"], num_rounds=2, conventions=["own"])]
         ['mppfl', 'fixed']
     """
     several = [games] if isinstance(games, Game) else list(games)
@@ -210,12 +210,12 @@ def _functions(
     for name, function in _named(mechanisms):
         if functions.setdefault(name, function) is not function:
             raise BadInput(f"two mechanisms are called {name!r}. Give a mapping with a name for each.")
-    if fixed_budget != "min" and fixed not in functions.values():
+    if fixed_budget != "min" and dp_fedavg not in functions.values():
         raise BadInput(
             f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare `fixed`, or leave it out."
         )
     return {
-        name: partial(fixed, budget=fixed_budget) if function is fixed else checked(function, name)
+        name: partial(dp_fedavg, budget=fixed_budget) if function is dp_fedavg else checked(function, name)
         for name, function in functions.items()
     }
 
@@ -252,8 +252,8 @@ def _row(game: Game, plan: Plan, name: str, convention: Convention, number: int,
         welfare=reached,
         total_welfare=float(outcome.total_welfare.sum()),
         price_of_anarchy=poa,
-        below_zero=float(outcome.below_zero.mean() / game.num_clients),
-        taking_part=float(outcome.taking_part.mean() / game.num_clients),
+        negative_utility=float(outcome.negative_utility.mean() / game.num_clients),
+        participating=float(outcome.participating.mean() / game.num_clients),
         mean_budget=budgets,
         notes=plan.notes,
     )
@@ -273,8 +273,8 @@ class Summary:
     welfare_sd: float
     total_welfare: float
     price_of_anarchy: float | None  # median over games where it is defined
-    below_zero: float
-    taking_part: float
+    negative_utility: float
+    participating: float
     dearer_than_mppfl: int | None  # games in which the server pays more than under MPPFL, same convention
     worse_than_mppfl: int | None  # games in which clients gain less; both None where MPPFL was not compared
     leak: float | None = None  # of the first round, nats, where it was asked for
@@ -308,8 +308,8 @@ def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapp
         welfare_sd=_spread([row.welfare for row in mine]),
         total_welfare=float(np.mean([row.total_welfare for row in mine])),
         price_of_anarchy=float(np.median(ratios)) if ratios else None,
-        below_zero=float(np.mean([row.below_zero for row in mine])),
-        taking_part=float(np.mean([row.taking_part for row in mine])),
+        negative_utility=float(np.mean([row.negative_utility for row in mine])),
+        participating=float(np.mean([row.participating for row in mine])),
         dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs) if pairs else None,
         worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs) if pairs else None,
         leak=float(np.mean(leaks)) if leaks else None,

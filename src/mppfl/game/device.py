@@ -46,8 +46,8 @@ def game_on_device(game: Game, mechanism: Mechanism, participation: Participatio
     if participation != "always":
         raise BadInput(f'device={device!r} solves participation="always", not {participation!r}. {leave_out}')
     torch_device = find_device(device)
-    size, links = game.num_clients, game.graph.num_links
-    require_room(torch_device, solution_bytes(size, links), f"equilibria of {size:,} clients and {links:,} links")
+    size, edges = game.num_clients, game.graph.num_edges
+    require_room(torch_device, solution_bytes(size, edges), f"equilibria of {size:,} clients and {edges:,} edges")
     loss = DeviceLoss(
         game.propagation, game.externality_strength, propagation_on_device(game.propagation, torch_device)
     )
@@ -58,14 +58,14 @@ def game_on_device(game: Game, mechanism: Mechanism, participation: Participatio
     return moved
 
 
-def solution_bytes(num_clients: int, num_links: int) -> int:
+def solution_bytes(num_clients: int, num_edges: int) -> int:
     """Memory that a game takes on a device while it is solved: the network, a Krylov basis and the vectors around it.
 
-    12 bytes a link and some 480 a client (a pair of vectors is 16), and a working space that small games do not fill.
+    12 bytes an edge and some 480 a client (a pair of vectors is 16), and a working space that small games do not fill.
     """
     pairs = 16 * (KRYLOV_BASIS + PAIRS_AT_ONCE) * num_clients
     working = min(WORKING_BYTES, 1000 * num_clients)
-    return matrix_bytes(num_clients, num_links) + pairs + 48 * num_clients + working
+    return matrix_bytes(num_clients, num_edges) + pairs + 48 * num_clients + working
 
 
 @dataclass(frozen=True, eq=False)

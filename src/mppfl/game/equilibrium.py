@@ -200,11 +200,11 @@ class Segment:
     high: float
     slope: Array
     offset: Array
-    taking_part: BoolArray
+    participating: BoolArray
 
     def budgets(self, rate: float) -> Array:
-        """Budgets at a rate of this segment; those who stay out, or are there but for rounding, are exactly at 0."""
-        budgets = np.where(self.taking_part, rate * self.slope - self.offset, 0.0)
+        """Budgets at a rate of this segment; those who opt out, or are there but for rounding, are exactly at 0."""
+        budgets = np.where(self.participating, rate * self.slope - self.offset, 0.0)
         return np.where(budgets > 1e-13 * np.abs(self.offset).max(initial=1.0), budgets, 0.0)
 
 
@@ -214,27 +214,27 @@ class Path:
 
     ends           [segments, 2]        where each begins and ends
     slope, offset  [segments, clients]  the line that everybody follows there
-    taking_part    [segments, clients]
+    participating    [segments, clients]
     """
 
     ends: Array
     slope: Array
     offset: Array
-    taking_part: BoolArray
+    participating: BoolArray
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, k: int) -> Segment:
         low, high = self.ends[k]
-        return Segment(float(low), float(high), self.slope[k], self.offset[k], self.taking_part[k])
+        return Segment(float(low), float(high), self.slope[k], self.offset[k], self.participating[k])
 
     def __iter__(self) -> Iterator[Segment]:
         return (self[k] for k in range(len(self)))
 
     def only(self, which: BoolArray) -> Path:
         """Some of the segments, in their order; rates between them are left out."""
-        return Path(self.ends[which], self.slope[which], self.offset[which], self.taking_part[which])
+        return Path(self.ends[which], self.slope[which], self.offset[which], self.participating[which])
 
     def at(self, rate: float) -> Segment | None:
         """The segment that a rate lies on; None below the first."""
@@ -258,13 +258,13 @@ def response_path(game: Game, weights: Array, last: float = np.inf) -> Path:
 def _with_no_pay(game: Game, path: Path) -> Path:
     """With rate 0 as a segment of its own where somebody wakes just there: at 0 it is out, others are at floors."""
     low = game.clients.budget_min
-    if path.ends[0, 0] > 0 or not low.any() or not (path.taking_part[0] & (path[0].budgets(0.0) <= 0)).any():
+    if path.ends[0, 0] > 0 or not low.any() or not (path.participating[0] & (path[0].budgets(0.0) <= 0)).any():
         return path
     return Path(
         np.concatenate([[[0.0, 0.0]], path.ends]),
         np.concatenate([[np.zeros_like(low)], path.slope]),
         np.concatenate([[-low], path.offset]),
-        np.concatenate([[low > 0], path.taking_part]),
+        np.concatenate([[low > 0], path.participating]),
     )
 
 
@@ -276,7 +276,7 @@ def _first_rate(game: Game, weights: Array) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = float((clients.linear_cost / weights)[weights > 0].min(initial=np.inf))
     if not np.isfinite(rate):
-        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to take part.")
+        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to participate.")
     return rate
 
 
@@ -320,8 +320,8 @@ def pivoting_path(game: Game, weights: Array, last: float = np.inf) -> Path | No
         slopes, offsets, state = slopes[:, back], offsets[:, back], state[:, back]
     if not _are_equilibria(game, weights, ends[:count], slopes, offsets):
         return None
-    taking_part = (state == 0) | (np.where(state > 0, clients.budget_max, clients.budget_min) > 0)
-    return Path(ends[:count], slopes, offsets, taking_part)
+    participating = (state == 0) | (np.where(state > 0, clients.budget_max, clients.budget_min) > 0)
+    return Path(ends[:count], slopes, offsets, participating)
 
 
 def _are_equilibria(game: Game, weights: Array, ends: Array, slopes: Array, offsets: Array) -> bool:
@@ -367,7 +367,7 @@ def plain_path(game: Game, weights: Array, last: float = np.inf) -> Path:
 def _path_of(segments: list[Segment]) -> Path:
     ends = np.array([(s.low, s.high) for s in segments])
     slope, offset = np.array([s.slope for s in segments]), np.array([s.offset for s in segments])
-    return Path(ends, slope, offset, np.array([s.taking_part for s in segments]))
+    return Path(ends, slope, offset, np.array([s.participating for s in segments]))
 
 
 def _segment_around(game: Game, weights: Array, here: AtBounds, rate: float, ahead: float) -> Segment:
@@ -441,10 +441,10 @@ class Samples:
     """What the server needs to know about the equilibrium at sampled rates; parallel arrays, rates rising."""
 
     rates: Array
-    noise: Array  # Σ ε_i/ρ_i over those who take part
+    noise: Array  # Σ ε_i/ρ_i over those who participate
     paid: Array  # Σ w_i ρ_i: payments per unit of rate
     strength: Array  # Σ (n_i/n̄)² ρ_i, what noise-aware aggregation feels
-    amplification: Array  # how much the noise of those who remain grows because others stay out
+    amplification: Array  # how much the noise of those who remain grows because others opt out
 
 
 def sample_response(game: Game, weights: Array, rates: Array) -> Samples:
@@ -473,6 +473,6 @@ def waking_rates(game: Game, weights: Array) -> tuple[float, float]:
     """The lowest rate at which anybody wants to share, and one at which everybody would, were they alone."""
     positive = weights > 0
     if not positive.any():
-        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to take part.")
+        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to participate.")
     rates = game.clients.linear_cost[positive] / weights[positive]
     return float(rates.min()), float(rates.max())

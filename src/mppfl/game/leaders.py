@@ -105,7 +105,7 @@ def _power_of_two(values: Array) -> float:
 
 # ---- with clients at their bounds: the cheapest rate on the path of equilibria, or of its samples -----------------
 
-VANISHING = 1e-9  # of the largest budget: rounding, not taking part
+VANISHING = 1e-9  # of the largest budget: rounding, not participating
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,15 +129,15 @@ def rates_at_bounds(
 ) -> Rates:
     """The best rate of every round with clients at their bounds where need be, and the budgets it leads to.
 
-    keep_everybody  only rates at which all take part who may
+    keep_everybody  only rates at which all participate who may
     between         where the best rate is known to be, if anywhere; others may be looked at too
     """
     if game.num_clients <= EXACT_BELOW:
         path = response_path(game, weights, between[1])
         if keep_everybody:
-            path = path.only(np.all(path.taking_part[:, game.clients.budget_max > 0], axis=1))
+            path = path.only(np.all(path.participating[:, game.clients.budget_max > 0], axis=1))
         if len(path) == 0:
-            raise NoEquilibrium("no reward rate keeps everybody who may take part.")
+            raise NoEquilibrium("no reward rate keeps everybody who may participate.")
         rates, segments = best_on_path(game, weights, path, leader, rounds, payment_limit, to_the_letter=keep_everybody)
         rows = np.array([path[k].budgets(float(rate)) for rate, k in zip(rates, segments, strict=True)])
         rows = np.minimum(rows, game.clients.budget_max)  # a line may pass the bound it ends at by rounding
@@ -156,7 +156,7 @@ def rates_where_no_root_is_inside(
     """The best rates of rounds in which the leader's condition has no root strictly inside the bounds.
 
     Where some rates keep everybody inside, the leader still loses nobody if it need not: it looks at rates at which all
-    take part, some at a bound. Not so noise_aware, whose cost knows no jump where somebody leaves. Each round is looked
+    participate, some at a bound. Not so noise_aware, whose cost has no jump where somebody leaves. Each round is looked
     at alone: what it gets does not depend on the others.
     """
     if leader == "noise_aware" or not (line.has_interior and line.free.any()):
@@ -184,7 +184,7 @@ def best_on_path(
     *,
     to_the_letter: bool = False,
 ) -> tuple[Array, IntArray]:
-    """The rate of every round at which the server's cost, noise weighed over those who take part, is lowest, and its
+    """The rate of every round at which the server's cost, noise weighed over those who participate, is lowest, and its
     segment; compiled twins of `best_of_round` and `noise_aware_of_rounds`.
 
     to_the_letter  mean_field takes a rate at which its own condition (16) holds wherever there is one, and not its cost
@@ -202,7 +202,7 @@ def best_on_path(
         return rates, segments
     sizes = clients.data_size
     with np.errstate(divide="ignore"):
-        amplified = (float(sizes.sum()) / (path.taking_part @ sizes)) ** 2
+        amplified = (float(sizes.sum()) / (path.participating @ sizes)) ** 2
     codes = {
         "mean_field": kernels.MEAN_FIELD,
         "anticipating": kernels.ANTICIPATING,
@@ -214,7 +214,7 @@ def best_on_path(
             path.ends,
             path.slope,
             path.offset,
-            path.taking_part,
+            path.participating,
             amplified,
             weights,
             weights / (2 * clients.quadratic_cost),
@@ -233,7 +233,7 @@ def best_on_path(
     if (segments < 0).any():
         limit = f" within payment_limit={payment_limit:g}. Raise it." if payment_limit is not None else "."
         first = int(rounds[np.argmax(segments < 0)])
-        raise NoEquilibrium(f"no reward rate of round {first} moves any client to take part{limit}")
+        raise NoEquilibrium(f"no reward rate of round {first} moves any client to participate{limit}")
     return rates, segments
 
 
@@ -285,7 +285,9 @@ def _choose_samples(
     if leader == "budget_limited":
         possible &= samples.rates * samples.paid <= float(payment_limit or 0.0)
     if not possible.any():
-        raise NoEquilibrium("no sampled reward rate moves any client to take part. Raise payment_limit or lower costs.")
+        raise NoEquilibrium(
+            "no sampled reward rate moves any client to participate. Raise payment_limit or lower costs."
+        )
     cost[:, ~possible] = np.inf
     return np.asarray(np.argmin(cost, axis=1))
 
@@ -301,7 +303,7 @@ DOUBLINGS = 40
 
 
 def has_floors(game: Game) -> bool:
-    """Whether somebody who responds to the rate takes part at its lowest budget too."""
+    """Whether somebody who responds to the rate participates at its lowest budget too."""
     clients = game.clients
     return bool(((clients.budget_min > 0) & (clients.budget_max > clients.budget_min)).any())
 
@@ -353,7 +355,7 @@ def cheaper_at_bounds(
 def rates_worth_trying(
     game: Game, line: Response, leader: UniformLeader, rounds: IntArray, costs: Array
 ) -> tuple[float, float] | None:
-    """Between which rates clients may rest at bounds, all taking part, for less than `costs`; None if nowhere.
+    """Between which rates clients may rest at bounds, all participating, for less than `costs`; None if nowhere.
 
     Below the interior somebody is lost unless floors are above 0, which only noise_aware may do.
     """
@@ -414,7 +416,7 @@ def choose_rates(
     """The leader's reward rate for every round in `rounds`, and the budgets it leads to.
 
     weights    personal prices per unit of rate, one each unless given (Pigouvian prices)
-    may_leave  whether clients may stay out: bounds then hold only for those who stay, and where everybody can be kept
+    may_leave  whether clients may opt out: bounds then hold only for those who stay, and where everybody can be kept
                strictly inside, no other rate is looked at. Nor does mean_field, which follows its condition wherever
                it can and not its cost
     """
@@ -463,9 +465,11 @@ def _rates_in_natural_units(
 
 
 def require_somebody(game: Game) -> None:
-    """Raises NoEquilibrium where the bounds let nobody take part."""
+    """Raises NoEquilibrium where the bounds let nobody participate."""
     if (game.clients.budget_max <= 0).all():
-        raise NoEquilibrium("budget_max is 0 for everybody, so nobody can take part. Raise it for those who may share.")
+        raise NoEquilibrium(
+            "budget_max is 0 for everybody, so nobody can participate. Raise it for those who may share."
+        )
 
 
 def pigouvian_weights(game: Game) -> Array:

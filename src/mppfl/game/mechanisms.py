@@ -19,9 +19,9 @@ from mppfl.game.equilibrium import equilibria_at, equilibrium_response, waking_r
 from mppfl.game.interior_leaders import UniformLeader, interior_rates_each
 from mppfl.game.leaders import choose_rates, in_units, natural_units, pigouvian_weights, require_somebody
 from mppfl.game.model import LARGEST, Game, cost_without_absent, privacy_cost, privacy_loss, wanted_loss
-from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, Stored, Terms, Within, plan_of_rounds
+from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, RoundTerms, Stored, Within, plan_from_rounds
 from mppfl.game.welfare import SocialOptima
-from mppfl.network import Propagation, ReturnsHome
+from mppfl.network import ClosedWalks, Propagation
 from mppfl.text import nearest
 
 NUM_TRIED = 48
@@ -33,7 +33,7 @@ LEAST_BUDGET = 1e-3  # SARDA-r's floor: an optimum at 0 would leave the server w
 
 @dataclass(frozen=True, eq=False)
 class MayLeave(Horizon):
-    """A horizon in which clients may stay out: a floor then binds only those who stay, and no leader counts on it."""
+    """A horizon in which clients may opt out: a floor then binds only those who stay, and no leader counts on it."""
 
 
 # ---- clients who know the network -------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def personalised(game: Game, horizon: Horizon) -> Plan:
         terms.append(_priced(int(round_index), personalised_prices(game, budgets), budgets))
     floors = int((game.clients.budget_min > 0).sum())
     note = f"{floors} clients give their budget_min above 0 for nothing; these prices make no use of that"
-    return plan_of_rounds("personalised", terms, (note,) if floors else ())
+    return plan_from_rounds("personalised", terms, (note,) if floors else ())
 
 
 def _uniform(
@@ -140,7 +140,7 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
 
 
-def fixed(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"] = "min") -> Plan:
+def dp_fedavg(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"] = "min") -> Plan:
     """DP-FedAvg: one budget ρ_0 for all clients and rounds.
 
     "min" is the smallest budget of round 1 under MPPFL, the largest that nobody refuses; "mean" is the mean
@@ -156,7 +156,7 @@ def fixed(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"
     else:
         size = require_number(budget, "fixed budget", 0.0, LARGEST)
     everybody = Stored(np.full((1, game.num_clients), size), np.zeros(len(horizon.rounds), dtype=np.int64))
-    return _mandated(game, horizon, "fixed", everybody, (f"fixed budget {size:.6g} ({budget})",))
+    return _mandated(game, horizon, "dp_fedavg", everybody, (f"fixed budget {size:.6g} ({budget})",))
 
 
 def mean_agnostic_budget(game: Game) -> float:
@@ -174,7 +174,7 @@ def noiseless(game: Game, horizon: Horizon) -> Plan:
 def _mandated(game: Game, horizon: Horizon, name: str, budgets: PerRound, notes: tuple[str, ...]) -> Plan:
     """Budgets that nobody chose, within everybody's bounds.
 
-    The server's own rate is then the lowest at which no client that takes part is worse off than at 0.
+    The server's own rate is then the lowest at which no client that participates is worse off than at 0.
     """
     rates = horizon.reward_rates
     budgets = Within(budgets, game.clients.budget_min, game.clients.budget_max)
@@ -212,7 +212,7 @@ def sarda_like(game: Game, horizon: Horizon) -> Plan:
         received = (2 * game.clients.quadratic_cost * losses + game.clients.linear_cost) * losses
         prices = np.divide(received, budgets, out=np.zeros_like(budgets), where=budgets > 0)
         terms.append(_priced(int(round_index), prices, budgets))
-    return plan_of_rounds("sarda_like", terms, ("prices come from the auction, not from a common reward rate",))
+    return plan_from_rounds("sarda_like", terms, ("prices come from the auction, not from a common reward rate",))
 
 
 def _auction(near: Game, bids: Array, start: Array) -> Array:
@@ -254,14 +254,14 @@ def one_hop(game: Game) -> Game:
     """The same game in which exposure stops at direct neighbours: B₁ = I + αW."""
     wide = game.propagation
     zeros = np.zeros(game.num_clients)
-    near = Propagation(wide.influence, 1, wide.hop_decay, ReturnsHome(zeros, zeros, 1), wide.normalisation)
+    near = Propagation(wide.influence, 1, wide.hop_decay, ClosedWalks(zeros, zeros, 1), wide.normalisation)
     return replace(game, propagation=near)
 
 
-def _priced(round_index: int, prices: Array, budgets: Array) -> Terms:
+def _priced(round_index: int, prices: Array, budgets: Array) -> RoundTerms:
     total = float(budgets.sum())
     rate = float(prices @ budgets) / total if total > 0 else 0.0
-    return Terms(round_index, rate, prices, budgets)
+    return RoundTerms(round_index, rate, prices, budgets)
 
 
 # ---- one price for each client: the budgets that are cheapest for the server, and the prices for them ----------------
@@ -383,7 +383,7 @@ def _personalised_by_search(game: Game, round_index: int, start: Array) -> Array
 
 
 def personalised_prices(game: Game, budgets: Array) -> Array:
-    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who stay out (eq. 21).
+    """p = 2ABρ + b: the price at which each client's budget is its best response; 0 for those who opt out (eq. 21).
 
     It is the only such price inside the bounds, the lowest at budget_max, the highest at budget_min.
     """
@@ -458,7 +458,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "mppfl_noise_aware": mppfl_noise_aware,
     "social_agnostic": social_agnostic,
     "random": random,
-    "fixed": fixed,
+    "dp_fedavg": dp_fedavg,
     "sarda_like": sarda_like,
     "sarda_r": sarda_r,
     "budget_limited": budget_limited,

@@ -114,7 +114,7 @@ class Game:
     def __repr__(self) -> str:
         spread = self.propagation
         facts = {
-            "network": f"{self.graph.num_links:,} links, up to {spread.max_hops} hops, decay {spread.hop_decay:g}",
+            "network": f"{self.graph.num_edges:,} edges, up to {spread.max_hops} hops, decay {spread.hop_decay:g}",
             "externality_strength": f"{self.externality_strength:g}",
             "accuracy_weight": f"{self.accuracy_weight:g}",
         }
@@ -182,7 +182,7 @@ def make_game(
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5), max_hops=3)
         Game of 2 clients
-          network               2 links, up to 3 hops, decay 0.9
+          network               2 edges, up to 3 hops, decay 0.9
           externality_strength  0.05
           accuracy_weight       0.5
           quadratic_cost        1 to 2
@@ -220,24 +220,24 @@ def accuracy_term(game: Game, round_index: int, budgets: Array) -> float:
 
 
 def server_cost(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
-    """U_t = τ Σ ε_i/(t ρ_i) + (1−τ) Σ p_i ρ_i; clients who stay out are left out of both sums (model, eq. 9)."""
+    """U_t = τ Σ ε_i/(t ρ_i) + (1−τ) Σ p_i ρ_i; clients who opt out are left out of both sums (model, eq. 9)."""
     weight = game.accuracy_weight
     return weight * accuracy_term(game, round_index, budgets) + (1 - weight) * float(np.sum(prices * budgets))
 
 
-def amplification(game: Game, taking_part: BoolArray) -> float:
-    """(Σ|D| / Σ|D| of those who take part)²: how much the noise of those who remain grows when others stay out.
+def amplification(game: Game, participating: BoolArray) -> float:
+    """(Σ|D| / Σ|D| of those who participate)²: how much the noise of those who remain grows when others opt out.
 
-    Aggregation weights θ_i = |D_i|/Σ|D| are shared among those who take part, and ε_i goes with θ_i² (eq. 11). It is 1
-    while everybody takes part.
+    Aggregation weights θ_i = |D_i|/Σ|D| are shared among participants, and ε_i goes with θ_i² (eq. 11). It is 1
+    while everybody participates.
     """
     sizes = game.clients.data_size
-    remaining = float(sizes[taking_part].sum())
+    remaining = float(sizes[participating].sum())
     return (float(sizes.sum()) / remaining) ** 2 if remaining > 0 else np.inf
 
 
 def cost_without_absent(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
-    """The server's cost with weights shared among those who take part: what a leader weighs at the bounds (eq. 9).
+    """The server's cost with weights shared among those who participate: what a leader weighs at the bounds (eq. 9).
 
     U_t alone forgets a client the moment its budget reaches 0, and would be least with nobody left.
     """

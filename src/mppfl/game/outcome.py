@@ -22,7 +22,7 @@ from mppfl.game.leaders import has_ceilings, has_floors, natural_units, rates_wo
 from mppfl.game.mechanisms import LEADERS
 from mppfl.game.model import Game, cost_without_absent, privacy_cost, utility, wanted_loss
 from mppfl.game.participation import regret_of_free_choice
-from mppfl.game.plan import AlongLine, Plan, Terms
+from mppfl.game.plan import AlongLine, Plan, RoundTerms
 from mppfl.game.tables import lines_of, span
 
 LEADER_ROUNDS_ABOVE = 4_000_000  # above that many, only the first, middle and last round's leader is checked
@@ -39,13 +39,13 @@ LED = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "pigouvia
 class Outcome:
     """Sums over clients, one entry per round. Money, unless said.
 
-    accuracy_terms   Σ ε_i/(t ρ_i) over those who take part, no unit
+    accuracy_terms   Σ ε_i/(t ρ_i) over those who participate, no unit
     payments         Σ p_i ρ_i
     server_costs     τ·accuracy + (1−τ)·payments
     welfare          Σ (p_i ρ_i − privacy cost), compute cost left out
     total_welfare    welfare − server_costs/(1−τ)
-    below_zero       clients with negative utility
-    taking_part      clients with a positive budget
+    negative_utility       clients with negative utility
+    participating      clients with a positive budget
     best_response_gap  largest distance of a budget from its owner's best response, in units of budget
     client_regret    largest gain a client could get by moving alone
     relative_regret  the same as a share of what that client is paid and loses
@@ -58,8 +58,8 @@ class Outcome:
     server_costs: Array
     welfare: Array
     total_welfare: Array
-    below_zero: IntArray
-    taking_part: IntArray
+    negative_utility: IntArray
+    participating: IntArray
     best_response_gap: Array
     client_regret: Array
     relative_regret: Array
@@ -99,7 +99,7 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
 
 
 def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
-    """From sums over clients, one row a round: noise harm, payments, gain, how many below zero, how many taking part,
+    """From sums over clients, one row a round: noise harm, payments, gain, how many below zero, how many participating,
     best-response gap, regret, relative regret.
     """
     noise, payments, gain, below, taking, gap, regret, relative = rows.T
@@ -114,8 +114,8 @@ def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
         server_costs=costs,
         welfare=gain,
         total_welfare=gain - costs / (1 - weight),
-        below_zero=below.astype(np.int64),
-        taking_part=taking.astype(np.int64),
+        negative_utility=below.astype(np.int64),
+        participating=taking.astype(np.int64),
         best_response_gap=gap,
         client_regret=regret,
         relative_regret=relative,
@@ -123,7 +123,7 @@ def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
 
 
 def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLine | None = None) -> Array:
-    """Σε/ρ, Σpρ, welfare, clients below zero, clients taking part, gap, regret, relative regret: one row a round.
+    """Σε/ρ, Σpρ, welfare, negative utilities, participants, gap, regret, relative regret: one row a round.
 
     on_line  privacy losses, where they lie on a line as the budgets do
     """
@@ -150,7 +150,7 @@ def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLin
     regret = clients.quadratic_cost * ((budgets - wish) ** 2 - (answer - wish) ** 2)
     gap = np.abs(answer - budgets)
     if plan.participation != "always":
-        # Who may stay out weighs the compute cost too: it comes with joining and goes with leaving.
+        # Who may opt out weighs the compute cost too: it comes with joining and goes with leaving.
         regret, kept = regret_of_free_choice(game, plan.participation, budgets, regret, gains, losses)
         gap = np.where(kept, gap, 0.0)
     noise = np.divide(clients.noise_harm, budgets, out=np.zeros_like(budgets), where=part)
@@ -169,7 +169,7 @@ def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLin
     return totals
 
 
-def _totals_without_protection(game: Game, terms: Terms) -> tuple[float, ...]:
+def _totals_without_protection(game: Game, terms: RoundTerms) -> tuple[float, ...]:
     """The same where some send without noise: they add none and are paid nothing, and whom they expose loses all."""
     endless = np.isinf(terms.budgets)
     budgets = np.where(endless, 0.0, terms.budgets)
@@ -215,9 +215,9 @@ class Verification:
     client_regret    largest gain any client could get by moving alone within its bounds, in money
     relative_regret  the same as a share of what that client is paid and loses
     leader_regret    largest saving the server could get by another rate with clients responding, noise weighed over
-                     those who take part; inside the bounds over all rates that keep everybody there, else over a dozen
+                     participants; inside the bounds over all rates that keep everybody there, else over a dozen
                      rates around the chosen one, and with floors above 0 or ceilings over far lower and higher ones
-                     too; None for mechanisms without a leader, and where clients may stay out
+                     too; None for mechanisms without a leader, and where clients may opt out
     leader_rounds    rounds whose leader was checked
     """
 
@@ -247,7 +247,7 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
         >>> import mppfl
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> bool(mppfl.verify(game, mppfl.solve(game, "fixed").plan).client_regret > 0)
+        >>> bool(mppfl.verify(game, mppfl.solve(game, "dp_fedavg").plan).client_regret > 0)
         True
     """
     outcome_here = evaluate(game, plan) if outcome is None else outcome
@@ -266,7 +266,7 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
 def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]]:
     """What the server could save by another rate, in the worst of the checked rounds, and which rounds those are.
 
-    None where clients may stay out: a plan does not say who refused, so what another rate would bring is not known.
+    None where clients may opt out: a plan does not say who refused, so what another rate would bring is not known.
     """
     if plan.mechanism not in LED or plan.participation != "always":
         return None, ()
@@ -288,7 +288,7 @@ def leader_regret(game: Game, plan: Plan) -> tuple[float | None, tuple[int, ...]
         for position in positions.tolist():
             terms = plan[position]
             rates = [terms.reward_rate * probe for probe in PROBES]
-            if not np.isfinite(cost(crowd, terms.round_index, terms.prices, terms.budgets)):  # nobody takes part
+            if not np.isfinite(cost(crowd, terms.round_index, terms.prices, terms.budgets)):  # nobody participates
                 weights = np.broadcast_to(_per_rate(plan, terms), (crowd.num_clients,))
                 rates += [waking_rates(crowd, weights)[1] * factor for factor in WAKING]
             tried = answers.at(_per_rate(plan, terms), rates, terms.budgets)
@@ -371,14 +371,14 @@ def _rates_between(crowd: Game, weights: Array, low: float, high: float) -> Arra
     return np.unique(inside)
 
 
-def _per_rate(plan: Plan, terms: Terms) -> Array | float:
+def _per_rate(plan: Plan, terms: RoundTerms) -> Array | float:
     """Prices per unit of rate: 1 for everybody, or one each."""
     if isinstance(plan.prices, AlongLine):
         return plan.prices.slope
     return terms.prices / terms.reward_rate if np.ndim(terms.prices) and terms.reward_rate > 0 else 1.0
 
 
-def _saving(game: Game, cost: Cost, plan: Plan, terms: Terms, rates: list[float], answers: list[Array]) -> float:
+def _saving(game: Game, cost: Cost, plan: Plan, terms: RoundTerms, rates: list[float], answers: list[Array]) -> float:
     now = cost(game, terms.round_index, terms.prices, terms.budgets)
     per_rate = _per_rate(plan, terms)
     tried = (cost(game, terms.round_index, r * per_rate, b) for r, b in zip(rates, answers, strict=True))

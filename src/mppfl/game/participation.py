@@ -32,13 +32,13 @@ from mppfl.game.mechanisms import (
     social_agnostic,
 )
 from mppfl.game.model import Game, privacy_cost, privacy_loss, utility, wanted_loss
-from mppfl.game.plan import Horizon, Participation, Plan, Terms, plan_of_rounds
+from mppfl.game.plan import Horizon, Participation, Plan, RoundTerms, plan_from_rounds
 
 LINE_TOLERANCE = 1e-12  # of the largest right-hand side: beyond it the inverse is computed anew
 
 
 def gain_from_joining(game: Game, prices: Array | float, budgets: Array) -> Array:
-    """What being in is worth against staying out, others unmoved: a_i(z_i² − (z_i − ρ_i)²) − C_i (model, eq. 31).
+    """What being in is worth against opting out, others unmoved: a_i(z_i² − (z_i − ρ_i)²) − C_i (model, eq. 31).
 
     Who is in weighs the budget it gives, which a bound may keep from its wish z_i; who is out, the best it could give.
     Outsiders are still exposed by the others, so only the own budget counts.
@@ -52,15 +52,15 @@ def gain_from_joining(game: Game, prices: Array | float, budgets: Array) -> Arra
 def regret_of_free_choice(
     game: Game, rule: Participation, budgets: Array, regret: Array, gains: Array, losses: Array
 ) -> tuple[Array, BoolArray]:
-    """Regret where taking part is a choice, and for whom the distance from the best response counts.
+    """Regret where participating is a choice, and for whom the distance from the best response counts.
 
     Who is out regrets what joining would bring beyond its compute cost (nothing under "if_non_negative", where leaving
     is for good). Who is in regrets also what leaving would save.
     """
     part = budgets > 0
-    joining = np.maximum(regret - game.clients.compute_cost, 0.0) if rule == "if_better_than_staying_out" else 0.0
-    staying_out = -privacy_cost(game, losses - budgets) if rule == "if_better_than_staying_out" else 0.0
-    free_regret = np.where(part, np.maximum(regret, staying_out - gains), joining)
+    joining = np.maximum(regret - game.clients.compute_cost, 0.0) if rule == "if_better_than_opting_out" else 0.0
+    opting_out = -privacy_cost(game, losses - budgets) if rule == "if_better_than_opting_out" else 0.0
+    free_regret = np.where(part, np.maximum(regret, opting_out - gains), joining)
     return free_regret, part | (free_regret > 0)
 
 
@@ -79,13 +79,13 @@ def with_participation(game: Game, horizon: Horizon, mechanism: Mechanism, rule:
     else:
         settled = settle_one_by_one(game, horizon, mechanism, rule)
     restless = len(settled.at_rest) - sum(settled.at_rest)
-    deserted = sum(not terms.taking_part.any() for terms in settled.terms)
+    deserted = sum(not terms.participating.any() for terms in settled.terms)
     notes = (f"participation: {rule}", *_notes_of_rounds(settled.notes))
     if restless:
-        notes += (f"in {restless} rounds some who stay out would rather join at these rates",)
+        notes += (f"in {restless} rounds some who opt out would rather join at these rates",)
     if deserted:
-        notes += (f"in {deserted} rounds nobody takes part: no rate of this server suits anybody",)
-    return plan_of_rounds(settled.name, settled.terms, notes, rule)
+        notes += (f"in {deserted} rounds nobody participates: no rate of this server suits anybody",)
+    return plan_from_rounds(settled.name, settled.terms, notes, rule)
 
 
 def _notes_of_rounds(notes: list[tuple[str, ...]]) -> list[str]:
@@ -103,7 +103,7 @@ class Settled:
     """
 
     name: str
-    terms: list[Terms]
+    terms: list[RoundTerms]
     at_rest: list[bool]
     notes: list[tuple[str, ...]]
 
@@ -116,7 +116,7 @@ def settle_one_by_one(game: Game, horizon: Horizon, mechanism: Mechanism, rule: 
         names[-1] if names else "custom",
         [terms for terms, _, _ in rounds],
         [at_rest for _, at_rest, _ in rounds],
-        [plan.notes if plan is not None and terms.taking_part.any() else () for terms, _, plan in rounds],
+        [plan.notes if plan is not None and terms.participating.any() else () for terms, _, plan in rounds],
     )
 
 
@@ -126,9 +126,11 @@ def _only(horizon: Horizon, position: int) -> MayLeave:
     return MayLeave(horizon.rounds[one], rates, horizon.seed)
 
 
-def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participation) -> tuple[Terms, bool, Plan | None]:
+def _settle(
+    game: Game, single: Horizon, mechanism: Mechanism, rule: Participation
+) -> tuple[RoundTerms, bool, Plan | None]:
     """Terms of one round with nobody inside who wishes to leave; whether also nobody outside wishes to join; the plan
-    that the mechanism made last, None where nobody may take part.
+    that the mechanism made last, None where nobody may participate.
     """
     out = game.clients.budget_max <= 0
     seen: set[bytes] = set()
@@ -156,7 +158,7 @@ def _settle(game: Game, single: Horizon, mechanism: Mechanism, rule: Participati
         if not change.any():
             return terms, not decision.come_back.any(), plan
         out = out ^ change
-    nobody = Terms(int(single.rounds[0]), 0.0, 0.0, np.zeros(game.num_clients))
+    nobody = RoundTerms(int(single.rounds[0]), 0.0, 0.0, np.zeros(game.num_clients))
     return nobody, True, plan
 
 
@@ -167,7 +169,7 @@ class _Decision:
     margin: Array  # how much each client gains by being in rather than out
 
 
-def _decide(game: Game, terms: Terms, out: BoolArray, rule: Participation) -> _Decision:
+def _decide(game: Game, terms: RoundTerms, out: BoolArray, rule: Participation) -> _Decision:
     inside, slight = (terms.budgets > 0) & ~out, slight_margin(game)
     if rule == "if_non_negative":
         # Against "nothing": who leaves also escapes the others' exposure, and does not come back.
@@ -254,7 +256,7 @@ class _Waiting:
     may_come_back: bool = True
 
     def step_back(self, key: bytes, out: BoolArray, client: int) -> BoolArray | None:
-        """Who stays out once `who` has come back; None if nobody does, or if they would come and go for ever."""
+        """Who opts out once `who` has come back; None if nobody does, or if they would come and go for ever."""
         self.seen.add(key)
         if client < 0 or not self.may_come_back:
             return None
@@ -268,9 +270,9 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
     from mppfl.game import _kernels as kernels
 
     clients = game.clients
-    may_return = rule == "if_better_than_staying_out"
+    may_return = rule == "if_better_than_opting_out"
     prices = np.ones(game.num_clients) if led.weights is None else led.weights
-    terms: dict[int, Terms] = {}
+    terms: dict[int, RoundTerms] = {}
     settled: dict[int, bool] = {}
     notes: dict[int, tuple[str, ...]] = {}
     waiting = [_Waiting() for _ in horizon.rounds]
@@ -288,7 +290,7 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
             answers = None  # those who are left cannot be moved by any rate: others could, who have gone
         if answers is None:
             for p in crowd.rounds:
-                terms[p] = Terms(int(horizon.rounds[p]), 0.0, 0.0, np.zeros(game.num_clients))
+                terms[p] = RoundTerms(int(horizon.rounds[p]), 0.0, 0.0, np.zeros(game.num_clients))
                 settled[p], notes[p] = True, ()
             continue
         rates, budgets, losses, at_bounds, inverse = answers
@@ -322,7 +324,7 @@ def settle_together(game: Game, horizon: Horizon, led: Led, rule: Participation)
                     continue
                 rate = float(rates[row])
                 paid = rate if led.weights is None else rate * led.weights
-                terms[p], settled[p] = Terms(int(horizon.rounds[p]), rate, paid, budgets[row]), returns < 0
+                terms[p], settled[p] = RoundTerms(int(horizon.rounds[p]), rate, paid, budgets[row]), returns < 0
                 notes[p] = (AT_A_BOUND, *led.notes) if at_bounds[row] else led.notes
     order = range(len(waiting))
     return Settled(led.name, [terms[p] for p in order], [settled[p] for p in order], [notes[p] for p in order])

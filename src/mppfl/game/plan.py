@@ -25,7 +25,7 @@ from mppfl.game.tables import lines_of, span
 ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
 ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may exceed it by
 
-Participation = Literal["always", "if_better_than_staying_out", "if_non_negative"]
+Participation = Literal["always", "if_better_than_opting_out", "if_non_negative"]
 
 
 class PerRound(Protocol):
@@ -84,7 +84,7 @@ class Within:
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class RoundTerms:
     """What the server announces for one round and what clients answer.
 
     Args:
@@ -95,7 +95,7 @@ class Terms:
 
     Example:
         >>> import numpy as np, mppfl
-        >>> mppfl.Terms(1, 2.0, 2.0, np.array([0.5, 0.0])).taking_part.tolist()
+        >>> mppfl.RoundTerms(1, 2.0, 2.0, np.array([0.5, 0.0])).participating.tolist()
         [True, False]
     """
 
@@ -105,7 +105,7 @@ class Terms:
     budgets: Array
 
     @property
-    def taking_part(self) -> BoolArray:
+    def participating(self) -> BoolArray:
         return np.asarray(self.budgets > 0)
 
 
@@ -128,7 +128,9 @@ class Plan:
 
     Example:
         >>> import numpy as np, mppfl
-        >>> plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(t, 2.0, 2.0, np.array([0.5, 0.2])) for t in (1, 2, 3)])
+        >>> plan = mppfl.plan_from_rounds(
+        ...     "mine", [mppfl.RoundTerms(t, 2.0, 2.0, np.array([0.5, 0.2])) for t in (1, 2, 3)]
+        ... )
         >>> len(plan), plan.terms(1).reward_rate, plan.to_matrix().shape
         (3, 2.0, (3, 2))
     """
@@ -151,17 +153,17 @@ class Plan:
     def __len__(self) -> int:
         return len(self.rounds)
 
-    def __iter__(self) -> Iterator[Terms]:
+    def __iter__(self) -> Iterator[RoundTerms]:
         return (self[position] for position in range(len(self)))
 
-    def __getitem__(self, position: int) -> Terms:
+    def __getitem__(self, position: int) -> RoundTerms:
         """Terms by position in the plan, from 0."""
         rate = float(self.reward_rates[position])
         prices = rate if self.prices is None else np.asarray(self.prices.at(position, rate), dtype=np.float64)
         budgets = np.asarray(self.budgets.at(position, rate), dtype=np.float64)
-        return Terms(int(self.rounds[position]), rate, prices, budgets)
+        return RoundTerms(int(self.rounds[position]), rate, prices, budgets)
 
-    def terms(self, round_index: int) -> Terms:
+    def terms(self, round_index: int) -> RoundTerms:
         """Terms of a round by its number, from 1."""
         positions = np.flatnonzero(self.rounds == round_index)
         if len(positions) == 0:
@@ -176,7 +178,7 @@ class Plan:
         rounds = f"rounds {self.rounds[0]} to {self.rounds[-1]}" if len(self) > 1 else f"round {self.rounds[0]}"
         facts = {"reward rate": span(self.reward_rates)}
         for terms in [self[0], self[-1]][: len(self)]:
-            in_all = f"{int(terms.taking_part.sum()):,} of {self.num_clients:,} participate"
+            in_all = f"{int(terms.participating.sum()):,} of {self.num_clients:,} participate"
             facts[f"budgets, round {terms.round_index}"] = f"{span(terms.budgets)}; {in_all}"
         facts["participation"] = self.participation
         facts |= {f"note {k}": note[:100] for k, note in enumerate(self.notes[:5], start=1)}
@@ -244,7 +246,7 @@ def load_plan(path: str | Path) -> Plan:
     Example:
         >>> import numpy as np, mppfl, tempfile
         >>> from mppfl.game import load_plan
-        >>> plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
+        >>> plan = mppfl.plan_from_rounds("mine", [mppfl.RoundTerms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     plan.save(f"{folder}/plan.npz")
         ...     load_plan(f"{folder}/plan.npz").terms(1).budgets.tolist()
@@ -327,8 +329,8 @@ def rounds_up_to(num_rounds: int) -> IntArray:
     return np.arange(1, require_count(num_rounds, "rounds") + 1)
 
 
-def plan_of_rounds(
-    mechanism: str, terms: Sequence[Terms], notes: tuple[str, ...] = (), participation: Participation = "always"
+def plan_from_rounds(
+    mechanism: str, terms: Sequence[RoundTerms], notes: tuple[str, ...] = (), participation: Participation = "always"
 ) -> Plan:
     """A plan from the terms of each round, however they were found. Prices are paid as the terms give them.
 
@@ -346,7 +348,7 @@ def plan_of_rounds(
 
     Example:
         >>> import numpy as np, mppfl
-        >>> plan = mppfl.plan_of_rounds("mine", [mppfl.Terms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
+        >>> plan = mppfl.plan_from_rounds("mine", [mppfl.RoundTerms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
         >>> plan.num_clients
         2
     """
@@ -410,14 +412,14 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
     """The plan itself, if it is one of these rounds for these clients, with rates, prices and budgets that can be.
 
     Whoever wrote a mechanism may have forgotten a round or a client, and costs over fewer of them would look like a
-    bargain. Budgets may be infinite, which means no noise, or 0, which means to stay out; else budget_max is the most.
+    bargain. Budgets may be infinite, which means no noise, or 0, which means to opt out; else budget_max is the most.
     A plan on a line is looked at in its two ends, a stored one row by row: nothing of rounds × clients is formed.
     `name` is what errors call it.
     """
     if not isinstance(plan, Plan):
         raise BadInput(
             f"mechanism {name or 'function'!r} returned {type(plan).__name__}, not a plan. Return an mppfl.Plan, for "
-            "instance by mppfl.plan_of_rounds."
+            "instance by mppfl.plan_from_rounds."
         )
     called = f"mechanism {name or plan.mechanism!r}"
     if not np.array_equal(plan.rounds, horizon.rounds):
@@ -478,7 +480,7 @@ def _extremes(plan: Plan, values: PerRound, what: str) -> Iterator[tuple[IntArra
     """Positions of rounds and everybody's values in them [positions, clients], between which all rounds' values lie."""
     if not hasattr(values, "at"):
         raise BadInput(
-            f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_of_rounds."
+            f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_from_rounds."
         )
     if isinstance(values, Stored):
         rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)

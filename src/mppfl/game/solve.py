@@ -17,7 +17,7 @@ from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, find_me
 from mppfl.game.model import Game
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, Terms, check_plan, plan_of_rounds, rounds_up_to
+from mppfl.game.plan import Horizon, Participation, Plan, RoundTerms, check_plan, plan_from_rounds, rounds_up_to
 from mppfl.game.tables import data_frame, html_table, lines_of, span
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Solution:
     seconds: float
     warnings: tuple[str, ...]
 
-    def terms(self, round_index: int) -> Terms:
+    def terms(self, round_index: int) -> RoundTerms:
         """Terms of a round by its number, from 1."""
         return self.plan.terms(round_index)
 
@@ -70,8 +70,8 @@ class Solution:
             "payments": outcome.payments.tolist(),
             "welfare": outcome.welfare.tolist(),
             "total_welfare": outcome.total_welfare.tolist(),
-            "participating": outcome.taking_part.tolist(),
-            "negative_utility": outcome.below_zero.tolist(),
+            "participating": outcome.participating.tolist(),
+            "negative_utility": outcome.negative_utility.tolist(),
         }
 
     def to_pandas(self) -> Any:  # pandas.DataFrame
@@ -88,8 +88,8 @@ class Solution:
             "reward rate": span(outcome.reward_rates),
             "server cost": span(outcome.server_costs),
             "welfare": span(outcome.welfare),
-            "participating": f"{span(outcome.taking_part)} of {size:,}",
-            "negative utility": f"{span(outcome.below_zero)} of {size:,}",
+            "participating": f"{span(outcome.participating)} of {size:,}",
+            "negative utility": f"{span(outcome.negative_utility)} of {size:,}",
             "residual": f"{quality.residual:.2g}",
             "client regret": f"{quality.client_regret:.3g}",
             "leader regret": regret,
@@ -115,7 +115,7 @@ def solve(
         num_rounds: how many rounds.
         reward_rates: rates of all rounds; without them the mechanism's own server sets them, as it does where it has
             prices of its own (a warning then says so).
-        participation: "always", "if_better_than_staying_out" or "if_non_negative".
+        participation: "always", "if_better_than_opting_out" or "if_non_negative".
         seed: for mechanisms that draw at random.
         device: "cuda", "cuda:1" or "cpu" to solve the network's equations by PyTorch, for mppfl and mppfl_exact;
             without it NumPy solves.
@@ -267,10 +267,10 @@ def doubts_about(game: Game) -> tuple[str, ...]:
 
 
 def follows(plan: Plan, reward_rates: Array) -> bool:
-    """Whether these are the plan's rates, but for rounds in which everybody stayed out, which have none."""
+    """Whether these are the plan's rates, but for rounds in which everybody opted out, which have none."""
     others = np.flatnonzero(~np.isclose(plan.reward_rates, reward_rates))
     may_be_deserted = plan.participation != "always"
-    return all(may_be_deserted and not plan[int(k)].taking_part.any() for k in others)
+    return all(may_be_deserted and not plan[int(k)].participating.any() for k in others)
 
 
 def _diagonal_error(game: Game, plan: Plan) -> float:
@@ -303,7 +303,7 @@ def follow(games: Iterable[Game]) -> Plan:
         >>> len(mppfl.follow([game, game]))
         2
     """
-    terms: list[Terms] = []
+    terms: list[RoundTerms] = []
     for round_index, game in enumerate(games, start=1):
         if terms and game.num_clients != len(terms[-1].budgets):
             raise BadInput(
@@ -313,4 +313,4 @@ def follow(games: Iterable[Game]) -> Plan:
         terms.append(mppfl(game, Horizon(np.array([round_index])))[0])
     if not terms:
         raise BadInput("there must be at least one game.")
-    return plan_of_rounds("mppfl", terms, ("the network changes from round to round",))
+    return plan_from_rounds("mppfl", terms, ("the network changes from round to round",))

@@ -50,7 +50,7 @@ LEAST_HALF = 20  # public clients in each half, below which nothing is tried out
 DRAWS = 8  # of noise
 HOP_DECAYS = (0.1, 0.3, 0.5, 0.7, 0.9)
 HOPS = (1, 2, 3, 5)
-HOPS_AT_SCALE = (1, 2, 3)  # closed walks of four links and more cost too much on a large network
+HOPS_AT_SCALE = (1, 2, 3)  # closed walks of four edges and more cost too much on a large network
 NORMALISATIONS: tuple[Normalisation, ...] = ("row", "none", "symmetric")
 Interval = tuple[float, float]
 
@@ -95,7 +95,7 @@ class Calibration:
     """
 
     num_clients: int
-    num_links: int
+    num_edges: int
     num_known: int
     homophily: Homophily
     fit: FieldFit
@@ -144,7 +144,7 @@ def calibrate(
     tried = _try_out(graph, tools, shown, budget, rng)
     return Calibration(
         num_clients=graph.num_clients,
-        num_links=friendships(graph).nnz // 2,
+        num_edges=friendships(graph).nnz // 2,
         num_known=int((~np.isnan(known)).sum()),
         homophily=homophily(graph, shown, rng),
         fit=fit,
@@ -190,8 +190,8 @@ def friend_slope_interval(graph: SocialGraph, shown: Array) -> Interval:
     public = ~np.isnan(shown)
     among, signs = friendships(graph)[public][:, public].tocoo(), shown[public]
     degrees = np.bincount(among.row, minlength=len(signs))
-    linked_to = degrees > 0
-    sides = [linked_to & (signs == side) for side in (1.0, -1.0)]
+    connected_to = degrees > 0
+    sides = [connected_to & (signs == side) for side in (1.0, -1.0)]
     if min(side.sum() for side in sides) < 2:
         return math.nan, math.nan
     means = np.bincount(among.row, signs[among.col], minlength=len(signs)) / np.maximum(degrees, 1)
@@ -336,8 +336,8 @@ def least_wrong_index(
 
 
 def normalised(graph: SocialGraph, normalisation: Normalisation) -> SparseMatrix:
-    """The links as given, normalised in the way named."""
-    given = sp.csr_array(graph.links())
+    """The edges as given, normalised in the way named."""
+    given = sp.csr_array(graph.edges())
     sums = np.asarray(given.sum(axis=1)).ravel()
     inverse = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0)
     if normalisation == "row":
@@ -349,7 +349,7 @@ def normalised(graph: SocialGraph, normalisation: Normalisation) -> SparseMatrix
 
 
 def _walk_terms(influence: SparseMatrix, budgets: Array, longest: int) -> list[Array]:
-    """W^k ρ without walks that return home, for k = 1 ... longest."""
+    """W^k ρ without closed walks, for k = 1 ... longest."""
     if influence.shape[0] <= DENSE_LIMIT:
         dense = influence.toarray()
         power, terms = np.eye(len(budgets)), []

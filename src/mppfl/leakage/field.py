@@ -1,7 +1,7 @@
-"""The Gaussian field on the graph: how an attribute is correlated along the links, fitted on a public sample.
+"""The Gaussian field on the graph: how an attribute is correlated along the edges, fitted on a public sample.
 
 K = η I + (1-η) e^{βN} with a unit diagonal, N = D^-½ A D^-½ without its trivial mode. The variance of a client's value
-that everybody else's noisy value leaves is exact. Before it: links without direction, forests, sums over paths.
+that everybody else's noisy value leaves is exact. Before it: edges without direction, forests, sums over paths.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ BETAS = np.geomspace(0.25, 32.0, 8)
 
 
 def friendships(graph: SocialGraph) -> SparseMatrix:
-    """Who is linked to whom in either direction: a symmetric csr_array of ones."""
-    links = graph.influence
-    ones = sp.csr_array((np.ones(links.nnz), links.indices, links.indptr), shape=links.shape)
+    """Who is connected to whom in either direction: a symmetric csr_array of ones."""
+    edges = graph.influence
+    ones = sp.csr_array((np.ones(edges.nnz), edges.indices, edges.indptr), shape=edges.shape)
     return ones.maximum(ones.T).tocsr()
 
 
 def is_forest(graph: SocialGraph) -> bool:
-    """Whether the links, taken without direction, have no cycle."""
-    linked = friendships(graph)
-    parts, _ = connected_components(linked, directed=False)
-    return bool(linked.nnz // 2 == graph.num_clients - parts)
+    """Whether the edges, taken without direction, have no cycle."""
+    connected = friendships(graph)
+    parts, _ = connected_components(connected, directed=False)
+    return bool(connected.nnz // 2 == graph.num_clients - parts)
 
 
-def coupled_links(graph: SocialGraph, couplings: Any) -> tuple[IntArray, IntArray, Array]:
-    """Each undirected link once: its two ends and its coupling J."""
+def coupled_edges(graph: SocialGraph, couplings: Any) -> tuple[IntArray, IntArray, Array]:
+    """Each undirected edge once: its two ends and its coupling J."""
     above = sp.triu(friendships(graph), 1).tocoo()
     firsts, seconds = above.row.astype(np.int64), above.col.astype(np.int64)
     if np.ndim(couplings) == 0 and not sp.issparse(couplings):
@@ -51,28 +51,28 @@ def coupled_links(graph: SocialGraph, couplings: Any) -> tuple[IntArray, IntArra
     if matrix.shape != (size, size):
         raise BadInput(f"couplings have shape {matrix.shape} for {size} clients; give one number or an N×N matrix.")
     if not np.isfinite(matrix.data).all() or abs(matrix - matrix.T).max() > 0:
-        raise BadInput("couplings must be finite and symmetric: J of a link is the same seen from both ends.")
+        raise BadInput("couplings must be finite and symmetric: J of an edge is the same seen from both ends.")
     strengths = np.asarray(matrix[firsts, seconds]).ravel() if len(firsts) else np.zeros(0)
     if np.count_nonzero(strengths) * 2 != matrix.count_nonzero():
-        raise BadInput("couplings are not zero between clients without a link. Remove them, or add the links.")
+        raise BadInput("couplings are not zero between clients without an edge. Remove them, or add the edges.")
     return firsts, seconds, strengths
 
 
 def path_sums(size: int, firsts: IntArray, seconds: IntArray, shares: Array, amounts: Array) -> Array:
     """Σ_{j≠i} (product of `shares` along the path from i to j) · amounts_j on a forest: up to the roots, then down."""
     ends = (np.concatenate([firsts, seconds]), np.concatenate([seconds, firsts]))
-    linked = sp.csr_array((np.ones(len(ends[0])), ends), shape=(size, size))
+    connected = sp.csr_array((np.ones(len(ends[0])), ends), shape=(size, size))
     share_of = {(int(a), int(b)): float(s) for a, b, s in zip(firsts, seconds, shares, strict=True)}
-    _, part = connected_components(linked, directed=False)
+    _, part = connected_components(connected, directed=False)
     order: list[int] = []
     parent = np.full(size, -1)
     for root in np.unique(part, return_index=True)[1]:
-        if linked.indptr[root] == linked.indptr[root + 1]:
+        if connected.indptr[root] == connected.indptr[root + 1]:
             continue
-        seen, before = breadth_first_order(linked, root, directed=False)
+        seen, before = breadth_first_order(connected, root, directed=False)
         order += seen.tolist()
         parent[seen[1:]] = before[seen[1:]]
-    up = np.zeros(size)  # what a client's subtree sends to its parent, before the link to it
+    up = np.zeros(size)  # what a client's subtree sends to its parent, before the edge to it
     share = np.zeros(size)
     for node in reversed(order):
         up[node] += amounts[node]
@@ -111,11 +111,11 @@ class FieldFit:
 
 def graph_modes(graph: SocialGraph) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of N = D^-½ A D^-½ without its trivial mode D^½ 1, whose eigenvalue becomes 0."""
-    linked = friendships(graph).toarray()
-    roots = np.sqrt(linked.sum(axis=1))
+    connected = friendships(graph).toarray()
+    roots = np.sqrt(connected.sum(axis=1))
     inverse = np.divide(1.0, roots, out=np.zeros_like(roots), where=roots > 0)
     trivial = roots / max(float(np.linalg.norm(roots)), 1e-300)
-    values, vectors = np.linalg.eigh(inverse[:, None] * linked * inverse - np.outer(trivial, trivial))
+    values, vectors = np.linalg.eigh(inverse[:, None] * connected * inverse - np.outer(trivial, trivial))
     return values, vectors
 
 
@@ -206,15 +206,15 @@ def _smooth(modes: tuple[Array, Array], beta: float, among: BoolArray) -> Array:
     return np.asarray(rows @ rows.T)
 
 
-def friend_moments(linked: SparseMatrix, known: Array) -> tuple[float, float]:
+def friend_moments(connected: SparseMatrix, known: Array) -> tuple[float, float]:
     """b and v from public clients' public friends; 0 where there are too few to tell."""
     public = ~np.isnan(known)
-    among = linked[public][:, public]
+    among = connected[public][:, public]
     signs, degrees = known[public], np.asarray(among.sum(axis=1)).ravel()
     sums = among @ signs
-    linked_to = degrees > 0
-    means = np.divide(sums, degrees, out=np.zeros_like(sums), where=linked_to)
-    sides = [linked_to & (signs == side) for side in (1.0, -1.0)]
+    connected_to = degrees > 0
+    means = np.divide(sums, degrees, out=np.zeros_like(sums), where=connected_to)
+    sides = [connected_to & (signs == side) for side in (1.0, -1.0)]
     if not all(side.any() for side in sides):
         return 0.0, 0.0
     above, below = (float(means[side].mean()) for side in sides)

@@ -67,17 +67,17 @@ class NormalisedWalk:
     low, high  an interval that holds the spectrum: the tighter, the shorter the series and the more digits it keeps
     """
 
-    links: SparseMatrix
+    edges: SparseMatrix
     trivial: Any
     low: float
     high: float
 
     @property
     def num_clients(self) -> int:
-        return int(self.links.shape[0])
+        return int(self.edges.shape[0])
 
     def __matmul__(self, x: Any) -> Any:
-        return self.links @ x - self.trivial[:, None] * (self.trivial @ x)
+        return self.edges @ x - self.trivial[:, None] * (self.trivial @ x)
 
     def exponential(self, beta: float, x: Any) -> Any:
         """e^{β(N - high)} x for columns x: a Chebyshev series on [low, high]."""
@@ -96,11 +96,11 @@ class NormalisedWalk:
 
 
 def walk_of(graph: SocialGraph) -> NormalisedWalk:
-    """The network's normalised walk; links count the same in both directions and whatever their weight."""
-    linked = friendships(graph)
-    roots = np.sqrt(np.asarray(linked.sum(axis=1)).ravel())
+    """The network's normalised walk; edges count the same in both directions and whatever their weight."""
+    connected = friendships(graph)
+    roots = np.sqrt(np.asarray(connected.sum(axis=1)).ravel())
     inverse = np.divide(1.0, roots, out=np.zeros_like(roots), where=roots > 0)
-    scaled = sp.diags_array(inverse) @ linked @ sp.diags_array(inverse)
+    scaled = sp.diags_array(inverse) @ connected @ sp.diags_array(inverse)
     trivial = roots / max(float(np.linalg.norm(roots)), 1e-300)
     open_walk = NormalisedWalk(sp.csr_array(scaled, dtype=np.float32), trivial.astype(np.float32), -1.0, 1.0)
     return replace(open_walk, **_spectrum(open_walk))
@@ -110,7 +110,7 @@ def _spectrum(walk: NormalisedWalk) -> dict[str, float]:
     """Both ends of the spectrum by Lanczos, with a margin for what it has not yet found."""
     size = walk.num_clients
     if size < SMALL_SPECTRUM:
-        ends = np.linalg.eigvalsh(walk.links.toarray() - np.outer(walk.trivial, walk.trivial))
+        ends = np.linalg.eigvalsh(walk.edges.toarray() - np.outer(walk.trivial, walk.trivial))
     else:
         operator = LinearOperator((size, size), matvec=lambda x: (walk @ x.reshape(-1, 1)).ravel(), dtype=np.float32)
         start = np.random.default_rng(0).standard_normal(size).astype(np.float32)
@@ -377,9 +377,9 @@ def marginal_at_scale(
 
     first, second = np.sum(over_probes(squares, count, rng), axis=0) / count
     error = gain * np.sqrt(np.maximum(second - first**2, 0.0) / (count - 1))
-    linked = friendships(graph)
-    reach = linked @ (budgets / (2 + budgets))
-    near = linked @ np.where(leak.by_friends, saturating_slope(fit, reach), 0.0)
+    connected = friendships(graph)
+    reach = connected @ (budgets / (2 + budgets))
+    near = connected @ np.where(leak.by_friends, saturating_slope(fit, reach), 0.0)
     return np.asarray(gain * first + 2 / (2 + budgets) ** 2 * near), np.asarray(error)
 
 

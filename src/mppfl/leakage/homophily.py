@@ -1,7 +1,7 @@
-"""Do friends resemble each other, and how far does it reach? Correlations of an attribute by link, distance and walk.
+"""Do friends resemble each other, and how far does it reach? Correlations of an attribute by edge, distance and walk.
 
 All from a public sample alone: a pair counts if both ends are public. Pairs that share a client are not independent,
-and every pair is seen from both of its ends. Intervals by link and distance take that into account by the variance of
+and every pair is seen from both of its ends. Intervals by edge and distance take that into account by the variance of
 Aronow, Samii & Assenova 2015 (Political Analysis 23, 564-577), with r_ij by how much a pair differs from the mean:
 
     Var = Σ_i (Σ_j r_ij)² - Σ_{i<j} r_ij²
@@ -50,33 +50,35 @@ class Correlation:
 
 @dataclass(frozen=True, slots=True)
 class Homophily:
-    """How an attribute is correlated along the links.
+    """How an attribute is correlated along the edges.
 
-    link         between the two ends of a link
-    by_distance  between clients exactly 1, 2, 3 links apart
-    by_walks     Σ_{i≠j} (N^k)_ij y_i y_j / Σ_{i≠j} (N^k)_ij for k = 1 ... 4: walks that return home are left out
+    edge         between the two ends of an edge
+    by_distance  between clients exactly 1, 2, 3 edges apart
+    by_walks     Σ_{i≠j} (N^k)_ij y_i y_j / Σ_{i≠j} (N^k)_ij for k = 1 ... 4: closed walks are left out
     walk_decay   what remains of the walk correlation with each further step, or None where it cannot be told from 0
     """
 
-    link: Correlation
+    edge: Correlation
     by_distance: tuple[Correlation, ...]
     by_walks: tuple[Correlation, ...]
     walk_decay: float | None
 
 
 def homophily(graph: SocialGraph, known: Array, rng: np.random.Generator, *, replicates: int = REPLICATES) -> Homophily:
-    """Correlations of the known values (±1, NaN where unknown) by link, distance and walk."""
+    """Correlations of the known values (±1, NaN where unknown) by edge, distance and walk."""
     public = ~np.isnan(known)
     rate = float((known[public] > 0).mean())
     values = np.where(public, (known - (2 * rate - 1)) / (2 * np.sqrt(rate * (1 - rate))), 0.0)
-    linked, walk = friendships(graph), walk_of(graph)
+    connected, walk = friendships(graph), walk_of(graph)
     counts = np.zeros((len(known), replicates + 1), dtype=np.float32)
     counts[public, 0] = 1.0  # the sample itself, then its replicates
     size = int(public.sum())
     counts[public, 1:] = rng.multinomial(size, np.full(size, 1 / size), replicates).T
     closed = _closed_walks(walk, rng)
-    walks = _pair_correlations(lambda x: walk.links @ x, WALKS, closed, values, counts)
-    return Homophily(_by_link(linked, public, values), _by_distance(linked, public, values, rng), walks, _decay(walks))
+    walks = _pair_correlations(lambda x: walk.edges @ x, WALKS, closed, values, counts)
+    return Homophily(
+        _by_edge(connected, public, values), _by_distance(connected, public, values, rng), walks, _decay(walks)
+    )
 
 
 def deviation_of_sum(of_clients: Array, of_pairs: Array) -> float:
@@ -88,8 +90,8 @@ def deviation_of_sum(of_clients: Array, of_pairs: Array) -> float:
     return math.sqrt(max(float((of_clients**2).sum()) - apart, apart))
 
 
-def _by_link(linked: SparseMatrix, public: BoolArray, values: Array) -> Correlation:
-    among, ends = linked[public][:, public].tocoo(), values[public]
+def _by_edge(connected: SparseMatrix, public: BoolArray, values: Array) -> Correlation:
+    among, ends = connected[public][:, public].tocoo(), values[public]
     if not among.nnz:
         return Correlation(np.nan, np.nan, np.nan, 0.0)
     products = ends[among.row] * ends[among.col]
@@ -142,23 +144,23 @@ def _closed_walks(walk: NormalisedWalk, rng: np.random.Generator) -> Array:
     """
     size = walk.num_clients
     if size <= DENSE_WALKS:
-        once = walk.links.toarray().astype(np.float64)
+        once = walk.edges.toarray().astype(np.float64)
         twice = once @ once
         return np.array([np.zeros(size), np.diagonal(twice), (twice * once).sum(axis=1), (twice**2).sum(axis=1)])
 
     def products(stream: np.random.Generator, width: int) -> Array:
         signs = random_signs(stream, (size, width))
-        once = walk.links @ signs
-        twice = walk.links @ once
+        once = walk.edges @ signs
+        twice = walk.edges @ once
         return np.array([(once * twice).sum(axis=1), (twice * twice).sum(axis=1)], dtype=np.float64)
 
     third, fourth = np.sum(over_probes(products, CLOSED_WALK_PROBES, rng), axis=0) / CLOSED_WALK_PROBES
-    second = np.asarray(walk.links.multiply(walk.links).sum(axis=1), dtype=np.float64).ravel()
+    second = np.asarray(walk.edges.multiply(walk.edges).sum(axis=1), dtype=np.float64).ravel()
     return np.array([np.zeros(size), second, third, fourth])
 
 
 def _by_distance(
-    linked: SparseMatrix, public: BoolArray, values: Array, rng: np.random.Generator
+    connected: SparseMatrix, public: BoolArray, values: Array, rng: np.random.Generator
 ) -> tuple[Correlation, ...]:
     everybody = np.flatnonzero(public)
     sources = everybody if len(everybody) <= SOURCES else np.sort(rng.choice(everybody, SOURCES, replace=False))
@@ -168,14 +170,14 @@ def _by_distance(
     products = np.zeros((DISTANCES, len(values)))  # of each client, over the pairs it is in, as often as they are seen
     pairs = np.zeros((DISTANCES, len(values)))
     squares = np.zeros((DISTANCES, 3))  # Σ (r + mean)², Σ (r + mean) and how many, over pairs, each times² it is seen
-    links = linked.astype(np.float32)
+    edges = connected.astype(np.float32)
     for start in range(0, len(sources), COLUMNS):
         some = sources[start : start + COLUMNS]
         seen = np.zeros((len(values), len(some)), dtype=np.bool_)
         seen[some, np.arange(len(some))] = True
         edge = seen.astype(np.float32)
         for distance in range(DISTANCES):
-            fresh = (links @ edge > 0) & ~seen
+            fresh = (edges @ edge > 0) & ~seen
             seen |= fresh
             edge = fresh.astype(np.float32)
             products[distance, some] += values[some] * (values @ fresh)

@@ -31,7 +31,7 @@ from mppfl.arrays import Array, BoolArray, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.leakage.field import (
     FieldFit,
-    coupled_links,
+    coupled_edges,
     field_kernel,
     fit_field,
     friendships,
@@ -110,7 +110,7 @@ def r_bound(
     Forest: Σ_j σ_ij ρ_j/4 with σ_ij = Π tanh² J_e along the path, in O(clients). Else, if C = tanh|J| has spectral
     radius below 1: σ_ij = min(1, [(I-C)⁻¹]_ij), at most `DENSE_LIMIT` clients.
 
-    couplings  one J for all links, or a symmetric N×N matrix that is zero off the links
+    couplings  one J for all edges, or a symmetric N×N matrix that is zero off the edges
     rate       P(X_i = +1), one or one per client: the bound is capped at its entropy
     """
     size = graph.num_clients
@@ -118,9 +118,9 @@ def r_bound(
     rates = read_only(rate, "rate", length=size)
     require(rates, "rate", (rates > 0) & (rates < 1), "between 0 and 1")
     cap = _entropy(rates)
-    firsts, seconds, strengths = coupled_links(graph, couplings)
+    firsts, seconds, strengths = coupled_edges(graph, couplings)
     shared = (
-        "attributes follow an Ising model on the links, known couplings, nothing else ties clients; "
+        "attributes follow an Ising model on the edges, known couplings, nothing else ties clients; "
         "ρ/4: noise on a vector clipped to a ball"
     )
     if is_forest(graph):
@@ -145,7 +145,7 @@ def r_leak(graph: SocialGraph, budgets: Any, public_sample: Any) -> ExposureLeak
     With G = K + diag(τ), τ_j = 1/(2ρ_j p(1-p)): r_gp = -½ ln(1/[G⁻¹]_ii - τ_i), what is left of the variance of X_i
     once all others are heard. With T_i = Σ_friends ρ_j/(2+ρ_j): r_sat = ½ ln(1 + b²T_i/(1+vT_i)).
 
-    public_sample  known values, ±1 or 0/1: a mapping from names, or one per client with NaN where unknown. Links count
+    public_sample  known values, ±1 or 0/1: a mapping from names, or one per client with NaN where unknown. Edges count
                    the same in both directions and whatever their weight.
     """
     size = graph.num_clients
@@ -249,11 +249,11 @@ class LeakModel:
     """The Gaussian field and the one-hop model of one network and one attribute, ready for any budgets.
 
     kernel  K, N×N with a unit diagonal
-    linked  who is linked to whom, in either direction
+    connected  who is connected to whom, in either direction
     """
 
     kernel: Array
-    linked: SparseMatrix
+    connected: SparseMatrix
     fit: FieldFit
     entropy: float
 
@@ -326,14 +326,14 @@ class LeakModel:
         outer = np.where(joined > 0, (level / safe) ** (q + 1), 1.0)
         of_gp, of_sat = (outer * (part / safe) ** (q - 1) for part in (levels.r_gp, levels.r_sat))
         marginal = of_gp @ self._slopes_of_field(heard)
-        reach = self.linked @ (spent / (2 + spent))
-        near = self.linked @ (of_sat * saturating_slope(self.fit, reach))
+        reach = self.connected @ (spent / (2 + spent))
+        near = self.connected @ (of_sat * saturating_slope(self.fit, reach))
         return float(level.sum()), np.asarray(marginal + 2 / (2 + spent) ** 2 * near)
 
     def _levels(self, spent: Array, heard: _Heard) -> Levels:
         left = np.diagonal(heard.covariances) / heard.apart
         r_gp = np.maximum(0.0, -0.5 * np.log(left))  # below 0 only by rounding
-        r_sat = saturating_level(self.fit, self.linked @ (spent / (2 + spent)))
+        r_sat = saturating_level(self.fit, self.connected @ (spent / (2 + spent)))
         uncapped = np.maximum(r_sat, r_gp)
         return Levels(np.minimum(uncapped, self.entropy), r_sat, r_gp, uncapped >= self.entropy)
 
@@ -348,9 +348,9 @@ class LeakModel:
         slopes = self._slopes_of_field(heard)
         near = levels.r_sat > levels.r_gp
         if near.any():
-            reach = self.linked[near] @ (spent / (2 + spent))
+            reach = self.connected[near] @ (spent / (2 + spent))
             slopes[near] = (
-                self.linked[near].toarray() * (2 / (2 + spent) ** 2) * saturating_slope(self.fit, reach)[:, None]
+                self.connected[near].toarray() * (2 / (2 + spent) ** 2) * saturating_slope(self.fit, reach)[:, None]
             )
         slopes[levels.capped] = 0.0
         np.fill_diagonal(slopes, 0.0)
@@ -466,7 +466,7 @@ def protect(model: LeakModel, budgets: Any, client: int, *, target: float) -> Pr
     is_client = np.arange(len(spent)) == client
     heard = np.where(is_client, 0.0, precision)
     covariances = model.posterior(np.where(is_client, 0.0, spent))
-    friends = np.asarray(model.linked[[client]].toarray()).ravel()
+    friends = np.asarray(model.connected[[client]].toarray()).ravel()
     reach = friends * spent / (2 + spent)
     withdrawn = np.zeros(len(spent))
     while True:

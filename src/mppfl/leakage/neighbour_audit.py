@@ -25,7 +25,7 @@ from mppfl.errors import BadInput
 from mppfl.leakage.calibrate import spearman
 from mppfl.leakage.field import (
     FieldFit,
-    coupled_links,
+    coupled_edges,
     field_kernel,
     fit_field,
     friendships,
@@ -34,7 +34,7 @@ from mppfl.leakage.field import (
     leave_one_out,
 )
 from mppfl.leakage.levels import as_signs, client_budgets, r_bound, read_attribute, require_dense
-from mppfl.network import SocialGraph, SparseMatrix, graph_from_links
+from mppfl.network import SocialGraph, SparseMatrix, graph_from_edges
 from mppfl.privacy import LocalWork, privacy_mechanism
 from mppfl.privacy.audit import AuditResult
 
@@ -174,8 +174,8 @@ def attack_by_field(
     _, noise = signals.values(learn)
     left, weights = leave_one_out(field_kernel(modes, fit.beta, fit.eta), noise / spread**2)
     upper, lower = (1 - middle) / spread, (-1 - middle) / spread
-    linked = friendships(graph)
-    degrees = np.maximum(linked.sum(axis=1), 1.0)
+    connected = friendships(graph)
+    degrees = np.maximum(connected.sum(axis=1), 1.0)
 
     def features(uploads: Array, of: IntArray) -> Array:  # [targets, draws, features]
         values, _ = signals.values(uploads)
@@ -184,7 +184,7 @@ def attack_by_field(
         left_of = left[of][:, None]
         odds = (upper - lower) * means / left_of - 0.5 * (upper**2 - lower**2) * (1 / left_of - 1)
         lean = np.where(np.isfinite(noise), centred / (1 + noise), 0.0)
-        friends = (linked[of] @ lean.T) / np.sqrt(degrees[of])[:, None]
+        friends = (connected[of] @ lean.T) / np.sqrt(degrees[of])[:, None]
         return np.stack([odds, means, friends], axis=2)
 
     shown, hidden = np.flatnonzero(public), np.flatnonzero(~public)
@@ -195,29 +195,29 @@ def attack_by_field(
 def attack_by_messages(
     graph: SocialGraph, labels: Array, public: Any, rate: float, signals: Signals, learn: Array, test: Array
 ) -> Attack:
-    """Belief propagation with one coupling for all links, the one that serves the public clients best."""
+    """Belief propagation with one coupling for all edges, the one that serves the public clients best."""
     base = 0.5 * math.log(rate / (1 - rate))
     shown, hidden = np.flatnonzero(public), np.flatnonzero(~public)
     forest = is_forest(graph)
 
     def features(coupling: float, uploads: Array, of: IntArray, num_draws: int) -> Array:
-        links = Messages.of(graph, coupling)
+        edges = Messages.of(graph, coupling)
         sweeps = None if forest else LOOPY_SWEEPS
-        _, silent = links.settle(np.full((graph.num_clients, 1), base), sweeps)
+        _, silent = edges.settle(np.full((graph.num_clients, 1), base), sweeps)
         targets = np.repeat(of, num_draws)
         # Targets take turns with the draws: one draw for all would calibrate to its own luck, which loops amplify.
         draws = (np.arange(len(of))[:, None] + np.arange(num_draws)).ravel() % len(uploads)
         leaning = base + signals.evidence(uploads).T  # [clients, draws]
         if forest:  # no message returns to its sender, so nothing need be withheld
-            sums = links.settle(leaning)[1][targets, draws]
+            sums = edges.settle(leaning)[1][targets, draws]
         else:
             sums = np.empty(len(targets))
-            at_once = max(1, MESSAGES_AT_ONCE // len(links.source))
+            at_once = max(1, MESSAGES_AT_ONCE // len(edges.source))
             for start in range(0, len(targets), at_once):
                 some, columns = targets[start : start + at_once], draws[start : start + at_once]
                 withheld = leaning[:, columns]
                 withheld[some, np.arange(len(some))] = base  # else the target's own upload would return round a cycle
-                sums[start : start + at_once] = links.settle(withheld, sweeps)[1][some, np.arange(len(some))]
+                sums[start : start + at_once] = edges.settle(withheld, sweeps)[1][some, np.arange(len(some))]
         return np.asarray(2 * (sums.reshape(len(of), num_draws) - silent[of])[:, :, None])
 
     best, coupling = -math.inf, LOOPY_COUPLINGS[0]
@@ -255,18 +255,18 @@ def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Every link in both directions: message k travels source[k] -> target[k]."""
+    """Every edge in both directions: message k travels source[k] -> target[k]."""
 
     source: IntArray
     target: IntArray
-    back: IntArray  # the same link the other way
+    back: IntArray  # the same edge the other way
     coupling: Array
     gather: SparseMatrix  # [clients, messages], sums what arrives
 
     @classmethod
     def of(cls, graph: SocialGraph, couplings: Any) -> Messages:
-        """Those of a network whose links have these couplings."""
-        firsts, seconds, strengths = coupled_links(graph, couplings)
+        """Those of a network whose edges have these couplings."""
+        firsts, seconds, strengths = coupled_edges(graph, couplings)
         if len(strengths) and np.abs(strengths).max() > 15:
             raise BadInput(f"a coupling of {np.abs(strengths).max():g} is a certainty in all but name; use at most 15.")
         count = len(firsts)
@@ -283,9 +283,9 @@ class Messages:
         return np.asarray(np.arctanh(np.tanh(self.coupling)[:, None] * np.tanh(without)))
 
     def settle(self, leaning: Array, sweeps: int | None = None) -> tuple[Array, Array]:
-        """Messages [links both ways, draws] and their sums at each client, from fields [clients, draws].
+        """Messages [edges both ways, draws] and their sums at each client, from fields [clients, draws].
 
-        Without `sweeps`, until they stand still: on a forest after as many sweeps as the longest path has links.
+        Without `sweeps`, until they stand still: on a forest after as many sweeps as the longest path has edges.
         """
         messages = np.zeros((len(self.source), leaning.shape[1]))
         for _ in range(sweeps if sweeps is not None else leaning.shape[0]):
@@ -299,7 +299,7 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class IsingTree:
-    """P(x) ∝ exp(Σ_links J x_u x_v + Σ_v h_v x_v), x = ±1, on a tree: `couplings` J as a matrix, `fields` h."""
+    """P(x) ∝ exp(Σ_edges J x_u x_v + Σ_v h_v x_v), x = ±1, on a tree: `couplings` J as a matrix, `fields` h."""
 
     graph: SocialGraph
     couplings: SparseMatrix
@@ -313,7 +313,7 @@ def random_ising_tree(
     size = require_count(num_clients, "num_clients", 2)
     children = np.arange(1, size)
     parents = np.array([int(rng.integers(child)) for child in children])
-    graph = graph_from_links(parents, children, num_clients=size, undirected=True)
+    graph = graph_from_edges(parents, children, num_clients=size, undirected=True)
     strengths = rng.uniform(-strongest, strongest, size - 1)
     matrix = sp.coo_array((strengths, (parents, children)), shape=(size, size)).tocsr()
     return IsingTree(graph, (matrix + matrix.T).tocsr(), rng.uniform(-strongest_field, strongest_field, size))
@@ -323,18 +323,18 @@ def sample_ising_tree(
     graph: SocialGraph, couplings: Any, fields: Any, draws: int, rng: np.random.Generator
 ) -> Array:  # [draws, clients]
     """Exact draws of ±1 from an Ising model on a forest: roots from their marginals, children given their parents."""
-    links = Messages.of(graph, couplings)
+    edges = Messages.of(graph, couplings)
     local = _fields(fields, graph)
-    towards, total = links.settle(local[:, None])
-    message = {(int(a), int(b)): float(m) for a, b, m in zip(links.source, links.target, towards[:, 0], strict=True)}
-    strength = {(int(a), int(b)): float(j) for a, b, j in zip(links.source, links.target, links.coupling, strict=True)}
+    towards, total = edges.settle(local[:, None])
+    message = {(int(a), int(b)): float(m) for a, b, m in zip(edges.source, edges.target, towards[:, 0], strict=True)}
+    strength = {(int(a), int(b)): float(j) for a, b, j in zip(edges.source, edges.target, edges.coupling, strict=True)}
     drawn = np.empty((draws, graph.num_clients))
-    linked = friendships(graph)
-    _, part = connected_components(linked, directed=False)
+    connected = friendships(graph)
+    _, part = connected_components(connected, directed=False)
     for root in np.unique(part, return_index=True)[1]:
         lean = local[root] + total[root, 0]
         drawn[:, root] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
-        order, parent = breadth_first_order(linked, root, directed=False)
+        order, parent = breadth_first_order(connected, root, directed=False)
         for node in order[1:]:
             above = int(parent[node])
             below = local[node] + total[node, 0] - message[(above, int(node))]
@@ -347,10 +347,10 @@ def tree_logits(
     graph: SocialGraph, couplings: Any, fields: Any, evidence: Array
 ) -> tuple[Array, Array]:  # [clients], [draws, clients]
     """Exact log-odds of X_i = +1 on a forest: before, and given the evidence [draws, clients] of everyone but i."""
-    links = Messages.of(graph, couplings)
+    edges = Messages.of(graph, couplings)
     local = _fields(fields, graph)
-    _, before = links.settle(local[:, None])
-    _, after = links.settle(local[:, None] + evidence.T)
+    _, before = edges.settle(local[:, None])
+    _, after = edges.settle(local[:, None] + evidence.T)
     return 2 * (local + before[:, 0]), 2 * (local + after.T)
 
 

@@ -23,9 +23,9 @@ from mppfl.game import (
     Game,
     Horizon,
     Plan,
-    Terms,
+    RoundTerms,
     equilibrium_at,
-    plan_of_rounds,
+    plan_from_rounds,
     rounds_up_to,
     social_agnostic,
     wanted_loss,
@@ -173,7 +173,7 @@ def leakage_priced(game: Game, horizon: Horizon, *, leak: Leak, leak_price: floa
     which Σρ is that of `social_agnostic`, so that both give the server the same accuracy term.
     """
     yardstick = social_agnostic(game, horizon)
-    terms: list[Terms] = []
+    terms: list[RoundTerms] = []
     worst, start, charged = 0.0, None, 0
     for position, round_index in enumerate(horizon.rounds):
         agnostic = yardstick[position].budgets
@@ -186,11 +186,11 @@ def leakage_priced(game: Game, horizon: Horizon, *, leak: Leak, leak_price: floa
         charged = max(charged, int((priced.prices < 0).sum()))
         prices = np.maximum(priced.prices, 0.0)
         paid = float(prices @ priced.budgets) / max(float(priced.budgets.sum()), 1e-300)
-        terms.append(Terms(int(round_index), paid, prices, priced.budgets))
+        terms.append(RoundTerms(int(round_index), paid, prices, priced.budgets))
     notes = [f"leak price {leak_price:.6g} per nat, largest KKT residual {worst:.2g} of the largest budget"]
     if charged:
         notes.append(f"{charged} clients would be charged for sharing; they are offered nothing")
-    return plan_of_rounds("leakage_priced", terms, tuple(notes))
+    return plan_from_rounds("leakage_priced", terms, tuple(notes))
 
 
 def _descend(

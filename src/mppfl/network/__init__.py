@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .closed_walks import EXACT_BELOW, Diagonal, ReturnsHome, returns_home
+    from .closed_walks import EXACT_BELOW, ClosedWalks, Diagonal, count_closed_walks
     from .communities import OTHERS, Branch, CommunityTree, communities_of
     from .device import (
         DeviceMatrix,
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         SocialGraph,
         SparseMatrix,
         describe,
-        graph_from_links,
+        graph_from_edges,
         graph_from_matrix,
         joined_names,
     )
     from .layout import Lines, influence_between, lay_out, strongest_lines
-    from .propagation import Propagation, Walk, attribute, propagate, strongest_walks, times
+    from .propagation import Propagation, Walk, exposure_sources, propagate, strongest_walks, times
     from .read import failures_in_one_line, read_graph
-    from .write import write_graphml, write_links
+    from .write import write_edges, write_graphml
 
 export_lazily(__name__)

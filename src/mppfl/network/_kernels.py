@@ -15,7 +15,7 @@ from mppfl.compiled import get_num_threads, njit, prange
 
 
 def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
-    """Row numbers that cut the matrix into pieces of about equally many links."""
+    """Row numbers that cut the matrix into pieces of about equally many edges."""
     pieces = get_num_threads() * pieces_per_thread
     goals = np.linspace(0, int(indptr[-1]), pieces + 1)
     cuts = np.searchsorted(indptr, goals, side="left")
@@ -268,22 +268,22 @@ def walkers(
 
 
 @njit(cache=True)
-def attach_newcomers(num_clients: int, links_each: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """Both ends of all links: a star of links_each + 1 clients, then newcomers who choose `links_each` others each.
+def attach_newcomers(num_clients: int, edges_each: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Both ends of all edges: a star of edges_each + 1 clients, then newcomers who choose `edges_each` others each.
 
-    A client stands in `ends` once for each of its links, so a uniform draw from it is a draw by number of links; one
+    A client stands in `ends` once for each of its edges, so a uniform draw from it is a draw by number of edges; one
     already chosen by the same newcomer is drawn again.
     """
-    num_links = links_each * (num_clients - links_each)
-    ends = np.empty(2 * num_links, dtype=np.int32)
+    num_edges = edges_each * (num_clients - edges_each)
+    ends = np.empty(2 * num_edges, dtype=np.int32)
     chosen_by = np.full(num_clients, -1, dtype=np.int32)
     filled = 0
-    for leaf in range(links_each):
-        ends[filled], ends[filled + 1] = links_each, leaf
+    for leaf in range(edges_each):
+        ends[filled], ends[filled + 1] = edges_each, leaf
         filled += 2
-    for newcomer in range(links_each + 1, num_clients):
+    for newcomer in range(edges_each + 1, num_clients):
         known = filled
-        for _ in range(links_each):
+        for _ in range(edges_each):
             friend = ends[rng.integers(0, known)]
             while chosen_by[friend] == newcomer:
                 friend = ends[rng.integers(0, known)]
@@ -444,7 +444,7 @@ def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> 
 def settle(x: Any, y: Any, mass: Any, firsts: Any, seconds: Any, pull: Any, centring: Any, heat: Any) -> None:
     """Moves nodes in place, one step for each entry of `heat`, the longest way a node may go in that step.
 
-    Every two nodes push each other apart by mass · mass / distance; a link pulls its ends together by pull · distance;
+    Every two nodes push each other apart by mass · mass / distance; an edge pulls its ends together by pull · distance;
     everything is drawn to the middle by centring · mass · distance. All of one float type, so that loops vectorise.
     """
     size = len(x)

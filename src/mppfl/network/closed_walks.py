@@ -20,7 +20,7 @@ NUM_WALKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnsHome:
+class ClosedWalks:
     """Closed walks: the diagonal of Σ before it is removed, and its error.
 
     values          one per client
@@ -33,9 +33,9 @@ class ReturnsHome:
     exact_hops: int
 
 
-def returns_home(
+def count_closed_walks(
     influence: SparseMatrix, max_hops: int, hop_decay: float, diagonal: Diagonal = "auto", seed: int = 0
-) -> ReturnsHome:
+) -> ClosedWalks:
     """Σ_k λ^{k-1}(W^k)_ii for every client i (the part of eq. 2 that is set to zero).
 
     "exact" counts them whatever the cost; "auto" counts as many hops as WALKS_AT_MOST permits and estimates the rest
@@ -45,7 +45,7 @@ def returns_home(
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
     size = influence.shape[0]
     if diagonal != "estimate" and _by_matrix_is_best(influence, max_hops):
-        return ReturnsHome(_by_dense_powers(influence, max_hops, hop_decay), np.zeros(size), max_hops)
+        return ClosedWalks(_by_dense_powers(influence, max_hops, hop_decay), np.zeros(size), max_hops)
     exact_hops = max_hops
     if diagonal == "estimate":
         exact_hops = min(2, max_hops)
@@ -53,9 +53,9 @@ def returns_home(
         exact_hops = affordable_hops(influence, max_hops)
     values = _by_walking(influence, exact_hops, hop_decay)
     if exact_hops == max_hops:
-        return ReturnsHome(values, np.zeros(size), max_hops)
+        return ClosedWalks(values, np.zeros(size), max_hops)
     rest, error = _by_walkers(influence, exact_hops, max_hops, hop_decay, seed)
-    return ReturnsHome(values + rest, error, exact_hops)
+    return ClosedWalks(values + rest, error, exact_hops)
 
 
 def kind_of_diagonal(num_clients: int, diagonal: Diagonal) -> Diagonal:
@@ -72,15 +72,15 @@ def affordable_hops(influence: SparseMatrix, max_hops: int) -> int:
     """The most hops whose closed walks cost at most WALKS_AT_MOST steps; at least 2."""
     lengths = np.diff(influence.indptr).astype(np.float64)
     back = np.bincount(influence.indices, minlength=len(lengths)).astype(np.float64)
-    spent, grow = 0.0, float(back @ lengths)  # walks of two links: what it costs to grow all vectors by one hop
+    spent, grow = 0.0, float(back @ lengths)  # walks of two edges: what it costs to grow all vectors by one hop
     for hops in range(3, max_hops + 1):
         if spent + grow > WALKS_AT_MOST:
             return hops - 1
         spent += grow
-        if hops >= 4 and hops % 2 == 0:  # from here on vectors are longer by one more link
+        if hops >= 4 and hops % 2 == 0:  # from here on vectors are longer by one more edge
             pattern = influence.copy()
             pattern.data = np.ones_like(pattern.data)
-            lengths = np.minimum(pattern @ lengths, influence.nnz)  # no step costs more than one pass over all links
+            lengths = np.minimum(pattern @ lengths, influence.nnz)  # no step costs more than one pass over all edges
             grow = float(back @ lengths)
     return max_hops
 

@@ -26,10 +26,10 @@ def communities_of(graph: SocialGraph, rng: np.random.Generator) -> NDArray[np.i
     Louvain's method (Blondel et al. 2008, arXiv:0803.0476v2) on the edges as given, the weights of both directions
     added up; clients are visited in the order that `rng` draws. A client without any edge is a community of its own.
     """
-    return communities_of_links(graph.links(), rng).astype(np.int64)
+    return communities_of_edges(graph.edges(), rng).astype(np.int64)
 
 
-def communities_of_links(links: SparseMatrix, rng: np.random.Generator, most: int | None = None) -> Labels:
+def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: int | None = None) -> Labels:
     """The same for a csr_array of positive weights whose diagonal is zero.
 
     Where more than `most` communities have edges to others, the resolution falls until they are fewer and coarser
@@ -37,11 +37,11 @@ def communities_of_links(links: SparseMatrix, rng: np.random.Generator, most: in
     """
     from mppfl.network import _kernels as kernels
 
-    labels: Labels = np.arange(int(links.shape[0]), dtype=np.int32)
-    if links.nnz == 0:
+    labels: Labels = np.arange(int(edges.shape[0]), dtype=np.int32)
+    if edges.nnz == 0:
         return labels
     draw = np.random.default_rng(int(rng.integers(2**32)))  # one number of the caller's stream, however many levels
-    all_rows = kernels.edges_of_both_directions((links.indptr, links.indices, links.data))
+    all_rows = kernels.edges_of_both_directions((edges.indptr, edges.indices, edges.data))
     rows, inside = all_rows, np.zeros(len(labels))
     resolution = 1.0
     for _ in range(MOST_LEVELS):
@@ -94,7 +94,7 @@ class CommunityTree:
         self.graph = graph
         self.most_together = most_together
         self.most_branches = most_branches
-        self._links: SparseMatrix | None = None
+        self._edges: SparseMatrix | None = None
         self._inside: dict[tuple[int, ...], tuple[Branch, ...]] = {}
 
     def way(self, opened: tuple[int, ...]) -> tuple[Branch, ...]:
@@ -128,11 +128,11 @@ class CommunityTree:
         return self._inside[opened]
 
     def _communities(self, members: IntArray) -> tuple[Branch, ...]:
-        if self._links is None:
-            self._links = self.graph.links()
+        if self._edges is None:
+            self._edges = self.graph.edges()
         everybody = len(members) == self.graph.num_clients
-        links = self._links if everybody else self._links[members][:, members]
-        labels = communities_of_links(links, np.random.default_rng(0), self.most_branches)
+        edges = self._edges if everybody else self._edges[members][:, members]
+        labels = communities_of_edges(edges, np.random.default_rng(0), self.most_branches)
         groups = tuple(members[part] for part in _parts(labels))
         if len(groups) < 2:
             return ()

@@ -22,7 +22,7 @@ from mppfl.network.propagation import Propagation
 
 log = logging.getLogger(__name__)
 GIB = 2**30
-LINKS_PER_BLOCK = 2**30  # products take 32-bit positions: half the memory of 64-bit ones, and below their limit
+EDGES_PER_BLOCK = 2**30  # products take 32-bit positions: half the memory of 64-bit ones, and below their limit
 FEW_COLUMNS = 4
 
 
@@ -86,15 +86,15 @@ class DeviceMatrix:
         return len(self.starts) - 1
 
     @property
-    def num_links(self) -> int:
+    def num_edges(self) -> int:
         return len(self.columns)
 
     @cached_property
     def _blocks(self) -> tuple[Tensor, ...]:
-        """Rows cut into sparse tensors of at most LINKS_PER_BLOCK edges, or one longer row, that share these arrays."""
+        """Rows cut into sparse tensors of at most EDGES_PER_BLOCK edges, or one longer row, that share these arrays."""
         cuts = [0]
         while cuts[-1] < self.num_clients:
-            goal = self.starts[cuts[-1]] + LINKS_PER_BLOCK
+            goal = self.starts[cuts[-1]] + EDGES_PER_BLOCK
             last = int(torch.searchsorted(self.starts, goal, right=True)) - 1
             cuts.append(min(max(last, cuts[-1] + 1), self.num_clients))
         return tuple(self._rows(first, last) for first, last in pairwise(cuts))
@@ -146,9 +146,9 @@ class DeviceMatrix:
         return transposed
 
 
-def matrix_bytes(num_clients: int, num_links: int) -> int:
+def matrix_bytes(num_clients: int, num_edges: int) -> int:
     """Memory of a DeviceMatrix and of what its products need beside it."""
-    return 12 * num_links + 12 * num_clients
+    return 12 * num_edges + 12 * num_clients
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Random social networks: the paper's Erdős–Rényi, and Barabási–Albert, Watts–Strogatz, block model and skewed ones.
 
-No family leaves a client isolated, links a client to itself or gives an edge twice. All but the first need memory in
+No family leaves a client isolated, edges a client to itself or gives an edge twice. All but the first need memory in
 proportion to clients and edges only.
 """
 
@@ -39,16 +39,16 @@ def random_graph(
 ) -> SocialGraph:
     """A random social graph of one of five families.
 
-    erdos_renyi       The paper's network (model, section 1): each ordered pair is linked with a probability of its own,
+    erdos_renyi       The paper's network (model, section 1): each ordered pair has a probability of its own,
                       drawn from `probability_range` (0.1, 0.9). A client whom nobody exposes draws one edge. Time and
                       memory grow with num_clients², so more than 20,000 clients are refused.
-    barabasi_albert   Newcomers befriend `links_each` (3) others, chosen in proportion to their friends: a few become
-                      hubs. The first links_each + 1 clients form a star.
+    barabasi_albert   Newcomers befriend `edges_each` (3) others, chosen in proportion to their friends: a few become
+                      hubs. The first edges_each + 1 clients form a star.
     watts_strogatz    A ring where everybody knows the nearest `neighbours` (6), and a share `rewire` (0.1) of edges
                       leads to a random client instead.
     stochastic_block  Communities of the given `sizes` (four of about equal size): two clients are friends with chance
                       `within` (0.1) in one, `between` (0.01) across two. A client without friends draws one.
-    skewed            Exactly `num_links` directed edges (ten per client), in which few expose many, and few are exposed
+    skewed            Exactly `num_edges` directed edges (ten per client), in which few expose many, and few are exposed
                       by many. The chance to expose falls with rank as rank^-`popularity` (0.75); numbers of exposers
                       follow log-normal weights of deviation `length_spread` (1).
 
@@ -71,7 +71,7 @@ def random_graph(
 
     Example:
         >>> import numpy as np
-        >>> random_graph("watts_strogatz", 50, rng=np.random.default_rng(0), neighbours=4).num_links
+        >>> random_graph("watts_strogatz", 50, rng=np.random.default_rng(0), neighbours=4).num_edges
         200
     """
     if kind not in _FAMILIES:
@@ -103,7 +103,7 @@ def _erdos_renyi(
         raise BadInput(f"probability_range={probability_range!r} must be two numbers in [0, 1], the smaller first.")
     if num_clients > _MOST_CLIENTS_DENSE:
         raise BadInput(
-            f"num_clients={num_clients:,} is too many for erdos_renyi, which links a share of all pairs; at most "
+            f"num_clients={num_clients:,} is too many for erdos_renyi, which edges a share of all pairs; at most "
             f"{_MOST_CLIENTS_DENSE:,}. Use a sparse family: {', '.join(k for k in _FAMILIES if k != 'erdos_renyi')}."
         )
     columns, strengths, lengths = [], [], []
@@ -111,23 +111,23 @@ def _erdos_renyi(
     for start in range(0, num_clients, rows_at_once):
         targets = np.arange(start, min(start + rows_at_once, num_clients))
         rows, shape = np.arange(len(targets)), (len(targets), num_clients)
-        linked = rng.random(shape) < rng.uniform(least, most, shape)
-        linked[rows, targets] = False
-        empty = np.flatnonzero(~linked.any(axis=1))
-        linked[empty, _another(targets[empty], num_clients, rng)] = True
-        columns.append(np.nonzero(linked)[1].astype(np.int32))
+        connected = rng.random(shape) < rng.uniform(least, most, shape)
+        connected[rows, targets] = False
+        empty = np.flatnonzero(~connected.any(axis=1))
+        connected[empty, _another(targets[empty], num_clients, rng)] = True
+        columns.append(np.nonzero(connected)[1].astype(np.int32))
         strengths.append(weigh(len(columns[-1])))
-        lengths.append(linked.sum(axis=1))
+        lengths.append(connected.sum(axis=1))
     return _from_rows(np.concatenate(columns), np.concatenate(strengths), np.concatenate(lengths))
 
 
-def _barabasi_albert(num_clients: int, rng: np.random.Generator, weigh: _Weigh, links_each: int = 3) -> SparseMatrix:
-    require_count(links_each, "links_each")
-    if links_each >= num_clients:
-        raise BadInput(f"links_each={links_each} must be below num_clients={num_clients}. Lower it, or add clients.")
+def _barabasi_albert(num_clients: int, rng: np.random.Generator, weigh: _Weigh, edges_each: int = 3) -> SparseMatrix:
+    require_count(edges_each, "edges_each")
+    if edges_each >= num_clients:
+        raise BadInput(f"edges_each={edges_each} must be below num_clients={num_clients}. Lower it, or add clients.")
     from mppfl.network._kernels import attach_newcomers
 
-    return _from_friendships(*attach_newcomers(num_clients, links_each, rng), weigh, num_clients)
+    return _from_friendships(*attach_newcomers(num_clients, edges_each, rng), weigh, num_clients)
 
 
 def _watts_strogatz(
@@ -202,19 +202,19 @@ def _skewed(
     num_clients: int,
     rng: np.random.Generator,
     weigh: _Weigh,
-    num_links: int | None = None,
+    num_edges: int | None = None,
     popularity: float = 0.75,
     length_spread: float = 1.0,
 ) -> SparseMatrix:
     """Popularity 0 makes all alike; 0.75 gives numbers of exposed clients with a tail of exponent 1 + 1/0.75."""
     most = num_clients * (num_clients - 1)
-    num_links = min(10 * num_clients, most) if num_links is None else require_count(num_links, "num_links")
-    if not num_clients <= num_links <= most:
-        raise BadInput(f"num_links={num_links:,} must lie in [{num_clients:,}, {most:,}] for {num_clients:,} clients.")
+    num_edges = min(10 * num_clients, most) if num_edges is None else require_count(num_edges, "num_edges")
+    if not num_clients <= num_edges <= most:
+        raise BadInput(f"num_edges={num_edges:,} must lie in [{num_clients:,}, {most:,}] for {num_clients:,} clients.")
     require_number(popularity, "popularity", 0.0, 0.99, open_ends=False)
     require_number(length_spread, "length_spread", 0.0, 10.0, open_ends=False)
 
-    lengths = _skewed_lengths(num_clients, num_links, length_spread, rng)
+    lengths = _skewed_lengths(num_clients, num_edges, length_spread, rng)
     by_rank = rng.permutation(num_clients)
     is_long = lengths * 8 > num_clients
     short = _rows_by_rejection(np.where(is_long, 0, lengths), by_rank, popularity, rng)
@@ -232,10 +232,10 @@ _FAMILIES: dict[str, Callable[..., SparseMatrix]] = {
 }
 
 
-def _skewed_lengths(num_clients: int, num_links: int, spread: float, rng: np.random.Generator) -> IntArray:
-    """Number of exposers of each client: at least 1, at most all others, `num_links` together."""
+def _skewed_lengths(num_clients: int, num_edges: int, spread: float, rng: np.random.Generator) -> IntArray:
+    """Number of exposers of each client: at least 1, at most all others, `num_edges` together."""
     shares = rng.lognormal(0.0, spread, num_clients)
-    extra = rng.multinomial(num_links - num_clients, shares / shares.sum())
+    extra = rng.multinomial(num_edges - num_clients, shares / shares.sum())
     room = num_clients - 2
     while (excess := int(np.maximum(extra - room, 0).sum())) > 0:
         extra = np.minimum(extra, room)

@@ -26,20 +26,20 @@ SparseMatrix = Any  # scipy.sparse.csr_array, which has no types of its own
 class SocialGraph:
     """Direct influence W between clients (model, eq. 1): entry (i, j) says how strongly j's choices expose i.
 
-    Made by read_graph, random_graph, graph_from_links or graph_from_matrix. An empty row is an isolated client: nobody
+    Made by read_graph, random_graph, graph_from_edges or graph_from_matrix. An empty row is an isolated client: nobody
     exposes it.
 
     Args:
         influence: W as a csr_array: float64 values, sorted int32 columns, zero diagonal.
         names: One per client, or None: clients are then called "0", "1", ...
         normalisation: "row": rows sum to 1; "none": weights as given; "symmetric": D^-1/2 w D^-1/2.
-        strengths: Row sums of the edges as given, by which `links` recovers them. Under "symmetric", for a client whom
+        strengths: Row sums of the edges as given, by which `edges` recovers them. Under "symmetric", for a client whom
             nobody exposes, the sum of the edges by which it exposes others.
         origin: Index of each client in the input, before isolated clients were dropped.
         dropped: Names of the clients that were dropped.
 
     Example:
-        >>> graph = graph_from_links([0, 1, 2], [1, 0, 1], names=["Ann", "Bob", "Cy"], isolated="keep")
+        >>> graph = graph_from_edges([0, 1, 2], [1, 0, 1], names=["Ann", "Bob", "Cy"], isolated="keep")
         >>> graph
         SocialGraph: 3 clients, 3 edges, normalisation 'row'
           clients      'Ann', 'Bob', 'Cy'
@@ -60,7 +60,7 @@ class SocialGraph:
         counts, isolated = np.diff(self.influence.indptr), len(self.isolated)
         dropped = f", {len(self.dropped):,} dropped" if self.dropped else ""
         return (
-            f"SocialGraph: {self.num_clients:,} clients, {self.num_links:,} edges, "
+            f"SocialGraph: {self.num_clients:,} clients, {self.num_edges:,} edges, "
             f"normalisation {self.normalisation!r}\n"
             f"  clients      {joined_names(self.name(i) for i in range(min(6, self.num_clients)))}\n"
             f"  exposed by   {counts.min():,} to {counts.max():,} clients each, {isolated:,} isolated{dropped}"
@@ -71,7 +71,7 @@ class SocialGraph:
         return int(self.influence.shape[0])
 
     @property
-    def num_links(self) -> int:
+    def num_edges(self) -> int:
         return int(self.influence.nnz)
 
     @property
@@ -102,7 +102,7 @@ class SocialGraph:
         hint = f"Did you mean {near!r}?" if near else "Check the spelling."
         raise UnknownClient(f"client {name!r} is not in the network of {self.num_clients:,} clients. {hint}")
 
-    def links(self) -> SparseMatrix:
+    def edges(self) -> SparseMatrix:
         """The edges as they were given (w, before normalisation), as a csr_array."""
         if self.normalisation == "none":
             return self.influence
@@ -118,7 +118,7 @@ class SocialGraph:
         return describe(self)
 
 
-def graph_from_links(
+def graph_from_edges(
     sources: IntArray,
     targets: IntArray,
     weights: Array | None = None,
@@ -152,8 +152,8 @@ def graph_from_links(
         BadInput: An option that is not known.
 
     Example:
-        >>> graph = graph_from_links([0, 1], [1, 0], names=["Ann", "Bob"])
-        >>> graph.num_clients, graph.num_links
+        >>> graph = graph_from_edges([0, 1], [1, 0], names=["Ann", "Bob"])
+        >>> graph.num_clients, graph.num_edges
         (2, 2)
     """
     sources, targets = _positions(sources, "sources"), _positions(targets, "targets")
@@ -163,14 +163,14 @@ def graph_from_links(
         size = len(names) if names is not None else int(max(sources.max(initial=-1), targets.max(initial=-1))) + 1
     values = np.ones(len(sources)) if weights is None else _weights(weights)
     label = _label(names)
-    _check_links(sources, targets, values, size, label)
+    _check_edges(sources, targets, values, size, label)
     if self_loops == "drop":
         between = sources != targets
         sources, targets, values = sources[between], targets[between], values[between]
     if undirected:
         sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
         values = np.concatenate([values, values])
-    matrix = _unique_links(sources, targets, values, size, label)
+    matrix = _unique_edges(sources, targets, values, size, label)
     options: Any = {"normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
     return graph_from_matrix(matrix, names=names, **options)
 
@@ -195,7 +195,7 @@ def graph_from_matrix(
     label = _label(names)
     given = _without_loops(given, self_loops, label)
     if given.nnz == 0:
-        raise BadGraph(f"the graph of {size} clients has no links, so nothing propagates. Give at least one link.")
+        raise BadGraph(f"the graph of {size} clients has no edges, so nothing propagates. Give at least one edge.")
     if normalisation not in ("row", "none", "symmetric"):
         raise BadInput(f'normalisation={normalisation!r} must be "row", "none" or "symmetric".')
     given, origin = _without_isolated(given, isolated, label)
@@ -214,7 +214,7 @@ def _without_loops(given: SparseMatrix, self_loops: SelfLoops, label: Callable[[
         return given
     if self_loops == "error":
         raise BadGraph(
-            f"client {label(loops[0])!r} is linked to itself ({len(loops):,} self-loops); "
+            f"client {label(loops[0])!r} is connected to itself ({len(loops):,} self-loops); "
             'a client\'s own risk is counted apart. Remove them, or pass self_loops="drop".'
         )
     given = given - sp.diags_array(given.diagonal(), format="csr")
@@ -235,7 +235,7 @@ def _without_isolated(
         raise BadGraph(
             f"{int(empty.sum()):,} of {size:,} clients are isolated (nobody exposes them): "
             f"{joined_names(label(i) for i in np.flatnonzero(empty)[:6])}. "
-            'Give them links, or choose isolated="keep" (no external risk) or isolated="drop".'
+            'Give them edges, or choose isolated="keep" (no external risk) or isolated="drop".'
         )
     while isolated == "drop" and empty.any():  # dropping a client can isolate those whom only it exposed
         given, origin = given[~empty][:, ~empty].tocsr(), origin[~empty]
@@ -251,7 +251,7 @@ def _normalised(
     with np.errstate(over="ignore"):  # refused below
         strengths = np.asarray(given.sum(axis=1)).ravel()
     if normalisation == "symmetric" and (strengths == 0).any():
-        # Who is exposed by nobody may expose others. Its links need a divisor in the unit of weights, lest it matter.
+        # Who is exposed by nobody may expose others. Its edges need a divisor in the unit of weights, lest it matter.
         exposing = np.bincount(given.indices, weights=given.data, minlength=len(strengths))
         strengths = np.where(strengths > 0, strengths, exposing)
     lightest, heaviest = float(given.data.min()), float(given.data.max())
@@ -271,21 +271,21 @@ def _normalised(
     return SocialGraph(influence, names, normalisation, strengths, origin)
 
 
-def _divisors(links: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Iterator[tuple[slice, Array]]:
-    """What each stored link is divided by: its row's sum, or the geometric mean of its row's and its column's.
+def _divisors(edges: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Iterator[tuple[slice, Array]]:
+    """What each stored edge is divided by: its row's sum, or the geometric mean of its row's and its column's.
 
     Piece by piece, so that a large network does not stand in memory once more.
     """
-    safe = np.where(strengths > 0, strengths, 1.0)  # who has no links at all has none to divide
+    safe = np.where(strengths > 0, strengths, 1.0)  # who has no edges at all has none to divide
     root = np.sqrt(safe)
     for start in range(0, len(safe), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        bounds = links.indptr[start : start + ROWS_AT_ONCE + 1]
+        bounds = edges.indptr[start : start + ROWS_AT_ONCE + 1]
         piece, lengths = slice(int(bounds[0]), int(bounds[-1])), np.diff(bounds)
         if normalisation == "row":
             yield piece, np.repeat(safe[rows], lengths)
         else:
-            yield piece, np.repeat(root[rows], lengths) * root[links.indices[piece]]
+            yield piece, np.repeat(root[rows], lengths) * root[edges.indices[piece]]
 
 
 def _nearby_short_decimals(values: Array) -> Array:
@@ -312,7 +312,7 @@ def _as_csr(matrix: Any) -> SparseMatrix:
     if matrix.shape[0] != matrix.shape[1]:
         raise BadGraph(f"a graph needs a square matrix, got shape {matrix.shape}.")
     if matrix.shape[0] == 0:
-        raise BadGraph("the graph is empty: no clients. Give at least one link.")
+        raise BadGraph("the graph is empty: no clients. Give at least one edge.")
     if matrix.shape[0] >= 2**31:
         raise BadGraph(
             f"a graph has at most 2,147,483,647 clients, the matrix {matrix.shape[0]:,}. Is it the right one?"
@@ -325,20 +325,20 @@ def _as_csr(matrix: Any) -> SparseMatrix:
         row = int(np.searchsorted(given.indptr, where, side="right") - 1)
         raise BadGraph(
             f"entry ({row}, {int(given.indices[where])}) of the matrix is {given.data[where]}; "
-            "weights must be positive numbers, 0 for no link."
+            "weights must be positive numbers, 0 for no edge."
         )
     given.eliminate_zeros()
     return given
 
 
 def _positions(given: Any, what: str) -> IntArray:
-    """Link ends as whole numbers; refuses what lies between two clients, and what is no vector."""
+    """Edge ends as whole numbers; refuses what lies between two clients, and what is no vector."""
     try:
         ends = np.asarray(given)
     except ValueError as cause:
-        raise BadGraph(f"{what} must be positions, one for each link, got rows of several lengths.") from cause
+        raise BadGraph(f"{what} must be positions, one for each edge, got rows of several lengths.") from cause
     if ends.ndim != 1:
-        raise BadGraph(f"{what} of shape {ends.shape} must be positions, one for each link.")
+        raise BadGraph(f"{what} of shape {ends.shape} must be positions, one for each edge.")
     if ends.dtype.kind in "iu" or len(ends) == 0:
         return ends.astype(np.int64) if ends.dtype.kind not in "i" else ends
     if ends.dtype.kind != "f":
@@ -354,9 +354,9 @@ def _weights(given: Any) -> Array:
     try:
         values = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as cause:
-        raise BadGraph(f"weights must be positive numbers, one for each link, got {given!r:.60}.") from cause
+        raise BadGraph(f"weights must be positive numbers, one for each edge, got {given!r:.60}.") from cause
     if values.ndim != 1:
-        raise BadGraph(f"weights of shape {values.shape} must be positive numbers, one for each link.")
+        raise BadGraph(f"weights of shape {values.shape} must be positive numbers, one for each edge.")
     return values
 
 
@@ -371,25 +371,25 @@ def _label(names: Sequence[str] | None) -> Callable[[Any], str]:
     return lambda i: str(int(i)) if names is None else names[int(i)]
 
 
-def _check_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> None:
+def _check_edges(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> None:
     if not len(sources) == len(targets) == len(values):
         raise BadGraph(f"{len(sources)} sources, {len(targets)} targets and {len(values)} weights do not match.")
     if len(sources) == 0:
-        raise BadGraph("the graph is empty: no links. Give at least one line `source, target`.")
+        raise BadGraph("the graph is empty: no edges. Give at least one line `source, target`.")
     for ends in (sources, targets):
         if ends.min() < 0 or ends.max() >= size:
-            raise BadGraph(f"link end {int(ends[(ends < 0) | (ends >= size)][0])} is not one of {size} clients.")
+            raise BadGraph(f"edge end {int(ends[(ends < 0) | (ends >= size)][0])} is not one of {size} clients.")
     wrong = ~(np.isfinite(values) & (values > 0))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise BadGraph(
-            f"the link from {label(sources[row])!r} to {label(targets[row])!r} has weight {values[row]}; "
-            "weights must be positive numbers. Correct it, or leave the link out."
+            f"the edge from {label(sources[row])!r} to {label(targets[row])!r} has weight {values[row]}; "
+            "weights must be positive numbers. Correct it, or leave the edge out."
         )
 
 
-def _unique_links(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> SparseMatrix:
-    """Rows are targets, columns sources; a repeated link counts once if its weights agree."""
+def _unique_edges(sources: IntArray, targets: IntArray, values: Array, size: int, label: Any) -> SparseMatrix:
+    """Rows are targets, columns sources; a repeated edge counts once if its weights agree."""
     order = np.argsort(targets.astype(np.int64) * size + sources, kind="stable")  # a third of lexsort's time
     sources, targets, values = sources[order], targets[order], values[order]
     again = np.zeros(len(sources), dtype=bool)
@@ -399,7 +399,7 @@ def _unique_links(sources: IntArray, targets: IntArray, values: Array, size: int
     if clash.any():
         row = int(np.argmax(clash))
         raise BadGraph(
-            f"the link from {label(sources[row])!r} to {label(targets[row])!r} is given twice, with weights "
+            f"the edge from {label(sources[row])!r} to {label(targets[row])!r} is given twice, with weights "
             f"{values[row - 1]:g} and {values[row]:g}. Keep one of them."
         )
     sources, targets, values = sources[~again], targets[~again], values[~again]
@@ -413,10 +413,10 @@ class GraphDescription:
     """What a social graph looks like. Shares lie between 0 and 1."""
 
     num_clients: int
-    num_links: int
+    num_edges: int
     exposed_by: tuple[int, float, int]  # how many expose a client: fewest, mean, most
     exposes: tuple[int, float, int]  # how many a client exposes: fewest, mean, most
-    reciprocity: float  # share of links that also run the other way
+    reciprocity: float  # share of edges that also run the other way
     smallest_influence: float  # ω_min of the paper: measured, not enforced
     num_isolated: int
     num_isolated_pairs: int  # two clients exposed by nobody but each other
@@ -436,7 +436,7 @@ def describe(graph: SocialGraph) -> GraphDescription:
     _, strong = connected_components(pattern, directed=True, connection="strong")
     return GraphDescription(
         num_clients=graph.num_clients,
-        num_links=graph.num_links,
+        num_edges=graph.num_edges,
         exposed_by=_spread(exposed_by),
         exposes=_spread(exposes),
         reciprocity=mutual / influence.nnz,

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components, dijkstra
 
 from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_number
 from mppfl.errors import BadInput
-from mppfl.network.communities import communities_of_links
+from mppfl.network.communities import communities_of_edges
 from mppfl.network.graph import SocialGraph, SparseMatrix
 
 PIVOTS = 24  # nodes from which distances are measured for the start
@@ -56,25 +56,25 @@ def lay_out(
     for ends in (firsts, seconds):
         if len(ends) and not 0 <= ends.min() <= ends.max() < num_nodes:
             wrong = ends[(ends < 0) | (ends >= num_nodes)][0]
-            raise BadInput(f"link end {int(wrong)} is not one of {num_nodes} nodes.")
+            raise BadInput(f"edge end {int(wrong)} is not one of {num_nodes} nodes.")
     apart = firsts != seconds
     firsts, seconds, pull = firsts[apart], seconds[apart], pull[apart]
     sizes = np.broadcast_to(np.asarray(radii, dtype=np.float64), (num_nodes,))
     x, y = np.full(num_nodes, width / 2), np.full(num_nodes, height / 2)
-    linked = np.zeros(num_nodes, dtype=np.bool_)
-    linked[firsts] = linked[seconds] = True
-    floor = _rows_below(x, y, linked, sizes, width, height)
-    if linked.any():
-        _place_parts(x, y, (firsts, seconds, pull), linked, sizes, Box(0.0, 0.0, width, floor))
+    connected = np.zeros(num_nodes, dtype=np.bool_)
+    connected[firsts] = connected[seconds] = True
+    floor = _rows_below(x, y, connected, sizes, width, height)
+    if connected.any():
+        _place_parts(x, y, (firsts, seconds, pull), connected, sizes, Box(0.0, 0.0, width, floor))
     return x, y
 
 
-def _rows_below(x: Array, y: Array, linked: BoolArray, radii: Array, width: float, height: float) -> float:
+def _rows_below(x: Array, y: Array, connected: BoolArray, radii: Array, width: float, height: float) -> float:
     """Puts nodes without edges into rows, in place; returns how far down the others may reach."""
-    alone = np.flatnonzero(~linked)
+    alone = np.flatnonzero(~connected)
     if len(alone) == 0:
         return height
-    share = len(alone) / len(linked)
+    share = len(alone) / len(connected)
     room = height if share == 1.0 else height * min(0.5, max(0.06, 0.8 * share))
     widest = 2.6 * float(radii[alone].max())
     # Rows as far from each other as neighbours in a row, and no farther than looks like one group.
@@ -91,19 +91,19 @@ def _rows_below(x: Array, y: Array, linked: BoolArray, radii: Array, width: floa
     return height - room - min(16.0, 0.03 * height)
 
 
-def _place_parts(x: Array, y: Array, edges: _Edges, linked: BoolArray, radii: Array, box: Box) -> None:
+def _place_parts(x: Array, y: Array, edges: _Edges, connected: BoolArray, radii: Array, box: Box) -> None:
     """Each connected part into a box of its own, in place."""
     firsts, seconds, pull = edges
-    size = len(linked)
+    size = len(connected)
     matrix = sp.csr_array((pull, (firsts, seconds)), shape=(size, size))
     _, part = connected_components(matrix, directed=False)
-    counts = np.bincount(part[linked], minlength=int(part.max()) + 1)
+    counts = np.bincount(part[connected], minlength=int(part.max()) + 1)
     order = np.flatnonzero(counts)[np.argsort(-counts[counts > 0], kind="stable")]
     boxes = _shares(counts[order].astype(np.float64) + 3.0, box)  # a pair needs more room than two of two thousand
     spacing = math.sqrt(boxes[0].width * boxes[0].height / counts[order[0]])
     by_part = np.argsort(part, kind="stable")
     ends = np.cumsum(np.bincount(part))
-    communities = communities_of_links(matrix, np.random.default_rng(0))
+    communities = communities_of_edges(matrix, np.random.default_rng(0))
     edge_part = np.argsort(part[firsts], kind="stable")
     edge_ends = np.cumsum(np.bincount(part[firsts], minlength=len(ends)))
     position = np.empty(size, dtype=np.int32)
@@ -236,11 +236,11 @@ def _filling(points: Array) -> Array:
     return np.where(high - low > 1e-9, (points - low) / np.maximum(high - low, 1e-9), 0.5)
 
 
-LINKS_AT_ONCE = 1 << 21  # links counted together: what is needed for that fits in 100 MB
+EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
 
 
 class Lines(NamedTuple):
-    """One line per pair of linked nodes, in its stronger direction.
+    """One line per pair of connected nodes, in its stronger direction.
 
     weights  influence along the line, both directions added
     mutual   whether it runs both ways
@@ -256,21 +256,21 @@ def influence_between(graph: SocialGraph, place: IntArray, count: int) -> Sparse
     """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
     influence = graph.influence
     total = np.zeros(count * count)
-    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + LINKS_AT_ONCE, LINKS_AT_ONCE), side="left")
+    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + EDGES_AT_ONCE, EDGES_AT_ONCE), side="left")
     for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
-        links = slice(int(influence.indptr[start]), int(influence.indptr[end]))
+        edges = slice(int(influence.indptr[start]), int(influence.indptr[end]))
         target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
-        source = place[influence.indices[links]]
+        source = place[influence.indices[edges]]
         counted = (target >= 0) & (source >= 0) & (target != source)
         key = target[counted].astype(np.int64) * count + source[counted]
-        total += np.bincount(key, influence.data[links][counted], count * count)
+        total += np.bincount(key, influence.data[edges][counted], count * count)
     return sp.csr_array(total.reshape(count, count))
 
 
 def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
-    """One line per linked pair, the strongest first, at most about `most`; and the number of linked pairs.
+    """One line per connected pair, the strongest first, at most about `most`; and the number of connected pairs.
 
-    The strongest of each node come before all others, so that no linked node looks isolated.
+    The strongest of each node come before all others, so that no connected node looks isolated.
     """
     both = sp.triu(influence + influence.T, k=1).tocoo()
     count = both.nnz

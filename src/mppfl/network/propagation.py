@@ -11,7 +11,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.network.closed_walks import Diagonal, ReturnsHome, kind_of_diagonal, returns_home
+from mppfl.network.closed_walks import ClosedWalks, Diagonal, count_closed_walks, kind_of_diagonal
 from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix
 
 PARALLEL_ABOVE = 1_000_000  # edges; below, SciPy on one core is as fast and needs no compiler
@@ -47,7 +47,7 @@ class Propagation:
     influence: SparseMatrix
     max_hops: int
     hop_decay: float
-    home: ReturnsHome  # the diagonal of Σ before it is removed
+    home: ClosedWalks  # the diagonal of Σ before it is removed
     normalisation: Normalisation = "row"
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ def propagate(
         from mppfl.network.device import find_device
 
         find_device(device)
-    home = returns_home(graph.influence, hops, decay, kind_of_diagonal(graph.num_clients, diagonal), seed)
+    home = count_closed_walks(graph.influence, hops, decay, kind_of_diagonal(graph.num_clients, diagonal), seed)
     return Propagation(graph.influence, hops, decay, home, graph.normalisation)
 
 
@@ -148,7 +148,7 @@ class Attribution:
     amounts: Array
 
 
-def attribute(propagation: Propagation, client: int, budgets: Array) -> Attribution:
+def exposure_sources(propagation: Propagation, client: int, budgets: Array) -> Attribution:
     """Every term λ^{k-1}(W^k)_ij ρ_j of client i's external risk, over sources j and hops k (model, eq. 3).
 
     Args:
@@ -164,8 +164,8 @@ def attribute(propagation: Propagation, client: int, budgets: Array) -> Attribut
         BadInput: No client has this position, or the budgets do not fit.
 
     Example:
-        >>> from mppfl.network import graph_from_links
-        >>> graph = graph_from_links([1, 2], [0, 1], isolated="keep")  # 2 exposes 1, and 1 exposes 0
+        >>> from mppfl.network import graph_from_edges
+        >>> graph = graph_from_edges([1, 2], [0, 1], isolated="keep")  # 2 exposes 1, and 1 exposes 0
         >>> terms = attribute(propagate(graph, max_hops=2, hop_decay=0.5), 0, [1.0, 3.0, 7.0])
         >>> [(int(j), int(k), float(amount)) for j, k, amount in zip(terms.sources, terms.hops, terms.amounts)]
         [(2, 2, 3.5), (1, 1, 3.0)]

@@ -25,7 +25,7 @@ import scipy.sparse as sp
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadGraph, BadInput
-from mppfl.network.graph import Isolated, Normalisation, SelfLoops, SocialGraph, graph_from_links, graph_from_matrix
+from mppfl.network.graph import Isolated, Normalisation, SelfLoops, SocialGraph, graph_from_edges, graph_from_matrix
 from mppfl.text import count_of, one_line, shortened, shown_path
 
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -102,7 +102,7 @@ def read_graph(
     Example:
         >>> import numpy as np
         >>> graph = read_graph(np.array([[0, 1, 1], [2, 0, 0], [1, 0, 0]]))
-        >>> graph.num_clients, graph.num_links
+        >>> graph.num_clients, graph.num_edges
         (3, 4)
     """
     if isinstance(source, (str, os.PathLike)):
@@ -132,7 +132,7 @@ def _graph(
         one_way = graph_from_matrix(content, normalisation="none", isolated="keep", self_loops=self_loops)
         arcs = one_way.influence.tocoo()
         content = _Edges(arcs.col, arcs.row, arcs.data, tuple(map(str, range(one_way.num_clients))))
-    return graph_from_links(
+    return graph_from_edges(
         content.sources,
         content.targets,
         content.weights,
@@ -166,9 +166,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         if "\0" in str(path):
             raise BadFile(f"{shown} is no path: it holds a NUL character. Check the path.")
         if path.is_dir():
-            raise BadFile(f"{shown} is a directory. Give the file in it that holds the links.")
+            raise BadFile(f"{shown} is a directory. Give the file in it that holds the edges.")
         if path.exists() and not path.is_file():
-            raise BadFile(f"{shown} is not a regular file. Save the links to a file first.")
+            raise BadFile(f"{shown} is not a regular file. Save the edges to a file first.")
         with open(path, "rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
@@ -256,7 +256,7 @@ def _edges_of_list(stream: IO[bytes], path: Path, start: int, *, may_have_header
     first = next(lines, None)
     if first is None:
         raise BadFile(
-            f"{shown_path(path)} holds no links: it is empty or has only comments. Write `source, target` lines."
+            f"{shown_path(path)} holds no edges: it is empty or has only comments. Write `source, target` lines."
         )
     separator = _separator_of(first.text)
     fields = first.fields(separator)
@@ -290,13 +290,13 @@ def _check_header(first: _Line, fields: list[str], edges: _Edges, has_header: bo
                 "Call its columns source, target[, weight], or begin the line with #."
             )
     elif not edges.names:
-        raise first.error("is a header, and no link follows it. Write `source, target` lines.")
+        raise first.error("is a header, and no edge follows it. Write `source, target` lines.")
     elif titled and not worded and not set(fields[:2]).isdisjoint(edges.names):
         raise first.weight_error(fields[2])  # they are clients, so this is an edge
     elif not titled and not set(fields).isdisjoint(edges.names):
         raise first.error(
-            "may be a header or a link, for a name in it comes again. "
-            "Begin it with # if it is a header; if it is a link, add a column of weights."
+            "may be a header or an edge, for a name in it comes again. "
+            "Begin it with # if it is a header; if it is an edge, add a column of weights."
         )
 
 

@@ -29,7 +29,7 @@ def write_graphml(graph: SocialGraph, path: str | Path) -> None:
     for name in names:
         if _NOT_XML.search(name):
             raise BadInput(f"client {shortened(name)} cannot be named in XML: it holds a control character. Rename it.")
-    edges = graph.links().tocoo()
+    edges = graph.edges().tocoo()
     network = nx.DiGraph()
     network.add_nodes_from(names)
     ends = zip(edges.col.tolist(), edges.row.tolist(), edges.data.tolist(), strict=True)
@@ -38,19 +38,19 @@ def write_graphml(graph: SocialGraph, path: str | Path) -> None:
         nx.write_graphml_xml(network, file)
 
 
-def write_links(graph: SocialGraph, path: str | Path) -> bool:
+def write_edges(graph: SocialGraph, path: str | Path) -> bool:
     """Writes lines `source,target,weight` with the weights as given; gzipped if the path ends in .gz.
 
     `read_graph` makes the same graph of them, and numbers clients as they first appear. Returns whether that is their
     order in `graph`: not every order can be kept by edges alone. A client without any edge cannot be written this way
     and is an error.
     """
-    arcs = graph.links().tocoo()
-    unlinked = np.flatnonzero(np.bincount(np.concatenate([arcs.row, arcs.col]), minlength=graph.num_clients) == 0)
-    if len(unlinked):
+    arcs = graph.edges().tocoo()
+    unconnected = np.flatnonzero(np.bincount(np.concatenate([arcs.row, arcs.col]), minlength=graph.num_clients) == 0)
+    if len(unconnected):
         raise BadGraph(
-            f"client {shortened(graph.name(int(unlinked[0])))} has no links ({len(unlinked):,} such), and a list of "
-            "links would lose it. Use write_graphml, or drop isolated clients."
+            f"client {shortened(graph.name(int(unconnected[0])))} has no edges ({len(unconnected):,} such); a list of "
+            "edges would lose it. Use write_graphml, or drop isolated clients."
         )
     order = np.lexsort((arcs.col, np.maximum(arcs.col, arcs.row)))  # clients with an edge to an earlier one in turn
     sources, targets, weights = arcs.col[order], arcs.row[order], arcs.data[order]

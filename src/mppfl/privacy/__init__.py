@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         answer_cost,
         clip_rows,
         noisy_answer,
-        release,
         release_on_device,
+        release_updates,
         round_cost,
         std_with_grid,
     )

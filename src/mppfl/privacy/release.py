@@ -92,9 +92,9 @@ class ReleaseCost:
 class Release:
     """Noisy updates, one row per client as they came in, and their costs.
 
-    costs          one for every client that took part, in the order of the rows
+    costs          one for every client that participated, in the order of the rows
     clipped        whose update was shortened. Not public: it is computed from the raw update.
-    participating  who took part; the rows of the others are zeros
+    participating  who participated; the rows of the others are zeros
     """
 
     updates: Floats
@@ -103,7 +103,7 @@ class Release:
     participating: BoolArray
 
 
-def release(
+def release_updates(
     updates: Floats,
     budgets: Any,
     *,
@@ -131,7 +131,7 @@ def release(
         run: Run, for the costs.
 
     Returns:
-        The noisy updates with the cost of each client that took part, which a ledger takes as it is.
+        The noisy updates with the cost of each client that participated, which a ledger takes as it is.
 
     Raises:
         BadInput: An update holds NaN or infinity, or a budget cannot be met; the client is named and nothing of the
@@ -141,7 +141,7 @@ def release(
         >>> import numpy as np
         >>> import mppfl
         >>> from mppfl.privacy import LocalWork
-        >>> noisy = mppfl.release(
+        >>> noisy = mppfl.release_updates(
         ...     np.ones((2, 3)),
         ...     [0.5, 0.0],
         ...     mechanism=mppfl.privacy_mechanism("client"),

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         normalises_over_examples,
         trained_parameters,
     )
-    from .job import Arm, training_key
+    from .job import TrainingJob, training_key
     from .models import MODEL_NAMES, NORMS, VGG_LAYERS, Norm, Stack, gflop_per_example, make_model
     from .records import (
         PER_CLIENT,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
-    from .rounds import noise_in_update, require_trainable, rounds_together, times_counted, training_rounds
+    from .rounds import noise_in_update, require_trainable, times_counted, train_many, train_rounds
 
 export_lazily(__name__)
 

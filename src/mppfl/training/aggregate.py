@@ -35,11 +35,11 @@ def weights_of_updates(
     """
     sizes, std = np.asarray(num_examples, dtype=np.float64), np.asarray(noise_std, dtype=np.float64)
     if len(sizes) == 0:
-        raise BadInput("nobody takes part in this round, so there is nothing to aggregate.")
+        raise BadInput("nobody participates in this round, so there is nothing to aggregate.")
     by_size = sizes / sizes.sum()
     if how == "uniform":
         return np.full(len(sizes), 1 / len(sizes)), float("nan")
-    if how == "size":
+    if how == "num_examples":
         return by_size, float("nan")
     energy = updates.shape[1] * std**2  # p δ_i²
     d = estimated_dispersion(updates, energy) if dispersion is None else dispersion
@@ -92,7 +92,7 @@ def server_step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The next model and the optimiser's memory, from the weighted mean of the updates."""
     rate = config.server_learning_rate
-    if config.server_optimizer == "plain":
+    if config.server_optimizer == "sgd":
         return weights + rate * mean_update, {}
     before = memory.get("momentum", torch.zeros_like(weights))
     if config.server_optimizer == "momentum":

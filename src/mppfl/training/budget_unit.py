@@ -30,7 +30,7 @@ def budget_unit_for(plan: Plan, dp_epsilon: float, dp_delta: float, method: str 
     """The largest unit with which nobody's ε at `dp_delta` exceeds `dp_epsilon` by the end of the plan.
 
     unit = ρ(ε, δ) / max_i Σ_t ρ_i(t), with ρ(ε, δ) of `largest_budget`. Who gives most ends at ε, up to a billionth;
-    who gives less ends below. Raises where budgets are infinite, or nobody takes part.
+    who gives less ends below. Raises where budgets are infinite, or nobody participates.
     """
     totals = np.zeros(plan.num_clients)
     for terms in plan:
@@ -42,7 +42,7 @@ def budget_unit_for(plan: Plan, dp_epsilon: float, dp_delta: float, method: str 
             "noise. Leave that mechanism out, or give budget_unit instead."
         )
     if most == 0:
-        raise BadInput(f"dp_epsilon={dp_epsilon:g} gives no unit: under {plan.mechanism!r} nobody takes part.")
+        raise BadInput(f"dp_epsilon={dp_epsilon:g} gives no unit: under {plan.mechanism!r} nobody participates.")
     return largest_budget(dp_epsilon, dp_delta, method) * (1 - ROUNDING) / most
 
 

@@ -13,16 +13,16 @@ from mppfl.privacy import MECHANISMS, Adjacency, NoiseKind, PrivacyMechanism, pr
 
 EngineName = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
-Aggregation = Literal["size", "uniform", "noise_aware"]
-ServerOptimizer = Literal["plain", "momentum", "adam"]
+Aggregation = Literal["num_examples", "uniform", "noise_aware"]
+ServerOptimizer = Literal["sgd", "momentum", "adam"]
 Augmentation = Literal["none", "crop_and_flip"]
 FIRST_ROUND_MEDIAN = "first_round_median"
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "privacy": tuple(MECHANISMS),
     "noise": ("seeded", "gaussian", "discrete"),
-    "aggregation": ("size", "uniform", "noise_aware"),
-    "server_optimizer": ("plain", "momentum", "adam"),
+    "aggregation": ("num_examples", "uniform", "noise_aware"),
+    "server_optimizer": ("sgd", "momentum", "adam"),
     "augmentation": ("none", "crop_and_flip"),
     "engine": ("auto", "loop", "processes", "dense", "batched", "vmap"),
     "precision": ("float32", "tf32", "bf16", "float64"),
@@ -47,8 +47,8 @@ class TrainingConfig:
     budget_unit           ρ of the training = budget_unit · ρ of the game
     noise                 "seeded" for simulation, "gaussian" or "discrete" for noise that protects
     dp_delta              δ of every ε that is reported
-    aggregation           weights of clients' updates: "size", "uniform" or "noise_aware"
-    server_optimizer      what the server does with the mean update: "plain", "momentum" or "adam"
+    aggregation           weights of clients' updates: "num_examples", "uniform" or "noise_aware"
+    server_optimizer      what the server does with the mean update: "sgd", "momentum" or "adam"
     average_rounds        the model handed out at the end is the mean of the last so many rounds' (0: the last one)
     seed                  of the initial weights, the order of examples and seeded noise
     engine                how clients are computed; "auto" chooses by model and device
@@ -79,7 +79,7 @@ class TrainingConfig:
     noise: NoiseKind = "seeded"
     dp_delta: float = 1e-5
     aggregation: Aggregation = "noise_aware"
-    server_optimizer: ServerOptimizer = "plain"
+    server_optimizer: ServerOptimizer = "sgd"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.9
     average_rounds: int = 0

@@ -1,4 +1,4 @@
-"""Arm: one training as it is asked for; TrainingState: where it stands between two rounds."""
+"""TrainingJob: one training as it is asked for; TrainingState: where it stands between two rounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "augmentation", "en
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class TrainingJob:
     """One training job: a plan on clients' data, under one configuration.
 
     Args:
@@ -50,11 +50,11 @@ class Arm:
     Example:
         >>> import numpy as np
         >>> from mppfl.data import client_data
-        >>> from mppfl.game import Terms, plan_of_rounds
+        >>> from mppfl.game import Terms, plan_from_rounds
         >>> x, y = np.zeros((4, 3)), np.arange(4) % 2
         >>> data = client_data(x, y, [[0, 1], [2, 3]], x, y)
-        >>> plan = plan_of_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
-        >>> Arm("half precision", plan, data, TrainingConfig(batch_size=2)).name
+        >>> plan = plan_from_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> TrainingJob("half precision", plan, data, TrainingConfig(batch_size=2)).name
         'half precision'
     """
 
@@ -74,7 +74,7 @@ class Arm:
         return (*alike, *table, private and (self.config.privacy, self.config.clip_norm))
 
 
-def training_key(model: nn.Module, arm: Arm) -> str:
+def training_key(model: nn.Module, arm: TrainingJob) -> str:
     """Fingerprint of what decides a training's course: configuration, plan, data and initial model.
 
     Of the model it takes all parameters and buffers, trained or not, and its layers as PyTorch prints them.
@@ -122,7 +122,7 @@ def _require_shapes(model: FlatModel, data: ClientData) -> None:
         )
 
 
-def require_fitting(model: FlatModel, arm: Arm) -> list[LocalWork]:
+def require_fitting(model: FlatModel, arm: TrainingJob) -> list[LocalWork]:
     """What each client computes in a round. Raises where plan, data, model and configuration do not fit together."""
     config, data = arm.config, arm.data
     if arm.plan.num_clients != data.num_clients:
@@ -154,7 +154,7 @@ class TrainingState:
     that were reserved before an interruption and are computed again.
     """
 
-    def __init__(self, model: FlatModel, arm: Arm) -> None:
+    def __init__(self, model: FlatModel, arm: TrainingJob) -> None:
         config, data = arm.config, arm.data
         self.arm, self.model, self.works = arm, model, require_fitting(model, arm)
         self.ledger = PrivacyLedger.in_memory() if arm.ledger is None else arm.ledger
@@ -215,7 +215,7 @@ class TrainingState:
             )
 
     def move(self, mean_update: Tensor | None) -> None:
-        """The next model, from the mean update of the round; None where nobody took part."""
+        """The next model, from the mean update of the round; None where nobody participated."""
         if mean_update is not None:
             averaged = {name: value for name, value in self.memory.items() if name == "average"}
             self.weights, memory = server_step(self.weights, mean_update, self.memory, self.arm.config)

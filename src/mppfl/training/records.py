@@ -28,7 +28,7 @@ class RoundRecord:
     reward_rate     announced for this round
     budgets         ρ of the game that the plan asked of each client
     payments        money each client got: its price times its budget of the game
-    spent           ρ each client was charged in its ledger: budget_unit · budget, 0 for those who stayed out. Under
+    spent           ρ each client was charged in its ledger: budget_unit · budget, 0 for those who opted out. Under
                     dpsgd_poisson the ρ whose ε the noise was calibrated to; its ledger holds the noise itself
     participating   who uploaded
     noise_std       standard deviation of the noise on each client's update, per parameter

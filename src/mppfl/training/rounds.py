@@ -1,6 +1,6 @@
 """The federated round: plan, local training, release, ledger, mean, evaluation. A generator: the loop is the caller's.
 
-`training_rounds` trains one plan; `rounds_together` several side by side, which fills a GPU better than one after the
+`train_rounds` trains one plan; `train_many` several side by side, which fills a GPU better than one after the
 other. What a round costs stands in the ledger before anything noisy leaves a client.
 """
 
@@ -19,9 +19,17 @@ from torch import Tensor, nn
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.data import ClientData
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.game import Plan, Terms
+from mppfl.game import Plan, RoundTerms
 from mppfl.network import find_device, to_device
-from mppfl.privacy import LocalWork, ReleaseCost, epsilon, epsilon_with_extra, release, release_on_device, round_cost
+from mppfl.privacy import (
+    LocalWork,
+    ReleaseCost,
+    epsilon,
+    epsilon_with_extra,
+    release_on_device,
+    release_updates,
+    round_cost,
+)
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training.aggregate import weights_of_updates
 from mppfl.training.budget_unit import poisson_multiplier
@@ -37,7 +45,7 @@ from mppfl.training.client import (
 from mppfl.training.config import TrainingConfig
 from mppfl.training.engines import Engine, choose_engine
 from mppfl.training.flat_model import flat_model
-from mppfl.training.job import Arm, TrainingState, require_fitting
+from mppfl.training.job import TrainingJob, TrainingState, require_fitting
 from mppfl.training.records import Checkpoint, RoundRecord
 
 log = logging.getLogger(__name__)
@@ -45,7 +53,7 @@ log = logging.getLogger(__name__)
 DrawnBatches = dict[tuple[object, ...], list[IntArray]]  # of this round, by all that decides them
 
 
-def training_rounds(
+def train_rounds(
     model: nn.Module,
     data: ClientData,
     plan: Plan,
@@ -76,21 +84,21 @@ def training_rounds(
     Example:
         >>> import numpy as np
         >>> from mppfl.data import client_data
-        >>> from mppfl.game import Terms, plan_of_rounds
+        >>> from mppfl.game import Terms, plan_from_rounds
         >>> from mppfl.training import TrainingConfig, make_model
         >>> x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
         >>> data = client_data(x, y, [range(10), range(10, 20)], x, y)
-        >>> plan = plan_of_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> plan = plan_from_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
         >>> model, config = make_model("softmax", (3,), 2), TrainingConfig(batch_size=5)
-        >>> [record.round_index for record in training_rounds(model, data, plan, config)]
+        >>> [record.round_index for record in train_rounds(model, data, plan, config)]
         [1]
     """
-    for records in rounds_together(model, [Arm(run, plan, data, config, ledger, resume)]):
+    for records in train_many(model, [TrainingJob(run, plan, data, config, ledger, resume)]):
         yield records[run]
 
 
-def rounds_together(model: nn.Module, arms: Sequence[Arm]) -> Iterator[dict[str, RoundRecord]]:
-    """Trains several jobs side by side. Each comes out as `training_rounds` alone would give it, bit for bit.
+def train_many(model: nn.Module, arms: Sequence[TrainingJob]) -> Iterator[dict[str, RoundRecord]]:
+    """Trains several jobs side by side. Each comes out as `train_rounds` alone would give it, bit for bit.
 
     Jobs with the same local training on the same table of examples are computed in one batch.
 
@@ -102,18 +110,18 @@ def rounds_together(model: nn.Module, arms: Sequence[Arm]) -> Iterator[dict[str,
         A generator of one RoundRecord per job and round, by the job's name; a job that is done is left out.
 
     Raises:
-        BadInput: as `training_rounds`, and if two jobs have the same name.
+        BadInput: as `train_rounds`, and if two jobs have the same name.
 
     Example:
         >>> import numpy as np
         >>> from mppfl.data import client_data
-        >>> from mppfl.game import Terms, plan_of_rounds
+        >>> from mppfl.game import Terms, plan_from_rounds
         >>> from mppfl.training import TrainingConfig, make_model
         >>> x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
         >>> data = client_data(x, y, [range(10), range(10, 20)], x, y)
-        >>> plan = plan_of_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
-        >>> jobs = [Arm(f"seed {k}", plan, data, TrainingConfig(batch_size=5, seed=k)) for k in (1, 2)]
-        >>> [sorted(records) for records in rounds_together(make_model("softmax", (3,), 2), jobs)]
+        >>> plan = plan_from_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> jobs = [TrainingJob(f"seed {k}", plan, data, TrainingConfig(batch_size=5, seed=k)) for k in (1, 2)]
+        >>> [sorted(records) for records in train_many(make_model("softmax", (3,), 2), jobs)]
         [['seed 1', 'seed 2']]
     """
     if not arms or len({arm.name for arm in arms}) < len(arms):
@@ -137,8 +145,8 @@ def rounds_together(model: nn.Module, arms: Sequence[Arm]) -> Iterator[dict[str,
         yield {state.arm.name: records[state.arm.name] for state in going}
 
 
-def require_trainable(model: nn.Module, arms: Sequence[Arm]) -> None:
-    """Raises where `rounds_together` would refuse these jobs before their first round. Pays and writes nothing."""
+def require_trainable(model: nn.Module, arms: Sequence[TrainingJob]) -> None:
+    """Raises where `train_many` would refuse these jobs before their first round. Pays and writes nothing."""
     flat = flat_model(model)
     for arm in arms:
         require_fitting(flat, arm)
@@ -161,7 +169,7 @@ class _Assignment:
     costs    reserved in the ledger already, where noise goes into every gradient; else None
     """
 
-    terms: Terms
+    terms: RoundTerms
     asked: Array
     clients: IntArray
     slots: list[ClientSlot]
@@ -194,7 +202,7 @@ def _assigned(state: TrainingState, drawn: DrawnBatches) -> _Assignment:
     if len(wrong):
         raise BadInput(
             f"the plan's budget of client {data.names[wrong[0]]!r} in round {terms.round_index} is "
-            f"{terms.budgets[wrong[0]]:g}. Budgets are 0 for those who stay out, else above 0."
+            f"{terms.budgets[wrong[0]]:g}. Budgets are 0 for those who opt out, else above 0."
         )
     asked = config.budget_unit * terms.budgets
     clients: IntArray = np.flatnonzero(asked > 0)
@@ -445,7 +453,7 @@ def noisy_uploads(
         return NoisyUploads(clients, rows, stds, float(clipped.double().mean()))
     released, shortened = [], []
     for work, row, cost, rng in zip(works, as_array(updates), costs, streams, strict=True):
-        upload = release(
+        upload = release_updates(
             row,
             [cost.budget],
             mechanism=config.mechanism,

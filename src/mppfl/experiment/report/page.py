@@ -188,7 +188,7 @@ def _chart_notes(lines: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
 
 
 def _budget_line(label: str, slot: int, run: Run, banded: bool) -> Line:
-    """What those who took part were charged: the middle one, and the tenth from either end."""
+    """What those who participated were charged: the middle one, and the tenth from either end."""
     budgets = np.where(run.history.clients["participating"], run.history.clients["spent"], np.nan)
     low, middle, high = (np.full(run.num_rounds, np.nan) for _ in range(3))
     for k in np.flatnonzero(~np.isnan(budgets).all(axis=1)):
@@ -214,11 +214,11 @@ def _in_words(lines: Sequence[Line], tick: Any) -> str:
 
 
 def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One picture per run, on one colour scale; runs on the same network share its layout and its links."""
+    """One picture per run, on one colour scale; runs on the same network share its layout and its edges."""
     layouts: list[tuple[Run, svg.NetworkPicture]] = []
     layout_of: list[int] = []
     for run in runs:
-        same = next((k for k, (other, _) in enumerate(layouts) if _same_links(run, other)), None)
+        same = next((k for k, (other, _) in enumerate(layouts) if _same_edges(run, other)), None)
         if same is None:
             layouts.append((run, svg.graph_layout(run.graph)))
         layout_of.append(len(layouts) - 1 if same is None else same)
@@ -233,10 +233,10 @@ def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any],
     for k, (label, run) in enumerate(zip(labels, runs, strict=True)):
         layout, key = layouts[layout_of[k]][1], f"graph-{k}"
         alt_text = (
-            f"Social graph under {label}: {run.num_clients:,} clients, {run.graph.num_links:,} links; colour is spent ρ"
+            f"Social graph under {label}: {run.num_clients:,} clients, {run.graph.num_edges:,} edges; colour is spent ρ"
         )
         picture = svg.graph_picture(
-            layout, run.names, run.accounts.spent, run.paid, ends, alt_text, key=key, links_id=f"links-{layout_of[k]}"
+            layout, run.names, run.accounts.spent, run.paid, ends, alt_text, key=key, edges_id=f"edges-{layout_of[k]}"
         )
         panels.append({"label": label, "svg": picture, "note": layout.note})
         data[key] = _graph_data(run, layout)
@@ -247,7 +247,7 @@ def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any],
             graph.update(budgets=[], payments=[])
     pictures = {
         "panels": panels,
-        "links": [{"id": f"links-{k}", "path": layout.links} for k, (_, layout) in enumerate(layouts)],
+        "edges": [{"id": f"edges-{k}", "path": layout.edges} for k, (_, layout) in enumerate(layouts)],
         "top": number(most["spent"]),
         "slider": runs[0].num_rounds if small else 0,
         "gradient": ", ".join(svg.SCALE[::3]),
@@ -274,7 +274,7 @@ def _graph_data(run: Run, layout: svg.NetworkPicture) -> dict[str, Any]:
     }
 
 
-def _same_links(one: Run, other: Run) -> bool:
+def _same_edges(one: Run, other: Run) -> bool:
     a, b = one.graph.influence, other.graph.influence
     same_size = a.shape == b.shape and a.nnz == b.nnz
     return same_size and all(

@@ -58,14 +58,14 @@ def _data_name(run: Run) -> str:
 
 
 def subtitle(runs: Sequence[Run]) -> str:
-    """Models, rounds, links and mechanism in one line."""
+    """Models, rounds, edges and mechanism in one line."""
     models = sorted({str(run.setting("model", "")) for run in runs} - {""})
     parts = [" and ".join(MODELS.get(model, model) for model in models)] if models else []
     rounds = sorted({run.num_rounds for run in runs})
     parts.append("1 round" if rounds == [1] else f"{' or '.join(map(str, rounds))} rounds")
-    links = sorted({run.graph.num_links for run in runs})
-    ends = " to ".join(f"{count:,}" for count in dict.fromkeys([links[0], links[-1]]))
-    parts.append("1 link" if links == [1] else f"{ends} links")
+    edges = sorted({run.graph.num_edges for run in runs})
+    ends = " to ".join(f"{count:,}" for count in dict.fromkeys([edges[0], edges[-1]]))
+    parts.append("1 edge" if edges == [1] else f"{ends} edges")
     parts.append(f"{len(runs)} runs" if len(runs) > 1 else f"mechanism {runs[0].mechanism}")
     return " · ".join(parts)
 
@@ -90,9 +90,9 @@ def _learned(run: Run) -> str:
 def _paid(run: Run) -> list[str]:
     total, never = float(run.paid.sum()), int((run.rounds_taken_part == 0).sum())
     everybody = (run.rounds_taken_part == run.num_rounds).all()
-    subject = "Everybody took part in every round" if everybody else "Not all took part"
+    subject = "Everybody participated in every round" if everybody else "Not all participated"
     if never:
-        subject = f"{never:,} of {run.num_clients:,} clients never took part"
+        subject = f"{never:,} of {run.num_clients:,} clients never participated"
     money = f", and clients were paid {number(total)} in all" if math.isfinite(total) else ""
     refused = int((run.rounds_refused > 0).sum())
     caps = "The cap of one client" if refused == 1 else f"The caps of {refused:,} clients"
@@ -178,7 +178,7 @@ def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any]:
-    """Exposure, privacy accounts, payments, who stayed out, and provenance of one run."""
+    """Exposure, privacy accounts, payments, who opted out, and provenance of one run."""
     key = f"run-{position}"
     alt_text = f"Spent budget and exposure of each client under {label}"
     bars, drawn = svg.exposure_bars(run.accounts.spent, run.exposure, run.names, alt_text)
@@ -253,7 +253,7 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
 
 
 def _absent(run: Run) -> list[dict[str, str]]:
-    """Who stayed out, who was refused and whose training diverged, as lines of heading and names."""
+    """Who opted out, who was refused and whose training diverged, as lines of heading and names."""
     taken_part, refused, diverged = run.rounds_taken_part, run.rounds_refused, run.rounds_diverged
     rounds = run.num_rounds
     missed = np.where(taken_part > 0, rounds - taken_part, 0)
@@ -267,8 +267,8 @@ def _absent(run: Run) -> list[dict[str, str]]:
         return ", ".join(names) + more
 
     kinds: tuple[tuple[IntArray, IntArray | None, str], ...] = (
-        (np.flatnonzero(taken_part == 0), None, "never took part"),
-        (np.flatnonzero(missed > 0), missed, "stayed out of some rounds"),
+        (np.flatnonzero(taken_part == 0), None, "never participated"),
+        (np.flatnonzero(missed > 0), missed, "opted out of some rounds"),
         (np.flatnonzero(refused > 0), refused, "refused: a release would have passed the client's cap"),
         (np.flatnonzero(diverged > 0), diverged, "left out of some rounds: their updates held NaN or infinity"),
     )

@@ -21,7 +21,7 @@ LEVELS = 40
 SCALE = tuple(mixed_colours(np.linspace(0, 1, LEVELS), VIRIDIS))
 MOST_ROWS, MOST_COLUMNS = 60, 150
 SIDE = 460.0  # of the picture of the graph
-MOST_NODES, NODES_SAMPLED, MOST_LINKS, MOST_LABELS = 500, 300, 6_000, 40
+MOST_NODES, NODES_SAMPLED, MOST_EDGES, MOST_LABELS = 500, 300, 6_000, 40
 
 
 def style_of(slot: int) -> str:
@@ -244,7 +244,7 @@ def _bar(start: float, y: float, panel: float, value: float, top: float, paint: 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NetworkPicture:
-    """Where the drawn clients stand, in a square of `SIDE`, and the links between them as one path.
+    """Where the drawn clients stand, in a square of `SIDE`, and the edges between them as one path.
 
     shown     positions of the clients that are drawn: all, or those around the best connected one
     note      what was left out, or ""
@@ -253,7 +253,7 @@ class NetworkPicture:
     shown: IntArray
     x: Array
     y: Array
-    links: str
+    edges: str
     note: str
 
 
@@ -268,17 +268,17 @@ def graph_layout(graph: SocialGraph) -> NetworkPicture:
     among = either[shown][:, shown].tocoo()
     once = among.row < among.col
     firsts, seconds, strengths = among.row[once], among.col[once], among.data[once]
-    if len(firsts) > MOST_LINKS:
-        notes.append(f"only the {MOST_LINKS:,} strongest of {len(firsts):,} links are drawn")
-        kept = np.argsort(-strengths, kind="stable")[:MOST_LINKS]
+    if len(firsts) > MOST_EDGES:
+        notes.append(f"only the {MOST_EDGES:,} strongest of {len(firsts):,} edges are drawn")
+        kept = np.argsort(-strengths, kind="stable")[:MOST_EDGES]
         firsts, seconds = firsts[kept], seconds[kept]
     margin = 16.0
     box = SIDE - 2 * margin
     x, y = lay_out(len(shown), firsts, seconds, radii=_radius(len(shown))[1], width=box, height=box)
     x, y = (x + margin).round(1), (y + margin).round(1)
     ends = zip(firsts.tolist(), seconds.tolist(), strict=True)
-    links = "".join(f"M{x[a]:.0f} {y[a]:.0f}L{x[b]:.0f} {y[b]:.0f}" for a, b in ends)
-    return NetworkPicture(shown, x, y, links, "; ".join(notes))
+    edges = "".join(f"M{x[a]:.0f} {y[a]:.0f}L{x[b]:.0f} {y[b]:.0f}" for a, b in ends)
+    return NetworkPicture(shown, x, y, edges, "; ".join(notes))
 
 
 def _radius(num_nodes: int) -> tuple[float, float]:
@@ -310,7 +310,7 @@ def graph_picture(
     label: str,
     *,
     key: str,
-    links_id: str,
+    edges_id: str,
 ) -> Markup:
     """The social graph: colour says what a client spent, size what it was paid; `ends` are the most of both."""
     top, most = ends
@@ -318,7 +318,7 @@ def graph_picture(
     money = np.nan_to_num(paid[layout.shown], posinf=0.0)
     small, large = _radius(len(layout.shown))
     radii = small + (large - small) * np.sqrt(np.clip(money / most, 0, 1)) if most > 0 else np.full(len(money), small)
-    circles, labels = [f'<use href="#{escape(links_id)}"/>'], []
+    circles, labels = [f'<use href="#{escape(edges_id)}"/>'], []
     for client, x, y, radius, level in zip(layout.shown, layout.x, layout.y, radii, levels, strict=True):
         title = f"{names[client]}: spent ρ {number(spent[client])}, paid {number(paid[client])}"
         circle = f'cx="{x:g}" cy="{y:g}" r="{radius:.1f}" fill="{fill_of(int(level))}"'

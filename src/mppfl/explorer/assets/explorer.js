@@ -236,7 +236,7 @@
         const drawnHere = network === "random";
         const visible = { "random-levers": drawnHere, "file-levers": !drawnHere && network !== "run",
           "leader-lever": clients === "mppfl", "payment-lever": clients === "mppfl" && leader === "budget_limited",
-          "fixed-lever": clients === "fixed" };
+          "fixed-lever": clients === "dp_fedavg" };
         for (const [id, is] of Object.entries(visible)) here(id).hidden = !is;
         requestAnimationFrame(() => {
           window.dispatchEvent(new Event("resize"));

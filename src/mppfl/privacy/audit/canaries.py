@@ -35,7 +35,7 @@ from mppfl.privacy import (
     noisy_answer,
     noisy_on_grid,
     privacy_mechanism,
-    release,
+    release_updates,
     std_with_grid,
 )
 
@@ -87,7 +87,7 @@ def clip_and_noise(
     budget = mechanism.queries(work) / (2 * noise_multiplier**2)
     if mechanism.noise_on == "update":
         return lambda rows: (
-            release(
+            release_updates(
                 rows,
                 np.full(len(rows), budget),
                 mechanism=mechanism,
