@@ -67,10 +67,10 @@ NETWORKS = ("wiki-Vote", "Slashdot0902", "ego-Facebook", "Last.fm friends", "Cia
 
 def study(name: str, folder: Path) -> dict:
     graph = load(name, folder)
-    looks = mppfl.describe(graph)
+    looks = graph.describe()
     clients = mppfl.draw_clients("paper-like", graph.num_clients, np.random.default_rng(0))
     began = time.perf_counter()
-    spread = mppfl.propagate(graph, 5, 0.9, diagonal="exact")
+    spread = mppfl.network.propagate(graph, 5, 0.9, diagonal="exact")
     diagonal = time.perf_counter() - began
     row = {
         "name": name,

@@ -28,7 +28,7 @@ def network(request):
     if not root or not (Path(root) / "graphs").is_dir():
         pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
     graph = load(request.param, Path(root) / "graphs")
-    return request.param, graph, mppfl.propagate(graph, 5, 0.9, diagonal="exact")
+    return request.param, graph, mppfl.network.propagate(graph, 5, 0.9, diagonal="exact")
 
 
 @pytest.mark.data

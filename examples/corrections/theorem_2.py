@@ -25,12 +25,12 @@ print("norm of Σ over S (K = 5, λ = 0.9); the proof needs at most 1")
 print("graph               above 1    largest spectral norm   largest row sum")
 graphs = {"erdos_renyi": drawn("erdos_renyi", 30), "barabasi_albert": drawn("barabasi_albert", 30), "star": [star(50)]}
 for kind, family in graphs.items():
-    spreads = [mppfl.propagate(graph, max_hops=5, hop_decay=0.9) for graph in family]
+    spreads = [mppfl.network.propagate(graph, max_hops=5, hop_decay=0.9) for graph in family]
     two = np.array([np.linalg.norm(spread.to_dense(), 2) / spread.geometric_sum for spread in spreads])
     sup = max(float(spread.row_sums.max()) / spread.geometric_sum for spread in spreads)
     print(f"{kind:16} {(two > 1).sum():4} of {len(two):2} {two.max():24.3f} {sup:17.3f}")
 
-spread = mppfl.propagate(star(50), max_hops=5, hop_decay=0.9)
+spread = mppfl.network.propagate(star(50), max_hops=5, hop_decay=0.9)
 strength = 0.9 / spread.geometric_sum
 print(
     f"\nstar of 51 with αS = 0.9: differences grow by up to {strength * np.linalg.norm(spread.to_dense(), 2):.2f} "

@@ -20,7 +20,7 @@ def draw(seed: int, **settings: float) -> mppfl.Game:
 
 def true_poa(game: mppfl.Game, rate: float, budgets: np.ndarray) -> float | None:
     """Against the optimum with budgets of at least 0; the unbounded optimum would make it larger."""
-    return price_of_anarchy(mppfl.social_optimum(game, rate).welfare, welfare(game, rate, budgets))
+    return price_of_anarchy(mppfl.game.social_optimum(game, rate).welfare, welfare(game, rate, budgets))
 
 
 print("one game (paper-like, seed 0), Algorithm 1 stopped at different thresholds")

@@ -65,6 +65,8 @@ class _Folder(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         home = self.__dict__["_homes"].get(name)
+        if home is None and (Path(str(self.__file__)).parent / name / "__init__.py").exists():
+            return import_module(f"{self.__name__}.{name}")  # `mppfl.leakage` after `import mppfl`
         if home is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         try:

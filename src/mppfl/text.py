@@ -101,9 +101,23 @@ def _raised(power: int) -> str:
 # ---- names and places ----------------------------------------------------------------------------------------------
 
 
+# Names of earlier versions; a message about one says what it is called now.
+RENAMED = {
+    "num_links": "num_edges",
+    "links_each": "edges_each",
+    "if_better_than_staying_out": "if_better_than_opting_out",
+    "fixed": "dp_fedavg",
+    "size": "num_examples",
+    "plain": "sgd",
+}
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be, or None."""
-    return next(iter(get_close_matches(name, list(known), n=1)), None)
+    """The known name that `name` was probably meant to be, or is called now; None where there is no such."""
+    names = list(known)
+    if RENAMED.get(name) in names:
+        return RENAMED[name]
+    return next(iter(get_close_matches(name, names, n=1)), None)
 
 
 def count_of(fields: list[str]) -> str:

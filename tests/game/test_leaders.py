@@ -281,7 +281,7 @@ def test_the_leaders_regret_sees_what_floors_would_save():
     rates = interior_rates_of(game, line, "anticipating", rounds)
     plan = mppfl.Plan("mppfl_exact", rounds, rates, AlongLine(line.slope, line.offset), 2)
     dear = server_cost(game, 1, rates[0], line.budgets(rates[0]))
-    assert mppfl.verify(game, plan).leader_regret == approx(dear - 2 / 3)
+    assert mppfl.game.verify(game, plan).leader_regret == approx(dear - 2 / 3)
     paper = mppfl.solve(game, "mppfl")  # follows its condition, and is told what that costs
     assert paper.verification.leader_regret == approx(paper.outcome.server_costs[0] - 2 / 3)
 
@@ -358,7 +358,7 @@ def test_a_rate_at_ceilings_is_found_and_its_absence_is_told():
         assert rate > line.highest_rate
         assert least < dear
         plan = mppfl.Plan("mppfl_exact", rounds, inside, AlongLine(line.slope, line.offset), 4)
-        assert mppfl.verify(game, plan).leader_regret >= 0.5 * (dear - least)
+        assert mppfl.game.verify(game, plan).leader_regret >= 0.5 * (dear - least)
         assert mppfl.solve(game, "mppfl_exact").verification.leader_regret == approx(0.0, abs=1e-9 * dear)
         found.append(seed)
     assert len(found) >= 3

@@ -48,7 +48,7 @@ def test_social_agnostic_clients_answer_as_if_alone_and_still_suffer():
     game = paper_scale_game(5, num_clients=12)
     plan = MECHANISMS["social_agnostic"](game, Horizon(ROUNDS, RATES))
     assert plan[0].budgets == approx(np.maximum(wanted_loss(game, 3.0), 0))
-    outcome = mppfl.evaluate(game, plan)
+    outcome = mppfl.game.evaluate(game, plan)
     assert outcome.client_regret[0] > 1e-6  # knowing their exposure they would do otherwise
     assert outcome.welfare[0] == approx(welfare(game, 3.0, plan[0].budgets))
 

@@ -83,7 +83,7 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
         >>> import mppfl
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> mppfl.evaluate(game, mppfl.solve(game, num_rounds=3).plan).server_costs.shape
+        >>> mppfl.game.evaluate(game, mppfl.solve(game, num_rounds=3).plan).server_costs.shape
         (3,)
     """
     # Plans on a line for many clients and rounds are summed by a compiled twin of `totals_of_rounds`.
@@ -247,7 +247,7 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None) -> Verificati
         >>> import mppfl
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> bool(mppfl.verify(game, mppfl.solve(game, "dp_fedavg").plan).client_regret > 0)
+        >>> bool(mppfl.game.verify(game, mppfl.solve(game, "dp_fedavg").plan).client_regret > 0)
         True
     """
     outcome_here = evaluate(game, plan) if outcome is None else outcome

@@ -54,7 +54,7 @@ def social_optimum(game: Game, reward_rate: float, weights: Array | None = None)
         >>> import mppfl
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> mppfl.social_optimum(game, 2.0).budgets.shape
+        >>> mppfl.game.social_optimum(game, 2.0).budgets.shape
         (2,)
     """
     return SocialOptima(game, weights).at(reward_rate)
