@@ -357,3 +357,21 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
     for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
         with pytest.raises(BadFile, match=r"game\.fixed_budget=0\.5 means nothing without the mechanism fixed"):
             options(*both)
+
+
+@pytest.mark.parametrize(
+    ("text", "today"),
+    [
+        ('[network]\ngenerate = "skewed"\nnum_links = 4', "num_edges"),
+        ("[network]\nlinks_each = 4", "edges_each"),
+        ('[training]\naggregation = "size"', "num_examples"),
+        ('[training]\nserver_optimizer = "plain"', "sgd"),
+        ('mechanism = "fixed"', "dp_fedavg"),
+        ('[game]\nparticipation = "if_better_than_staying_out"', "if_better_than_opting_out"),
+    ],
+)
+def test_a_name_of_an_earlier_version_is_answered_with_todays(tmp_path, text, today):
+    path = tmp_path / "old.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=f"Did you mean '{today}'"):
+        read_experiment(path)

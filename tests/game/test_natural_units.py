@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mppfl.game import MECHANISMS, Clients, Horizon, cost_without_absent, in_units, make_game, natural_units, solve
+from mppfl.game import MECHANISMS, Clients, Horizon, cost_without_absent, make_game, solve
 from mppfl.network import graph_from_matrix
 
 MONEY_AND_BUDGET = ((1e-4, 1.0), (1e5, 1.0), (1.0, 1e-7), (1e-3, 1e4), (1.0, 1e-10), (1.0, 1e10))
@@ -85,18 +85,6 @@ def test_low_ceilings_do_not_keep_a_crowd_from_being_moved():
     found = solve(with_low_ceilings(3, 1e-10, num_clients=400), num_rounds=2)
     assert found.plan[0].participating.all()
     assert found.verification.residual < 1e-5
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_there_and_back_nothing_is_rounded(seed):
-    game = game_in(seed, 3e-4, 7e3)
-    units = natural_units(game)
-    there = in_units(game, units)
-    again = natural_units(there)
-    assert (again.budget, again.rate) == (1.0, 1.0)
-    back = in_units(there, type(units)(1 / units.budget, 1 / units.rate))
-    for name in ("quadratic_cost", "linear_cost", "noise_harm", "budget_min", "budget_max"):
-        np.testing.assert_array_equal(getattr(back.clients, name), getattr(game.clients, name))
 
 
 def test_a_rate_just_above_where_somebody_wakes_is_found_in_every_round():

@@ -11,17 +11,11 @@ import mppfl
 from mppfl.game import (
     equilibria_at,
     equilibrium_at,
-    equilibrium_response,
-    interior_rates_each,
-    interior_rates_of,
-    personalised_compiled,
-    personalised_plainly,
     pivoting_path,
     plain_path,
     response_path,
-    server_cost,
 )
-from tests.game.games import games, paper_scale_game, star, three_cycle, two_friends
+from tests.game.games import games, paper_scale_game, three_cycle, two_friends
 from tests.homes import home
 
 LEADERS = ["mean_field", "anticipating", "noise_aware", "budget_limited"]
@@ -92,56 +86,12 @@ def test_a_path_whose_lines_do_not_hold_is_given_up(monkeypatch):
     assert len(response_path(game, np.ones(40))) == len(plain_path(game, np.ones(40)))
 
 
-# ---- the leader's choice ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("leader", LEADERS)
-@pytest.mark.parametrize("game", [paper_scale_game(5, num_clients=30), star()])
-def test_rates_inside_the_bounds_are_the_same_for_all_rounds_and_for_each(game, leader):
-    line, rounds = equilibrium_response(game), np.array([5, 1, 60, 20])
-    each = interior_rates_each(game, line, leader, rounds, 2.0)
-    for k in range(len(rounds)):
-        alone = interior_rates_of(game, line, leader, rounds[k : k + 1], 2.0)
-        assert np.isnan(each[k]) if alone is None else each[k] == approx(alone[0], rel=1e-12)
-
-
 # ---- personal prices --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("round_index", [1, 60])
-def test_compiled_steps_find_the_same_personal_prices(seed, round_index):
-    game = paper_scale_game(seed, num_clients=40)
-    start = np.full(40, 0.1)
-    found = personalised_compiled(game, round_index, start)
-    assert found == approx(personalised_plainly(game, round_index, start), rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_compiled_steps_within_bounds_cost_no_more_than_the_search(seed):
-    game = bounded(seed)
-    start = np.full(40, 0.1)
-    found, plain = personalised_compiled(game, 3, start), personalised_plainly(game, 3, start)
-    assert found == approx(plain, abs=1e-5)
-    assert ((found >= game.clients.budget_min) & (found <= game.clients.budget_max)).all()
-
-    def cost(budgets):
-        marginal = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
-        return server_cost(game, 3, marginal, budgets)
-
-    assert cost(found) <= cost(plain) * (1 + 1e-14)
-    step = 1e-6
-    for i in np.flatnonzero(game.clients.budget_max > game.clients.budget_min):
-        for side in (-step, step):
-            moved = found.copy()
-            moved[i] = np.clip(found[i] * (1 + side), game.clients.budget_min[i], game.clients.budget_max[i])
-            assert cost(found) <= cost(moved) * (1 + 1e-15)
 
 
 def test_a_cost_that_is_not_convex_is_left_to_the_plain_way():
     game = two_friends(1.5)
     assert not game.loss.weighed_both_ways(game.clients.quadratic_cost)[1]
-    assert personalised_compiled(game, 1, np.full(2, 0.1)) is None
     found = mppfl.solve(game, "personalised", num_rounds=2)
     assert np.isfinite(found.outcome.server_costs).all()
 

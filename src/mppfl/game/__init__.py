@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         spending_rate,
     )
     from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
-    from .leaders import best_on_path, cheaper_at_bounds, choose_rates, in_units, natural_units, pigouvian_weights
+    from .leaders import best_on_path, cheaper_at_bounds, choose_rates, pigouvian_weights
     from .loss import LossOperator
     from .mechanisms import (
         MECHANISMS,
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
         one_hop,
         personalised,
         personalised_budgets,
-        personalised_compiled,
-        personalised_plainly,
         personalised_prices,
         pigouvian,
         random,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, UnknownClient
 from mppfl.game.model import LARGEST, Clients
 from mppfl.network import SocialGraph, joined_names
@@ -106,6 +107,12 @@ def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
         for column, text in zip(header, row, strict=True):
             if column != "name":
                 values[column][position] = _number(text, column, client, name, line)
+    _require_all_in_order(values, seen, name, graph)
+    return Clients(**values)
+
+
+def _require_all_in_order(values: dict[str, Array], seen: IntArray, name: str, graph: SocialGraph) -> None:
+    """Raises BadFile where a client has no line, or a highest budget below its lowest."""
     missing = np.flatnonzero(seen == 0)
     if len(missing):
         names = joined_names(graph.name(int(i)) for i in missing[:6])
@@ -121,7 +128,6 @@ def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
                 f"{name}, line {seen[i]}: budget_max={high:g} of client {graph.name(i)!r} is below budget_min={low:g}. "
                 "Exchange or correct them."
             )
-    return Clients(**values)
 
 
 def _is_comment(row: list[str]) -> bool:

@@ -151,11 +151,7 @@ def compare(
     if leak is not None:
         _require_one_network(several)
     chosen = _functions(mechanisms, fixed_budget)
-    if isinstance(conventions, str):
-        raise BadInput(f"conventions={conventions!r} must be a list. Put it into one: [{conventions!r}].")
-    for convention in conventions:
-        if convention not in CONVENTIONS:
-            raise BadInput(f'convention={convention!r} must be "common" or "own".')
+    _check_conventions(conventions)
     jobs = [
         (convention, name)
         for convention in conventions
@@ -180,6 +176,14 @@ def compare(
             if progress is not None:
                 progress(len(rows), len(several) * len(jobs))
     return Comparison(rows)
+
+
+def _check_conventions(conventions: Sequence[Convention]) -> None:
+    if isinstance(conventions, str):
+        raise BadInput(f"conventions={conventions!r} must be a list. Put it into one: [{conventions!r}].")
+    for convention in conventions:
+        if convention not in CONVENTIONS:
+            raise BadInput(f'convention={convention!r} must be "common" or "own".')
 
 
 def _require_one_network(games: Sequence[Game]) -> None:
@@ -294,22 +298,18 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapping[int, Row]) -> Summary:
-    leaks = [row.leak for row in mine if row.leak is not None]
-    ratios = [row.price_of_anarchy for row in mine if row.price_of_anarchy is not None]
+    columns = {f.name: [getattr(row, f.name) for row in mine] for f in fields(Row)}
+    means = ("server_cost", "noise_aware_cost", "welfare", "total_welfare", "negative_utility", "participating")
+    leaks, ratios = ([value for value in columns[name] if value is not None] for name in ("leak", "price_of_anarchy"))
     pairs = [(row, reference[row.game]) for row in mine if row.game in reference]
     return Summary(
         mechanism=name,
         convention=convention,
         num_games=len(mine),
-        server_cost=float(np.mean([row.server_cost for row in mine])),
-        server_cost_sd=_spread([row.server_cost for row in mine]),
-        noise_aware_cost=float(np.mean([row.noise_aware_cost for row in mine])),
-        welfare=float(np.mean([row.welfare for row in mine])),
-        welfare_sd=_spread([row.welfare for row in mine]),
-        total_welfare=float(np.mean([row.total_welfare for row in mine])),
+        **{column: float(np.mean(columns[column])) for column in means},
+        server_cost_sd=_spread(columns["server_cost"]),
+        welfare_sd=_spread(columns["welfare"]),
         price_of_anarchy=float(np.median(ratios)) if ratios else None,
-        negative_utility=float(np.mean([row.negative_utility for row in mine])),
-        participating=float(np.mean([row.participating for row in mine])),
         dearer_than_mppfl=sum(row.server_cost > other.server_cost for row, other in pairs) if pairs else None,
         worse_than_mppfl=sum(row.welfare < other.welfare for row, other in pairs) if pairs else None,
         leak=float(np.mean(leaks)) if leaks else None,

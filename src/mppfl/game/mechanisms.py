@@ -19,7 +19,7 @@ from mppfl.game.equilibrium import equilibria_at, equilibrium_response, waking_r
 from mppfl.game.interior_leaders import UniformLeader, interior_rates_each
 from mppfl.game.leaders import choose_rates, in_units, natural_units, pigouvian_weights, require_somebody
 from mppfl.game.model import LARGEST, Game, cost_without_absent, privacy_cost, privacy_loss, wanted_loss
-from mppfl.game.plan import AlongLine, Drawn, Horizon, PerRound, Plan, RoundTerms, Stored, Within, plan_from_rounds
+from mppfl.game.plan import AlongLine, Horizon, PerRound, Plan, RoundTerms, Stored, Within, plan_from_rounds
 from mppfl.game.welfare import SocialOptima
 from mppfl.network import ClosedWalks, Propagation
 from mppfl.text import nearest
@@ -136,7 +136,7 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     if not 0 < low <= high < np.inf:
         raise BadInput(f"random budgets need 0 < low <= high, got low={low:g}, high={high:g}.")
     mean = mean_agnostic_budget(game)
-    drawn = Drawn(horizon.rounds, game.num_clients, low * mean, high * mean, horizon.seed)
+    drawn = RandomBudgets(horizon.rounds, game.num_clients, low * mean, high * mean, horizon.seed)
     return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
 
 

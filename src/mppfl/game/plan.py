@@ -57,7 +57,7 @@ class Stored:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class RandomBudgets:
     """Uniform random budgets, reproducible per round: reading one round does not change another."""
 
     rounds: IntArray
@@ -206,7 +206,7 @@ class Plan:
 
 
 PLAN_FORMAT = "mppfl plan 1"
-KEPT: dict[str, Any] = {kind.__name__: kind for kind in (AlongLine, Stored, Drawn, Within)}
+KEPT: dict[str, Any] = {kind.__name__: kind for kind in (AlongLine, Stored, RandomBudgets, Within)}
 
 
 def _packed(values: Any, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
