@@ -14,7 +14,7 @@ import numpy as np
 
 import mppfl
 from equilibrium import DECAY, HOPS, ROUNDS, STRENGTH
-from mppfl.network import find_device, skewed
+from mppfl.network import find_device
 from record import circumstances, write_record
 
 SIZES = ["100000:2000000", "1000000:20000000"]
@@ -24,7 +24,7 @@ REPEATS = 3
 def measure(num_clients: int, num_edges: int, device: str | None) -> tuple[dict, mppfl.Solution]:
     """Seconds of making and of solving a game, the median of REPEATS, and the last solution."""
     rng = np.random.default_rng(0)
-    graph = skewed(num_clients, num_edges, rng=rng)
+    graph = mppfl.random_graph("skewed", num_clients, num_edges=num_edges, rng=rng)
     clients = mppfl.draw_clients("benign", num_clients, rng)
     made, solved = [], []
     for _ in range(REPEATS):

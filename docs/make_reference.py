@@ -124,7 +124,7 @@ def python_names() -> list[str]:
     """Every name in mppfl.__all__ by the folder it lives in, with its signature and the first paragraph of its text."""
     import mppfl
 
-    things = {name: getattr(mppfl, name) for name in mppfl.__all__}
+    things = {name: getattr(mppfl, name) for name in mppfl.__all__ if name != "Mechanism"}  # a type of functions
     lines = ["## Python", "", "All of these are had from `import mppfl`; the package loads each on first use.", ""]
     for folder, title in GROUPS.items():
         inside = {name: thing for name, thing in things.items() if thing.__module__.split(".")[1] == folder}

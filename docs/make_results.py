@@ -281,6 +281,7 @@ def growth_table() -> str:
 
 
 def paper_table() -> str:
+    sys.path.insert(0, str(ROOT))  # reproduction/ stands beside the package
     from reproduction.tables import readme_table
 
     return readme_table(ROOT / "reproduction" / "results").rstrip()

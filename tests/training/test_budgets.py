@@ -14,7 +14,7 @@ from scipy.stats import chi2, norm
 from mppfl.data import client_data
 from mppfl.errors import BadInput
 from mppfl.game import RoundTerms, plan_from_rounds
-from mppfl.privacy import LocalWork, epsilon, gaussian_epsilon, poisson_epsilon
+from mppfl.privacy import LocalWork, epsilon, gaussian_epsilon, history_epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import (
     TrainingConfig,
@@ -113,9 +113,9 @@ WORK = LocalWork(num_examples=600, local_epochs=2, batch_size=32)
 def test_a_round_costs_no_more_than_the_budget_it_was_calibrated_for(budget, work):
     multiplier = poisson_multiplier(budget, 1e-5, work)
     allowed = gaussian_epsilon(budget, 1e-5)
-    assert poisson_epsilon(multiplier, 1e-5, work.sampling_rate, work.num_batches) <= allowed
+    assert history_epsilon([(multiplier, work.sampling_rate, work.num_batches)], 1e-5) <= allowed
     # and the noise is not absurd: half of it would cost more than the budget
-    assert poisson_epsilon(multiplier / 2, 1e-5, work.sampling_rate, work.num_batches) > allowed
+    assert history_epsilon([(multiplier / 2, work.sampling_rate, work.num_batches)], 1e-5) > allowed
 
 
 @pytest.mark.parametrize(

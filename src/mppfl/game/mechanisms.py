@@ -19,7 +19,17 @@ from mppfl.game.equilibrium import equilibria_at, equilibrium_response, waking_r
 from mppfl.game.interior_leaders import UniformLeader, interior_rates_each
 from mppfl.game.leaders import choose_rates, in_units, natural_units, pigouvian_weights, require_somebody
 from mppfl.game.model import LARGEST, Game, cost_without_absent, privacy_cost, privacy_loss, wanted_loss
-from mppfl.game.plan import AlongLine, Horizon, PerRound, Plan, RoundTerms, Stored, Within, plan_from_rounds
+from mppfl.game.plan import (
+    AlongLine,
+    Horizon,
+    PerRound,
+    Plan,
+    RandomBudgets,
+    RoundTerms,
+    Stored,
+    Within,
+    plan_from_rounds,
+)
 from mppfl.game.welfare import SocialOptima
 from mppfl.network import ClosedWalks, Propagation
 from mppfl.text import nearest
