@@ -58,7 +58,7 @@ def comparison_table() -> str:
 
 def speed_table() -> str:
     lines = [
-        "| clients | links | closed walks | equilibria | plain loop | faster, all in | peak memory |",
+        "| clients | edges | closed walks | equilibria | plain loop | faster, all in | peak memory |",
         "|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in newest_record("equilibrium-growth")["rows"] + newest_record("equilibrium")["rows"][-1:]:
@@ -86,7 +86,7 @@ def records_of(name: str) -> list[dict]:
 
 def real_table() -> str:
     lines = [
-        "| network | clients | links | diagonal | 100 rounds, αS .2 | 100 rounds, αS .98 | largest client regret |",
+        "| network | clients | edges | diagonal | 100 rounds, αS .2 | 100 rounds, αS .98 | largest client regret |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in newest_record("real-graphs")["rows"]:
@@ -144,7 +144,7 @@ def engine_table() -> str:
 
 def gpu_equilibrium_table() -> str:
     lines = [
-        "| clients | links | closed walks | 100 rounds, given them | residual | peak memory |",
+        "| clients | edges | closed walks | 100 rounds, given them | residual | peak memory |",
         "|--:|--:|--:|--:|--:|--:|",
     ]
     reference = newest_record("equilibrium-gpu")

@@ -10,7 +10,7 @@ import pytest
 from mppfl.experiment import run_experiment
 from mppfl.explorer import World, warm_up
 from mppfl.network import random_graph, write_edges
-from tests.cli.conftest import command, mppfl, mppfl_process  # noqa: F401  (fixtures)
+from tests.cli.conftest import calling, command, mppfl, mppfl_process  # noqa: F401  (fixtures)
 from tests.experiment.small import small
 from tests.explorer import browser as browsers
 

@@ -29,8 +29,8 @@ FINE = 1e-12  # of ρ, to which the largest is sought
 def budget_unit_for(plan: Plan, dp_epsilon: float, dp_delta: float, method: str = "exact") -> float:
     """The largest unit with which nobody's ε at `dp_delta` exceeds `dp_epsilon` by the end of the plan.
 
-    unit = ρ(ε, δ) / max_i Σ_t ρ_i(t), with ρ(ε, δ) of `largest_budget`. Who gives most ends at ε, up to a billionth;
-    who gives less ends below. Raises where budgets are infinite, or nobody participates.
+    unit = ρ(ε, δ) / max_i Σ_t ρ_i(t), with ρ(ε, δ) of `largest_budget`. The client with the largest total
+    ends at ε, up to a billionth; the others end below. Raises where budgets are infinite, or nobody participates.
     """
     totals = np.zeros(plan.num_clients)
     for terms in plan:

@@ -282,7 +282,7 @@ class SpannedDescent:
 
     def _grams_of(self, rows: IntArray, counts: IntArray, inputs: Tensor) -> Tensor:
         """X Xᵀ of every slot [slots, examples, examples], plus 1 where a bias moves along with the weights."""
-        grams = [self._gram(own[:n], examples[:n]) for own, n, examples in zip(rows, counts, inputs, strict=True)]
+        grams = [self._gram(row[:n], examples[:n]) for row, n, examples in zip(rows, counts, inputs, strict=True)]
         if counts.min() == counts.max():
             return torch.stack(grams)
         padded = torch.zeros((*rows.shape, rows.shape[1]), dtype=inputs.dtype)

@@ -177,20 +177,20 @@ def slot_logits(
     while position < len(layers):
         name, layer = layers[position]
         ahead, num_layers = kinds[position + 1 : position + 3], 1
-        own = {kind: parts[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in parts}
-        if perturbations is None and (fused := _fused(layer, ahead, x, own, weight)):
+        weights = {kind: parts[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in parts}
+        if perturbations is None and (fused := _fused(layer, ahead, x, weights, weight)):
             x, num_layers = fused
-        elif own:
+        elif weights:
             is_pooled = isinstance(layer, nn.Conv2d) and ahead == POOLED and _halves(x)
             if is_pooled:  # the perturbation comes before the bias, which comes to the same
-                entering, x = x, slot_convolution(x, own["weight"])
+                entering, x = x, slot_convolution(x, weights["weight"])
             else:
-                entering, x = _weighted(layer, x, own, weight)
+                entering, x = _weighted(layer, x, weights, weight)
             if perturbations is not None:
                 x = x + perturbations[len(entered)]
                 entered.append(entering)
             if is_pooled:
-                x, num_layers = relu_pool(x, own["bias"]), 3
+                x, num_layers = relu_pool(x, weights["bias"]), 3
         else:
             x = _without_weights(layer, x, kinds[position - 1 : position] == [nn.ReLU])
         position += num_layers
@@ -198,32 +198,32 @@ def slot_logits(
 
 
 def _fused(
-    layer: nn.Module, ahead: list[type[nn.Module]], x: Tensor, own: dict[str, Tensor], weight: Tensor
+    layer: nn.Module, ahead: list[type[nn.Module]], x: Tensor, weights: dict[str, Tensor], weight: Tensor
 ) -> tuple[Tensor, int] | None:
     """A layer and those that one operator computes with it: the output and how many layers; None for the others."""
     if isinstance(layer, nn.GroupNorm) and ahead[:1] == [nn.ReLU]:
-        return group_norm_relu(x, own["weight"], own["bias"], layer.num_groups, layer.eps), 2
+        return group_norm_relu(x, weights["weight"], weights["bias"], layer.num_groups, layer.eps), 2
     if isinstance(layer, nn.BatchNorm2d) and ahead[:1] == [nn.ReLU]:
-        return batch_norm_relu(x, own["weight"], own["bias"], weight > 0, layer.eps), 2
+        return batch_norm_relu(x, weights["weight"], weights["bias"], weight > 0, layer.eps), 2
     if isinstance(layer, nn.Conv2d) and ahead[:1] == [nn.BatchNorm2d]:
-        return slot_convolution(x, own["weight"]), 1  # a batch norm takes away whatever bias adds
+        return slot_convolution(x, weights["weight"]), 1  # a batch norm takes away whatever bias adds
     return None
 
 
-def _weighted(layer: nn.Module, x: Tensor, own: dict[str, Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer that has weights: what its weights are multiplied with, and what comes out."""
+def _weighted(layer: nn.Module, x: Tensor, weights: dict[str, Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer that has weights: what they are multiplied with, and what comes out."""
     if isinstance(layer, nn.Conv2d):
-        return x, slot_convolution(x, own["weight"]) + own["bias"][:, None, None, None]
+        return x, slot_convolution(x, weights["weight"]) + weights["bias"][:, None, None, None]
     if isinstance(layer, nn.Linear):
-        product = torch.bmm(x, own["weight"])
-        return x, product + own["bias"][:, None] if "bias" in own else product
+        product = torch.bmm(x, weights["weight"])
+        return x, product + weights["bias"][:, None] if "bias" in weights else product
     if isinstance(layer, nn.GroupNorm):
         normal, _, _ = group_normal(x, layer.num_groups, layer.eps)
     elif isinstance(layer, nn.BatchNorm2d):
         normal, _, _ = batch_normal(x, weight > 0, layer.eps)
     else:
         raise BadInput(f"{type(layer).__name__} is not a layer that engine='batched' knows. Use engine='vmap'.")
-    return normal, normal * own["weight"][:, None, None, None] + own["bias"][:, None, None, None]
+    return normal, normal * weights["weight"][:, None, None, None] + weights["bias"][:, None, None, None]
 
 
 def _without_weights(layer: nn.Module, x: Tensor, follows_relu: bool) -> Tensor:
