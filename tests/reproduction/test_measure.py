@@ -305,7 +305,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, told, options, said):
 GUARD = """
 import sys
 
-FORBIDDEN = {"typer", "click", "pydantic", "numba", "dp_accounting", "rich", "sklearn", "matplotlib", "networkx"}
+FORBIDDEN = {"typer", "click", "pydantic", "numba", "dp_accounting", "rich", "sklearn", "matplotlib"}  # networkx is torch's own
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
