@@ -290,7 +290,7 @@ def told_by_solve() -> dict[str, str]:
 def told_keys(owner: type) -> tuple[str, dict[str, str]]:
     """What a table's docstring says first, and what it says of single keys, whose lines start with their names."""
     text = inspect.cleandoc(owner.__doc__ or "")
-    first, _, rest = text.partition("\n\n")
+    first, _, rest = text.partition("\nRaises:")[0].partition("\n\n")
     explained: dict[str, str] = {}
     key = ""
     for line in rest.splitlines():

@@ -33,7 +33,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 class TrainingConfig:
     """How a federated training runs. The defaults are the paper's where it states them.
 
-    Args:
     learning_rate         η of local SGD
     momentum              of local SGD, forgotten between rounds
     batch_size            examples per local step

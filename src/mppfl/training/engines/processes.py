@@ -15,7 +15,6 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 
 import joblib
-import numpy as np
 import torch
 from joblib.externals.loky import get_reusable_executor
 from torch import Tensor, nn
@@ -71,7 +70,8 @@ class WorkerProcesses:
             ) from cause
         updates = torch.empty((len(slots), self.num_parameters), dtype=slots[0].start.dtype)
         for group, rows in zip(groups, answers, strict=True):
-            updates[group] = torch.from_numpy(rows)
+            for number, row in zip(group, rows, strict=True):
+                updates[number] = torch.from_numpy(row)
         return updates
 
 
@@ -82,7 +82,7 @@ def _loaded(file: str) -> tuple[FlatModel, Table]:
     return flat_model(module), kind(torch.from_numpy(features), torch.from_numpy(labels))
 
 
-def _updates_of_group(file: str, descent: Descent, slots: list[ClientSlot]) -> Array:
+def _updates_of_group(file: str, descent: Descent, slots: list[ClientSlot]) -> list[Array]:
     torch.set_num_threads(1)
     model, table = _loaded(file)
-    return np.stack([as_array(local_update(model, slot, table, descent)) for slot in slots])
+    return [as_array(local_update(model, slot, table, descent)) for slot in slots]
