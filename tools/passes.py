@@ -29,8 +29,7 @@ def passed(command: list[str], *, until_first_row: bool) -> list[str]:
 
     def enter(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         name = frame.f_code.co_filename
-        is_function = frame.f_code.co_flags & CO_OPTIMIZED  # not a module or the body of a class, which importing runs
-        if is_function and name.startswith(str(SOURCE)) and not name.endswith("__init__.py"):
+        if name.startswith(str(SOURCE)) and not name.endswith("__init__.py") and not _is_import(frame):
             files.setdefault(str(Path(name).relative_to(SOURCE)))
         return None
 
@@ -47,6 +46,15 @@ def passed(command: list[str], *, until_first_row: bool) -> list[str]:
     finally:
         sys.settrace(None)
     return list(files)
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether a module, the body of a class, or what one of them calls as it is imported, runs here."""
+    while frame is not None and "importlib" not in frame.f_code.co_filename:
+        if not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_code.co_filename.startswith(str(SOURCE)):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _stop_at_first_row() -> None:
