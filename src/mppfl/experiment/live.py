@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
-from mppfl.database import errors_in_one_line
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment.experiment import read_experiment
 from mppfl.experiment.run import Run
 from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
+from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.text import one_line
 from mppfl.training import PER_ROUND, TrainingConfig, epsilon_method

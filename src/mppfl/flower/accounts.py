@@ -21,9 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
-from mppfl.database import Book, Database
 from mppfl.errors import BadInput
-from mppfl.files import write_whole
+from mppfl.files import Book, Database, write_whole
 
 STATES = ("asked", "paid", "rejected", "refused", "lost")
 SPENT = ("asked", "paid", "rejected", "lost")

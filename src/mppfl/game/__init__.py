@@ -6,7 +6,7 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from ._kernels import line_totals
-    from .clients_file import read_clients
+    from .clients import PRESETS, PresetName, draw_clients, preset, read_clients
     from .compare import (
         COMPARED,
         SAME_AT_COMMON_REWARD,
@@ -29,17 +29,20 @@ if TYPE_CHECKING:
         plain_path,
         response_path,
     )
-    from .interior_leaders import (
+    from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
+    from .leaders import (
         RateCondition,
+        best_on_path,
+        cheaper_at_bounds,
+        choose_rates,
         interior_rates_each,
         interior_rates_of,
         noise_aware_cost,
+        pigouvian_weights,
         rate_condition,
         rising_rates,
         spending_rate,
     )
-    from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
-    from .leaders import best_on_path, cheaper_at_bounds, choose_rates, pigouvian_weights
     from .loss import LossOperator
     from .mechanisms import (
         MECHANISMS,
@@ -90,7 +93,6 @@ if TYPE_CHECKING:
         plan_from_rounds,
         rounds_up_to,
     )
-    from .presets import PRESETS, PresetName, draw_clients, preset
     from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve
     from .welfare import (
         SocialOptima,

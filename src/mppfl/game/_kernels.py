@@ -8,7 +8,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.compiled import njit, prange
-from mppfl.game.interior_leaders import DIGITS
+from mppfl.game.leaders import DIGITS
 
 BLOCK = 8192
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.interior_leaders import noise_aware_cost
+from mppfl.game.leaders import noise_aware_cost
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, dp_fedavg, personalised, sarda_like
 from mppfl.game.mechanisms import mppfl as mppfl_mechanism
 from mppfl.game.model import Game

@@ -16,8 +16,15 @@ from scipy.optimize import minimize
 from mppfl.arrays import Array, IntArray, require_number
 from mppfl.errors import BadInput
 from mppfl.game.equilibrium import equilibria_at, equilibrium_response, waking_rates
-from mppfl.game.interior_leaders import UniformLeader, interior_rates_each
-from mppfl.game.leaders import choose_rates, in_units, natural_units, pigouvian_weights, require_somebody
+from mppfl.game.leaders import (
+    UniformLeader,
+    choose_rates,
+    in_units,
+    interior_rates_each,
+    natural_units,
+    pigouvian_weights,
+    require_somebody,
+)
 from mppfl.game.model import LARGEST, Game, cost_without_absent, privacy_cost, privacy_loss, wanted_loss
 from mppfl.game.plan import (
     AlongLine,

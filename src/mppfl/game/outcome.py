@@ -17,8 +17,14 @@ from mppfl.game.equilibrium import (
     response_path,
     waking_rates,
 )
-from mppfl.game.interior_leaders import interior_rates_of, noise_aware_cost
-from mppfl.game.leaders import has_ceilings, has_floors, natural_units, rates_worth_trying
+from mppfl.game.leaders import (
+    has_ceilings,
+    has_floors,
+    interior_rates_of,
+    natural_units,
+    noise_aware_cost,
+    rates_worth_trying,
+)
 from mppfl.game.mechanisms import LEADERS
 from mppfl.game.model import Game, cost_without_absent, privacy_cost, utility, wanted_loss
 from mppfl.game.participation import regret_of_free_choice

@@ -18,8 +18,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import BadInput, NoEquilibrium
 from mppfl.game.equilibrium import Response, equilibrium_response, interior_rates
-from mppfl.game.interior_leaders import UniformLeader, interior_rates_each
-from mppfl.game.leaders import rates_where_no_root_is_inside, slight_margin
+from mppfl.game.leaders import UniformLeader, interior_rates_each, rates_where_no_root_is_inside, slight_margin
 from mppfl.game.mechanisms import (
     AT_A_BOUND,
     LEADERS,

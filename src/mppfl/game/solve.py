@@ -149,7 +149,10 @@ def solve(
         from mppfl.game.device import game_on_device
 
         played = game_on_device(game, function, participation, device)
-    plan = with_participation(played, horizon, checked(function), participation)
+    if participation == "always":
+        plan = checked(function)(played, horizon)
+    else:
+        plan = with_participation(played, horizon, checked(function), participation)
     outcome = evaluate(played, plan)
     quality = verify(played, plan, outcome)
     warnings = tuple(_warnings(game, plan, horizon))

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .closed_walks import EXACT_BELOW, ClosedWalks, Diagonal, count_closed_walks
     from .communities import OTHERS, Branch, CommunityTree, communities_of
     from .device import (
         DeviceMatrix,
@@ -30,7 +29,18 @@ if TYPE_CHECKING:
         joined_names,
     )
     from .layout import Lines, influence_between, lay_out, strongest_lines
-    from .propagation import Propagation, Walk, exposure_sources, propagate, strongest_walks, times
+    from .propagation import (
+        EXACT_BELOW,
+        ClosedWalks,
+        Diagonal,
+        Propagation,
+        Walk,
+        count_closed_walks,
+        exposure_sources,
+        propagate,
+        strongest_walks,
+        times,
+    )
     from .read import failures_in_one_line, read_graph
     from .write import write_edges, write_graphml
 

@@ -42,19 +42,25 @@ if TYPE_CHECKING:
         with_views,
     )
     from .config import CHOICES, FIRST_ROUND_MEDIAN, Aggregation, EngineName, Precision, TrainingConfig
-    from .flat_model import (
+    from .job import TrainingJob, training_key
+    from .models import (
+        MODEL_NAMES,
+        NORMS,
+        VGG_LAYERS,
         FlatModel,
+        Norm,
+        Stack,
         computes_as,
         flat_model,
         flattened,
+        gflop_per_example,
         is_plain_flatten,
         is_plain_row,
         load_weights,
+        make_model,
         normalises_over_examples,
         trained_parameters,
     )
-    from .job import TrainingJob, training_key
-    from .models import MODEL_NAMES, NORMS, VGG_LAYERS, Norm, Stack, gflop_per_example, make_model
     from .records import (
         PER_CLIENT,
         PER_ROUND,

@@ -27,7 +27,7 @@ from mppfl.privacy import (
     system_words,
 )
 from mppfl.training.config import TrainingConfig
-from mppfl.training.flat_model import FlatModel, flattened, normalises_over_examples, seeded_layers, trained_parameters
+from mppfl.training.models import FlatModel, flattened, normalises_over_examples, seeded_layers, trained_parameters
 
 log = logging.getLogger(__name__)
 

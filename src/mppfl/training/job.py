@@ -23,7 +23,7 @@ from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training.aggregate import server_step
 from mppfl.training.client import as_array, local_work, require_gradients_of_examples
 from mppfl.training.config import FIRST_ROUND_MEDIAN, TrainingConfig
-from mppfl.training.flat_model import FlatModel, flat_model, normalises_over_examples, seeded_layers
+from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
 
 ABOVE_ROUNDING = 1 + 1e-12

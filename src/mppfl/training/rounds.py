@@ -44,8 +44,8 @@ from mppfl.training.client import (
 )
 from mppfl.training.config import TrainingConfig
 from mppfl.training.engines import Engine, choose_engine
-from mppfl.training.flat_model import flat_model
 from mppfl.training.job import TrainingJob, TrainingState, require_fitting
+from mppfl.training.models import flat_model
 from mppfl.training.records import Checkpoint, RoundRecord
 
 log = logging.getLogger(__name__)

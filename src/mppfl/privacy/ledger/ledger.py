@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from mppfl.arrays import Array, require_number
-from mppfl.database import Database
 from mppfl.errors import BadFile, BadInput, MppflError
+from mppfl.files import Database
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger.charge import (
     Change,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mppfl.database import Book
 from mppfl.errors import BadInput, UnknownClient
+from mppfl.files import Book
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger.entries import TERMS, ReleaseTerms
 from mppfl.privacy.ledger.epsilon import Account, Total

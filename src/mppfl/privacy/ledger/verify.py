@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from mppfl.database import errors_in_one_line
 from mppfl.errors import BadFile
+from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger.charge import Change, link
 from mppfl.privacy.ledger.entries import TERMS, ReleaseTerms
 from mppfl.privacy.ledger.epsilon import Total, agree, refusal_of

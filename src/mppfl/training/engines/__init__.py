@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .batches import padded_steps, schedule_of, steps_of
-    from .choose import Engine, choose_engine
+    from .choose import Engine, can_travel, choose_engine
     from .dense import DenseGradients, is_dense, is_less_work
     from .layered import (
         ROUNDED,
@@ -18,7 +17,16 @@ if TYPE_CHECKING:
         slot_convolution,
         squared_norms_of_taps,
     )
-    from .processes import can_travel
-    from .stacked import Parts, SlotGradients, VmappedGradients, gpu_kernel, starts_of, write_updates
+    from .stacked import (
+        Parts,
+        SlotGradients,
+        VmappedGradients,
+        gpu_kernel,
+        padded_steps,
+        schedule_of,
+        starts_of,
+        steps_of,
+        write_updates,
+    )
 
 export_lazily(__name__)

@@ -13,14 +13,23 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache, partial
 
+import joblib
 import numpy as np
 import torch
+from joblib.externals.loky import get_reusable_executor
 from torch import Tensor, nn
 
-from mppfl.errors import BadInput
+from mppfl.arrays import Array
+from mppfl.errors import BadInput, MppflError
 from mppfl.network import find_device, free_bytes, to_device
 from mppfl.training import (
     ClientSlot,
@@ -29,7 +38,10 @@ from mppfl.training import (
     FlatModel,
     Precision,
     Stack,
+    Table,
     TrainingConfig,
+    as_array,
+    flat_model,
     local_update,
     normalises_over_examples,
     table_for,
@@ -37,8 +49,81 @@ from mppfl.training import (
 from mppfl.training.cuda import CapturedDescent
 from mppfl.training.engines.dense import AT_ONCE, DenseGradients, SpannedDescent, is_dense
 from mppfl.training.engines.layered import LayeredGradients, is_layered
-from mppfl.training.engines.processes import WorkerProcesses, can_travel
 from mppfl.training.engines.stacked import MOST_ENTRIES, SlotGradients, VmappedGradients, stacked_updates
+
+GROUPS_PER_PROCESS = 2  # of clients, which travel together: more share the work better, fewer carry less
+IDLE_SECONDS = 300  # after which processes end; starting one takes seconds
+
+
+def can_travel(module: nn.Module) -> bool:
+    """Whether another process can load the module: its classes must lie in importable files."""
+    if any(type(layer).__module__ == "__main__" for layer in module.modules()):
+        return False
+    try:
+        pickle.dumps(module)
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):
+        return False
+    return True
+
+
+class WorkerProcesses:
+    """Computes slots in `count` processes. Its file goes when it goes."""
+
+    def __init__(self, model: FlatModel, table: Table, count: int) -> None:
+        self.count, self.num_parameters = count, model.num_parameters
+        try:
+            folder = tempfile.mkdtemp(prefix="mppfl-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._file = f"{folder}/model_and_examples"
+            joblib.dump((model.module, type(table), as_array(table.features), as_array(table.labels)), self._file)
+        except OSError as cause:
+            raise MppflError(
+                f"the examples could not be written for worker processes: {cause}. Use engine='loop', or free some "
+                f"room in {tempfile.gettempdir()}."
+            ) from cause
+
+    def updates(self, slots: Sequence[ClientSlot], descent: Descent) -> Tensor:
+        """Updates of all slots [slots, parameters], the longest slots first so that no core waits at the end."""
+        longest_first = sorted(range(len(slots)), key=lambda number: -slots[number].num_visits)
+        num_groups = min(len(slots), GROUPS_PER_PROCESS * self.count)
+        groups = [longest_first[first::num_groups] for first in range(num_groups)]
+        members = [[slots[number] for number in group] for group in groups]
+        try:
+            executor = get_reusable_executor(max_workers=self.count, timeout=IDLE_SECONDS)
+            answers = list(executor.map(partial(_updates_of_group, self._file, descent), members))
+        except BrokenProcessPool as cause:
+            raise MppflError(
+                "a worker process ended in the middle of a round, perhaps because memory ran out. Use fewer "
+                "processes; a training with checkpoints goes on with --resume."
+            ) from cause
+        updates = torch.empty((len(slots), self.num_parameters), dtype=slots[0].start.dtype)
+        for group, rows in zip(groups, answers, strict=True):
+            for number, row in zip(group, rows, strict=True):
+                updates[number] = torch.from_numpy(row)
+        return updates
+
+
+@lru_cache(maxsize=1)
+def _loaded(file: str) -> tuple[FlatModel, Table]:
+    # Copy-on-write maps: all processes share the pages of the file, and PyTorch may have its writable tensor.
+    module, kind, features, labels = joblib.load(file, mmap_mode="c")
+    return flat_model(module), kind(torch.from_numpy(features), torch.from_numpy(labels))
+
+
+def _updates_of_group(file: str, descent: Descent, slots: list[ClientSlot]) -> list[Array]:
+    torch.set_num_threads(1)
+    model, table = _loaded(file)
+    return [as_array(local_update(model, slot, table, descent)) for slot in slots]
+
+
+# ---- Engine: all clients of a round at once. Chooses how, holds the examples where they are computed -----------------
+
+# dense      dense networks, gradients written out, clients in step               CPU and GPU
+#            (on a CPU those with few examples in the span of these)
+# batched    rows of layers, every layer with one kernel per client, in step      GPU
+# vmap       any module, clients in step by torch.func.vmap                       GPU
+# processes  the plain loop, one single-threaded process per core                 CPU
+# loop       the plain loop: what the others are held equal to                    CPU and GPU
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,7 @@ from mppfl.training import (
     is_plain_row,
     warn_of_overflow,
 )
-from mppfl.training.engines.batches import Schedule, schedule_of
-from mppfl.training.engines.stacked import MOST_ENTRIES, Parts, starts_of
+from mppfl.training.engines.stacked import MOST_ENTRIES, Parts, Schedule, schedule_of, starts_of
 
 AT_ONCE = 20  # slots in one call: more share its overhead; of many more, weights and examples leave the cache
 FEW_CLASSES = 15  # which do not fill a vector register
