@@ -168,7 +168,7 @@ def test_isolated_clients_are_counted_and_named(mppfl, write):
         (["--mechanism", "personalised", "--reward-rate", "3"], ["--reward-rate=3", "personalised", "Leave it out"]),
         (["--mechanism", "noiseless", "--reward-rate", "3"], ["--reward-rate=3", "noiseless", "Leave it out"]),
         (["--payment-limit", "3"], ["--payment-limit=3", "mppfl", "budget_limited"]),
-        (["--fixed-budget", "0.3"], ["--fixed-budget=0.3 means nothing to mppfl", "the mechanism fixed"]),
+        (["--fixed-budget", "0.3"], ["--fixed-budget=0.3 means nothing to mppfl", "the mechanism dp_fedavg"]),
         (
             ["--mechanism", "budget_limited", "--payment-limit", "0.5", "--reward-rate", "2"],
             ["--reward-rate=2", "--payment-limit=0.5", "Leave one of them out"],

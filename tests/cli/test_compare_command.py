@@ -197,8 +197,8 @@ def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write
 def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, write):
     options = ("--experiment", write("trial.toml", "[network]\nnum_clients = 5\n[game]\nnum_rounds = 1"))
     options += ("--fixed-budget", "mean", "--json")
-    assert "means nothing without the mechanism fixed" in mppfl("compare", *options).error
-    found = mppfl("compare", *options, "--mechanisms", "mppfl,fixed").json["games"]
+    assert "means nothing without the mechanism dp_fedavg" in mppfl("compare", *options).error
+    found = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg").json["games"]
     assert {row["mechanism"] for row in found} == {"mppfl", "dp_fedavg"}
 
 
@@ -231,7 +231,7 @@ def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, wri
     assert answer.json["notes"] == [note]
     assert answer.stderr == f"note: {note}\n"
     assert all(row["notes"].count(note) == 1 for row in answer.json["games"])
-    shown = mppfl("compare", *options, "--mechanisms", "mppfl,fixed")
+    shown = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg")
     assert (shown.stdout + shown.stderr).count("is not below 1") == 1
     several = mppfl("compare", *options, "--mechanisms", "mppfl", "--seeds", 2, "--json").json["notes"]
     assert several == [f"{note} (so, or with another αS, in 2 of 2 games)"]

@@ -89,5 +89,5 @@ def test_leak_prices_lower_what_leaks_at_the_same_total(mppfl, circles):
 
 def test_a_leak_price_needs_its_mechanism_and_the_mechanism_its_sample(mppfl, circles):
     _, sample, options = circles
-    assert "means nothing to fixed" in mppfl(*options, "--attribute", sample, "--leak-price", 1).error
+    assert "means nothing to dp_fedavg" in mppfl(*options, "--attribute", sample, "--leak-price", 1).error
     assert "needs --leak-price" in mppfl("risk", "--mechanism", "leakage_priced").error

@@ -376,7 +376,7 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
 
 def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends):
     assert "not pigouvian" in mppfl("solve", *friends, "--mechanism", "pigouvian", "--device", "cpu").error
-    assert "not fixed" in mppfl("solve", *friends, "--mechanism", "dp_fedavg", "--device", "cpu").error
+    assert "not dp_fedavg" in mppfl("solve", *friends, "--mechanism", "dp_fedavg", "--device", "cpu").error
 
 
 # ---- an experiment file instead of options ------------------------------------------------------------------------
@@ -416,7 +416,11 @@ def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, wr
         ("", ("--num-clients", 20), "--num-clients means nothing with --experiment."),
         ("", ("--reward-rate", 2), "--reward-rate means nothing with --experiment."),
         ("", ("--mechanism", "mppfll"), "mechanism='mppfll' is not known. Did you mean 'mppfl'?"),
-        ('mechanisms = ["mppfl", "dp_fedavg"]', (), "mechanisms are mppfl, fixed, and solve plays one. Choose one by"),
+        (
+            'mechanisms = ["mppfl", "dp_fedavg"]',
+            (),
+            "mechanisms are mppfl, dp_fedavg, and solve plays one. Choose one by",
+        ),
         ("seeds = [1, 2]", (), "seeds are 1, 2, and solve plays one."),
         ("[game]\nnum_rounds = 0", (), "game.num_rounds=0 must be a whole number of at least 1."),
         ("[game]\nnum_rounds = 10000001", (), "rounds=10,000,001 is too many."),

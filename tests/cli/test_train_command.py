@@ -114,10 +114,8 @@ def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told
     for name in ("mppfl", "dp_fedavg"):
         run = load_run(tmp_path / "out" / name)
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2
-        assert (
-            f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen so that no client's final ε exceeds"
-            in answer.stdout
-        )
+        chosen = f"{name}: budget_unit={run.setting('budget_unit'):.6g} was chosen so that no client's"
+        assert chosen in answer.stdout
     again = mppfl(*line, "--resume", "--json").json
     assert all(run["dp_epsilon"] <= 2 for run in again["runs"])
     assert "training.dp_epsilon: 3.0, was 2.0" in mppfl(*line[:-1], "training.dp_epsilon=3", "--resume").error
@@ -133,11 +131,11 @@ def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
         return trained(chosen, on_round=stop, **options)
 
     line = ("train", experiment, "--output", tmp_path / "out", "--set", "game.num_rounds=4")
-    monkeypatch.setattr(experiments, "train", interrupted)
+    monkeypatch.setattr(experiments, "run_experiment", interrupted)
     answer = mppfl(*line, "--quiet")
     again = f"mppfl train {experiment} --resume --set game.num_rounds=4 --output {tmp_path / 'out'}"
     assert (answer.code, answer.stdout, answer.stderr) == (130, "", f"stopped. Go on with: {again}\n")
-    monkeypatch.setattr(experiments, "train", trained)
+    monkeypatch.setattr(experiments, "run_experiment", trained)
     answer = mppfl(*again.split()[1:])
     assert answer.code == 0
     assert answer.stderr.startswith("round 3/4")
@@ -167,7 +165,7 @@ def test_long_trainings_print_some_twenty_plain_lines(mppfl, experiment, tmp_pat
     line = ("train", experiment, "--output", tmp_path / "out", "--set", "game.num_rounds=43", "--json")
     lines = mppfl(*line).stderr.splitlines()
     assert len(lines) == 2 * 15  # every third round, and the last
-    assert lines[-1].startswith("round 43/43  fixed  accuracy ")
+    assert lines[-1].startswith("round 43/43  dp_fedavg  accuracy ")
     assert lines[4].endswith(" left")
 
 

@@ -191,7 +191,7 @@ def test_the_picture_shows_clients_where_they_were_and_their_links(golden, page)
     golden.check(
         {
             "names": [each["data"]["name"] for each in clients],
-            "links": [[each["source"], each["target"], each["weight"]] for each in lines],
+            "edges": [[each["source"], each["target"], each["weight"]] for each in lines],
         }
     )
     places = [[each["position"]["x"], each["position"]["y"]] for each in clients]

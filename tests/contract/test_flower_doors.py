@@ -79,7 +79,7 @@ def test_with_noise_off_an_app_reaches_the_same_model(tmp_path, golden, name):
     from tests.flower.test_experiment_app import app_with, served
 
     changes = {
-        "sgd": {"privacy": "full_batch_steps", "model": "softmax", "optimizer": "momentum"},
+        "plain": {"privacy": "full_batch_steps", "model": "softmax", "optimizer": "momentum"},
         "noise_aware": {"aggregation": "noise_aware", "optimizer": "adam", "average": 2},
     }
     layout = app_with(tmp_path / "app", **changes[name])

@@ -194,7 +194,7 @@ def test_compare_answers_for_every_mechanism_and_two_games(golden):
 
 def test_compare_plays_an_experiment_file(golden, tmp_path):
     file = write_lines(tmp_path / "experiment.toml", [EXPERIMENT.replace("seed = 2", "seeds = [2, 7]", 1)])
-    chosen = ("--mechanisms", "mppfl,fixed,budget_limited,noiseless", "--fixed-budget", 0.3, "--rounds", 2)
+    chosen = ("--mechanisms", "mppfl,dp_fedavg,budget_limited,noiseless", "--fixed-budget", 0.3, "--rounds", 2)
     with_limit = write_lines(tmp_path / "limited.toml", [file.read_text() + "payment_limit = 2.0"])
     golden.check(json_of("compare", "--experiment", with_limit, *chosen))
 

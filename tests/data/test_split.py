@@ -265,7 +265,7 @@ def test_of_own_arrays_without_a_test_part_every_fifth_example_of_a_class_is_hel
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        (np.zeros((5, 3)), "ndarray is no data set. Give load_dataset(...), (X, y) or ((X, y), (X_test, y_test))."),
+        (np.zeros((5, 3)), "ndarray is no data set. Give load_dataset(...), (X, y) or ((X, y), (X2, y2))."),
         ((np.zeros((5, 3)),), "tuple of 1 is no data set"),
         ((np.zeros((5, 3)), np.zeros(4, int)), "5 examples have 4 labels; give one label each."),
         ((np.zeros(5), np.zeros(5, int)), "features of shape (5,) must be [n, H, W, C], [n, H, W] or [n, d]."),

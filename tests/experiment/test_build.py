@@ -102,9 +102,9 @@ def test_another_seed_of_one_purpose_changes_that_purpose_alone():
 def test_seeds_and_aggregations_multiply_the_trainings():
     chosen = small(seeds=[1, 2], mechanisms=["mppfl"], aggregations=["num_examples", "noise_aware"])
     assert [case.name for case in prepare(chosen)] == [
-        "mppfl-size-seed1",
+        "mppfl-num_examples-seed1",
         "mppfl-noise_aware-seed1",
-        "mppfl-size-seed2",
+        "mppfl-num_examples-seed2",
         "mppfl-noise_aware-seed2",
     ]
 

@@ -239,8 +239,11 @@ def test_the_writer_writes_what_toml_reads(values):
         ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
         ("game.participation=never", 'game.participation="never" must be one of "always", '),
         ("game.payment_limit=1", "game.payment_limit=1.0 means nothing without the mechanism budget_limited."),
-        ("game.fixed_budget=mean", 'game.fixed_budget="mean" means nothing without the mechanism fixed. Remove it, or'),
-        ("game.fixed_budget=0.5", "game.fixed_budget=0.5 means nothing without the mechanism fixed."),
+        (
+            "game.fixed_budget=mean",
+            'game.fixed_budget="mean" means nothing without the mechanism dp_fedavg. Remove it, or',
+        ),
+        ("game.fixed_budget=0.5", "game.fixed_budget=0.5 means nothing without the mechanism dp_fedavg."),
         ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
         (
             "data.split=dirichle",
@@ -351,11 +354,11 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
 
     assert options() == ("mean", 2.0)
     assert options("mechanism=mppfl") == ("min", None)
-    assert options("mechanism=fixed") == ("mean", None)
+    assert options("mechanism=dp_fedavg") == ("mean", None)
     assert options('mechanisms=["mppfl", "budget_limited"]') == ("min", 2.0)
-    assert options("mechanism=fixed", "game.fixed_budget=0.5") == (0.5, None)
+    assert options("mechanism=dp_fedavg", "game.fixed_budget=0.5") == (0.5, None)
     for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
-        with pytest.raises(BadFile, match=r"game\.fixed_budget=0\.5 means nothing without the mechanism fixed"):
+        with pytest.raises(BadFile, match=r"game\.fixed_budget=0\.5 means nothing without the mechanism dp_fedavg"):
             options(*both)
 
 

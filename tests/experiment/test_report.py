@@ -198,5 +198,5 @@ def test_a_mechanism_has_one_colour_on_every_page():
         report_page(runs) for runs in ([make_run("dp_fedavg")], [make_run("mppfl"), make_run("dp_fedavg")])
     )
     for text in (alone, beside):
-        curve = re.search(r"<title>fixed</title><path class=\"curve\" style=\"stroke:var\(--c(\d)\)", text)
+        curve = re.search(r"<title>dp_fedavg</title><path class=\"curve\" style=\"stroke:var\(--c(\d)\)", text)
         assert int(curve[1]) == MECHANISM_SLOTS["dp_fedavg"]

@@ -84,13 +84,13 @@ def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
         log({"mppfl": record(1), "dp_fedavg": record(1, accuracy=0.5)})
         log({"mppfl": record(2, accuracy=0.9), "dp_fedavg": record(2)})
     assert (mlflow.experiment, mlflow.runs) == ("trial", ["mppfl", "dp_fedavg"])
-    assert mlflow.params["id of fixed", "training.clip_norm"] == "0.5"
+    assert mlflow.params["id of dp_fedavg", "training.clip_norm"] == "0.5"
     told = [(run, value, step) for run, key, value, step in mlflow.metrics if key == "accuracy"]
     assert told == [
         ("id of mppfl", 0.875, 1),
-        ("id of fixed", 0.5, 1),
+        ("id of dp_fedavg", 0.5, 1),
         ("id of mppfl", 0.9, 2),
-        ("id of fixed", 0.875, 2),
+        ("id of dp_fedavg", 0.875, 2),
     ]
     assert set(mlflow.ended.values()) == {"FINISHED"}
 

@@ -120,7 +120,7 @@ def test_options_of_one_mechanism_move_it(page, world):
     page.link("?client=3&leader=budget_limited")
     page.enter("payment_limit", "5")
     require_shown(page, world, Choices(client="3", leader="budget_limited", payment_limit=5.0))
-    page.link("?client=3&who=fixed")
+    page.link("?client=3&who=dp_fedavg")
     page.select("fixed_budget", "the mean")
     require_shown(page, world, Choices(client="3", clients_are="dp_fedavg", fixed_budget="mean"))
 

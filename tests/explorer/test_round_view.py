@@ -150,9 +150,9 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
     assert [group.name for group in cost.bars] == ["common reward", "own reward"]
     assert cost.labels[:2] == ("mppfl", "mppfl exact")
     (row,) = (row for row in found.rows if row.mechanism == "dp_fedavg" and row.convention == "common")
-    assert cost.bars[0].values[cost.labels.index("dp_fedavg")] == pytest.approx(row.server_cost)
+    assert cost.bars[0].values[cost.labels.index("dp fedavg")] == pytest.approx(row.server_cost)
     below = drawn["compared-negative-utility"]
-    assert below.bars[0].values[below.labels.index("dp_fedavg")] == pytest.approx(100 * row.negative_utility)
+    assert below.bars[0].values[below.labels.index("dp fedavg")] == pytest.approx(100 * row.negative_utility)
     assert np.isnan(anarchy.bars[0].values[anarchy.labels.index("personalised")])
     assert anarchy.note
 

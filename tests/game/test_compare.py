@@ -208,7 +208,7 @@ def test_a_fixed_budget_is_bound_whatever_the_mechanism_is_called():
     assert [row.notes for row in mapped] == [row.notes for row in by_name]
     assert mapped[0].notes[0].endswith("(mean)")
     chosen = {"dp_fedavg": partial(MECHANISMS["dp_fedavg"], budget=0.2)}
-    with pytest.raises(mppfl.BadInput, match="fixed_budget='mean' means nothing to fixed"):
+    with pytest.raises(mppfl.BadInput, match="fixed_budget='mean' means nothing to dp_fedavg"):
         mppfl.compare(GAMES[0], chosen, num_rounds=1, fixed_budget="mean")
 
 

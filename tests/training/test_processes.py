@@ -67,14 +67,14 @@ def test_a_module_that_cannot_travel_is_refused():
 SCRIPT = """
 import numpy as np
 from mppfl.data import client_data
-from mppfl.game import Terms, plan_from_rounds
+from mppfl.game import RoundTerms, plan_from_rounds
 from mppfl.training import TrainingConfig, make_model, train_rounds
 
 print("started")
 rng = np.random.default_rng(0)
 x, y = rng.standard_normal((20, 6)).astype(np.float32), rng.integers(0, 2, 20)
 data = client_data(x, y, [np.arange(10), np.arange(10, 20)], x, y, num_classes=2)
-plan = plan_from_rounds("by hand", [Terms(t, 1.0, 1.0, np.ones(2)) for t in (1, 2, 3)])
+plan = plan_from_rounds("by hand", [RoundTerms(t, 1.0, 1.0, np.ones(2)) for t in (1, 2, 3)])
 config = TrainingConfig(engine="processes", processes=2, batch_size=5, local_epochs=1)
 for record in train_rounds(make_model("softmax", (6,), 2), data, plan, config):
     print(record.engine, record.round_index)

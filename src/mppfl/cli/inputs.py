@@ -65,12 +65,12 @@ MechanismOption = Annotated[
     option(
         "--mechanism",
         "Pricing mechanism: mppfl, mppfl_exact, mppfl_noise_aware, budget_limited, pigouvian, personalised, "
-        "social_agnostic, random, fixed, sarda_like, sarda_r or noiseless (see `mppfl compare`).",
+        "social_agnostic, random, dp_fedavg, sarda_like, sarda_r or noiseless (see `mppfl compare`).",
         PRICING,
     ),
 ]
 PaymentOption = Annotated[float | None, option("--payment-limit", "For budget_limited: payments per round.", PRICING)]
-FixedBudgetOption = Annotated[str, option("--fixed-budget", "For fixed: min, mean or a number.", PRICING)]
+FixedBudgetOption = Annotated[str, option("--fixed-budget", "For dp_fedavg: min, mean or a number.", PRICING)]
 AttributeOption = Annotated[
     Path | None, option("--attribute", "CSV: name, value (±1 or 0/1) of a public sample, for R_leak.", LEAKAGE)
 ]
@@ -345,7 +345,7 @@ def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) 
 
 
 def check_mechanism_options(payment_limit: float | None, fixed_budget: str, mechanisms: Sequence[str]) -> None:
-    """Refuses --payment-limit without budget_limited, and --fixed-budget without fixed."""
+    """Refuses --payment-limit without budget_limited, and --fixed-budget without dp_fedavg."""
     for typed, option, mechanism in (
         (payment_limit is not None, f"--payment-limit={payment_limit}", "budget_limited"),
         (is_typed("fixed_budget"), f"--fixed-budget={fixed_budget}", "dp_fedavg"),

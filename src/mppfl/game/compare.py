@@ -145,7 +145,7 @@ def compare(
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
         >>> [row.mechanism for row in mppfl.compare(game, ["mppfl", "dp_fedavg"], num_rounds=2, conventions=["own"])]
-        ['mppfl', 'fixed']
+        ['mppfl', 'dp_fedavg']
     """
     several = [games] if isinstance(games, Game) else list(games)
     if leak is not None:
@@ -216,7 +216,7 @@ def _functions(
             raise BadInput(f"two mechanisms are called {name!r}. Give a mapping with a name for each.")
     if fixed_budget != "min" and dp_fedavg not in functions.values():
         raise BadInput(
-            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare `fixed`, or leave it out."
+            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare `dp_fedavg`, or leave it out."
         )
     return {
         name: partial(dp_fedavg, budget=fixed_budget) if function is dp_fedavg else checked(function, name)

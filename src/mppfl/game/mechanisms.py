@@ -177,7 +177,7 @@ def dp_fedavg(game: Game, horizon: Horizon, *, budget: float | Literal["min", "m
 
 
 def mean_agnostic_budget(game: Game) -> float:
-    """Mean social-agnostic budget of round 1 at MPPFL's rate: the yardstick of `random` and `fixed`."""
+    """Mean social-agnostic budget of round 1 at MPPFL's rate: the yardstick of `random` and `dp_fedavg`."""
     rate = float(mppfl(game, Horizon(np.array([1]))).reward_rates[0])
     return float(np.clip(wanted_loss(game, rate), game.clients.budget_min, game.clients.budget_max).mean())
 
