@@ -216,7 +216,7 @@ def _functions(
             raise BadInput(f"two mechanisms are called {name!r}. Give a mapping with a name for each.")
     if fixed_budget != "min" and dp_fedavg not in functions.values():
         raise BadInput(
-            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare `dp_fedavg`, or leave it out."
+            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare dp_fedavg, or omit it."
         )
     return {
         name: partial(dp_fedavg, budget=fixed_budget) if function is dp_fedavg else checked(function, name)
