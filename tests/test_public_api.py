@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 
 import pytest
@@ -104,3 +105,29 @@ def test_errors_can_be_caught_as_ours_and_as_value_errors():
     assert issubclass(mppfl.NoEquilibrium, mppfl.MppflError)
     lost = mppfl.NotConverged("stopped", last_iterate=[1.0], residual=0.5)
     assert (lost.last_iterate, lost.residual, str(lost)) == ([1.0], 0.5, "stopped")
+
+
+def is_error(thing):
+    return inspect.isclass(thing) and issubclass(thing, Exception)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLIC if name != "Mechanism" and not is_error(getattr(mppfl, name))]
+)
+def test_every_public_name_has_an_example_that_runs(name):
+    thing = getattr(mppfl, name)
+    (test,) = doctest.DocTestFinder(recurse=False).find(thing, name, globs=dict(vars(inspect.getmodule(thing))))
+    assert test.examples
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said = []
+    assert runner.run(test, out=said.append).failed == 0, "".join(said)
+
+
+def test_public_values_print_in_a_few_lines():
+    pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+    game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+    solution = mppfl.solve(game, num_rounds=3)
+    values = [pair, game, game.clients, solution, solution.plan, solution.outcome, mppfl.TrainingConfig()]
+    for value in [*values, mppfl.compare(game, ["mppfl"], num_rounds=2), mppfl.Experiment()]:
+        assert len(repr(value).splitlines()) <= 12
+        assert len(repr(value)) < 1500

@@ -150,6 +150,12 @@ def client_data(
 
     Features are what the model takes, already standardised: [n, C, H, W] or [n, d]. `members` has the rows of each
     client; rows that nobody has are left unused. Without `num_classes` the largest label decides.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> client_data(x, y, [[0, 1], [2, 3]], x, y).num_clients
+        2
     """
     labels, test_labels = as_labels(labels), as_labels(test_labels)
     if num_classes is None:

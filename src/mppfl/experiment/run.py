@@ -98,10 +98,10 @@ class Run:
         BadInput: The parts do not belong together: another number of clients or rounds, or an unknown client.
 
     Example:
-        >>> from mppfl import Experiment, train
+        >>> from mppfl import Experiment, run_experiment
         >>> settings = {"model": "softmax", "local_epochs": 1}
         >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
-        >>> (run,) = train(experiment)
+        >>> (run,) = run_experiment(experiment)
         >>> run.num_rounds, run.accounts.spent.shape
         (2, (3,))
     """

@@ -87,11 +87,11 @@ def load_run(folder: str | Path) -> Run:
 
     Example:
         >>> from tempfile import mkdtemp
-        >>> from mppfl import Experiment, load_run, train
+        >>> from mppfl import Experiment, load_run, run_experiment
         >>> settings = {"model": "softmax", "local_epochs": 1}
         >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
         >>> folder = mkdtemp()
-        >>> (run,) = train(experiment, folder=folder)
+        >>> (run,) = run_experiment(experiment, folder=folder)
         >>> load_run(folder).final_accuracy == run.final_accuracy
         True
     """

@@ -55,10 +55,10 @@ def run_experiment(
         MppflError: Another training is at work in the folder, or its ledger misses releases.
 
     Example:
-        >>> from mppfl import Experiment, train
+        >>> from mppfl import Experiment, run_experiment
         >>> settings = {"model": "softmax", "local_epochs": 1}
         >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
-        >>> (run,) = train(experiment, on_round=lambda records: print(records["mppfl"].round_index))
+        >>> (run,) = run_experiment(experiment, on_round=lambda records: print(records["mppfl"].round_index))
         1
         2
     """

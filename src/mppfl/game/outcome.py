@@ -55,6 +55,13 @@ class Outcome:
     best_response_gap  largest distance of a budget from its owner's best response, in units of budget
     client_regret    largest gain a client could get by moving alone
     relative_regret  the same as a share of what that client is paid and loses
+
+    Example:
+        >>> import mppfl
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
+        >>> mppfl.solve(game, num_rounds=3).outcome.participating.tolist()
+        [2, 2, 2]
     """
 
     rounds: IntArray

@@ -183,7 +183,12 @@ def graph_from_matrix(
     isolated: Isolated = "error",
     self_loops: SelfLoops = "error",
 ) -> SocialGraph:
-    """A social graph from a square matrix w (dense or sparse) whose entry (i, j) > 0 says that j exposes i."""
+    """A social graph from a square matrix w (dense or sparse) whose entry (i, j) > 0 says that j exposes i.
+
+    Example:
+        >>> graph_from_matrix([[0, 1], [1, 0]]).num_edges
+        2
+    """
     given = _as_csr(matrix)
     size = given.shape[0]
     _check_names(names)

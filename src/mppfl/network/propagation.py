@@ -284,7 +284,7 @@ def exposure_sources(propagation: Propagation, client: int, budgets: Array) -> A
     Example:
         >>> from mppfl.network import graph_from_edges
         >>> graph = graph_from_edges([1, 2], [0, 1], isolated="keep")  # 2 exposes 1, and 1 exposes 0
-        >>> terms = attribute(propagate(graph, max_hops=2, hop_decay=0.5), 0, [1.0, 3.0, 7.0])
+        >>> terms = exposure_sources(propagate(graph, max_hops=2, hop_decay=0.5), 0, [1.0, 3.0, 7.0])
         >>> [(int(j), int(k), float(amount)) for j, k, amount in zip(terms.sources, terms.hops, terms.amounts)]
         [(2, 2, 3.5), (1, 1, 3.0)]
     """

@@ -50,10 +50,10 @@ class TrainingJob:
     Example:
         >>> import numpy as np
         >>> from mppfl.data import client_data
-        >>> from mppfl.game import Terms, plan_from_rounds
+        >>> from mppfl.game import RoundTerms, plan_from_rounds
         >>> x, y = np.zeros((4, 3)), np.arange(4) % 2
         >>> data = client_data(x, y, [[0, 1], [2, 3]], x, y)
-        >>> plan = plan_from_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> plan = plan_from_rounds("by hand", [RoundTerms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
         >>> TrainingJob("half precision", plan, data, TrainingConfig(batch_size=2)).name
         'half precision'
     """

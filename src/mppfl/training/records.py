@@ -50,6 +50,15 @@ class RoundRecord:
     refused         clients whose cap forbade the round, or whose upload of it is stored in the ledger already
     diverged        clients whose update held NaN or infinity: left out, and not charged where noise is on the update.
                     Nobody is named where noise on the update protects: it went out as 0 with its noise
+
+    Example:
+        >>> import mppfl, numpy as np
+        >>> x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
+        >>> data = mppfl.client_data(x, y, [range(10), range(10, 20)], x, y)
+        >>> plan = mppfl.plan_from_rounds("by hand", [mppfl.RoundTerms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> model, config = mppfl.make_model("softmax", (3,), 2), mppfl.TrainingConfig(batch_size=5)
+        >>> next(iter(mppfl.train_rounds(model, data, plan, config))).payments.tolist()
+        [1.0, 2.0]
     """
 
     round_index: int

@@ -84,11 +84,11 @@ def train_rounds(
     Example:
         >>> import numpy as np
         >>> from mppfl.data import client_data
-        >>> from mppfl.game import Terms, plan_from_rounds
+        >>> from mppfl.game import RoundTerms, plan_from_rounds
         >>> from mppfl.training import TrainingConfig, make_model
         >>> x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
         >>> data = client_data(x, y, [range(10), range(10, 20)], x, y)
-        >>> plan = plan_from_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> plan = plan_from_rounds("by hand", [RoundTerms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
         >>> model, config = make_model("softmax", (3,), 2), TrainingConfig(batch_size=5)
         >>> [record.round_index for record in train_rounds(model, data, plan, config)]
         [1]
@@ -115,11 +115,11 @@ def train_many(model: nn.Module, arms: Sequence[TrainingJob]) -> Iterator[dict[s
     Example:
         >>> import numpy as np
         >>> from mppfl.data import client_data
-        >>> from mppfl.game import Terms, plan_from_rounds
+        >>> from mppfl.game import RoundTerms, plan_from_rounds
         >>> from mppfl.training import TrainingConfig, make_model
         >>> x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
         >>> data = client_data(x, y, [range(10), range(10, 20)], x, y)
-        >>> plan = plan_from_rounds("by hand", [Terms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
+        >>> plan = plan_from_rounds("by hand", [RoundTerms(1, 2.0, 2.0, np.array([0.5, 1.0]))])
         >>> jobs = [TrainingJob(f"seed {k}", plan, data, TrainingConfig(batch_size=5, seed=k)) for k in (1, 2)]
         >>> [sorted(records) for records in train_many(make_model("softmax", (3,), 2), jobs)]
         [['seed 1', 'seed 2']]
