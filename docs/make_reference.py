@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import textwrap
 import typing
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def tree() -> str:
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0].rstrip(".")
         name = f"{where.parent.name}/" if is_folder else where.name
         indent = "  " * (len(where.parts) - is_folder)
-        lines.append(f"{indent + name:<28}{first}"[:120].rstrip())
+        lines.append(f"{indent + name:<28}{textwrap.shorten(first, 92, placeholder=' ...')}".rstrip())
     return "\n".join([*lines, "```"])
 
 
