@@ -112,7 +112,7 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
 
 
 def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
-    """From sums over clients, one row a round: noise harm, payments, gain, how many below zero, how many participating,
+    """From sums over clients, one row a round: noise harm, payments, gain, negative utilities, participants,
     best-response gap, regret, relative regret.
     """
     noise, payments, gain, below, taking, gap, regret, relative = rows.T
