@@ -1,6 +1,7 @@
 """Small drawn data of the form of HetRec Last.fm: communities of friends with artists of their own."""
 
 import numpy as np
+from examples.lastfm.profiles import release_profiles
 
 FRIENDS_HEADER, LISTENS_HEADER = "userID\tfriendID", "userID\tartistID\tweight"
 
@@ -26,3 +27,9 @@ def write_lastfm(folder, **drawn):
     lines = [LISTENS_HEADER, *(f"{user + 1}\t{artist + 101}\t{7 + user}" for user, artist in listens)]
     (folder / "user_artists.dat").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def released(listening, lists, budgets, level="record", seed=0):
+    """Profiles of everybody with seeded noise; `budgets` may be one for all."""
+    budgets = np.broadcast_to(np.asarray(budgets, dtype=float), len(lists)).copy()
+    return release_profiles(lists, budgets, level, users=listening.users, rng=np.random.default_rng(seed))

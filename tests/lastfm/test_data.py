@@ -1,8 +1,5 @@
 """The two files are read whole, or refused with the line that is wrong; splits hide what they should."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 from examples.lastfm.data import hold_out, read_lastfm, set_apart
@@ -11,25 +8,21 @@ from mppfl.errors import BadFile, BadInput
 from tests.lastfm.drawn import FRIENDS_HEADER, LISTENS_HEADER, pairs_of, write_lastfm
 
 
-def test_files_come_back_as_they_were_written(listening):
+def test_files_come_back_as_they_were_written_but_for_rare_artists(listening, lastfm_folder):
     friends, listens = pairs_of()
     assert listening.num_users == 120
     assert listening.degrees.sum() == 2 * len(friends)
     assert listening.listens.sum() == len(listens)
-    found = {(listening.users[a], listening.artists[b]) for a, b in np.argwhere(listening.listens.toarray() > 0)}
-    assert found == {(str(a + 1), str(b + 101)) for a, b in listens}
-
-
-def test_rare_artists_are_not_in_the_catalogue(lastfm_folder):
-    _, listens = pairs_of()
+    pairs = {(listening.users[a], listening.artists[b]) for a, b in np.argwhere(listening.listens.toarray() > 0)}
+    assert pairs == {(str(a + 1), str(b + 101)) for a, b in listens}
     counts = np.bincount(listens[:, 1])
     least = int(np.median(counts))
     kept = read_lastfm(lastfm_folder, least_listeners=least)
-    assert set(kept.artists) == {str(at + 101) for at in np.flatnonzero(counts >= least)}
+    assert set(kept.artists) == {str(artist + 101) for artist in np.flatnonzero(counts >= least)}
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "message"),
     [
         (["userID,artistID,weight"], "line 1: must be the header userID, artistID, weight"),
         ([], "line 1: must be the header"),
@@ -41,12 +34,12 @@ def test_rare_artists_are_not_in_the_catalogue(lastfm_folder):
         ([LISTENS_HEADER, "1\t101\t3"], "0 artists have at least 10 listeners"),
     ],
 )
-def test_a_line_that_cannot_be_is_named(tmp_path, lines, says):
+def test_a_line_that_cannot_be_is_named(tmp_path, lines, message):
     write_lastfm(tmp_path)
     (tmp_path / "user_artists.dat").write_text("\n".join(lines))
     with pytest.raises(BadFile) as caught:
         read_lastfm(tmp_path)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -65,22 +58,6 @@ def test_a_split_hides_a_share_of_every_users_artists_and_loses_none(listening):
     counts = np.asarray(listening.listens.sum(axis=1)).ravel()
     np.testing.assert_array_equal(held.hidden.sum(axis=1), np.rint(0.2 * counts))
     np.testing.assert_array_equal(held.known + held.hidden.toarray(), listening.listens.toarray())
-
-
-def test_users_set_apart_are_a_share_of_all():
-    chosen = set_apart(120, 0.25, np.random.default_rng(0))
-    assert chosen.sum() == 30
+    assert set_apart(120, 0.25, np.random.default_rng(0)).sum() == 30
     with pytest.raises(BadInput, match="must leave users on both sides"):
         set_apart(10, 0.01, np.random.default_rng(0))
-
-
-@pytest.mark.data
-def test_the_real_files_are_read_whole():
-    root = os.environ.get("MPPFL_DATA")
-    folder = Path(root or "") / "graphs" / "hetrec2011-lastfm-2k"
-    if not root or not folder.is_dir():
-        pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
-    found = read_lastfm(folder)
-    assert (found.num_users, found.num_artists) == (1_892, 1_530)
-    assert found.degrees.sum() == 2 * 12_717
-    assert found.listens.sum() == 63_009

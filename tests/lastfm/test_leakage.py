@@ -1,42 +1,51 @@
-"""The neighbour attack finds what friends share, nothing where they are strangers, and never reads the target."""
+"""What friends' profiles and updates give away: something where friends share taste, nothing among strangers."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from examples.lastfm.data import set_apart
+from examples.lastfm.data import hold_out, read_lastfm, set_apart
+from examples.lastfm.factorisation import (
+    Training,
+    begin_round,
+    clipped,
+    local_update,
+    local_updates,
+    noise_stds,
+    scores_of,
+    server_weights,
+    start_factors,
+    train,
+)
 from examples.lastfm.leakage import (
     attack_by_hop,
     by_degree,
     distances,
     field_attacker,
+    over_users_and_draws,
     side_leak,
     similarity_by_hop,
     taste_axis,
 )
 from examples.lastfm.page_leaks import _degree_series
-from examples.lastfm.profiles import release_profiles
+from examples.lastfm.profiles import ONCE, unit_rows
+from examples.lastfm.scoring import quality
+from examples.lastfm.updates import DRAWS, FOLDS, audit_updates, drawn_noise, learn_directions
 from pytest import approx
 
 from mppfl.errors import BadInput
+from mppfl.leakage import Signals
 from mppfl.network import graph_from_edges
+from mppfl.privacy import privacy_mechanism, release_updates
+from tests.lastfm.drawn import released, write_lastfm
+
+SMALL = Training(width=4, start=0.1)
 
 
-def chain(length):
-    """0 - 1 - 2 - ..."""
-    ends = np.arange(length - 1)
-    return graph_from_edges(ends, ends + 1, undirected=True)
-
-
-def released(listening, lists, rho, seed=0):
-    budgets = np.full(len(lists), rho)
-    return release_profiles(lists, budgets, "record", users=listening.users, rng=np.random.default_rng(seed))
-
-
-@pytest.fixture(scope="module")
-def lists(listening):
-    return listening.listens.toarray()
+# ---- released profiles --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +55,14 @@ def public(listening):
 
 def test_friends_who_share_lists_are_alike_and_others_are_not():
     lists = np.array([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
-    apart = distances(chain(6))
-    (first, second) = similarity_by_hop(lists, apart, 2)
+    chain = graph_from_edges(np.arange(5), np.arange(1, 6), undirected=True)
+    (first, second) = similarity_by_hop(lists, distances(chain), 2)
     # Hop 1: users 0 to 5 meet their like in 1, ½, ½, ½, ½ and 1 of their neighbours; hop 2 and beyond: none.
     assert first.mean == approx((1 + 0.5 + 0.5 + 0.5 + 0.5 + 1) / 6)
     assert second.mean == 0
+    rows, columns = (np.ones((3, 3)) - np.eye(3)).nonzero()
+    with pytest.raises(BadInput, match="nothing to compare with"):
+        similarity_by_hop(np.eye(3), distances(graph_from_edges(rows, columns)), 1)
 
 
 def test_likeness_vanishes_where_the_same_people_stand_in_random_order(listening, lists):
@@ -62,7 +74,7 @@ def test_likeness_vanishes_where_the_same_people_stand_in_random_order(listening
 
 
 def test_friends_give_a_user_away_and_strangers_do_not(listening, lists, public):
-    draws = [released(listening, lists, 4.0, seed) for seed in range(2)]
+    draws = [released(listening, lists, 4.0, seed=seed) for seed in range(2)]
     (near, _) = attack_by_hop(draws, lists, distances(listening.graph), public, 2, np.random.default_rng(1))
     assert near.gain.low > 0.05
     assert near.precision.mean == approx(near.precision_by_popularity.mean() + near.gain.mean)
@@ -71,43 +83,29 @@ def test_friends_give_a_user_away_and_strangers_do_not(listening, lists, public)
 
 
 def test_the_attacker_never_reads_the_targets_own_profile(listening, lists, public):
-    apart = distances(listening.graph)
-    target = int(np.flatnonzero(~public & (lists.sum(axis=1) >= 10))[0])
-    place = int(np.flatnonzero(np.flatnonzero(~public & (lists.sum(axis=1) >= 10)) == target)[0])
+    targets = np.flatnonzero(~public & (lists.sum(axis=1) >= 10))
     honest = released(listening, lists, 100.0)
     loud = honest.profiles.copy()
-    loud[target] = 50 * lists[target]  # shouted: whoever read it would guess all ten
-    other = type(honest)(loud, honest.variances, honest.account)
-    found = [
-        attack_by_hop([each], lists, apart, public, 1, np.random.default_rng(1))[0].gains[place]
-        for each in (honest, other)
-    ]
-    base = [
-        attack_by_hop([each], lists, apart, public, 1, np.random.default_rng(1))[0].precision_by_popularity[place]
-        for each in (honest, other)
-    ]
-    assert base[0] == base[1]
-    assert found[0] == found[1]
+    loud[targets[0]] = 50 * lists[targets[0]]  # shouted: whoever read it would guess all ten
+    first, second = (
+        attack_by_hop([profiles], lists, distances(listening.graph), public, 1, np.random.default_rng(1))[0]
+        for profiles in (honest, replace(honest, profiles=loud))
+    )
+    assert first.precision_by_popularity[0] == second.precision_by_popularity[0]
+    assert first.gains[0] == second.gains[0]
 
 
 def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists, public):
-    draws = [released(listening, lists, 4.0, seed) for seed in range(4)]
+    draws = [released(listening, lists, 4.0, seed=seed) for seed in range(4)]
     attacker = field_attacker(listening.graph, taste_axis(lists, public)[1], public, np.random.default_rng(2))
-    found = side_leak(attacker, draws, lists)
-    assert len(found.nats) == len(found.predicted) == (~public).sum()
-    assert found.leak.low > 0.02
-    assert found.null.mean < found.leak.low
-    assert found.predicted.mean() > 0
-    assert found.accuracy > 0.6
+    leak = side_leak(attacker, draws, lists)
+    assert len(leak.nats) == len(leak.predicted) == (~public).sum()
+    assert leak.leak.low > 0.02
+    assert leak.null.mean < leak.leak.low
+    assert leak.predicted.mean() > 0
+    assert leak.accuracy > 0.6
     with pytest.raises(BadInput, match="at least 2"):
         side_leak(attacker, draws[:1], lists)
-
-
-def test_hops_beyond_the_network_are_refused():
-    connected = sp.csr_array(np.ones((3, 3)) - np.eye(3))
-    rows, columns = connected.nonzero()
-    with pytest.raises(BadInput, match="nothing to compare with"):
-        similarity_by_hop(np.eye(3), distances(graph_from_edges(rows, columns)), 1)
 
 
 def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_few_users():
@@ -116,12 +114,175 @@ def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_f
     middle_dropped = by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), firsts)
     first_dropped = by_degree(np.arange(7.0), np.array([1, 2, 3, 5, 6, 10, 40]), firsts)
     leak = SimpleNamespace(
-        degree_of_leak=middle_dropped,
-        degree_of_gain=first_dropped,
-        degree_of_r_leak=all_four,
-        degree_of_r_model=(),
+        degree_of_leak=middle_dropped, degree_of_gain=first_dropped, degree_of_r_leak=all_four, degree_of_r_model=()
     )
     series, places = _degree_series(leak)
     assert [name for _, name in places] == ["1", "2–4", "5–9", "10–40"]
-    assert [each.x.tolist() for each in series] == [[0, 2], [1, 2, 3], [0, 1, 2, 3]]
-    assert all(len(each.x) == len(each.y) for each in series)
+    assert [curve.x.tolist() for curve in series] == [[0, 2], [1, 2, 3], [0, 1, 2, 3]]
+    assert all(len(curve.x) == len(curve.y) for curve in series)
+
+
+# ---- training and release of updates ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def factors(lists):
+    return start_factors(lists.shape[1], SMALL, np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def rows(lists):
+    return sp.csr_array(unit_rows(lists))
+
+
+def formed(updates):
+    """Every update as a matrix."""
+    pulled = updates.rows.toarray()[:, :, None] * updates.pulls[:, None, :]
+    return pulled + np.matmul(updates.factors, updates.turns)
+
+
+def test_updates_of_all_clients_at_once_are_those_of_each_alone_as_matrices(factors, lists, rows):
+    updates = local_updates(factors, rows, SMALL)
+    together = formed(updates)
+    for client in (0, 7, 50):
+        alone = local_update(factors, unit_rows(lists)[client], SMALL)
+        np.testing.assert_allclose(together[client], alone, atol=1e-12)
+    flat = together.reshape(len(together), -1)
+    weights, direction = np.random.default_rng(1).random(len(flat)), np.random.default_rng(2).random(factors.shape)
+    np.testing.assert_allclose(updates.products(), flat @ flat.T, atol=1e-10)
+    np.testing.assert_allclose(updates.lengths(), np.linalg.norm(flat, axis=1))
+    np.testing.assert_allclose(updates.total(weights).ravel(), weights @ flat, atol=1e-10)
+    np.testing.assert_allclose(updates.along(direction), flat @ direction.ravel(), atol=1e-10)
+    clip_norm = float(np.median(updates.lengths()))  # none is longer after clipping, and short ones stay
+    before, after = updates.lengths(), np.linalg.norm(formed(clipped(updates, clip_norm)), axis=(1, 2))
+    assert after.max() <= clip_norm * (1 + 1e-12)
+    np.testing.assert_allclose(after[before <= clip_norm], before[before <= clip_norm])
+
+
+def test_noise_hides_a_whole_client_shrinks_the_step_and_who_is_silent_has_no_weight():
+    # Replacing a list moves a clipped update by at most 2C, so that ρ = (2C)²/(2σ²).
+    assert noise_stds(np.array([0.5, math.inf, 0.0]), 3.0) == approx([6.0, 0.0, math.inf])
+    weights, share = server_weights(noise_stds(np.array([1.0, 1.0, 0.0]), 1.0), 1.0, 100)
+    assert weights == approx([0.5, 0.5, 0.0])
+    assert 0 < share < 0.1
+    assert server_weights(np.zeros(3), 1.0, 100)[1] == 1.0
+    with pytest.raises(BadInput, match="every budget is 0"):
+        server_weights(np.full(3, math.inf), 1.0, 100)
+
+
+def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number():
+    rng = np.random.default_rng(0)
+    size, shape, budgets = 12, (3, 2), np.linspace(0.5, 2.0, 12)
+    weights = rng.random(size) / size
+    directions = [vector / np.linalg.norm(vector) for vector in rng.standard_normal((2, *shape))]
+    reader = np.arange(size) % 2
+    chosen = np.array(directions)[reader].reshape(size, -1)
+    stds = noise_stds(budgets, 1.0)
+    ours, plain = [], []
+    for _ in range(4_000):
+        read, total = drawn_noise(stds, weights, directions, reader, 2, rng)
+        ours.append([*read[1], *total.ravel()])  # a second draw along the same path of the model
+        full = release_updates(
+            np.zeros((size, 6)), budgets, mechanism=privacy_mechanism("client"), clip_norm=1.0, work=ONCE,
+            noise="seeded", rng=rng, round_index=1, run="test",
+        ).updates  # fmt: skip
+        plain.append([*np.einsum("ij,ij->i", full, chosen), *(weights @ full)])
+    covariance, expected = np.cov(np.array(ours).T), np.cov(np.array(plain).T)
+    scale = np.sqrt(np.outer(np.diagonal(expected), np.diagonal(expected)))
+    # Correlations have a standard error of 1/√4000 on either side; 6 of them for 324 pairs: below 1e-6.
+    assert np.abs(covariance - expected).max() <= 6 * math.sqrt(2 / 4_000) * scale.max()
+    assert (np.abs(covariance - expected) / scale).max() < 6 * math.sqrt(4 / 4_000)
+    assert np.diagonal(covariance)[:size] == approx(stds**2, rel=0.2)
+
+
+def test_training_without_noise_recommends_better_than_it_began(listening, split, factors):
+    everybody = np.ones(listening.num_users, dtype=bool)
+    budgets = np.full(listening.num_users, math.inf)
+    trained = train(split.known, everybody, budgets, 8, SMALL, np.random.default_rng(0))
+    models = (scores_of(model, split.known, SMALL) for model in (factors, trained))
+    before, after = (quality(scores, split, everybody).ndcg for scores in models)
+    assert after > 1.5 * before
+
+
+def test_a_direction_parts_users_it_was_not_learned_from(listening, lists, factors, rows):
+    everybody = np.ones(listening.num_users, dtype=bool)
+    sides = taste_axis(lists, everybody)[1]
+    this = begin_round(factors, rows, everybody, np.full(len(lists), math.inf), SMALL)
+    folds = np.random.default_rng(0).integers(FOLDS, size=len(lists))
+    directions = learn_directions(this.updates, sides, folds, 0.0)
+    assert [np.linalg.norm(direction) for direction in directions] == approx([1.0] * (FOLDS + 1))
+    places = np.choose(folds, [this.updates.along(direction) for direction in directions[:FOLDS]])
+    assert np.corrcoef(places, sides)[0, 1] > 0.4
+
+
+# ---- audit of updates ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def strong(tmp_path_factory):
+    """Two communities with tastes of their own."""
+    folder = write_lastfm(tmp_path_factory.mktemp("two"), num_users=240, num_groups=2)
+    return read_lastfm(folder, least_listeners=5)
+
+
+def attacker_of(listening, lists):
+    public = set_apart(len(lists), 0.4, np.random.default_rng(5))
+    return field_attacker(listening.graph, taste_axis(lists, public)[1], public, np.random.default_rng(2))
+
+
+def audited(listening, mean_budgets, lists=None):
+    lists = listening.listens.toarray() if lists is None else lists
+    split, everybody = hold_out(listening, 0.2, np.random.default_rng(3)), np.ones(len(lists))
+    return audit_updates(
+        attacker_of(listening, lists), lists, split, everybody > 0, shape=everybody, index=everybody,
+        degrees=listening.degrees, mean_budgets=mean_budgets, num_rounds=2, dp_delta=1e-5, seed=(0,), training=SMALL,
+    )  # fmt: skip
+
+
+def test_updates_of_friends_give_a_user_away_less_than_a_bit_would_and_those_of_strangers_do_not(strong):
+    audit = audited(strong, (0.5, math.inf))
+    for leak in (audit.one_round[-1], audit.several_rounds[-1], audit.bits[-1]):
+        assert leak.side.leak.low > 0.05
+        assert leak.side.accuracy > leak.side.prior
+    for leak in (*audit.one_round, *audit.several_rounds, *audit.bits):
+        assert leak.side.null.low <= 0 <= leak.side.null.high
+        assert leak.side.null.high < audit.one_round[-1].side.leak.low
+    update, bit = audit.one_round[0], audit.bits[0]  # of the same budget
+    assert update.side.effective_share < bit.side.effective_share
+    assert bit.side.effective_share == approx(1.0)
+    assert update.side.leak.mean < bit.side.leak.mean
+    assert audit.without_uploads.low > 0
+    assert audit.accuracy_without > 0.6
+    assert abs(update.added.mean) < 0.05  # noise adds nothing to what the public users tell
+
+
+def test_nothing_leaks_where_friends_have_nothing_in_common(strong):
+    lists = strong.listens.toarray()
+    strangers = lists[np.random.default_rng(8).permutation(len(lists))]
+    audit = audited(strong, (math.inf,), strangers)
+    for leak in (*audit.one_round, *audit.several_rounds):
+        assert leak.side.leak.low <= 0
+
+
+def test_noise_alone_tells_nothing_however_alike_friends_are(strong):
+    # Smoothed over friends, one draw of noise resembles any taste that communities share: many draws keep it apart.
+    lists = strong.listens.toarray()
+    silent = np.zeros(len(lists))
+    signals = Signals(silent, silent + 1, silent + 5)
+    noise = 5 * np.random.default_rng(4).standard_normal((2 * DRAWS, len(lists)))
+    leak = attacker_of(strong, lists).side_leak(signals, noise[:DRAWS], noise[DRAWS:], silent + 1).leak
+    assert leak.low <= 0
+    assert leak.high < 0.05
+
+
+def test_an_interval_counts_draws_that_move_all_users_together():
+    users, draws = np.random.default_rng(0).standard_normal((2, 200))
+    alone, shared = over_users_and_draws(users[:, None]), over_users_and_draws(users[:, None] + draws[:20])
+    assert shared.high - shared.low > 1.5 * (alone.high - alone.low)
+
+
+def test_what_cannot_be_audited_is_refused_in_one_line(strong):
+    with pytest.raises(BadInput, match="update_budgets=0 must be above 0"):
+        audited(strong, (0.0,))
+    with pytest.raises(BadInput, match="most public users have an empty list"):
+        train(np.zeros((4, 5)), np.ones(4, dtype=bool), np.ones(4), 1, SMALL, np.random.default_rng(0))

@@ -1,10 +1,13 @@
-"""What the server computes: weights, Gram matrix, the edge of the noise, friends' means; and the device's scores."""
+"""What the server computes: weights, Gram matrix, edge of noise, friends' means; devices' scores and their quality."""
+
+import math
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from examples.lastfm.aggregation import Sums
-from examples.lastfm.data import hold_out
-from examples.lastfm.profiles import release_profiles, unit_rows
+from examples.lastfm.data import HeldOut
+from examples.lastfm.profiles import unit_rows
 from examples.lastfm.scoring import quality
 from examples.lastfm.server import (
     NOISELESS_RIDGE,
@@ -22,29 +25,26 @@ from examples.lastfm.server import (
 )
 from pytest import approx
 
+from mppfl.errors import BadInput
 from mppfl.privacy.ledger import PrivacyLedger
+from tests.lastfm.drawn import released
 
 EVERYBODY = np.ones(120, dtype=bool)
 SMALL = SumConstants(looked_at=48 / (0.12 * np.sqrt(10)) ** 0.7)  # all artists of the drawn data at ρ = 10
 
 
-@pytest.fixture(scope="module")
-def split(listening):
-    return hold_out(listening, 0.2, np.random.default_rng(4))
-
-
-def released(listening, lists, budgets, level="record", seed=0):
-    return release_profiles(lists, budgets, level, users=listening.users, rng=np.random.default_rng(seed))
-
-
-def model_of(listening, lists, rho, level="record", weighting="noise_aware", constants=None):
-    found = released(listening, lists, np.full(len(lists), rho), level)
+def model_of(listening, lists, rho, level="record", constants=None):
+    profiles = released(listening, lists, rho, level)
     constants = constants or Constants()
-    prepared = prepare(found.variances, weighting, listening.graph, lists.shape[1], level, constants)
-    return taste_from_profiles(found, prepared, constants), prepared
+    prepared = prepare(profiles.variances, "noise_aware", listening.graph, lists.shape[1], level, constants)
+    return taste_from_profiles(profiles, prepared, constants)
 
 
-# ---- weights ------------------------------------------------------------------------------------------------------
+def sums_of(listening, rho):
+    return Sums(np.full(120, rho), listening.users, PrivacyLedger.in_memory(), "seeded", np.random.default_rng(0), "x")
+
+
+# ---- weights, the Gram matrix and its noise -----------------------------------------------------------------------
 
 
 def test_little_noise_counts_much_and_silence_nothing():
@@ -54,48 +54,32 @@ def test_little_noise_counts_much_and_silence_nothing():
     assert weights[:2].mean() == approx(1.0)
 
 
-# ---- the Gram matrix and its noise --------------------------------------------------------------------------------
-
-
 def test_the_edge_of_noise_is_that_of_the_theory(listening):
     size, artists, variance = listening.num_users, 400, 0.7
     alone = Constants(friends_in_gram=0.0)
-    found = prepare(np.full(size, variance), "equal", listening.graph, artists, "record", alone)
+    prepared = prepare(np.full(size, variance), "equal", listening.graph, artists, "record", alone)
     # Marchenko and Pastur: σ²(√m + √N)², less the σ²N that is taken from the diagonal.
-    assert found.edge == approx(variance * (2 * np.sqrt(size * artists) + artists), rel=0.05)
+    assert prepared.edge == approx(variance * (2 * np.sqrt(size * artists) + artists), rel=0.05)
 
 
-def test_pure_noise_has_hardly_an_axis_and_taste_has_some(listening, split):
-    noise, _ = model_of(listening, np.zeros((120, 48)), 1.0, constants=Constants(edge=1.2))
-    taste, _ = model_of(listening, split.known, 10.0, constants=Constants(edge=1.2))
-    assert noise.gains.max() < 0.3
-    assert taste.gains.max() > 0.95
-
-
-def test_without_noise_axes_are_those_of_the_clean_gram_matrix(listening, split):
-    clean, _ = model_of(listening, split.known, np.inf, constants=Constants(friends_in_gram=0.0))
+def test_pure_noise_has_hardly_an_axis_taste_has_some_and_without_noise_they_are_the_clean_ones(listening, split):
+    assert model_of(listening, np.zeros((120, 48)), 1.0, constants=Constants(edge=1.2)).gains.max() < 0.3
+    assert model_of(listening, split.known, 10.0, constants=Constants(edge=1.2)).gains.max() > 0.95
+    clean = model_of(listening, split.known, np.inf, constants=Constants(friends_in_gram=0.0))
     values, vectors = np.linalg.eigh(split.known.T @ split.known)
     assert abs(clean.axes[:, -1] @ vectors[:, -1]) == approx(1.0, abs=1e-4)
     assert values[-1] > 0
 
 
-# ---- friends ------------------------------------------------------------------------------------------------------
-
-
-def test_friends_means_without_noise_are_plain_means(listening, split):
-    found = released(listening, split.known, np.full(120, np.inf))
-    near = prepare(found.variances, "equal", listening.graph, 48, "record").near[0]
+def test_friends_means_are_plain_without_noise_and_shrunk_to_next_to_nothing_in_pure_noise(listening, split):
+    profiles = released(listening, split.known, np.inf)
+    near = prepare(profiles.variances, "equal", listening.graph, 48, "record").near[0]
     base = split.known.mean(axis=0)
-    pull = neighbour_means(found, np.ones(120), near, base)
-    friends = near[[7]].indices
-    assert pull[7] == approx(split.known[friends].mean(axis=0) - base)
-
-
-def test_friends_means_of_pure_noise_are_shrunk_to_next_to_nothing(listening):
-    found = released(listening, np.zeros((120, 48)), np.full(120, 0.1))
-    near = prepare(found.variances, "equal", listening.graph, 48, "record").near[0]
-    plain = near @ found.profiles / near.sum(axis=1)[:, None]
-    pull = neighbour_means(found, np.ones(120), near, np.zeros(48))
+    pull = neighbour_means(profiles, np.ones(120), near, base)
+    assert pull[7] == approx(split.known[near[[7]].indices].mean(axis=0) - base)
+    noise = released(listening, np.zeros((120, 48)), 0.1)
+    plain = near @ noise.profiles / near.sum(axis=1)[:, None]
+    pull = neighbour_means(noise, np.ones(120), near, np.zeros(48))
     assert np.square(pull).mean() < 0.05 * np.square(plain).mean()
 
 
@@ -103,32 +87,26 @@ def test_friends_means_of_pure_noise_are_shrunk_to_next_to_nothing(listening):
 
 
 def test_all_devices_at_once_score_as_each_does_alone(listening, split):
-    model, _ = model_of(listening, split.known, 1.0)
-    together = scores_on_devices(split.known, model)
-    alone = [score_on_device(split.known[at], model.axes, model.gains, model.extra[at]) for at in range(120)]
-    np.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-6)
+    model = model_of(listening, split.known, 1.0)
+    pairs = zip(split.known, model.extra, strict=True)
+    alone = [score_on_device(known, model.axes, model.gains, extra) for known, extra in pairs]
+    np.testing.assert_allclose(scores_on_devices(split.known, model), alone, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("level", ["record", "client"])
-def test_with_little_noise_released_profiles_recommend_better_than_popularity(listening, split, level):
-    rho = 10.0 if level == "record" else 200.0
-    model, _ = model_of(listening, split.known, rho, level)
-    own = split.known if level == "record" else unit_rows(split.known)
-    ours = quality(scores_on_devices(own, model), split, EVERYBODY).ndcg
-    assert ours > 1.3 * quality(popularity_scores(split.known), split, EVERYBODY).ndcg
-
-
-def test_secure_sums_recommend_better_than_popularity(listening, split):
-    sums = Sums(np.full(120, 10.0), listening.users, PrivacyLedger.in_memory(), "seeded", np.random.default_rng(0), "x")
-    model, profiles = taste_from_sums(sums, split.known, SMALL)
-    ours = quality(scores_on_devices(profiles, model), split, EVERYBODY).ndcg
-    assert ours > 1.3 * quality(popularity_scores(split.known), split, EVERYBODY).ndcg
+@pytest.mark.parametrize(("level", "rho"), [("record", 10.0), ("client", 200.0), ("secure", 10.0)])
+def test_with_little_noise_every_release_recommends_better_than_popularity(listening, split, level, rho):
+    if level == "secure":
+        model, profiles = taste_from_sums(sums_of(listening, rho), split.known, SMALL)
+    else:
+        model = model_of(listening, split.known, rho, level)
+        profiles = split.known if level == "record" else unit_rows(split.known)
+    ndcg = quality(scores_on_devices(profiles, model), split, EVERYBODY).ndcg
+    assert ndcg > 1.3 * quality(popularity_scores(split.known), split, EVERYBODY).ndcg
 
 
 def test_fewer_artists_are_looked_at_where_budgets_are_small(listening, split):
     def looked_at(rho):
-        ledger, rng = PrivacyLedger.in_memory(), np.random.default_rng(0)
-        model, _ = taste_from_sums(Sums(np.full(120, rho), listening.users, ledger, "seeded", rng, "x"), split.known)
+        model, _ = taste_from_sums(sums_of(listening, rho), split.known)
         return int(model.axes.any(axis=1).sum())
 
     assert 2 <= looked_at(1e-4) < looked_at(0.02) <= 48
@@ -141,3 +119,43 @@ def test_the_reference_without_noise_is_ridge_regression_of_each_artist_on_the_o
     gram = unit[:, others].T @ unit[:, others] + NOISELESS_RIDGE * np.eye(47)
     weights = np.linalg.solve(gram, unit[:, others].T @ unit[:, item])
     assert noiseless_scores(known)[:, item] == approx(known[:, others] @ weights)
+
+
+# ---- quality ------------------------------------------------------------------------------------------------------
+
+
+def held(known, hidden):
+    return HeldOut(np.array(known, dtype=float), sp.csr_array(np.array(hidden, dtype=float)))
+
+
+def by_hand(scores, split, users):
+    """One user at a time, as the definitions read."""
+    ndcg, hit, recall = [], [], []
+    for user in np.flatnonzero(users):
+        hidden = set(np.flatnonzero(split.hidden.toarray()[user]))
+        if not hidden:
+            continue
+        order = [artist for artist in np.argsort(-scores[user], kind="stable") if not split.known[user, artist]]
+        gains = [1 / math.log2(rank + 2) for rank, artist in enumerate(order[:10]) if artist in hidden]
+        ndcg.append(sum(gains) / sum(1 / math.log2(rank + 2) for rank in range(min(10, len(hidden)))))
+        hit.append(bool(gains))
+        recall.append(len(hidden & set(order[:20])) / len(hidden))
+    return np.mean(ndcg), np.mean(hit), np.mean(recall)
+
+
+def test_quality_is_what_the_definitions_say():
+    rng = np.random.default_rng(0)
+    listens = rng.random((40, 60)) < 0.3
+    hidden = listens & (rng.random((40, 60)) < 0.3)
+    split = held(listens & ~hidden, hidden)
+    users = rng.random(40) < 0.7
+    scores = rng.random((40, 60))
+    answer = quality(scores, split, users)
+    assert (answer.ndcg, answer.hit_rate, answer.recall) == approx(by_hand(scores, split, users))
+
+
+def test_users_without_hidden_artists_are_left_out():
+    split = held([[1, 0], [1, 0], [0, 0]], [[0, 1], [0, 0], [0, 0]])
+    assert quality(np.zeros((3, 2)), split, EVERYBODY[:3]).num_users == 1
+    with pytest.raises(BadInput, match="nothing can be scored"):
+        quality(np.zeros((3, 2)), split, np.array([False, True, True]))
