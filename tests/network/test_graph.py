@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mppfl.errors import BadGraph, BadInput, UnknownClient
-from mppfl.network import graph_from_edges, graph_from_matrix, joined_names
+from mppfl.network import graph_from_edges, graph_from_matrix
 
 approx = pytest.approx
+NO_WEIGHTS = [0.0, -1.0, np.nan, np.inf]
 
 # 0 is exposed by 1 (weight 1) and 2 (weight 3); 1 by 0 (2); 2 by 0 (1).
 THREE = np.array([[0.0, 1.0, 3.0], [2.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
@@ -33,23 +34,17 @@ def weight_matrices(max_side=6):
     return sides.flatmap(lambda n: arrays(float, (n, n), elements=st.just(0.0) | weights)).map(with_full_rows)
 
 
-@given(weight_matrices())
-def test_rows_sum_to_one_after_row_normalisation(matrix):
-    assert graph_from_matrix(matrix).influence.sum(axis=1) == approx(np.ones(len(matrix)))
-
-
 @given(weight_matrices(), st.sampled_from(["row", "none", "symmetric"]))
-def test_edges_are_recovered_as_they_were_given(matrix, normalisation):
+def test_edges_are_recovered_as_they_were_given_and_one_by_one_make_the_same_graph(matrix, normalisation):
     graph = graph_from_matrix(matrix, normalisation=normalisation)
     assert graph.strengths == approx(matrix.sum(axis=1))
     assert (graph.edges().toarray() == matrix).all()  # to the last bit: weights of up to 15 digits
-
-
-@given(weight_matrices())
-def test_edges_and_matrix_are_two_ways_to_one_graph(matrix):
+    if normalisation == "row":
+        assert graph.influence.sum(axis=1) == approx(np.ones(len(matrix)))
     targets, sources = np.nonzero(matrix)
-    by_edges = graph_from_edges(sources, targets, matrix[targets, sources], num_clients=len(matrix))
-    assert (by_edges.influence.toarray() == graph_from_matrix(matrix).influence.toarray()).all()
+    ends = sources, targets, matrix[targets, sources]
+    by_edges = graph_from_edges(*ends, num_clients=len(matrix), normalisation=normalisation)
+    assert (by_edges.influence.toarray() == graph.influence.toarray()).all()
 
 
 @pytest.mark.parametrize(
@@ -99,17 +94,13 @@ def test_a_edge_says_that_the_target_is_exposed_by_the_source_and_may_run_both_w
     assert graph.influence.toarray().tolist() == [[0, 2, 0], [2, 0, 5], [0, 5, 0]]
 
 
-def test_the_matrix_of_the_caller_is_left_alone():
+def test_the_matrix_of_the_caller_is_left_alone_and_a_graph_cannot_be_written():
     given_matrix = sp.csr_array(THREE)
     given_matrix.data[0] = 0.0  # a stored zero, which the graph has no use for
-    graph_from_matrix(given_matrix, normalisation="row")
+    graph = graph_from_matrix(given_matrix, normalisation="row")
     assert given_matrix.nnz == 4
     given_matrix.data[0] = 7.0  # still writable
     assert given_matrix.toarray()[0].tolist() == [0, 7, 3]
-
-
-def test_the_arrays_of_a_graph_cannot_be_written():
-    graph = graph_from_matrix(THREE)
     for values in (graph.influence.data, graph.influence.indices, graph.strengths, graph.origin):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 1
@@ -119,72 +110,79 @@ def test_the_arrays_of_a_graph_cannot_be_written():
 CHAIN = {"sources": [1, 2, 3, 4, 5], "targets": [0, 1, 2, 5, 4], "names": ["a", "b", "c", "d", "e", "f"]}
 
 
-def test_isolated_clients_are_an_error_that_names_the_first_five():
+def test_isolated_clients_are_refused_kept_with_empty_rows_or_dropped_one_after_another():
     with pytest.raises(BadGraph, match=r"1 of 6 clients are isolated .*'d'.*isolated=\"keep\""):
         graph_from_edges(**CHAIN)
     with pytest.raises(BadGraph, match=r"7 of 8 clients are isolated .*: '0', '1', '2', '3', '4', \.\.\.\."):
         graph_from_edges([0], [7], num_clients=8)
-
-
-def test_kept_isolated_clients_have_empty_rows():
-    graph = graph_from_edges(**CHAIN, isolated="keep")
-    assert graph.isolated.tolist() == [3]
-    assert graph.influence.sum(axis=1) == approx([1, 1, 1, 0, 1, 1])
-    assert graph.origin.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_dropping_isolated_clients_cascades_and_remembers_where_the_others_stood():
+    kept = graph_from_edges(**CHAIN, isolated="keep")
+    assert (kept.isolated.tolist(), kept.origin.tolist()) == ([3], [0, 1, 2, 3, 4, 5])
+    assert kept.influence.sum(axis=1) == approx([1, 1, 1, 0, 1, 1])
     graph = graph_from_edges(**CHAIN, isolated="drop")  # d goes, then c, then b, then a
     assert (graph.names, graph.origin.tolist()) == (("e", "f"), [4, 5])
     assert graph.influence.toarray().tolist() == [[0, 1], [1, 0]]
+    assert repr(graph).splitlines() == [
+        "SocialGraph: 2 clients, 2 edges, normalisation 'row'",
+        "  clients      'e', 'f'",
+        "  exposed by   1 to 1 clients each, 0 isolated, 4 dropped",
+    ]
     unnamed = graph_from_edges([2, 1, 0], [1, 2, 2], num_clients=3, isolated="drop")
     assert (unnamed.names, unnamed.origin.tolist()) == (("1", "2"), [1, 2])
     with pytest.raises(BadGraph, match="every client became isolated"):
         graph_from_edges([0, 1], [1, 2], isolated="drop")
 
 
-def test_a_edge_given_twice_counts_once_and_must_have_one_weight():
+def test_edges_given_twice_count_once_and_self_loops_can_be_dropped():
     graph = graph_from_edges([0, 1, 0], [1, 0, 1], [2.0, 1.0, 2.0], normalisation="none")
     assert (graph.num_edges, graph.influence[1, 0]) == (2, 2.0)
-    with pytest.raises(BadGraph, match=r"edge from 'x' to 'y' is given twice, with weights 2 and 3"):
-        graph_from_edges([0, 1, 0], [1, 0, 1], [2.0, 2.0, 3.0], names=["x", "y"])
-    with pytest.raises(BadGraph, match="given twice, with weights"):  # the two directions must agree
-        graph_from_edges([0, 1], [1, 0], [2.0, 3.0], undirected=True)
     assert graph_from_edges([0, 1], [1, 0], [2.0, 2.0], undirected=True).num_edges == 2
+    assert graph_from_edges([0, 1, 1], [1, 0, 1], self_loops="drop").num_edges == 2
+    dropped = graph_from_matrix(THREE + np.diag([0.0, 4.0, 0.0]), self_loops="drop")
+    assert dropped.influence.toarray() == approx(graph_from_matrix(THREE).influence.toarray())
 
 
-def test_self_loops_are_refused_or_dropped_as_told():
-    edges = [0, 1, 1], [1, 0, 1]
-    with pytest.raises(BadGraph, match=r"client '1' is connected to itself \(1 self-loops\)"):
-        graph_from_edges(*edges)
-    assert graph_from_edges(*edges, self_loops="drop").num_edges == 2
-    looped = THREE + np.diag([0.0, 4.0, 0.0])
-    with pytest.raises(BadGraph, match=r"client '1' is connected to itself"):
-        graph_from_matrix(looped)
-    assert graph_from_matrix(looped, self_loops="drop").influence.toarray() == approx(
-        graph_from_matrix(THREE).influence.toarray()
-    )
-    with pytest.raises(BadGraph, match="no edges"):
-        graph_from_edges([0, 1], [0, 1], self_loops="drop")
+def test_whole_positions_may_be_written_with_a_point_or_without_a_sign():
+    for kind in (float, np.uint64, np.int8):
+        graph = graph_from_edges(np.array([0, 1], dtype=kind), np.array([1, 0], dtype=kind))
+        assert graph.influence.toarray().tolist() == [[0, 1], [1, 0]]
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
-def test_a_weight_that_is_no_positive_number_is_refused_with_its_edge(weight):
-    with pytest.raises(BadGraph, match="edge from '1' to '0' has weight"):
-        graph_from_edges([0, 1], [1, 0], [1.0, weight])
-
-
-@pytest.mark.parametrize("entry", [-1.0, np.nan, np.inf])
-def test_a_matrix_entry_that_is_no_weight_is_refused_with_its_place(entry):
-    matrix = THREE.copy()
-    matrix[1, 2] = entry
-    with pytest.raises(BadGraph, match=r"entry \(1, 2\) of the matrix is"):
-        graph_from_matrix(matrix)
+@pytest.mark.parametrize(
+    ("edges", "options", "why"),
+    [
+        (
+            ([0, 0], [1, 1], [2.0, 3.0]),
+            {"names": ["x", "y"]},
+            "edge from 'x' to 'y' is given twice, with weights 2 and 3",
+        ),
+        (([0, 1], [1, 0], [2.0, 3.0]), {"undirected": True}, "given twice, with weights"),  # the directions must agree
+        (([0, 1, 1], [1, 0, 1]), {}, r"client '1' is connected to itself \(1 self-loops\)"),
+        (([0, 1], [0, 1]), {"self_loops": "drop"}, "no edges"),
+        (([], []), {}, "no edges"),
+        *[(([0, 1], [1, 0], [1.0, weight]), {}, "edge from '1' to '0' has weight") for weight in NO_WEIGHTS],
+        (([0, 1], [1, 0], ["a", 1.0]), {}, "must be positive numbers, one for each edge"),
+        (([0, 1], [1, 0], [[1.0, 1.0]]), {}, "must be positive numbers, one for each edge"),
+        (([0, 1], [1, 0], 3.0), {}, "must be positive numbers, one for each edge"),
+        (([0, 1], [1]), {}, "2 sources, 1 targets and 2 weights"),
+        (([0, 5], [1, 0]), {"num_clients": 3}, "edge end 5 is not one of 3 clients"),
+        (([0.9, 1.2], [1, 0]), {}, r"sources hold 0\.9 at position 0; each must be a whole number from 0"),
+        (([0.0, np.nan], [1, 0]), {}, "sources hold nan at position 1"),
+        (([0.0, np.inf], [1, 0]), {}, "sources hold inf at position 1"),
+        ((["0", "1"], [1, 0]), {}, "sources must be positions of clients, whole numbers from 0, not .*'0'"),
+        (([[0, 1]], [1, 0]), {}, r"sources of shape \(1, 2\) must be positions"),
+        (([[0], [1, 2]], [1, 0]), {}, "sources must be positions, one for each edge"),
+    ],
+)
+def test_edges_that_make_no_network_are_refused(edges, options, why):
+    with pytest.raises(BadGraph, match=why):
+        graph_from_edges(*edges, **options)
 
 
 @pytest.mark.parametrize(
     ("matrix", "why"),
     [
+        *[(np.array([[0, 1, 3], [2, 0, x], [1, 0, 0]]), r"entry \(1, 2\) of the matrix is") for x in NO_WEIGHTS[1:]],
+        (THREE + np.diag([0.0, 4.0, 0.0]), "client '1' is connected to itself"),
         (np.ones((2, 3)), "square matrix, got shape"),
         (np.ones(3), "square matrix of real numbers"),
         ([[0, 1], [1]], "square matrix, got rows of several lengths"),
@@ -220,74 +218,37 @@ def test_options_that_do_not_exist_are_refused_by_name(wrong, why):
         graph_from_matrix(THREE, **wrong)
 
 
-def test_ends_that_do_not_match_are_refused():
-    with pytest.raises(BadGraph, match="2 sources, 1 targets and 2 weights"):
-        graph_from_edges([0, 1], [1])
-    with pytest.raises(BadGraph, match="edge end 5 is not one of 3 clients"):
-        graph_from_edges([0, 5], [1, 0], num_clients=3)
-    with pytest.raises(BadGraph, match="no edges"):
-        graph_from_edges([], [])
-
-
 @pytest.mark.parametrize(
-    ("sources", "why"),
+    ("names", "name", "says"),
     [
-        (np.array([0.9, 1.2]), r"sources hold 0\.9 at position 0; each must be a whole number from 0"),
-        ([0.0, np.nan], "sources hold nan at position 1"),
-        ([0.0, np.inf], "sources hold inf at position 1"),
-        (["0", "1"], "sources must be positions of clients, whole numbers from 0, not .*'0'"),
-        ([[0, 1]], r"sources of shape \(1, 2\) must be positions"),
-        ([[0], [1, 2]], "sources must be positions, one for each edge"),
+        (["alice", "bob", "carol"], "alcie", r"'alcie' is not in the network of 3 clients\. Did you mean 'alice'\?"),
+        (["alice", "bob", "carol"], "zzz", "'zzz'.* Check the spelling"),
+        (None, 2, r"client 2 is no name\. Give a string, for instance '2'"),
+        (None, "3", "is not in the network"),
+        (None, "-1", "is not in the network"),
+        (None, "two", "is not in the network"),
     ],
 )
-def test_edge_ends_that_are_no_positions_are_refused(sources, why):
-    with pytest.raises(BadGraph, match=why):
-        graph_from_edges(sources, [1, 0])
-
-
-def test_whole_positions_may_be_written_with_a_point_or_without_a_sign():
-    for kind in (float, np.uint64, np.int8):
-        graph = graph_from_edges(np.array([0, 1], dtype=kind), np.array([1, 0], dtype=kind))
-        assert graph.influence.toarray().tolist() == [[0, 1], [1, 0]]
-
-
-@pytest.mark.parametrize("weights", [["a", 1.0], [[1.0, 1.0]], 3.0])
-def test_weights_that_are_no_numbers_are_refused(weights):
-    with pytest.raises(BadGraph, match="must be positive numbers, one for each edge"):
-        graph_from_edges([0, 1], [1, 0], weights)
-
-
-def test_a_client_is_found_by_name_or_the_nearest_names_are_suggested():
-    graph = graph_from_matrix(THREE, names=["alice", "bob", "carol"])
-    assert (graph.index("carol"), graph.name(1)) == (2, "bob")
-    with pytest.raises(UnknownClient, match=r"'alcie' is not in the network of 3 clients\. Did you mean 'alice'\?"):
-        graph.index("alcie")
-    with pytest.raises(UnknownClient, match=r"'zzz'.* Check the spelling"):
-        graph.index("zzz")
-
-
-def test_clients_without_names_are_called_by_number():
-    graph = graph_from_matrix(THREE)
-    assert (graph.index("2"), graph.name(2)) == (2, "2")
-    with pytest.raises(UnknownClient, match=r"client 2 is no name\. Give a string, for instance '2'"):
-        graph.index(2)
-    for nobody in ("3", "-1", "two"):
-        with pytest.raises(UnknownClient, match="is not in the network"):
-            graph.index(nobody)
+def test_clients_have_names_or_numbers_and_another_is_answered_with_the_nearest(names, name, says):
+    graph = graph_from_matrix(THREE, names=names)
+    last = names[2] if names else "2"
+    assert (graph.index(last), graph.name(2)) == (2, last)
+    with pytest.raises(UnknownClient, match=says):
+        graph.index(name)
 
 
 def test_description_of_a_triangle_with_a_tail_and_an_isolated_pair():
     # 0 -> 1 -> 2 -> 0 is a cycle, 2 also exposes 3, and 1 and 0 expose each other; 4 and 5 know only each other.
     # Edges (source, target): 01, 12, 20, 23, 10, 45, 54. Mutual: 01, 10, 45, 54.
     graph = graph_from_edges([0, 1, 2, 2, 1, 4, 5], [1, 2, 0, 3, 0, 5, 4], [1.0, 1.0, 1.0, 1.0, 4.0, 1.0, 1.0])
-    found = graph.describe()
-    assert (found.num_clients, found.num_edges) == (6, 7)
-    assert found.exposed_by == (1, approx(7 / 6), 2)
-    assert found.exposes == (0, approx(7 / 6), 2)
-    assert found.reciprocity == approx(4 / 7)
-    assert found.smallest_influence == approx(1 / 5)  # 0 is exposed by 2 with 1 of 5
-    assert (found.num_isolated, found.num_isolated_pairs, found.num_components) == (0, 1, 2)
-    assert found.strongly_connected_share == approx(3 / 6)
+    summary = graph.describe()
+    assert (summary.num_clients, summary.num_edges) == (6, 7)
+    assert summary.exposed_by == (1, approx(7 / 6), 2)
+    assert summary.exposes == (0, approx(7 / 6), 2)
+    assert summary.reciprocity == approx(4 / 7)
+    assert summary.smallest_influence == approx(1 / 5)  # 0 is exposed by 2 with 1 of 5
+    assert (summary.num_isolated, summary.num_isolated_pairs, summary.num_components) == (0, 1, 2)
+    assert summary.strongly_connected_share == approx(3 / 6)
 
 
 @pytest.mark.parametrize(
@@ -300,24 +261,10 @@ def test_description_of_a_triangle_with_a_tail_and_an_isolated_pair():
     ],
 )
 def test_isolated_pairs_are_exposed_by_each_other_alone(sources, targets, isolated, pairs, components):
-    found = graph_from_edges(sources, targets, isolated="keep").describe()
-    assert (found.num_isolated, found.num_isolated_pairs, found.num_components) == (isolated, pairs, components)
+    summary = graph_from_edges(sources, targets, isolated="keep").describe()
+    assert (summary.num_isolated, summary.num_isolated_pairs, summary.num_components) == (isolated, pairs, components)
 
 
 def test_reciprocity_of_a_complete_graph_of_many_edges_is_one():
     size = 200  # 39,800 edges: more than a small counter holds
     assert graph_from_matrix(np.ones((size, size)) - np.eye(size)).describe().reciprocity == 1.0
-
-
-def test_long_lists_of_names_are_cut():
-    assert joined_names(["a", "b"]) == "'a', 'b'"
-    assert joined_names("abcdefg", most=2) == "'a', 'b', ..."
-
-
-def test_a_graph_prints_in_a_few_lines():
-    graph = graph_from_edges(**CHAIN, isolated="drop")
-    assert repr(graph).splitlines() == [
-        "SocialGraph: 2 clients, 2 edges, normalisation 'row'",
-        "  clients      'e', 'f'",
-        "  exposed by   1 to 1 clients each, 0 isolated, 4 dropped",
-    ]
