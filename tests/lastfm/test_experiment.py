@@ -35,18 +35,16 @@ def outcome(listening):
     return run_experiment(listening, QUICK)
 
 
-def test_more_budget_recommends_better_under_every_trust_model(outcome):
+def test_more_budget_recommends_better_and_every_score_states_the_epsilon_of_its_largest_budget(listening, outcome):
     for scores in outcome.curves.values():
         assert scores[-1].ndcg > scores[0].ndcg
-    assert outcome.noiseless.ndcg > 1.3 * outcome.popularity.ndcg
-
-
-def test_every_score_states_the_epsilon_of_its_largest_budget(outcome):
-    for scores in outcome.curves.values():
         for score, rho in zip(scores, QUICK.budgets, strict=True):
             assert score.mean_budget == approx(rho)
             assert score.dp_epsilon == approx(epsilon(rho, QUICK.dp_delta))
+    assert outcome.noiseless.ndcg > 1.3 * outcome.popularity.ndcg
     assert math.isinf(outcome.popularity.dp_epsilon)
+    assert validation_users(listening, QUICK).sum() == 24  # they are not scored
+    assert outcome.scored_users == 96
 
 
 def test_arms_differ_in_budgets_and_weights_as_their_names_say(listening):
@@ -59,9 +57,7 @@ def test_arms_differ_in_budgets_and_weights_as_their_names_say(listening):
     assert arms["SA at MPPFL's mean, noise-aware"].budgets.mean() == approx(0.53)
     assert arms["fixed at MPPFL's smallest"].budgets == approx(np.full(120, ours.min()))
     assert arms["fixed at SA's mean"].budgets == approx(np.full(120, alone.mean()))
-
-
-def test_equal_weights_in_a_secure_sum_cost_what_the_most_careful_gives():
+    # In a secure sum equal weights cost what the most careful gives.
     budgets = np.array([0.1, 1.0, 2.0, 0.0])
     assert contributed(budgets, "noise_aware").tolist() == budgets.tolist()
     assert contributed(budgets, "equal") == approx([0.1, 0.1, 0.1, 0])
@@ -80,44 +76,28 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(listening)
     assert ndcg(0) != ndcg(1)
 
 
-def test_validation_users_are_not_scored(listening, outcome):
-    chosen = validation_users(listening, QUICK)
-    assert chosen.sum() == 24
-    assert outcome.scored_users == 96
-
-
 def test_the_better_constant_is_chosen_and_every_trial_told(listening):
-    said = []
+    lines = []
     nobody, everybody = 0.0, 1e6  # popularity drowned in friends' taste, or all there is
-    first, second = choose(listening, QUICK, said.append, {"popularity": (nobody, everybody)}, {"growth": (0.1,)})
+    first, second = choose(listening, QUICK, lines.append, {"popularity": (nobody, everybody)}, {"growth": (0.1,)})
     assert first.popularity in (Constants().popularity, nobody)
     assert second.growth in (SumConstants().growth, 0.1)
-    assert len(said) == 3
-    assert all(re.fullmatch(r"\w+ = \S+: 0\.\d+ against 0\.\d+", line) for line in said)
+    assert len(lines) == 3
+    assert all(re.fullmatch(r"\w+ = \S+: 0\.\d+ against 0\.\d+", line) for line in lines)
 
 
-def test_leakage_is_measured_with_a_null_and_by_degree(outcome):
+def test_leakage_is_measured_with_a_null_and_by_degree_and_updates_are_audited(outcome):
     leak = outcome.leakage
     assert [attack.hop for attack in leak.attacks] == [1, 2]
     assert leak.attacks[0].gain.low > leak.attacks[0].null.mean
     assert leak.attacks_without_noise[0].gain.mean >= leak.attacks[0].gain.mean - 0.02
     assert [group.least for group in leak.degree_of_leak] == [1, 6]
-    assert all(-1 <= found.mean <= 1 for found in leak.rankings.values())
-
-
-def test_updates_of_a_trained_model_are_audited_unless_switched_off(listening, outcome):
+    assert all(-1 <= ranking.mean <= 1 for ranking in leak.rankings.values())
     audit = outcome.updates
     assert [leak.mean_budget for leak in audit.one_round] == list(QUICK.update_budgets)
     assert {leak.num_rounds for leak in audit.several_rounds} == {QUICK.update_rounds}
     assert audit.one_round[-1].dp_epsilon == math.inf
     assert audit.bits[0].rankings.keys() == {"R_leak", "R_model", "degree"}
-    without = replace(outcome, updates=None)
-    assert "What a trained model" in page_of(outcome, provenance_here())
-    assert "What a trained model" not in page_of(without, provenance_here())
-    assert len(verdict(without)) == len(verdict(outcome)) - 1
-    assert as_json(without)["updates"] is None
-    quick = replace(QUICK, num_splits=1, budgets=(1.0,), update_budgets=())
-    assert run_experiment(listening, quick).updates is None
 
 
 # ---- page and command ---------------------------------------------------------------------------------------------
@@ -129,16 +109,24 @@ def test_the_page_needs_nothing_but_itself_and_says_what_the_figures_say(outcome
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", page)
     assert page.count("<svg viewBox") == 4
     assert "seeded noise protects no one" in page
-    for sentence in verdict(outcome):
-        assert sentence.replace("'", "&#39;") in page
-    for trust in TRUST_MODELS.values():
-        assert trust in page
+    for words in (*verdict(outcome), *TRUST_MODELS.values()):
+        assert words.replace("'", "&#39;") in page
+
+
+def test_without_an_audit_of_updates_page_verdict_and_figures_leave_it_out(listening, outcome):
+    without = replace(outcome, updates=None)
+    assert "What a trained model" in page_of(outcome, provenance_here())
+    assert "What a trained model" not in page_of(without, provenance_here())
+    assert len(verdict(without)) == len(verdict(outcome)) - 1
+    assert as_json(without)["updates"] is None
+    quick = replace(QUICK, num_splits=1, budgets=(1.0,), update_budgets=())
+    assert run_experiment(listening, quick).updates is None
 
 
 def test_the_figures_hold_no_single_users_leak(outcome, tmp_path):
-    found = json.loads(write_figures(outcome, tmp_path / "figures.json").read_text(encoding="utf-8"))
-    assert found["popularity"]["dp_epsilon"] is None
-    assert found["arms"].keys() == {"record", "secure"}
+    figures = json.loads(write_figures(outcome, tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert figures["popularity"]["dp_epsilon"] is None
+    assert figures["arms"].keys() == {"record", "secure"}
     assert not {"gains", "nats", "predicted"} & set(re.findall(r'"(\w+)":', json.dumps(as_json(outcome))))
 
 
