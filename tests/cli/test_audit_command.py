@@ -8,7 +8,9 @@ import sys
 
 import pytest
 from pytest import approx
+from typer.main import get_command
 
+from mppfl.cli import app
 from mppfl.privacy import MECHANISMS, NOISE_KINDS, epsilon
 
 SHARED = ("audit", "verdict", "claimed", "measured", "confidence")
@@ -20,19 +22,15 @@ def object_of(answer):
     """The one JSON object of an audit, whether it passed or failed."""
     assert answer.stderr == ""
     assert answer.stdout.count("\n") == 1
-    found = json.loads(answer.stdout, parse_constant=pytest.fail)
-    assert tuple(found)[: len(SHARED)] == SHARED
-    assert answer.code == (0 if found["verdict"] == "pass" else 1)
-    return found
+    result = json.loads(answer.stdout, parse_constant=pytest.fail)
+    assert tuple(result)[: len(SHARED)] == SHARED
+    assert answer.code == (0 if result["verdict"] == "pass" else 1)
+    return result
 
 
 def choices_of(command, option):
-    import typer.main
-
-    from mppfl.cli import app
-
-    (found,) = (o for o in typer.main.get_command(app).commands["audit"].commands[command].params if o.name == option)
-    return tuple(found.type.choices)
+    (parameter,) = (p for p in get_command(app).commands["audit"].commands[command].params if p.name == option)
+    return tuple(parameter.type.choices)
 
 
 def labels_of(answer):
@@ -45,124 +43,78 @@ def test_the_commands_offer_what_the_library_has():
     assert choices_of("float", "noise") == (*NOISE_KINDS, "plain-float32", "plain-float64")
 
 
-# ---- sensitivity ------------------------------------------------------------------------------------------------
+def test_the_command_is_there_before_anything_heavy_is_imported():
+    script = "import sys, mppfl.cli.audit; sys.exit(bool({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_the_paper_fails_with_code_1_and_nothing_on_stderr_but_in_words(mppfl):
-    found = object_of(mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW, "--json"))
-    assert (found["audit"], found["verdict"], found["confidence"]) == ("sensitivity", "fail", None)
-    assert found["claimed"] == approx(2 / 150)
-    assert found["budget_multiplier"] > 100
+    result = object_of(mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW, "--json"))
+    assert (result["audit"], result["verdict"], result["confidence"]) == ("sensitivity", "fail", None)
+    assert result["claimed"] == approx(2 / 150)
+    assert result["budget_multiplier"] > 100
+    assert result["worst_case_multiplier"] == 150**2
 
-    told = mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW)
-    assert told.code == 1
-    assert told.stderr == "audit sensitivity failed\n"
-    assert labels_of(told) == ["audit", "audited", "claimed", "measured", "worst case", "verdict"]
-    assert "22,500    times every nominal budget" in told.stdout
-    assert found["worst_case_multiplier"] == 150**2
-    assert "fail: one changed record moves the update" in told.stdout
+    answer = mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW)
+    assert (answer.code, answer.stderr) == (1, "audit sensitivity failed\n")
+    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "worst case", "verdict"]
+    assert "22,500    times every nominal budget" in answer.stdout
+    assert "fail: one changed record moves the update" in answer.stdout
 
 
 def test_the_seed_and_the_clip_norm_reach_the_audit(mppfl):
-    one, other = (
+    first, second = (
         object_of(mppfl("audit", "sensitivity", *FEW, "--clip-norm", 0.5, "--seed", seed, "--json")) for seed in (1, 2)
     )
-    assert one["claimed"] == other["claimed"] == approx(1 / 150)
-    assert one["change_of_each"] != other["change_of_each"]
+    assert first["claimed"] == second["claimed"] == approx(1 / 150)
+    assert first["change_of_each"] != second["change_of_each"]
 
 
-# ---- mechanism --------------------------------------------------------------------------------------------------
+def test_a_budget_and_its_noise_multiplier_say_the_same_and_the_papers_is_told_nominal_and_worst_case(mppfl):
+    seeded = ("audit", "mechanism", "--noise", "seeded", *QUICK)
+    budget, multiplier = (
+        object_of(mppfl(*seeded, *option, "--json")) for option in (("--budget", 0.125), ("--noise-multiplier", 2))
+    )
+    assert budget == multiplier
+    assert budget["budget"] == budget["worst_case_budget"] == approx(0.125)
+    paper = (*seeded, "--mechanism", "paper", "--num-examples", 10)
+    result = object_of(mppfl(*paper, "--json"))
+    assert (result["budget"], result["worst_case_budget"]) == (approx(0.5), approx(50))
+    assert result["claimed"] == approx(4.3772, abs=1e-4)
+    assert result["worst_case_epsilon"] == approx(epsilon(50.0, 1e-5))
+    answer = mppfl(*paper)
+    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "worst case", "noise", "verdict"]
+    assert "for ρ = 50; the claim is for the nominal 0.5" in answer.stdout
 
 
-def test_a_budget_and_its_noise_multiplier_say_the_same(mppfl):
-    one = object_of(mppfl("audit", "mechanism", "--noise", "seeded", "--budget", 0.125, *QUICK, "--json"))
-    other = object_of(mppfl("audit", "mechanism", "--noise", "seeded", "--noise-multiplier", 2, *QUICK, "--json"))
-    assert one == other
-
-
-def test_the_papers_budget_is_told_nominal_and_worst_case(mppfl):
-    paper = ("audit", "mechanism", "--mechanism", "paper", "--noise", "seeded", "--num-examples", 10, *QUICK)
-    found = object_of(mppfl(*paper, "--json"))
-    assert (found["budget"], found["worst_case_budget"]) == (approx(0.5), approx(50))
-    assert found["claimed"] == approx(4.3772, abs=1e-4)
-    assert found["worst_case_epsilon"] == approx(epsilon(50.0, 1e-5))
-    told = mppfl(*paper)
-    assert labels_of(told) == ["audit", "audited", "claimed", "measured", "worst case", "noise", "verdict"]
-    assert "for ρ = 50; the claim is for the nominal 0.5" in told.stdout
-    sound = object_of(mppfl("audit", "mechanism", "--noise", "seeded", *QUICK, "--json"))
-    assert sound["budget"] == sound["worst_case_budget"] == approx(0.5)
-
-
-def test_poisson_needs_a_noise_multiplier(mppfl):
-    poisson = ("audit", "mechanism", "--mechanism", "dpsgd_poisson", "--noise", "seeded", *QUICK)
-    assert "--noise-multiplier" in mppfl(*poisson).error
-    assert "Give one of them" in mppfl(*poisson, "--budget", 1, "--noise-multiplier", 1).error
-    assert object_of(mppfl(*poisson, "--noise-multiplier", 1, "--json"))["mechanism"] == "dpsgd_poisson"
-
-
-# ---- float ------------------------------------------------------------------------------------------------------
-
-
-def test_the_float_audit_speaks_in_words(mppfl):
-    told = mppfl("audit", "float", "--noise", "plain-float32")
-    assert (told.code, told.stderr) == (1, "audit float failed\n")
-    assert "fail: the last bits tell 0 from 1" in told.stdout
-
-
-# ---- neighbour --------------------------------------------------------------------------------------------------
-
-
-def test_a_path_with_a_given_coupling_keeps_the_bound(mppfl, write):
+def test_the_float_and_the_neighbour_audit_speak_in_words(mppfl, write):
+    answer = mppfl("audit", "float", "--noise", "plain-float32")
+    assert (answer.code, answer.stderr) == (1, "audit float failed\n")
+    assert "fail: the last bits tell 0 from 1" in answer.stdout
     path = write("path.csv", "ann,bob", "bob,cat", "cat,dan")
-    told = mppfl("audit", "neighbour", "--graph", path, "--coupling", 0.5, "--budget", 1)
-    assert (told.code, told.stderr) == (0, "")
-    assert labels_of(told) == ["audit", "audited", "claimed", "measured", "accuracy", "verdict"]
-    assert "4 clients" in told.stdout
-
-
-def test_options_that_contradict_each_other_are_refused(mppfl, write):
-    path = write("path.csv", "ann,bob", "bob,cat")
-    assert "--graph" in mppfl("audit", "neighbour", "--coupling", 1).error
-    assert "either --coupling" in mppfl("audit", "neighbour", "--graph", path).error
-
-
-def test_a_line_without_a_value_is_named(mppfl, write):
-    path, values = write("path.csv", "ann,bob", "bob,cat"), write("values.csv", "ann,1", "bob")
-    assert "line 2" in mppfl("audit", "neighbour", "--graph", path, "--attribute", values).error
-    twice = write("twice.csv", "ann,1", "ann,0")
-    assert "twice" in mppfl("audit", "neighbour", "--graph", path, "--attribute", twice).error
-    twice.write_bytes(b"\xff\xfe\x00")
-    assert "UTF-8" in mppfl("audit", "neighbour", "--graph", path, "--attribute", twice).error
-    assert "missing.csv" in mppfl("audit", "neighbour", "--graph", path, "--attribute", "missing.csv").error
-
-
-# ---- usage ------------------------------------------------------------------------------------------------------
+    answer = mppfl("audit", "neighbour", "--graph", path, "--coupling", 0.5, "--budget", 1)
+    assert (answer.code, answer.stderr) == (0, "")
+    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "accuracy", "verdict"]
+    assert "4 clients" in answer.stdout
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("options", "message"),
     [
-        ("sensitivity", "--mechanism", "magic"),
-        ("mechanism", "--noise", "plain-float32"),
-        ("float", "--noise", "white"),
-        ("neighbour", "--budget", "much"),
-        ("everything",),
+        (("sensitivity", "--num-examples", 1), "--num-examples 1"),
+        (("float", "--seed", -1), "--seed -1"),
+        (("mechanism", "--budget", 1, "--noise-multiplier", 1), "Give one of them"),
+        (("neighbour", "--graph", "path.csv"), "either --coupling"),
+        (("neighbour", "--graph", "path.csv", "--attribute", "short.csv"), "line 2"),
+        (("neighbour", "--graph", "path.csv", "--attribute", "twice.csv"), "twice"),
+        (("neighbour", "--graph", "path.csv", "--attribute", "binary.csv"), "UTF-8"),
+        (("neighbour", "--graph", "path.csv", "--attribute", "missing.csv"), "missing.csv"),
     ],
 )
-def test_wrong_usage_ends_with_code_2(mppfl, wrong):
-    answer = mppfl("audit", *wrong)
-    assert (answer.code, answer.stdout) == (2, "")
-
-
-def test_what_cannot_be_is_one_line_on_stderr(mppfl):
-    assert "--num-examples 1" in mppfl("audit", "sensitivity", "--num-examples", 1).error
-    assert "--seed -1" in mppfl("audit", "float", "--seed", -1).error
-    assert "--budget 0" in mppfl("audit", "mechanism", "--budget", 0).error
-
-
-def test_help_names_every_audit_and_needs_nothing_heavy(mppfl):
-    answer = mppfl("audit", "--help")
-    assert answer.code == 0
-    assert all(word in answer.stdout for word in ("sensitivity", "mechanism", "float", "neighbour"))
-    script = "import sys, mppfl.cli.audit; sys.exit(bool({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+def test_what_cannot_be_audited_is_one_line_on_stderr(mppfl, write, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    write("path.csv", "ann,bob", "bob,cat")
+    write("short.csv", "ann,1", "bob")
+    write("twice.csv", "ann,1", "ann,0")
+    write("binary.csv").write_bytes(b"\xff\xfe\x00")
+    assert message in mppfl("audit", *options).error
