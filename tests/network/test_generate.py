@@ -51,35 +51,34 @@ def test_the_same_seed_gives_the_same_graph_and_another_seed_another(kind, seed)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_weights_lie_in_their_range_or_are_all_one(kind):
+def test_weights_lie_in_their_range_or_are_all_one_and_are_those_of_both_friends(kind):
     drawn = draw(kind, 60, normalisation="none").influence.data
     assert 0.1 <= drawn.min() < 0.2
     assert 0.9 < drawn.max() <= 1.0
     narrow = draw(kind, 60, normalisation="none", weight_range=(2.0, 3.0)).influence.data
     assert 2.0 <= narrow.min() < narrow.max() <= 3.0
     assert (draw(kind, 60, normalisation="none", weights="ones").influence.data == 1.0).all()
-
-
-@pytest.mark.parametrize("kind", FRIENDSHIPS)
-def test_friendships_run_both_ways_with_one_weight(kind):
     strengths = draw(kind, 50, 3, normalisation="none").influence.toarray()
-    assert (strengths == strengths.T).all()
+    assert (strengths == strengths.T).all() == (kind in FRIENDSHIPS)  # which run both ways with one weight
 
 
-def test_the_papers_network_edges_half_of_all_ordered_pairs():
+def test_the_papers_network_edges_half_of_all_ordered_pairs_or_the_share_asked_for():
     # 159,600 pairs, each connected with chance 0.5 overall: deviation 0.00125. Six of them: one failure in 5e8 seeds.
     graph = draw("erdos_renyi", 400)
     assert graph.num_edges / (400 * 399) == approx(0.5, abs=0.0075)
     assert graph.describe().reciprocity == approx(0.5, abs=0.02)  # the two directions are drawn apart
-
-
-def test_the_papers_network_follows_other_ranges_and_nobody_is_left_alone():
     assert draw("erdos_renyi", 2_500, probability_range=(1.0, 1.0)).num_edges == 2_500 * 2_499  # in two blocks of rows
     share = draw("erdos_renyi", 400, probability_range=(0.0, 0.2)).num_edges / (400 * 399)
     assert share == approx(0.1, abs=0.006)
+
+
+def test_who_would_be_left_alone_draws_one_friend():
     graph = draw("erdos_renyi", 50, probability_range=(0.0, 0.0))
     assert (np.diff(graph.influence.indptr) == 1).all()
     assert len(set(graph.influence.indices.tolist())) > 20  # from all clients, not always the same
+    graph = draw("stochastic_block", 40, sizes=[20, 20], within=0.0, between=0.0)
+    assert (np.diff(graph.influence.indptr) >= 1).all()
+    assert graph.num_edges <= 2 * 40
 
 
 def test_the_third_client_joins_either_and_the_fourth_prefers_the_one_with_two_friends():
@@ -98,13 +97,18 @@ def test_newcomers_make_the_stated_number_of_friends_and_a_few_become_hubs():
     assert np.median(friends) <= 6
 
 
-def test_stars_and_rings_worked_by_hand():
+def test_stars_rings_and_blocks_worked_by_hand():
     assert np.diff(draw("barabasi_albert", 6, edges_each=5).influence.indptr).tolist() == [1, 1, 1, 1, 1, 5]
     ring = draw("watts_strogatz", 7, neighbours=4, rewire=0.0)
     assert connected(ring)[0].tolist() == [0, 1, 1, 0, 0, 1, 1]
     assert ring.num_edges == 7 * 4
     full = draw("watts_strogatz", 7, neighbours=6, rewire=1.0)  # no room to rewire
     assert connected(full).tolist() == (1 - np.eye(7, dtype=int)).tolist()
+    block = np.array([0, 0, 1, 1, 1])
+    together = (block[:, None] == block).astype(int)
+    cliques, parts = (draw("stochastic_block", 5, sizes=[2, 3], within=w, between=1.0 - w) for w in (1.0, 0.0))
+    assert connected(cliques).tolist() == (together - np.eye(5, dtype=int)).tolist()
+    assert connected(parts).tolist() == (1 - together).tolist()
 
 
 def test_rewiring_keeps_the_number_of_edges_and_moves_the_stated_share():
@@ -115,30 +119,15 @@ def test_rewiring_keeps_the_number_of_edges_and_moves_the_stated_share():
     assert (np.diff(draw("watts_strogatz", 300, rewire=1.0).influence.indptr) >= 3).all()  # near ends stay
 
 
-def test_blocks_connected_only_within_are_cliques_and_only_between_are_parts():
-    expected = np.zeros((5, 5), dtype=int)
-    expected[:2, :2], expected[2:, 2:] = 1, 1
-    np.fill_diagonal(expected, 0)
-    assert connected(draw("stochastic_block", 5, sizes=[2, 3], within=1.0, between=0.0)).tolist() == expected.tolist()
-    parts = 1 - expected - np.eye(5, dtype=int)
-    assert connected(draw("stochastic_block", 5, sizes=[2, 3], within=0.0, between=1.0)).tolist() == parts.tolist()
-
-
 def test_blocks_have_the_stated_density_within_and_between():
     sizes = [300, 200, 100]
     block = np.repeat([0, 1, 2], sizes)
-    found = connected(draw("stochastic_block", sum(sizes), sizes=sizes, within=0.2, between=0.05))
+    edges = connected(draw("stochastic_block", sum(sizes), sizes=sizes, within=0.2, between=0.05))
     together = block[:, None] == block[None, :]
     pairs = together.sum() - 600
     # 69,700 pairs within (deviation 0.0015) and 110,000 between (0.00066).
-    assert (found * together).sum() / pairs == approx(0.2, abs=0.009)
-    assert (found * ~together).sum() / (~together).sum() == approx(0.05, abs=0.004)
-
-
-def test_clients_of_blocks_left_alone_draw_one_friend():
-    graph = draw("stochastic_block", sum([20, 20]), sizes=[20, 20], within=0.0, between=0.0)
-    assert (np.diff(graph.influence.indptr) >= 1).all()
-    assert graph.num_edges <= 2 * 40
+    assert (edges * together).sum() / pairs == approx(0.2, abs=0.009)
+    assert (edges * ~together).sum() / (~together).sum() == approx(0.05, abs=0.004)
 
 
 @settings(max_examples=60, deadline=None)
@@ -163,7 +152,7 @@ def test_few_expose_many_and_few_are_exposed_by_many_in_a_skewed_network():
 
 
 def test_without_popularity_or_spread_a_skewed_network_is_even():
-    graph = random_graph("skewed", 2_000, num_edges=40_000, rng=seeded(), popularity=0.0, length_spread=0.0)
+    graph = draw("skewed", 2_000, num_edges=40_000, popularity=0.0, length_spread=0.0)
     for degrees in (np.bincount(graph.influence.indices, minlength=2_000), np.diff(graph.influence.indptr)):
         assert degrees.mean() == 20
         assert degrees.std() == approx(20**0.5, rel=0.15)  # as in independent draws
@@ -176,6 +165,7 @@ def test_without_popularity_or_spread_a_skewed_network_is_even():
         ("lattice", 9, {}, "Known: erdos_renyi, barabasi_albert"),
         ("watts_strogatz", 9, {"neighbors": 4}, "watts_strogatz has no option 'neighbors'. Did you mean 'neighbours'"),
         ("erdos_renyi", 20_001, {}, "too many for erdos_renyi"),
+        ("skewed", 9, {"rng": 0}, r"rng=0 is no random generator. Pass numpy.random.default_rng\(seed\)"),
         ("erdos_renyi", 1, {}, "num_clients=1 must be a whole number of at least 2"),
         ("erdos_renyi", 9, {"probability_range": (0.5, 0.1)}, "the smaller first"),
         ("erdos_renyi", 9, {"probability_range": 0.5}, "must be two numbers"),
@@ -195,13 +185,8 @@ def test_without_popularity_or_spread_a_skewed_network_is_even():
 )
 def test_what_cannot_be_drawn_is_refused_with_its_value(kind, num_clients, options, why):
     with pytest.raises(BadInput, match=why) as refusal:
-        draw(kind, num_clients, **options)
+        random_graph(kind, num_clients, **{"rng": seeded(), **options})
     assert "\n" not in str(refusal.value)
-
-
-def test_a_seed_is_no_generator():
-    with pytest.raises(BadInput, match=r"rng=0 is no random generator. Pass numpy.random.default_rng\(seed\)"):
-        random_graph("skewed", 10, rng=0)
 
 
 @pytest.mark.parametrize("kind", ["barabasi_albert", "watts_strogatz", "skewed"])

@@ -1,6 +1,7 @@
 """Propagation and closed walks against dense powers; strongest walks against every walk of a small network."""
 
 import re
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -16,7 +17,6 @@ from mppfl.network import (
     graph_from_edges,
     graph_from_matrix,
     propagate,
-    random_graph,
     strongest_walks,
     times,
 )
@@ -60,6 +60,9 @@ def test_the_operator_is_the_sum_of_powers_with_a_zero_diagonal(seed, hops, deca
     assert spread.to_dense() == approx(truth, abs=1e-12 * scale)
     assert spread.row_sums == approx(truth.sum(axis=1), abs=1e-11 * scale * 25)
     assert spread.column_sums == approx(truth.sum(axis=0), abs=1e-11 * scale * 25)
+    assert spread.geometric_sum == approx((1 - decay**hops) / (1 - decay))
+    if normalisation == "row":
+        assert spread.row_sums.max() <= spread.geometric_sum + 1e-12
 
 
 @pytest.mark.parametrize("hops", range(1, 9))
@@ -73,18 +76,14 @@ def test_walks_that_meet_in_the_middle_give_the_diagonal_of_dense_powers(monkeyp
     assert (met.exact_hops, met.standard_error.any()) == (hops, False)
 
 
-def test_an_isolated_pair_returns_home_on_every_second_step(monkeypatch):
+def test_a_pair_returns_home_on_every_second_step_and_a_directed_cycle_after_three_edges(monkeypatch):
     # W² = I, so the diagonal of W + λW² + λ²W³ + λ³W⁴ + λ⁴W⁵ is λ + λ³: 0.625 at λ = 1/2.
-    graph = graph_from_edges(np.array([0, 1]), np.array([1, 0]))
-    assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
-    monkeypatch.setattr(walks, "DENSE_BELOW", 0)
-    assert propagate(graph, 5, 0.5).home.values == approx([0.625, 0.625])
-
-
-def test_a_directed_cycle_returns_home_after_three_edges():
-    graph = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]))
-    assert propagate(graph, 5, 0.5).home.values == approx([0.25] * 3)
-    assert propagate(graph, 2, 0.5).home.values == approx([0.0] * 3)
+    pair, cycle = (graph_from_edges(np.arange(size), np.roll(np.arange(size), -1)) for size in (2, 3))
+    for _ in range(2):
+        assert propagate(pair, 5, 0.5).home.values == approx([0.625, 0.625])
+        assert propagate(cycle, 5, 0.5).home.values == approx([0.25] * 3)
+        assert propagate(cycle, 2, 0.5).home.values == approx([0.0] * 3)
+        monkeypatch.setattr(walks, "DENSE_BELOW", 0)
 
 
 @pytest.mark.parametrize("normalisation", ["row", "none"])
@@ -101,22 +100,15 @@ def test_random_walkers_are_unbiased_and_know_their_error(normalisation):
     assert (spread <= 1.1 * claimed).mean() > 0.95
 
 
-def test_estimates_are_the_same_for_the_same_seed_and_say_how_far_they_are_exact(monkeypatch):
+def test_estimates_repeat_with_their_seed_and_auto_walks_as_far_as_it_can_afford(monkeypatch):
     monkeypatch.setattr(walks, "EXACT_BELOW", 0)
     graph = random_network(1, size=50)
-    one, two = (propagate(graph, 5, 0.9, diagonal="estimate", seed=3) for _ in range(2))
-    assert np.array_equal(one.home.values, two.home.values)
-    assert one.home.exact_hops == 2
-    assert one.home.standard_error.min() > 0
-    exact = propagate(graph, 5, 0.9, diagonal="exact")
-    assert exact.home.exact_hops == 5
-    assert not exact.home.standard_error.any()
-
-
-def test_auto_walks_as_far_as_it_can_afford(monkeypatch):
-    graph = random_network(2, size=60)
+    one, two = (propagate(graph, 5, 0.9, diagonal="estimate", seed=3).home for _ in range(2))
+    assert np.array_equal(one.values, two.values)
+    assert (one.exact_hops, one.standard_error.min() > 0) == (2, True)
+    exact = propagate(graph, 5, 0.9, diagonal="exact").home
+    assert (exact.exact_hops, exact.standard_error.any()) == (5, False)
     monkeypatch.setattr(walks, "DENSE_BELOW", 0)
-    monkeypatch.setattr(walks, "EXACT_BELOW", 0)
     assert propagate(graph, 5, 0.9).home.exact_hops == 5
     monkeypatch.setattr(walks, "WALKS_AT_MOST", 10)
     assert propagate(graph, 5, 0.9).home.exact_hops == 2
@@ -157,16 +149,10 @@ def test_attribution_adds_up_to_the_external_risk(seed, hops):
     spread, budgets = propagate(graph, hops, 0.6), np.random.default_rng(seed).random(20)
     risks = spread @ budgets
     for client in (0, 7, 19):
-        found = exposure_sources(spread, client, budgets)
-        assert found.amounts.sum() == approx(risks[client], abs=1e-12)
-        assert client not in found.sources
-        assert (np.diff(found.amounts) <= 0).all()
-
-
-def test_row_sums_never_pass_the_geometric_sum():
-    spread = propagate(random_network(3, density=0.3), 5, 0.9)
-    assert spread.geometric_sum == approx((1 - 0.9**5) / (1 - 0.9))
-    assert spread.row_sums.max() <= spread.geometric_sum + 1e-12
+        terms = exposure_sources(spread, client, budgets)
+        assert terms.amounts.sum() == approx(risks[client], abs=1e-12)
+        assert client not in terms.sources
+        assert (np.diff(terms.amounts) <= 0).all()
 
 
 @pytest.mark.parametrize(("hops", "decay"), [(0, 0.5), (2, 0.0), (2, 1.0), (2, float("nan")), (1.5, 0.5)])
@@ -176,33 +162,35 @@ def test_impossible_hops_and_decays_are_refused(hops, decay):
 
 
 @pytest.mark.parametrize(
-    ("client", "budgets", "said"),
+    ("call", "client", "budgets", "said"),
     [
-        (0, [1.0, 1.0, 1.0], "budgets has 3 entries for 2 clients"),
-        (0, [1.0, np.nan], "budgets=nan of client number 1 must be at least 0"),
-        (0, [-1.0, 1.0], "budgets=-1 of client number 0 must be at least 0"),
-        ("Ann", [1.0, 1.0], "client='Ann' must be a position from 0 to 1"),
-        (2, [1.0, 1.0], "client=2 must be a position from 0 to 1"),
+        (exposure_sources, 0, [1.0, 1.0, 1.0], "budgets has 3 entries for 2 clients"),
+        (exposure_sources, 0, [1.0, np.nan], "budgets=nan of client number 1 must be at least 0"),
+        (exposure_sources, 0, [-1.0, 1.0], "budgets=-1 of client number 0 must be at least 0"),
+        (exposure_sources, "Ann", [1.0, 1.0], "client='Ann' must be a position from 0 to 1"),
+        (exposure_sources, 2, [1.0, 1.0], "client=2 must be a position from 0 to 1"),
+        (partial(strongest_walks, sources=[2]), 0, [1.0, 1.0], "client=2 must be a position from 0 to 1"),
     ],
 )
-def test_attribution_refuses_what_are_no_budgets_or_clients(client, budgets, said):
+def test_attribution_and_walks_refuse_what_are_no_budgets_or_clients(call, client, budgets, said):
     graph = graph_from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
     with pytest.raises(BadInput, match=re.escape(said)):
-        exposure_sources(propagate(graph), client, np.array(budgets))
+        call(propagate(graph), client, np.array(budgets))
 
 
 # ---- strongest walks --------------------------------------------------------------------------------------------
 
 
-def walks_one_by_one(influence, max_hops, hop_decay, client, source):
-    """(amount of a unit budget, walk) of every walk from source to client of at most max_hops edges."""
-    size = len(influence)
-    for hops in range(1, max_hops + 1):
-        for between in product(range(size), repeat=hops - 1):
+def walks_one_by_one(propagation, client, source):
+    """{walk: amount of a unit budget} of every walk from source to client of at most max_hops edges."""
+    influence, amounts = propagation.influence.toarray(), {}
+    for hops in range(1, propagation.max_hops + 1):
+        for between in product(range(propagation.num_clients), repeat=hops - 1):
             walk = (source, *between, client)
             strength = np.prod([influence[to, by] for by, to in pairwise(walk)])
             if strength > 0:
-                yield hop_decay ** (hops - 1) * strength, walk
+                amounts[walk] = propagation.hop_decay ** (hops - 1) * strength
+    return amounts
 
 
 @st.composite
@@ -220,35 +208,24 @@ def networks(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(networks())
-def test_no_walk_is_stronger_than_the_one_found(network):
+def test_no_walk_is_stronger_than_the_one_found_and_it_is_a_part_of_what_its_source_exposes(network):
     propagation, budgets = network
-    size, influence = propagation.num_clients, propagation.influence.toarray()
+    size = propagation.num_clients
     for client in range(size):
-        found = {walk.clients[0]: walk for walk in strongest_walks(propagation, client, budgets, range(size))}
-        for source in range(size):
-            every = list(
-                walks_one_by_one(influence, propagation.max_hops, propagation.hop_decay, client, source)
-                if source != client
-                else ()
-            )
-            assert (source in found) == bool(every)
-            if every:
-                best = max(amount for amount, _ in every) * budgets[source]
-                assert found[source].amount == approx(best)
-                own = next(amount for amount, walk in every if walk == found[source].clients)
-                assert own * budgets[source] == approx(best)
-                assert 1 <= found[source].hops <= propagation.max_hops
-
-
-def test_a_walk_is_a_part_of_what_its_source_exposes():
-    graph = random_graph("skewed", 300, rng=np.random.default_rng(4))
-    propagation, budgets = propagate(graph), np.random.default_rng(5).uniform(0.1, 1.0, 300)
-    terms = exposure_sources(propagation, 7, budgets)
-    totals = np.bincount(terms.sources, weights=terms.amounts, minlength=300)
-    walks = strongest_walks(propagation, 7, budgets, np.flatnonzero(totals).tolist())
-    assert [walk.clients[0] for walk in walks] == np.flatnonzero(totals).tolist()
-    assert all(walk.amount <= totals[walk.clients[0]] * (1 + 1e-12) for walk in walks)
-    assert all(walk.clients[-1] == 7 for walk in walks)
+        terms = exposure_sources(propagation, client, budgets)
+        totals = np.bincount(terms.sources, weights=terms.amounts, minlength=size)
+        walks = strongest_walks(propagation, client, budgets, range(size)[::-1])
+        assert [walk.clients[0] for walk in walks] == np.flatnonzero(totals)[::-1].tolist()
+        strongest = {walk.clients[0]: walk for walk in walks}
+        for source in set(range(size)) - {client}:
+            amounts = walks_one_by_one(propagation, client, source)
+            assert (source in strongest) == bool(amounts)
+            if amounts:
+                walk = strongest[source]
+                assert walk.amount == approx(max(amounts.values()) * budgets[source])
+                assert amounts[walk.clients] * budgets[source] == approx(walk.amount)
+                assert walk.amount <= totals[source] * (1 + 1e-12)
+                assert 1 <= walk.hops <= propagation.max_hops
 
 
 def test_of_equally_strong_walks_the_first_by_position_is_taken():
@@ -257,16 +234,3 @@ def test_of_equally_strong_walks_the_first_by_position_is_taken():
     (walk,) = strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(4), [3])
     assert walk.clients == (3, 1, 0)
     assert walk.amount == 0.25  # λ · 1/2 · 1
-
-
-def test_who_does_not_reach_the_client_in_time_has_no_walk():
-    graph = graph_from_edges(np.array([1, 2]), np.array([0, 1]), isolated="keep")
-    assert strongest_walks(propagate(graph, 1, 0.5), 0, np.ones(3), [2]) == ()
-    assert strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(3), [2, 0])[0].clients == (2, 1, 0)
-    assert strongest_walks(propagate(graph, 2, 0.5), 2, np.ones(3), [0, 1]) == ()
-
-
-def test_a_position_that_nobody_has_is_refused():
-    graph = graph_from_edges(np.array([1, 0]), np.array([0, 1]))
-    with pytest.raises(BadInput, match="client=2 must be a position from 0 to 1"):
-        strongest_walks(propagate(graph), 0, np.ones(2), [2])
