@@ -21,14 +21,11 @@ from mppfl.training import (
     noise_aware_weights,
     server_step,
     stream,
-    train_rounds,
     weights_of_updates,
 )
-from tests.training.trainings import pictures, plan_with
+from tests.training.trainings import FREE, pictures, trained
 
 FALSE_ALARM = 1e-7
-SIZES = np.array([10.0, 30.0, 60.0])
-NOISE = np.array([0.5, 0.1, 2.0])
 
 
 def drawn_updates(num_clients=3, num_parameters=50, seed=0):
@@ -36,14 +33,6 @@ def drawn_updates(num_clients=3, num_parameters=50, seed=0):
 
 
 # ---- weights ------------------------------------------------------------------------------------------------------
-
-
-def test_size_weights_are_shares_of_the_examples_and_uniform_ones_are_equal():
-    by_size, no_d = weights_of_updates("num_examples", SIZES, NOISE, drawn_updates())
-    uniform, _ = weights_of_updates("uniform", SIZES, NOISE, drawn_updates())
-    assert by_size == approx([0.1, 0.3, 0.6])
-    assert uniform == approx([1 / 3] * 3)
-    assert math.isnan(no_d)
 
 
 @settings(deadline=None, max_examples=60)
@@ -59,15 +48,15 @@ def test_clients_who_agree_count_by_inverse_variance_and_the_mean_is_as_precise_
         assert used == dispersion
 
 
-def test_the_formula_of_the_model_by_hand():
-    # d = 3, p δ² = (1, 3), θ⁰ = (1/4, 3/4): (3/4 + m)/4 + (9/4 + m)/6 = 1 gives m = 21/20, θ = (9/20, 11/20).
-    theta = noise_aware_weights(np.array([0.25, 0.75]), np.array([1.0, 3.0]), 3.0)
-    assert theta == approx([9 / 20, 11 / 20])
-
-
-def test_where_clients_agree_and_some_add_no_noise_they_alone_count_by_size():
-    theta = noise_aware_weights(np.array([0.1, 0.3, 0.6]), np.array([0.0, 0.0, 5.0]), 0.0)
-    assert theta == approx([0.25, 0.75, 0.0])
+@pytest.mark.parametrize(
+    ("by_size", "energy", "dispersion", "by_hand"),
+    [  # d = 3, p δ² = (1, 3), θ⁰ = (1/4, 3/4): (3/4 + m)/4 + (9/4 + m)/6 = 1 gives m = 21/20, θ = (9/20, 11/20)
+        ([0.25, 0.75], [1.0, 3.0], 3.0, [9 / 20, 11 / 20]),
+        ([0.1, 0.3, 0.6], [0.0, 0.0, 5.0], 0.0, [0.25, 0.75, 0.0]),  # clients agree: those without noise count by size
+    ],
+)
+def test_the_formula_of_the_model_by_hand(by_size, energy, dispersion, by_hand):
+    assert noise_aware_weights(np.array(by_size), np.array(energy), dispersion) == approx(by_hand)
 
 
 def mean_squared_error(theta, by_size, energy, dispersion):
@@ -135,20 +124,17 @@ def test_the_estimate_of_the_dispersion_is_right_on_average(energy):
     energy = np.array(energy)
     true = 5.0 + rng.standard_normal((draws, len(energy), p)) * math.sqrt(dispersion / p)
     noisy = true + rng.standard_normal(true.shape) * np.sqrt(energy / p)[:, None]
-    found = np.array([estimated_dispersion(torch.from_numpy(each), energy) for each in noisy])
-    off = norm.ppf(1 - FALSE_ALARM / 2) * found.std() / math.sqrt(draws)
-    assert (found == 0).mean() == 0  # what is cut off at zero would bias the mean: here nothing is
+    estimates = np.array([estimated_dispersion(torch.from_numpy(rows), energy) for rows in noisy])
+    off = norm.ppf(1 - FALSE_ALARM / 2) * estimates.std() / math.sqrt(draws)
+    assert (estimates == 0).mean() == 0  # what is cut off at zero would bias the mean: here nothing is
     assert off < 0.05 * dispersion  # the test can tell 5 % from nothing
-    assert found.mean() == approx(dispersion, abs=off)
+    assert estimates.mean() == approx(dispersion, abs=off)
 
 
-def test_the_dispersion_is_never_negative_although_noise_explains_more_than_there_is():
-    assert estimated_dispersion(torch.zeros((4, 6)), np.full(4, 100.0)) == 0.0
-
-
-def test_without_noise_the_dispersion_is_the_variance_among_clients():
+def test_the_dispersion_is_the_variance_among_clients_less_what_noise_explains_and_never_negative():
     rows = np.random.default_rng(0).standard_normal((5, 7))
     assert estimated_dispersion(torch.from_numpy(rows), np.zeros(5)) == approx(rows.var(axis=0, ddof=1).sum())
+    assert estimated_dispersion(torch.zeros((4, 6)), np.full(4, 100.0)) == 0.0
 
 
 def test_one_participant_has_weight_one_whatever_its_noise():
@@ -162,9 +148,13 @@ def test_one_participant_has_weight_one_whatever_its_noise():
 
 
 def walked(config, means, start):
+    """Where the server's steps lead; none may change what it was given."""
     weights, memory = start.clone(), {}
     for mean in means:
+        given = [weights, mean, *memory.values()]
+        before = [tensor.clone() for tensor in given]
         weights, memory = server_step(weights, mean, memory, config)
+        assert all(map(torch.equal, given, before))
     return weights
 
 
@@ -195,26 +185,8 @@ def test_adam_is_fedadam_written_out():
     np.testing.assert_allclose(walked(config, MEANS, START).numpy(), x, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_step_leaves_what_it_was_given_as_it_was(optimizer):
-    config = TrainingConfig(server_optimizer=optimizer)
-    weights, mean = START.clone(), MEANS[0].clone()
-    _, memory = server_step(weights, mean, {}, config)
-    before = {name: value.clone() for name, value in memory.items()}
-    server_step(weights, mean, memory, config)
-    assert torch.equal(weights, START)
-    assert torch.equal(mean, MEANS[0])
-    assert all(torch.equal(memory[name], before[name]) for name in before)
-
-
 FOUR_SIZES = (9, 5, 12, 7)
-EVERYBODY = (np.inf,) * 4
-NO_CLIP = 1e9
-
-
-def config_of(**changed):
-    plain = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, "clip_norm": NO_CLIP}
-    return TrainingConfig(**{"aggregation": "num_examples", "seed": 3, **plain, **changed})
+PLAIN = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, "clip_norm": 1e9, "seed": 3}
 
 
 def federated_averages(data, config, num_rounds, participating, weighed_by):
@@ -245,39 +217,31 @@ def federated_averages(data, config, num_rounds, participating, weighed_by):
     return after
 
 
-def trained(data, config, budgets=EVERYBODY, num_rounds=3):
-    model = make_model("softmax", data.input_shape, data.num_classes)
-    return list(train_rounds(model, data, plan_with(budgets, num_rounds), config))
-
-
 @pytest.mark.parametrize("engine", ["loop", "dense"])
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
-def test_a_training_without_noise_is_federated_averaging(engine, momentum, aggregation):
-    data, config = pictures(FOUR_SIZES), config_of(engine=engine, momentum=momentum, aggregation=aggregation)
+@pytest.mark.parametrize("participating", [(0, 1, 2, 3), (0, 2)])
+def test_a_training_without_noise_is_federated_averaging_of_those_whose_budget_is_not_zero(
+    engine, momentum, aggregation, participating
+):
+    data, config = pictures(FOUR_SIZES), PLAIN | {"engine": engine, "momentum": momentum, "aggregation": aggregation}
     weighed_by = float if aggregation == "num_examples" else (lambda _: 1.0)
-    expected = federated_averages(data, config, 3, range(4), weighed_by)
-    records = trained(data, config)
+    expected = federated_averages(data, TrainingConfig(**config), 3, participating, weighed_by)
+    is_in = np.isin(range(4), participating)
+    shares = is_in * [weighed_by(size) for size in FOUR_SIZES]
+    records = trained(np.where(is_in, np.inf, 0.0), 3, data=data, **config)
     for record, weights in zip(records, expected, strict=True):
         np.testing.assert_allclose(record.weights, weights, atol=1e-9, rtol=0)
-    assert np.abs(expected[2] - expected[0]).max() > 1e-3  # the rounds really differ
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_clients_with_budget_zero_are_left_out_and_the_others_weigh_more(momentum):
-    data, config = pictures(FOUR_SIZES), config_of(momentum=momentum)
-    records = trained(data, config, (np.inf, 0.0, np.inf, 0.0))
-    expected = federated_averages(data, config, 3, (0, 2), float)
-    for record, weights in zip(records, expected, strict=True):
-        np.testing.assert_allclose(record.weights, weights, atol=1e-9, rtol=0)
-        np.testing.assert_allclose(record.theta, [9 / 21, 0, 12 / 21, 0], atol=1e-15)
-        np.testing.assert_array_equal(record.participating, [True, False, True, False])
-    with_all = federated_averages(data, config, 3, range(4), float)
-    assert np.abs(with_all[-1] - expected[-1]).max() > 1e-3  # leaving somebody out matters here
+        np.testing.assert_allclose(record.theta, shares / shares.sum(), atol=1e-15)
+        np.testing.assert_array_equal(record.participating, is_in)
+        assert math.isnan(record.dispersion)
+    everybody = federated_averages(data, TrainingConfig(**config), 3, range(4), weighed_by)
+    another = everybody[0] if is_in.all() else everybody[2]
+    assert np.abs(expected[2] - another).max() > 1e-3  # the rounds really differ, and leaving somebody out matters here
 
 
 def test_the_federation_learns_what_there_is_to_learn():
     data = pictures((40, 30, 50), num_test=200)
-    records = trained(data, config_of(), (np.inf,) * 3, 4)
+    records = trained(FREE, 4, data=data, **PLAIN, aggregation="num_examples")
     assert records[-1].accuracy > 0.9
     assert records[-1].loss < records[0].loss

@@ -6,7 +6,11 @@ from torch import nn
 
 from mppfl.data import ClientData, client_data
 from mppfl.game import Plan, RoundTerms, plan_from_rounds
-from mppfl.training import Stack
+from mppfl.training import RoundRecord, Stack, TrainingConfig, make_model, train_rounds
+
+FREE = (np.inf, np.inf, np.inf)  # budgets that buy no noise
+BUDGETS = (0.5, 0.0, 2.0)
+QUICK = {"batch_size": 4, "local_epochs": 1, "learning_rate": 0.1, "clip_norm": 0.5}
 
 
 def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed=0) -> ClientData:
@@ -29,6 +33,30 @@ def plan_with(budgets, num_rounds=2) -> Plan:
     """The same budgets in every round, at a reward rate of 2."""
     budgets = np.asarray(budgets, dtype=np.float64)
     return plan_from_rounds("by hand", [RoundTerms(t + 1, 2.0, 2.0, budgets) for t in range(num_rounds)])
+
+
+def softmax_on(data) -> Stack:
+    return make_model("softmax", data.input_shape, data.num_classes)
+
+
+def trained(
+    budgets=BUDGETS,
+    num_rounds=3,
+    *,
+    model=None,
+    data=None,
+    plan=None,
+    ledger=None,
+    run="training",
+    resume=None,
+    **changed,
+) -> list[RoundRecord]:
+    """The records of a short training: softmax on random pictures, `QUICK`, unless something else is asked for."""
+    data = pictures() if data is None else data
+    model = softmax_on(data) if model is None else model
+    plan = plan_with(budgets, num_rounds) if plan is None else plan
+    config = TrainingConfig(**{**QUICK, **changed})
+    return list(train_rounds(model, data, plan, config, ledger=ledger, run=run, resume=resume))
 
 
 def small_cnn(num_classes=4) -> Stack:
