@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,23 +20,18 @@ class SmallGame:
     hop_decay: float = 0.7
     externality_strength: float = 0.1
     accuracy_weight: float = 0.4
-    columns: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def influence(self, normalisation: str = "row") -> np.ndarray:
-        """Entry (i, j): how strongly j exposes i."""
-        at = {name: i for i, name in enumerate(self.names)}
-        given = np.zeros((len(at), len(at)))
+    def influence(self) -> np.ndarray:
+        """Entry (i, j): how strongly j exposes i; rows sum to 1."""
+        position = {name: i for i, name in enumerate(self.names)}
+        weights = np.zeros((len(position), len(position)))
         for source, target, weight in self.edges:
-            given[at[target], at[source]] = weight
-        strengths = given.sum(axis=1)
-        safe = np.where(strengths > 0, strengths, 1.0)
-        if normalisation == "row":
-            return given / safe[:, None]
-        return given / np.sqrt(np.outer(safe, safe)) if normalisation == "symmetric" else given
+            weights[position[target], position[source]] = weight
+        return weights / weights.sum(axis=1, keepdims=True)
 
-    def propagation(self, normalisation: str = "row") -> np.ndarray:
+    def propagation(self) -> np.ndarray:
         """Σ = Σ_k λ^(k−1) W^k with a zero diagonal."""
-        influence = self.influence(normalisation)
+        influence = self.influence()
         power, total = np.eye(len(influence)), np.zeros_like(influence)
         for hop in range(self.max_hops):
             power = power @ influence
@@ -44,8 +39,8 @@ class SmallGame:
         np.fill_diagonal(total, 0.0)
         return total
 
-    def losses(self, budgets: np.ndarray, normalisation: str = "row") -> np.ndarray:
-        return budgets + self.externality_strength * self.propagation(normalisation) @ budgets
+    def losses(self, budgets: np.ndarray) -> np.ndarray:
+        return budgets + self.externality_strength * self.propagation() @ budgets
 
     def welfare(self, prices: np.ndarray, budgets: np.ndarray) -> float:
         losses = self.losses(budgets)
@@ -61,12 +56,11 @@ class SmallGame:
 
     def options(self, write) -> tuple[object, ...]:
         """The game as files and options of a command."""
-        header = ["name", "quadratic_cost", "linear_cost", "noise_harm", *self.columns]
-        table = [self.quadratic_cost, self.linear_cost, self.noise_harm, *self.columns.values()]
-        clients = [",".join([name, *(repr(float(column[i])) for column in table)]) for i, name in enumerate(self.names)]
+        table = zip(self.names, self.quadratic_cost, self.linear_cost, self.noise_harm, strict=True)
+        clients = [",".join([name, *(repr(float(cost)) for cost in costs)]) for name, *costs in table]
         return (
             *("--graph", write("edges.csv", *(f"{s},{t},{w!r}" for s, t, w in self.edges))),
-            *("--clients", write("clients.csv", ",".join(header), *reversed(clients))),
+            *("--clients", write("clients.csv", "name,quadratic_cost,linear_cost,noise_harm", *reversed(clients))),
             *("--max-hops", self.max_hops, "--hop-decay", self.hop_decay),
             *("--externality-strength", self.externality_strength, "--accuracy-weight", self.accuracy_weight),
         )
@@ -79,12 +73,3 @@ def seven_clients(seed: int = 1) -> SmallGame:
     ends = [(names[source], names[(source + step) % 7]) for source in range(7) for step in (1, 3)]
     edges = [(source, target, float(rng.uniform(0.1, 1.0))) for source, target in ends]
     return SmallGame(names, edges, rng.uniform(0.5, 1.0, 7), rng.uniform(0.1, 0.5, 7), rng.uniform(0.5, 1.5, 7))
-
-
-def star() -> SmallGame:
-    """Ten leaves (a = 1, b = 0) around a hub (a = 0.05, b = 1), who shares the less the higher the rate."""
-    names = ["hub", *(f"leaf{k}" for k in range(10))]
-    edges = [edge for leaf in names[1:] for edge in (("hub", leaf, 1.0), (leaf, "hub", 1.0))]
-    costs = np.ones(11), np.zeros(11), np.ones(11)
-    costs[0][0], costs[1][0] = 0.05, 1.0
-    return SmallGame(names, edges, *costs, max_hops=1, hop_decay=0.5, externality_strength=0.2, accuracy_weight=0.5)
