@@ -1,37 +1,136 @@
-"""Tables 1 and 2: the paper's figures, ours, and a verdict that follows from them."""
+"""Tables 1 and 2, the paper's figures beside ours with a verdict; and which cells are still to be measured."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
-from reproduction.cells import NOISELESS, ArmName, Cell, aggregations_of, arms_of
+from pytest import approx
+from reproduction.cells import CELLS, NOISELESS, ArmName, Cell, aggregations_of, arms_of, gflop_per_example
 from reproduction.settings import SETTINGS
+from reproduction.status import status
 from reproduction.store import add_arms, add_trials, note_unavailable
 from reproduction.tables import all_rows, counts, readme_table, table_rows, tables_section
+from reproduction.units import FALLBACK
 
+from reproduction import status as module
 from tests.reproduction.test_store import measured
 
 IID, SKEWED = Cell("cifar-10", "iid", 20, 0), Cell("cifar-10", "dir0.3", 20, 0)  # the paper: 62.44, 62.42, 41.19
 LARGE = Cell("cifar-10", "iid", 50, 0)  # the paper: 67.48, 66.99, 35.12
+SETTING = SETTINGS["cifar-10"]
 
 
-def fill(folder, cell, sa, mppfl, sarda, aggregation="noise_aware", **changes):
+def fill(folder, cell, sa, mppfl, sarda, aggregation="noise_aware", noiseless=True):
     """A whole cell, if its other aggregation is filled too."""
     reached = {"social_agnostic": sa, "mppfl": mppfl, "sarda_like": sarda}
     arms = [
-        measured(arm, reached.get(arm.mechanism, 60.0), unit=None if arm == NOISELESS else 1e-3, **changes)
+        measured(arm, reached.get(arm.mechanism, 60.0), unit=None if arm == NOISELESS else 1e-3)
         for arm in arms_of(cell)
-        if arm.aggregation == aggregation or arm == NOISELESS
+        if (noiseless if arm == NOISELESS else arm.aggregation == aggregation)
     ]
-    add_arms(folder, cell, SETTINGS[cell.dataset], arms)
+    add_arms(folder, cell, SETTING, arms)
+
+
+def add(folder, cell, mechanism, percent, **changes):
+    add_arms(folder, cell, SETTING, [measured(ArmName(mechanism, "noise_aware"), percent, **changes)])
+
+
+def skewed(seed):
+    return Cell("cifar-10", "dir0.3", 20, seed)
 
 
 def row_of(folder, cell, aggregation="noise_aware"):
+    place = (cell.dataset, cell.partition, cell.num_clients)
     rows = all_rows(aggregation, folder)
-    return next(
-        row
-        for row in rows
-        if (row.dataset, row.partition, row.num_clients) == (cell.dataset, cell.partition, cell.num_clients)
-    )
+    return next(row for row in rows if (row.dataset, row.partition, row.num_clients) == place)
+
+
+# ---- verdicts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reached", "agreement", "verdict"),
+    [
+        ((60.0, 59.5, 40.0), (True, True, True), "reproduced"),
+        ((60.0, 57.0, 40.0), (True, False, True), "in part: MPPFL falls 2.98 points more"),
+        ((60.0, 59.5, 45.0), (True, True, False), "in part: SARDA-like falls 6.25 points less"),
+        ((60.0, 60.5, 40.0), (False, True, True), "not reproduced: the order does not hold"),
+        (
+            (60.0, 59.5, 59.5),
+            (False, True, False),
+            "not reproduced: the order does not hold; SARDA-like falls 20.75 points less",
+        ),
+    ],
+)
+def test_drops_and_order_decide_the_verdict_and_a_miss_is_reported_as_one(tmp_path, reached, agreement, verdict):
+    fill(tmp_path, SKEWED, *reached)
+    row = row_of(tmp_path, SKEWED)
+    assert row.drop("sarda_like") == approx(60.0 - reached[2])
+    assert row.printed_drop("sarda_like") == approx(62.44 - 41.19)
+    assert (row.order_holds, row.mppfl_agrees, row.sarda_agrees) == agreement
+    assert row.verdict == verdict
+
+
+def test_seeds_give_a_mean_and_a_spread_that_one_without_all_judged_arms_does_not_blur(tmp_path):
+    fill(tmp_path, SKEWED, 60.0, 59.0, 40.0)
+    fill(tmp_path, skewed(1), 62.0, 61.0, 42.0)
+    add(tmp_path, skewed(2), "social_agnostic", 10.0)
+    figure = row_of(tmp_path, SKEWED).ours["social_agnostic"]
+    assert (figure.mean, figure.spread, figure.seeds) == (approx(61.0), approx(2**0.5), 2)
+    assert "61.00 ± 1.41 / 62.44" in tables_section(tmp_path)
+
+
+def test_means_that_only_rounding_tells_apart_are_equal(tmp_path):
+    for seed, (sa, mppfl) in enumerate([(88.15, 88.16), (86.70, 86.69)]):  # both 87.425
+        fill(tmp_path, skewed(seed), sa, mppfl, 60.0)
+    assert row_of(tmp_path, SKEWED).order_holds
+
+
+def test_a_drop_between_other_seeds_is_not_told(tmp_path):
+    add(tmp_path, SKEWED, "social_agnostic", 60.0)
+    add(tmp_path, skewed(1), "mppfl", 56.0)
+    row = row_of(tmp_path, SKEWED)
+    assert (list(row.ours), list(row.paired)) == (["social_agnostic", "mppfl"], ["social_agnostic"])
+    assert "| – / 0.02 |" in tables_section(tmp_path)
+
+
+def test_the_cell_that_fixed_the_unit_is_not_counted(tmp_path):
+    fill(tmp_path, IID, 66.49, 66.29, 53.54)
+    assert counts(all_rows("noise_aware", tmp_path)).cells == 0
+    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
+    fill(tmp_path, LARGE, 67.0, 60.0, 36.0)
+    count = counts(all_rows("noise_aware", tmp_path))
+    assert (count.cells, count.order, count.mppfl, count.sarda) == (2, 2, 1, 2)
+    text = tables_section(tmp_path)
+    assert "| noise-aware weights | 2 of 2 | 1 of 2 | 2 of 2 |" in text
+    assert "reproduced (unit fixed here)" in text
+
+
+def test_aggregations_are_judged_apart_and_each_table_compares_with_its_own_print(tmp_path):
+    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
+    fill(tmp_path, SKEWED, 60.0, 50.0, 40.0, aggregation="size")
+    assert row_of(tmp_path, SKEWED).mppfl_agrees
+    assert not row_of(tmp_path, SKEWED, "size").mppfl_agrees
+    assert {row.dataset for row in table_rows(1, "size", tmp_path)} == {"fashion-mnist", "cifar-10"}
+    assert aggregations_of(LARGE) == ("noise_aware",)
+    first, second = (table_rows(table, "noise_aware", tmp_path) for table in (1, 2))
+    printed = [next(row for row in rows if row.dataset == "cifar-10").printed["MPPFL"] for rows in (first, second)]
+    assert printed == [66.29, 65.96]
+    assert {row.num_clients for row in second} == {20, 50, 80}
+
+
+def test_a_cell_without_a_verdict_says_why(tmp_path):
+    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
+    note_unavailable(tmp_path, "cinic-10")
+    add(tmp_path, LARGE, "mppfl", 60.0)
+    assert row_of(tmp_path, Cell("cinic-10", "iid", 20, 0)).verdict == "not measured: data not available"
+    assert row_of(tmp_path, Cell("svhn", "iid", 20, 0)).verdict == "not measured: not yet trained"
+    assert row_of(tmp_path, LARGE).verdict == "not measured: no SA and no SARDA-like yet"
+    assert "| – / 48.74 |" in tables_section(tmp_path)
+
+
+# ---- as text ------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_folder_gives_a_short_section(tmp_path):
@@ -40,92 +139,10 @@ def test_an_empty_folder_gives_a_short_section(tmp_path):
         assert len(text) < 200
 
 
-def test_drops_and_order_decide_the_verdict(tmp_path):
+def test_units_speed_terms_and_updates_left_out_are_read_from_the_files(tmp_path):
     fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    row = row_of(tmp_path, SKEWED)
-    assert row.drop("sarda_like") == pytest.approx(20.0)
-    assert row.printed_drop("sarda_like") == pytest.approx(62.44 - 41.19)
-    assert (row.order_holds, row.mppfl_agrees, row.sarda_agrees) == (True, True, True)
-    assert row.verdict == "reproduced"
-
-
-@pytest.mark.parametrize(
-    ("reached", "verdict"),
-    [
-        ((60.0, 57.0, 40.0), "in part: MPPFL falls 2.98 points more"),
-        ((60.0, 59.5, 45.0), "in part: SARDA-like falls 6.25 points less"),
-        ((60.0, 60.5, 40.0), "not reproduced: the order does not hold"),
-        ((60.0, 59.5, 59.5), "not reproduced: the order does not hold; SARDA-like falls 20.75 points less"),
-    ],
-)
-def test_a_miss_is_reported_as_a_miss(tmp_path, reached, verdict):
-    fill(tmp_path, SKEWED, *reached)
-    assert row_of(tmp_path, SKEWED).verdict == verdict
-
-
-def test_seeds_give_a_mean_and_a_spread(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.0, 40.0)
-    fill(tmp_path, Cell("cifar-10", "dir0.3", 20, 1), 62.0, 61.0, 42.0)
-    figure = row_of(tmp_path, SKEWED).ours["social_agnostic"]
-    assert (figure.mean, figure.seeds) == (pytest.approx(61.0), 2)
-    assert figure.spread == pytest.approx(2**0.5)
-    assert "61.00 ± 1.41 / 62.44" in tables_section(tmp_path)
-
-
-def test_a_seed_without_all_judged_arms_does_not_blur_the_others(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    late = Cell("cifar-10", "dir0.3", 20, 1)
-    add_arms(tmp_path, late, SETTINGS["cifar-10"], [measured(ArmName("mppfl", "noise_aware"), 10.0)])
-    assert row_of(tmp_path, SKEWED).ours["mppfl"].mean == pytest.approx(59.5)
-
-
-def test_the_cell_that_fixed_the_unit_is_not_counted(tmp_path):
-    fill(tmp_path, IID, 66.49, 66.29, 53.54)
-    assert counts(all_rows("noise_aware", tmp_path)).cells == 0
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    fill(tmp_path, LARGE, 67.0, 60.0, 36.0)
-    found = counts(all_rows("noise_aware", tmp_path))
-    assert (found.cells, found.order, found.mppfl, found.sarda) == (2, 2, 1, 2)
-    text = tables_section(tmp_path)
-    assert "| noise-aware weights | 2 of 2 | 1 of 2 | 2 of 2 |" in text
-    assert "reproduced (unit fixed here)" in text
-
-
-def test_aggregations_are_judged_apart(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    fill(tmp_path, SKEWED, 60.0, 50.0, 40.0, aggregation="size")
-    assert row_of(tmp_path, SKEWED).mppfl_agrees
-    assert not row_of(tmp_path, SKEWED, "size").mppfl_agrees
-    assert {row.dataset for row in table_rows(1, "size", tmp_path)} == {"fashion-mnist", "cifar-10"}
-    assert aggregations_of(LARGE) == ("noise_aware",)
-
-
-def test_each_table_compares_with_its_own_print(tmp_path):
-    printed = [
-        next(row for row in table_rows(table, "noise_aware", tmp_path) if row.dataset == "cifar-10").printed["MPPFL"]
-        for table in (1, 2)
-    ]
-    assert printed == [66.29, 65.96]
-    assert {row.num_clients for row in table_rows(2, "noise_aware", tmp_path)} == {20, 50, 80}
-
-
-def test_a_cell_without_a_verdict_says_why(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    note_unavailable(tmp_path, "cinic-10")
-    add_arms(tmp_path, LARGE, SETTINGS["cifar-10"], [measured(ArmName("mppfl", "noise_aware"), 60.0)])
-    assert row_of(tmp_path, Cell("cinic-10", "iid", 20, 0)).verdict == "not measured: data not available"
-    assert row_of(tmp_path, Cell("svhn", "iid", 20, 0)).verdict == "not measured: not yet trained"
-    assert row_of(tmp_path, LARGE).verdict == "not measured: no SA and no SARDA-like yet"
-    assert "| – / 48.74 |" in tables_section(tmp_path)
-
-
-def test_units_speed_and_terms_are_read_from_the_files(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    trials = [
-        measured(NOISELESS, 70.4, unit=None),
-        measured(ArmName("social_agnostic", "noise_aware"), 66.35, unit=7e-4),
-    ]
-    add_trials(tmp_path, IID, SETTINGS["cifar-10"], trials)
+    sa = ArmName("social_agnostic", "noise_aware")
+    add_trials(tmp_path, IID, SETTING, [measured(NOISELESS, 70.4, unit=None), measured(sa, 66.35, unit=7e-4)])
     text = tables_section(tmp_path)
     assert "| CIFAR-10 | noise_aware | 0.0007 | 66.35 / 66.49 | SA is -0.14 points from the paper's, 1 trials |" in text
     # 9 trainings of 50 s each: 20 million examples of .1 GFLOP make 40 TFLOP/s.
@@ -133,29 +150,18 @@ def test_units_speed_and_terms_are_read_from_the_files(tmp_path):
     assert "0 whole cells in 0.12 hours" in text
     terms = "1.03 | 0.5, 0.5 | 0.001 | 0.25 | 0.25 | 1.5, 1.5 | bf16 | 7 of 12 |"
     assert f"| CIFAR-10, Dir 0.3, N = 20 | 0 | noise_aware | {terms}" in text
-
-
-def test_updates_that_were_left_out_are_told(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    assert "left out" not in tables_section(tmp_path)
-    spoilt = measured(ArmName("mppfl", "noise_aware"), 59.5, diverged=133, num_rounds=100)
-    add_arms(tmp_path, LARGE, SETTINGS["cifar-10"], [spoilt])
+    assert "left out" not in text
+    add(tmp_path, LARGE, "mppfl", 59.5, diverged=133, num_rounds=100)
     text = tables_section(tmp_path)
     assert "left out: CIFAR-10, IID, N = 50, seed 0, mppfl/noise_aware: 133 of 5,000." in text
 
 
-def test_every_line_of_a_table_has_as_many_columns_as_its_head(tmp_path):
+def test_tables_have_as_many_columns_as_their_head_and_the_readme_only_what_is_measured(tmp_path):
     fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    widths = set()
-    for block in tables_section(tmp_path).split("\n\n"):
-        lines = [line for line in block.splitlines() if line.startswith("|")]
-        assert len({line.count("|") for line in lines}) <= 1
-        widths |= {line.count("|") for line in lines}
-    assert len(widths) > 2
-
-
-def test_the_readme_has_only_what_is_measured(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
+    blocks = [block.splitlines() for block in tables_section(tmp_path).split("\n\n")]
+    widths = [{line.count("|") for line in lines if line.startswith("|")} for lines in blocks]
+    assert all(len(width) <= 1 for width in widths)
+    assert len(set().union(*widths)) > 2
     text = readme_table(tmp_path)
     assert (
         "| CIFAR-10, Dir 0.3, N = 20 | 60.00 / 62.44 | 59.50 / 62.42 | 40.00 / 41.19 | 60.00 / 59.84 | reproduced |"
@@ -165,36 +171,111 @@ def test_the_readme_has_only_what_is_measured(tmp_path):
     assert "holds in 1, MPPFL's drop is within 1 point of the paper's in 1" in text
 
 
-def test_accuracy_against_the_number_of_clients_is_told_beside_the_papers(tmp_path):
+@pytest.mark.parametrize(("noiseless", "words"), [(True, "60.00 → 60.00"), (False, "60.00 → –")])
+def test_accuracy_against_the_number_of_clients_is_told_beside_the_papers(tmp_path, noiseless, words):
     fill(tmp_path, IID, 66.0, 65.0, 50.0)
     assert "SA against N" not in tables_section(tmp_path)
-    fill(tmp_path, LARGE, 61.0, 60.0, 40.0)
+    fill(tmp_path, LARGE, 61.0, 60.0, 40.0, noiseless=noiseless)
     text = tables_section(tmp_path)
-    assert "IID, N = 20, 50: SA 66.00 → 61.00 (the paper's 66.49 → 67.48), without noise 60.00 → 60.00." in text
+    assert f"IID, N = 20, 50: SA 66.00 → 61.00 (the paper's 66.49 → 67.48), without noise {words}." in text
 
 
-def test_means_that_only_rounding_tells_apart_are_equal(tmp_path):
-    for seed, (sa, mppfl) in enumerate([(88.15, 88.16), (86.70, 86.69)]):  # both 87.425
-        fill(tmp_path, Cell("cifar-10", "dir0.3", 20, seed), sa, mppfl, 60.0)
-    assert row_of(tmp_path, SKEWED).order_holds
+# ---- where it stands ----------------------------------------------------------------------------------------------
 
 
-def test_a_drop_between_other_seeds_is_not_told(tmp_path):
-    setting = SETTINGS["cifar-10"]
-    add_arms(tmp_path, SKEWED, setting, [measured(ArmName("social_agnostic", "noise_aware"), 60.0)])
-    late = Cell("cifar-10", "dir0.3", 20, 1)
-    add_arms(tmp_path, late, setting, [measured(ArmName("mppfl", "noise_aware"), 56.0)])
-    row = row_of(tmp_path, SKEWED)
-    assert (list(row.ours), list(row.paired)) == (["social_agnostic", "mppfl"], ["social_agnostic"])
-    assert "| – / 0.02 |" in tables_section(tmp_path)
+@pytest.fixture
+def here(monkeypatch):
+    """Only CIFAR-10 is there."""
+    whole = SimpleNamespace(missing=())
+    monkeypatch.setattr(module, "find_files", lambda name, folder: whole if name == "cifar-10" else None)
 
 
-def test_a_cell_without_its_noiseless_arm_is_marked_among_the_numbers_of_clients(tmp_path):
-    fill(tmp_path, IID, 66.0, 65.0, 50.0)
-    fill(tmp_path, LARGE, 67.0, 66.0, 40.0)
-    assert "without noise 60.00 → 60.00" in tables_section(tmp_path)
-    other = tmp_path / "other"
-    fill(other, IID, 66.0, 65.0, 50.0)
-    arms = [measured(ArmName(name, "noise_aware"), 60.0) for name in ("social_agnostic", "mppfl", "sarda_like")]
-    add_arms(other, LARGE, SETTINGS["cifar-10"], arms)
-    assert "without noise 60.00 → –" in tables_section(other)
+def add_all(folder, cell, count=None):
+    add_arms(folder, cell, SETTING, [measured(arm, 60.0) for arm in arms_of(cell)[:count]])
+
+
+def states(answer):
+    return [(cell.state, cell.reason) for cell in answer.cells]
+
+
+def test_nothing_measured_leaves_hours_unknown(tmp_path, here):
+    answer = status(tmp_path)
+    assert len(answer.cells) == answer.count("missing") == len(CELLS)
+    assert (answer.count("measured"), answer.count("partly")) == (0, 0)
+    assert {row.cell.dataset for row in answer.cells if row.reason == "not yet trained"} == {"cifar-10"}
+    assert (answer.hours_left, answer.device) == (None, "")
+    assert answer.unit_trials["cifar-10"] == 7
+
+
+def test_files_that_are_elsewhere_are_told_from_data_that_nobody_had(tmp_path, here):
+    note_unavailable(tmp_path, "svhn")
+    cells = [Cell(name, "iid", 20, 0) for name in ("cifar-10", "cifar-100", "svhn")]
+    answer = status(tmp_path, cells=cells)
+    assert states(answer) == [
+        ("missing", "not yet trained"),
+        ("missing", "not yet trained; no files here"),
+        ("not measurable", "data not available"),
+    ]
+    assert [row_of(tmp_path, cell).verdict for cell in cells[1:]] == [  # as docs/reproduction.md says it
+        "not measured: not yet trained",
+        "not measured: data not available",
+    ]
+    assert answer.as_dict()["not_here"] == answer.not_here == {
+        "cifar-100": "cifar-100: no files here. Give --data DIR or set MPPFL_DATA to the folder of the official files "
+        "(https://www.cs.toronto.edu/~kriz/cifar.html), or install mppfl[hub] and run `mppfl data get cifar-100 "
+        "--folder DIR`.",
+        "svhn": "svhn: data not available. Give --data DIR or set MPPFL_DATA to the folder of the official files "
+        "(http://ufldl.stanford.edu/housenumbers), or install mppfl[hub] and run `mppfl data get svhn --folder DIR`.",
+    }  # fmt: skip
+
+
+def test_a_measured_cell_needs_no_files_and_files_that_are_here_in_part_are_named(tmp_path, monkeypatch):
+    place = tmp_path / "data" / "cifar-100"
+    place.mkdir(parents=True)
+    (place / "train.npz").touch()
+    answer = status(tmp_path, data=tmp_path / "data", cells=[Cell("cifar-100", "iid", 20, 0)])
+    assert states(answer) == [("missing", "not yet trained; files here in part")]
+    assert answer.not_here["cifar-100"].startswith(f"test.npz of cifar-100 is missing in {place}. Give --data DIR")
+    monkeypatch.setattr(module, "find_files", lambda name, folder: None)
+    add_all(tmp_path, IID)
+    add_all(tmp_path, SKEWED, 5)
+    assert status(tmp_path, cells=[IID]).not_here == {}
+    answer = status(tmp_path, cells=[IID, SKEWED])
+    assert states(answer) == [("measured", ""), ("partly", "no files here")]
+    assert list(answer.not_here) == ["cifar-10"]
+
+
+def test_what_is_left_of_cells_is_estimated_by_what_others_took_and_told_to_programs(tmp_path, here):
+    add_all(tmp_path, IID)
+    add_all(tmp_path, SKEWED, 5)
+    answer = status(tmp_path)
+    rows = {row.cell: row for row in answer.cells}
+    assert (rows[IID].state, rows[IID].hours) == ("measured", 0.0)
+    assert (rows[SKEWED].state, rows[SKEWED].measured, rows[SKEWED].arms) == ("partly", 5, 12)
+    assert rows[SKEWED].hours == approx(7 * 50 / 3600)  # what arms of this data set took
+    other = next(row for row in answer.cells if row.cell.dataset == "cifar-100")
+    per_gflop = 50 / 20_000_000 / 0.1
+    seconds = 100 * 5 * 50_000 * gflop_per_example(SETTINGS["cifar-100"]) * per_gflop
+    assert other.hours == approx(7 * seconds / 3600)
+    assert answer.hours_left > other.hours
+    content = status(tmp_path, cells=[IID, SKEWED]).as_dict()
+    assert content["counts"] == {"measured": 1, "partly": 1, "missing": 0, "not measurable": 0}
+    assert [row["cell"] for row in content["cells"]] == [IID.path, SKEWED.path]
+    assert (content["device"], content["precision"]) == ("a GPU", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("noiseless", "sa", "hours_left"),
+    [
+        (60.0, [], 12 - 1),  # the paper's SA has 66.49, so no trial of SA was needed: all but noiseless are left
+        (60.0, [(50.0, FALLBACK), (50.0, 5e-4)], 12 - 2),  # one SA with that unit
+        (70.0, [(66.49, 1e-3), (66.49, 1e-3)], 12 - 3),
+    ],
+)
+def test_a_fixed_unit_needs_no_more_trials_and_sa_may_still_be_to_train(tmp_path, here, noiseless, sa, hours_left):
+    arms = [arms_of(IID)[place] for place in (0, 5)]
+    trials = [measured(arm, percent, unit=unit) for arm, (percent, unit) in zip(arms, sa, strict=False)]
+    add_trials(tmp_path, IID, SETTING, [measured(NOISELESS, noiseless, unit=None), *trials])
+    answer = status(tmp_path, cells=[IID])
+    assert answer.unit_trials == {"cifar-10": 0}
+    assert answer.hours_left == approx(hours_left * 50 / 3600)
