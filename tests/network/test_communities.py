@@ -9,44 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network import (
-    OTHERS,
-    CommunityTree,
-    communities_of,
-    graph_from_edges,
-    random_graph,
-)
-
-approx = pytest.approx
+from mppfl.network import OTHERS, CommunityTree, communities_of, graph_from_edges, random_graph, read_graph
 
 
 def seeded(seed=0):
     return np.random.default_rng(seed)
-
-
-def from_networkx(network, **options):
-    firsts, seconds = np.array(network.edges(), dtype=np.int64).T
-    return graph_from_edges(firsts, seconds, num_clients=len(network), undirected=True, isolated="keep", **options)
-
-
-def by_networkx(graph, seed=0):
-    both = (graph.edges() + graph.edges().T).tocoo()
-    network = nx.Graph()
-    network.add_nodes_from(range(graph.num_clients))
-    network.add_weighted_edges_from(zip(both.row.tolist(), both.col.tolist(), both.data.tolist(), strict=True))
-    return network, nx.community.louvain_communities(network, seed=seed)
-
-
-def modularity(graph, labels):
-    communities = [set(np.flatnonzero(labels == number).tolist()) for number in range(labels.max() + 1)]
-    return nx.community.modularity(by_networkx(graph)[0], communities)
-
-
-def circles(count, size):
-    """Separate circles of so many clients each."""
-    start = np.repeat(np.arange(count) * size, size)
-    at = np.tile(np.arange(size), count)
-    return graph_from_edges(start + at, start + (at + 1) % size, undirected=True)
 
 
 # ---- Louvain ------------------------------------------------------------------------------------------------------
@@ -56,20 +23,17 @@ def circles(count, size):
 @given(seed=st.integers(0, 2**32), size=st.integers(8, 80))
 def test_communities_are_numbered_by_their_first_members_and_repeat(seed, size):
     graph = random_graph("watts_strogatz", size, neighbours=4, rng=seeded(seed))
-    found = communities_of(graph, seeded(seed))
-    assert np.array_equal(found, communities_of(graph, seeded(seed)))
-    first = [int(np.argmax(found == number)) for number in range(int(found.max()) + 1)]
+    labels = communities_of(graph, seeded(seed))
+    assert np.array_equal(labels, communities_of(graph, seeded(seed)))
+    first = [int(np.argmax(labels == number)) for number in range(int(labels.max()) + 1)]
     assert first == sorted(first)
-    assert len(found) == size
+    assert len(labels) == size
     assert first[0] == 0
 
 
-def test_another_seed_may_find_other_communities():
+def test_one_number_is_drawn_from_the_stream_of_the_caller_and_another_may_give_other_communities():
     graph = random_graph("erdos_renyi", 60, rng=seeded(), probability_range=(0.1, 0.1))
     assert len({tuple(communities_of(graph, seeded(seed)).tolist()) for seed in range(6)}) > 1
-
-
-def test_one_number_is_drawn_from_the_stream_of_the_caller():
     rng, other = seeded(5), seeded(5)
     communities_of(random_graph("barabasi_albert", 300, rng=seeded()), rng)
     other.integers(2**32)
@@ -77,50 +41,37 @@ def test_one_number_is_drawn_from_the_stream_of_the_caller():
 
 
 def test_the_karate_club_parts_as_well_as_by_networkx():
-    graph = from_networkx(nx.karate_club_graph())
-    ours = [modularity(graph, communities_of(graph, seeded(seed))) for seed in range(20)]
-    theirs = [nx.community.modularity(*by_networkx(graph, seed)) for seed in range(20)]
+    club = nx.karate_club_graph()
+    nx.set_edge_attributes(club, 1.0, "weight")
+    ours, theirs = [], []
+    for seed in range(20):
+        labels = communities_of(read_graph(club), seeded(seed))
+        communities = [set(np.flatnonzero(labels == number).tolist()) for number in range(labels.max() + 1)]
+        ours.append(nx.community.modularity(club, communities))
+        theirs.append(nx.community.modularity(club, nx.community.louvain_communities(club, seed=seed)))
     assert np.mean(ours) > 0.98 * np.mean(theirs)
-    assert max(ours) == approx(max(theirs), rel=0.01)
+    assert max(ours) == pytest.approx(max(theirs), rel=0.01)
     assert min(ours) > 0.37
 
 
-def test_planted_blocks_are_found_whole():
+def test_planted_blocks_are_found_whole_and_those_of_a_large_graph_too():
     sizes = [150, 100, 80, 120]
     graph = random_graph("stochastic_block", 450, sizes=sizes, within=0.2, between=0.005, rng=seeded(1))
-    found = communities_of(graph, seeded())
-    assert np.array_equal(found, np.repeat(np.arange(4), sizes))
-    network, theirs = by_networkx(graph)
-    assert modularity(graph, found) >= 0.99 * nx.community.modularity(network, theirs)
-
-
-def test_blocks_of_a_large_graph_are_found_too():
+    assert np.array_equal(communities_of(graph, seeded()), np.repeat(np.arange(4), sizes))
     graph = random_graph("stochastic_block", 80_000, sizes=[4_000] * 20, within=3e-3, between=2e-5, rng=seeded(2))
-    found = communities_of(graph, seeded())
-    agree = sum(int(np.bincount(found[start : start + 4_000]).max()) for start in range(0, 80_000, 4_000))
-    assert found.max() + 1 == 20
+    labels = communities_of(graph, seeded())
+    agree = sum(int(np.bincount(labels[start : start + 4_000]).max()) for start in range(0, 80_000, 4_000))
+    assert labels.max() + 1 == 20
     assert agree > 0.97 * 80_000
 
 
-def test_both_directions_are_added_up():
+def test_both_directions_are_added_up_and_a_client_without_edges_is_a_community_of_its_own():
     # One pair is connected both ways with weight 1, the others one way with 1: only together do the two weigh more.
     pairs = [(0, 1, 1.0), (1, 0, 1.0), (1, 2, 1.0), (2, 3, 1.0), (3, 2, 1.0), (3, 0, 0.5)]
-    sources, targets, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    graph = graph_from_edges(sources, targets, weights, normalisation="none")
+    graph = graph_from_edges(*map(np.array, zip(*pairs, strict=True)), normalisation="none")
     assert communities_of(graph, seeded()).tolist() == [0, 0, 1, 1]
-
-
-def test_a_client_without_edges_is_a_community_of_its_own():
     graph = graph_from_edges(np.array([1, 2]), np.array([2, 1]), num_clients=5, isolated="keep")
     assert communities_of(graph, seeded()).tolist() == [0, 1, 1, 2, 3]
-
-
-def test_fewer_and_coarser_communities_are_branches_of_a_tree():
-    graph = random_graph("watts_strogatz", 6_000, neighbours=6, rewire=0.02, rng=seeded())
-    assert communities_of(graph, seeded()).max() + 1 > 24
-    coarse = CommunityTree(graph, most_together=50, most_branches=12).inside(())
-    assert 2 <= len(coarse) <= 12
-    assert coarse[-1].name != OTHERS
 
 
 # ---- the tree -----------------------------------------------------------------------------------------------------
@@ -147,37 +98,35 @@ def test_opening_everything_reaches_every_client_once(kind, size, most, seed):
 
 
 def test_small_communities_are_one_branch_and_nobody_is_lost():
-    tree = CommunityTree(circles(300, 4), most_together=50, most_branches=20)
-    inside = tree.inside(())
-    assert len(inside) == 20
-    assert inside[-1].name == OTHERS
+    circles = nx.disjoint_union_all([nx.cycle_graph(4)] * 300)
+    tree = CommunityTree(read_graph(circles), most_together=50, most_branches=20)
+    inside, bundles = tree.inside(()), tree.inside((19,))
+    assert (len(inside), inside[-1].name, len(inside[-1].groups)) == (20, OTHERS, 300 - 19)
     assert len(inside[-1].members) == 1200 - 19 * 4
-    assert len(inside[-1].groups) == 300 - 19
-    bundles = tree.inside((19,))
-    assert len(bundles) == 20
-    assert bundles[0].name == "bundle 0 of 15 communities"
-    assert max(len(each.members) for each in bundles) <= 60
+    assert (len(bundles), bundles[0].name) == (20, "bundle 0 of 15 communities")
+    assert max(len(bundle.members) for bundle in bundles) <= 60
     assert np.array_equal(np.sort(np.concatenate(leaves(tree))), np.arange(1200))
 
 
-def test_branches_come_by_size():
-    sizes = [20, 90, 40]
-    graph = random_graph("stochastic_block", 150, sizes=sizes, within=0.4, between=0.005, rng=seeded(1))
+def test_branches_come_by_size_and_are_as_coarse_as_asked_for():
+    graph = random_graph("stochastic_block", 150, sizes=[20, 90, 40], within=0.4, between=0.005, rng=seeded(1))
     tree = CommunityTree(graph, most_together=100, most_branches=10)
     assert [len(branch.members) for branch in tree.inside(())] == [90, 40, 20]
     assert [branch.name for branch in tree.way((1,))] == ["all 150 clients", "community 1"]
+    graph = random_graph("watts_strogatz", 6_000, neighbours=6, rewire=0.02, rng=seeded())
+    assert communities_of(graph, seeded()).max() + 1 > 24
+    coarse = CommunityTree(graph, most_together=50, most_branches=12).inside(())
+    assert 2 <= len(coarse) <= 12
+    assert coarse[-1].name != OTHERS
+    star = graph_from_edges(np.zeros(80, dtype=np.int64), np.arange(1, 81), undirected=True)
+    assert CommunityTree(star, most_together=30, most_branches=10).inside(()) == ()  # a star does not divide
 
 
 def test_a_way_that_leads_nowhere_is_refused():
-    tree = CommunityTree(from_networkx(nx.caveman_graph(3, 20)), most_together=30, most_branches=10)
+    tree = CommunityTree(read_graph(nx.caveman_graph(3, 20)), most_together=30, most_branches=10)
     with pytest.raises(BadInput, match=r"opened=\(3,\): all 60 clients has communities 0 to 2, no community 3"):
         tree.way((3,))
     with pytest.raises(BadInput, match="community 0 has only clients, no community 0"):
         tree.inside((0, 0))
     with pytest.raises(BadInput, match="no community -1"):
         tree.way((-1,))
-
-
-def test_who_is_connected_to_one_only_does_not_divide():
-    star = graph_from_edges(np.zeros(80, dtype=np.int64), np.arange(1, 81), undirected=True)
-    assert CommunityTree(star, most_together=30, most_branches=10).inside(()) == ()

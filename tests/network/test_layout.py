@@ -19,8 +19,13 @@ def ends_of(network):
     return np.array(network.edges(), dtype=np.int64).reshape(-1, 2).T
 
 
-def nearest(x, y):
-    apart = np.hypot(x[:, None] - x, y[:, None] - y)
+def distances(x, y):
+    return np.hypot(x[:, None] - x, y[:, None] - y)
+
+
+def nearest(x, y, radii=0.0):
+    """The least distance between two nodes, or between the circles around them."""
+    apart = distances(x, y) - np.add.outer(radii, radii)
     np.fill_diagonal(apart, np.inf)
     return apart.min()
 
@@ -31,14 +36,10 @@ def test_every_node_stands_in_the_box_and_on_nobody_else(size, edges, seed):
     firsts, seconds = ends_of(nx.gnm_random_graph(size, edges, seed=seed))
     x, y = lay_out(size, firsts, seconds, radii=4.0)
     assert np.isfinite([x, y]).all()
-    assert (x >= 0).all()
-    assert (x <= 1000).all()
-    assert (y >= 0).all()
-    assert (y <= 700).all()
+    assert ((x >= 0) & (x <= 1000) & (y >= 0) & (y <= 700)).all()
     if size > 1:
         assert nearest(x, y) > 7.5
-    again = lay_out(size, firsts, seconds, radii=4.0)
-    assert np.array_equal(again, (x, y))
+    assert np.array_equal(lay_out(size, firsts, seconds, radii=4.0), (x, y))
 
 
 def test_two_thousand_clients_fill_the_box_evenly_and_quickly():
@@ -61,60 +62,45 @@ def test_friends_stand_nearer_than_strangers():
     )
     edges = graph.influence.tocoo()
     x, y = lay_out(200, edges.row, edges.col)
-    apart = np.hypot(x[:, None] - x, y[:, None] - y)
+    apart = distances(x, y)
     same = np.arange(200)[:, None] // 50 == np.arange(200) // 50
     assert apart[same].mean() < 0.5 * apart[~same].mean()
 
 
-def test_separate_parts_do_not_mix():
-    one, two = nx.complete_graph(12), nx.cycle_graph(8)
-    firsts, seconds = ends_of(nx.disjoint_union(one, two))
-    x, _ = lay_out(20, firsts, seconds)
+def test_separate_parts_do_not_mix_and_nodes_without_edges_stand_in_rows_below():
+    x, _ = lay_out(20, *ends_of(nx.disjoint_union(nx.complete_graph(12), nx.cycle_graph(8))))
     assert x[:12].max() < x[12:].min()
-
-
-def test_nodes_without_edges_stand_in_rows_below():
-    firsts, seconds = ends_of(nx.cycle_graph(10))
-    x, y = lay_out(60, firsts, seconds)
+    x, y = lay_out(60, *ends_of(nx.cycle_graph(10)))
     assert y[:10].max() < y[10:].min()
-    rows = np.unique(y[10:].round(6))
-    assert 1 <= len(rows) <= 3
+    assert 1 <= len(np.unique(y[10:].round(6))) <= 3
     assert len(set(zip(x[10:].tolist(), y[10:].tolist(), strict=True))) == 50
 
 
 def test_alone_or_without_any_edge_the_box_is_used_all_the_same():
     none = np.empty(0, dtype=np.int64)
-    x, y = lay_out(1, none, none)
-    assert (x[0], y[0]) == (500.0, 350.0)
+    assert np.array_equal(lay_out(1, none, none), [[500.0], [350.0]])
     x, y = lay_out(400, none, none, radii=3.0)
     assert nearest(x, y) > 6.0
     assert np.ptp(y) > 300
     assert len(lay_out(0, none, none)[0]) == 0
 
 
-def test_larger_nodes_keep_their_distance():
-    firsts, seconds = ends_of(nx.complete_graph(12))
+def test_larger_nodes_keep_their_distance_and_a_heavier_edge_brings_its_ends_nearer():
     radii = np.linspace(10, 55, 12)
-    x, y = lay_out(12, firsts, seconds, radii=radii)
-    apart = np.hypot(x[:, None] - x, y[:, None] - y) - radii[:, None] - radii
-    np.fill_diagonal(apart, 1.0)
-    assert apart.min() > -0.5
+    x, y = lay_out(12, *ends_of(nx.complete_graph(12)), radii=radii)
+    assert nearest(x, y, radii) > -0.5
     assert (x - radii).min() >= 0
     assert (y + radii).max() <= 700
-
-
-def test_a_heavier_edge_brings_its_ends_nearer():
     firsts, seconds = ends_of(nx.complete_graph(5))
-    weights = np.where((firsts == 0) & (seconds == 1), 60.0, 1.0)
-    x, y = lay_out(5, firsts, seconds, weights)
-    lengths = np.hypot(x[firsts] - x[seconds], y[firsts] - y[seconds])
+    x, y = lay_out(5, firsts, seconds, np.where((firsts == 0) & (seconds == 1), 60.0, 1.0))
+    lengths = distances(x, y)[firsts, seconds]
     assert lengths[0] == lengths.min()
 
 
 def test_a_edge_to_oneself_changes_nothing_and_one_to_nobody_is_refused():
     firsts, seconds = ends_of(nx.cycle_graph(6))
-    plain = lay_out(6, firsts, seconds)
-    assert np.array_equal(plain, lay_out(6, np.append(firsts, 2), np.append(seconds, 2)))
+    looped = lay_out(6, np.append(firsts, 2), np.append(seconds, 2))
+    assert np.array_equal(lay_out(6, firsts, seconds), looped)
     with pytest.raises(BadInput, match="edge end 6 is not one of 6 nodes"):
         lay_out(6, np.array([0]), np.array([6]))
     with pytest.raises(BadInput, match="2 firsts, 1 seconds and 2 weights do not match"):

@@ -27,6 +27,7 @@ from mppfl.network import (
 from tests.homes import home
 
 AS_GIVEN = {"normalisation": "none", "isolated": "keep", "self_loops": "drop"}
+HUGE = "9" * 25
 
 
 def edges_of(graph):
@@ -69,18 +70,13 @@ def refusal(content, scratch, **options):
 # Golden: b is exposed by a with weight 2, a by b with 1, c by a with 0.5.
 GOLDEN = {("a", "b"): 2.0, ("b", "a"): 1.0, ("a", "c"): 0.5}
 WAYS_TO_WRITE_IT = {
-    "commas": "a,b,2\nb,a,1\na,c,0.5\n",
     "commas and blanks": "a, b, 2\nb, a, 1\na, c, 0.5\n",
-    "semicolons": "a;b;2\nb;a;1\na;c;0.5\n",
     "tabs": "a\tb\t2\nb\ta\t1\na\tc\t.5\n",
     "blanks": "a b 2\nb   a\t1\n  a c 5e-1  \n",
-    "windows line ends": "a,b,2\r\nb,a,1\r\na,c,0.5\r\n",
     "no last line end": "a,b,2\nb,a,1\na,c,0.5",
     "comments and blank lines": "# who\n\n  % exposes whom\na,b,2\n\n#\nb,a,1\n   \na,c,0.5\n\n",
     "a comment in another encoding": "# \udce9\na,b,2\nb,a,1\na,c,0.5\n",
-    "byte order mark": "\ufeffa,b,2\nb,a,1\na,c,0.5\n",
     "byte order mark and header": "\ufeffsource,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
-    "header": "source,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
     "header in other words": "From\tTo\tStrength\na\tb\t2\nb\ta\t1\na\tc\t0.5\n",
     "header of unknown words": "giver,taker,how much\na,b,2\nb,a,1\na,c,0.5\n",
     "quotes": '"source","target","weight"\n"a","b","2"\n"b" , a,1\n a , "c", 0.5\n',
@@ -98,24 +94,34 @@ def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
     assert graph.names == ("a", "b", "c")
 
 
-def test_the_target_of_a_line_is_exposed_by_its_source_and_weighs_one_unless_told(file):
-    graph = read_graph(file("a,b,2\nb,a,1\na,c,0.5\n"), normalisation="none")
-    assert graph.influence.toarray().tolist() == [[0, 1, 0], [2, 0, 0], [0.5, 0, 0]]
-    assert edges_of(read_graph(file("x y\ny x\n"))) == {("x", "y"): 1.0, ("y", "x"): 1.0}
-    undirected = read_graph(file("a,b,2\nb,c,3\n"), undirected=True)
-    assert edges_of(undirected) == {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}
+@pytest.mark.parametrize(
+    ("text", "undirected", "edges"),
+    [
+        ("x y\ny x\n", False, {("x", "y"): 1, ("y", "x"): 1}),  # weighs one unless told
+        ("a,b,2\nb,c,3\n", True, {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}),
+        ("node1,node2\nnode2,node1\n", False, {("node1", "node2"): 1, ("node2", "node1"): 1}),  # numbered: no header
+        ("source,target,weight\nsource,target,2\ntarget,source,3\n", False, {("source", "target"): 2,
+                                                                             ("target", "source"): 3}),
+    ],
+)  # fmt: skip
+def test_the_target_of_a_line_is_exposed_by_its_source(text, undirected, edges, file):
+    graph = read_graph(file(text), undirected=undirected, normalisation="none")
+    assert edges_of(graph) == edges
+    assert all(graph.influence[graph.index(to), graph.index(by)] == weight for (by, to), weight in edges.items())
 
 
-def test_integer_names_come_in_numerical_order_and_others_as_they_appear(file):
-    assert read_graph(file("10 9\n9 10\n100 9\n"), **AS_GIVEN).names == ("9", "10", "100")
-    assert read_graph(file("10 9\n-3 10\n100 9\n"), **AS_GIVEN).names == ("-3", "9", "10", "100")
-    assert read_graph(file("10 9\n9 x\n1 9\n"), **AS_GIVEN).names == ("10", "9", "x", "1")
-    huge = "9" * 25
-    assert read_graph(file(f"{huge} 9\n9 {huge}\n2 9\n"), **AS_GIVEN).names == ("2", "9", huge)
-
-
-def test_names_that_are_equal_as_numbers_but_not_as_text_are_two_clients(file):
-    assert read_graph(file("7 8\n07 8\n8 7\n"), **AS_GIVEN).names == ("07", "7", "8")
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("10 9\n9 10\n100 9\n", ("9", "10", "100")),
+        ("10 9\n-3 10\n100 9\n", ("-3", "9", "10", "100")),
+        ("10 9\n9 x\n1 9\n", ("10", "9", "x", "1")),
+        (f"{HUGE} 9\n9 {HUGE}\n2 9\n", ("2", "9", HUGE)),
+        ("7 8\n07 8\n8 7\n", ("07", "7", "8")),  # equal as numbers, not as text
+    ],
+)
+def test_integer_names_come_in_numerical_order_and_others_as_they_appear(text, names, file):
+    assert read_graph(file(text), **AS_GIVEN).names == names
 
 
 @pytest.mark.parametrize(
@@ -149,16 +155,6 @@ def test_names_may_be_anything_that_can_be_quoted(line, names, file):
 def test_a_first_line_of_column_words_is_a_header(header, file):
     for edges in ("1,2\n2,1\n", "ann,bob\nbob,ann\n"):
         assert read_graph(file(f"{header}\n{edges}")).num_clients == 2
-
-
-def test_a_first_line_numbered_like_the_others_is_a_edge(file):
-    graph = read_graph(file("node1,node2\nnode2,node3\nnode3,node1\n"))
-    assert edges_of(graph) == {("node1", "node2"): 1, ("node2", "node3"): 1, ("node3", "node1"): 1}
-
-
-def test_clients_may_be_called_like_columns_below_a_full_header(file):
-    graph = read_graph(file("source,target,weight\nsource,target,2\ntarget,source,3\n"))
-    assert edges_of(graph) == {("source", "target"): 2, ("target", "source"): 3}
 
 
 REFUSED = {
@@ -227,17 +223,21 @@ def test_a_bad_line_is_refused_with_its_file_number_text_and_remedy(content, mes
 
 
 def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monkeypatch):
-    with pytest.raises(BadFile, match="is a directory"):
-        read_graph(tmp_path)
-    with pytest.raises(BadFile, match=r"nobody\.csv does not exist\. Check the path\."):
-        read_graph(str(tmp_path / "nobody.csv"))
-    with pytest.raises(BadFile, match="NUL character"):
-        read_graph("a\0b")
-    with pytest.raises(BadFile, match="cannot be read: File name too long"):
-        read_graph(tmp_path / ("x" * 300))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadFile, match="is not a regular file"):
-        read_graph(tmp_path / "pipe")
+    for path, message in (
+        (tmp_path, "is a directory"),
+        (str(tmp_path / "nobody.csv"), r"nobody\.csv does not exist\. Check the path\."),
+        (tmp_path / "a\nb.csv", "does not exist"),
+        ("a\0b", "NUL character"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+        (tmp_path / "pipe", "is not a regular file"),
+    ):
+        with pytest.raises(BadFile, match=message) as error:
+            read_graph(path)
+        assert len(str(error.value).splitlines()) == 1
+    for nothing in (None, 3, [[0, 1], [1, 0]], b"edges.txt"):
+        with pytest.raises(BadInput, match=f"cannot be read from {type(nothing).__name__}"):
+            read_graph(nothing)
     path = file("a,b\nb,a\n")
 
     def refuse(*_):
@@ -248,26 +248,17 @@ def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monke
         read_graph(path)
 
 
-def test_a_path_with_a_line_break_still_gives_a_message_of_one_line(tmp_path):
-    with pytest.raises(BadFile) as error:
-        read_graph(tmp_path / "a\nb.csv")
-    assert len(str(error.value).splitlines()) == 1
-
-
-def test_edges_that_make_no_network_are_refused_with_the_file(file):
-    path = file("a,b\nb,b\n")
-    with pytest.raises(BadGraph, match=r"edges\.txt: client 'b' is connected to itself"):
-        read_graph(path)
-    with pytest.raises(BadGraph, match=r"edges\.txt: 1 of 2 clients are isolated .*'a'"):
-        read_graph(path, self_loops="drop")
-    with pytest.raises(BadGraph, match=r"edges\.txt: the edge from 'a' to 'b' is given twice, with weights 1 and 2"):
-        read_graph(file("a,b,1\na,b,2\nb,a,1\n"))
-
-
-def test_what_is_no_graph_is_refused_by_its_type():
-    for nothing in (None, 3, [[0, 1], [1, 0]], b"edges.txt"):
-        with pytest.raises(BadInput, match=f"cannot be read from {type(nothing).__name__}"):
-            read_graph(nothing)
+@pytest.mark.parametrize(
+    ("text", "self_loops", "message"),
+    [
+        ("a,b\nb,b\n", "error", "client 'b' is connected to itself"),
+        ("a,b\nb,b\n", "drop", "1 of 2 clients are isolated .*'a'"),
+        ("a,b,1\na,b,2\nb,a,1\n", "error", "the edge from 'a' to 'b' is given twice, with weights 1 and 2"),
+    ],
+)
+def test_edges_that_make_no_network_are_refused_with_the_file(text, self_loops, message, file):
+    with pytest.raises(BadGraph, match=rf"edges\.txt: {message}"):
+        read_graph(file(text), self_loops=self_loops)
 
 
 # Files drawn at random
@@ -448,26 +439,6 @@ def test_plain_numbers_are_read_by_numpy(text, file, monkeypatch):
     assert read_graph(file(text)).num_edges == 2
 
 
-def test_a_long_file_of_numbers_is_read_to_the_last_line(scratch):
-    rng = np.random.default_rng(0)
-    table = np.unique(rng.integers(0, 10_000, (200_000, 2)), axis=0)
-    table = table[table[:, 0] != table[:, 1]]
-    strengths = rng.uniform(0.1, 1.0, len(table))
-    lines = [f"{s},{t},{w!r}\n" for (s, t), w in zip(table.tolist(), strengths.tolist(), strict=True)]
-    path = scratch / "long.csv"
-    path.write_text("".join(lines))
-    graph = read_graph(path, **AS_GIVEN)
-    numbers = np.array(graph.names, dtype=int)
-    arcs = graph.influence.tocsc().tocoo()  # by source, then target, as the table
-    assert (np.column_stack([numbers[arcs.col], numbers[arcs.row]]) == table).all()
-    assert (arcs.data == strengths).all()
-
-    lines[150_000] = "17,18,-1\n"
-    path.write_text("".join(lines))
-    with pytest.raises(BadFile, match="line 150001, '17,18,-1'"):
-        read_graph(path)
-
-
 # Round trips, and routes that must agree
 
 
@@ -494,16 +465,11 @@ def test_what_is_written_is_read_back(table, ending, scratch):
     assert not list(scratch.glob(".*.part"))
 
 
-@pytest.mark.parametrize("normalisation", ["row", "symmetric"])
-def test_a_normalised_graph_is_written_with_the_weights_it_was_given(normalisation, tmp_path):
-    table = {("a", "b"): 0.3, ("c", "b"): 0.7, ("b", "a"): 5.0, ("b", "c"): 1e-9, ("d", "c"): 3.0, ("c", "d"): 0.1}
-    write_edges(graph_of(table, normalisation=normalisation), tmp_path / "edges.csv")
-    assert edges_of(read_graph(tmp_path / "edges.csv")) == table
-
-
-def test_written_edges_look_like_this(tmp_path):
-    write_edges(graph_of({("a", "b, c"): 0.1, ("b, c", "a"): 2.0}), tmp_path / "edges.csv")
-    assert (tmp_path / "edges.csv").read_text() == 'source,target,weight\na,"b, c",0.1\n"b, c",a,2.0\n'
+def test_written_edges_look_like_this_whatever_the_normalisation(tmp_path):
+    for normalisation in ("row", "none", "symmetric"):
+        graph = graph_of({("a", "b, c"): 0.1, ("b, c", "a"): 2.0}, normalisation=normalisation)
+        write_edges(graph, tmp_path / "edges.csv")
+        assert (tmp_path / "edges.csv").read_text() == 'source,target,weight\na,"b, c",0.1\n"b, c",a,2.0\n'
 
 
 def test_a_list_of_edges_keeps_the_order_of_clients_where_it_can_and_says_where_not(tmp_path):
@@ -584,22 +550,22 @@ def test_nodes_without_edges_are_clients_too(tmp_path):
     assert not (tmp_path / "kept.csv").exists()
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 10**400, "two", "nan", None, True, [1], 1j])
-def test_networkx_weights_that_are_no_positive_numbers_are_refused(weight):
-    graph = nx.DiGraph([("b", "a")])
-    graph.add_edge("a", "b", weight=weight)
-    with pytest.raises(BadGraph, match="the edge from 'a' to 'b' has weight") as error:
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        *[
+            (nx.DiGraph([("b", "a", {}), ("a", "b", {"weight": weight})]), "the edge from 'a' to 'b' has weight")
+            for weight in (0, -1, float("nan"), float("inf"), 10**400, "two", "nan", None, True, [1], 1j)
+        ],
+        (nx.Graph([(1, "1")]), "two clients are called '1'"),
+        (nx.empty_graph(3), "no edges"),
+        (nx.MultiGraph([("a", "b", {"weight": 1}), ("a", "b", {"weight": 2})]), "given twice, with weights 1 and 2"),
+    ],
+)
+def test_networkx_graphs_that_make_no_network_are_refused(graph, message):
+    with pytest.raises(BadGraph, match=message) as error:
         read_graph(graph)
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_networkx_graphs_that_make_no_network_are_refused():
-    with pytest.raises(BadGraph, match="two clients are called '1'"):
-        read_graph(nx.Graph([(1, "1")]))
-    with pytest.raises(BadGraph, match="no edges"):
-        read_graph(nx.empty_graph(3))
-    with pytest.raises(BadGraph, match="given twice, with weights 1 and 2"):
-        read_graph(nx.MultiGraph([("a", "b", {"weight": 1}), ("a", "b", {"weight": 2})]))
 
 
 GRAPHML = b"""<?xml version="1.0" encoding="UTF-8"?>
@@ -620,6 +586,15 @@ def test_graphml_is_known_by_what_it_holds(file):
     assert edges_of(read_graph(file(undirected))) == {("a", "b"): 0.5, ("b", "a"): 0.5}
 
 
+def npz_bytes(**arrays):
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+NPZ = {"format": np.array("csr"), "shape": (2, 2), "data": np.ones(2), "indptr": [0, 1, 2], "_is_array": True}
+
+
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
@@ -631,58 +606,41 @@ def test_graphml_is_known_by_what_it_holds(file):
         (gzip.compress(GRAPHML * 9)[:-30], "x.graphml", "ends too early"),
         (b"a,b\nb,a\n", "x.npz", "holds no sparse matrix"),
         (b"PK\x03\x04", "x.txt", "holds no sparse matrix"),
+        (npz_bytes(**NPZ, indices=[1, 10**6]), "x.npz", "holds no sparse matrix"),
+        (npz_bytes(edges=np.ones((2, 2))), "x.npz", "holds no sparse matrix"),
     ],
 )
 def test_what_only_looks_like_graphml_or_npz_is_refused(content, name, message, file):
+    assert read_graph(file(npz_bytes(**NPZ, indices=[1, 0]), "whole.npz")).num_edges == 2
     with pytest.raises(BadFile, match=message) as error:
         read_graph(file(content, name))
     assert len(str(error.value).splitlines()) == 1
 
 
-def npz_bytes(**arrays):
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
-def test_an_npz_with_indices_out_of_range_is_refused(file):
-    whole = {"format": np.array("csr"), "shape": (2, 2), "data": np.ones(2), "indptr": [0, 1, 2], "_is_array": True}
-    assert read_graph(file(npz_bytes(**whole, indices=[1, 0]), "x.npz")).num_edges == 2
-    with pytest.raises(BadFile, match="holds no sparse matrix"):
-        read_graph(file(npz_bytes(**whole, indices=[1, 10**6]), "x.npz"))
-    with pytest.raises(BadFile, match="holds no sparse matrix"):
-        read_graph(file(npz_bytes(edges=np.ones((2, 2))), "x.npz"))
-
-
 @settings(max_examples=150, deadline=None)
-@given(content=damaged(st.sampled_from([GRAPHML, npz_bytes(format=np.array("coo"), shape=(2, 2), data=np.ones(2),
-                                                           row=[0, 1], col=[1, 0], _is_array=True)])))  # fmt: skip
+@given(content=damaged(st.sampled_from([GRAPHML, npz_bytes(**NPZ, indices=[1, 0])])))
 def test_damaged_graphml_and_npz_are_read_or_refused_in_one_line(content, scratch):
-    found = refusal(content, scratch)
-    assert isinstance(found, SocialGraph | MppflError)
+    assert isinstance(refusal(content, scratch), SocialGraph | MppflError)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "edges.csv"
+    graph, path = graph_of({("a", "b"): 1.0}), tmp_path / "edges.csv"
     path.write_text("old")
 
     def no_space(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", no_space)
-    with pytest.raises(BadFile, match=r"edges\.csv cannot be written: No space left on device"):
-        write_edges(graph_of({("a", "b"): 1.0, ("b", "a"): 1.0}), path)
-    assert [p.name for p in tmp_path.iterdir()] == ["edges.csv"]
-    assert path.read_text() == "old"
-
-
-def test_a_folder_that_is_not_there_cannot_be_written_to(tmp_path):
     for write in (write_edges, write_graphml):
         with pytest.raises(BadFile, match="cannot be written: No such file or directory"):
-            write(graph_of({("a", "b"): 1.0}), tmp_path / "nowhere" / "edges")
+            write(graph, tmp_path / "nowhere" / "edges")
         with pytest.raises(BadFile, match="cannot be written"):
-            write(graph_of({("a", "b"): 1.0}), tmp_path)
-        assert not list(tmp_path.iterdir())
+            write(graph, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.replace", no_space)
+            with pytest.raises(BadFile, match=r"edges\.csv cannot be written: No space left on device"):
+                write(graph, path)
+        assert [p.name for p in tmp_path.iterdir()] == ["edges.csv"]
+        assert path.read_text() == "old"
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "half \ud800"])
