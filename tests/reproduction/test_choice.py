@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from reproduction.choice import (
     settings_of,
     settle_choice,
 )
-from reproduction.document import document_text
 from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import read_trials
@@ -28,7 +26,6 @@ from reproduction import batch, choice, measure
 from tests.reproduction.test_store import measured
 
 REALLY_TRAINED = batch.trained
-COMMITTED = Path(__file__).parents[2] / "reproduction" / "results"
 NAME = "cifar-100"
 SETTING = replace(SETTINGS[NAME], num_train=160, num_test=20, batch_size=8, local_epochs=1)
 BEST = {"norm": "batch", "augmentation": "crop_and_flip"}
@@ -163,17 +160,6 @@ def test_a_variant_is_really_trained(tmp_path, monkeypatch, trainings):
     (row,) = read_choice(tmp_path, NAME)["variants"]
     assert (row["norm"], row["augmentation"]) == ("group", "crop_and_flip")
     assert 0 <= row["accuracy"] <= 1
-
-
-# ---- the committed files ------------------------------------------------------------------------------------------
-
-
-def test_the_document_says_what_is_chosen_and_what_is_not():
-    lines = {line.split(" | ")[0]: line for line in document_text(COMMITTED).splitlines() if "| `vgg" in line}
-    for name in ("svhn", "cifar-100"):
-        chosen, line = read_choice(COMMITTED, name)["chosen"], lines[f"| {SETTINGS[name].title}"]
-        assert ("not chosen yet" in line) == (chosen is None)
-        assert chosen is None or f"| {chosen['norm']} |" in line
 
 
 def test_a_variant_that_does_not_end_in_time_is_stopped_and_goes_on_later(tmp_path, trainings, monkeypatch):

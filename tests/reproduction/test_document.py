@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,45 +10,54 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from reproduction.charts import as_file, chart
+from reproduction.charts import chart
+from reproduction.choice import read_choice
 from reproduction.claims import CLAIMS, TITLES
-from reproduction.document import (
-    HEADINGS,
-    chart_files,
-    document_text,
-    make_document,
-    make_page,
-    page_text,
-)
+from reproduction.document import HEADINGS, chart_files, document_text, make_document, make_page, page_text
 from reproduction.figure_files import read_figure, write_figure
 from reproduction.game_figures import FIGURES
+from reproduction.premise import premise_section, premise_tested
+from reproduction.settings import SETTINGS
 from reproduction.theorems import STATEMENTS
 
+from mppfl.errors import BadFile
 from tests.experiment.test_report import Page
 
 ROOT = Path(__file__).parents[2]
 FILES, DOCS = ROOT / "reproduction" / "results", ROOT / "docs"
 
 
-def test_the_committed_document_is_made_from_the_committed_files():
-    assert (DOCS / "reproduction.md").read_text("utf-8") == document_text(FILES), "run: make docs"
+@pytest.fixture(scope="module")
+def text():
+    return document_text(FILES)
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_committed_charts_are_made_from_the_committed_files(name):
-    committed = DOCS / "images" / "paper" / f"{name}.svg"
-    assert committed.read_text("utf-8") == as_file(chart(read_figure(FILES, name))), "run: make docs"
+def test_the_committed_document_and_charts_are_those_that_the_committed_files_make(tmp_path, text):
+    path = make_document(FILES, tmp_path)
+    assert path.read_text("utf-8") == text
+    written = {file.relative_to(tmp_path): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for name, content in written.items():
+        assert (DOCS / name).read_bytes() == content, f"{name}: run: make docs"
+    shown = set(re.findall(r"\]\((images/paper/[\w-]+\.svg)\)", text))
+    assert {path.name, *shown} == set(map(str, written))
+    assert {Path(image).stem for image in shown} == set(chart_files(FILES))
+    assert {"fig-curves-fashion-mnist", "fig-curves-cifar-10", *FIGURES} <= set(chart_files(FILES))
 
 
-def test_the_document_has_every_claim_and_every_statement_with_its_verdict():
-    text = document_text(FILES)
-    for each in CLAIMS:
-        row = next(line for line in text.splitlines() if line.startswith(f"| {each.text} |"))
+def test_the_document_has_every_claim_statement_and_choice_with_its_verdict(text):
+    lines = text.splitlines()
+    for claim in CLAIMS:
+        row = next(line for line in lines if line.startswith(f"| {claim.text} |"))
         assert re.search(r"[✓◐✗] \*\*(reproduced|under a stated condition|not reproduced)\*\*", row)
-    for each in STATEMENTS:
-        assert f"| {each.text} |".replace("|D_i|", "\\|D_i\\|") in text
+    for statement in STATEMENTS:
+        assert f"| {statement.text} |".replace("|D_i|", "\\|D_i\\|") in text
     assert "{{" not in text
     assert "Traceback" not in text
+    rows = {line.split(" | ")[0]: line for line in lines if "| `vgg" in line}
+    for name in ("svhn", "cifar-100"):
+        chosen, row = read_choice(FILES, name)["chosen"], rows[f"| {SETTINGS[name].title}"]
+        assert ("not chosen yet" in row) == (chosen is None)
+        assert chosen is None or f"| {chosen['norm']} |" in row
 
 
 def test_what_is_said_of_welfare_at_mppfls_rates_is_what_the_file_says():
@@ -67,19 +77,17 @@ def test_what_is_said_of_welfare_at_mppfls_rates_is_what_the_file_says():
     assert np.median(short, axis=1).min() > -0.05
 
 
-def test_another_number_in_a_file_makes_another_document_and_chart(tmp_path):
+def test_another_number_in_a_file_makes_another_document_and_chart(tmp_path, text):
     shutil.copytree(FILES, tmp_path / "files")
-    before = document_text(tmp_path / "files"), chart_files(tmp_path / "files")["fig-cost"]
     figure = read_figure(FILES, "fig-cost")
     for strand in figure.strands:
         if strand.mechanism == "mppfl":
             strand.values[:] = 1.0
     write_figure(tmp_path / "files", figure)
-    after = document_text(tmp_path / "files"), chart_files(tmp_path / "files")["fig-cost"]
-    assert before[1] != after[1]
+    assert chart_files(tmp_path / "files")["fig-cost"] != chart_files(FILES)["fig-cost"]
     row = "| MPPFL has the lowest server cost on all data sets | Section 5.2, Figure 3 | ✓ **reproduced** |"
-    assert row in after[0]
-    assert row not in before[0]
+    assert row in document_text(tmp_path / "files")
+    assert row not in text
 
 
 def test_without_files_the_document_says_what_is_missing(tmp_path):
@@ -89,14 +97,6 @@ def test_without_files_the_document_says_what_is_missing(tmp_path):
     assert "Nothing is measured yet" in text
     assert "images/paper" not in text
     assert "took" not in text.split("## How to make this again")[1]
-
-
-def test_document_and_charts_are_written_together(tmp_path):
-    path = make_document(FILES, tmp_path)
-    assert path.read_text("utf-8") == document_text(FILES)
-    shown = re.findall(r"\]\((images/paper/[\w-]+\.svg)\)", path.read_text("utf-8"))
-    assert {Path(image).stem for image in shown} == set(chart_files(FILES))
-    assert all((tmp_path / image).is_file() for image in shown)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -117,13 +117,13 @@ def test_a_chart_is_a_picture_of_its_own_with_named_axes_a_legend_and_finite_num
         assert all(title in words for title in ("common reward", "own reward"))
 
 
-def test_a_bar_is_as_long_as_its_median(tmp_path):
+def test_a_bar_is_as_long_as_its_median():
     figure = read_figure(FILES, "fig-cost")
     for strand in figure.strands:
         strand.values[:] = 100.0 if strand.mechanism == "mppfl" else 50.0
     bars = re.findall(r'<rect class="bar" style="fill:var\(--c(\d)\)"[^>]* height="([\d.]+)"><title>', chart(figure))
-    heights = {slot: {height for each, height in bars if each == slot} for slot, _ in bars}
-    assert {len(found) for found in heights.values()} == {1}
+    heights = {slot: {height for other, height in bars if other == slot} for slot, _ in bars}
+    assert {len(several) for several in heights.values()} == {1}
     (ours,), (random,) = heights["0"], heights["6"]
     assert float(ours) == pytest.approx(2 * float(random), abs=0.2)
 
@@ -146,11 +146,40 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
     assert not re.search(r"https?://|@import|url\(|<script|<img", text)
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.goals) <= set(page.ids)
-    for tag, found in page.tags:
+    for tag, attributes in page.tags:
         if tag == "svg":
-            assert found.get("aria-hidden") or (found["role"] == "img" and found["aria-label"])
+            assert attributes.get("aria-hidden") or (attributes["role"] == "img" and attributes["aria-label"])
     assert sum(tag == "figure" for tag, _ in page.tags) == len(chart_files(FILES))
-    for heading in HEADINGS.values():
-        assert heading in page.text
-    for each in CLAIMS:
-        assert each.text in page.text
+    for words in (*HEADINGS.values(), *(claim.text for claim in CLAIMS)):
+        assert words in page.text
+
+
+# ---- the premise --------------------------------------------------------------------------------------------------
+
+
+def record(folder, **pairs):
+    (folder / "2026-01-01-leakage.json").write_text(json.dumps({"pairs": pairs}))
+
+
+def pair(leak, change, low, high):
+    ranks = {"R_model K=5 0.9": 0.1, "R_leak": 0.5, "degree": 0.2}
+    arms = {"mppfl": {"change": change, "change_low": low, "change_high": high}}
+    return {"clients": 1200, "measured": {"unequal 0.3": {"leak": leak, "spearman": ranks}}, "priced": {"arms": arms}}
+
+
+def test_only_networks_on_which_something_leaks_are_judged_and_counted(tmp_path):
+    record(tmp_path, loud=pair(0.2, -0.01, -0.05, 0.03), quiet=pair(0.01, 0.0, -0.5, 0.5), unpriced={"priced": None})
+    (tested,) = premise_tested(tmp_path)
+    assert (tested.pair, tested.leak, tested.model, tested.leak_model) == ("loud", 0.2, 0.1, 0.5)
+    record(tmp_path, a=pair(0.2, -0.01, -0.05, 0.03), b=pair(0.1, -0.3, -0.4, -0.2))
+    section = premise_section(tmp_path)
+    assert "| a | 1,200 | 0.200 | 0.10 | 0.50 | 0.20 | -1 % (-5 to +3) |" in section
+    assert "on 2 of 2 networks" in section
+    assert "contains 0 on 1 of 2" in section
+
+
+def test_without_a_record_the_premise_says_how_to_make_one_and_another_file_is_named(tmp_path):
+    assert premise_section(tmp_path) == "Not measured yet: `python benchmarks/leakage.py`."
+    (tmp_path / "2026-01-01-leakage.json").write_text("[]")
+    with pytest.raises(BadFile, match=r"leakage\.json: no record of benchmarks/leakage\.py"):
+        premise_tested(tmp_path)

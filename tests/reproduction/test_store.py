@@ -33,7 +33,7 @@ SA, MPPFL = ArmName("social_agnostic", "size"), ArmName("mppfl", "size")
 def measured(arm, percent, unit=1e-3, **changes):
     """An arm that reached so many percent."""
     share = percent / 100
-    found = Measured(
+    usual = Measured(
         arm=arm,
         unit=unit,
         accuracy=share,
@@ -60,49 +60,35 @@ def measured(arm, percent, unit=1e-3, **changes):
         source="0123456789ab",
         started="2026-01-01T00:00:00+00:00",
     )
-    return replace(found, **changes)
+    return replace(usual, **changes)
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_what_is_written_is_read_back_and_refused_for_another_configuration_with_what_differs(tmp_path):
     arms = [measured(SA, 66.5), measured(MPPFL, 62.6), measured(NOISELESS, 70.4, unit=None)]
-    add_arms(tmp_path, CELL, SETTING, arms)
-    assert read_cell(tmp_path, CELL, SETTING) == {each.arm: each for each in arms}
+    add_arms(tmp_path, CELL, SETTING, arms[:1])
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 10.0), *arms[1:]])  # what is there is kept as it is
+    assert read_cell(tmp_path, CELL, SETTING) == {row.arm: row for row in arms}
     content = json.loads(cell_path(tmp_path, CELL).read_text())
     assert content["configuration"]["partition"] == "iid"
     assert "after the last round" in content["accuracy"]
-
-
-def test_arms_already_there_are_kept_as_they_are(tmp_path):
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 10.0), measured(MPPFL, 62.6)])
-    found = read_cell(tmp_path, CELL, SETTING)
-    assert found[SA].accuracy == 0.665
-    assert found[MPPFL].accuracy == 0.626
-
-
-def test_trials_are_kept_in_order_with_what_they_say_of_the_unit(tmp_path):
-    add_trials(tmp_path, CELL, SETTING, [measured(SA, 60.0, unit=5e-4)])
-    add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5, unit=1e-3)], {"size": {"unit": 1e-3}})
-    assert [each.unit for each in read_trials(tmp_path, CELL, SETTING)] == [5e-4, 1e-3]
-    assert json.loads(unit_path(tmp_path, "cifar-10").read_text())["units"]["size"]["unit"] == 1e-3
-
-
-def test_a_training_in_two_files_counts_once(tmp_path):
-    add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5), measured(MPPFL, 62.6)])
-    (tmp_path / "fig-phi.json").write_text('{"name": "fig-phi"}')
-    assert sorted(str(each.arm) for _, each in every_training(tmp_path)) == ["mppfl/size", "social_agnostic/size"]
-
-
-def test_another_configuration_is_refused_with_what_differs(tmp_path):
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
     with pytest.raises(BadFile, match=r"measured with learning_rate=0\.01, here it is 0\.1") as caught:
         read_cell(tmp_path, CELL, replace(SETTING, learning_rate=0.1))
     assert "\n" not in str(caught.value)
 
 
+def test_trials_are_kept_in_order_and_a_training_in_two_files_counts_once(tmp_path):
+    add_trials(tmp_path, CELL, SETTING, [measured(SA, 60.0, unit=5e-4)])
+    add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5, unit=1e-3)], {"size": {"unit": 1e-3}})
+    assert [trial.unit for trial in read_trials(tmp_path, CELL, SETTING)] == [5e-4, 1e-3]
+    assert json.loads(unit_path(tmp_path, "cifar-10").read_text())["units"]["size"]["unit"] == 1e-3
+    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5), measured(MPPFL, 62.6)])
+    (tmp_path / "fig-phi.json").write_text('{"name": "fig-phi"}')
+    trained = sorted((str(row.arm), row.unit) for _, row in every_training(tmp_path))
+    assert trained == [("mppfl/size", 1e-3), ("social_agnostic/size", 5e-4), ("social_agnostic/size", 1e-3)]
+
+
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda text: text[: len(text) // 2], "cannot be read"),
         (lambda text: "[]", "cannot be read"),
@@ -114,13 +100,13 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path):
         (lambda text: re.sub(r'"curve": {[^}]*}', '"curve": {}', text), "an arm is not whole"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, said):
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, message):
     add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
     path = cell_path(tmp_path, CELL)
     before = path.read_text()
     path.write_text(damage(before))
     assert path.read_text() != before
-    with pytest.raises(BadFile, match=said):
+    with pytest.raises(BadFile, match=message):
         read_cell(tmp_path, CELL, SETTING)
 
 

@@ -6,15 +6,7 @@ import math
 
 import pytest
 from reproduction.cells import NOISELESS, ArmName
-from reproduction.units import (
-    FALLBACK,
-    GRID,
-    MOST_TRIALS,
-    fixed_unit,
-    next_trials,
-    reusable,
-    units_of,
-)
+from reproduction.units import FALLBACK, GRID, MOST_TRIALS, next_trials, reusable, units_of
 
 from tests.reproduction.test_store import measured
 
@@ -30,52 +22,45 @@ def trials(accuracies, ceiling=60.0):
 
 def searched(accuracy_of, name=NAME, ceiling=60.0):
     """Trials until the protocol is content, with accuracies from a curve."""
-    found = []
-    while jobs := next_trials(name, found):
+    tried = []
+    while jobs := next_trials(name, tried):
         assert len(set(jobs)) == len(jobs)
-        for arm, unit in jobs:
-            found.append(measured(arm, ceiling if unit is None else accuracy_of(arm, unit), unit=unit))
-        assert len(found) < 40
-    return found
+        tried += [measured(arm, ceiling if unit is None else accuracy_of(arm, unit), unit=unit) for arm, unit in jobs]
+        assert len(tried) < 40
+    return tried
 
 
 def test_the_first_batch_is_the_grid_for_every_aggregation_and_noiseless():
     jobs = next_trials("cifar-10", [])
     assert jobs[0] == (NOISELESS, None)
-    assert {(arm.aggregation, unit) for arm, unit in jobs[1:]} == {
-        (w, u) for w in ("noise_aware", "size") for u in GRID
-    }
+    pairs = {(weights, unit) for weights in ("noise_aware", "size") for unit in GRID}
+    assert {(arm.aggregation, unit) for arm, unit in jobs[1:]} == pairs
 
 
 @pytest.mark.parametrize("right", [3e-5, 7e-4, 1.4e-3, 9e-3])
 def test_the_search_ends_within_tolerance_wherever_the_right_unit_lies(right):
-    found = searched(lambda arm, unit: TARGET + 4 * math.tanh(math.log(unit / right)))
-    unit = units_of(NAME, found)["noise_aware"]
+    tried = searched(lambda arm, unit: TARGET + 4 * math.tanh(math.log(unit / right)))
+    unit = units_of(NAME, tried)["noise_aware"]
     assert abs(unit.accuracy - TARGET) <= 0.3
     assert unit.unit == pytest.approx(right, rel=0.1)
-    assert len(found) <= 1 + MOST_TRIALS
+    assert len(tried) <= 1 + MOST_TRIALS
 
 
 def test_each_aggregation_gets_its_own_unit():
     right = {"noise_aware": 6e-4, "size": 3e-3}
-    found = searched(
-        lambda arm, unit: 66.49 + 5 * math.tanh(math.log(unit / right[arm.aggregation])), "cifar-10", ceiling=80.0
-    )
-    units = units_of("cifar-10", found)
+    curve = lambda arm, unit: 66.49 + 5 * math.tanh(math.log(unit / right[arm.aggregation]))  # noqa: E731
+    units = units_of("cifar-10", searched(curve, "cifar-10", ceiling=80.0))
     assert {weights: units[weights].unit for weights in right} == pytest.approx(right, rel=0.1)
 
 
-def test_where_noiseless_training_stays_below_the_paper_the_unit_is_the_protocols():
-    unit = fixed_unit(NAME, "noise_aware", trials({}, ceiling=38.3))
+def test_a_unit_that_no_trial_can_reach_is_the_protocols_or_the_nearest_trials_and_that_is_said():
+    unit = units_of(NAME, trials({}, ceiling=38.3))["noise_aware"]  # noiseless training stays below the paper
     assert (unit.unit, unit.accuracy) == (FALLBACK, None)
     assert "below the paper's SA" in unit.why
     assert next_trials(NAME, trials({}, ceiling=38.3)) == []
-
-
-def test_after_the_last_trial_the_nearest_trial_is_kept_and_that_is_said():
-    found = searched(lambda arm, unit: 40.0 if unit < 1.37e-3 else 52.0)  # a jump over the target
-    unit = units_of(NAME, found)["noise_aware"]
-    assert len(found) == 1 + MOST_TRIALS
+    tried = searched(lambda arm, unit: 40.0 if unit < 1.37e-3 else 52.0)  # a jump over the target
+    unit = units_of(NAME, tried)["noise_aware"]
+    assert len(tried) == 1 + MOST_TRIALS
     assert unit.accuracy == pytest.approx(52.0)
     assert "not within 0.3" in unit.why
 
@@ -86,6 +71,8 @@ def test_what_a_trial_rules_out_is_not_tried():
     assert next_trials(NAME, trials({1e-3: TARGET - 1})) == [(SA, 2e-3)]
     assert next_trials(NAME, trials({1e-3: TARGET + 1})) == [(SA, 5e-4)]
     assert next_trials(NAME, trials({1e-3: TARGET + 1, 5e-4: TARGET - 1}))[0][1] == pytest.approx(7e-4, rel=0.1)
+    tried = trials({2e-3: TARGET + 4, 1e-3: TARGET + 0.1, 5e-4: TARGET - 3})  # these fix the unit, and serve again
+    assert [(trial.arm, trial.unit) for trial in reusable(NAME, tried)] == [(NOISELESS, None), (SA, 1e-3)]
 
 
 def test_beyond_what_was_tried_noise_costs_a_power_of_the_unit():
@@ -98,8 +85,3 @@ def test_beyond_what_was_tried_noise_costs_a_power_of_the_unit():
     units = dict(zip(GRID, (8 * right, 4 * right, 2 * right), strict=True))
     above = trials({unit: accuracy(as_if) for unit, as_if in units.items()})
     assert next_trials(NAME, above) == [(SA, pytest.approx(min(GRID) / 2, rel=1e-2))]
-
-
-def test_the_trial_that_fixed_the_unit_and_noiseless_serve_again():
-    found = trials({2e-3: TARGET + 4, 1e-3: TARGET + 0.1, 5e-4: TARGET - 3})
-    assert [(each.arm, each.unit) for each in reusable(NAME, found)] == [(NOISELESS, None), (SA, 1e-3)]
