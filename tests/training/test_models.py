@@ -16,9 +16,8 @@ from mppfl.training import (
     history_of,
     load_weights,
     make_model,
-    train_rounds,
 )
-from tests.training.trainings import TwoPaths, batch_normed, pictures, plan_with
+from tests.training.trainings import FREE, TwoPaths, batch_normed, pictures, trained
 
 
 def convolution(before, after, side):
@@ -63,23 +62,55 @@ def test_a_model_answers_with_one_number_for_every_class(name):
     assert model(torch.zeros(2, *shape)).shape == (2, 7)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("cnn_fmnist", (64,)), ("cnn_cifar", (3, 3, 9)), ("vgg11", (3, 28, 28))])
-def test_a_picture_that_is_too_small_is_refused_with_its_shape(name, shape):
-    with pytest.raises(BadInput, match=f"{name} takes pictures.*at least.*Use softmax or mlp"):
-        make_model(name, shape, 10)
+NO_SHAPE = r"must be a shape such as \(1, 28, 28\) and a whole number"
 
 
-def test_what_is_no_model_is_refused_with_what_is():
-    with pytest.raises(BadInput, match=r"'resnet' is not known. Known: linear"):
-        make_model("resnet", (3, 32, 32), 10)
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "says"),
+    [
+        ("cnn_fmnist", (64,), 10, r"cnn_fmnist takes pictures.*at least.*Use softmax or mlp"),
+        ("cnn_cifar", (3, 3, 9), 10, r"cnn_cifar takes pictures.*at least.*Use softmax or mlp"),
+        ("vgg11", (3, 28, 28), 10, r"vgg11 takes pictures.*at least.*Use softmax or mlp"),
+        ("resnet", (3, 32, 32), 10, r"'resnet' is not known. Known: linear"),
+        ("softmax", (3, 0, 2), 10, "nothing to learn"),
+        ("mlp", 64, 10, NO_SHAPE),
+        ("mlp", (1, 8, 8), "ten", NO_SHAPE),
+        ("mlp", (8, 2.5), 10, NO_SHAPE),
+        ("mlp", None, 3, NO_SHAPE),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_is(name, shape, num_classes, says):
+    with pytest.raises(BadInput, match=says):
+        make_model(name, shape, num_classes)
+
+
+def test_a_normalisation_that_is_not_known_is_refused():
     with pytest.raises(BadInput, match="norm='layer' is not known"):
         make_model("vgg11", (3, 32, 32), 10, norm="layer")
-    with pytest.raises(BadInput, match="nothing to learn"):
-        make_model("softmax", (3, 0, 2), 10)
-    with pytest.raises(BadInput, match=r"must be a torch.nn.Module, got str"):
-        flat_model("softmax")
-    with pytest.raises(BadInput, match="no parameters"):
-        flat_model(nn.ReLU())
+
+
+def with_nan():
+    module = nn.Linear(3, 2)
+    module.bias.data[1] = np.nan
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("softmax", r"must be a torch.nn.Module, got str"),
+        (nn.ReLU(), "no parameters"),
+        (with_nan(), "parameter bias holds NaN"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 4)),
+            r"layer '1' keeps running statistics.*GroupNorm, or track_running_stats=False",
+        ),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)), "running statistics"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused_with_what_to_use(module, says):
+    with pytest.raises(BadInput, match=says):
+        flat_model(module)
 
 
 def weights_of(model):
@@ -87,30 +118,12 @@ def weights_of(model):
 
 
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn_fmnist"])
-def test_the_same_seed_draws_the_same_weights(name):
+def test_the_same_seed_draws_the_same_weights_and_leaves_the_global_generator_alone(name):
+    state = torch.get_rng_state()
     first, again, other = (weights_of(make_model(name, (1, 8, 8), 10, seed=seed)) for seed in (5, 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def stands_still(work):
-    """Whether PyTorch's global generator stands where it stood after the work."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(11)
-        before = torch.get_rng_state()
-        work()
-        return torch.equal(before, torch.get_rng_state())
-
-
-def test_drawing_weights_and_training_leave_the_global_generator_alone():
-    data = pictures()
-    model = make_model("mlp", data.input_shape, 4)
-    assert not stands_still(lambda: torch.rand(1))
-    assert stands_still(lambda: model.draw(5))
-    config = TrainingConfig(batch_size=4, local_epochs=1, engine="loop")
-    assert stands_still(lambda: list(train_rounds(model, data, plan_with([1.0] * 3), config)))
-    own = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
-    assert stands_still(lambda: list(train_rounds(own, data, plan_with([1.0] * 3), config)))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_linear_model_starts_from_zero_and_knows_no_bias():
@@ -127,44 +140,17 @@ def test_batch_norm_keeps_no_running_statistics():
     assert not list(model.buffers())
 
 
-def test_a_module_with_running_statistics_is_refused_with_what_to_use():
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 4))
-    with pytest.raises(BadInput, match=r"layer '1' keeps running statistics.*GroupNorm, or track_running_stats=False"):
-        flat_model(module)
-    with pytest.raises(BadInput, match="running statistics"):
-        flat_model(nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)))
-
-
-def test_a_module_that_holds_nan_is_refused_by_the_name_of_the_parameter():
-    module = nn.Linear(3, 2)
-    with torch.no_grad():
-        module.bias[1] = np.nan
-    with pytest.raises(BadInput, match="parameter bias holds NaN"):
-        flat_model(module)
-
-
 @pytest.mark.parametrize("make", [TwoPaths, batch_normed, lambda: make_model("mlp", (1, 8, 8), 4, seed=9)])
 def test_the_callers_module_is_not_changed_by_a_training(make):
-    data, module = pictures(), make().eval()
+    module = make().eval()
     before = copy.deepcopy(module.state_dict())
-    config = TrainingConfig(batch_size=4, learning_rate=0.5, precision="float64", engine="loop", local_epochs=1)
-    *_, last = train_rounds(module, data, plan_with([np.inf] * 3), config)
+    last = trained(FREE, 2, model=module, learning_rate=0.5, precision="float64", engine="loop")[-1]
     assert not module.training
     assert all(part.dtype == torch.float32 and part.grad is None for part in module.parameters())
     after = module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert np.abs(last.weights - weights_of(module).numpy()).max() > 1e-3
-
-
-def test_flat_weights_and_named_parts_are_two_views_of_one_thing():
-    model = flat_model(TwoPaths())
-    weights = torch.arange(model.num_parameters, dtype=torch.float32)
-    parts = model.parts(weights)
-    assert torch.equal(torch.cat([part.flatten() for part in parts.values()]), weights)
-    assert {name: part.shape for name, part in parts.items()} == model.shapes
-    stacked = model.parts(torch.stack([weights, -weights]))
-    assert all(torch.equal(stacked[name][1], -parts[name]) for name in parts)
 
 
 def test_arithmetic_is_counted_by_hand():
@@ -177,10 +163,10 @@ def test_arithmetic_is_counted_by_hand():
 def test_a_records_weights_go_back_into_the_model():
     data = pictures()
     model = make_model("mlp", data.input_shape, data.num_classes)
-    *_, last = train_rounds(model, data, plan_with([np.inf] * 3), TrainingConfig(batch_size=4, learning_rate=0.5))
+    last = trained(FREE, 2, model=model, data=data, learning_rate=0.5)[-1]
     for weights in (last, last.weights, last.weights.tolist()):
-        trained = load_weights(make_model("mlp", data.input_shape, data.num_classes, seed=7), weights).eval()
-        right = trained(torch.from_numpy(data.test_features.copy())).argmax(1).numpy() == data.test_labels
+        loaded = load_weights(make_model("mlp", data.input_shape, data.num_classes, seed=7), weights).eval()
+        right = loaded(torch.from_numpy(data.test_features.copy())).argmax(1).numpy() == data.test_labels
         assert right.mean() == last.accuracy
     with pytest.raises(BadInput, match=r"Stack trains 260 parameters, but the weights have shape \(4420,\)"):
         load_weights(make_model("softmax", data.input_shape, data.num_classes), last)
@@ -196,25 +182,13 @@ def test_a_records_weights_go_back_into_the_model():
 )
 @pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
 def test_a_model_that_does_not_fit_the_data_is_refused_in_one_line(name, shape, num_classes, match, privacy):
-    config = TrainingConfig(batch_size=4, privacy=privacy, clip_norm=1.0)
     with pytest.raises(BadInput, match=match) as refused:
-        next(train_rounds(make_model(name, shape, num_classes), pictures(), plan_with([1.0] * 3), config))
+        trained([1.0] * 3, model=make_model(name, shape, num_classes), privacy=privacy)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("shape", "num_classes"), [(64, 10), ((1, 8, 8), "ten"), ((8, 2.5), 10), (None, 3)])
-def test_a_shape_that_is_none_is_refused(shape, num_classes):
-    with pytest.raises(BadInput, match=r"must be a shape such as \(1, 28, 28\) and a whole number"):
-        make_model("mlp", shape, num_classes)
-
-
 def test_a_record_a_history_and_a_configuration_print_in_a_few_lines():
-    data = pictures()
-    records = list(
-        train_rounds(
-            make_model("mlp", data.input_shape, 4), data, plan_with([1.0, 0, 2.0]), TrainingConfig(batch_size=4)
-        )
-    )
+    records = trained([1.0, 0, 2.0], 2, model=make_model("mlp", (1, 8, 8), 4))
     lines = repr(records[0]).splitlines()
     assert lines[0] == "RoundRecord: round 1, 2 of 3 clients participating, reward rate 2.00"
     assert "4,420 weights" in repr(records[0])
