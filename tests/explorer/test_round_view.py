@@ -28,11 +28,6 @@ SMALL = Choices(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
 
 
 @pytest.fixture(scope="module")
-def world():
-    return World()
-
-
-@pytest.fixture(scope="module")
 def scene(world):
     return world.scene(Choices(num_clients=20, num_rounds=ROUNDS, round_shown=3, client="7"))
 
