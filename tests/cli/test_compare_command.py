@@ -18,55 +18,49 @@ OF_THE_PAPER = ("--preset", "paper-like", "--rounds", 60, "--fixed-budget", "mea
 FOUR = ("--mechanisms", ",".join(("mppfl", *BASELINES)))
 
 
-def common_by_game(found):
-    """{game: {mechanism: row}} under the common reward."""
+def row_of(comparison, mechanism, convention="own", game=0):
+    """The only row of a mechanism in a game."""
+    key = (game, mechanism, convention)
+    (row,) = (r for r in comparison["games"] if (r["game"], r["mechanism"], r["convention"]) == key)
+    return row
+
+
+def require_the_papers_order(comparison):
+    """Under the common reward MPPFL is cheapest and kindest in every game; gives the number of games."""
     games = defaultdict(dict)
-    for row in found["games"]:
+    for row in comparison["games"]:
         if row["convention"] == "common":
             games[row["game"]][row["mechanism"]] = row
-    return games
+    for rows in games.values():
+        assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
+        assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
+        assert rows["social_agnostic"]["welfare"] > rows["dp_fedavg"]["welfare"] > rows["random"]["welfare"]
+    return len(games)
 
 
 # ---- what comes out ---------------------------------------------------------------------------------------------
 
 
-def test_a_summary_is_the_mean_over_games(mppfl):
-    found = mppfl("compare", "--num-clients", 6, "--rounds", 3, "--seeds", 3, *FOUR, "--json").json
-    for summary in found["summary"]:
-        mine = [
-            row
-            for row in found["games"]
-            if (row["mechanism"], row["convention"]) == (summary["mechanism"], summary["convention"])
-        ]
-        assert summary["num_games"] == len(mine) == 3
-        for key in ("server_cost", "welfare", "total_welfare", "negative_utility", "participating", "noise_aware_cost"):
-            assert summary[key] == approx(np.mean([row[key] for row in mine]))
-        assert summary["server_cost_sd"] == approx(np.std([row["server_cost"] for row in mine], ddof=1))
-
-
 def test_rows_add_up_what_solve_says_of_every_round(mppfl, write):
     game = seven_clients()
     options = (*game.options(write), "--rounds", 5)
-    found = mppfl("compare", *options, *FOUR, "--seed", 3, "--json").json
+    comparison = mppfl("compare", *options, *FOUR, "--seed", 3, "--json").json
     for name in ("mppfl", "social_agnostic", "dp_fedavg"):
         rounds = mppfl("solve", *options, "--mechanism", name, "--json").json["rounds"]
-        (row,) = (r for r in found["games"] if (r["mechanism"], r["convention"]) == (name, "own"))
+        row = row_of(comparison, name)
         assert row["server_cost"] == approx(sum(this["server_cost"] for this in rounds))
         assert row["welfare"] == approx(sum(this["welfare"] for this in rounds))
-        paid = sum(this["reward_rate"] * sum(this["budgets"].values()) for this in rounds)
-        assert row["payments"] == approx(paid)
+        assert row["payments"] == approx(sum(this["reward_rate"] * sum(this["budgets"].values()) for this in rounds))
         assert row["total_welfare"] == approx(row["welfare"] - row["server_cost"] / (1 - game.accuracy_weight))
 
 
 def test_under_the_common_reward_everybody_faces_mppfls_rates(mppfl, write):
-    game = seven_clients()
-    options = game.options(write)
-    (ours,) = mppfl("solve", *options, "--rounds", 1, "--json").json["rounds"]
+    options = (*seven_clients().options(write), "--rounds", 1)
+    (ours,) = mppfl("solve", *options, "--json").json["rounds"]
     alone = ("--mechanism", "social_agnostic", "--reward-rate", ours["reward_rate"])
-    (theirs,) = mppfl("solve", *options, *alone, "--rounds", 1, "--json").json["rounds"]
-    found = mppfl("compare", *options, "--rounds", 1, *FOUR, "--json").json
-    (row,) = (r for r in found["games"] if (r["mechanism"], r["convention"]) == ("social_agnostic", "common"))
-    assert row["server_cost"] == approx(theirs["server_cost"])
+    (theirs,) = mppfl("solve", *options, *alone, "--json").json["rounds"]
+    comparison = mppfl("compare", *options, *FOUR, "--json").json
+    assert row_of(comparison, "social_agnostic", "common")["server_cost"] == approx(theirs["server_cost"])
 
 
 def test_price_of_anarchy_of_two_friends_by_hand(mppfl, friends):
@@ -88,11 +82,10 @@ def test_the_table_shows_each_mechanism_once_per_convention(mppfl):
 
 def test_a_payment_limit_reaches_the_mechanism_that_keeps_it(mppfl, friends):
     options = (*friends, "--rounds", 2, "--mechanisms", "mppfl,budget_limited", "--payment-limit", 0.3, "--json")
-    found = mppfl("compare", *options).json
-    (row,) = (r for r in found["games"] if (r["mechanism"], r["convention"]) == ("budget_limited", "own"))
-    assert row["payments"] == approx(2 * 0.3)
+    comparison = mppfl("compare", *options).json
+    assert row_of(comparison, "budget_limited")["payments"] == approx(2 * 0.3)
     # Under the common reward it would pay what mppfl pays, above its limit: it is not shown there.
-    assert [r["mechanism"] for r in found["games"] if r["convention"] == "common"] == ["mppfl"]
+    assert [r["mechanism"] for r in comparison["games"] if r["convention"] == "common"] == ["mppfl"]
 
 
 def test_nothing_is_said_of_mppfl_where_it_was_not_compared(mppfl):
@@ -132,14 +125,9 @@ def test_a_figure_is_written_in_the_form_its_name_asks_for(mppfl, tmp_path, suff
 
 
 def test_mppfl_is_cheapest_and_kindest_at_its_own_reward_in_the_papers_setting(mppfl):
-    found = mppfl("compare", *OF_THE_PAPER, *FOUR, "--seeds", 3, "--json").json
-    games = common_by_game(found)
-    assert len(games) == 3
-    for rows in games.values():
-        assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
-        assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
-        assert rows["social_agnostic"]["welfare"] > rows["dp_fedavg"]["welfare"] > rows["random"]["welfare"]
-    for summary in found["summary"]:
+    comparison = mppfl("compare", *OF_THE_PAPER, *FOUR, "--seeds", 3, "--json").json
+    assert require_the_papers_order(comparison) == 3
+    for summary in comparison["summary"]:
         if summary["convention"] == "common" and summary["mechanism"] in BASELINES:
             assert (summary["dearer_than_mppfl"], summary["worse_than_mppfl"]) == (3, 3)
 
@@ -150,18 +138,15 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
     # 324, -473, -221. One game's cost varies by 30 %, so means of 30 agree within 3 standard errors of their difference
     # (chance of failure 0.3 % each); the ratios to MPPFL vary little from game to game.
     measured = {"mppfl": (1372, 469), "social_agnostic": (1610, 324), "random": (1693, -473), "dp_fedavg": (1687, -221)}
-    found = mppfl("compare", *OF_THE_PAPER, *FOUR, "--seeds", 30, "--json").json
-    means = {s["mechanism"]: s for s in found["summary"] if s["convention"] == "common"}
+    comparison = mppfl("compare", *OF_THE_PAPER, *FOUR, "--seeds", 30, "--json").json
+    means = {s["mechanism"]: s for s in comparison["summary"] if s["convention"] == "common"}
     for name, (cost, welfare) in measured.items():
         mine = means[name]
         assert abs(mine["server_cost"] - cost) < 3 * mine["server_cost_sd"] * np.sqrt(2 / 30)
         assert abs(mine["welfare"] - welfare) < 3 * mine["welfare_sd"] * np.sqrt(2 / 30)
         ratio = mine["server_cost"] / means["mppfl"]["server_cost"]
         assert ratio == approx(cost / 1372, rel=0.02)
-    for rows in common_by_game(found).values():
-        assert all(rows["mppfl"]["server_cost"] < rows[name]["server_cost"] for name in BASELINES)
-        assert rows["mppfl"]["welfare"] > rows["social_agnostic"]["welfare"]
-        assert rows["social_agnostic"]["welfare"] > rows["dp_fedavg"]["welfare"] > rows["random"]["welfare"]
+    assert require_the_papers_order(comparison) == 30
 
 
 # ---- an experiment file instead of options ------------------------------------------------------------------------
@@ -169,17 +154,13 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
 
 def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
     text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "dp_fedavg"]\n[network]\nnum_clients = 6\n[game]\nnum_rounds = 2'
-    found = mppfl("compare", "--experiment", write("trial.toml", text), "--json").json
-    assert (found["rounds"], found["seeds"], len(found["games"])) == (2, 2, 8)
+    comparison = mppfl("compare", "--experiment", write("trial.toml", text), "--json").json
+    assert (comparison["rounds"], comparison["seeds"], len(comparison["games"])) == (2, 2, 8)
     for number, seed in enumerate((3, 5)):
         path = write("one.toml", text.replace("seeds = [3, 5]", f"seed = {seed}"))
-        solved = mppfl("solve", "--experiment", path, "--mechanism", "mppfl", "--json", "--no-budgets").json
-        (row,) = [
-            each
-            for each in found["games"]
-            if (each["game"], each["mechanism"], each["convention"]) == (number, "mppfl", "own")
-        ]
-        assert row["server_cost"] == approx(sum(this["server_cost"] for this in solved["rounds"]), rel=1e-12)
+        rounds = mppfl("solve", "--experiment", path, "--mechanism", "mppfl", "--json", "--no-budgets").json["rounds"]
+        cost = sum(this["server_cost"] for this in rounds)
+        assert row_of(comparison, "mppfl", game=number)["server_cost"] == approx(cost, rel=1e-12)
 
 
 @pytest.mark.parametrize("shown", [{"clients_are": "dp_fedavg"}, {}])
@@ -227,9 +208,12 @@ def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppf
 def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, write):
     options = ("--graph", write("g.csv", "A,B\nB,C\nC,A\n"), "--externality-strength", 5, "--rounds", 1)
     note = mppfl("solve", *options, "--json").json["notes"][-1]
+    assert "it may not be the only equilibrium" in note
     answer = mppfl("compare", *options, "--mechanisms", "mppfl,mppfl_exact", "--json")
     assert answer.json["notes"] == [note]
     assert answer.stderr == f"note: {note}\n"
+    risk = mppfl("risk", *options[:-2], "--json")
+    assert (risk.json["notes"], risk.stderr) == ([note], f"note: {note}\n")
     assert all(row["notes"].count(note) == 1 for row in answer.json["games"])
     shown = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg")
     assert (shown.stdout + shown.stderr).count("is not below 1") == 1
