@@ -19,7 +19,6 @@ from mppfl.errors import BadFile, BadGraph, BadInput, MppflError
 from mppfl.network import (
     SocialGraph,
     graph_from_edges,
-    random_graph,
     read_graph,
     write_edges,
     write_graphml,
@@ -55,12 +54,12 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("graphs")
 
 
-def refusal(content, scratch, **options):
+def refusal(content, scratch):
     """The graph, or the error that refuses it, whose message must be one line."""
     path = scratch / "any.txt"
     path.write_bytes(content)
     try:
-        return read_graph(path, **{**AS_GIVEN, **options})
+        return read_graph(path, **AS_GIVEN)
     except MppflError as refused:
         error = refused
     assert len(str(error).splitlines()) == 1
@@ -100,10 +99,9 @@ def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
         ("x y\ny x\n", False, {("x", "y"): 1, ("y", "x"): 1}),  # weighs one unless told
         ("a,b,2\nb,c,3\n", True, {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}),
         ("node1,node2\nnode2,node1\n", False, {("node1", "node2"): 1, ("node2", "node1"): 1}),  # numbered: no header
-        ("source,target,weight\nsource,target,2\ntarget,source,3\n", False, {("source", "target"): 2,
-                                                                             ("target", "source"): 3}),
+        ("source,target,weight\nsource,b,2\nb,source,3\n", False, {("source", "b"): 2, ("b", "source"): 3}),
     ],
-)  # fmt: skip
+)
 def test_the_target_of_a_line_is_exposed_by_its_source(text, undirected, edges, file):
     graph = read_graph(file(text), undirected=undirected, normalisation="none")
     assert edges_of(graph) == edges
@@ -160,13 +158,10 @@ def test_a_first_line_of_column_words_is_a_header(header, file):
 REFUSED = {
     "three fields below two": ("a,b\nc,d,1\n", "line 2, 'c,d,1': 3 fields where line 1 has 2"),
     "two fields below three": ("a,b,1\nb,a,1\nc,d\n", "line 3, 'c,d': 2 fields where line 1 has 3"),
-    "two numbers below three": ("1 2 1\n2 1 1\n3 4\n", "line 3, '3 4': 2 fields where line 1 has 3"),
-    "short and long numbers": ("1 2\n2\n1 3 4\n", "line 2, '2': 1 field where line 1 has 2"),
     "one field": ("alone\n", "line 1, 'alone': 1 field where 2 or 3 are needed"),
     "four fields": ("1 2 3 4\n", "line 1, '1 2 3 4': 4 fields where 2 or 3 are needed"),
     "another separator": ("1,2\n2;1\n", "line 2, '2;1': 1 field where line 1 has 2"),
     "an empty name": ("a,b\n,c\n", "line 2, ',c': a name is empty"),
-    "an empty number": ("1,2,3\n1,,3\n", "line 2, '1,,3': a name is empty"),
     "two commas in a row": ("1,2\n1,,2\n2,1\n", "line 2, '1,,2': 3 fields where line 1 has 2"),
     "two tabs in a row": ("1\t2\n1\t\t2\n2\t1\n", r"line 2, '1\t\t2': 3 fields where line 1 has 2"),
     "a comma at the end": ("1,2\n1,2,\n2,1\n", "line 2, '1,2,': 3 fields where line 1 has 2"),
@@ -272,8 +267,8 @@ weights = st.floats(1e-12, 1e12, allow_subnormal=False) | st.integers(1, 9).map(
 @st.composite
 def edge_tables(draw):
     """{(source, target): weight}, without self-loops."""
-    who = draw(st.sampled_from([names, whole_numbers]))
-    clients = draw(st.lists(who, min_size=2, max_size=7, unique=True))
+    kind = draw(st.sampled_from([names, whole_numbers]))
+    clients = draw(st.lists(kind, min_size=2, max_size=7, unique=True))
     ends = st.tuples(st.sampled_from(clients), st.sampled_from(clients)).filter(lambda edge: edge[0] != edge[1])
     return draw(st.dictionaries(ends, weights, min_size=1, max_size=12))
 
@@ -364,18 +359,18 @@ def damaged(draw, contents):
     """Well-made content with a few bytes changed, cut out, put in or cut off."""
     content = bytearray(draw(contents))
     for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(content)))
+        place = draw(st.integers(0, len(content)))
         match draw(st.sampled_from(["change", "cut out", "put in", "cut off"])):
             case "change":
-                content[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+                content[place : place + 1] = draw(st.binary(min_size=1, max_size=1))
             case "cut out":
-                del content[at : at + draw(st.integers(1, 4))]
+                del content[place : place + draw(st.integers(1, 4))]
             case "put in":
-                content[at:at] = draw(
+                content[place:place] = draw(
                     st.sampled_from([b"\n", b",", b" ", b"\t", b'"', b"\0", b"\xc3", b"nan", b"#", b"7"])
                 )
             case "cut off":
-                del content[at:]
+                del content[place:]
     return bytes(content)
 
 
@@ -443,26 +438,44 @@ def test_plain_numbers_are_read_by_numpy(text, file, monkeypatch):
 
 
 def graph_of(table, **options):
-    who = list(dict.fromkeys(name for edge in table for name in edge))
-    ends = np.array([[who.index(source), who.index(target)] for source, target in table])
-    options = {"isolated": "keep", **options}
-    return graph_from_edges(ends[:, 0], ends[:, 1], np.array(list(table.values())), names=who, **options)
+    clients = list(dict.fromkeys(name for edge in table for name in edge))
+    sources, targets = np.array([[clients.index(name) for name in edge] for edge in table]).T
+    weights = np.array(list(table.values()))
+    return graph_from_edges(sources, targets, weights, names=clients, isolated="keep", **options)
 
 
 @settings(max_examples=100, deadline=None)
-@given(table=edge_tables(), ending=st.sampled_from(["csv", "csv.gz", "graphml", "graphml.gz"]))
-@example(table={('a "quoted", name', "#b"): 0.1, ("#b", " c "): 1e-300, ("%", ";\t"): 1.0}, ending="csv")
-@example(table={("a", "<&'\">"): 0.1 + 0.2, ("<&'\">", "a"): 1.0}, ending="graphml")
-def test_what_is_written_is_read_back(table, ending, scratch):
-    path = scratch / f"written.{ending}"
-    write = write_edges if ending.startswith("csv") else write_graphml
+@given(table=edge_tables(), undirected=st.booleans())
+@example(table={('a "quoted", name', "#b"): 0.1, ("#b", " c "): 1e-300, ("%", ";\t"): 1.0}, undirected=False)
+@example(table={("a", "<&'\">"): 0.1 + 0.2, ("<&'\">", "a"): 1.0}, undirected=False)
+def test_what_is_written_is_read_back_and_all_routes_lead_to_one_graph(table, undirected, scratch):
+    if undirected:
+        table = dict.fromkeys(table, 2.0)  # one weight, so that both directions agree
     graph = graph_of(table, normalisation="none")
-    write(graph, path)
-    again = read_graph(path, **AS_GIVEN)
-    assert edges_of(again) == table
-    assert set(again.names) == set(graph.names)
-    assert (path.read_bytes()[:2] == b"\x1f\x8b") == ending.endswith("gz")
+    expected = table | ({(b, a): weight for (a, b), weight in table.items()} if undirected else {})
+    paths = [
+        scratch / f"edges.{ending}" for ending in ("csv", "csv.gz", "graphml", "graphml.gz", "xml", "npz", "npz.gz")
+    ]
+    listed, listed_gz, graphml, graphml_gz, xml, npz, npz_gz = paths
+    for path in (listed, listed_gz):
+        write_edges(graph, path)
+    for path in (graphml, graphml_gz):
+        write_graphml(graph, path)
+    xml.write_bytes(graphml.read_bytes())
+    matrix = graph.edges()
+    sp.save_npz(npz, matrix)
+    npz_gz.write_bytes(gzip.compress(npz.read_bytes()))
+    assert all((path.read_bytes()[:2] == b"\x1f\x8b") == (path.suffix == ".gz") for path in paths)
     assert not list(scratch.glob(".*.part"))
+    for source in (listed, str(listed), listed_gz, graphml, graphml_gz, xml, nx.read_graphml(graphml)):
+        again = read_graph(source, undirected=undirected, **AS_GIVEN)
+        assert edges_of(again) == expected
+        assert set(again.names) == set(graph.names)
+        assert again.names == graph.names or source in (listed, str(listed), listed_gz)
+    matrices = matrix.toarray(), sp.csr_matrix(matrix), sp.coo_array(matrix), sp.csc_array(matrix)
+    for source in (npz, npz_gz, *matrices):
+        edges = edges_of(read_graph(source, undirected=undirected, **AS_GIVEN))
+        assert {(graph.name(int(a)), graph.name(int(b))): weight for (a, b), weight in edges.items()} == expected
 
 
 def test_written_edges_look_like_this_whatever_the_normalisation(tmp_path):
@@ -481,48 +494,6 @@ def test_a_list_of_edges_keeps_the_order_of_clients_where_it_can_and_says_where_
     lost = graph_from_edges(ends, ends[[1, 0, 3, 2]], np.ones(4), names=["Zoe", "Bob", "Amy", "Dan"])
     assert not write_edges(lost, path)  # Zoe and Amy, Bob and Dan: whoever comes second, Bob does not
     assert read_graph(path).names == ("Zoe", "Amy", "Bob", "Dan")
-
-
-@pytest.mark.parametrize("kind", ["erdos_renyi", "skewed", "barabasi_albert"])
-def test_all_routes_lead_to_one_graph(kind, tmp_path):
-    graph = random_graph(kind, 30, rng=np.random.default_rng(1), normalisation="none")
-    matrix = graph.edges()
-    write_edges(graph, tmp_path / "edges.csv")
-    write_graphml(graph, tmp_path / "edges.graphml")
-    (tmp_path / "edges.xml").write_bytes((tmp_path / "edges.graphml").read_bytes())
-    sp.save_npz(tmp_path / "edges.npz", matrix)
-    (tmp_path / "edges.npz.gz").write_bytes(gzip.compress((tmp_path / "edges.npz").read_bytes()))
-    routes = {
-        "edge list": tmp_path / "edges.csv",
-        "path as text": str(tmp_path / "edges.csv"),
-        "GraphML": tmp_path / "edges.graphml",
-        "GraphML as XML": tmp_path / "edges.xml",
-        "npz": tmp_path / "edges.npz",
-        "npz, zipped": tmp_path / "edges.npz.gz",
-        "NetworkX": nx.read_graphml(tmp_path / "edges.graphml"),
-        "NumPy": matrix.toarray(),
-        "csr": sp.csr_matrix(matrix),
-        "coo": sp.coo_array(matrix),
-        "csc": sp.csc_array(matrix),
-    }
-    for route, source in routes.items():
-        found = read_graph(source)
-        assert [found.name(i) for i in range(30)] == [str(i) for i in range(30)], route
-        assert found.influence.toarray() == pytest.approx(read_graph(matrix).influence.toarray(), rel=1e-15), route
-
-
-@given(table=edge_tables(), undirected=st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_networkx_numpy_and_edges_agree_also_when_undirected(table, undirected, scratch):
-    table = dict.fromkeys(table, 2.0)  # one weight, so that both directions agree
-    graph = graph_of(table, normalisation="none")
-    expected = table | ({(b, a): w for (a, b), w in table.items()} if undirected else {})
-    write_graphml(graph, scratch / "any.graphml")
-    for source in (nx.read_graphml(scratch / "any.graphml"), graph.edges(), graph.edges().toarray()):
-        found = read_graph(source, undirected=undirected, **AS_GIVEN)
-        by_name = {(graph.index(a), graph.index(b)): w for (a, b), w in expected.items()}
-        arcs = found.edges().tocoo()
-        assert dict(zip(zip(arcs.col.tolist(), arcs.row.tolist(), strict=True), arcs.data, strict=True)) == by_name
 
 
 def test_networkx_edges_point_at_whom_they_expose_and_undirected_ones_run_both_ways():
