@@ -140,9 +140,9 @@ class Visit:
         with self.change():
             self.page.fill(f"#lever-{name}", f"{value:g}")
 
-    def enter(self, name: str, text: str) -> None:
+    def enter(self, name: str, value: object) -> None:
         with self.change():
-            self.page.fill(f"#lever-{name}", text)
+            self.page.fill(f"#lever-{name}", str(value))
             self.page.press(f"#lever-{name}", "Enter")
 
     def select(self, name: str, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from mppfl.explorer import (
     ledger_rows,
     node_paint,
     to_query,
+    to_toml,
     what_if,
     with_preset,
 )
@@ -31,17 +33,18 @@ from mppfl.text import number
 from tests.explorer.browser import number_after
 
 pytestmark = pytest.mark.xdist_group("browser")
+PAINT = "cy.nodes().map((each) => each.data('paint'))"
 
 
 def require_shown(page, world, choices):
     """The page's link says the choices; header, panel of the client and drawing say what a second solution says."""
     assert page.choices == choices
     scene = world.scene(choices)
-    graph, at, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
+    graph, shown, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
     assert said.startswith(f"{graph.num_clients:,} clients, {graph.num_edges:,} edges")
     assert f"{choices.mechanism}, round {scene.round_index} of {choices.num_rounds}" in said
-    assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[at])
-    assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[at])
+    assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[shown])
+    assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[shown])
     client, facts = graph.index(choices.client), page.facts()
     assert facts["budget it gives (ρ)"] == number(scene.budgets[client])
     assert facts["is paid (money)"] == number(scene.prices[client] * scene.budgets[client])
@@ -49,7 +52,7 @@ def require_shown(page, world, choices):
     assert facts["external risk so far (ρ)"] == number(scene.cumulative.external[client])
     values, words = scene.coloured_by(choices.colour)
     colours, _ = node_paint(values, dark=False, diverging=choices.colour == "utility")
-    assert page.drawn("cy.nodes().map((each) => each.data('paint'))") == colours
+    assert page.drawn(PAINT) == colours
     assert page.text("#legend").startswith(words)
 
 
@@ -62,35 +65,27 @@ def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(p
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("how", "name", "value", "start"),
     [
-        ("externality_strength", 0.12),
-        ("max_hops", 2),
-        ("hop_decay", 0.5),
-        ("accuracy_weight", 0.8),
-        ("num_rounds", 12),
-        ("round_shown", 7),
+        ("slide", "externality_strength", 0.12, {}),
+        ("slide", "max_hops", 2, {}),
+        ("slide", "hop_decay", 0.5, {}),
+        ("slide", "accuracy_weight", 0.8, {}),
+        ("slide", "num_rounds", 12, {}),
+        ("slide", "round_shown", 7, {}),
+        ("enter", "num_clients", 31, {}),
+        ("enter", "seed", 3, {}),
+        ("enter", "budget_min", 2.0, {}),
+        ("enter", "budget_max", 1.5, {}),
+        ("enter", "budget_max", None, {"budget_max": 0.7}),
+        ("enter", "payment_limit", 5.0, {"leader": "budget_limited"}),
     ],
 )
-def test_a_slider_moves_the_game(page, world, name, value):
-    start = Choices(client="3")
-    page.link("?client=3")
+def test_a_slider_and_a_number_move_the_game(page, world, how, name, value, start):
+    page.link(to_query(Choices(client="3", **start)))
     before = page.text("#summary"), page.facts()
-    page.slide(name, value)
-    require_shown(page, world, replace(start, **{name: value}))
-    assert (page.text("#summary"), page.facts()) != before
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_clients", 31), ("seed", 3), ("budget_min", 2.0), ("budget_max", 1.5), ("budget_max", None)],
-)
-def test_a_number_moves_the_game(page, world, name, value):
-    start = Choices(client="3", budget_max=0.7 if value is None else None)
-    page.link(to_query(start))
-    before = page.text("#summary"), page.facts()
-    page.enter(name, "" if value is None else str(value))
-    require_shown(page, world, replace(start, **{name: value}))
+    getattr(page, how)(name, "" if value is None else value)
+    require_shown(page, world, Choices(client="3", **start | {name: value}))
     assert (page.text("#summary"), page.facts()) != before
 
 
@@ -105,6 +100,8 @@ def test_selects_move_the_game(page, world):
         ("participation", "if_non_negative", "who does not lose"),
         ("family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
         ("preset", "benign", "benign"),
+        ("clients_are", "dp_fedavg", CLIENT_WORDS["dp_fedavg"]),
+        ("fixed_budget", "mean", "the mean"),
     ):
         before = page.text("#summary")
         page.select(name, words)
@@ -114,15 +111,6 @@ def test_selects_move_the_game(page, world):
         assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
         assert page.page.is_visible("#lever-payment_limit") == (chosen.mechanism == "budget_limited")
         assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "dp_fedavg")
-
-
-def test_options_of_one_mechanism_move_it(page, world):
-    page.link("?client=3&leader=budget_limited")
-    page.enter("payment_limit", "5")
-    require_shown(page, world, Choices(client="3", leader="budget_limited", payment_limit=5.0))
-    page.link("?client=3&who=dp_fedavg")
-    page.select("fixed_budget", "the mean")
-    require_shown(page, world, Choices(client="3", clients_are="dp_fedavg", fixed_budget="mean"))
 
 
 def test_one_button_takes_over_the_constants_of_the_costs(page, world):
@@ -135,20 +123,18 @@ def test_one_button_takes_over_the_constants_of_the_costs(page, world):
 @pytest.mark.parametrize("colour", ["own_risk", "external_risk", "utility"])
 def test_colours_say_what_the_legend_says(page, world, colour):
     page.link("?client=3&round=5")
-    before = page.drawn("cy.nodes().map((each) => each.data('paint'))")
+    before = page.drawn(PAINT)
     page.tick("colour", colour)
     require_shown(page, world, Choices(client="3", round_shown=5, colour=colour))
-    assert page.drawn("cy.nodes().map((each) => each.data('paint'))") != before
+    assert page.drawn(PAINT) != before
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
 
 
-def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world):
+def test_the_rounds_follow_the_levers(page, world):
     page.link("?clients=20&client=3&tab=rounds")
-    figures = {key: page.figure(key) for key in ROUND_CHARTS}
-    assert len(figures) == 6
-    assert all("(" in each["x"] and "(" in each["y"] and each["title"] for each in figures.values())
+    before = page.figure("reward-rate")["traces"][0]["y"]
     page.slide("externality_strength", 0.2)
     costs = world.scene(Choices(client="3", externality_strength=0.2)).solution.outcome.server_costs
     drawn = page.until(
@@ -159,35 +145,32 @@ def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world)
         }}"""
     )
     assert drawn == approx(costs)
-    assert page.figure("reward-rate")["traces"][0]["y"] != figures["reward-rate"]["traces"][0]["y"]
+    assert page.figure("reward-rate")["traces"][0]["y"] != before
 
 
-def test_the_comparison_is_a_table_and_five_charts(page, site):
-    page.link("?clients=12&rounds=5&tab=comparison")
-    figures = {key: page.figure(key) for key in COMPARISON_CHARTS}
-    assert len(figures) == 5
-    assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
+def test_every_chart_has_units_and_a_name_that_can_be_heard_and_the_comparison_is_a_table_too(page, site):
+    page.link("?clients=12&rounds=5&client=3&tab=rounds&run=done/mppfl")
+    figures, names = {}, {}
+    for tab, keys in (("rounds", ROUND_CHARTS), ("run", RUN_CHARTS), ("comparison", COMPARISON_CHARTS)):
+        if tab != "rounds":
+            page.tick("tab", tab)
+        figures |= {key: page.figure(key) for key in keys}
+        assert all("(" in figures[key]["x"] and "(" in figures[key]["y"] for key in keys)
+        titles = [re.sub("<[^>]*>", "", figures[key]["title"]) for key in keys]
+        charts = page.page.locator(f"#panel-{tab}").get_by_role("img")
+        names[tab] = [text for text in charts.evaluate_all("(all) => all.map((each) => each.ariaLabel)") if text]
+        assert all(title and text.startswith(title) for text, title in zip(names[tab], titles, strict=True))
+    accuracy = r"Test accuracy\. accuracy \(% of test data\) against round \(number\): done/mppfl from [\d.]+ to"
+    assert re.search(accuracy, names["run"][0])
+    assert (len(names["rounds"]), len(names["comparison"])) == (6, 5)
     rows = comparison(site.world, Choices(num_clients=12, num_rounds=5)).rows
     shown = page.rows("#comparison-table table")
-    assert [(line[0], line[1]) for line in shown] == [(row.mechanism.replace("_", " "), row.convention) for row in rows]
-    assert [line[2] for line in shown] == [number(row.server_cost) for row in rows]
+    assert [line[:3] for line in shown] == [
+        [row.mechanism.replace("_", " "), row.convention, number(row.server_cost)] for row in rows
+    ]
     assert {line[1] for line in shown} == {"common", "own"}
     bars = {trace["name"]: trace for trace in figures["compared-server-cost"]["traces"]}
     assert bars["own reward"]["x"] == approx([row.server_cost for row in rows if row.convention == "own"])
-
-
-def test_every_chart_has_a_name_that_can_be_heard(page):
-    page.link("?clients=12&rounds=5&client=3&tab=rounds&run=done/mppfl")
-    for tab, keys in (("rounds", ROUND_CHARTS), ("comparison", COMPARISON_CHARTS), ("run", RUN_CHARTS)):
-        if tab != "rounds":
-            page.tick("tab", tab)
-        titles = [re.sub("<[^>]*>", "", page.figure(key)["title"]) for key in keys]
-        charts = page.page.locator(f"#panel-{tab}").get_by_role("img")
-        named = [text for text in charts.evaluate_all("(all) => all.map((each) => each.ariaLabel)") if text]
-        assert [text.startswith(title) for text, title in zip(named, titles, strict=True)] == [True] * len(keys)
-    assert re.search(
-        r"Test accuracy\. accuracy \(% of test data\) against round \(number\): done/mppfl from [\d.]+ to", named[0]
-    )
 
 
 # ---- a client -----------------------------------------------------------------------------------------------------
@@ -211,51 +194,38 @@ def test_a_click_on_a_node_chooses_it(page, world):
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["7"]
 
 
-def test_who_exposes_a_client_adds_up(page, world):
+def test_who_exposes_a_client_adds_up_and_is_drawn_over_the_network(page, world):
     page.link("?clients=30&client=4")
     view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
     hops, sources = page.rows("#client-panel table >> nth=0"), page.rows("#client-panel table >> nth=1")
     assert [line[1] for line in hops] == [number(amount) for amount in view.by_hop]
-    assert sum(value(line[1]) for line in hops) == pytest.approx(view.outcome.external_risk, rel=0.01)
+    assert sum(value(line[1]) for line in hops) == approx(view.outcome.external_risk, rel=0.01)
     assert [line[:2] for line in sources] == [[row.name, str(row.hop)] for row in view.rows]
     left = value(page.text("#client-panel > p").rpartition(" ")[2])
-    assert sum(value(line[2]) for line in sources) + left == pytest.approx(view.outcome.external_risk, rel=0.01)
-
-
-def test_the_walks_that_expose_a_client_are_drawn_over_the_network(page, world):
-    page.link("?clients=30&client=4")
-    view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
+    assert sum(value(line[2]) for line in sources) + left == approx(view.outcome.external_risk, rel=0.01)
     names = page.drawn("cy.edges('.walk').map((each) => [each.source().data('name'), each.target().data('name')])")
-    steps = {step for walk in view.walks for step in zip(walk.clients, walk.clients[1:], strict=False)}
+    steps = {step for walk in view.walks for step in pairwise(walk.clients)}
     assert {(int(source), int(target)) for source, target in names} == steps
     assert len(names) == len(steps)
     exposing = set(page.drawn("cy.nodes('.source').map((each) => each.data('name'))"))
-    assert exposing == {each.name for each in view.sources}
+    assert exposing == {source.name for source in view.sources}
     page.enter("client", "")
     assert page.drawn("cy.edges('.walk').length + cy.nodes('.chosen, .source').length") == 0
 
 
-@pytest.mark.parametrize("event", ["leaves", "doubles"])
-def test_what_if_another_moves(page, world, event):
+def test_what_if_another_moves(page, world):
     page.link("?clients=30&client=4")
     page.enter("other", "9")
-    if event != "leaves":
-        page.tick("event", event)
-    scene = world.scene(Choices(num_clients=30, client="4", other="9", event=event))
-    found = what_if(scene, 4, 9, event)
-    lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
-    for words, name in (
-        ("budget (ρ)", "budget"),
-        ("utility (money)", "utility"),
-        ("external risk (ρ)", "external_risk"),
-    ):
-        assert lines[words][:2] == [number(getattr(found.before, name)), number(getattr(found.after, name))]
-    assert lines["all: welfare (money)"][1] == number(found.total_after.welfare)
-    assert lines["external risk (ρ)"][2].startswith("−" if event == "leaves" else "+")
-
-
-def test_a_client_cannot_be_its_own_other(page):
-    page.link("?clients=30&client=4")
+    for event, sign in (("leaves", "−"), ("doubles", "+")):
+        if event != "leaves":
+            page.tick("event", event)
+        change = what_if(world.scene(Choices(num_clients=30, client="4", other="9", event=event)), 4, 9, event)
+        lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
+        for words in ("budget (ρ)", "utility (money)", "external risk (ρ)"):
+            name = words.rpartition(" ")[0].replace(" ", "_")
+            assert lines[words][:2] == [number(getattr(change.before, name)), number(getattr(change.after, name))]
+        assert lines["all: welfare (money)"][1] == number(change.total_after.welfare)
+        assert lines["external risk (ρ)"][2].startswith(sign)
     page.page.fill("#lever-other", "4")
     page.page.press("#lever-other", "Enter")
     page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
@@ -301,11 +271,9 @@ def test_finished_runs_lie_over_each_other(page, runs_folder):
         "done/mppfl: mppfl, finished, 4 rounds",
         "done/dp_fedavg: dp_fedavg, finished, 4 rounds",
     ]
-    figures = {key: page.figure(key) for key in RUN_CHARTS}
-    assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
-    assert [trace["name"] for trace in figures["accuracy"]["traces"]] == ["done/mppfl", "done/dp_fedavg"]
-    state = RunReader(runs_folder).read("done/mppfl")
-    assert figures["accuracy"]["traces"][0]["y"] == pytest.approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
+    curves, state = page.figure("accuracy")["traces"], RunReader(runs_folder).read("done/mppfl")
+    assert [trace["name"] for trace in curves] == ["done/mppfl", "done/dp_fedavg"]
+    assert curves[0]["y"] == approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
     shown = page.rows("#ledger table >> nth=0")
     assert [line[:3] for line in shown] == [row[:3] for row in ledger_rows(state)]
     assert "Simulation" in page.text("#run-status")
@@ -327,7 +295,7 @@ def test_the_tab_shows_its_runs_whenever_and_wherever_it_is_opened(page, new_pag
 def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
     page.link("?tab=run&run=done/mppfl")
     settings = ("game.num_rounds=400", 'mechanisms=["mppfl"]', "output.checkpoint_every=1", "training.local_epochs=1")
-    options = [part for each in settings for part in ("--set", each)]
+    options = [part for setting in settings for part in ("--set", setting)]
     log = (runs_folder.parent / "train.txt").open("wb")
     training = subprocess.Popen(
         [command, "train", "examples/demo.toml", *options, "--output", runs_folder / "live"], stdout=log, stderr=log
@@ -365,16 +333,12 @@ def _standing(page, more_than):
     return tuple(found)
 
 
-def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world, mppfl, tmp_path):
+def test_the_experiment_file_is_that_of_the_choices(page):
     page.link("?clients=15&alpha=0.1&hops=3&rounds=7&round=7&leader=anticipating&most=1.5&seed=4")
     with page.page.expect_download() as loading:
         page.page.click("a.button:has-text('TOML')")
     assert loading.value.suggested_filename == "mppfl-experiment.toml"
-    loading.value.save_as(tmp_path / "mine.toml")
-    scene = world.scene(page.choices)
-    again = mppfl("solve", "--experiment", tmp_path / "mine.toml", "--json").json
-    assert [each["server_cost"] for each in again["rounds"]] == approx(scene.solution.outcome.server_costs, rel=1e-12)
-    assert list(again["rounds"][6]["budgets"].values()) == approx(scene.budgets, rel=1e-12)
+    assert loading.value.path().read_text(encoding="utf-8") == to_toml(page.choices)
 
 
 # ---- links -------------------------------------------------------------------------------------------------------
@@ -410,11 +374,7 @@ def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
     page.page.keyboard.press("Escape")
     page.tick("colour", "utility")
     assert page.choices.colour == "utility"
-
-
-def test_a_link_to_a_network_that_is_gone_says_so(new_page):
-    page = new_page()
-    page.open("?network=upload-0123456789abcdef&alpha=0.1")
+    page.open("?network=upload-0123456789abcdef&alpha=0.1")  # of a server that is gone
     assert page.text("#alert") == "network='upload-0123456789abcdef' must be one of random, file, run."
     assert page.text("button#lever-network") != ""
 
@@ -439,16 +399,14 @@ def test_everything_is_reached_from_the_keyboard(new_page):
     for _ in range(60):
         page.page.keyboard.press("Tab")
         reached.append(
-            page.page.evaluate(
-                "document.activeElement.id || document.activeElement.className || document.activeElement.type"
-            )
+            page.page.evaluate("(({id, className, type}) => id || className || type)(document.activeElement)")
         )
-    for wanted in (
+    for name in (
         "skip", "copy", "theme-button", "lever-network", "lever-family", "lever-num_clients", "lever-preset",
         "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-clients_are", "lever-leader",
         "lever-budget_min", "lever-participation", "lever-round_shown", "graph-frame", "lever-client", "lever-other",
     ):  # fmt: skip
-        assert any(wanted in each for each in reached), wanted
+        assert any(name in element for element in reached), name
     page.page.focus("#lever-max_hops")
     with page.change():
         page.page.keyboard.press("ArrowLeft")
@@ -499,17 +457,23 @@ STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) =>
 }).map((each) => each.tagName + "#" + each.id + "." + each.className)"""
 
 
+def tabs(page):
+    """Opens one tab after the other, each with its charts drawn."""
+    yield "network"
+    for tab in ("rounds", "comparison", "run"):
+        page.tick("tab", tab)
+        page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+        yield tab
+
+
 def test_nothing_sticks_out_of_a_phone(new_page):
     page = new_page(width=390, height=844, has_touch=True, is_mobile=True)
     page.open("?clients=20&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
     page.slide("max_hops", 2)
     page.select("clients_are", "answer as if alone")
     assert page.choices.mechanism == "social_agnostic"
-    for tab in ("network", "rounds", "comparison", "run"):
-        if tab != "network":
-            page.tick("tab", tab)
-            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
-        assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+    for tab in tabs(page):
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= 390, tab
         assert page.page.evaluate(STICKS_OUT) == []
 
 
@@ -517,15 +481,12 @@ def test_axe_finds_nothing_serious(new_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
     page.open("?clients=20&rounds=5&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
-    for tab in ("network", "rounds", "comparison", "run"):
-        if tab != "network":
-            page.tick("tab", tab)
-            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+    for tab in tabs(page):
         for theme in ("light", "dark"):
             if page.page.evaluate("document.documentElement.dataset.theme") != theme:
                 with page.change():
                     page.page.click("#theme-button")
             only = {} if theme == "light" else {"runOnly": ["color-contrast"]}  # all that a theme changes
-            found = axe.run(page.page, options=only).response["violations"]
-            serious = [each for each in found if each["impact"] in ("serious", "critical")]
-            assert [(tab, theme, each["id"], each["nodes"][0]["html"]) for each in serious] == []
+            violations = axe.run(page.page, options=only).response["violations"]
+            serious = [fault for fault in violations if fault["impact"] in ("serious", "critical")]
+            assert [(tab, theme, fault["id"], fault["nodes"][0]["html"]) for fault in serious] == []
