@@ -27,6 +27,7 @@ from tests.reproduction.test_store import measured
 
 REALLY_TRAINED = batch.trained
 NAME = "cifar-100"
+CELL = Cell(NAME, "dir0.3", 20, 0)
 SETTING = replace(SETTINGS[NAME], num_train=160, num_test=20, batch_size=8, local_epochs=1)
 BEST = {"norm": "batch", "augmentation": "crop_and_flip"}
 
@@ -55,27 +56,16 @@ def settled(folder, setting=SETTING, most=4):
     return settle_choice(folder, setting, train, lambda line: None), asked
 
 
-def test_the_most_accurate_of_all_variants_is_chosen_and_none_is_trained_twice(tmp_path):
-    assert settled(tmp_path) == (replace(SETTING, **BEST), list(VARIANTS))
-    assert settled(tmp_path) == (replace(SETTING, **BEST), [])
-    assert read_choice(tmp_path, NAME)["chosen"] == BEST
-
-
-def test_a_choice_among_some_is_no_choice_and_goes_on_where_it_stopped(tmp_path):
-    assert settled(tmp_path, most=3) == (None, list(VARIANTS[:3]))
+def test_the_most_accurate_of_all_variants_is_chosen_for_its_data_set_and_none_is_trained_twice(tmp_path):
+    assert settled(tmp_path, most=3) == (None, list(VARIANTS[:3]))  # a choice among some is none, and goes on
     assert read_choice(tmp_path, NAME)["chosen"] is None
     assert settings_of(tmp_path) == SETTINGS
     assert missing_variants(tmp_path, SETTING) == [VARIANTS[3]]
     assert settled(tmp_path) == (replace(SETTING, **BEST), [VARIANTS[3]])
-
-
-def test_the_choice_holds_for_its_data_set_and_no_other(tmp_path):
-    settled(tmp_path)
-    found = settings_of(tmp_path)
-    assert found[NAME] == replace(SETTINGS[NAME], **BEST)
-    assert {name: each for name, each in found.items() if name != NAME} == {
-        name: each for name, each in SETTINGS.items() if name != NAME
-    }
+    assert settled(tmp_path) == (replace(SETTING, **BEST), [])
+    assert settled(tmp_path / "at once") == (replace(SETTING, **BEST), list(VARIANTS))
+    assert read_choice(tmp_path, NAME)["chosen"] == BEST
+    assert settings_of(tmp_path) == SETTINGS | {NAME: replace(SETTINGS[NAME], **BEST)}
     assert missing_variants(tmp_path, SETTINGS["svhn"]) == list(VARIANTS)
     assert missing_variants(tmp_path, SETTINGS["cifar-10"]) == []
 
@@ -86,15 +76,16 @@ def test_rehearsals_and_damaged_files_decide_nothing(tmp_path):
         settled(tmp_path, replace(SETTING, num_rounds=3))
     with pytest.raises(BadInput, match="trained on 6400 examples, not 12800"):
         settled(tmp_path, replace(SETTING, num_train=320))
-    content = json.loads(choice_path(tmp_path, NAME).read_text())
-    choice_path(tmp_path, NAME).write_text(json.dumps(content | {"chosen": {"norm": "group", "augmentation": "none"}}))
+    path = choice_path(tmp_path, NAME)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"chosen": {"norm": "group", "augmentation": "none"}}))
     with pytest.raises(BadFile, match="is not what its variants say"):
         settings_of(tmp_path)
     unknown = content["variants"][0] | {"norm": "layer"}
-    choice_path(tmp_path, NAME).write_text(json.dumps(content | {"variants": [*content["variants"], unknown]}))
+    path.write_text(json.dumps(content | {"variants": [*content["variants"], unknown]}))
     with pytest.raises(BadFile, match="is no variant that is tried"):
         read_choice(tmp_path, NAME)
-    choice_path(tmp_path, NAME).write_text("{")
+    path.write_text("{")
     with pytest.raises(BadFile, match="cannot be read as a choice"):
         read_choice(tmp_path, NAME)
 
@@ -125,30 +116,27 @@ def trainings(monkeypatch):
 
 
 def run(folder, **options):
-    cells, told = [Cell(NAME, "dir0.3", 20, 0)], []
-    return measure.measure(cells, folder, settings=SETTINGS | {NAME: SETTING}, tell=told.append, **options)
+    settings = SETTINGS | {NAME: SETTING}
+    return measure.measure([CELL], folder, settings=settings, tell=lambda line: None, **options)
 
 
-def test_what_is_open_is_chosen_before_the_unit_and_holds_for_every_cell(tmp_path, trainings):
-    assert run(tmp_path, at_most_arms=6).out_of_time
+def test_what_is_open_is_chosen_before_the_unit_holds_for_every_cell_and_is_part_of_what_is_left(tmp_path, trainings):
+    def left():
+        cells = [CELL, Cell("cifar-10", "iid", 20, 0)]
+        return status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING})
+
+    assert left().variants == {NAME: 4}
+    assert run(tmp_path, at_most_arms=3).out_of_time
+    assert left().variants == left().as_dict()["variants"] == {NAME: 1}
+    assert run(tmp_path, at_most_arms=3).out_of_time
+    assert left().variants == {}
     tried = [(norm, augmentation, 40, ["noiseless/size"]) for norm, augmentation in VARIANTS]
     assert trainings[:4] == tried
-    assert all(each[:3] == ("batch", "crop_and_flip", 100) for each in trainings[4:])
-    assert sum(len(each[3]) for each in trainings) == 6
+    assert all(training[:3] == ("batch", "crop_and_flip", 100) for training in trainings[4:])
+    assert sum(len(training[3]) for training in trainings) == 6
     assert len(read_trials(tmp_path, place_of_unit(NAME), replace(SETTING, **BEST))) == 2
     run(tmp_path, at_most_arms=1)
     assert trainings[-1][:3] == ("batch", "crop_and_flip", 100)
-
-
-def test_variants_are_part_of_what_is_left(tmp_path, trainings):
-    cells = [Cell(NAME, "dir0.3", 20, 0), Cell("cifar-10", "iid", 20, 0)]
-    assert status(tmp_path, cells=cells).variants == {NAME: 4}
-    run(tmp_path, at_most_arms=3)
-    found = status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING})
-    assert found.variants == {NAME: 1}
-    assert found.as_dict()["variants"] == {NAME: 1}
-    run(tmp_path, at_most_arms=1)
-    assert status(tmp_path, cells=cells, settings=SETTINGS | {NAME: SETTING}).variants == {}
 
 
 @pytest.mark.slow

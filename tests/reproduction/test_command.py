@@ -30,14 +30,13 @@ def reproduce(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["reproduction", "--folder", str(tmp_path), *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             command.main()
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
+        return end.value.code, *capsys.readouterr()
 
     return call
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["table3"], "error: 'table3' is nothing to reproduce. Known: table1"),
         (["fig-phi", "--only", "svhn"], "error: --only chooses cells"),
@@ -49,14 +48,14 @@ def reproduce(monkeypatch, capsys, tmp_path):
         (["fig-phi", "--status"], "error: --status is about the cells"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(reproduce, arguments, said):
+def test_what_cannot_be_is_said_in_one_line(reproduce, arguments, message):
     code, out, err = reproduce(*arguments)
     assert (code, out) == (1, "")
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert err.count("\n") == 1
 
 
-def test_data_that_are_not_there_are_named(reproduce):
+def test_data_that_are_not_there_are_named_and_those_measured_elsewhere_are_only_not_here(reproduce, tmp_path):
     code, out, err = reproduce("table1", "--only", "svhn", "--only", "cinic-10")
     assert code == 1  # nothing was trained
     assert "error: nothing of table1 was measured: no data" in err
@@ -66,9 +65,6 @@ def test_data_that_are_not_there_are_named(reproduce):
     assert "0 arms trained" in out
     code, out, _ = reproduce("table1", "--status", "--only", "svhn")
     assert out.splitlines()[0] == "svhn/iid/n20/seed0     not measurable (data not available)  unknown hours left"
-
-
-def test_data_that_were_measured_elsewhere_are_only_not_here(reproduce, tmp_path):
     cell = Cell("cifar-100", "iid", 20, 0)
     add_arms(tmp_path, cell, SETTINGS["cifar-100"], [measured(arms_of(cell)[0], 48.0)])
     code, out, err = reproduce("table1", "--only", "cifar-100")
@@ -77,13 +73,19 @@ def test_data_that_were_measured_elsewhere_are_only_not_here(reproduce, tmp_path
     assert "cifar-100: not measured: no files here. Give --data DIR" in out
 
 
-def test_status_lists_every_cell_and_what_is_left(reproduce):
+def test_status_lists_every_cell_and_what_is_left_and_for_programs_is_one_object(reproduce):
     code, out, _ = reproduce("table2", "--status", "--only", "cifar-10/iid")
     assert code == 0
     first, *_, remedy, last = out.splitlines()
     assert first == "cifar-10/iid/n20/seed0  missing (not yet trained; no files here)  unknown hours left"
     assert remedy.startswith("cifar-10: no files here. Give --data DIR or set MPPFL_DATA")
     assert last.startswith("0 measured, 0 partly, 3 missing, 0 not measurable; unknown hours")
+    code, out, _ = reproduce("--status", "--json")
+    assert code == 0
+    content = json.loads(out)
+    assert len(content["cells"]) == 30
+    assert content["counts"] == {"measured": 0, "partly": 0, "missing": 30, "not measurable": 0}
+    assert set(content["not_here"]) == {row["cell"].split("/")[0] for row in content["cells"]}
 
 
 def test_status_needs_no_torch():
@@ -95,15 +97,6 @@ def test_status_needs_no_torch():
     assert "cifar-10/iid/n20/seed0          measured" in done.stdout
 
 
-def test_status_for_programs_is_one_object(reproduce):
-    code, out, _ = reproduce("--status", "--json")
-    assert code == 0
-    found = json.loads(out)
-    assert len(found["cells"]) == 30
-    assert found["counts"] == {"measured": 0, "partly": 0, "missing": 30, "not measurable": 0}
-    assert set(found["not_here"]) == {each["cell"].split("/")[0] for each in found["cells"]}
-
-
 def test_cells_are_trained_and_filed(reproduce, monkeypatch, tmp_path):
     """The command's own path, on drawn pictures and with a cell of the rehearsal's size."""
 
@@ -113,8 +106,8 @@ def test_cells_are_trained_and_filed(reproduce, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "_measured", lambda cells, folder, *rest: rehearsed(cells, folder))
     code, out, _ = reproduce("table1", "--only", f"{NAME}/iid", "--json")
     assert code == 0
-    found = json.loads(out)
-    assert (found["arms_trained"], found["out_of_time"]) == (2, True)
+    content = json.loads(out)
+    assert (content["arms_trained"], content["out_of_time"]) == (2, True)
     assert len(every_training(tmp_path)) == 2
 
 
@@ -135,10 +128,10 @@ def test_a_figure_with_as_many_seeds_is_kept_and_more_seeds_replace_it(reproduce
     assert reproduce("fig-phi", "--seeds", 2)[1].startswith(f"{path}\n{path.with_suffix('.svg')}\nnext: ")
     before = path.read_bytes()
     for seeds in (1, 2):
-        said = reproduce("fig-phi", "--seeds", seeds)[1]
-        assert said == f"{path}: kept, has 2 seeds of the same games. Remove it to have it made anew.\n"
-    found = json.loads(reproduce("fig-phi", "--seeds", 1, "--json")[1])
-    assert (found["figures"], found["figures_kept"]) == ([], [str(path)])
+        out = reproduce("fig-phi", "--seeds", seeds)[1]
+        assert out == f"{path}: kept, has 2 seeds of the same games. Remove it to have it made anew.\n"
+    content = json.loads(reproduce("fig-phi", "--seeds", 1, "--json")[1])
+    assert (content["figures"], content["figures_kept"]) == ([], [str(path)])
     assert path.read_bytes() == before
     reproduce("fig-phi", "--seeds", 3)
     assert json.loads(path.read_text("utf-8"))["seeds"] == 3
@@ -160,7 +153,6 @@ def test_a_file_is_no_folder(reproduce, tmp_path, arguments):
 
 
 def test_a_figure_of_the_game_is_one_file(reproduce, tmp_path):
-    pytest.importorskip("reproduction.game_figures")
     code, out, _ = reproduce("fig-cost", "--seeds", "1")
     assert code == 0
     assert len(list(tmp_path.glob("*.json"))) == 1

@@ -28,23 +28,16 @@ from reproduction.settings import SETTINGS
 
 from mppfl.errors import BadFile, BadInput
 from mppfl.game import Horizon, evaluate, rounds_up_to
+from mppfl.training import make_model
 
 FILES = Path(__file__).parents[2] / "reproduction" / "results"
 
 
-# ---- what a data set brings into the game -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dataset", SETTINGS)
 def test_the_parameters_in_the_harm_are_those_of_the_model(dataset):
-    from mppfl.training import make_model
-
     setting = SETTINGS[dataset]
     model = make_model(setting.model, setting.input_shape, setting.num_classes, norm="none")
     assert sum(parameter.numel() for parameter in model.parameters()) == NUM_PARAMETERS[dataset]
-
-
-# ---- one game -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rates", [None, np.linspace(3.0, 0.3, 30)], ids=["own", "given, too low for some"])
@@ -52,12 +45,12 @@ def test_the_parameters_in_the_harm_are_those_of_the_model(dataset):
 def test_sums_over_all_rounds_at_once_are_those_of_evaluate(name, rates):
     game = draw_game(Place("fashion-mnist"), 1)
     plan = MECHANISMS[name](game, Horizon(rounds_up_to(30), rates, 1))
-    found, outcome = totals(game, plan), evaluate(game, plan)
-    assert found.server_cost == approx(outcome.server_costs.sum())
-    assert found.welfare == approx(outcome.welfare.sum())
-    assert found.payments == approx(outcome.payments.sum())
-    assert found.negative_utility == approx(outcome.negative_utility.mean() / 20)
-    assert found.mean_budget == approx(plan.to_matrix().mean())
+    total, outcome = totals(game, plan), evaluate(game, plan)
+    assert total.server_cost == approx(outcome.server_costs.sum())
+    assert total.welfare == approx(outcome.welfare.sum())
+    assert total.payments == approx(outcome.payments.sum())
+    assert total.negative_utility == approx(outcome.negative_utility.mean() / 20)
+    assert total.mean_budget == approx(plan.to_matrix().mean())
 
 
 def test_every_mechanism_plays_under_both_conventions_but_the_exact_leader_who_is_mppfl_at_common_rates():

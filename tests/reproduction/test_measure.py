@@ -9,6 +9,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,13 +53,13 @@ def drawn(setting=SETTING, folder=None):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def lines(monkeypatch):
     monkeypatch.setattr(module, "loaded", lambda setting, folder: drawn() if setting.dataset == NAME else None)
     return []
 
 
-def run(folder, told, cells=(IID,), **options):
-    return measure(list(cells), folder, settings=SETTINGS_HERE, tell=told.append, **options)
+def run(folder, lines, cells=(IID,), **options):
+    return measure(list(cells), folder, settings=SETTINGS_HERE, tell=lines.append, **options)
 
 
 @pytest.fixture(scope="module")
@@ -86,32 +88,18 @@ def test_an_arm_says_what_it_was_trained_with_and_how_fast(finished):
     arms = read_cell(finished[0], IID, SETTING)
     least, mean = (arms[ArmName(rule, "size")].fixed_budget for rule in ("fixed-min", "fixed-mean"))
     assert 0 < least < mean
-    for arm, each in arms.items():
-        assert each.curve["round"][-1] == each.num_rounds == 4
-        assert each.curve["accuracy"][-1] == pytest.approx(each.accuracy, abs=1e-4)
-        assert each.best_accuracy >= each.accuracy
-        assert each.num_examples == 4 * 800
-        assert each.tflop_per_second == pytest.approx(each.samples_per_second * each.gflop_per_example / 1e3, rel=1e-3)
-        assert each.precision == "float32"
-        assert (each.dp_epsilon is None) == (each.unit is None) == (arm.mechanism == "noiseless")
-        assert each.budgets["participating"][0] > 0
+    for arm, row in arms.items():
+        assert row.curve["round"][-1] == row.num_rounds == 4
+        assert row.curve["accuracy"][-1] == pytest.approx(row.accuracy, abs=1e-4)
+        assert row.best_accuracy >= row.accuracy
+        assert row.num_examples == 4 * 800
+        assert row.tflop_per_second == pytest.approx(row.samples_per_second * row.gflop_per_example / 1e3, rel=1e-3)
+        assert row.precision == "float32"
+        assert (row.dp_epsilon is None) == (row.unit is None) == (arm.mechanism == "noiseless")
+        assert row.budgets["participating"][0] > 0
         if arm.mechanism != "noiseless":
-            assert all(
-                low <= high for low, high in zip(each.budgets["harmonic_mean"], each.budgets["mean"], strict=True)
-            )
-
-
-def test_what_is_there_is_not_trained_again_and_a_lost_arm_is_trained_as_it_was(finished, tmp_path, told):
-    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
-    before = read_cell(tmp_path, IID, SETTING)
-    assert run(tmp_path, told).trained == 0
-    path = cell_path(tmp_path, IID)
-    content = json.loads(path.read_text())
-    content["arms"] = [row for row in content["arms"] if row["arm"] != "mppfl/size"]
-    path.write_text(json.dumps(content))
-    assert run(tmp_path, told).trained == 1
-    after = read_cell(tmp_path, IID, SETTING)
-    assert {arm: each.curve for arm, each in after.items()} == {arm: each.curve for arm, each in before.items()}
+            means = zip(row.budgets["harmonic_mean"], row.budgets["mean"], strict=True)
+            assert all(harmonic <= mean for harmonic, mean in means)
 
 
 LOST = ("mppfl/size", "random/noise_aware")
@@ -119,9 +107,9 @@ LOST = ("mppfl/size", "random/noise_aware")
 
 @pytest.fixture
 def begun(finished, tmp_path):
-    """The same folder without two arms, and the arms it had."""
+    """The same folder without two arms, and what its arms gave."""
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
-    before = read_cell(tmp_path, IID, SETTING)
+    before = results(tmp_path)
     content = json.loads(cell_path(tmp_path, IID).read_text())
     content["arms"] = [row for row in content["arms"] if row["arm"] not in LOST]
     cell_path(tmp_path, IID).write_text(json.dumps(content))
@@ -142,111 +130,112 @@ def stopping(after, how):
     return rounds, done
 
 
-def same_results(folder, before):
-    after = read_cell(folder, IID, SETTING)
-    return all(
-        (each.curve, each.budgets, each.clip_norm, each.num_rounds, each.dp_epsilon)
-        == (after[arm].curve, after[arm].budgets, after[arm].clip_norm, after[arm].num_rounds, after[arm].dp_epsilon)
-        for arm, each in before.items()
-    )
+def results(folder):
+    """What a training gives, however often it was stopped."""
+    parts = attrgetter("curve", "budgets", "clip_norm", "num_rounds", "dp_epsilon")
+    return {arm: parts(row) for arm, row in read_cell(folder, IID, SETTING).items()}
+
+
+def test_lost_arms_are_trained_as_they_were_and_what_is_there_is_not_trained_again(begun, lines):
+    folder, before = begun
+    assert run(folder, lines).trained == 2
+    assert results(folder) == before
+    assert run(folder, lines).trained == 0
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, RuntimeError("the machine is lost")])
-def test_a_run_that_is_stopped_goes_on_from_where_it_was(begun, told, monkeypatch, how):
+def test_a_run_that_is_stopped_goes_on_from_where_it_was(begun, lines, monkeypatch, how):
     folder, before = begun
     monkeypatch.setattr(batch, "KEPT_EVERY", 0.0)  # who is stopped without warning has what was kept last
     with monkeypatch.context() as broken:
         broken.setattr(batch, "train_many", stopping(2, how)[0])
         with pytest.raises(type(how) if isinstance(how, Exception) else how):
-            run(folder, told)
+            run(folder, lines)
     assert {str(arm) for arm in missing_arms(folder, IID, SETTING)} == set(LOST)
     rounds, done = stopping(math.inf, None)
     monkeypatch.setattr(batch, "train_many", rounds)
-    assert run(folder, told).trained == 2
+    assert run(folder, lines).trained == 2
     assert done == [3, 4]
-    assert any("2 arms go on" in line for line in told)
-    assert same_results(folder, before)
+    assert any("2 arms go on" in line for line in lines)
+    assert results(folder) == before
     assert not (folder / "in-flight").exists()
 
 
-def test_what_does_not_end_in_time_is_stopped_and_ends_in_later_runs(begun, told):
+def test_a_checkpoint_that_is_damaged_or_of_other_code_or_settings_is_not_gone_on_from(
+    begun, lines, monkeypatch, caplog
+):
     folder, before = begun
-    runs = [run(folder, told, minutes=1e-9) for _ in range(8)]  # two arms of four rounds, a round at a time
-    assert [done.trained for done in runs] == [0, 0, 0, 1, 0, 0, 0, 1]
-    assert [done.out_of_time for done in runs] == [True] * 7 + [False]
-    assert same_results(folder, before)
-    assert "fashion-mnist/iid/n20/seed0: stopped after round 1; the next run goes on from there" in told
-
-
-def test_a_checkpoint_that_is_damaged_or_of_other_code_is_not_gone_on_from(begun, told, monkeypatch, caplog):
-    folder, before = begun
-    run(folder, told, minutes=1e-9)
+    run(folder, lines, minutes=1e-9)
     (path,) = (folder / "in-flight").rglob("*.npz")
     assert "1 arms stopped before their end" in status(folder, cells=[IID], settings=SETTINGS_HERE).cells[0].reason
-    whole = path.read_bytes()
-    path.write_bytes(whole[:100])
+    elsewhere = folder / "elsewhere"
+    shutil.copytree(folder / "in-flight", elsewhere / "in-flight")
+    longer = SETTINGS | {NAME: replace(SETTING, num_rounds=5)}
+    assert measure([IID], elsewhere, settings=longer, tell=lines.append, at_most_arms=1).trained == 1
+    assert [other.name for other in (elsewhere / "in-flight").rglob("*.npz")] == [path.name]  # it is not ours
+    path.write_bytes(path.read_bytes()[:100])
     rounds, done = stopping(math.inf, None)
     monkeypatch.setattr(batch, "train_many", rounds)
-    run(folder, told, minutes=1e-9)
+    run(folder, lines, minutes=1e-9)
     assert "not a whole checkpoint" in caplog.text
     assert "Its training starts anew." in caplog.text
     other = path.parent.with_name("other-code")
     path.parent.rename(other)
-    run(folder, told)
+    run(folder, lines)
     assert done == [1, 1, 2, 3, 4]
-    assert same_results(folder, before)
-    assert other.exists()  # it is not ours
+    assert results(folder) == before
+    assert other.exists()  # nor is this
 
 
-def test_a_training_in_pieces_began_with_its_first_and_took_the_sum_of_all(begun, told, monkeypatch):
-    folder, _ = begun
+def test_what_does_not_end_in_time_ends_in_later_runs_began_with_its_first_and_took_the_sum_of_all(
+    begun, lines, monkeypatch
+):
+    folder, before = begun
     clock = iter(datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(8))
-
-    class Clock:
-        @staticmethod
-        def now(zone):
-            return next(clock)
 
     def of_a_second(model, arms):
         for records in train_many(model, arms):
             yield {name: replace(record, seconds=1.0) for name, record in records.items()}
 
-    monkeypatch.setattr(batch, "datetime", Clock)
+    monkeypatch.setattr(batch, "datetime", SimpleNamespace(now=lambda zone: next(clock)))
     monkeypatch.setattr(batch, "train_many", of_a_second)
-    for _ in range(8):  # two arms of four rounds, a round at a time
-        run(folder, told, minutes=1e-9)
-    found = {str(arm): each for arm, each in read_cell(folder, IID, SETTING).items()}
-    assert [found[name].started for name in LOST] == ["2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"]
-    assert [found[name].seconds for name in LOST] == [SETTING.num_rounds, SETTING.num_rounds]
+    runs = [run(folder, lines, minutes=1e-9) for _ in range(8)]  # two arms of four rounds, a round at a time
+    assert [done.trained for done in runs] == [0, 0, 0, 1, 0, 0, 0, 1]
+    assert [done.out_of_time for done in runs] == [True] * 7 + [False]
+    assert "fashion-mnist/iid/n20/seed0: stopped after round 1; the next run goes on from there" in lines
+    assert results(folder) == before
+    rows = {str(arm): row for arm, row in read_cell(folder, IID, SETTING).items()}
+    assert [rows[name].started for name in LOST] == ["2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"]
+    assert [rows[name].seconds for name in LOST] == [SETTING.num_rounds, SETTING.num_rounds]
     assert not (folder / "in-flight").exists()
 
 
-def test_work_can_be_done_in_short_runs(finished, tmp_path, told):
+def test_work_can_be_done_in_short_runs(finished, tmp_path, lines):
     shutil.copy(unit_path(finished[0], NAME), tmp_path)
     counts = []
     while missing_arms(tmp_path, SKEWED, SETTING):
-        done = run(tmp_path, told, [SKEWED], at_most_arms=5)
+        done = run(tmp_path, lines, [SKEWED], at_most_arms=5)
         counts.append(done.trained)
         assert done.out_of_time == bool(missing_arms(tmp_path, SKEWED, SETTING))
     assert counts == [5, 5, 2]
     assert not cell_path(tmp_path, IID).exists()  # another cell than was asked for
 
 
-def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, told, monkeypatch):
-    run(tmp_path, told, at_most_arms=2)
-    told.clear()
+def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, lines, monkeypatch):
+    run(tmp_path, lines, at_most_arms=2)
+    lines.clear()
     monkeypatch.setattr(module, "seconds_per_arm", lambda *known: 100.0)
-    done = run(tmp_path, told, minutes=1.0)
+    done = run(tmp_path, lines, minutes=1.0)
     assert done.trained == 1  # never fewer
     assert done.out_of_time
-    assert "about 100 s for an arm, 60 s left: 1 of" in told[0]
-    told.clear()
-    run(tmp_path, told, minutes=4.5)
-    assert "about 100 s for an arm, 270 s left: 2 of" in told[0]
+    assert "about 100 s for an arm, 60 s left: 1 of" in lines[0]
+    lines.clear()
+    run(tmp_path, lines, minutes=4.5)
+    assert "about 100 s for an arm, 270 s left: 2 of" in lines[0]
 
 
 @pytest.mark.parametrize(("spoilt", "refused"), [(11, True), (10, False)])
-def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(told, monkeypatch, spoilt, refused):
+def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(lines, monkeypatch, spoilt, refused):
     def spoiling(model, arms):
         for records in train_many(model, arms):
             yield {name: replace(record, diverged=tuple(map(str, range(spoilt)))) for name, record in records.items()}
@@ -256,31 +245,21 @@ def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(told, monkeypatc
     jobs = [(ArmName("social_agnostic", "noise_aware"), 1e-3)]
     if refused:
         with pytest.raises(BadInput, match=r"33 of the first 60 updates of social_agnostic.* hold NaN"):
-            trained(case, jobs, "cpu", "float32", provenance_here(), tell=told.append)
+            trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
     else:
-        (found,) = trained(case, jobs, "cpu", "float32", provenance_here(), tell=told.append)
-        assert found.diverged == 10 * SETTING.num_rounds
-        assert any("(10 diverged)" in line for line in told)
+        (row,) = trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
+        assert row.diverged == 10 * SETTING.num_rounds
+        assert any("(10 diverged)" in line for line in lines)
 
 
-def test_where_git_is_missing_the_commit_is_told_or_unknown(tmp_path, told, monkeypatch):
+def test_data_that_are_not_there_stop_nobody_else_and_the_commit_is_told_or_unknown(tmp_path, lines, monkeypatch):
     monkeypatch.setattr(module, "provenance_here", lambda device: replace(provenance_here(device), commit=""))
-    run(tmp_path, told, at_most_arms=1)
+    done = run(tmp_path, lines, [Cell("svhn", "iid", 20, 0), IID], at_most_arms=1)
+    assert (done.unavailable, done.trained) == (("svhn",), 1)
+    assert "svhn: not measured: data not available" in lines
     monkeypatch.setenv("MPPFL_COMMIT", "abc123")
-    run(tmp_path, told, at_most_arms=1)
-    assert [each.commit for each in read_trials(tmp_path, IID, SETTING)] == ["unknown", "abc123"]
-
-
-def test_data_that_are_not_there_stop_nobody_else(tmp_path, told):
-    elsewhere = Cell("svhn", "iid", 20, 0)
-    done = run(tmp_path, told, [elsewhere, IID], at_most_arms=1)
-    assert done.unavailable == ("svhn",)
-    assert done.trained == 1
-    assert "svhn: not measured: data not available" in told
-
-
-def test_a_file_of_another_configuration_is_refused(tmp_path, told):
-    run(tmp_path, told, at_most_arms=1)
+    run(tmp_path, lines, at_most_arms=1)
+    assert [trial.commit for trial in read_trials(tmp_path, IID, SETTING)] == ["unknown", "abc123"]
     others = SETTINGS | {NAME: replace(SETTING, learning_rate=0.5)}
     with pytest.raises(BadFile, match=r"measured with learning_rate=0\.01, here it is 0\.5"):
         measure([IID], tmp_path, settings=others)
@@ -288,7 +267,7 @@ def test_a_file_of_another_configuration_is_refused(tmp_path, told):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"minutes": -1}, "minutes"),
         ({"at_most_arms": 0}, "at_most_arms"),
@@ -296,9 +275,9 @@ def test_a_file_of_another_configuration_is_refused(tmp_path, told):
         ({"device": "tpu"}, "tpu"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(tmp_path, told, options, said):
-    with pytest.raises(BadInput, match=said) as caught:
-        run(tmp_path, told, **options)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, lines, options, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        run(tmp_path, lines, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -320,17 +299,5 @@ def test_measuring_needs_torch_numpy_and_scipy_alone(tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "8", done.stderr
     assert len(every_training(tmp_path)) == 8
-    assert all(math.isfinite(each.accuracy) for _, each in every_training(tmp_path))
+    assert all(math.isfinite(row.accuracy) for _, row in every_training(tmp_path))
     assert place_of_unit(NAME) == IID
-
-
-def test_a_stopped_run_of_other_settings_is_left_alone(begun, told):
-    folder, _ = begun
-    run(folder, told, minutes=1e-9)
-    (stopped,) = (folder / "in-flight").rglob("*.npz")
-    longer = SETTINGS | {NAME: replace(SETTING, num_rounds=5)}
-    elsewhere = folder / "elsewhere"
-    shutil.copytree(folder / "in-flight", elsewhere / "in-flight")
-    done = measure([IID], elsewhere, settings=longer, tell=told.append, at_most_arms=1)
-    assert done.trained == 1
-    assert [path.name for path in (elsewhere / "in-flight").rglob("*.npz")] == [stopped.name]
