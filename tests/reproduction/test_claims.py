@@ -58,13 +58,6 @@ def test_every_figure_has_its_claims_and_no_claim_stands_twice():
     assert set(EXPECTED) <= texts
 
 
-def test_the_common_reward_is_the_condition_of_the_cost_claim():
-    finding = claim(LOWEST).judge(COMMITTED["fig-cost"])
-    assert finding.condition.startswith("common reward, against SA, Random and DP-FedAvg (mean), not ")
-    assert "common reward: SA 30" in finding.reason
-    assert "own reward: SA 0" in finding.reason
-
-
 # ---- on numbers made up -------------------------------------------------------------------------------------------
 
 

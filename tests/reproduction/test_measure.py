@@ -71,7 +71,7 @@ def finished(tmp_path_factory):
         return folder, run(folder, [])
 
 
-def test_a_cell_is_measured_with_all_its_arms_and_the_trial_of_the_unit_is_one_of_them(finished):
+def test_a_cell_has_all_its_arms_with_how_each_was_trained_and_the_trial_of_the_unit_is_one_of_them(finished):
     folder, done = finished
     arms, trials = read_cell(folder, IID, SETTING), read_trials(folder, IID, SETTING)
     assert set(arms) == set(arms_of(IID))
@@ -82,10 +82,6 @@ def test_a_cell_is_measured_with_all_its_arms_and_the_trial_of_the_unit_is_one_o
         assert sa in trials  # the very same training
         assert sa.unit == units[weights].unit
     assert done.trained == len(trials) + len(arms) - 3  # SA twice and noiseless came from the trials
-
-
-def test_an_arm_says_what_it_was_trained_with_and_how_fast(finished):
-    arms = read_cell(finished[0], IID, SETTING)
     least, mean = (arms[ArmName(rule, "size")].fixed_budget for rule in ("fixed-min", "fixed-mean"))
     assert 0 < least < mean
     for arm, row in arms.items():
@@ -136,13 +132,6 @@ def results(folder):
     return {arm: parts(row) for arm, row in read_cell(folder, IID, SETTING).items()}
 
 
-def test_lost_arms_are_trained_as_they_were_and_what_is_there_is_not_trained_again(begun, lines):
-    folder, before = begun
-    assert run(folder, lines).trained == 2
-    assert results(folder) == before
-    assert run(folder, lines).trained == 0
-
-
 @pytest.mark.parametrize("how", [KeyboardInterrupt, RuntimeError("the machine is lost")])
 def test_a_run_that_is_stopped_goes_on_from_where_it_was(begun, lines, monkeypatch, how):
     folder, before = begun
@@ -159,6 +148,7 @@ def test_a_run_that_is_stopped_goes_on_from_where_it_was(begun, lines, monkeypat
     assert any("2 arms go on" in line for line in lines)
     assert results(folder) == before
     assert not (folder / "in-flight").exists()
+    assert run(folder, lines).trained == 0  # what is there is not trained again
 
 
 def test_a_checkpoint_that_is_damaged_or_of_other_code_or_settings_is_not_gone_on_from(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from pytest import approx
-from reproduction.cells import CELLS, NOISELESS, ArmName, Cell, aggregations_of, arms_of, gflop_per_example
+from reproduction.cells import NOISELESS, ArmName, Cell, aggregations_of, arms_of, gflop_per_example
 from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import add_arms, add_trials, note_unavailable
@@ -120,12 +120,8 @@ def test_aggregations_are_judged_apart_and_each_table_compares_with_its_own_prin
     assert {row.num_clients for row in second} == {20, 50, 80}
 
 
-def test_a_cell_without_a_verdict_says_why(tmp_path):
-    fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
-    note_unavailable(tmp_path, "cinic-10")
+def test_a_cell_without_all_judged_mechanisms_says_which_are_missing(tmp_path):
     add(tmp_path, LARGE, "mppfl", 60.0)
-    assert row_of(tmp_path, Cell("cinic-10", "iid", 20, 0)).verdict == "not measured: data not available"
-    assert row_of(tmp_path, Cell("svhn", "iid", 20, 0)).verdict == "not measured: not yet trained"
     assert row_of(tmp_path, LARGE).verdict == "not measured: no SA and no SARDA-like yet"
     assert "| – / 48.74 |" in tables_section(tmp_path)
 
@@ -198,19 +194,11 @@ def states(answer):
     return [(cell.state, cell.reason) for cell in answer.cells]
 
 
-def test_nothing_measured_leaves_hours_unknown(tmp_path, here):
-    answer = status(tmp_path)
-    assert len(answer.cells) == answer.count("missing") == len(CELLS)
-    assert (answer.count("measured"), answer.count("partly")) == (0, 0)
-    assert {row.cell.dataset for row in answer.cells if row.reason == "not yet trained"} == {"cifar-10"}
-    assert (answer.hours_left, answer.device) == (None, "")
-    assert answer.unit_trials["cifar-10"] == 7
-
-
 def test_files_that_are_elsewhere_are_told_from_data_that_nobody_had(tmp_path, here):
     note_unavailable(tmp_path, "svhn")
     cells = [Cell(name, "iid", 20, 0) for name in ("cifar-10", "cifar-100", "svhn")]
     answer = status(tmp_path, cells=cells)
+    assert (answer.hours_left, answer.device, answer.unit_trials["cifar-10"]) == (None, "", 7)
     assert states(answer) == [
         ("missing", "not yet trained"),
         ("missing", "not yet trained; no files here"),
