@@ -29,7 +29,6 @@ def refused(answer, *fragments):
     ("lines", "fragments"),
     [
         ([HEADER, "ann,nan,0,1"], ["line 2", "quadratic_cost of client 'ann' is 'nan'", "must be a number above 0"]),
-        ([HEADER, "ann,-1,0,1"], ["line 2", "quadratic_cost of client 'ann' is '-1'", "above 0"]),
         ([HEADER, "ann,0,0,1"], ["quadratic_cost of client 'ann' is '0'", "above 0"]),
         ([HEADER, "ann,inf,0,1"], ["quadratic_cost of client 'ann' is 'inf'", "above 0"]),
         ([HEADER, "bob,1,0,1", "ann,1,nan,1"], ["line 3", "linear_cost of client 'ann' is 'nan'", "at least 0"]),
@@ -43,7 +42,6 @@ def refused(answer, *fragments):
         ([HEADER, "ann,1,0,1", "bob,1,0,1", "ann,1,0,1"], ["line 4", "'ann' stands already on line 2", "Keep one"]),
         ([HEADER, "ann,1,0,1", "bobb,1,0,1"], ["line 3", "client 'bobb' is not in the network", "mean 'bob'?"]),
         ([HEADER, "ann,1,0,1"], ["1 of the network's 2 clients have no line: 'bob'", "Add them"]),
-        ([HEADER], ["2 of the network's 2 clients have no line: 'ann', 'bob'", "Add them"]),
         ([HEADER, "ann,1,0"], ["line 2", "3 fields where the header has 4", "Complete the line"]),
         ([HEADER, 'ann,1,0,"1'], ["line 2", "not a line of CSV", "Close quotes"]),
         ([], ["empty", "must be a header: name, quadratic_cost, linear_cost, noise_harm"]),
@@ -253,14 +251,10 @@ def test_an_edge_list_cannot_hold_a_client_without_edges(mppfl, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["solve", "--nonsense"],
-        ["solve", "--rounds", "many"],
         ["solve", "--hop-decay"],
         ["solve", "surplus"],
-        ["slove"],
         ["graph", "describe"],
         ["graph", "generate", "erdos_renyi"],
-        ["audit", "sensitivity", "--mechanism", "magic"],
         ["audit", "mechanism", "--noise", "plain-float32"],
         ["audit", "float", "--noise", "white"],
         ["audit", "neighbour", "--budget", "much"],

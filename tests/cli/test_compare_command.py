@@ -54,15 +54,6 @@ def test_rows_add_up_what_solve_says_of_every_round(mppfl, write):
         assert row["total_welfare"] == approx(row["welfare"] - row["server_cost"] / (1 - game.accuracy_weight))
 
 
-def test_under_the_common_reward_everybody_faces_mppfls_rates(mppfl, write):
-    options = (*seven_clients().options(write), "--rounds", 1)
-    (ours,) = mppfl("solve", *options, "--json").json["rounds"]
-    alone = ("--mechanism", "social_agnostic", "--reward-rate", ours["reward_rate"])
-    (theirs,) = mppfl("solve", *options, *alone, "--json").json["rounds"]
-    comparison = mppfl("compare", *options, *FOUR, "--json").json
-    assert row_of(comparison, "social_agnostic", "common")["server_cost"] == approx(theirs["server_cost"])
-
-
 def test_price_of_anarchy_of_two_friends_by_hand(mppfl, friends):
     # At rate r the equilibrium's welfare is 2(rρ − (1.5ρ)²) at ρ = r/3, r²/6; the optimum ρ = 2r/9 gives 2r²/9.
     found = mppfl("compare", *friends, "--rounds", 4, "--mechanisms", "mppfl", "--json").json
@@ -97,15 +88,6 @@ def test_nothing_is_said_of_mppfl_where_it_was_not_compared(mppfl):
     assert all(line.rstrip().endswith("–") for line in shown)
     for summary in mppfl(*options, "--json").json["summary"]:
         assert (summary["dearer_than_mppfl"], summary["worse_than_mppfl"]) == (None, None)
-
-
-def test_games_are_drawn_from_seed_upward(mppfl):
-    def costs(seed, seeds):
-        options = ("--num-clients", 6, "--rounds", 2, "--mechanisms", "mppfl,random", "--json")
-        games = mppfl("compare", *options, "--seed", seed, "--seeds", seeds).json["games"]
-        return [(row["mechanism"], row["convention"], row["server_cost"]) for row in games]
-
-    assert costs(5, 3) == costs(5, 1) + costs(6, 1) + costs(7, 1)
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------
@@ -175,14 +157,6 @@ def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write
         assert (row["server_cost"], row["welfare"]) == (mine.server_cost, mine.welfare)
 
 
-def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, write):
-    options = ("--experiment", write("trial.toml", "[network]\nnum_clients = 5\n[game]\nnum_rounds = 1"))
-    options += ("--fixed-budget", "mean", "--json")
-    assert "means nothing without the mechanism dp_fedavg" in mppfl("compare", *options).error
-    found = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg").json["games"]
-    assert {row["mechanism"] for row in found} == {"mppfl", "dp_fedavg"}
-
-
 def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):
     path = write("trial.toml", '[network]\nnum_clients = 5\n[game]\nnum_rounds = 1\nparticipation = "if_non_negative"')
     answer = mppfl("compare", "--experiment", path, "--json")
@@ -196,6 +170,7 @@ def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mpp
         (("--seeds", 3), "--seeds means nothing with --experiment. Set it in the file instead."),
         (("--preset", "benign"), "--preset means nothing with --experiment."),
         (("--mechanisms", "budget_limited"), "the mechanism budget_limited needs game.payment_limit"),
+        (("--fixed-budget", "mean"), "means nothing without the mechanism dp_fedavg"),
         (("--mechanisms", "mpfl"), "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
         (("--train", "other.toml"), "--experiment means nothing with --train."),
         (("--rounds", 0), "rounds=0 must be a whole number of at least 1."),

@@ -14,25 +14,16 @@ def folder(tmp_path):
     return tmp_path / "runs"
 
 
-def test_a_folder_of_runs_becomes_one_page(mppfl, folder, tmp_path):
-    target = tmp_path / "page.html"
-    answer = mppfl("report", folder, "--output", target)
-    assert (answer.code, answer.stdout) == (0, f"{target}\n")
-    text = target.read_text(encoding="utf-8")
+def test_runs_become_one_page_in_the_current_folder_or_where_asked(mppfl, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = mppfl("report", folder)
+    assert (answer.code, answer.stdout) == (0, "report.html\n")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "dp_fedavg" in text
     assert "4 clients learn digits" in text
-
-
-def test_runs_given_twice_are_shown_once(mppfl, folder, tmp_path):
     target = tmp_path / "page.html"
-    answer = mppfl("report", folder / "mppfl", folder, folder / "dp_fedavg", "--output", target, "--json")
+    answer = mppfl("report", folder / "mppfl", folder, folder / "dp_fedavg", "--output", target, "--json")  # shown once
     assert answer.json == {"path": str(target), "runs": ["mppfl", "dp_fedavg"], "bytes": target.stat().st_size}
-
-
-def test_the_page_goes_into_the_current_folder_by_default(mppfl, folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert mppfl("report", folder / "mppfl").stdout == "report.html\n"
-    assert (tmp_path / "report.html").exists()
 
 
 def test_failures_are_one_line_and_leave_no_page(mppfl, folder, tmp_path):
