@@ -18,33 +18,24 @@ BATCHES = st.lists(st.lists(ROWS_OF_A_BATCH, min_size=0, max_size=4), min_size=1
 
 @given(BATCHES, st.booleans(), st.sampled_from([None, 5, 8]))
 def test_every_batch_lies_in_its_slot_and_step(batches, is_private, width):
+    batches.append(batches[0])  # slots may share theirs
     noise = object() if is_private else None
-    slots = [ClientSlot(torch.zeros(1), own, noise) for own in batches]
+    slots = [ClientSlot(torch.zeros(1), batches_of_slot, noise) for batches_of_slot in batches]
     num_steps = max(map(len, batches)) + 1
     rows, weight, moves = padded_steps(slots, num_steps, width, torch.zeros(51, 2, dtype=torch.float64))
-    longest = max((len(batch) for own in batches for batch in own), default=0)
+    longest = max((len(batch) for batches_of_slot in batches for batch in batches_of_slot), default=0)
     assert rows.shape == weight.shape == (num_steps, len(slots), width or longest or 1)
-    for slot, own in enumerate(batches):
-        looks = [row for batch in own for row in batch.tolist()]
+    for slot, batches_of_slot in enumerate(batches):
+        looks = [row for batch in batches_of_slot for row in batch.tolist()]
         for step in range(num_steps):
-            batch = own[step].tolist() if step < len(own) else []
-            assert moves[step, slot] == (step < len(own))
+            batch = batches_of_slot[step].tolist() if step < len(batches_of_slot) else []
+            assert moves[step, slot] == (step < len(batches_of_slot))
             assert rows[step, slot, : len(batch)].tolist() == batch
             share = 1.0 if is_private else 1 / max(1, len(batch))
             np.testing.assert_allclose(weight[step, slot, : len(batch)], share)
             assert not weight[step, slot, len(batch) :].any()
             if looks:  # padding shows a slot nobody else's examples
                 assert set(rows[step, slot, len(batch) :].tolist()) <= {looks[0]}
-
-
-def test_slots_that_share_batches_see_the_same():
-    shared, other = [np.array([4, 2]), np.array([1])], [np.array([9])]
-    slots = [ClientSlot(torch.zeros(1), own) for own in (shared, other, shared)]
-    rows, weight, _ = padded_steps(slots, 2, None, torch.zeros(10, 1))
-    assert torch.equal(rows[:, 0], rows[:, 2])
-    assert rows[:, 0].tolist() == [[4, 2], [1, 4]]
-    assert rows[:, 1].tolist() == [[9, 9], [9, 9]]
-    assert weight[:, 1].tolist() == [[1, 0], [0, 0]]
 
 
 def test_a_step_is_as_wide_as_its_longest_batch():
@@ -74,8 +65,8 @@ def examples(dtype=np.float64):
 
 def batches(seed, size, epochs, per_batch=4):
     rng = np.random.default_rng(seed)
-    own = rng.choice(PICTURES, size, replace=False)
-    orders = [rng.permutation(own) for _ in range(epochs)]
+    examples_of_client = rng.choice(PICTURES, size, replace=False)
+    orders = [rng.permutation(examples_of_client) for _ in range(epochs)]
     return [order[start : start + per_batch] for order in orders for start in range(0, size, per_batch)]
 
 
@@ -99,41 +90,43 @@ def starts_of(model, count, alike):
     return starts * (count if alike else 1)
 
 
+def assert_moves_as_the_plain_loop(model, slots, in_span, atol=1e-11, **more):
+    engine, plain = (
+        engine_of(flat_model(MODELS[model]()), len(slots), engine=name, **more) for name in ("dense", "loop")
+    )
+    assert sorted(engine._spanned.which_pay(slots)) == list(in_span)
+    expected = plain.updates(slots)
+    assert expected.abs().max() > 0.01
+    for _ in range(2):  # the second time finds its Gram matrices kept
+        torch.testing.assert_close(engine.updates(slots), expected, atol=atol, rtol=0)
+
+
+ONE_START_OR_MANY = pytest.mark.parametrize("alike", [True, False], ids=["one start", "starts of their own"])
+
+
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("alike", [True, False], ids=["one start", "starts of their own"])
+@ONE_START_OR_MANY
 @pytest.mark.parametrize("at_once", [1, 2, 20, None])
 def test_small_clients_move_as_the_plain_loop_moves_them(model, alike, at_once):
-    flat = flat_model(MODELS[model]())
-    slots = slots_from(starts_of(flat, len(SIZES), alike))
-    engine = engine_of(flat, len(slots), engine="dense", clients_at_once=at_once)
-    assert len(engine._spanned.which_pay(slots)) == len(slots)
-    found = [engine.updates(slots) for _ in range(2)]  # the second finds its Gram matrices kept
-    plain = engine_of(flat_model(MODELS[model]()), len(slots), engine="loop")
-    wanted = plain.updates(slots)
-    assert wanted.abs().max() > 0.01
-    for updates in found:
-        torch.testing.assert_close(updates, wanted, atol=1e-11, rtol=0)
+    slots = slots_from(starts_of(flat_model(MODELS[model]()), len(SIZES), alike))
+    assert_moves_as_the_plain_loop(model, slots, range(len(SIZES)), clients_at_once=at_once)
 
 
-def test_large_clients_beside_small_ones_are_computed_plainly_and_land_in_their_rows():
-    flat = flat_model(MODELS["mlp"]())
-    sizes = (5, 200, 12, 150)
-    slots = slots_from(starts_of(flat, len(sizes), alike=True), sizes)
-    engine = engine_of(flat, len(slots), engine="dense")
-    assert engine._spanned.which_pay(slots) == [0, 2]
-    found = engine.updates(slots)
-    plain = engine_of(flat_model(MODELS["mlp"]()), len(slots), engine="loop")
-    torch.testing.assert_close(found, plain.updates(slots), atol=1e-11, rtol=0)
+@pytest.mark.parametrize(
+    ("sizes", "in_span"),
+    [((5, 200, 12, 150), [0, 2]), ((8,) * 43, range(43))],
+    ids=["large clients beside small ones", "more than are multiplied at once"],
+)
+@ONE_START_OR_MANY
+def test_clients_computed_plainly_or_in_turn_land_in_their_rows(sizes, in_span, alike):
+    slots = slots_from(starts_of(flat_model(MODELS["mlp"]()), len(sizes), alike), sizes)
+    assert_moves_as_the_plain_loop("mlp", slots, in_span)
 
 
 def test_an_example_that_comes_twice_in_a_batch_counts_twice():
-    flat = flat_model(MODELS["mlp"]())
-    slot = ClientSlot(flat.initial_weights(0).double(), [np.array([3, 7, 3]), np.array([7, 7, 7, 9])], epochs=2)
-    engine = engine_of(flat, 1, epochs=2, engine="dense")
-    assert engine._spanned.which_pay([slot]) == [0]
-    found = engine.updates([slot])
-    plain = engine_of(flat_model(MODELS["mlp"]()), 1, engine="loop")
-    torch.testing.assert_close(found, plain.updates([slot]), atol=1e-12, rtol=0)
+    start = flat_model(MODELS["mlp"]()).initial_weights(0).double()
+    slot = ClientSlot(start, [np.array([3, 7, 3]), np.array([7, 7, 7, 9])], epochs=2)
+    assert_moves_as_the_plain_loop("mlp", [slot], [0], atol=1e-12, epochs=2)
 
 
 @pytest.mark.parametrize("size", [12, 17, 60])
@@ -148,13 +141,11 @@ def test_clients_of_one_size_are_the_same_to_the_bit_alone_and_in_company(size):
 
 
 def test_what_leaves_the_span_is_computed_plainly():
-    model = MODELS["mlp"]
-    slots = slots_from([flat_model(model()).initial_weights(0).double()] * len(SIZES))
-    engine = engine_of(flat_model(model()), 6, engine="dense", momentum=0.9)
-    assert engine._spanned is None
-    engine = engine_of(flat_model(model()), 6, engine="dense", augmentation="crop_and_flip")
-    assert engine._spanned is None
-    engine = engine_of(flat_model(model()), 6, engine="dense")
+    flat = flat_model(MODELS["mlp"]())
+    slots = slots_from([flat.initial_weights(0).double()] * len(SIZES))
+    for change in ({"momentum": 0.9}, {"augmentation": "crop_and_flip"}):
+        assert engine_of(flat, 6, engine="dense", **change)._spanned is None
+    engine = engine_of(flat, 6, engine="dense")
     assert engine._spanned.which_pay(slots)
     assert not engine._spanned.which_pay([ClientSlot(slots[0].start, slots[0].batches, noise=object())])
     assert not engine._spanned.which_pay([ClientSlot(slots[0].start, [])])
@@ -194,9 +185,9 @@ def test_examples_that_are_nearly_alike_are_computed_as_exactly_as_by_the_plain_
         engine = Engine(flat, features.astype(precision), labels, config, len(slots))
         return flat.parts(engine.updates(slots).double())
 
-    exact, plain, found = moved("loop", "float64"), moved("loop", "float32"), moved("dense", "float32")
+    exact, plain, fast = moved("loop", "float64"), moved("loop", "float32"), moved("dense", "float32")
     for name, part in exact.items():
-        assert (found[name] - part).norm() <= 1.5 * (plain[name] - part).norm()
+        assert (fast[name] - part).norm() <= 1.5 * (plain[name] - part).norm()
 
 
 @pytest.mark.parametrize("engine", ["dense", "vmap"])
@@ -207,21 +198,9 @@ def test_nobody_diverges_by_how_long_others_train(size, engine):
     features[:4] *= np.float32(size)
     flat = flat_model(make_model("mlp", SHAPE, CLASSES, hidden=(16,)))
     config = TrainingConfig(batch_size=4, local_epochs=1, learning_rate=0.2, engine=engine)
-    large, others = (
-        ClientSlot(flat.initial_weights(0), [np.arange(3)]),
-        slots_from([flat.initial_weights(0)], [12], epochs=1),
-    )
+    large = ClientSlot(flat.initial_weights(0), [np.arange(3)])
+    others = slots_from([flat.initial_weights(0)], [12], epochs=1)
     engine = Engine(flat, features, labels, config, 2)
     alone, together = engine.updates([large])[0], engine.updates([large, *others])[0]
     assert torch.isfinite(alone).all()
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)
-
-
-def test_more_slots_than_are_multiplied_at_once_move_as_the_plain_loop_moves_them():
-    flat, sizes = flat_model(MODELS["mlp"]()), (8,) * 43
-    for alike in (True, False):
-        slots = slots_from(starts_of(flat, len(sizes), alike), sizes)
-        engine = engine_of(flat, len(slots), engine="dense")
-        found = engine.updates(slots)
-        plain = engine_of(flat_model(MODELS["mlp"]()), len(slots), engine="loop")
-        torch.testing.assert_close(found, plain.updates(slots), atol=1e-11, rtol=0)
