@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 from make_reference import DESIGN, PAGE, reference, with_tree  # noqa: E402
 from make_tutorial import BLOCK, COMMAND, PAGES, followed  # noqa: E402
 
-NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+from tests.test_docs import NUMBER  # noqa: E402
+
 HASH = re.compile(r"\b[0-9a-f]{64}\b")
 NOISY = re.compile(r"\d+(?:\.\d+)? %")  # an accuracy after fresh noise
 SAME_EVERYWHERE = ("graph", "solve", "compare", "risk", "calibrate")  # commands without fresh noise
@@ -143,8 +144,8 @@ def settled_numbers(line: str, command: str, kind: str) -> list[str]:
         return NUMBER.findall(line)
     if not command.startswith(tuple(f"$ mppfl {word}" for word in SAME_BUT_FOR_NOISE)):
         return []
-    found = NUMBER.findall(NOISY.sub("", HASH.sub("", line)))
-    return found[:-1] if NOISY.search(line) else found  # a row of trainings ends with its seconds
+    numbers = NUMBER.findall(NOISY.sub("", HASH.sub("", line)))
+    return numbers[:-1] if NOISY.search(line) else numbers  # a row of trainings ends with its seconds
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -180,10 +181,7 @@ def test_commands_that_are_only_shown_have_the_options_they_use(page):
             assert used <= known, f"{page.name}: {line}"
 
 
-def test_the_reference_is_made_from_the_code():
+def test_the_reference_and_the_tree_of_the_design_page_are_made_from_the_code():
     assert PAGE.read_text(encoding="utf-8") == reference(), "run: python docs/make_reference.py"
-
-
-def test_the_design_page_shows_the_tree_as_it_is():
     text = DESIGN.read_text(encoding="utf-8")
     assert text == with_tree(text), "run: python docs/make_reference.py"
