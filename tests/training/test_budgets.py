@@ -24,9 +24,8 @@ from mppfl.training import (
     largest_budget,
     make_model,
     poisson_multiplier,
-    train_rounds,
 )
-from tests.training.trainings import pictures, plan_with
+from tests.training.trainings import pictures, plan_with, trained
 
 METHOD_NAMES = st.sampled_from(["exact", "rdp", "zcdp"])
 
@@ -37,14 +36,6 @@ def test_the_largest_budget_keeps_epsilon_and_hardly_more_does_not(dp_epsilon, d
     rho = largest_budget(dp_epsilon, dp_delta, method)
     assert epsilon(rho, dp_delta, method) <= dp_epsilon
     assert epsilon(rho * (1 + 1e-6), dp_delta, method) > dp_epsilon
-
-
-@pytest.mark.parametrize("dp_epsilon", [1.0, 3.0, 8.0])
-def test_the_largest_budget_agrees_with_an_independent_accountant(dp_epsilon):
-    from dp_accounting import get_epsilon_gaussian
-
-    rho = largest_budget(dp_epsilon, 1e-5)
-    assert get_epsilon_gaussian(1 / math.sqrt(2 * rho), 1e-5) == approx(dp_epsilon, rel=1e-6)
 
 
 def test_the_unit_is_set_by_the_client_who_gives_most_over_all_rounds():
@@ -67,8 +58,8 @@ def test_nobody_ends_above_epsilon_however_the_rounds_are_added_up(dp_epsilon, m
     plan = plan_from_rounds("by hand", [RoundTerms(t + 1, 1.0, 1.0, np.array(row)) for t, row in enumerate(rows)])
     unit = budget_unit_for(plan, dp_epsilon, 1e-5, method)
     for client in (0, 1):
-        each = [unit * row[client] for row in rows]
-        assert max(epsilon(sum(each), 1e-5, method), epsilon(sum(reversed(each)), 1e-5, method)) <= dp_epsilon
+        spent = [unit * row[client] for row in rows]
+        assert max(epsilon(sum(spent), 1e-5, method), epsilon(sum(reversed(spent)), 1e-5, method)) <= dp_epsilon
 
 
 def test_infinite_budgets_and_empty_plans_have_no_unit():
@@ -82,18 +73,15 @@ def test_infinite_budgets_and_empty_plans_have_no_unit():
 
 @pytest.mark.parametrize("noise", ["seeded", "gaussian", "discrete"])
 def test_the_ledger_of_a_training_ends_at_epsilon_and_not_above(noise):
-    data, plan = pictures(), plan_with([1.0, 0.3, 0.7], num_rounds=3)
-    model = make_model("linear", data.input_shape, data.num_classes)
-    config = TrainingConfig(privacy="full_batch_steps", num_steps=2, clip_norm=0.3, noise=noise)
+    plan, model = plan_with([1.0, 0.3, 0.7], num_rounds=3), make_model("linear", (1, 8, 8), 4)
+    asked = {"privacy": "full_batch_steps", "num_steps": 2, "clip_norm": 0.3, "noise": noise}
+    config = TrainingConfig(**asked)
     delta = delta_for_budgets(config, 3.0, 4 * 64, len(plan))
     assert delta == approx(config.dp_delta, rel=1e-12)
     unit = budget_unit_for(plan, 3.0, delta, epsilon_method(config))
-    config = TrainingConfig(
-        privacy="full_batch_steps", num_steps=2, clip_norm=0.3, noise=noise, budget_unit=unit, evaluate_every=3
-    )
     with PrivacyLedger.in_memory() as ledger:
-        *_, last = train_rounds(model, data, plan, config, ledger=ledger)
-        ends = ledger.get_epsilon(list(data.names), config.dp_delta, epsilon_method(config))
+        *_, last = trained(plan=plan, model=model, ledger=ledger, budget_unit=unit, evaluate_every=3, **asked)
+        ends = ledger.get_epsilon(["0", "1", "2"], config.dp_delta, epsilon_method(config))
     assert 3.0 * (1 - 1e-4) < max(ends) <= 3.0
     assert np.argmax(ends) == 0
     assert last.dp_epsilon <= 3.0
@@ -127,34 +115,17 @@ def test_a_budget_without_a_calibration_is_refused(budget, match):
         poisson_multiplier(budget, 1e-5, WORK)
 
 
-def test_the_ledger_knows_the_epsilon_of_a_poisson_training_and_adds_nothing_to_the_zcdp_sum():
-    data, ledger = pictures((40, 30, 50)), PrivacyLedger.in_memory()
-    config = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0, batch_size=10, local_epochs=1, budget_unit=0.5)
-    model = make_model("softmax", data.input_shape, 4)
-    first, last = train_rounds(model, data, plan_with([1.0, 0.0, 1.0]), config, ledger=ledger)
-    assert math.isnan(first.dp_epsilon)  # found after the last round
-    assert ledger.get_epsilon("0", 1e-5, "pld") <= last.dp_epsilon  # an upper bound, however it is found
+def test_a_poisson_training_has_an_epsilon_and_no_part_in_zcdp_sums_and_caps_nor_in_releases_per_client():
+    asked = {"data": pictures((40, 30, 50)), "ledger": PrivacyLedger.in_memory(), "clip_norm": 1.0, "batch_size": 10}
+    trained([0.5] * 3, 1, run="before", privacy="client", **asked)
+    ledger = asked["ledger"]
+    ledger.set_cap("2", 100.0, "record")  # in zCDP, which Poisson sampling cannot be held to
+    first, last = trained([1.0, 0.0, 1.0], 2, run="then", privacy="dpsgd_poisson", budget_unit=0.5, **asked)
+    assert first.refused == last.refused == ("2",)
+    assert math.isnan(first.dp_epsilon)  # known after the last round
+    assert ledger.get_epsilon("0", 1e-5, "pld", unit="record") <= last.dp_epsilon  # an upper bound, however it is found
     assert last.dp_epsilon <= gaussian_epsilon(2 * 0.5, 1e-5)  # two rounds of ρ = 0.5
-    np.testing.assert_array_equal(ledger.spent(["0", "2"]), 0.0)
-
-
-def test_a_client_with_a_cap_in_zcdp_takes_no_part_in_poisson_sampling():
-    data, ledger = pictures((40, 30, 50)), PrivacyLedger.in_memory()
-    ledger.set_cap("2", 100.0, "record")
-    config = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0, batch_size=10, local_epochs=1)
-    model = make_model("softmax", data.input_shape, 4)
-    (record,) = train_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger)
-    assert record.refused == ("2",)
-
-
-def test_a_poisson_training_ends_well_in_a_ledger_that_holds_client_level_releases_too():
-    data, ledger = pictures((40, 30, 50)), PrivacyLedger.in_memory()
-    model = make_model("softmax", data.input_shape, 4)
-    config = TrainingConfig(privacy="client", clip_norm=1.0, batch_size=10, local_epochs=1)
-    list(train_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger, run="first"))
-    config = TrainingConfig(privacy="dpsgd_poisson", clip_norm=1.0, batch_size=10, local_epochs=1)
-    (record,) = train_rounds(model, data, plan_with([0.5] * 3, 1), config, ledger=ledger, run="then")
-    assert record.dp_epsilon > 0
+    assert ledger.spent("0", "record") == 0.0
 
 
 FALSE_ALARM = 1e-8  # of each comparison; some fifty of them
@@ -177,14 +148,11 @@ BY_THE_BOOK = {
 
 
 def one_round(budgets, privacy, num_rounds=1, model="softmax", data=DATA, **changed):
-    config = TrainingConfig(
-        **{
-            "privacy": privacy, "clip_norm": CLIP, "learning_rate": TINY, "batch_size": BATCH, "local_epochs": EPOCHS,
-            "num_steps": STEPS, "precision": "float64", "aggregation": "num_examples", "seed": 6, **changed,
-        }
-    )  # fmt: skip
-    module = make_model(model, data.input_shape, data.num_classes)
-    return list(train_rounds(module, data, plan_with(budgets, num_rounds), config))
+    asked = {
+        "privacy": privacy, "clip_norm": CLIP, "learning_rate": TINY, "batch_size": BATCH, "local_epochs": EPOCHS,
+        "num_steps": STEPS, "precision": "float64", "aggregation": "num_examples", "seed": 6, **changed,
+    }  # fmt: skip
+    return trained(budgets, num_rounds, model=make_model(model, (1, 32, 32), 40), data=data, **asked)
 
 
 def alone(client, budget=BUDGET):
@@ -198,15 +166,25 @@ def assert_of_std(noise, std):
     assert abs(noise.mean()) <= norm.ppf(1 - FALSE_ALARM / 2) * std / math.sqrt(len(noise))
 
 
+def stated_noise(privacy, client, **changed):
+    """The noise that the record of a client alone states, and that really is in its upload."""
+    (noisy,), (quiet,) = (one_round(alone(client, budget), privacy, **changed) for budget in (BUDGET, np.inf))
+    assert_of_std(noisy.weights - quiet.weights, noisy.noise_std[client])
+    assert len(noisy.weights) == NUM_PARAMETERS
+    assert quiet.noise_std[client] == 0
+    return noisy.noise_std[client]
+
+
 @pytest.mark.parametrize("privacy", BY_THE_BOOK)
 @pytest.mark.parametrize("client", [0, 1, 2])
 def test_the_noise_in_an_upload_is_what_the_record_states_and_the_budget_buys(privacy, client):
-    (noisy,), (quiet,) = one_round(alone(client), privacy), one_round(alone(client, np.inf), privacy)
-    std = noisy.noise_std[client]
-    assert_of_std(noisy.weights - quiet.weights, std)
-    assert std == approx(BY_THE_BOOK[privacy](SIZES[client]), rel=1e-9)
-    assert len(noisy.weights) == NUM_PARAMETERS
-    assert quiet.noise_std[client] == 0
+    assert stated_noise(privacy, client) == approx(BY_THE_BOOK[privacy](SIZES[client]), rel=1e-9)
+
+
+@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_every_engine_adds_the_noise_that_the_record_states(privacy, engine):
+    assert stated_noise(privacy, 1, engine=engine) == approx(BY_THE_BOOK[privacy](SIZES[1]), rel=1e-9)
 
 
 @pytest.mark.parametrize("privacy", BY_THE_BOOK)
@@ -217,35 +195,17 @@ def test_the_noise_in_the_mean_is_that_of_independent_clients(privacy):
 
 @pytest.mark.parametrize("privacy", ["full_batch_steps", "dpsgd_shuffle"])
 def test_momentum_counts_the_noise_of_early_steps_more_than_once(privacy):
-    (noisy,) = one_round(alone(2), privacy, momentum=0.9)
-    (quiet,) = one_round(alone(2, np.inf), privacy, momentum=0.9)
-    assert_of_std(noisy.weights - quiet.weights, noisy.noise_std[2])
-    (plain,) = one_round(alone(2), privacy)
-    assert noisy.noise_std[2] > 1.5 * plain.noise_std[2]
+    assert stated_noise(privacy, 2, momentum=0.9) > 1.5 * BY_THE_BOOK[privacy](SIZES[2])
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 @pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
 def test_noise_that_protects_is_as_large_as_the_record_states(privacy, noise):
-    (noisy,) = one_round(alone(0), privacy, noise=noise)
-    (quiet,) = one_round(alone(0, np.inf), privacy)
-    assert_of_std(noisy.weights - quiet.weights, noisy.noise_std[0])
-    assert noisy.noise_std[0] > BY_THE_BOOK[privacy](SIZES[0])  # rounding is paid for with noise
-
-
-@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_every_engine_adds_the_noise_that_the_record_states(privacy, engine):
-    (noisy,) = one_round(alone(1), privacy, engine=engine)
-    (quiet,) = one_round(alone(1, np.inf), privacy, engine=engine)
-    assert_of_std(noisy.weights - quiet.weights, noisy.noise_std[1])
+    assert stated_noise(privacy, 0, noise=noise) > BY_THE_BOOK[privacy](SIZES[0])  # rounding is paid for with noise
 
 
 def test_adding_or_removing_a_client_takes_half_the_noise_of_replacing_one():
-    (noisy,) = one_round(alone(0), "client", adjacency="add-remove")
-    (quiet,) = one_round(alone(0, np.inf), "client")
-    assert_of_std(noisy.weights - quiet.weights, noisy.noise_std[0])
-    assert noisy.noise_std[0] == approx(CLIP / math.sqrt(2 * BUDGET))
+    assert stated_noise("client", 0, adjacency="add-remove") == approx(CLIP / math.sqrt(2 * BUDGET))
 
 
 def blank():
@@ -259,19 +219,16 @@ def test_noise_is_fresh_for_every_round_and_client():
     first, second = (record.weights for record in one_round(alone(0), "client", 2, "linear", data))
     (other,) = one_round(alone(1), "client", 1, "linear", data)
     drawn = np.array([first, second - first, other.weights])
-    found = np.corrcoef(drawn)
-    assert np.abs(found[~np.eye(3, dtype=bool)]).max() <= norm.ppf(1 - FALSE_ALARM) / math.sqrt(drawn.shape[1])
+    correlations = np.corrcoef(drawn)
+    assert np.abs(correlations[~np.eye(3, dtype=bool)]).max() <= norm.ppf(1 - FALSE_ALARM) / math.sqrt(drawn.shape[1])
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
 def test_poisson_sampled_steps_add_the_multiplier_times_the_clip_norm_over_the_batch_size(engine):
-    data, ledger = blank(), PrivacyLedger.in_memory()
-    config = TrainingConfig(
-        privacy="dpsgd_poisson", clip_norm=CLIP, learning_rate=0.1, batch_size=BATCH, local_epochs=EPOCHS,
-        engine=engine, precision="float64",
-    )  # fmt: skip
-    model = make_model("linear", data.input_shape, 40)
-    (record,) = train_rounds(model, data, plan_with(alone(2), 1), config, ledger=ledger)
+    ledger = PrivacyLedger.in_memory()
+    (record,) = one_round(
+        alone(2), "dpsgd_poisson", 1, "linear", blank(), ledger=ledger, learning_rate=0.1, engine=engine
+    )
     (event,) = ledger.events()
     steps = EPOCHS * math.ceil(12 / BATCH)
     assert (event["sampling_rate"], event["num_steps"]) == (BATCH / 12, steps)
