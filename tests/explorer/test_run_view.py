@@ -23,9 +23,8 @@ def read_run(folder, name):
     return RunReader(folder).read(name)
 
 
-def chart_of(states, key):
-    (chart,) = (each for each in run_charts(states) if each.key == key)
-    return chart
+def charts_of(*states):
+    return {chart.key: chart for chart in run_charts(states)}
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +36,27 @@ def folder(tmp_path_factory):
         run_experiment(small(), folder=place / "group" / "late", on_round=stop_after(3))
     (place / "letters").mkdir()
     (place / "letters" / "mine.txt").write_text("not a run")
+    return place
+
+
+@pytest.fixture(scope="module")
+def tricky(folder, tmp_path_factory):
+    """Runs beside others that are too deep, hidden, or led to from the folder by links, and links among them."""
+    place = tmp_path_factory.mktemp("tricky")
+    inside = place / "runs"
+    shutil.copytree(folder / "demo", inside / "demo")
+    for name in ("runs/a/b/c/d", "runs/.hidden", "runs/back\\slash", "runs/files", "secret"):
+        shutil.copytree(folder / "demo" / "mppfl", place / name)
+    (inside / "linked").symlink_to(place / "secret")
+    (inside / "files" / "arrays.npz").unlink()
+    (inside / "files" / "arrays.npz").symlink_to(place / "secret" / "arrays.npz")
+    shutil.copytree(folder / "group" / "late", inside / "late")
+    (inside / "late" / "experiment.toml").rename(place / "experiment.toml")
+    (inside / "late" / "experiment.toml").symlink_to(place / "experiment.toml")
+    (inside / "best").symlink_to(inside / "demo" / "mppfl")
+    (inside / "demo" / "round").symlink_to(inside)  # a circle ends
+    (inside / "self").symlink_to(inside / "self")  # and one that leads nowhere is passed over
+    (inside / "letters").mkdir()
     return place
 
 
@@ -61,51 +81,25 @@ def test_runs_are_listed_by_their_paths(folder):
         list_runs(folder / "nowhere")
 
 
-def test_folders_too_deep_or_hidden_are_not_looked_into(folder, tmp_path):
-    shutil.copytree(folder / "demo" / "mppfl", tmp_path / "a" / "b" / "c" / "d")
-    shutil.copytree(folder / "demo" / "mppfl", tmp_path / ".hidden")
-    assert list_runs(tmp_path) == ()
-    for name in ("a/b/c/d", ".hidden"):
-        with pytest.raises(BadInput, match="is not one of those in the folder"):
-            read_run(tmp_path, name)
+def test_what_is_listed_can_be_read_and_a_link_inside_the_folder_is_a_run_like_any_other(tricky):
+    reader = RunReader(tricky / "runs")
+    names = [entry.name for entry in reader.list()]
+    assert names == ["best", "demo/dp_fedavg", "demo/mppfl", "demo/round/best"]
+    assert [reader.read(name).name for name in names] == names
+    assert reader.read("best").run.finished
 
 
 @pytest.mark.parametrize(
     "name",
     ["../x", "../secret", "a/../../secret", "demo/../../secret", "/etc", "ABSOLUTE", "", "..", "./demo/mppfl", "demo",
      "demo//mppfl", "demo/mppfl/", "letters", "nothing", "demo\\mppfl", "a\0b", "linked", "files", "~",
-     "x" * 5000, "demo/mppfl/../dp_fedavg"],
+     "x" * 5000, "demo/mppfl/../dp_fedavg", "a/b/c/d", ".hidden", "back\\slash", "late/mppfl", "self"],
 )  # fmt: skip
-def test_a_name_that_was_not_listed_is_refused(folder, tmp_path, name):
-    inside = tmp_path / "runs"
-    shutil.copytree(folder / "demo", inside / "demo")
-    shutil.copytree(folder / "demo" / "mppfl", tmp_path / "secret")
-    (inside / "linked").symlink_to(tmp_path / "secret")
-    shutil.copytree(folder / "demo" / "mppfl", inside / "files")
-    (inside / "files" / "arrays.npz").unlink()
-    (inside / "files" / "arrays.npz").symlink_to(tmp_path / "secret" / "arrays.npz")
-    (inside / "letters").mkdir()
-    assert [entry.name for entry in list_runs(inside)] == ["demo/dp_fedavg", "demo/mppfl"]
-    wanted = str(tmp_path / "secret") if name == "ABSOLUTE" else name
+def test_a_name_that_was_not_listed_is_refused(tricky, name):
     with pytest.raises(BadInput, match="is not one of those in the folder") as caught:
-        read_run(inside, wanted)
+        read_run(tricky / "runs", str(tricky / "secret") if name == "ABSOLUTE" else name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def test_an_experiment_that_is_a_link_to_elsewhere_is_not_read(folder, tmp_path):
-    shutil.copytree(folder / "group" / "late", tmp_path / "runs" / "late")
-    assert len(list_runs(tmp_path / "runs")) == 2
-    (tmp_path / "runs" / "late" / "experiment.toml").rename(tmp_path / "experiment.toml")
-    (tmp_path / "runs" / "late" / "experiment.toml").symlink_to(tmp_path / "experiment.toml")
-    assert list_runs(tmp_path / "runs") == ()
-
-
-def test_what_is_listed_can_be_read(folder, tmp_path):
-    for name in ("plain", "back\\slash", ".hidden"):
-        shutil.copytree(folder / "demo" / "mppfl", tmp_path / name)
-    reader = RunReader(tmp_path)
-    assert [reader.read(entry.name).name for entry in reader.list()] == ["plain"]
 
 
 def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_path):
@@ -118,15 +112,6 @@ def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_pat
     assert (gone.options, gone.charts) == ([], ())
     assert gone.texts["run-status"].count("no such folder") == 1
     assert run_view(reader, names, False, gone.seen) is None
-
-
-def test_a_link_inside_the_folder_is_a_run_like_any_other(folder, tmp_path):
-    shutil.copytree(folder / "demo", tmp_path / "demo")
-    (tmp_path / "best").symlink_to(tmp_path / "demo" / "mppfl")
-    (tmp_path / "demo" / "round").symlink_to(tmp_path)  # a circle ends
-    (tmp_path / "self").symlink_to(tmp_path / "self")  # and one that leads nowhere is passed over
-    assert "best" in [entry.name for entry in list_runs(tmp_path)]
-    assert read_run(tmp_path, "best").run.finished
 
 
 # ---- how they stand ----------------------------------------------------------------------------------------------
@@ -164,28 +149,20 @@ def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
     assert {tuple(row[4:]) for row in ledger_rows(read_run(folder, "group/late/mppfl"))} == {("–", "–", "3")}
 
 
-def test_nothing_is_read_again_until_something_is_written(folder, tmp_path):
-    shutil.copytree(folder / "demo", tmp_path / "demo")
-    reader = RunReader(tmp_path)
-    first = reader.read("demo/mppfl")
-    assert reader.read("demo/mppfl") is first
-    os.utime(tmp_path / "demo" / "mppfl" / "run.json", (1, 1))
-    second = reader.read("demo/mppfl")
-    assert second is not first
-    assert [entry.name for entry in reader.list()] == ["demo/dp_fedavg", "demo/mppfl"]
-
-
-def test_a_training_is_followed_to_its_end(tmp_path):
-    reader = RunReader(tmp_path)
-    seen = []
+def test_a_training_is_followed_to_its_end_and_read_again_only_when_something_is_written(tmp_path):
+    reader, seen = RunReader(tmp_path), []
 
     def look(records):
         state = reader.read("out/mppfl")
+        assert reader.read("out/mppfl") is state
         seen.append((state.run.rounds_done, len(state.charged_rounds), state.run.finished))
 
     run_experiment(small(), folder=tmp_path / "out", on_round=look)
     assert seen == [(0, 1, False), (2, 2, False), (2, 3, False), (4, 4, False)]
-    assert reader.read("out/mppfl").run.finished
+    done = reader.read("out/mppfl")
+    assert done.run.finished
+    os.utime(tmp_path / "out" / "mppfl" / "run.json", (1, 1))
+    assert reader.read("out/mppfl") is not done
 
 
 def test_damage_is_told_in_one_line(folder, tmp_path):
@@ -204,36 +181,34 @@ def test_damage_is_told_in_one_line(folder, tmp_path):
 
 def test_every_chart_of_several_runs_can_be_drawn(folder):
     states = [read_run(folder, entry.name) for entry in list_runs(folder)]
-    charts = dict(zip(RUN_CHARTS, run_charts(states), strict=True))
-    for key, chart in charts.items():
+    charts = charts_of(*states)
+    assert tuple(charts) == RUN_CHARTS
+    for chart in charts.values():
         json.dumps(to_plotly(chart, False), allow_nan=False)
-        assert chart.key == key
         assert not chart.is_empty
-    accuracy = charts["accuracy"]
+    accuracy, epsilons = charts["accuracy"], charts["dp-epsilon"]
     assert [line.name for line in accuracy.lines] == [state.name for state in states]
     assert [line.slot for line in accuracy.lines[:2]] == [MECHANISM_SLOTS["dp_fedavg"], MECHANISM_SLOTS["mppfl"]]
     assert "every 2 rounds" in accuracy.note
     assert accuracy.y.label == "accuracy (% of test data)"
-    epsilons = charts["dp-epsilon"]
     assert "seeded noise protects no one" in epsilons.note
     assert (len(epsilons.labels), len(epsilons.bars)) == (5, 4)
 
 
 def test_one_run_shows_epsilon_nominal_and_in_the_worst_case(folder):
-    state = read_run(folder, "demo/mppfl")
-    chart = chart_of([state], "dp-epsilon")
+    state, accounts = read_run(folder, "demo/mppfl"), read_run(folder, "demo/mppfl").run.accounts
+    chart, left = charts_of(state)["dp-epsilon"], charts_of(state)["remaining"]
     assert [group.name for group in chart.bars] == ["nominal", "worst case"]
-    assert chart.bars[0].values.max() == pytest.approx(state.run.accounts.dp_epsilon.max())
+    assert chart.bars[0].values.max() == pytest.approx(accounts.dp_epsilon.max())
     assert chart.x.label == "ε (at δ = 1e-5)"
-    left = chart_of([state], "remaining")
-    assert left.bars[0].values.max() == pytest.approx(state.run.accounts.remaining.max())
-    none = chart_of([read_run(folder, "group/late/mppfl")], "remaining")
+    assert left.bars[0].values.max() == pytest.approx(accounts.remaining.max())
+    none = charts_of(read_run(folder, "group/late/mppfl"))["remaining"]
     assert none.is_empty
     assert "no client has a cap" in none.note
 
 
 def test_nothing_chosen_is_an_empty_chart_and_no_error():
-    for chart in run_charts([]):
+    for chart in charts_of().values():
         assert in_words(chart).endswith("nothing to show yet.")
         assert to_plotly(chart, True)["layout"]["annotations"]
 
@@ -244,13 +219,13 @@ def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
     free, many = read_run(tmp_path, "free"), read_run(tmp_path, "many")
     assert free.run.noise == "none"
     assert not many.run.is_simulation
-    budgets = chart_of([free, many], "run-budgets")
+    budgets = charts_of(free, many)["run-budgets"]
     assert "no budgets: free" in budgets.note
     assert [len(line.x) for line in budgets.lines] == [0, 12]
-    epsilons = chart_of([many], "dp-epsilon")
+    epsilons = charts_of(many)["dp-epsilon"]
     assert not epsilons.bars
     assert epsilons.lines[0].y == pytest.approx(np.sort(many.run.accounts.dp_epsilon)[::-1])
-    assert chart_of([many], "accuracy").lines[0].x.tolist() == [5, 10, 12]  # rounds without evaluation are no gap
-    endless = chart_of([free], "dp-epsilon")
+    assert charts_of(many)["accuracy"].lines[0].x.tolist() == [5, 10, 12]  # rounds without evaluation are no gap
+    endless = charts_of(free)["dp-epsilon"]
     assert endless.is_empty
     assert "20 infinite values cannot be drawn" in endless.note

@@ -78,7 +78,7 @@ def test_a_link_says_only_what_differs_from_the_defaults_and_unknown_keys_are_ig
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ("?alpha=high", "alpha='high' in the link must be a number. Correct it, or leave it out."),
         ("?alpha=nan", "externality_strength=nan must lie in"),
@@ -96,10 +96,10 @@ def test_a_link_says_only_what_differs_from_the_defaults_and_unknown_keys_are_ig
         (f"?client={'x' * 30_000}", "the link has 30,008 characters; at most 20,000 can be read."),
     ],
 )
-def test_a_value_that_cannot_be_is_told_in_one_line(query, told):
+def test_a_value_that_cannot_be_is_told_in_one_line(query, message):
     with pytest.raises(BadInput) as refused:
         from_query(query)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -108,8 +108,9 @@ def test_a_value_that_cannot_be_is_told_in_one_line(query, told):
 
 def test_every_leader_and_every_kind_of_client_is_a_mechanism():
     assert {Choices(leader=leader).mechanism for leader in LEADERS} == set(MECHANISM_OF_LEADER.values())
-    assert [Choices(clients_are=who, leader="pigouvian").mechanism for who in CLIENTS_ARE[1:]] == [*CLIENTS_ARE[1:]]
-    everything = {Choices(clients_are=who, leader=leader).mechanism for who in CLIENTS_ARE for leader in LEADERS}
+    kinds = CLIENTS_ARE[1:]
+    assert tuple(Choices(clients_are=kind, leader="pigouvian").mechanism for kind in kinds) == kinds
+    everything = {Choices(clients_are=kind, leader=leader).mechanism for kind in CLIENTS_ARE for leader in LEADERS}
     assert everything == set(MECHANISMS) - {"noiseless"}  # without noise there is no budget to show
 
 
@@ -123,52 +124,50 @@ def test_a_preset_brings_its_constants():
 # ---- as an experiment file ----------------------------------------------------------------------------------------
 
 
+def read_back(folder, choices, source=None):
+    path = folder / "explorer.toml"
+    path.write_text(to_toml(choices, source), encoding="utf-8")
+    return read_experiment(path)
+
+
 @settings(max_examples=40, deadline=None)
 @given(any_choices())
 def test_the_experiment_file_says_what_the_choices_mean(tmp_path_factory, choices):
     source = Path("/somewhere/edges.csv")
-    path = tmp_path_factory.mktemp("toml") / "explorer.toml"
-    path.write_text(to_toml(choices, source), encoding="utf-8")
-    assert read_experiment(path) == experiment_of(choices, source)
+    assert read_back(tmp_path_factory.mktemp("toml"), choices, source) == experiment_of(choices, source)
 
 
-SOME = [
-    Choices(),
-    Choices(num_clients=9, seed=5, budget_min=0.05, budget_max=0.6, num_rounds=3),
-    Choices(family="watts_strogatz", preset="benign", clients_are="random", seed=3, num_rounds=4),
-    Choices(clients_are="dp_fedavg", fixed_budget="0.125", num_rounds=3),
-    Choices(leader="budget_limited", payment_limit=2.5, num_rounds=3, num_clients=6),
-    Choices(participation="if_non_negative", num_rounds=3, max_hops=2, hop_decay=0.3, externality_strength=0.2),
-    Choices(leader="personalised", accuracy_weight=0.7, num_rounds=2),
-]
+@pytest.mark.parametrize(
+    "choices",
+    [
+        Choices(),
+        Choices(num_clients=9, seed=5, budget_min=0.05, budget_max=0.6, num_rounds=3),
+        Choices(family="watts_strogatz", preset="benign", clients_are="random", seed=3, num_rounds=4),
+        Choices(clients_are="dp_fedavg", fixed_budget="0.125", num_rounds=3),
+        Choices(leader="budget_limited", payment_limit=2.5, num_rounds=3, num_clients=6),
+        Choices(participation="if_non_negative", num_rounds=3, max_hops=2, hop_decay=0.3, externality_strength=0.2),
+        Choices(leader="personalised", accuracy_weight=0.7, num_rounds=2),
+    ],
+)
+def test_the_experiment_file_makes_the_same_game_to_the_last_bit(world, choices, tmp_path):
+    experiment = read_back(tmp_path, choices)
+    solution = solve_all(experiment, game_without_data(experiment, choices.seed), choices.seed)[choices.mechanism]
+    shown = world.scene(choices).solution
+    assert np.array_equal(solution.plan.to_matrix(), shown.plan.to_matrix())
+    assert np.array_equal(solution.plan.reward_rates, shown.plan.reward_rates)
+    assert np.array_equal(solution.game.clients.budget_max, shown.game.clients.budget_max)
 
 
-@pytest.mark.parametrize("choices", SOME)
-def test_the_experiment_file_makes_the_same_game_to_the_last_bit(choices, tmp_path):
-    path = tmp_path / "explorer.toml"
-    path.write_text(to_toml(choices), encoding="utf-8")
-    experiment = read_experiment(path)
-    found = solve_all(experiment, game_without_data(experiment, choices.seed), choices.seed)[choices.mechanism]
-    shown = World().scene(choices).solution
-    assert np.array_equal(found.plan.to_matrix(), shown.plan.to_matrix())
-    assert np.array_equal(found.plan.reward_rates, shown.plan.reward_rates)
-    assert np.array_equal(found.game.clients.budget_max, shown.game.clients.budget_max)
-
-
-def test_a_network_from_a_file_is_read_as_on_the_page(tmp_path):
-    links, path = tmp_path / "edges.csv", tmp_path / "explorer.toml"
+def test_a_network_from_a_file_is_read_as_on_the_page_and_without_one_there_is_no_experiment(tmp_path):
+    links = tmp_path / "edges.csv"
     links.write_text("ann,bob\nbob,cat\ncat,ann\ncat,cat\ndan,ann\n", encoding="utf-8")  # nobody exposes dan
     world = World(source=links)
-    for choices in (Choices(network="file"), Choices(network="file", undirected=True), Choices(network="file", seed=1)):
-        path.write_text(to_toml(choices, world.source(choices)), encoding="utf-8")
-        experiment = read_experiment(path)
-        again = game_without_data(experiment, choices.seed)
+    for changed in ({}, {"undirected": True}, {"seed": 1}):
+        choices = Choices(network="file", **changed)
+        again = game_without_data(read_back(tmp_path, choices, world.source(choices)), choices.seed)
         assert again.graph.names == ("ann", "bob", "cat", "dan")
         assert np.array_equal(again.clients.quadratic_cost, world.game(choices).clients.quadratic_cost)
         assert (again.graph.influence != world.graph(choices).influence).nnz == 0
-
-
-def test_a_network_without_a_file_has_no_experiment_file():
     with pytest.raises(BadInput, match="network='file' has no file of edges here"):
         to_toml(Choices(network="file"))
 
