@@ -181,6 +181,30 @@ def test_one_game_is_not_counted_as_several(mppfl, friends):
     refused(mppfl("compare", *friends, "--seeds", 3), "--seeds=3 would play one game 3 times", "Leave it out")
 
 
+@pytest.mark.parametrize(
+    ("command", "text", "options", "message"),
+    [
+        ("solve", "", ("--seed", 3), "--seed means nothing with --experiment. Set it in the file instead."),
+        ("solve", "", ("--num-clients", 20), "--num-clients means nothing with --experiment."),
+        ("solve", "", ("--reward-rate", 2), "--reward-rate means nothing with --experiment."),
+        ("solve", "", ("--mechanism", "mppfll"), "mechanism='mppfll' is not known. Did you mean 'mppfl'?"),
+        ("solve", 'mechanisms = ["mppfl", "random"]', (), "mechanisms are mppfl, random, and solve plays one. Choose"),
+        ("solve", "seeds = [1, 2]", (), "seeds are 1, 2, and solve plays one."),
+        ("solve", "[game]\nnum_rounds = 0", (), "game.num_rounds=0 must be a whole number of at least 1."),
+        ("solve", "[game]\nnum_rounds = 10000001", (), "rounds=10,000,001 is too many."),
+        ("compare", "", ("--seeds", 3), "--seeds means nothing with --experiment. Set it in the file instead."),
+        ("compare", "", ("--preset", "benign"), "--preset means nothing with --experiment."),
+        ("compare", "", ("--mechanisms", "budget_limited"), "the mechanism budget_limited needs game.payment_limit"),
+        ("compare", "", ("--fixed-budget", "mean"), "means nothing without the mechanism dp_fedavg"),
+        ("compare", "", ("--mechanisms", "mpfl"), "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
+        ("compare", "", ("--train", "other.toml"), "--experiment means nothing with --train."),
+        ("compare", "", ("--rounds", 0), "rounds=0 must be a whole number of at least 1."),
+    ],
+)
+def test_what_a_file_and_options_cannot_say_together_is_refused(mppfl, write, command, text, options, message):
+    assert message in mppfl(command, "--experiment", write("trial.toml", text), *options).error
+
+
 # ---- the other commands -----------------------------------------------------------------------------------------
 
 
@@ -286,6 +310,7 @@ def test_a_misspelt_command_or_option_gets_at_most_one_hint(mppfl, arguments, hi
 @pytest.mark.parametrize(
     ("command", "texts"),
     [
+        ((), ("solve",)),
         (("audit",), ("sensitivity", "mechanism", "float", "neighbour")),
         (("audit", "mechanism"), ("(default 0.5 unless --noise-multiplier is given)",)),
         (("deploy",), ("(pip install 'flwr[simulation]')",)),
@@ -302,11 +327,10 @@ def test_help_names_what_there_is_and_shows_square_brackets(mppfl, monkeypatch, 
         assert command != ("solve",) or set(MECHANISMS) <= set(answer.stdout.replace(",", " ").split())
 
 
-def test_help_and_version_go_to_stdout(mppfl):
-    for argument, text in (("--help", "solve"), ("--version", "mppfl 0.")):
-        answer = mppfl(argument)
-        assert (answer.code, answer.stderr) == (0, "")
-        assert text in answer.stdout
+def test_the_version_goes_to_stdout(mppfl):
+    answer = mppfl("--version")
+    assert (answer.code, answer.stderr) == (0, "")
+    assert "mppfl 0." in answer.stdout
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from pytest import approx
 
-import mppfl as package
-import mppfl.leakage
 from mppfl import leakage
 from mppfl.leakage import r_bound, r_leak, read_values
-from mppfl.network import read_graph, write_edges
+from mppfl.network import random_graph, read_graph, write_edges
 from tests.contract.cases import write_network, write_sample
 from tests.homes import home
 
@@ -24,9 +22,7 @@ FEW = ("--rounds", 2, "--mechanisms", "mppfl,social_agnostic")
 def circles(write, tmp_path):
     """Options of a network of two circles, clients with small budgets, and a public sample of who is in which."""
     rng = np.random.default_rng(4)
-    drawn = package.random_graph(
-        "stochastic_block", SIZE, rng=rng, sizes=[30, 30], within=0.15, between=0.04, weights="ones"
-    )
+    drawn = random_graph("stochastic_block", SIZE, rng=rng, sizes=[30, 30], within=0.15, between=0.04, weights="ones")
     edges = tmp_path / "edges.csv"
     write_edges(drawn, edges)
     costs = rng.lognormal(3.0, 0.5, SIZE)
@@ -40,9 +36,8 @@ def circles(write, tmp_path):
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Networks of more than 50 clients count as too large for matrices."""
-    for module in (home(r_bound), mppfl.leakage):
+    for module in (home(r_bound), leakage):
         monkeypatch.setattr(module, "DENSE_LIMIT", 50)
-    monkeypatch.setattr(leakage, "DENSE_LIMIT", 50)
 
 
 # ---- risk -------------------------------------------------------------------------------------------------------

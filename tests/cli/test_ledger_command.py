@@ -108,22 +108,17 @@ def test_failures_are_one_line(mppfl, ledger, tmp_path):
 
 
 @pytest.fixture
-def per_client(tmp_path):
-    """Everybody on a path of twelve spent 0.1 for all of their data."""
+def twelve(tmp_path, write):
+    """Everybody on a path of twelve spent 0.1 for all of their data: the ledger, and the network."""
     path = tmp_path / "client.db"
     with PrivacyLedger.open(path) as opened:
         opened.reserve("run", 1, [cost(f"c{n}", 0.1, unit="client", mechanism="client") for n in range(12)])
-    return path
+    return path, write("path.csv", *(f"c{n},c{n + 1}" for n in range(11)))
 
 
-@pytest.fixture
-def path_of_twelve(write):
-    return write("path.csv", *(f"c{n},c{n + 1}" for n in range(11)))
-
-
-def test_show_with_a_network_adds_three_columns(mppfl, per_client, path_of_twelve, write):
+def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     sample = write("sample.csv", "name,value", *(f"c{n},{int(n < 6)}" for n in range(12)))
-    network = ("ledger", "show", per_client, "--graph", path_of_twelve, "--undirected")
+    network = ("ledger", "show", twelve[0], "--graph", twelve[1], "--undirected")
     full = (*network, "--max-hops", 1, "--attribute", sample, "--coupling", 0.5)
     account = mppfl(*full, "--json").json
     first, second = account["clients"][:2]
@@ -161,7 +156,8 @@ def test_budgets_per_record_are_shown_nominal_and_worst_case_and_need_counts_for
         assert "nominal budgets, R_bound is of worst-case" in counted.stderr
 
 
-def test_bad_networks_and_attributes_are_one_line(mppfl, per_client, ledger, path_of_twelve, write, tmp_path):
+def test_bad_networks_and_attributes_are_one_line(mppfl, twelve, ledger, write, tmp_path):
+    per_client, path_of_twelve = twelve
     network = ("ledger", "show", per_client, "--graph", path_of_twelve, "--undirected")
     for option in (("--coupling", 1), ("--attribute", "x.csv"), ("--max-hops", 2), ("--hop-decay", 0.5)):
         assert f"{option[0]} is about a network" in mppfl("ledger", "show", per_client, *option).error

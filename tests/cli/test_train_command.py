@@ -1,4 +1,4 @@
-"""mppfl train and mppfl compare --train: what they print, where results lie, and how they go on."""
+"""mppfl train, mppfl compare --train and mppfl report: what they print, where results lie, and how they go on."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ import pytest
 from mppfl import experiment as experiments
 from mppfl.experiment import load_run
 from mppfl.experiment import run_experiment as trained
+from tests.experiment.runs import make_run
+from tests.experiment.small import small
 from tests.experiment.test_tracking import FakeMlflow
 from tests.test_architecture import HEAVY, guarded
-
-SMALL = (
-    "seed = 3",
-    'mechanisms = ["mppfl", "dp_fedavg"]',
-    "[network]",
-    "num_clients = 5",
-    "[game]",
-    "num_rounds = 3",
-    "[training]",
-    'model = "softmax"',
-    "local_epochs = 1",
-    "budget_unit = 0.01",
-)
 
 
 @pytest.fixture
 def experiment(write):
     """A training of a second."""
-    return write("small.toml", *SMALL)
+    return write("small.toml", small(game={"num_rounds": 3}).to_toml())
 
 
 # ---- train ------------------------------------------------------------------------------------------------------
@@ -190,7 +179,47 @@ def test_options_that_would_change_nothing_are_refused(mppfl, experiment, tmp_pa
     assert message in mppfl("compare", *options).error
 
 
-def test_help_is_quick_because_nothing_heavy_is_imported():
-    stdout, end = guarded([*HEAVY, "numpy", "scipy", "pydantic"], "train", "--help")
+@pytest.mark.parametrize(("command", "word"), [("train", "--resume"), ("audit", "sensitivity")])
+def test_help_is_quick_because_nothing_heavy_is_imported(command, word):
+    stdout, end = guarded([*HEAVY, "numpy", "scipy", "pydantic"], command, "--help")
     assert end == {"code": 0, "found": []}
-    assert "--resume" in stdout
+    assert word in stdout
+
+
+# ---- report -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("mppfl", "dp_fedavg"):
+        make_run(name, num_clients=4, num_rounds=3).save(tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def test_runs_become_one_page_in_the_current_folder_or_where_asked(mppfl, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = mppfl("report", folder)
+    assert (answer.code, answer.stdout) == (0, "report.html\n")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "dp_fedavg" in text
+    assert "4 clients learn digits" in text
+    target = tmp_path / "page.html"
+    answer = mppfl("report", folder / "mppfl", folder, folder / "dp_fedavg", "--output", target, "--json")  # shown once
+    assert answer.json == {"path": str(target), "runs": ["mppfl", "dp_fedavg"], "bytes": target.stat().st_size}
+
+
+def test_failures_are_one_line_and_leave_no_page(mppfl, folder, tmp_path):
+    target = tmp_path / "page.html"
+    (tmp_path / "empty").mkdir()
+    whole = (folder / "dp_fedavg" / "arrays.npz").read_bytes()
+    (folder / "dp_fedavg" / "arrays.npz").write_bytes(whole[:100])
+    for folders, output, message in (
+        ((), target, "report needs a folder of a run"),
+        ((tmp_path / "none",), target, "no such folder"),
+        ((tmp_path / "empty",), target, "neither a run nor a folder with runs"),
+        ((folder,), target, "arrays.npz: damaged, or changed"),
+        ((folder / "mppfl",), tmp_path, "is a directory"),
+        ((folder / "mppfl",), tmp_path / "page.pdf", "must end in .html"),
+    ):
+        assert message in mppfl("report", *folders, "--output", output).error
+    assert not target.exists()
