@@ -59,8 +59,8 @@ def ours(name):
     if parts[0] != "mppfl":
         return None
     while parts:
-        at = SOURCE.parent.joinpath(*parts)
-        if at.with_suffix(".py").exists() or (at / "__init__.py").exists():
+        place = SOURCE.parent.joinpath(*parts)
+        if place.with_suffix(".py").exists() or (place / "__init__.py").exists():
             return ".".join(parts)
         parts.pop()
     return None
@@ -113,13 +113,8 @@ def test_tests_docs_and_examples_import_from_folders_alone(path):
 def test_a_module_imports_from_another_folder_through_its_interface(path):
     here = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
     names = [name for name in imported(path) if name.startswith("mppfl.") and name not in PACKAGES]
-    assert not [
-        name
-        for name in names
-        if name.rpartition(".")[0].rpartition(".")[0] != here
-        and not is_interface(name)
-        and not name.startswith(f"{here}.")
-    ]
+    others = [name for name in names if name.rpartition(".")[0].rpartition(".")[0] != here and not is_interface(name)]
+    assert not [name for name in others if not name.startswith(f"{here}.")]
 
 
 def test_every_name_of_an_interface_is_there():
@@ -146,12 +141,9 @@ def test_no_class_name_exists_twice():
     assert not COUNTS.classes_twice
 
 
-def test_no_module_is_called_utils():
-    assert not [path for path in MODULES if "util" in path.stem or "helper" in path.stem]
-
-
-def test_every_module_says_what_lives_in_it():
+def test_every_module_says_what_lives_in_it_and_none_is_called_utils():
     assert all(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES)
+    assert not [path for path in MODULES if "util" in path.stem or "helper" in path.stem]
 
 
 def test_the_game_knows_torch_only_in_files_named_for_a_device():
@@ -197,19 +189,16 @@ def test_importing_the_package_imports_nothing_heavy():
     assert end == {"code": 0, "found": []}
 
 
-def test_solving_a_small_game_imports_nothing_heavier_than_scipy(tmp_path):
+def test_solving_a_small_game_imports_nothing_heavier_than_scipy_and_a_large_one_never_torch(tmp_path):
     edges, clients = tmp_path / "edges.csv", tmp_path / "clients.csv"
     edges.write_text("ann,bob\nbob,cat\ncat,ann\n")
     clients.write_text("name,quadratic_cost,linear_cost,noise_harm\nann,1,0,1\nbob,1,0,1\ncat,1,0,1\n")
-    stdout, end = guarded(HEAVY, "solve", "--graph", edges, "--clients", clients, "--rounds", 60, "--json")
-    assert end == {"code": 0, "found": []}
-    assert json.loads(stdout)["num_clients"] == 3
-
-
-def test_solve_never_imports_torch_even_where_it_needs_compiled_code():
-    stdout, end = guarded(["torch"], "solve", "--num-clients", 700, "--rounds", 2, "--json", "--no-budgets")
-    assert end == {"code": 0, "found": []}
-    assert json.loads(stdout)["num_clients"] == 700
+    small = ("--graph", edges, "--clients", clients, "--rounds", 60)
+    large = ("--num-clients", 700, "--rounds", 2, "--no-budgets")  # needs compiled code
+    for forbidden, game, num_clients in ((HEAVY, small, 3), (["torch"], large, 700)):
+        stdout, end = guarded(forbidden, "solve", *game, "--json")
+        assert end == {"code": 0, "found": []}
+        assert json.loads(stdout)["num_clients"] == num_clients
 
 
 @pytest.mark.parametrize("command", ["solve", "compare", "risk", "graph"])

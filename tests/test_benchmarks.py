@@ -54,7 +54,7 @@ def test_a_workload_comes_back_from_its_file_as_it_was(tmp_path):
 
 def test_batches_cover_every_example_once_and_the_last_may_be_short():
     workload = lap.Workload("mlp", 20, 0.1, np.zeros((2, 50, 1)), np.zeros((2, 50)), {})
-    covered = [at for rows in workload.batches() for at in range(50)[rows]]
+    covered = [example for rows in workload.batches() for example in range(50)[rows]]
     assert covered == list(range(50))
     assert [rows.stop - rows.start for rows in workload.batches()] == [20, 20, 10]
 
@@ -68,12 +68,9 @@ def test_peers_train_the_model_that_mppfl_trains(model):
     assert torch.equal(ours(inputs), theirs(inputs))
 
 
-def test_a_family_is_a_process_with_all_that_descend_from_it():
+def test_a_family_is_a_process_with_all_that_descend_from_it_whatever_their_names():
     parents = {1: 0, 10: 1, 11: 10, 12: 11, 20: 1}
     assert sorted(lap.family_of(parents, 10)) == [10, 11, 12]
-
-
-def test_a_program_may_have_any_name():
     assert lap.stat_fields("7 (a) b (c) S 3 7")[:2] == ["S", "3"]
 
 
@@ -102,29 +99,23 @@ def test_ratios_are_to_the_run_just_before():
     assert peers.ratios(theirs, ours, "wall") == approx([4.0, 1.0])
 
 
-def test_a_bar_is_reached_or_missed_by_the_median_ratio():
-    assert [bar["reached"] for bar in a_result(plain_cpu=5.0)["bars"]] == [True, True]
-    assert [bar["reached"] for bar in a_result(plain_cpu=3.9)["bars"]] == [False, True]
-    assert peers.is_well(a_result())
-    assert not peers.is_well(a_result(plain_cpu=3.9))
+def test_a_bar_is_reached_or_missed_by_the_median_ratio_and_one_that_failed_is_not_measured():
+    for result, reached in (
+        (a_result(plain_cpu=5.0), [True, True]),
+        (a_result(plain_cpu=3.9), [False, True]),
+        (a_result(failure="exit code 1: no such module"), [True, None]),
+    ):
+        assert [bar["reached"] for bar in result["bars"]] == reached
+        assert peers.is_well(result) == (reached == [True, True])
+    assert "NOT MEASURED  exit code 1: no such module" in peers.table(result)
 
 
-def test_a_peer_that_ends_at_another_loss_is_told():
+def test_a_peer_that_ends_at_another_loss_is_told_and_agreement_without_progress_says_nothing():
     result = a_result(peer_loss=1.0 + 2 * peers.LOSS_TOLERANCE)
     assert [row["agrees"] for row in result["rows"]] == [True, True, False]
     assert " NO " in peers.table(result)
     assert not peers.is_well(result)
-
-
-def test_agreement_without_progress_says_nothing():
     assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
-
-
-def test_a_peer_that_fails_stays_in_the_table():
-    result = a_result(failure="exit code 1: no such module")
-    assert "NOT MEASURED  exit code 1: no such module" in peers.table(result)
-    assert [bar["reached"] for bar in result["bars"]] == [True, None]
-    assert not peers.is_well(result)
 
 
 def test_an_environment_that_is_missing_or_old_is_named(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,53 +29,25 @@ from mppfl.game import MECHANISMS
 
 MONEY = Axis("cost", "money")
 X = np.arange(1.0, 6.0)
-LINES = Chart(
-    "costs",
-    "Costs by round",
-    ROUNDS,
-    MONEY,
-    (Line("ours", 0, X, X**2, X, X**3), Line("theirs", 1, X, np.array([1, np.nan, np.inf, 2, 3.0]))),
-    marked=2.0,
-    note="only five rounds",
-)
-BARS = Chart(
-    "compared",
-    "Mechanisms",
-    MONEY,
-    Axis("mechanism", "name"),
-    bars=(Bars("common reward", 0, np.array([1.0, -2.0])), Bars("own reward", 1, np.array([np.nan, 3.0]))),
-    labels=("mppfl", "dp_fedavg"),
-)
-POINTS = Chart(
-    "clients",
-    "Clients",
-    Axis("risk", "ρ"),
-    MONEY,
-    points=(
-        Points("clients", 0, X, -X, ("a", "b", "<b>c</b>", "%{x}", "e")),
-        Points("chosen", 1, X[:1], -X[:1], ("a",)),
-    ),
-)
-LOG = Chart(
-    "powers",
-    "Powers of ten",
-    Axis("ε", "at δ = 1e-5", log=True),
-    Axis("client", "name"),
-    bars=(Bars("nominal", 0, np.array([0.5, 1.0])), Bars("worst case", 1, np.array([300.0, 0.0]))),
-    labels=("a", "b"),
-)
+OURS, THEIRS = Line("ours", 0, X, X**2, X, X**3), Line("theirs", 1, X, np.array([1, np.nan, np.inf, 2, 3.0]))
+LINES = Chart("costs", "Costs by round", ROUNDS, MONEY, (OURS, THEIRS), marked=2.0, note="only five rounds")
+COMMON, OWN = Bars("common reward", 0, np.array([1.0, -2.0])), Bars("own reward", 1, np.array([np.nan, 3.0]))
+NAMES = ("mppfl", "dp_fedavg")
+BARS = Chart("compared", "Mechanisms", MONEY, Axis("mechanism", "name"), bars=(COMMON, OWN), labels=NAMES)
+CLIENTS = Points("clients", 0, X, -X, ("a", "b", "<b>c</b>", "%{x}", "e"))
+CHOSEN = Points("chosen", 1, X[:1], -X[:1], ("a",))
+POINTS = Chart("clients", "Clients", Axis("risk", "ρ"), MONEY, points=(CLIENTS, CHOSEN))
+POWERS = (Bars("nominal", 0, np.array([0.5, 1.0])), Bars("worst case", 1, np.array([300.0, 0.0])))
+EPSILON = Axis("ε", "at δ = 1e-5", log=True)
+LOG = Chart("powers", "Powers of ten", EPSILON, Axis("client", "name"), bars=POWERS, labels=("a", "b"))
 EMPTY = Chart("empty", "Nothing", ROUNDS, MONEY)
 ALL = [LINES, BARS, POINTS, LOG, EMPTY]
-NAMED = {"ids": lambda chart: chart.key}
-
-
-@pytest.mark.parametrize(("name", "unit"), [("", "money"), ("cost", ""), ("cost", "  ")])
-def test_an_axis_without_a_name_or_a_unit_is_refused(name, unit):
-    with pytest.raises(BadInput, match="give both"):
-        Axis(name, unit)
 
 
 def test_a_chart_cannot_exist_in_a_wrong_state():
+    for name, unit in (("", "money"), ("cost", ""), ("cost", "  ")):
+        with pytest.raises(BadInput, match="give both"):
+            Axis(name, unit)
     with pytest.raises(BadInput, match="one end of a band"):
         Line("half", 0, X, X, low=X)
     with pytest.raises(BadInput, match=r"shape \(4,\), not \(5,\)"):
@@ -90,9 +63,9 @@ def test_a_chart_cannot_exist_in_a_wrong_state():
 # ---- for the page ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chart", ALL, **NAMED)
+@pytest.mark.parametrize("chart", ALL, ids=lambda chart: chart.key)
 @pytest.mark.parametrize("dark", [False, True])
-def test_plotly_accepts_every_figure(chart, dark):
+def test_plotly_accepts_every_figure_whose_text_can_be_read_from_afar_and_axes_say_what_they_are(chart, dark):
     from plotly.graph_objects import Figure
 
     made = to_plotly(chart, dark)
@@ -101,36 +74,21 @@ def test_plotly_accepts_every_figure(chart, dark):
     assert figure.layout.transition.duration is None  # drawn at once, not moved there
     assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert min(map(int, re.findall(r'"size": (\d+)', json.dumps(made["layout"])))) >= 13
+    assert figure.layout.xaxis.title.text == chart.x.label
+    assert figure.layout.yaxis.title.text == chart.y.label
 
 
-@pytest.mark.parametrize("chart", ALL, **NAMED)
-def test_text_can_be_read_from_afar_and_axes_say_what_they_are(chart):
-    layout = to_plotly(chart, False)["layout"]
-    sizes = [int(size) for size in re.findall(r'"size": (\d+)', json.dumps(layout))]
-    assert sizes
-    assert min(sizes) >= 13
-    assert layout["xaxis"]["title"]["text"] == chart.x.label
-    assert layout["yaxis"]["title"]["text"] == chart.y.label
+def test_a_long_name_of_an_axis_has_its_unit_on_a_line_of_its_own():
     long = to_plotly(Chart("long", "Long", Axis("external risk", "ρ of zCDP, per round"), MONEY), False)
     assert long["layout"]["xaxis"]["title"]["text"] == "external risk<br>(ρ of zCDP, per round)"
-
-
-def test_lines_differ_in_colour_dash_and_marker_and_bars_in_pattern():
-    many = Chart("many", "Many", ROUNDS, MONEY, tuple(Line(str(k), k, X, X + k) for k in range(6)))
-    for dark in (False, True):
-        drawn = to_plotly(many, dark)["data"]
-        assert len({trace["line"]["color"] for trace in drawn}) == 6
-        assert len({trace["line"]["dash"] for trace in drawn}) == 6
-        assert len({trace["marker"]["symbol"] for trace in drawn}) == 6
-        bars = to_plotly(BARS, dark)["data"]
-        assert bars[0]["marker"]["pattern"]["shape"] != bars[1]["marker"]["pattern"]["shape"]
 
 
 def contrast(one, other):
     """Ratio of relative luminances by WCAG 2."""
 
     def luminance(colour):
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
         r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
         return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
@@ -138,12 +96,17 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_first_colours_stand_out_from_both_pages():
-    several = Chart("several", "Several", ROUNDS, MONEY, tuple(Line(str(k), k, X, X + k) for k in range(4)))
-    for dark, page in ((False, "#ffffff"), (True, "#12161b")):
-        made = to_plotly(several, dark)
-        assert contrast(made["layout"]["font"]["color"], page) > 7
-        assert min(contrast(trace["line"]["color"], page) for trace in made["data"]) > 3
+@pytest.mark.parametrize(("dark", "page"), [(False, "#ffffff"), (True, "#12161b")])
+def test_lines_differ_in_colour_dash_and_marker_bars_in_pattern_and_the_first_stand_out_from_the_page(dark, page):
+    many = Chart("many", "Many", ROUNDS, MONEY, tuple(Line(str(k), k, X, X + k) for k in range(6)))
+    made = to_plotly(many, dark)
+    drawn = made["data"]
+    for part, feature in (("line", "color"), ("line", "dash"), ("marker", "symbol")):
+        assert len({trace[part][feature] for trace in drawn}) == 6
+    first, second = (trace["marker"]["pattern"]["shape"] for trace in to_plotly(BARS, dark)["data"])
+    assert first != second
+    assert contrast(made["layout"]["font"]["color"], page) > 7
+    assert min(contrast(trace["line"]["color"], page) for trace in drawn[:4]) > 3
 
 
 def test_gaps_are_gaps_and_a_band_goes_round_its_line():
@@ -199,14 +162,10 @@ def test_a_figure_can_be_heard():
     assert in_words(EMPTY) == "Nothing: nothing to show yet."
 
 
-def test_every_mechanism_has_a_slot_of_its_own_and_a_second_run_of_it_a_free_one():
+def test_every_mechanism_has_a_slot_and_colour_of_its_own_and_a_second_run_of_it_a_free_one():
     assert set(MECHANISM_SLOTS) == set(MECHANISMS)
     assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISMS)
     assert slots_of(["dp_fedavg", "mppfl"]) == [MECHANISM_SLOTS["dp_fedavg"], MECHANISM_SLOTS["mppfl"]]
     assert slots_of(["mppfl", "mppfl", "my own", "social_agnostic"]) == [0, 2, 3, 1]
-
-
-def test_bars_of_mechanisms_have_their_colours():
-    chart = Chart("m", "M", MONEY, MONEY, bars=BARS.bars, labels=("mppfl", "dp_fedavg"), label_slots=(0, 2))
-    drawn = to_plotly(chart, False)["data"]
+    drawn = to_plotly(replace(BARS, label_slots=(0, 2)), False)["data"]
     assert drawn[0]["marker"]["color"] == drawn[1]["marker"]["color"] == ["#0072b2", "#009e73"]

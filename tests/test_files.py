@@ -22,34 +22,30 @@ def test_a_second_one_is_refused_while_the_first_is_there(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_stay_that_were_there_or_hold_something(tmp_path):
+def test_folders_stay_that_were_there_or_hold_something_and_what_cannot_be_one_is_told(tmp_path):
     (tmp_path / "mine").mkdir()
     with locked(tmp_path / "mine"):
         pass
     with locked(tmp_path / "new" / "inner"):
         (tmp_path / "new" / "note.txt").write_text("keep me")
+    for place in (tmp_path / "new" / "note.txt", tmp_path / "new" / "note.txt" / "inner"):
+        with pytest.raises(BadFile, match=r"cannot be written \(Not a directory\)"), locked(place):
+            pass
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "new", "note.txt"]
 
 
-def test_what_cannot_be_a_folder_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "inner"):
-        with pytest.raises(BadFile, match=r"cannot be written \(Not a directory\)"), locked(place):
-            pass
-
-
-def hold_until_killed(folder, told):
+def hold_until_killed(folder, inside):
     with locked(folder):
-        told.set()
+        inside.set()
         time.sleep(600)
 
 
 def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path):
     context = multiprocessing.get_context("spawn")
-    told = context.Event()
-    holder = context.Process(target=hold_until_killed, args=(tmp_path / "out", told))
+    inside = context.Event()
+    holder = context.Process(target=hold_until_killed, args=(tmp_path / "out", inside))
     holder.start()
-    assert told.wait(120)
+    assert inside.wait(120)
     with pytest.raises(MppflError, match="at work there"), locked(tmp_path / "out"):
         pass
     os.kill(holder.pid, signal.SIGKILL)
@@ -78,9 +74,9 @@ def test_no_two_of_many_who_come_and_go_are_ever_inside_together(tmp_path):
     context = multiprocessing.get_context("spawn")
     work = (tmp_path / "deep" / "out", tmp_path / "inside", 300)
     crowd = [context.Process(target=come_and_go, args=work) for _ in range(6)]
-    for each in crowd:
-        each.start()
-    for each in crowd:
-        each.join(120)
-    assert [each.exitcode for each in crowd] == [0] * 6
+    for visitor in crowd:
+        visitor.start()
+    for visitor in crowd:
+        visitor.join(120)
+    assert [visitor.exitcode for visitor in crowd] == [0] * 6
     assert not list(tmp_path.rglob(LOCK))
