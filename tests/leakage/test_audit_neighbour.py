@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from mppfl.leakage import (
     tree_logits,
 )
 from mppfl.network import SocialGraph, graph_from_edges
+from tests.leakage.networks import circles, drawn_friends, friends
 
 
 def path(size: int) -> SocialGraph:
@@ -40,10 +42,7 @@ def all_states(tree: IsingTree) -> tuple[np.ndarray, np.ndarray]:
 
 def grouped(rng: np.random.Generator, size: int = 150) -> tuple[SocialGraph, np.ndarray]:
     group = np.arange(size) % 2
-    chance = np.where(group[:, None] == group, 0.12, 0.02)
-    ends = np.argwhere(np.triu(rng.random((size, size)) < chance, 1))
-    graph = graph_from_edges(ends[:, 0], ends[:, 1], num_clients=size, undirected=True, isolated="keep")
-    return graph, group
+    return circles(rng, group, 0.12, 0.02), group
 
 
 def without_noise(attribute, budgets, clip_norm, rng):
@@ -57,13 +56,12 @@ def with_half_the_noise(attribute, budgets, clip_norm, rng):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("field", [18.0, -18.0, 19.0, 400.0])
 def test_values_that_are_all_but_certain_are_audited_and_leak_nothing(field: float) -> None:
-    found = audit_neighbour(
-        path(3), None, np.ones(3), rng=np.random.default_rng(0), couplings=0.3, fields=field, draws=200
-    )
-    assert found.verdict == "pass"
-    assert found.details["client_bound"] == approx(np.zeros(3), abs=1e-12)
-    assert (found.details["client_bound"] >= 0).all()
-    assert found.measured == approx(0.0, abs=1e-12)
+    options = {"couplings": 0.3, "fields": field, "draws": 200}
+    audit = audit_neighbour(path(3), None, np.ones(3), rng=np.random.default_rng(0), **options)
+    assert audit.verdict == "pass"
+    assert audit.details["client_bound"] == approx(np.zeros(3), abs=1e-12)
+    assert (audit.details["client_bound"] >= 0).all()
+    assert audit.measured == approx(0.0, abs=1e-12)
 
 
 def test_belief_propagation_on_a_tree_equals_enumeration() -> None:
@@ -110,10 +108,9 @@ def test_no_tree_leaks_more_than_its_bound() -> None:
 def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None:
     rng = np.random.default_rng(8)
     for _ in range(20):
-        ends = np.argwhere(np.triu(rng.random((6, 6)) < 0.6, 1))
-        graph = graph_from_edges(ends[:, 0], ends[:, 1], num_clients=6, undirected=True, isolated="keep")
-        half = np.zeros((6, 6))
-        half[tuple(ends.T)] = rng.uniform(-0.4, 0.4, len(ends))
+        graph = drawn_friends(rng, np.full((6, 6), 0.6))
+        half = np.triu(graph.edges().toarray())
+        half[half > 0] = rng.uniform(-0.4, 0.4, graph.num_edges // 2)
         fields, budgets = rng.uniform(-1, 1, 6), 10 ** rng.uniform(-1, 1, 6)
         bound = r_bound(graph, half + half.T, budgets)
         if bound.theorem == "none":
@@ -131,59 +128,49 @@ def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None
             assert gains.mean() <= bound.nats[client] + 5 * gains.std() / math.sqrt(2_000)
 
 
-@pytest.mark.parametrize("broken", [without_noise, with_half_the_noise])
-def test_a_release_with_too_little_noise_is_caught_on_a_tree(broken) -> None:
-    found = audit_neighbour(
-        path(6), None, 0.1, couplings=1.0, release=broken, draws=20_000, rng=np.random.default_rng(4)
-    )
-    assert found.verdict == "fail"
-    assert len(found.details["violations"]) >= 4
-    assert found.measured is not None
-    assert found.measured > found.claimed
-
-
-def test_a_sound_release_passes_on_the_same_tree() -> None:
-    found = audit_neighbour(path(6), None, 0.1, couplings=1.0, draws=20_000, rng=np.random.default_rng(4))
-    assert found.verdict == "pass"
-    assert found.measured == approx(found.claimed, rel=0.5)
-    assert abs(found.details["null_leak"]) < 5 * found.details["null_standard_error"] + 1e-4
-    low, high = found.details["accuracy_interval"]
-    assert low < found.details["accuracy"] < high
-
-
-def test_a_release_without_noise_is_caught_without_a_model_too() -> None:
-    rng = np.random.default_rng(5)
-    graph, group = grouped(rng)
-    found = audit_neighbour(graph, group, 0.1, release=without_noise, attackers=("gaussian_field",), rng=rng)
-    assert found.verdict == "fail"
-    assert found.details["release"]["clients_louder_than_budget"] == 150
+def test_a_release_with_too_little_noise_is_caught_on_a_tree_where_a_sound_one_passes() -> None:
+    audit = partial(audit_neighbour, path(6), None, 0.1, couplings=1.0, draws=20_000)
+    for broken in (without_noise, with_half_the_noise):
+        caught = audit(release=broken, rng=np.random.default_rng(4))
+        assert caught.verdict == "fail"
+        assert len(caught.details["violations"]) >= 4
+        assert caught.measured > caught.claimed
+    sound = audit(rng=np.random.default_rng(4))
+    assert sound.verdict == "pass"
+    assert sound.measured == approx(sound.claimed, rel=0.5)
+    assert abs(sound.details["null_leak"]) < 5 * sound.details["null_standard_error"] + 1e-4
+    low, high = sound.details["accuracy_interval"]
+    assert low < sound.details["accuracy"] < high
 
 
 def test_an_attribute_of_friends_leaks_and_a_permuted_one_does_not() -> None:
     rng = np.random.default_rng(6)
     graph, group = grouped(rng)
-    found = audit_neighbour(graph, group, 0.3, rng=rng)
-    told = found.details
-    assert found.verdict == "no claim to test"
-    assert found.claimed is None
-    assert set(told["attackers"]) == {"gaussian_field", "belief_propagation"}
-    assert found.measured == max(each["leak"] for each in told["attackers"].values())
-    assert told["interval"][0] > 0.1
-    assert told["accuracy_interval"][0] > told["prior_accuracy"]
-    assert abs(told["null_leak"]) < 5 * told["null_standard_error"] + 0.01
+    audit = audit_neighbour(graph, group, 0.3, rng=rng)
+    details = audit.details
+    assert (audit.verdict, audit.claimed) == ("no claim to test", None)
+    assert set(details["attackers"]) == {"gaussian_field", "belief_propagation"}
+    assert audit.measured == max(attacker["leak"] for attacker in details["attackers"].values())
+    assert details["interval"][0] > 0.1
+    assert details["accuracy_interval"][0] > details["prior_accuracy"]
+    assert abs(details["null_leak"]) < 5 * details["null_standard_error"] + 0.01
     mixed = audit_neighbour(graph, rng.permutation(group), 0.3, attackers=("gaussian_field",), rng=rng)
     assert abs(mixed.measured) < 5 * mixed.details["standard_error"] + 0.01
     assert "no ranking" in mixed.details["ranking"]
 
 
-def test_the_silent_say_nothing() -> None:
+def test_without_a_model_a_release_without_noise_is_caught_and_the_silent_say_nothing() -> None:
+    rng = np.random.default_rng(5)
+    graph, group = grouped(rng)
+    caught = audit_neighbour(graph, group, 0.1, release=without_noise, attackers=("gaussian_field",), rng=rng)
+    assert caught.verdict == "fail"
+    assert caught.details["release"]["clients_louder_than_budget"] == 150
     rng = np.random.default_rng(7)
     graph, group = grouped(rng)
-    budgets = np.zeros(150)
-    budgets[:2] = 1e-6
-    found = audit_neighbour(graph, group, budgets, rng=rng, attackers=("gaussian_field",))
-    assert abs(found.measured) < 0.02
-    assert found.verdict == "no claim to test"
+    budgets = np.where(np.arange(150) < 2, 1e-6, 0.0)
+    silent = audit_neighbour(graph, group, budgets, rng=rng, attackers=("gaussian_field",))
+    assert abs(silent.measured) < 0.02
+    assert silent.verdict == "no claim to test"
 
 
 def test_the_interval_for_a_chance_is_exact_at_its_ends() -> None:
@@ -205,25 +192,15 @@ def test_the_interval_for_a_chance_is_exact_at_its_ends() -> None:
         ({"attackers": ("oracle",)}, "must be some of"),
         ({"public_share": 1.5}, "public_share"),
         ({"release": lambda x, b, c, g: x[0]}, "release gave shape"),
+        ({"graph": friends((0, 1), (1, 2), (2, 0)), "attribute": None, "couplings": 0.1}, "cycles"),
+        ({"graph": path(3_001), "attribute": np.arange(3_001) % 2}, "at most 3,000 clients"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(options, says) -> None:
-    given = {"attribute": [1, 0, 1], "budgets": 1.0, "rng": np.random.default_rng(0), **options}
+    given = {"graph": path(3), "attribute": [1, 0, 1], "budgets": 1.0, "rng": np.random.default_rng(0), **options}
     with pytest.raises(BadInput, match=says) as refused:
-        audit_neighbour(path(3), given.pop("attribute"), given.pop("budgets"), **given)
+        audit_neighbour(given.pop("graph"), given.pop("attribute"), given.pop("budgets"), **given)
     assert "\n" not in str(refused.value)
-
-
-def test_couplings_on_a_graph_with_cycles_are_refused() -> None:
-    triangle = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]), undirected=True)
-    with pytest.raises(BadInput, match="cycles"):
-        audit_neighbour(triangle, None, 1.0, couplings=0.1, rng=np.random.default_rng(0))
-
-
-def test_a_network_too_large_for_the_field_is_refused() -> None:
-    attribute = np.arange(3_001) % 2
-    with pytest.raises(BadInput, match="at most 3,000 clients"):
-        audit_neighbour(path(3_001), attribute, 1.0, rng=np.random.default_rng(0))
 
 
 @pytest.mark.data

@@ -10,10 +10,11 @@ from pytest import approx
 
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.leakage import ExternalColumns, external_columns, r_bound, r_leak
-from mppfl.network import graph_from_edges, propagate
+from mppfl.network import propagate
 from mppfl.privacy import ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.homes import home
+from tests.leakage.networks import circles, friends
 
 levels = home(r_bound)
 external = home(ExternalColumns)
@@ -21,14 +22,9 @@ external = home(ExternalColumns)
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
 
 
-def friends(*edges, names=NAMES):
-    ends = np.array(edges)
-    return graph_from_edges(ends[:, 0], ends[:, 1], names=names, undirected=True, isolated="keep")
-
-
 def path_of_three():
     """ann - bob - cat."""
-    return friends((1, 2), (2, 0))
+    return friends((1, 2), (2, 0), names=NAMES)
 
 
 def cost(client, budget, **terms):
@@ -52,48 +48,45 @@ def ledger():
 
 def two_circles(size=60):
     """A network with a homophilous attribute, and a ledger in which everybody but the last spent 0.05."""
-    rng = np.random.default_rng(3)
     group = np.arange(size) % 2
-    chance = np.where(group[:, None] == group, 0.3, 0.02)
     names = [f"client {number}" for number in range(size)]
-    graph = friends(*map(tuple, np.argwhere(np.triu(rng.random((size, size)) < chance, 1))), names=names)
+    graph = circles(np.random.default_rng(3), group, 0.3, 0.02, names=names)
     opened = PrivacyLedger.in_memory()
     opened.reserve("run", 1, [cost(name, 0.05) for name in names[-2::-1]])
     return graph, dict(zip(names, group.tolist(), strict=True)), opened
 
 
 def test_names_join_the_ledger_and_the_network(ledger):
-    found = external_columns(ledger, path_of_three(), propagation=propagate(path_of_three(), 1), couplings=0.5)
-    assert found.clients == ("ann", "bob", "cat")
-    assert found.spent == approx([0.1, 0.2, 0.4])
-    assert found.r_model == approx([0.2, 0.25, 0.2])  # bob's two friends count half each
+    columns = external_columns(ledger, path_of_three(), propagation=propagate(path_of_three(), 1), couplings=0.5)
+    assert columns.clients == ("ann", "bob", "cat")
+    assert columns.spent == approx([0.1, 0.2, 0.4])
+    assert columns.r_model == approx([0.2, 0.25, 0.2])  # bob's two friends count half each
     share = math.tanh(0.5) ** 2
     by_hand = [share * 0.2 + share**2 * 0.4, share * 0.5, share * 0.2 + share**2 * 0.1]
-    assert found.r_bound == approx(np.array(by_hand) / 4)
-    assert (found.theorem, found.bound_reason) == ("tree", "")
-    assert "forest" in found.premises
+    assert columns.r_bound == approx(np.array(by_hand) / 4)
+    assert (columns.theorem, columns.bound_reason) == ("tree", "")
+    assert "forest" in columns.premises
 
 
-def test_who_released_nothing_is_exposed_all_the_same():
+def test_the_columns_are_those_of_exposure_on_what_was_spent_and_who_released_nothing_is_exposed_too():
     graph, attribute, ledger = two_circles()
-    assert external_columns(ledger, graph, attribute).clients == ledger.clients
-    found = external_columns(ledger, graph, attribute, clients=["client 59", "client 0"])
-    assert found.spent.tolist() == [0.0, 0.05]
-    assert found.r_leak[0] > 0.01
-    assert found.r_model[0] > 0
-
-
-def test_the_columns_are_those_of_exposure_on_what_was_spent():
-    graph, attribute, ledger = two_circles()
-    found = external_columns(ledger, graph, attribute, couplings=0.01)
+    columns = external_columns(ledger, graph, attribute, couplings=0.01)
     spent = np.array([0.05] * 59 + [0.0])
     order = np.arange(59)[::-1]
-    assert found.r_model == approx((propagate(graph) @ spent)[order])
-    assert found.r_bound == approx(r_bound(graph, 0.01, spent).nats[order])
-    assert found.r_leak == approx(r_leak(graph, spent, attribute).nats[order])
-    assert (found.theorem, found.bound_reason, found.leak_reason) == ("walk sum", "", "")
+    assert columns.clients == ledger.clients
+    assert columns.r_model == approx((propagate(graph) @ spent)[order])
+    assert columns.r_bound == approx(r_bound(graph, 0.01, spent).nats[order])
+    assert columns.r_leak == approx(r_leak(graph, spent, attribute).nats[order])
+    assert (columns.theorem, columns.bound_reason, columns.leak_reason) == ("walk sum", "", "")
     with pytest.raises(ValueError, match="read-only"):
-        found.r_leak[0] = 1.0
+        columns.r_leak[0] = 1.0
+    silent = external_columns(ledger, graph, attribute, clients=["client 59", "client 0"])
+    assert silent.spent.tolist() == [0.0, 0.05]
+    assert silent.r_leak[0] > 0.01
+    assert silent.r_model[0] > 0
+    with PrivacyLedger.in_memory() as empty:
+        columns = external_columns(empty, path_of_three(), clients=["ann"])
+    assert (columns.clients, columns.r_model.tolist()) == (("ann",), [0.0])
 
 
 # ---- where a column is empty, and why ---------------------------------------------------------------------------
@@ -106,29 +99,27 @@ def test_a_column_that_cannot_be_had_is_empty_and_says_why(ledger):
     assert "no couplings" in found.bound_reason
     assert "no public sample" in found.leak_reason
     assert np.isfinite(found.r_model).all()
-    triangle = friends((0, 1), (1, 2), (0, 2))
+    triangle = friends((0, 1), (1, 2), (0, 2), names=NAMES)
     strong = external_columns(ledger, triangle, couplings=1.0)
     assert np.isnan(strong.r_bound).all()
     assert (strong.theorem, "spectral radius 1.52" in strong.bound_reason) == ("none", True)
 
 
 def test_budgets_per_record_need_the_number_of_records_and_then_count_squared():
+    budgets, counts = {"ann": 1e-5, "bob": 2e-5, "cat": 4e-5}, {"cat": 30, "ann": 10, "bob": 20}
     with PrivacyLedger.in_memory() as ledger:
-        budgets = {"ann": 1e-5, "bob": 2e-5, "cat": 4e-5}
-        ledger.reserve("run", 1, [cost(*each, unit="record", mechanism="full_batch") for each in budgets.items()])
-        bare = external_columns(ledger, path_of_three(), couplings=0.5)
-        assert np.isnan(bare.r_bound).all()
-        assert "say nothing about an attribute that all records share" in bare.bound_reason
-        assert any("per record" in note for note in bare.notes)
-        counts = {"cat": 30, "ann": 10, "bob": 20}
-        found = external_columns(ledger, path_of_three(), couplings=0.5, num_examples=counts)
-        assert (
-            external_columns(ledger, path_of_three(), couplings=0.5, num_examples=[10, 20, 30]).r_bound.tolist()
-            == found.r_bound.tolist()
+        ledger.reserve("run", 1, [cost(*spent, unit="record", mechanism="full_batch") for spent in budgets.items()])
+        bare, named, listed = (
+            external_columns(ledger, path_of_three(), couplings=0.5, num_examples=number)
+            for number in (None, counts, [10, 20, 30])
         )
+    assert np.isnan(bare.r_bound).all()
+    assert "say nothing about an attribute that all records share" in bare.bound_reason
+    assert any("per record" in note for note in bare.notes)
     in_network_order = [4e-5 * 30**2, 1e-5 * 10**2, 2e-5 * 20**2]
-    assert found.r_bound == approx(r_bound(path_of_three(), 0.5, in_network_order).nats[[1, 2, 0]])
-    assert any("n² times the budget" in note for note in found.notes)
+    assert named.r_bound == approx(r_bound(path_of_three(), 0.5, in_network_order).nats[[1, 2, 0]])
+    assert named.r_bound.tolist() == listed.r_bound.tolist()
+    assert any("n² times the budget" in note for note in named.notes)
 
 
 def test_a_budget_for_adding_or_removing_counts_four_times():
@@ -143,9 +134,8 @@ def test_nominal_and_worst_case_of_the_papers_mechanism_stand_side_by_side():
     with PrivacyLedger.in_memory() as ledger:
         paper = cost("ann", 1e-6, unit="record", mechanism="paper", worst_case_budget=1e-4)
         ledger.reserve("run", 1, [paper, cost("bob", 1e-6, unit="record", mechanism="full_batch")])
-        found = external_columns(
-            ledger, path_of_three(), propagation=propagate(path_of_three(), 1), couplings=0.5, num_examples=10
-        )
+        propagation = propagate(path_of_three(), 1)
+        found = external_columns(ledger, path_of_three(), propagation=propagation, couplings=0.5, num_examples=10)
     assert (found.spent.tolist(), found.worst_case.tolist()) == ([1e-6, 1e-6], [1e-4, 1e-6])
     assert (found.r_model[1], found.r_model_worst_case[1]) == (approx(0.5e-6), approx(0.5e-4))
     assert found.r_bound[1] == approx(math.tanh(0.5) ** 2 * 10**2 * 1e-4 / 4)  # ann's worst case
@@ -154,8 +144,6 @@ def test_nominal_and_worst_case_of_the_papers_mechanism_stand_side_by_side():
 
 def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats(ledger):
     ledger.reserve("run", 3, [poisson("ann")])
-    with pytest.raises(BadInput, match="Choose the unit"):
-        external_columns(ledger, path_of_three())
     per_client = external_columns(ledger, path_of_three(), couplings=0.5, unit="client")
     assert np.isnan(per_client.r_bound).all()
     assert "also holds releases per record" in per_client.bound_reason
@@ -167,7 +155,7 @@ def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats
 def test_a_network_too_large_for_dense_matrices_keeps_the_index(ledger, monkeypatch):
     for module in (levels, external):
         monkeypatch.setattr(module, "DENSE_LIMIT", 2)
-    triangle = external_columns(ledger, friends((0, 1), (1, 2), (0, 2)), couplings=0.1)
+    triangle = external_columns(ledger, friends((0, 1), (1, 2), (0, 2), names=NAMES), couplings=0.1)
     assert "at most 2 clients, not 3" in triangle.bound_reason
     assert np.isfinite(triangle.r_model).all()
     assert np.isfinite(external_columns(ledger, path_of_three(), couplings=0.1).r_bound).all()  # a forest of any size
@@ -200,7 +188,7 @@ def test_on_a_network_too_large_for_matrices_the_leak_is_estimated(monkeypatch):
         ({"num_examples": math.nan}, "whole number"),
         ({"couplings": math.inf}, "couplings"),
         ({"unit": "house"}, "'house' is not known"),
-        ({"propagation": propagate(friends((0, 1), names=("a", "b")), 1)}, "propagation is for 2 clients"),
+        ({"propagation": propagate(friends((0, 1)), 1)}, "propagation is for 2 clients"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(ledger, asked, says):
@@ -209,19 +197,15 @@ def test_bad_input_is_refused_in_one_line(ledger, asked, says):
     assert "\n" not in str(refused.value)
 
 
-def test_a_client_of_the_ledger_whom_the_network_does_not_know_is_named(ledger):
-    ledger.reserve("run", 3, [cost("zoe", 0.1)])
-    with pytest.raises(UnknownClient, match="ledger and the network do not fit: client 'zoe'"):
+@pytest.mark.parametrize(
+    ("release", "error", "says"),
+    [
+        (cost("zoe", 0.1), UnknownClient, "ledger and the network do not fit: client 'zoe'"),
+        (cost("bob", math.inf, noise_kind="none"), BadInput, "client 'bob' released without noise"),
+        (poisson("ann"), BadInput, "Choose the unit"),
+    ],
+)
+def test_a_release_of_a_stranger_without_noise_or_in_two_units_is_refused(ledger, release, error, says):
+    ledger.reserve("run", 3, [release])
+    with pytest.raises(error, match=says):
         external_columns(ledger, path_of_three())
-
-
-def test_a_release_without_noise_has_no_measure(ledger):
-    ledger.reserve("run", 3, [cost("bob", math.inf, noise_kind="none")])
-    with pytest.raises(BadInput, match="client 'bob' released without noise"):
-        external_columns(ledger, path_of_three())
-
-
-def test_an_empty_ledger_has_no_rows_but_columns():
-    with PrivacyLedger.in_memory() as ledger:
-        found = external_columns(ledger, path_of_three(), clients=["ann"])
-    assert (found.clients, found.r_model.tolist()) == (("ann",), [0.0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from pytest import approx
@@ -39,36 +37,20 @@ def test_two_clients_with_a_linear_leak_are_worked_by_hand():
     assert found.leakage == approx(0.75)
 
 
-def test_a_leak_without_price_leaves_everybody_as_agnostic_as_before():
-    game, horizon = alone(12), Horizon(np.array([1, 3]))
-    leak = saturating(np.arange(12.0))
-    plan, blind = leakage_priced(game, horizon, leak=leak, leak_price=0.0), social_agnostic(game, horizon)
-    assert plan.to_matrix() == approx(blind.to_matrix(), rel=1e-6)
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_the_leak_falls_with_its_price_while_the_total_stays(seed):
+def test_the_leak_falls_with_its_price_while_the_total_stays_and_every_end_is_a_stationary_point(seed):
     game = paper_scale_game(seed, num_clients=25, externality_strength=0.03)
-    weights = np.random.default_rng(seed).uniform(0, 1, 25)
-    leak = saturating(weights)
-    total, before = 5.0, np.inf
-    for price in (0.0, 0.1, 0.5, 2.0):
-        found = price_leakage(game, leak, price, total=total)
-        assert found.budgets.sum() == approx(total, rel=1e-6)
-        assert found.leakage <= before * (1 + 1e-9)
-        before = found.leakage
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_end_is_a_stationary_point_as_computed_anew(seed):
-    game = paper_scale_game(seed, num_clients=20, externality_strength=0.03)
-    leak = saturating(np.random.default_rng(seed).uniform(0, 1, 20))
-    found = price_leakage(game, leak, 0.5, total=4.0)
-    prices = found.reward_rate - 0.5 * leak(found.budgets)[1]
-    answer = np.clip(wanted_loss(game, prices) - (game.loss @ found.budgets - found.budgets), 0.0, np.inf)
-    distance = np.abs(answer - found.budgets).max() / found.budgets.max()
-    assert distance <= 1e-4
-    assert found.kkt_residual <= 1e-4
+    leak = saturating(np.random.default_rng(seed).uniform(0, 1, 25))
+    before = np.inf
+    for leak_price in (0.0, 0.1, 0.5, 2.0):
+        priced = price_leakage(game, leak, leak_price, total=5.0)
+        assert priced.budgets.sum() == approx(5.0, rel=1e-6)
+        assert priced.leakage <= before * (1 + 1e-9)
+        before = priced.leakage
+        prices = priced.reward_rate - leak_price * leak(priced.budgets)[1]
+        answer = np.clip(wanted_loss(game, prices) - (game.loss @ priced.budgets - priced.budgets), 0.0, np.inf)
+        assert np.abs(answer - priced.budgets).max() / priced.budgets.max() <= 1e-4
+        assert priced.kkt_residual <= 1e-4
 
 
 def test_without_externality_no_shift_between_two_clients_helps():
@@ -87,15 +69,12 @@ def test_without_externality_no_shift_between_two_clients_helps():
                 assert cost(moved) >= cost(found.budgets) - 1e-12
 
 
-def test_the_least_leakage_gives_the_budget_to_those_who_tell_least():
+def test_the_least_leakage_is_with_those_who_tell_least_and_no_more_than_what_prices_reach():
     weights = np.array([3.0, 1.0, 2.0, 0.5])
     linear = lambda budgets: (float(weights @ budgets), weights)  # noqa: E731
-    found = least_leakage(linear, 2.5, np.zeros(4), np.ones(4), [np.full(4, 0.625)])
-    assert found.budgets == approx([0, 1, 0.5, 1])
-    assert found.gap == approx(0, abs=1e-12)
-
-
-def test_the_least_leakage_is_no_more_than_what_prices_reach():
+    least = least_leakage(linear, 2.5, np.zeros(4), np.ones(4), [np.full(4, 0.625)])
+    assert least.budgets == approx([0, 1, 0.5, 1])
+    assert least.gap == approx(0, abs=1e-12)
     game, leak = alone(15), saturating(np.linspace(0.1, 1, 15))
     priced = price_leakage(game, leak, 2.0, total=4.0)
     least = least_leakage(leak, 4.0, np.zeros(15), np.full(15, 1.0), [priced.budgets])
@@ -104,21 +83,20 @@ def test_the_least_leakage_is_no_more_than_what_prices_reach():
 
 
 def test_a_plan_faces_common_rates_and_says_how_well_it_was_solved():
-    game = alone(8)
-    mechanism = partial(leakage_priced, leak=saturating(np.ones(8)), leak_price=0.2)
-    plan = mechanism(game, Horizon(np.array([1, 2]), reward_rates=np.array([2.0, 1.5])))
-    blind = social_agnostic(game, Horizon(np.array([1, 2]), reward_rates=np.array([2.0, 1.5])))
+    game, horizon = alone(8), Horizon(np.array([1, 2]), reward_rates=np.array([2.0, 1.5]))
+    plan = leakage_priced(game, horizon, leak=saturating(np.ones(8)), leak_price=0.2)
     assert plan.mechanism == "leakage_priced"
-    assert (plan.to_matrix() < blind.to_matrix()).all()
+    assert (plan.to_matrix() < social_agnostic(game, horizon).to_matrix()).all()
     assert "KKT residual" in plan.notes[0]
 
 
-def test_clients_who_harm_more_than_they_earn_are_offered_nothing():
-    game = alone(6)
+def test_without_a_price_all_are_as_agnostic_as_before_and_who_harms_more_than_he_earns_is_offered_nothing():
+    game, horizon = alone(12), Horizon(np.array([1, 3]))
+    plan = leakage_priced(game, horizon, leak=saturating(np.arange(12.0)), leak_price=0.0)
+    assert plan.to_matrix() == approx(social_agnostic(game, horizon).to_matrix(), rel=1e-6)
     leak = saturating(np.array([50.0, 0, 0, 0, 0, 0]))
-    plan = leakage_priced(game, Horizon(np.array([1])), leak=leak, leak_price=1.0)
-    terms = plan[0]
-    assert (terms.prices[0], terms.budgets[0]) == (0.0, 0.0)
+    plan = leakage_priced(alone(6), Horizon(np.array([1])), leak=leak, leak_price=1.0)
+    assert (plan[0].prices[0], plan[0].budgets[0]) == (0.0, 0.0)
     assert any("offered nothing" in note for note in plan.notes)
 
 
