@@ -1,7 +1,5 @@
 """One server and one browser for all tests of the page."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

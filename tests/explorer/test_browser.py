@@ -1,7 +1,5 @@
 """The page in a real browser: levers, clients, runs and files, from the keyboard, on a phone and on a projector."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace
@@ -56,58 +54,33 @@ def require_shown(page, world, choices):
     assert page.text("#legend").startswith(words)
 
 
-def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(page, world):
-    page.link("?clients=40&client=7")
-    require_shown(page, world, Choices(num_clients=40, client="7"))
-    assert page.drawn("cy.nodes().length") == 40
-    assert page.drawn("cy.edges().length") > 0
-    assert page.page.title() == "mppfl explorer"
-
-
-@pytest.mark.parametrize(
-    ("how", "name", "value", "start"),
-    [
-        ("slide", "externality_strength", 0.12, {}),
-        ("slide", "max_hops", 2, {}),
-        ("slide", "hop_decay", 0.5, {}),
-        ("slide", "accuracy_weight", 0.8, {}),
-        ("slide", "num_rounds", 12, {}),
-        ("slide", "round_shown", 7, {}),
-        ("enter", "num_clients", 31, {}),
-        ("enter", "seed", 3, {}),
-        ("enter", "budget_min", 2.0, {}),
-        ("enter", "budget_max", 1.5, {}),
-        ("enter", "budget_max", None, {"budget_max": 0.7}),
-        ("enter", "payment_limit", 5.0, {"leader": "budget_limited"}),
-    ],
-)
-def test_a_slider_and_a_number_move_the_game(page, world, how, name, value, start):
-    page.link(to_query(Choices(client="3", **start)))
-    before = page.text("#summary"), page.facts()
-    getattr(page, how)(name, "" if value is None else value)
-    require_shown(page, world, Choices(client="3", **start | {name: value}))
-    assert (page.text("#summary"), page.facts()) != before
-
-
-def test_selects_move_the_game(page, world):
+def test_levers_move_the_game(page, world):
     chosen = Choices(client="3")
     page.link("?client=3")
-    for name, value, words in (
-        *(("leader", value, words) for value, words in list(LEADER_WORDS.items())[1:]),
-        *(("clients_are", value, words) for value, words in list(CLIENT_WORDS.items())[1:]),
-        ("clients_are", "mppfl", CLIENT_WORDS["mppfl"]),
-        ("leader", "mean_field", LEADER_WORDS["mean_field"]),
-        ("participation", "if_non_negative", "who does not lose"),
-        ("family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
-        ("preset", "benign", "benign"),
-        ("clients_are", "dp_fedavg", CLIENT_WORDS["dp_fedavg"]),
-        ("fixed_budget", "mean", "the mean"),
+    slid = {"externality_strength": 0.12, "max_hops": 2, "hop_decay": 0.5, "accuracy_weight": 0.8, "num_rounds": 12}
+    entered = [("num_clients", 31), ("seed", 3), ("budget_min", 0.1), ("budget_min", 0.0), ("budget_max", 0.5)]
+    leaders = sorted(LEADER_WORDS, key="budget_limited".__eq__)  # the one with a lever of its own comes last
+    kinds = sorted(CLIENT_WORDS, key="dp_fedavg".__eq__)
+    for how, name, value, words in (
+        *(("slide", name, value, value) for name, value in slid.items()),
+        ("slide", "round_shown", 7, 7),
+        *(("enter", name, value, value) for name, value in entered),
+        ("enter", "budget_max", None, ""),
+        *(("select", "leader", value, LEADER_WORDS[value]) for value in leaders[1:]),
+        ("enter", "payment_limit", 5.0, 5.0),
+        *(("select", "clients_are", value, CLIENT_WORDS[value]) for value in kinds[1:]),
+        ("select", "fixed_budget", "mean", "the mean"),
+        ("select", "clients_are", "mppfl", CLIENT_WORDS["mppfl"]),
+        ("select", "leader", "mean_field", LEADER_WORDS["mean_field"]),
+        ("select", "participation", "if_non_negative", "who does not lose"),
+        ("select", "family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
+        ("select", "preset", "benign", "benign"),
     ):
         before = page.text("#summary")
-        page.select(name, words)
+        getattr(page, how)(name, words)
         chosen = replace(chosen, **{name: value})
         require_shown(page, world, chosen)
-        assert page.text("#summary") != before
+        assert page.text("#summary") != before, name
         assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
         assert page.page.is_visible("#lever-payment_limit") == (chosen.mechanism == "budget_limited")
         assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "dp_fedavg")
@@ -120,13 +93,17 @@ def test_one_button_takes_over_the_constants_of_the_costs(page, world):
     require_shown(page, world, with_preset(Choices(client="3"), "benign"))
 
 
-@pytest.mark.parametrize("colour", ["own_risk", "external_risk", "utility"])
-def test_colours_say_what_the_legend_says(page, world, colour):
-    page.link("?client=3&round=5")
-    before = page.drawn(PAINT)
-    page.tick("colour", colour)
-    require_shown(page, world, Choices(client="3", round_shown=5, colour=colour))
-    assert page.drawn(PAINT) != before
+def test_every_client_is_drawn_in_the_colour_that_the_legend_says(page, world):
+    page.link("?clients=40&client=7&round=5")
+    for colour in ("budget", "own_risk", "external_risk", "utility"):
+        before = page.drawn(PAINT)
+        if colour != "budget":
+            page.tick("colour", colour)
+        require_shown(page, world, Choices(num_clients=40, client="7", round_shown=5, colour=colour))
+        assert colour == "budget" or page.drawn(PAINT) != before
+    assert page.drawn("cy.nodes().length") == 40
+    assert page.drawn("cy.edges().length") > 0
+    assert page.page.title() == "mppfl explorer"
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
@@ -296,41 +273,29 @@ def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
     page.link("?tab=run&run=done/mppfl")
     settings = ("game.num_rounds=400", 'mechanisms=["mppfl"]', "output.checkpoint_every=1", "training.local_epochs=1")
     options = [part for setting in settings for part in ("--set", setting)]
-    log = (runs_folder.parent / "train.txt").open("wb")
-    training = subprocess.Popen(
-        [command, "train", "examples/demo.toml", *options, "--output", runs_folder / "live"], stdout=log, stderr=log
-    )
-    try:
-        page.page.wait_for_selector('#lever-runs input[value="live/mppfl"]')
-        page.tick("runs", "live/mppfl")
-        page.page.wait_for_selector("#run-status li:has-text('live/mppfl')")
-        seen = []
-        for _ in range(2):  # the curve, the account and what is said of them go on, without a click
-            seen.append(_standing(page, more_than=seen[-1] if seen else (0, 0, 0.0)))
-        assert seen[1] > seen[0]
-    finally:
-        training.kill()
-        training.wait(10)
-        log.close()
-
-
-def _standing(page, more_than):
-    """Rounds done, points of the curve and ρ spent by the first client of the ledger, once all are `more_than` that."""
-    found = page.until(
-        f"""() => {{
-          const live = (selector) => [...document.querySelectorAll(selector)].find(
-            (each) => (each.caption || each).innerText.includes("live/mppfl"));
-          const said = live("#run-status li"), account = live("#ledger table");
-          const curve = document.querySelector("#chart-accuracy.js-plotly-plot");
-          const line = curve && curve.data && curve.data.find(({{name}}) => name === "live/mppfl");
-          const round = said && /round (\\d+) of 400/.exec(said.innerText);
-          if (!round || !line || !account) return null;
-          const now = [Number(round[1]), line.y.length, Number(account.tBodies[0].rows[0].cells[1].innerText)];
-          return now.every((each, at) => each > {list(more_than)}[at]) ? now : null;
-        }}"""
-    )
-    assert re.fullmatch(r"[\d.]+", str(found[2]))
-    return tuple(found)
+    # Rounds done, points of the curve and ρ spent by the first client of the ledger, once all are more than before.
+    standing = r"""() => {
+      const live = (selector) => [...document.querySelectorAll(selector)].find(
+        (each) => (each.caption || each).innerText.includes("live/mppfl"));
+      const said = live("#run-status li"), account = live("#ledger table");
+      const curve = document.querySelector("#chart-accuracy.js-plotly-plot");
+      const line = curve && curve.data && curve.data.find(({name}) => name === "live/mppfl");
+      const round = said && /round (\d+) of 400/.exec(said.innerText);
+      if (!round || !line || !account) return null;
+      const now = [Number(round[1]), line.y.length, Number(account.tBodies[0].rows[0].cells[1].innerText)];
+      return now.every((each, index) => each > BEFORE[index]) ? now : null;
+    }"""
+    line = [command, "train", "examples/demo.toml", *options, "--output", runs_folder / "live"]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
+        try:
+            page.page.wait_for_selector('#lever-runs input[value="live/mppfl"]')
+            page.tick("runs", "live/mppfl")
+            page.page.wait_for_selector("#run-status li:has-text('live/mppfl')")
+            now = [0, 0, 0.0]
+            for _ in range(2):  # the curve, the account and what is said of them go on, without a click
+                now = page.until(standing.replace("BEFORE", str(now)))
+        finally:
+            training.kill()
 
 
 def test_the_experiment_file_is_that_of_the_choices(page):
@@ -344,24 +309,20 @@ def test_the_experiment_file_is_that_of_the_choices(page):
 # ---- links -------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_brings_everything_back(page, new_page):
+def test_a_link_brings_everything_back_and_can_be_copied(page, new_page, address):
     page.link("?clients=25&client=4&other=9&event=doubles&alpha=0.1&colour=utility&round=3&leader=pigouvian&rounds=9")
     chosen, said, facts, moved = page.choices, page.text("#summary"), page.facts(), page.rows("#what-if table")
-    other = new_page()
+    other = new_page(permissions=["clipboard-read", "clipboard-write"])
     other.open(to_query(chosen))
     assert other.choices == chosen
     assert (other.text("#summary"), other.facts(), other.rows("#what-if table")) == (said, facts, moved)
     assert other.page.input_value("#lever-externality_strength") == "0.1"
     assert other.page.is_checked('#lever-colour input[value="utility"]')
-
-
-def test_the_link_can_be_copied(new_page, address):
-    page = new_page(permissions=["clipboard-read", "clipboard-write"])
-    page.open("?clients=21")
-    page.slide("max_hops", 3)
-    page.page.click("#copy")
-    page.page.wait_for_selector("#copy:has-text('Copied')")
-    assert page.page.evaluate("navigator.clipboard.readText()") == f"{address}?clients=21&hops=3"
+    other.slide("max_hops", 3)
+    other.page.click("#copy")
+    other.page.wait_for_selector("#copy:has-text('Copied')")
+    copied = other.page.evaluate("navigator.clipboard.readText()")
+    assert copied == address + to_query(replace(chosen, max_hops=3))
 
 
 def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):

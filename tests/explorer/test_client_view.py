@@ -1,7 +1,5 @@
 """One client: amounts add up, walks lead to it, and what-if is the game solved anew by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

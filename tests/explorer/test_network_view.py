@@ -1,7 +1,5 @@
 """The picture of the network: who is drawn, what was left out, and in which colours."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

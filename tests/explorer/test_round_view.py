@@ -1,7 +1,5 @@
 """Charts of a solved game show the solution's own figures, for twenty clients as for many; mechanisms compared."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs on the page: only those in the folder, as they stand, several over each other."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

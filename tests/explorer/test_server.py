@@ -1,7 +1,5 @@
 """The server: who may ask, which files it gives, and what the command that starts it says."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """Choices: a link holds all of them, an experiment file plays their game, and what cannot be is refused in one line."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """World and Scene: what the page shows is what the game says; solved once, forgotten in order, refused if endless."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
