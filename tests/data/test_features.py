@@ -36,7 +36,7 @@ def dataset(train, test=None, mean=None):
     """Pictures with alternating labels."""
     test = train if test is None else test
     channels = train.shape[-1] if train.ndim == 4 else 1
-    parts = (Examples(each, np.arange(len(each)) % 2) for each in (train, test))
+    parts = (Examples(pictures, np.arange(len(pictures)) % 2) for pictures in (train, test))
     mean = (0.3,) * channels if mean is None else mean
     return Dataset("pictures", *parts, 2, ("even", "odd"), "drawn here", mean, (0.2,) * channels)
 
@@ -52,29 +52,33 @@ def features_of(pictures):
 # ---- properties -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 1), (16, 16, 3), (19, 16, 3)])
-def test_every_example_has_length_one_whatever_the_size_and_colour(shape):
-    found = features_of(noise(5, *shape))
-    assert found.shape == (5, NUM_FEATURES)
-    assert found.dtype == np.float32
-    assert np.linalg.norm(found, axis=1) == approx(np.ones(5), abs=1e-5)
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        *[noise(5, *shape) for shape in ((16, 16, 1), (16, 16, 3), (19, 16, 3))],
+        *[np.full((3, 16, 16, 3), level, dtype=np.uint8) for level in (0, 1, 128, 255)],
+    ],
+)
+def test_every_example_has_length_one_whatever_its_size_colour_and_content(pictures):
+    features = features_of(pictures)
+    assert features.shape == (len(pictures), NUM_FEATURES)
+    assert features.dtype == np.float32
+    assert np.isfinite(features).all()
+    assert np.linalg.norm(features, axis=1) == approx(np.ones(len(pictures)), abs=1e-5)
 
 
-def test_the_features_of_a_picture_do_not_depend_on_the_others():
+def test_the_features_of_a_picture_depend_on_its_mean_over_colours_and_nothing_else():
     pictures = noise(1100)  # more than are computed at once, which is 1024 of this size
     together = features_of(pictures)
+    assert np.array_equal(features_of(pictures), together)
     for row in (0, 1023, 1024, 1099):
         assert features_of(pictures[row : row + 1])[0] == approx(together[row], abs=1e-5)
-
-
-@given(st.integers(0, 1000), st.sampled_from([5, 7]))
-@settings(deadline=None)
-def test_turning_a_picture_turns_its_cells_and_its_orientations(seed, grid):
-    grey = np.random.default_rng(seed).random((2, 20, 20), dtype=np.float32)
-    turned = gradient_histograms(np.rot90(grey, axes=(1, 2)), grid)  # a quarter, against the clock
-    # Orientations go with the clock, from right to down: what pointed at k now points at k - 2.
-    expected = np.rot90(np.roll(gradient_histograms(grey, grid), -2, axis=1), axes=(2, 3))
-    assert turned == approx(expected, abs=1e-5)
+    assert features_of(pictures[:4].astype(np.float32) / 255) == approx(features_of(pictures[:4]), abs=1e-5)
+    coloured = noise(4, channels=3)
+    grey = coloured.mean(axis=3, dtype=np.float32)[..., None] / 255
+    assert features_of(coloured) == approx(features_of(grey), abs=1e-4)
+    published = [fixed_features(dataset(pictures[:3], mean=(m,)), "oriented_gradients") for m in (0.1, 0.9)]
+    assert np.array_equal(*(features.train.features for features in published))
 
 
 # ---- worked by hand ---------------------------------------------------------------------------------------------
@@ -88,42 +92,12 @@ def test_a_picture_that_gets_brighter_to_the_right_and_its_turns():
         assert np.delete(inner, orientation, axis=0) == approx(np.zeros((7, 3, 3)), abs=1e-6)
 
 
-def test_a_gradient_between_two_orientations_counts_for_both():
-    down, right = np.mgrid[0:28, 0:28] / 28
-    angle = 2 * np.pi * 1.25 / 8  # a quarter of the way from orientation 1 to 2
-    grey = (0.5 + 0.3 * ((right - 0.5) * np.cos(angle) + (down - 0.5) * np.sin(angle))).astype(np.float32)
-    inner = gradient_histograms(grey[None], 7)[0, :, 3, 3]
-    assert inner * 28 / 0.3 == approx([0, 0.75, 0.25, 0, 0, 0, 0, 0], abs=1e-4)
-
-
-def test_a_grey_pixel_counts_for_its_two_nearest_levels():
-    half = np.full((1, 16, 16), 0.5, dtype=np.float32)
+def test_a_grey_pixel_counts_for_its_two_nearest_levels_and_a_black_picture_has_no_gradients():
+    half, black = (np.full((1, 16, 16), level, dtype=np.float32) for level in (0.5, 0.0))
     assert grey_histograms(half, 7)[0].mean(axis=(1, 2)) == approx([0, 0.5, 0.5, 0], abs=1e-6)
-
-
-def test_a_black_picture_has_no_gradients_and_still_finite_features():
-    black = np.zeros((1, 16, 16), dtype=np.float32)
     blocks = picture_blocks(black)[0]
     assert not blocks[: 8 * (49 + 25)].any()
     assert np.linalg.norm(blocks) == approx(1.0)  # the grey levels
-
-
-@pytest.mark.parametrize("level", [0, 1, 128, 255])
-def test_constant_pictures_give_finite_numbers_of_length_one(level):
-    found = features_of(np.full((3, 16, 16, 3), level, dtype=np.uint8))
-    assert np.isfinite(found).all()
-    assert np.linalg.norm(found, axis=1) == approx(np.ones(3), abs=1e-5)
-
-
-def test_colours_count_by_their_mean():
-    coloured = noise(4, channels=3)
-    grey = coloured.mean(axis=3, dtype=np.float32)[..., None] / 255
-    assert features_of(coloured) == approx(features_of(grey), abs=1e-4)
-
-
-def test_pictures_as_bytes_and_as_numbers_are_the_same():
-    pictures = noise(4)
-    assert features_of(pictures) == approx(features_of(pictures.astype(np.float32) / 255), abs=1e-5)
 
 
 # ---- a second route ---------------------------------------------------------------------------------------------
@@ -156,55 +130,43 @@ def slow_gradient_histograms(grey, grid):
 @pytest.mark.parametrize("grid", [5, 7])
 def test_gradient_histograms_are_what_a_loop_over_the_pixels_gives(grid):
     grey = np.random.default_rng(3).random((2, 16, 19), dtype=np.float32)
-    expected = [slow_gradient_histograms(each, grid) for each in grey]
+    expected = [slow_gradient_histograms(picture, grid) for picture in grey]
     assert gradient_histograms(grey, grid) == approx(np.array(expected), abs=1e-5)
 
 
 # ---- as a data set ----------------------------------------------------------------------------------------------
 
 
-def test_the_same_pictures_give_the_same_features():
-    assert np.array_equal(features_of(noise(50)), features_of(noise(50)))
-
-
 def test_everything_but_the_features_stays_and_model_inputs_leave_them_alone():
     given_ = dataset(noise(6), noise(4, seed=1))
-    found = fixed_features(given_, "oriented_gradients")
-    assert np.array_equal(found.train.labels, given_.train.labels)
-    assert np.array_equal(found.test.labels, given_.test.labels)
-    assert (found.name, found.num_classes, found.class_names) == ("pictures", 2, ("even", "odd"))
-    assert (found.mean, found.std) == ((0.0,), (1.0,))
-    assert found.provenance.startswith("drawn here; as 788 oriented gradients")
-    assert np.array_equal(model_inputs(found, found.test.features), found.test.features)
-
-
-def test_the_published_constants_of_the_data_set_play_no_part():
-    pictures = noise(3)
-    found = [fixed_features(dataset(pictures, mean=(m,)), "oriented_gradients").train.features for m in (0.1, 0.9)]
-    assert np.array_equal(*found)
-
-
-def test_none_leaves_a_data_set_as_it_is():
+    data = fixed_features(given_, "oriented_gradients")
+    assert np.array_equal(data.train.labels, given_.train.labels)
+    assert np.array_equal(data.test.labels, given_.test.labels)
+    assert (data.name, data.num_classes, data.class_names) == ("pictures", 2, ("even", "odd"))
+    assert (data.mean, data.std) == ((0.0,), (1.0,))
+    assert data.provenance.startswith("drawn here; as 788 oriented gradients")
+    assert np.array_equal(model_inputs(data, data.test.features), data.test.features)
     flat = dataset(np.ones((4, 9), dtype=np.float32))
     assert fixed_features(flat, FEATURES[0]) is flat
 
 
-def test_what_has_no_oriented_gradients_is_refused():
-    with pytest.raises(BadInput, match="flat examples of 9 numbers"):
-        fixed_features(dataset(np.ones((4, 9), dtype=np.float32)), "oriented_gradients")
-    with pytest.raises(BadInput, match="pictures of 15 x 16 pixels; oriented gradients need 16 x 16"):
-        fixed_features(dataset(noise(4, 15, 16)), "oriented_gradients")
-    as_numbers = noise(4).astype(np.float32)
-    as_numbers[0, 0, 0], as_numbers[0, 0, 1] = 0, 255
-    with pytest.raises(BadInput, match="test pixels go from 0 to 255"):
-        fixed_features(dataset(as_numbers / 255, as_numbers), "oriented_gradients")
+AS_NUMBERS = noise(4).astype(np.float32)
+AS_NUMBERS[0, 0, 0], AS_NUMBERS[0, 0, 1] = 0, 255
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(BadInput, match="Did you mean 'oriented_gradients'"):
-        fixed_features(dataset(noise(4)), "orientated_gradients")
-    with pytest.raises(BadInput, match="Known: none, oriented_gradients"):
-        fixed_features(dataset(noise(4)), "sift")
+@pytest.mark.parametrize(
+    ("parts", "name", "says"),
+    [
+        ([np.ones((4, 9), dtype=np.float32)], "oriented_gradients", "flat examples of 9 numbers"),
+        ([noise(4, 15, 16)], "oriented_gradients", "pictures of 15 x 16 pixels; oriented gradients need 16 x 16"),
+        ([AS_NUMBERS / 255, AS_NUMBERS], "oriented_gradients", "test pixels go from 0 to 255"),
+        ([noise(4)], "orientated_gradients", "Did you mean 'oriented_gradients'"),
+        ([noise(4)], "sift", "Known: none, oriented_gradients"),
+    ],
+)
+def test_what_has_no_oriented_gradients_and_unknown_features_are_refused(parts, name, says):
+    with pytest.raises(BadInput, match=says):
+        fixed_features(dataset(*parts), name)
 
 
 # ---- whitening, and the drawn shapes behind it ------------------------------------------------------------------
@@ -240,16 +202,9 @@ def test_features_of_drawn_shapes_are_whitened_as_the_formula_says():
     sample = drawn_blocks(16, 16, 2000)
     whitened = whitening_of(sample, RIDGE)(sample)
     assert whitened.mean(axis=0, dtype=np.float64) == approx(np.zeros(NUM_FEATURES), abs=1e-4)
-    found, theory = np.cov(whitened, rowvar=False, dtype=np.float64), covariance_in_theory(sample, RIDGE)
-    assert np.abs(found - theory).max() < 1e-3
-    assert 0.9 < np.linalg.eigvalsh(found).max() < 1.001  # what varies most ends up near 1, nothing above
-
-
-def test_a_whitening_is_kept_and_cannot_be_changed():
-    first = drawn_whitening(16, 16)
-    assert drawn_whitening(16, 16) is first
-    with pytest.raises(ValueError, match="read-only"):
-        first.matrix[0, 0] = 1.0
+    covariance, theory = np.cov(whitened, rowvar=False, dtype=np.float64), covariance_in_theory(sample, RIDGE)
+    assert np.abs(covariance - theory).max() < 1e-3
+    assert 0.9 < np.linalg.eigvalsh(covariance).max() < 1.001  # what varies most ends up near 1, nothing above
 
 
 @pytest.mark.parametrize(
@@ -266,12 +221,16 @@ def test_a_sample_without_directions_is_refused(sample, ridge, said):
         whitening_of(sample, ridge)
 
 
-def test_one_seed_draws_one_set_of_pictures():
+def test_one_seed_draws_one_set_of_pictures_and_their_whitening_is_kept():
     pictures = drawn_shapes(300, 20, 28, np.random.RandomState(5))
     assert pictures.shape == (300, 20, 28, 1)
     assert pictures.dtype == np.uint8
     assert np.array_equal(pictures, drawn_shapes(300, 20, 28, np.random.RandomState(5)))
     assert not np.array_equal(pictures, drawn_shapes(300, 20, 28, np.random.RandomState(6)))
+    whitening = drawn_whitening(16, 16)
+    assert drawn_whitening(16, 16) is whitening
+    with pytest.raises(ValueError, match="read-only"):
+        whitening.matrix[0, 0] = 1.0
 
 
 def test_half_of_the_drawn_shapes_are_symmetric_and_none_is_dim():
@@ -294,10 +253,10 @@ def test_a_linear_softmax_on_them_gets_nine_tenths_of_fashion_mnist_right():
         pytest.skip("fashion-mnist is not under MPPFL_DATA (docs/data-sets.md)")
     data = fixed_features(load_dataset("fashion-mnist", source="files"), "oriented_gradients")
     inputs, labels = torch.tensor(data.train.features), torch.tensor(data.train.labels)
-    wanted = torch.nn.functional.one_hot(labels, 10).float()
+    truth = torch.nn.functional.one_hot(labels, 10).float()
     weights, momentum = torch.zeros(NUM_FEATURES, 10), torch.zeros(NUM_FEATURES, 10)
     for _ in range(100):  # full batches, no noise
-        gradient = inputs.T @ (torch.softmax(inputs @ weights, 1) - wanted) / len(inputs)
+        gradient = inputs.T @ (torch.softmax(inputs @ weights, 1) - truth) / len(inputs)
         momentum = 0.9 * momentum - 32 * gradient
         weights += momentum
     guesses = (torch.tensor(data.test.features) @ weights).argmax(1)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import mppfl
 from mppfl.data import Dataset, Examples, client_data, load_dataset, split_dataset
 from mppfl.errors import BadInput
-from mppfl.network import communities_of
 
 approx = pytest.approx
 
@@ -67,20 +66,13 @@ def divisions(draw):
 
 @given(divisions())
 @settings(max_examples=150, deadline=None)
-def test_every_example_has_one_owner_and_every_client_enough(division):
-    data, how, num_clients, options, seed = division
-    found = split_dataset(data, how, num_clients, rng=np.random.default_rng(seed), **options)
-    assert is_a_partition(found)
-    assert found.num_clients == num_clients == len(found.names)
-    assert found.num_examples.min() >= options["min_examples"]
-    assert found.num_examples.sum() == len(data.train)
-
-
-@given(divisions())
-@settings(max_examples=50, deadline=None)
-def test_one_stream_gives_one_division(division):
+def test_every_example_has_one_owner_every_client_enough_and_one_stream_gives_one_division(division):
     data, how, num_clients, options, seed = division
     once, again = (split_dataset(data, how, num_clients, rng=np.random.default_rng(seed), **options) for _ in range(2))
+    assert is_a_partition(once)
+    assert once.num_clients == num_clients == len(once.names)
+    assert once.num_examples.min() >= options["min_examples"]
+    assert once.num_examples.sum() == len(data.train)
     assert once.split == again.split
     assert all(np.array_equal(one, other) for one, other in zip(once.members, again.members, strict=True))
 
@@ -88,35 +80,27 @@ def test_one_stream_gives_one_division(division):
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=60))
 def test_a_natural_split_gives_everyone_their_own(owners):
     users = tuple(f"user {number}" for number in owners)
-    found = split_dataset(
-        dataset([0] * len(users), users=users), "natural", rng=np.random.default_rng(0), min_examples=1
-    )
-    assert is_a_partition(found)
-    assert found.names == tuple(dict.fromkeys(users))
-    for name, rows in zip(found.names, found.members, strict=True):
+    data = dataset([0] * len(users), users=users)
+    clients = split_dataset(data, "natural", rng=np.random.default_rng(0), min_examples=1)
+    assert is_a_partition(clients)
+    assert clients.names == tuple(dict.fromkeys(users))
+    for name, rows in zip(clients.names, clients.members, strict=True):
         assert all(users[row] == name for row in rows)
 
 
 # ---- each way of dividing ---------------------------------------------------------------------------------------
 
 
-def test_iid_sizes_are_equal_up_to_one():
-    found = split_dataset(balanced(103), "iid", 10, rng=np.random.default_rng(0))
-    assert sorted(found.num_examples) == [10] * 7 + [11] * 3
-    assert found.split == "IID, equal sizes"
-
-
-def test_iid_shuffles_rows_that_are_sorted_by_class():
-    found = split_dataset(dataset(np.repeat(np.arange(10), 100)), "iid", 5, rng=np.random.default_rng(0))
+def test_iid_sizes_are_equal_up_to_one_or_lognormal_and_rows_sorted_by_class_are_shuffled():
+    even = split_dataset(balanced(103), "iid", 10, rng=np.random.default_rng(0))
+    assert sorted(even.num_examples) == [10] * 7 + [11] * 3
+    assert even.split == "IID, equal sizes"
+    uneven = split_dataset(balanced(200_000), "iid", 500, rng=np.random.default_rng(0), uneven=0.7, min_examples=1)
+    assert np.log(uneven.num_examples).std() == approx(0.7, abs=0.1)  # standard error 0.022
+    assert uneven.split == "IID, lognormal(0.7) sizes"
+    mixed = split_dataset(dataset(np.repeat(np.arange(10), 100)), "iid", 5, rng=np.random.default_rng(0))
     # 200 of 1,000 rows: 20 of each class on average, standard deviation 3.8; outside 2 to 38 once in a million.
-    assert all(2 <= count <= 38 for client in range(5) for count in np.bincount(found.of(client)[1], minlength=10))
-
-
-def test_uneven_sizes_are_lognormal():
-    found = split_dataset(balanced(200_000), "iid", 500, rng=np.random.default_rng(0), uneven=0.7, min_examples=1)
-    logs = np.log(found.num_examples)
-    assert logs.std() == approx(0.7, abs=0.1)  # standard error 0.022
-    assert found.split == "IID, lognormal(0.7) sizes"
+    assert all(2 <= count <= 38 for client in range(5) for count in np.bincount(mixed.of(client)[1], minlength=10))
 
 
 def shares_of_largest_label(data):
@@ -153,11 +137,6 @@ def test_examples_are_moved_where_no_draw_gives_everyone_enough_and_that_is_told
     found = split_dataset(balanced(10_000), "dirichlet", 10, rng=np.random.default_rng(0), concentration=1.0)
     assert found.split == "Dirichlet(1) over labels, at least 10 each"
     assert len(set(found.num_examples)) > 5  # sizes differ
-
-
-def test_communities_are_those_who_know_each_other():
-    communities = communities_of(two_circles(), np.random.default_rng(0))
-    assert communities.tolist() == [0] * 10 + [1] * 10
 
 
 def test_members_of_a_community_prefer_the_same_labels():
@@ -201,6 +180,9 @@ def test_clients_have_what_they_own():
 # ---- refusals ---------------------------------------------------------------------------------------------------
 
 
+TWO = ("ann",) * 99 + ("bob",)
+
+
 @pytest.mark.parametrize(
     ("how", "num_clients", "options", "words"),
     [
@@ -217,26 +199,17 @@ def test_clients_have_what_they_own():
         ("dirichlet", 5, {"names": ["a", "b"]}, "2 names do not fit 5 clients"),
         ("dirichlet", 2, {"names": ["a", "a"]}, "2 clients are called 'a'"),
         ("community", 5, {}, "needs the graph"),
+        ("community", 7, {"graph": two_circles()}, "num_clients=7 does not fit: there are 20 clients in the graph"),
         ("natural", None, {}, "rows does not say whose its examples are"),
+        ("natural", None, {"users": TWO}, "user 'bob' has 1 examples, min_examples is 10 (1 such of 2)"),
+        ("natural", 3, {"users": TWO, "min_examples": 1}, "num_clients=3 does not fit: there are 2 users"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(how, num_clients, options, words):
+    data = dataclasses.replace(balanced(100), users=options.pop("users", None))
     with pytest.raises(BadInput) as caught:
-        split_dataset(balanced(100), how, num_clients, rng=np.random.default_rng(0), **options)
+        split_dataset(data, how, num_clients, rng=np.random.default_rng(0), **options)
     assert words in str(caught.value)
-
-
-def test_a_graph_of_another_size_is_refused():
-    with pytest.raises(BadInput, match="num_clients=7 does not fit: there are 20 clients in the graph"):
-        split_dataset(balanced(1000), "community", 7, graph=two_circles(), rng=np.random.default_rng(0))
-
-
-def test_users_with_too_few_examples_are_refused_by_name():
-    data = dataset([0] * 12, users=("ann",) * 11 + ("bob",))
-    with pytest.raises(BadInput, match=r"user 'bob' has 1 examples, min_examples is 10 \(1 such of 2\)"):
-        split_dataset(data, "natural", rng=np.random.default_rng(0))
-    with pytest.raises(BadInput, match="num_clients=3 does not fit: there are 2 users"):
-        split_dataset(data, "natural", 3, rng=np.random.default_rng(0), min_examples=1)
 
 
 # ---- a user's own arrays ----------------------------------------------------------------------------------------
