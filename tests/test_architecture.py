@@ -133,11 +133,8 @@ def test_the_package_has_not_grown():
     assert COUNTS.files <= 200
 
 
-def test_no_file_serves_one_other_of_its_folder_without_saying_why():
+def test_no_file_serves_one_other_of_its_folder_without_saying_why_and_no_class_name_exists_twice():
     assert not COUNTS.one_importer_same_folder, "merge them, or say why in the first line"
-
-
-def test_no_class_name_exists_twice():
     assert not COUNTS.classes_twice
 
 

@@ -41,7 +41,7 @@ def a_result(plain_cpu=5.0, peer_loss=1.0, failure=None):
     return peers.summary(race, [plain, flower], weights, loss_before=2.3)
 
 
-def test_a_workload_comes_back_from_its_file_as_it_was(tmp_path):
+def test_a_workload_comes_back_from_its_file_and_its_batches_cover_every_example_once(tmp_path):
     workload, _, _ = peers.workload_of(peers.small(peers.RACES[0]))
     workload.save(tmp_path / "workload.npz")
     back = lap.Workload.load(tmp_path / "workload.npz")
@@ -50,13 +50,10 @@ def test_a_workload_comes_back_from_its_file_as_it_was(tmp_path):
     np.testing.assert_array_equal(back.labels, workload.labels)
     assert back.weights.keys() == workload.weights.keys()
     assert all((back.weights[name] == value).all() for name, value in workload.weights.items())
-
-
-def test_batches_cover_every_example_once_and_the_last_may_be_short():
     workload = lap.Workload("mlp", 20, 0.1, np.zeros((2, 50, 1)), np.zeros((2, 50)), {})
     covered = [example for rows in workload.batches() for example in range(50)[rows]]
     assert covered == list(range(50))
-    assert [rows.stop - rows.start for rows in workload.batches()] == [20, 20, 10]
+    assert [rows.stop - rows.start for rows in workload.batches()] == [20, 20, 10]  # the last may be short
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn_fmnist"])
@@ -68,13 +65,10 @@ def test_peers_train_the_model_that_mppfl_trains(model):
     assert torch.equal(ours(inputs), theirs(inputs))
 
 
-def test_a_family_is_a_process_with_all_that_descend_from_it_whatever_their_names():
+def test_the_work_of_all_that_descend_from_a_process_counts_while_they_live_and_after():
     parents = {1: 0, 10: 1, 11: 10, 12: 11, 20: 1}
     assert sorted(lap.family_of(parents, 10)) == [10, 11, 12]
-    assert lap.stat_fields("7 (a) b (c) S 3 7")[:2] == ["S", "3"]
-
-
-def test_the_work_of_a_child_counts_while_it_lives_and_after():
+    assert lap.stat_fields("7 (a) b (c) S 3 7")[:2] == ["S", "3"]  # a program may have any name
     before = lap.descendants_cpu_seconds()
     busy = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -93,13 +87,10 @@ def test_the_stopwatch_keeps_the_first_round_apart():
     assert 0 <= clock.cpu_per_round < time.process_time()
 
 
-def test_ratios_are_to_the_run_just_before():
+def test_a_bar_is_reached_or_missed_by_the_median_ratio_to_the_run_just_before_or_not_measured():
     theirs, ours = [a_run(4.0, 8.0), a_run(9.0, 3.0)], [a_run(2.0, 2.0), a_run(3.0, 3.0)]
     assert peers.ratios(theirs, ours, "cpu") == approx([2.0, 3.0])
     assert peers.ratios(theirs, ours, "wall") == approx([4.0, 1.0])
-
-
-def test_a_bar_is_reached_or_missed_by_the_median_ratio_and_one_that_failed_is_not_measured():
     for result, reached in (
         (a_result(plain_cpu=5.0), [True, True]),
         (a_result(plain_cpu=3.9), [False, True]),
@@ -118,7 +109,7 @@ def test_a_peer_that_ends_at_another_loss_is_told_and_agreement_without_progress
     assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
 
 
-def test_an_environment_that_is_missing_or_old_is_named(tmp_path):
+def test_an_environment_that_is_missing_or_old_is_named_and_a_program_that_fails_with_its_last_words(tmp_path):
     assert "run with --setup" in peers.missing("pfl", tmp_path)
     (tmp_path / "pfl").mkdir()
     ready = tmp_path / "pfl" / "ready.json"
@@ -126,9 +117,6 @@ def test_an_environment_that_is_missing_or_old_is_named(tmp_path):
     assert "is not of pfl==0.6.0" in peers.missing("pfl", tmp_path)
     ready.write_text(json.dumps(peers.REQUIREMENTS["pfl"]))
     assert peers.missing("pfl", tmp_path) is None
-
-
-def test_a_program_that_fails_is_reported_with_its_last_words(tmp_path):
     with pytest.raises(RuntimeError, match=r"exit code 1: .*No such file"):
         peers.run_once(peers.PLAIN, peers.RACES[0], tmp_path / "nothing.npz", tmp_path, cores=1)
 

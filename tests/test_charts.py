@@ -79,11 +79,6 @@ def test_plotly_accepts_every_figure_whose_text_can_be_read_from_afar_and_axes_s
     assert figure.layout.yaxis.title.text == chart.y.label
 
 
-def test_a_long_name_of_an_axis_has_its_unit_on_a_line_of_its_own():
-    long = to_plotly(Chart("long", "Long", Axis("external risk", "ρ of zCDP, per round"), MONEY), False)
-    assert long["layout"]["xaxis"]["title"]["text"] == "external risk<br>(ρ of zCDP, per round)"
-
-
 def contrast(one, other):
     """Ratio of relative luminances by WCAG 2."""
 
@@ -119,12 +114,14 @@ def test_gaps_are_gaps_and_a_band_goes_round_its_line():
     assert "money" in ours["hovertemplate"]
 
 
-def test_names_are_words_and_never_markup():
+def test_names_are_words_and_never_markup_and_a_long_axis_has_its_unit_on_a_line_of_its_own():
     made = to_plotly(POINTS, False)
     assert made["data"][0]["customdata"][2] == "&lt;b&gt;c&lt;/b&gt;"
     assert "%{x}" not in made["data"][0]["hovertemplate"].replace("%{x:.4~g}", "")
     strange = Chart("strange", "<i>T</i>", ROUNDS, MONEY, (Line("<a href='x'>l</a>", 0, X, X),))
     assert "<a" not in json.dumps(to_plotly(strange, False))
+    long = to_plotly(Chart("long", "Long", Axis("external risk", "ρ of zCDP, per round"), MONEY), False)
+    assert long["layout"]["xaxis"]["title"]["text"] == "external risk<br>(ρ of zCDP, per round)"
 
 
 def test_long_lines_are_thinned_without_losing_ends_or_extremes():

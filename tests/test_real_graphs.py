@@ -13,6 +13,7 @@ from mppfl.game import Game
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from real_graphs import load
 
+pytestmark = pytest.mark.data
 KNOWN = {  # clients, edges, clients whom nobody exposes
     "wiki-Vote": (7_115, 103_689, 4_734),
     "Slashdot0902": (82_168, 870_161, 0),
@@ -31,7 +32,6 @@ def network(request):
     return request.param, graph, mppfl.network.propagate(graph, 5, 0.9, diagonal="exact")
 
 
-@pytest.mark.data
 def test_a_real_network_is_read_whole(network):
     name, graph, spread = network
     assert (graph.num_clients, graph.num_edges, len(graph.isolated)) == KNOWN[name]
@@ -39,14 +39,13 @@ def test_a_real_network_is_read_whole(network):
     assert not spread.home.standard_error.any()
 
 
-@pytest.mark.data
 @pytest.mark.parametrize("reach", [0.205, 0.8, 0.98])
 def test_a_real_network_is_solved_and_nobody_gains_by_moving_alone(network, reach):
     _, graph, spread = network
     clients = mppfl.draw_clients("paper-like", graph.num_clients, np.random.default_rng(0))
     game = Game(graph, clients, spread, reach / spread.geometric_sum, 0.5)
-    found = mppfl.solve(game, num_rounds=5)
-    assert found.verification.residual <= 1e-9
-    assert found.verification.relative_regret <= 1e-9
-    assert found.is_unique
-    assert found.outcome.participating[0] > 0.5 * graph.num_clients
+    solution = mppfl.solve(game, num_rounds=5)
+    assert solution.verification.residual <= 1e-9
+    assert solution.verification.relative_regret <= 1e-9
+    assert solution.is_unique
+    assert solution.outcome.participating[0] > 0.5 * graph.num_clients
