@@ -18,7 +18,7 @@ from tests.test_architecture import HEAVY, guarded
 @pytest.fixture
 def experiment(write):
     """A training of a second."""
-    return write("small.toml", small(game={"num_rounds": 3}).to_toml())
+    return write("small.toml", small(game={"num_rounds": 3}, output={"checkpoint_every": 10}).to_toml())
 
 
 # ---- train ------------------------------------------------------------------------------------------------------

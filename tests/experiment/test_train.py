@@ -1,20 +1,188 @@
-"""train: every mechanism side by side, and what comes out of each."""
+"""From an experiment to its trainings and runs: games, data and plans, what is refused, and what comes out of each."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import experiment_from, load_run, prepare, read_live, run_experiment, run_from_records
+from mppfl.errors import BadInput, MppflError, NoEquilibrium
+from mppfl.experiment import (
+    experiment_from,
+    game_without_data,
+    load_run,
+    prepare,
+    read_experiment,
+    read_live,
+    run_experiment,
+    run_from_records,
+    solve_all,
+)
 from mppfl.experiment.report import write_report
-from mppfl.game import RoundTerms, evaluate, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger, epsilons
-from mppfl.training import make_model, train_rounds
+from mppfl.training import make_model, require_trainable, train_rounds
+from mppfl.training.engines import Engine
 from tests.experiment.small import SMALL, require_same, small
 from tests.homes import home
+
+UNPRICED = {key: value for key, value in SMALL["training"].items() if key != "budget_unit"}
+
+
+def same_members(data, other):
+    return all(np.array_equal(a, b) for a, b in zip(data.members, other.members, strict=True))
+
+
+# ---- games, data and plans --------------------------------------------------------------------------------------
+
+
+def test_a_training_plays_the_same_game_but_for_the_numbers_of_examples_which_change_no_budget_inside_the_bounds():
+    chosen = small(data={"uneven": 0.5})
+    cases, game = prepare(chosen), game_without_data(chosen, 3)
+    trained, solved = cases[0].solution.game, solve_all(chosen, game, 3)
+    assert (trained.graph.influence != game.graph.influence).nnz == 0
+    for name in ("quadratic_cost", "linear_cost", "noise_harm", "budget_min", "budget_max"):
+        assert np.array_equal(getattr(trained.clients, name), getattr(game.clients, name))
+    assert (game.clients.data_size == 1).all()
+    assert np.array_equal(trained.clients.data_size, cases[0].data.num_examples)
+    assert len(set(trained.clients.data_size)) > 1
+    for case in cases:
+        assert np.array_equal(case.solution.plan.to_matrix(), solved[case.name].plan.to_matrix())
+
+
+@pytest.fixture
+def three_friends(tmp_path):
+    """An experiment with a clients file that bounds cat to [0.1, 0.2]."""
+
+    def read(game: str = "", bounds: tuple[str, str] = ("0,inf", "0.1,0.2")):
+        (tmp_path / "edges.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
+        rows = [f"{name},1,0.5,0.1,3,{bounds[name == 'cat']}\n" for name in ("ann", "bob", "cat")]
+        header = "name,quadratic_cost,linear_cost,noise_harm,data_size,budget_min,budget_max\n"
+        (tmp_path / "people.csv").write_text(header + "".join(rows))
+        text = f'[network]\nsource = "edges.csv"\nnum_clients = 3\n[game]\nclients = "people.csv"\n{game}\n'
+        (tmp_path / "three.toml").write_text(text)
+        return read_experiment(tmp_path / "three.toml")
+
+    return read
+
+
+def test_bounds_hold_in_a_training_and_the_narrower_of_two_counts(three_friends):
+    for case in prepare(small(game={"budget_min": 0.05, "budget_max": 0.3})):
+        budgets = case.solution.plan.to_matrix()
+        assert budgets.min() >= 0.05 - 1e-12
+        assert budgets.max() <= 0.3 + 1e-12
+    clients = game_without_data(three_friends("budget_min = 0.05\nbudget_max = 1"), 0).clients
+    assert clients.budget_min.tolist() == [0.05, 0.05, 0.1]
+    assert clients.budget_max.tolist() == [1.0, 1.0, 0.2]
+    with pytest.raises(BadInput, match=r"leave client 'cat' no budget: at least 0\.3, at most 0\.2 \(1 such\)"):
+        game_without_data(three_friends("budget_min = 0.3"), 0)
+    with pytest.raises(NoEquilibrium, match="budget_max is 0 for all clients"):
+        game_without_data(three_friends(bounds=("0,0", "0,0")), 0)
+
+
+def test_a_network_and_clients_of_ones_own_are_read(three_friends):
+    chosen = three_friends()
+    (case,) = prepare(chosen)
+    assert case.data.names == ("ann", "bob", "cat")
+    assert "data_size of the clients file was replaced" in case.notes[0]
+    with pytest.raises(BadInput, match=r"num_clients=4, but .* has 3 clients"):
+        prepare(replace(chosen, network=replace(chosen.network, num_clients=4)))
+
+
+def test_no_torch_is_loaded_for_it():
+    names = "game_without_data, load_run, prepare, read_experiment, read_live, train"
+    code = f"import sys; from mppfl.experiment import {names}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_another_seed_of_one_purpose_changes_that_purpose_alone():
+    first, second = (prepare(small(training={"seed": seed}))[0] for seed in (1, 2))
+    assert np.array_equal(first.solution.plan.to_matrix(), second.solution.plan.to_matrix())
+    assert same_members(first.data, second.data)
+    assert first.config.seed != second.config.seed
+    moved = prepare(small(data={"seed": 7}))[0]
+    assert (moved.solution.game.graph.influence != first.solution.game.graph.influence).nnz == 0
+    assert not same_members(first.data, moved.data)
+
+
+def test_seeds_and_aggregations_multiply_the_trainings_which_share_one_table_of_examples():
+    chosen = small(seeds=[1, 2], mechanisms=["mppfl"], aggregations=["num_examples", "noise_aware"])
+    several, (alone,) = prepare(chosen), prepare(small(seeds=[2], mechanisms=["mppfl"]))
+    names = [f"mppfl-{weights}-seed{seed}" for seed in (1, 2) for weights in ("num_examples", "noise_aware")]
+    assert [case.name for case in several] == names
+    shared = several[-1].data
+    assert shared.features is several[0].data.features
+    assert not shared.features.flags.writeable
+    for name in ("features", "labels", "test_features", "test_labels"):
+        assert np.array_equal(getattr(shared, name), getattr(alone.data, name))
+    assert same_members(shared, alone.data)
+    assert not same_members(shared, several[0].data)
+
+
+def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_mechanism_alone():
+    game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
+    cases = prepare(small(mechanisms=["mppfl", "dp_fedavg", "budget_limited", "social_agnostic"], game=game))
+    options = [(case.experiment.game.fixed_budget, case.experiment.game.payment_limit) for case in cases]
+    assert options == [("min", None), ("mean", None), ("min", 2.0), ("min", None)]
+    assert not np.allclose(cases[0].solution.plan.reward_rates, cases[3].solution.plan.reward_rates)
+
+
+def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
+    with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
+        run_experiment(small(training={"batch_size": 400}))
+    prepare(small(training={"batch_size": 400, "privacy": "full_batch", "clip_norm": 1.0}))  # takes all there is
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "message"),
+    [
+        ("cuda", 0, "training.device='cuda', but PyTorch finds no GPU here"),
+        ("cuda:7", 0, "training.device='cuda:7', but PyTorch finds no GPU here"),
+        ("cuda:7", 2, "there are 2 GPUs"),
+        ("gpu", 2, r"training\.device='gpu' is not known"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_said_to_be_missing(monkeypatch, device, gpus, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    with pytest.raises(BadInput, match=message):
+        run_experiment(small(training={"device": device}))
+
+
+def test_all_seeds_are_computed_in_one_batch(monkeypatch):
+    chosen = small(seeds=[1, 2, 3], game={"num_rounds": 1})
+    assert len({case.arm().computed_with for case in prepare(chosen)}) == 1
+    lanes: list[int] = []
+
+    class Counted(Engine):
+        def updates(self, given):
+            lanes.append(len(given))
+            return super().updates(given)
+
+    monkeypatch.setattr(home(require_trainable), "Engine", Counted)
+    run_experiment(chosen)
+    assert lanes == [6 * 5]  # every client of every seed and mechanism, at once
+
+
+def test_the_papers_epsilon_is_called_nominal_and_infinite_budgets_keep_none():
+    raw = SMALL | {"training": UNPRICED | {"dp_epsilon": 2.0}}
+    assert "so that no client's final nominal ε exceeds" in prepare(experiment_from(raw))[0].notes[-2]
+    with pytest.raises(BadInput, match=r"dp_epsilon=2 cannot be kept by 'noiseless', whose budgets are infinite"):
+        prepare(experiment_from(raw | {"mechanisms": ["mppfl", "noiseless"]}))
+
+
+def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():
+    recipe = Path(__file__).parents[2] / "examples" / "fashion_mnist_private.toml"
+    (case,) = prepare(read_experiment(recipe, ["data.name=digits", "data.features=none"]))
+    assert np.array_equal(case.solution.plan.to_matrix(), np.ones((60, 20)))
+    assert 60 * case.config.budget_unit == pytest.approx(0.2585649)  # ρ of ε = 3 at δ = 1e-5, by dp-accounting
+
+
+# ---- what comes out ---------------------------------------------------------------------------------------------
 
 
 def test_every_mechanism_is_trained_on_the_same_network_data_and_seed(undisturbed):
@@ -25,20 +193,17 @@ def test_every_mechanism_is_trained_on_the_same_network_data_and_seed(undisturbe
     assert (ours.graph.influence != fixed.graph.influence).nnz == 0
     assert np.array_equal(ours.history.rounds["reward_rate"], fixed.history.rounds["reward_rate"])  # common reward
     assert ours.final_accuracy > fixed.final_accuracy > 0.1
+    require_same(run_experiment(experiment_from(fixed.config)), [fixed])  # its stored configuration trains it alone
 
 
-def test_the_account_holds_what_the_rounds_spent(undisturbed):
-    for run in undisturbed:
+def test_the_account_holds_what_the_rounds_spent_and_costs_are_those_of_the_game(undisturbed):
+    for run, case in zip(undisturbed, prepare(small()), strict=True):
         spent = run.history.clients["spent"].sum(axis=0)
         assert run.accounts.spent == pytest.approx(spent)
         assert run.accounts.spent == pytest.approx(0.01 * run.history.clients["budgets"].sum(axis=0))
         assert run.accounts.worst_case_spent == pytest.approx(spent * run.num_examples**2)
         assert run.accounts.dp_epsilon.max() == pytest.approx(run.history.rounds["dp_epsilon"][-1])
         assert run.accounts.simulation
-
-
-def test_exposure_costs_and_welfare_are_those_of_the_game(undisturbed):
-    for run, case in zip(undisturbed, prepare(small()), strict=True):
         assert run.exposure == pytest.approx(case.solution.game.propagation @ run.accounts.spent)
         assert run.server_cost == pytest.approx(case.solution.outcome.server_costs)
         assert run.welfare == pytest.approx(case.solution.outcome.welfare)
@@ -65,25 +230,6 @@ def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_tha
     assert np.array_equal(run.accounts.worst_case_epsilon, run.accounts.dp_epsilon)
 
 
-def test_costs_and_welfare_are_of_what_was_given_where_a_cap_refuses():
-    (run,) = run_experiment(experiment_from(SMALL | {"mechanisms": ["mppfl"], "ledger": {"cap": 0.02}}))
-    game, history = prepare(experiment_from(run.config))[0].solution.game, run.history
-    given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
-    assert (given == 0).any()
-    assert run.accounts.spent.max() <= 0.02 * (1 + 1e-9)
-    assert run.rounds_refused.sum() > 0
-    rates = history.rounds["reward_rate"]
-    terms = [RoundTerms(i + 1, rate, rate, budgets) for i, (rate, budgets) in enumerate(zip(rates, given, strict=True))]
-    expected = evaluate(game, plan_from_rounds("given", terms))
-    np.testing.assert_allclose(run.server_cost, expected.server_costs)
-    np.testing.assert_allclose(run.welfare, expected.welfare)
-
-
-def test_the_stored_configuration_of_a_run_trains_it_alone(undisturbed):
-    alone = run_experiment(experiment_from(undisturbed[1].config))
-    require_same(alone, undisturbed[1:])
-
-
 def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took():
     before = datetime.now(UTC).replace(microsecond=0)
     first: list[datetime] = []
@@ -94,23 +240,21 @@ def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took(
 
 @pytest.mark.parametrize("noise", ["seeded", "gaussian", "discrete"])
 def test_whoever_gives_most_ends_at_the_epsilon_that_was_asked_for(noise):
-    sound = {"privacy": "full_batch_steps", "clip_norm": 0.5, "noise": noise}
-    raw = {key: value for key, value in SMALL["training"].items() if key != "budget_unit"}
-    runs = run_experiment(experiment_from(SMALL | {"training": raw | sound | {"dp_epsilon": 2.0}}))
+    sound = {"privacy": "full_batch_steps", "clip_norm": 0.5, "noise": noise, "dp_epsilon": 2.0}
+    runs = run_experiment(experiment_from(SMALL | {"training": UNPRICED | sound}))
     for run in runs:
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2.0
         assert run.history.rounds["dp_epsilon"][-1] <= 2.0
         unit = run.setting("budget_unit")
         assert run.accounts.spent == pytest.approx(unit * run.history.clients["budgets"].sum(axis=0))
-        told = f"budget_unit={unit:.6g} was chosen so that no client's final ε exceeds 2 at δ = 1e-05"
-        assert told in run.notes
+        assert f"budget_unit={unit:.6g} was chosen so that no client's final ε exceeds 2 at δ = 1e-05" in run.notes
     units = [run.setting("budget_unit") for run in runs]
     assert units[0] != pytest.approx(units[1])  # every training has its own
     if noise == "seeded":
         require_same(run_experiment(experiment_from(runs[1].config)), runs[1:])  # stored with the unit that was found
 
 
-# ---- a loop of one's own ------------------------------------------------------------------------------------------
+# ---- a loop of one's own ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +275,9 @@ def test_a_training_of_ones_own_becomes_the_run_that_train_returns(own_training,
     require_same([load_run(run.save(tmp_path))], [run])
     assert write_report([run], tmp_path / "report.html").stat().st_size > 10_000
     assert read_live(tmp_path).finished
-
-
-def test_a_loop_that_stopped_early_is_a_shorter_run(own_training):
     records, *rest = own_training
-    run = run_from_records(records[:3], *rest)
-    assert (run.num_rounds, len(run.server_cost)) == (3, 3)
+    shorter = run_from_records(records[:3], *rest)  # a loop that stopped early
+    assert (shorter.num_rounds, len(shorter.server_cost)) == (3, 3)
 
 
 def test_records_that_belong_to_nothing_are_refused(own_training):
