@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
 from dataclasses import replace
 
@@ -59,15 +60,14 @@ def write_cifar_binary(folder, parts, hundred=False):
             (folder / f"{name}.bin").write_bytes(batch.tobytes())
 
 
-def write_cifar_python(folder, parts, protocol=2, hundred=False, as_python_2=False):
+def write_cifar_python(folder, parts, protocol=2, hundred=False):
     folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in parts.items():
         names = cifar_names(part, hundred)
         batches = zip(np.array_split(planes(images), len(names)), np.array_split(labels, len(names)), strict=True)
-        for name, (pixels, each) in zip(names, batches, strict=True):
-            key = "fine_labels" if hundred else "labels"
-            content = {"data": pixels, key: each.tolist(), "filenames": [f"{k}.png" for k in range(len(each))]}
-            raw = python_2_pickle(pixels, key, each.tolist()) if as_python_2 else pickle.dumps(content, protocol)
+        for name, (pixels, digits) in zip(names, batches, strict=True):
+            content = {"data": pixels, "fine_labels" if hundred else "labels": digits.tolist(), "filenames": ["a.png"]}
+            raw = python_2_pickle(content) if protocol == "python 2" else pickle.dumps(content, protocol)
             (folder / name).write_bytes(raw)
 
 
@@ -77,31 +77,18 @@ def cifar_names(part, hundred):
     return [f"data_batch_{k}" for k in range(1, 6)] if part == "train" else ["test_batch"]
 
 
-def python_2_pickle(pixels, key, labels):
-    """What Python 2 wrote: byte strings for text and for an array's content."""
+def python_2_pickle(content):
+    """What Python 2 wrote: byte strings for text and for an array's content, and NumPy's modules by their old names."""
+    out = io.BytesIO()
+    pickler = pickle._Pickler(out, 2)
 
-    def text(value):
-        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + _int(len(value)) + value
+    def byte_string(pickler, value):
+        raw = value.encode("latin1") if isinstance(value, str) else value
+        pickler.write(pickle.BINSTRING + len(raw).to_bytes(4, "little") + raw)
 
-    def number(value):
-        return b"K" + bytes([value]) if value < 256 else b"J" + _int(value)
-
-    array = b"".join(
-        [
-            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n",
-            *(number(0), b"\x85", text(b"b"), b"\x87R"),
-            *(b"(", number(1), number(pixels.shape[0]), number(pixels.shape[1]), b"\x86"),
-            *(b"cnumpy\ndtype\n", text(b"u1"), number(0), number(1), b"\x87R"),
-            *(b"(", number(3), text(b"|"), b"NNN", b"J\xff\xff\xff\xffJ\xff\xff\xff\xff", number(0), b"tb"),
-            *(b"\x89", text(pixels.tobytes()), b"tb"),
-        ]
-    )
-    listed = b"](" + b"".join(map(number, labels)) + b"e"
-    return b"\x80\x02}(" + text(b"data") + array + text(key.encode()) + listed + b"u."
-
-
-def _int(value):
-    return int(value).to_bytes(4, "little")
+    pickler.dispatch = {**pickler.dispatch, str: byte_string, bytes: byte_string}
+    pickler.dump(content)
+    return out.getvalue().replace(b"numpy._core", b"numpy.core")
 
 
 def write_mat(folder, parts):

@@ -133,31 +133,15 @@ def test_labels_that_do_not_match_the_images_are_refused(tmp_path, read):
 # ---- CIFAR ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", [None, 0, 2, 3, 4])
-def test_cifar_is_read_as_binary_and_pickled_in_every_protocol(tmp_path, read, protocol):
+@pytest.mark.parametrize("protocol", ["python 2", 0, 2, 3, 4])
+def test_cifar_is_read_as_pickled_in_every_protocol(tmp_path, read, protocol):
     parts = draw((32, 32, 3))
-    if protocol is None:
-        write_cifar_binary(tmp_path / "cifar-10-batches-bin", parts)
-        write_cifar_binary(tmp_path / "cifar-100-binary", parts, hundred=True)
-    else:
-        write_cifar_python(tmp_path / "cifar-10-batches-py", parts, protocol)
-        write_cifar_python(tmp_path / "cifar-100-python", parts, protocol, hundred=True)
+    folder = written(write_cifar_python, tmp_path, parts, protocol=protocol)
+    write_cifar_python(tmp_path / "cifar-100-python", parts, protocol, hundred=True)
+    batch = pickle.loads((folder / "test_batch").read_bytes(), encoding="latin1")  # Python agrees that it is one
+    np.testing.assert_array_equal(batch["labels"], parts["test"][1])
     assert same(read("cifar-10"), parts)
     assert same(read("cifar-100"), parts)
-
-
-def test_cifar_pickles_are_read_as_python_2_wrote_them(tmp_path, read):
-    parts = draw((32, 32, 3))
-    folder = written(write_cifar_python, tmp_path, parts, as_python_2=True)
-    old = pickle.loads((folder / "test_batch").read_bytes(), encoding="latin1")  # Python agrees that it is one
-    np.testing.assert_array_equal(old["labels"], parts["test"][1])
-    assert same(read("cifar-10"), parts)
-
-
-def test_a_cifar_file_with_the_wrong_checksum_is_refused(tmp_path, refuses):
-    written(write_cifar_binary, tmp_path)
-    wrong = {"data_batch_3.bin": "0" * 32}
-    assert refuses("cifar-10", "data_batch_3.bin", "md5", "Fetch it again", md5=wrong)
 
 
 class Trap:
@@ -237,20 +221,16 @@ def test_a_pickle_without_images_and_labels_is_refused(tmp_path, refuses, conten
     ],
 )
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.45, 0.99])
-def test_a_truncated_file_is_refused(tmp_path, refuses, write, file, fragments, share):
+def test_a_truncated_file_or_one_with_another_checksum_is_refused(tmp_path, refuses, write, file, fragments, share):
     folder = written(write, tmp_path)
+    if write is not write_npz:
+        assert refuses(FOLDERS[write][0], file, "md5", "Fetch it again", md5={file: "0" * 32})
     content = (folder / file).read_bytes()
     (folder / file).write_bytes(content[: int(share * len(content))])
     assert refuses(FOLDERS[write][0], file, *fragments)
 
 
 # ---- SVHN and CINIC ---------------------------------------------------------------------------------------------
-
-
-def test_svhn_calls_zero_ten(tmp_path, read):
-    parts = draw((32, 32, 3))
-    written(write_mat, tmp_path, parts)
-    assert same(read("svhn"), parts)
 
 
 @pytest.mark.parametrize(
@@ -266,22 +246,16 @@ def test_a_mat_file_of_something_else_is_refused(tmp_path, refuses, content, fra
     folder = written(write_mat, tmp_path)
     savemat(folder / "train_32x32.mat", content)
     assert refuses("svhn", "train_32x32.mat", *fragments)
-    assert refuses("svhn", "train_32x32.mat", "md5", md5={"train_32x32.mat": "0" * 32})
 
 
-def test_image_folders_are_read_class_by_class_and_the_validation_part_is_left_out(tmp_path, read):
+def test_image_folders_are_read_without_their_validation_part_and_a_class_without_images_is_refused(
+    tmp_path, read, refuses
+):
     parts = draw((32, 32, 3))
-    written(write_pngs, tmp_path, {**parts, "valid": parts["test"]})
+    folder = written(write_pngs, tmp_path, {**parts, "valid": parts["test"]}) / "test" / "bird"
     dataset = read("cinic-10")
-    for examples, (images, labels) in zip((dataset.train, dataset.test), parts.values(), strict=True):
-        order = np.argsort(labels, kind="stable")
-        np.testing.assert_array_equal(examples.labels, labels[order])
-        np.testing.assert_array_equal(examples.features, images[order])
+    assert (len(dataset.train), len(dataset.test)) == (9, 4)
     assert "image folders" in dataset.provenance
-
-
-def test_a_class_without_images_is_refused(tmp_path, refuses):
-    folder = written(write_pngs, tmp_path) / "test" / "bird"
     for path in folder.iterdir():
         path.unlink()
     assert refuses("cinic-10", "bird holds no .png image")
@@ -320,51 +294,40 @@ def test_a_set_from_npz_says_what_was_not_verified(tmp_path, read):
     assert read("svhn").provenance == "hub, svhn, kept as .npz"
 
 
-def test_an_npz_with_a_changed_byte_is_refused(tmp_path, refuses):
-    path = written(write_npz, tmp_path) / "test.npz"
+def test_an_npz_changed_pickled_or_larger_than_memory_is_refused(tmp_path, refuses):
+    path = written(write_npz, tmp_path) / "train.npz"
     content = bytearray(path.read_bytes())
     content[2000] ^= 1
     path.write_bytes(content)
-    assert refuses("cifar-100", "test.npz", "CRC")
-
-
-def test_an_npz_of_pickled_objects_is_refused(tmp_path, refuses):
-    folder = written(write_npz, tmp_path)
-    np.savez(folder / "train.npz", images=np.array([Trap(tmp_path / "sprung")]), labels=np.zeros(1))
+    assert refuses("cifar-100", "train.npz", "CRC")
+    np.savez(path, images=np.array([Trap(tmp_path / "sprung")]), labels=np.zeros(1))
     assert refuses("cifar-100", "train.npz", "allow_pickle")
     assert not (tmp_path / "sprung").exists()
-
-
-def test_an_npz_that_claims_more_than_memory_holds_is_refused(tmp_path, refuses):
-    folder = written(write_npz, tmp_path)
     text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000000,), }"
-    header = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-    with zipfile.ZipFile(folder / "train.npz", "w") as archive:
-        archive.writestr("images.npy", header)
-        archive.writestr("labels.npy", header)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("images.npy", "labels.npy"):
+            archive.writestr(name, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
     assert refuses("cifar-100", "train.npz", "not whole")
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.float32])
-def test_pictures_of_a_known_set_are_bytes_however_they_were_saved(tmp_path, read, refuses, kind):
+def test_pictures_of_a_known_set_are_bytes_however_they_were_saved(tmp_path, read, refuses):
     parts = draw((32, 32, 3))
-    folder = written(
-        write_npz, tmp_path, {name: (images.astype(kind), labels) for name, (images, labels) in parts.items()}
-    )
-    assert same(read("cifar-100"), parts)
-    scaled = {name: (images.astype(np.float32) / 255, labels) for name, (images, labels) in parts.items()}
-    write_npz(folder, scaled)
+    for kind in (np.int64, np.float32):
+        folder = written(write_npz, tmp_path, {name: (x.astype(kind), y) for name, (x, y) in parts.items()})
+        assert same(read("cifar-100"), parts)
+    write_npz(folder, {name: (x.astype(np.float32) / 255, y) for name, (x, y) in parts.items()})
     assert refuses("cifar-100", "train.npz", "Save them as uint8.")
 
 
 def test_what_is_wrong_inside_an_npz_is_told_with_its_name(tmp_path, refuses):
-    parts = draw((32, 32, 3))
-    images, labels = parts["train"]
+    images, labels = draw((32, 32, 3))["train"]
     broken = images.astype(np.float32)
     broken[4, 3, 2, 1] = np.nan
-    folder = written(write_npz, tmp_path, {**parts, "train": (broken, labels)})
-    assert refuses("cifar-100", "train.npz", "example 4 hold NaN")
-    np.savez(folder / "train.npz", images=images)
-    assert refuses("cifar-100", "train.npz", "lacks the array 'labels'")
-    np.savez(folder / "train.npz", images=images, labels=labels.astype(float))
-    assert refuses("cifar-100", "train.npz", "labels must be whole numbers")
+    folder = written(write_npz, tmp_path)
+    for arrays, fragment in (
+        ({"images": broken, "labels": labels}, "example 4 hold NaN"),
+        ({"images": images}, "lacks the array 'labels'"),
+        ({"images": images, "labels": labels.astype(float)}, "labels must be whole numbers"),
+    ):
+        np.savez(folder / "train.npz", **arrays)
+        assert refuses("cifar-100", "train.npz", fragment)

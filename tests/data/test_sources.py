@@ -55,22 +55,32 @@ WAYS = {
 }
 
 
+def holds(dataset, parts, by_class=False):
+    """The data set holds what was drawn, in order or class by class."""
+    for examples, (images, labels) in zip((dataset.train, dataset.test), parts.values(), strict=True):
+        order = np.argsort(labels, kind="stable") if by_class else slice(None)
+        np.testing.assert_array_equal(examples.features, images[order])
+        np.testing.assert_array_equal(examples.labels, labels[order])
+    return True
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("by", ["folder", "folder itself", "MPPFL_DATA"])
 def test_every_set_is_found_in_every_form(tmp_path, monkeypatch, small_sets, way, by):
     name = way.split()[0]
     folder, write, form = WAYS[way]
-    write(tmp_path / folder, draw(KNOWN[name].shape))
+    parts = draw(KNOWN[name].shape)
+    write(tmp_path / folder, parts)
     if by == "MPPFL_DATA":
         monkeypatch.setenv("MPPFL_DATA", str(tmp_path))
     place = {"folder": tmp_path, "folder itself": tmp_path / folder, "MPPFL_DATA": None}[by]
     assert find_files(name, place).form.what == form
-    found = load_dataset(name, place)
-    assert (len(found.train), len(found.test), found.num_classes) == (9, 4, 3)
-    assert found.train.features.shape[1:] == KNOWN[name].shape
-    assert (found.mean, found.std) == (KNOWN[name].mean, KNOWN[name].std)
-    assert found.users is None
-    assert form.strip(".") in found.provenance or "re-cropped" in found.provenance
+    dataset = load_dataset(name, place)
+    assert holds(dataset, parts, by_class=form == "image folders")
+    assert dataset.num_classes == 3
+    assert (dataset.mean, dataset.std) == (KNOWN[name].mean, KNOWN[name].std)
+    assert dataset.users is None
+    assert form.strip(".") in dataset.provenance or "re-cropped" in dataset.provenance
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name != "digits"])
@@ -82,18 +92,13 @@ def test_what_is_not_here_is_told_with_where_it_was_looked_for_and_how_to_get_it
         assert f"mppfl data get {name}" in str(caught.value)
 
 
-def test_a_missing_file_among_others_is_named(tmp_path, small_sets):
-    write_idx(tmp_path / "fashion-mnist", draw((28, 28, 1)))
-    (tmp_path / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(
-        BadFile, match=r"t10k-labels-idx1-ubyte of fashion-mnist is missing in .*/fashion-mnist\. Point"
-    ):
-        load_dataset("fashion-mnist", tmp_path)
-
-
-def test_files_of_something_else_are_refused_by_their_checksum(tmp_path):
+def test_files_of_something_else_are_refused_by_their_checksum_and_a_missing_one_by_its_name(tmp_path):
     write_idx(tmp_path / "fashion-mnist", draw((28, 28, 1)))
     with pytest.raises(BadFile, match=r"train-images-idx3-ubyte\.gz is not the official file: what it holds has md5"):
+        load_dataset("fashion-mnist", tmp_path)
+    (tmp_path / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    missing = r"t10k-labels-idx1-ubyte of fashion-mnist is missing in .*/fashion-mnist\. Point"
+    with pytest.raises(BadFile, match=missing):
         load_dataset("fashion-mnist", tmp_path)
 
 
@@ -143,14 +148,17 @@ def test_the_catalogue_is_consistent():
 # ---- digits, and model inputs -----------------------------------------------------------------------------------
 
 
-def test_digits_need_nothing():
-    found = load_dataset("digits")
-    assert found.provenance == "scikit-learn"
-    assert found.train.features.shape == (1433, 8, 8, 1)
-    inputs = np.concatenate([model_inputs(found, part.features) for part in (found.train, found.test)])
+def test_digits_need_nothing_but_scikit_learn(monkeypatch):
+    digits = load_dataset("digits")
+    assert digits.provenance == "scikit-learn"
+    assert digits.train.features.shape == (1433, 8, 8, 1)
+    inputs = np.concatenate([model_inputs(digits, part.features) for part in (digits.train, digits.test)])
     assert inputs.dtype == np.float32
     assert inputs.shape == (1797, 1, 8, 8)
     assert (inputs.mean(), inputs.std()) == approx((0.0, 1.0), abs=1e-3)  # the constants are those of the whole set
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"sklearn is not installed. Run: pip install 'mppfl\[train\]'"):
+        load_dataset("digits")
 
 
 def tiny(features, mean, std):
@@ -158,7 +166,7 @@ def tiny(features, mean, std):
     return Dataset("tiny", examples, examples, 1, ("only",), "drawn", mean, std)
 
 
-def test_images_are_standardised_by_channel_and_channels_come_first():
+def test_images_are_standardised_by_channel_and_channels_come_first_while_flat_examples_stay_flat():
     pixels = np.zeros((5000, 2, 3, 2), dtype=np.uint8)  # more than are converted at once
     pixels[..., 0], pixels[-1, 1, 2, 1] = 255, 51
     inputs = model_inputs(tiny(pixels, (0.5, 0.2), (0.25, 0.1)), pixels)
@@ -166,9 +174,6 @@ def test_images_are_standardised_by_channel_and_channels_come_first():
     assert inputs[:, 0] == approx(2.0)  # (1 - 0.5) / 0.25
     assert inputs[0, 1] == approx(-2.0)  # (0 - 0.2) / 0.1
     assert inputs[-1, 1, 1, 2] == approx(0.0, abs=1e-6)  # (51 / 255 - 0.2) / 0.1
-
-
-def test_flat_examples_stay_flat():
     rows = np.array([[1.0, 3.0], [5.0, 7.0]], dtype=np.float32)
     assert model_inputs(tiny(rows, (1.0,), (2.0,)), rows) == approx(np.array([[0.0, 1.0], [2.0, 3.0]]))
     with pytest.raises(BadInput, match=r"shape \(3,\) are none of tiny's"):
@@ -180,16 +185,15 @@ def test_a_data_set_cannot_exist_in_a_wrong_state():
     for mean, std in (((0.0, 0.0), (1.0, 1.0)), ((0.0,), (0.0,))):
         with pytest.raises(BadInput, match="mean and std need 1 entries"):
             tiny(rows, mean, std)
-    with pytest.raises(BadInput, match="2 examples have 3 labels"):
-        Examples(rows, np.zeros(3, dtype=np.int64))
-    with pytest.raises(BadInput, match="label -1 of example 1"):
-        Examples(rows, np.array([0, -1]))
-    with pytest.raises(BadInput, match=r"shape \(2,\) must be"):
-        Examples(np.zeros(2), np.zeros(2, dtype=np.int64))
-    with pytest.raises(BadInput, match="must be numbers"):
-        Examples(np.array([["a"]]), np.zeros(1, dtype=np.int64))
-    with pytest.raises(BadInput, match="example 1 hold NaN or an infinity"):
-        Examples(np.array([[0.0], [1e300]]), np.zeros(2, dtype=np.int64))
+    for features, labels, words in (
+        (rows, [0, 0, 0], "2 examples have 3 labels"),
+        (rows, [0, -1], "label -1 of example 1"),
+        (np.zeros(2), [0, 0], r"shape \(2,\) must be"),
+        (np.array([["a"]]), [0], "must be numbers"),
+        (np.array([[0.0], [1e300]]), [0, 0], "example 1 hold NaN or an infinity"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            Examples(features, np.array(labels))
 
 
 # ---- a user's own .npz ------------------------------------------------------------------------------------------
@@ -211,28 +215,21 @@ def user_arrays(rng, shape, dtype):
         ((4, 5, 1), "float32", "float32", (1, 4, 5), (0.0,), (1.0,)),
     ],
 )
-def test_a_users_own_arrays_are_read(tmp_path, shape, dtype, stored, inputs, mean, std):
-    path = tmp_path / "own.npz"
-    np.savez(path, **user_arrays(np.random.default_rng(0), shape, dtype), users=np.array(list("aabbcc")))
-    found = load_dataset(str(path))
-    assert (found.name, found.num_classes, found.class_names) == ("own", 3, ("0", "1", "2"))
-    assert (str(found.train.features.dtype), found.mean, found.std) == (stored, mean, std)
-    assert found.test.labels.tolist() == [2, 1, 0]
-    assert found.users == tuple("aabbcc")
-    assert model_inputs(found, found.test.features).shape == (3, *inputs)
-
-
-def test_a_users_own_arrays_may_have_the_other_names_and_names_of_classes(tmp_path):
-    arrays = user_arrays(np.random.default_rng(0), (4, 4), "uint8")
+def test_a_users_own_arrays_are_read_by_either_names(tmp_path, shape, dtype, stored, inputs, mean, std):
+    path, arrays = tmp_path / "own.npz", user_arrays(np.random.default_rng(0), shape, dtype)
+    np.savez(path, **arrays, users=np.array(list("aabbcc")))
+    dataset = load_dataset(str(path))
+    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("own", 3, ("0", "1", "2"))
+    assert (str(dataset.train.features.dtype), dataset.mean, dataset.std) == (stored, mean, std)
+    assert dataset.test.labels.tolist() == [2, 1, 0]
+    assert dataset.users == tuple("aabbcc")
+    assert model_inputs(dataset, dataset.test.features).shape == (3, *inputs)
     renamed = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
-    np.savez(
-        tmp_path / "own.npz",
-        **{new: arrays[old] for new, old in renamed.items()},
-        class_names=np.array(["cat", "dog", "owl", "never seen"]),
-    )
-    found = load_dataset(str(tmp_path / "own.npz"))
-    assert found.class_names == ("cat", "dog", "owl", "never seen")
-    assert found.users is None
+    classes = ("cat", "dog", "owl", "never seen")
+    np.savez(path, **{new: arrays[old] for new, old in renamed.items()}, class_names=np.array(classes))
+    dataset = load_dataset(str(path))
+    assert (dataset.class_names, dataset.users) == (classes, None)
+    assert np.array_equal(dataset.train.features.ravel(), arrays["x_train"].astype(stored).ravel())
 
 
 @pytest.mark.parametrize(
@@ -313,17 +310,18 @@ def hub(monkeypatch, small_sets):
     ],
 )
 def test_the_hub_has_every_set_that_must_be_fetched(hub, name, path):
-    found = load_dataset(name, source="hub")
+    dataset = load_dataset(name, source="hub")
     assert hub == [(*path, "train"), (*path, "test")]
-    for examples, (images, labels) in zip((found.train, found.test), draw(KNOWN[name].shape).values(), strict=True):
-        np.testing.assert_array_equal(examples.features, images)
-        np.testing.assert_array_equal(examples.labels, labels)
-    assert "Hugging Face hub" in found.provenance
+    assert holds(dataset, draw(KNOWN[name].shape))
+    assert "Hugging Face hub" in dataset.provenance
 
 
-def test_files_come_before_the_hub_and_going_there_is_announced(tmp_path, hub, caplog):
+def test_files_come_before_the_hub_even_damaged_ones_and_going_there_is_announced(tmp_path, hub, caplog):
     write_npz(tmp_path / "cifar-10", draw((32, 32, 3)))
     assert "npz" in load_dataset("cifar-10", tmp_path).provenance
+    (tmp_path / "cifar-10" / "train.npz").write_bytes(b"damaged")
+    with pytest.raises(BadFile, match=r"train\.npz"):
+        load_dataset("cifar-10", tmp_path)
     assert hub == []
     with caplog.at_level(logging.WARNING):
         assert "hub" in load_dataset("svhn", tmp_path).provenance
@@ -332,35 +330,18 @@ def test_files_come_before_the_hub_and_going_there_is_announced(tmp_path, hub, c
         load_dataset("svhn", tmp_path, source="files")
 
 
-def test_a_damaged_file_is_never_replaced_by_the_hub_in_silence(tmp_path, hub):
-    write_npz(tmp_path / "svhn", draw((32, 32, 3)))
-    (tmp_path / "svhn" / "train.npz").write_bytes(b"damaged")
-    with pytest.raises(BadFile, match=r"train\.npz"):
-        load_dataset("svhn", tmp_path)
-    assert hub == []
-
-
 def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra():
     with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
         load_dataset("svhn", source="hub")
 
 
-def test_digits_without_scikit_learn_are_refused_by_the_name_of_the_extra(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"sklearn is not installed. Run: pip install 'mppfl\[train\]'"):
-        load_dataset("digits")
-
-
-def test_what_the_hub_objects_to_is_told_in_one_line(monkeypatch, hub):
+def test_what_the_hub_objects_to_and_other_columns_there_are_told_in_one_line(monkeypatch, hub):
     def unreachable(*_, **__):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", unreachable)
     with pytest.raises(MppflError, match=r"the hub did not give 'cifar10' \(ConnectionError: no route to host\)"):
         load_dataset("cifar-10", source="hub")
-
-
-def test_other_columns_on_the_hub_are_refused(monkeypatch, hub):
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *_, **__: [{"photo": 1, "tag": 2}])
     with pytest.raises(BadFile, match="has columns photo, tag"):
         load_dataset("cifar-10", source="hub")
