@@ -46,29 +46,21 @@ def complaint(path, *overrides) -> str:
 # ---- what a file says -------------------------------------------------------------------------------------------
 
 
-def test_an_empty_file_is_the_default_experiment_under_the_files_name(file):
+def test_a_file_changes_the_defaults_of_its_tables_and_one_seed_or_mechanism_stands_for_a_list_of_one(file):
     assert read_experiment(file()) == Experiment(name="trial")
-
-
-def test_a_table_has_the_names_and_defaults_of_its_dataclass(file):
-    chosen = read_experiment(file("[training]\nclip_norm = 1\n[game]\nnum_rounds = 7\n"))
+    text = 'seed = 4\nmechanism = "dp_fedavg"\n[training]\nclip_norm = 1\n[game]\nnum_rounds = 7\n'
+    chosen = read_experiment(file(text))
+    assert (chosen.seeds, chosen.mechanisms, chosen.game.num_rounds) == ((4,), ("dp_fedavg",), 7)
     assert chosen.training.config == TrainingConfig(clip_norm=1.0)
-    assert chosen.game.num_rounds == 7
     assert {f.name for f in fields(TrainingConfig)} <= set(keys_of("training"))
-
-
-def test_one_seed_and_one_mechanism_stand_for_lists_of_one(file):
-    assert read_experiment(file('seed = 4\nmechanism = "dp_fedavg"\n')).seeds == (4,)
-    assert read_experiment(file('seed = 4\nmechanism = "dp_fedavg"\n')).mechanisms == ("dp_fedavg",)
     assert complaint(file("seed = 4\nseeds = [4]\n")) == "seed and seeds are both given. Keep one of them."
 
 
 def test_relative_paths_are_relative_to_the_file(file, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
-    text = (
-        '[network]\nsource = "a.csv"\n[game]\nclients = "sub/c.csv"\n[data]\nname = "d.npz"\n[output]\nfolder = "o"\n'
-    )
-    chosen = read_experiment(file(text))
+    tables = {"network": 'source = "a.csv"', "game": 'clients = "sub/c.csv"', "data": 'name = "d.npz"'}
+    tables |= {"output": 'folder = "o"'}
+    chosen = read_experiment(file("\n".join(f"[{name}]\n{line}" for name, line in tables.items())))
     assert chosen.network.source == str(tmp_path / "a.csv")
     assert chosen.game.clients == str(tmp_path / "sub/c.csv")
     assert (chosen.data.name, chosen.output.folder) == (str(tmp_path / "d.npz"), str(tmp_path / "o"))
@@ -87,11 +79,15 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def test_tables_may_be_dictionaries_checked_as_the_file_is():
+def test_tables_may_be_dictionaries_checked_as_the_file_is_and_numbers_those_of_numpy(file):
     raw = {"network": {"num_clients": 5}, "training": {"clip_norm": 0.5, "hidden": [8, 8]}, "ledger": {"cap": 2}}
     chosen = Experiment(seeds=[1], **raw)
     assert chosen == experiment_from({"seed": 1, **raw})
     assert (chosen.seeds, chosen.training.config.clip_norm, chosen.training.hidden) == ((1,), 0.5, (8, 8))
+    network = {"num_clients": np.int64(5), "hop_decay": np.float64(0.1)}
+    chosen = Experiment(network=network, ledger={"cap": np.float32(2)})
+    assert "hop_decay = 0.1\n" in chosen.to_toml()
+    assert read_experiment(file(chosen.to_toml(), "experiment.toml")) == chosen
 
 
 @pytest.mark.parametrize(
@@ -108,14 +104,6 @@ def test_a_mistake_in_python_is_told_as_one_in_the_file(values, told):
     with pytest.raises(BadInput) as refused:
         Experiment(**values)
     assert told in str(refused.value)
-
-
-def test_numbers_of_numpy_are_written_as_numbers(file):
-    chosen = Experiment(
-        network={"num_clients": np.int64(5), "hop_decay": np.float64(0.1)}, ledger={"cap": np.float32(2)}
-    )
-    assert "hop_decay = 0.1\n" in chosen.to_toml()
-    assert read_experiment(file(chosen.to_toml(), "experiment.toml")) == chosen
 
 
 def test_an_experiment_is_shown_by_what_it_changes():
@@ -224,14 +212,12 @@ def test_the_writer_writes_what_toml_reads(values):
         ("training.batch_size=true", "training.batch_size=true must be a whole number."),
         ("training.device=3", "training.device=3 must be text."),
         ("training.dp_epsilon=0", "training.dp_epsilon=0 must lie in [1e-06, 1000]."),
-        ("training.dp_epsilon=big", 'training.dp_epsilon="big" must be a finite number.'),
         ("data.features=gradients", 'data.features="gradients" must be one of "none", "oriented_gradients".'),
         ("network.undirected=1", "network.undirected=1 must be true or false."),
         ("network.weight_range=[1]", "network.weight_range=[1] must be a list of 2 entries, each a finite number."),
         ("network.max_hops=0", "network.max_hops=0 must be a whole number of at least 1."),
         ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
         ("game.budget_max=0", "game.budget_max=0 must lie in (0, inf)."),
-        ("game.budget_max=inf", "game.budget_max=inf must be a finite number."),
         ("game={budget_min=2,budget_max=1}", "game.budget_max=1 is below budget_min=2. Raise it."),
         ("network.hop_decay=1.5", "network.hop_decay=1.5 must lie in (0, 1)."),
         ("network.rewire=0.3", "network.rewire=0.3 means nothing to erdos_renyi, whose options are "),
@@ -239,16 +225,9 @@ def test_the_writer_writes_what_toml_reads(values):
         ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
         ("game.participation=never", 'game.participation="never" must be one of "always", '),
         ("game.payment_limit=1", "game.payment_limit=1.0 means nothing without the mechanism budget_limited."),
-        (
-            "game.fixed_budget=mean",
-            'game.fixed_budget="mean" means nothing without the mechanism dp_fedavg. Remove it, or',
-        ),
-        ("game.fixed_budget=0.5", "game.fixed_budget=0.5 means nothing without the mechanism dp_fedavg."),
+        ("game.fixed_budget=mean", 'fixed_budget="mean" means nothing without the mechanism dp_fedavg. Remove it, or'),
         ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
-        (
-            "data.split=dirichle",
-            'must be one of "iid", "dirichlet", "community", "natural". Did you mean \'dirichlet\'?',
-        ),
+        ("data.split=dirichle", 'one of "iid", "dirichlet", "community", "natural". Did you mean \'dirichlet\'?'),
         ("data.uneven=-1", "data.uneven=-1 must lie in [0, 10]."),
         ("ledger.cap=0", "ledger.cap=0 must lie in (0, inf)."),
         ("ledger.caps.ann=-1", "ledger.caps.ann=-1 must lie in (0, inf)."),
@@ -335,18 +314,9 @@ def test_the_examples_are_valid():
     assert private.training.config.mechanism.guarantee.startswith("ρ-zCDP per record")
 
 
-OF_ONE_MECHANISM = """
-mechanisms = ["mppfl", "dp_fedavg", "budget_limited"]
-[game]
-convention = "own"
-fixed_budget = "mean"
-payment_limit = 2.0
-"""
-
-
-def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(tmp_path):
-    path = tmp_path / "three.toml"
-    path.write_text(OF_ONE_MECHANISM)
+def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(file):
+    game = '[game]\nconvention = "own"\nfixed_budget = "mean"\npayment_limit = 2.0\n'
+    path = file(f'mechanisms = ["mppfl", "dp_fedavg", "budget_limited"]\n{game}')
 
     def options(*overrides):
         game = read_experiment(path, overrides).game
@@ -358,8 +328,8 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
     assert options('mechanisms=["mppfl", "budget_limited"]') == ("min", 2.0)
     assert options("mechanism=dp_fedavg", "game.fixed_budget=0.5") == (0.5, None)
     for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
-        with pytest.raises(BadFile, match=r"game\.fixed_budget=0\.5 means nothing without the mechanism dp_fedavg"):
-            options(*both)
+        message = "game.fixed_budget=0.5 means nothing without the mechanism dp_fedavg"
+        assert complaint(path, *both).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -373,8 +343,5 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
         ('[game]\nparticipation = "if_better_than_staying_out"', "if_better_than_opting_out"),
     ],
 )
-def test_a_name_of_an_earlier_version_is_answered_with_todays(tmp_path, text, today):
-    path = tmp_path / "old.toml"
-    path.write_text(text)
-    with pytest.raises(BadInput, match=f"Did you mean '{today}'"):
-        read_experiment(path)
+def test_a_name_of_an_earlier_version_is_answered_with_todays(file, text, today):
+    assert f"Did you mean '{today}'" in complaint(file(text))
