@@ -16,6 +16,7 @@ from mppfl.flower import (
     NodeSettings,
     PricedFedAvg,
     Registry,
+    ServerFolder,
     differences_from_ledgers,
     make_node_key,
     pem_of,
@@ -28,6 +29,7 @@ from tests.homes import home
 
 CLIENTS = ("ann", "bob", "cat")
 MODEL = arrays(0.0, 0.0, 0.0, 0.0)
+NOISELESS = {"budgets": (np.inf,) * 3, "settings": {name: {"without_noise": True} for name in CLIENTS}}
 
 
 class Federation:
@@ -47,8 +49,11 @@ class Federation:
     def run(self, num_rounds=0, **more):
         return self.strategy(**more).start(self.grid, MODEL, num_rounds, timeout=1)
 
+    def book(self):
+        return Accounts.open(self.folder / "server" / "accounts.sqlite", read_only=True)
+
     def entries(self):
-        with Accounts.open(self.folder / "server" / "accounts.sqlite", read_only=True) as accounts:
+        with self.book() as accounts:
             return accounts.entries()
 
     def states(self, round_index):
@@ -58,55 +63,53 @@ class Federation:
         return {entry.client: entry.reason for entry in self.entries() if entry.reason}
 
     def owed(self):
-        with Accounts.open(self.folder / "server" / "accounts.sqlite", read_only=True) as accounts:
+        with self.book() as accounts:
             return accounts.owed()
 
     def differences(self):
         run = self.entries()[0].run
         return differences_from_ledgers(self.entries(), {name: node.ledger for name, node in self.nodes.items()}, run)
 
+    def releases(self, name):
+        """What a client's own ledger holds."""
+        with PrivacyLedger.open(self.nodes[name].ledger) as ledger:
+            ledger.verify()
+            return list(ledger.events())
 
-def test_every_client_gets_its_own_terms_in_a_record_of_its_own(tmp_path):
-    federation = Federation(tmp_path)
+
+@pytest.fixture
+def federation(tmp_path):
+    return Federation(tmp_path)
+
+
+def test_a_whole_run_asks_everybody_on_its_own_terms_and_ends_with_accounts_that_agree_to_the_last_bit(tmp_path):
+    federation = Federation(tmp_path, budgets=(0.1, 0.7, 1.3), num_rounds=5)
     federation.run(1)
     asked = [message for message in federation.grid.sent if WHO not in message.content]
     terms = {message.metadata.dst_node_id: terms_in(message.content) for message in asked}
-    assert {node: (each.client, each.budget, each.pays) for node, each in terms.items()} == {
-        101: ("ann", 0.5, 1.0),
-        102: ("bob", 1.0, 2.0),
-        103: ("cat", 2.0, 4.0),
+    assert {node: (offer.client, offer.budget, offer.pays) for node, offer in terms.items()} == {
+        101: ("ann", 0.1, 0.2),
+        102: ("bob", 0.7, 1.4),
+        103: ("cat", 1.3, 2.6),
     }
-
-
-def test_identity_follows_the_declared_name_whatever_the_node_ids_and_their_order(tmp_path):
-    federation = Federation(tmp_path)
-    federation.run(1)
-    federation.grid.apps = {900 - at: app for at, app in enumerate(federation.grid.apps.values())}
-    federation.run(1)
-    assert federation.states(2) == dict.fromkeys(CLIENTS, "paid")
-    assert federation.differences() == []
-
-
-def test_a_whole_run_ends_with_accounts_that_agree_to_the_last_bit(tmp_path):
-    federation = Federation(tmp_path, budgets=(0.1, 0.7, 1.3), num_rounds=5)
+    # Identity follows the declared name, whatever the ids of nodes and their order.
+    federation.grid.apps = {900 - position: app for position, app in enumerate(federation.grid.apps.values())}
     federation.run()
-    with Accounts.open(tmp_path / "server" / "accounts.sqlite", read_only=True) as accounts:
-        booked = accounts.spent()
-    for name, node in federation.nodes.items():
-        with PrivacyLedger.open(node.ledger) as ledger:
-            assert booked[name] == ledger.spent(name)
-            ledger.verify()
+    assert federation.states(2) == dict.fromkeys(CLIENTS, "paid")
+    with federation.book() as accounts:
+        assert accounts.spent() == {
+            name: sum(event["budget"] for event in federation.releases(name)) for name in CLIENTS
+        }
     assert federation.differences() == []
     assert federation.owed() == pytest.approx({"ann": 1.0, "bob": 7.0, "cat": 13.0})
 
 
 def test_without_noise_the_mean_of_the_clipped_updates_is_added_to_the_model(tmp_path):
-    settings = {name: {"without_noise": True} for name in CLIENTS}
     steps = {"ann": 0.1, "bob": 0.2, "cat": 100.0}  # the last is clipped to length 1: ½ in each of four entries
     train = {name: (lambda record, by=by: moved(record, by)) for name, by in steps.items()}
-    federation = Federation(tmp_path, budgets=(np.inf,) * 3, num_rounds=2, settings=settings, train=train)
-    found = federation.run()
-    assert vector_of(found.arrays) == pytest.approx(np.full(4, 2 * (0.1 + 0.2 + 0.5) / 3), rel=1e-6)
+    federation = Federation(tmp_path, num_rounds=2, train=train, **NOISELESS)
+    result = federation.run()
+    assert vector_of(result.arrays) == pytest.approx(np.full(4, 2 * (0.1 + 0.2 + 0.5) / 3), rel=1e-6)
     assert federation.owed() == dict.fromkeys(CLIENTS, 0.0)
 
 
@@ -119,11 +122,10 @@ def test_without_noise_the_mean_of_the_clipped_updates_is_added_to_the_model(tmp
     ],
 )
 def test_a_node_that_fails_in_a_round_is_lost_and_named_and_the_others_go_on(
-    tmp_path, monkeypatch, trouble, timeout, reason
+    federation, monkeypatch, trouble, timeout, reason
 ):
     monkeypatch.setattr(PricedFedAvg, "poll_seconds", 0.01)
     monkeypatch.setattr(PricedFedAvg, "look_seconds", 0.02)
-    federation = Federation(tmp_path)
     strategy = federation.strategy()
     strategy.attendance.here(federation.grid, 1)  # every node has given its name when one fails
     federation.grid.trouble[102] = trouble
@@ -132,14 +134,6 @@ def test_a_node_that_fails_in_a_round_is_lost_and_named_and_the_others_go_on(
     assert reason in federation.reasons()["bob"]
     (difference,) = federation.differences()  # the server presumes what the client did not spend
     assert (difference.client, difference.is_harmless) == ("bob", True)
-
-
-def test_a_refusal_is_booked_as_nothing_spent_and_nothing_paid(tmp_path):
-    federation = Federation(tmp_path, settings={"cat": {"cap": 3.0}})  # 2 in the first round, 4 would be too much
-    federation.run(2)
-    assert [federation.states(at)["cat"] for at in (1, 2)] == ["paid", "refused"]
-    assert federation.reasons() == {"cat": "over the cap"}
-    assert federation.differences() == []
 
 
 def altered(**changes):
@@ -152,10 +146,10 @@ def altered(**changes):
     return alter
 
 
-def with_arrays(record):
+def with_arrays(change):
     def alter(reply):
         if REPORT in reply.content:
-            reply.content["arrays"] = record if isinstance(record, ArrayRecord) else record(reply.content["arrays"])
+            reply.content["arrays"] = change(reply.content["arrays"])
         return reply
 
     return alter
@@ -200,14 +194,15 @@ ENDLESS = saved(np.zeros(2, np.float32)).replace(b"(2,), }" + b" " * 12, b"(1000
         (holding(saved(np.zeros(2, np.float64))), "'first' holds float64 (2,)"),
         (holding(saved(np.zeros(2, ">f4"))), "'first' holds >f4 (2,)"),
         (with_arrays(lambda record: moved(record, np.nan)), "NaN or infinite"),
-        (with_arrays(arrays(1.0, 2.0, 3.0)), "wrong form"),
-        (with_arrays(arrays(1.0, 2.0, 3.0, 4.0, dtype=np.float64)), "wrong form"),
+        (with_arrays(lambda record: arrays(1.0, 2.0, 3.0)), "wrong form"),
+        (with_arrays(lambda record: arrays(1.0, 2.0, 3.0, 4.0, dtype=np.float64)), "wrong form"),
         (with_arrays(lambda record: moved(record, 1000.0)), "an honest one exceeds"),
         (altered(budget=0.9), "says it cost 0.9, and 1 was asked for"),
         (altered(round_index=2), "is for round 2"),
         (altered(run="another"), "is for round 1 of 'another'"),
         (altered(num_examples=0), "declares 0 examples"),
         (altered(num_examples=-(2**60)), "declares"),
+        (altered(num_examples=2**52), f"declares {2**52} examples, and the server knows of 10"),
         (altered(client="ann"), "declares to be 'ann', and its key is that of 'bob'"),
         (altered(model="0" * 64), "another model"),
         (altered(outcome="perhaps"), "neither 'released' nor 'refused'"),
@@ -220,66 +215,52 @@ ENDLESS = saved(np.zeros(2, np.float32)).replace(b"(2,), }" + b" " * 12, b"(1000
 def test_an_upload_that_cannot_be_honest_is_rejected_and_named_and_not_paid_and_the_round_goes_on(
     tmp_path, alter, said
 ):
-    federation = Federation(tmp_path)
+    federation = Federation(tmp_path, aggregation="num_examples")
     federation.grid.alter[102] = alter
-    found = federation.run(1)
+    result = federation.run(1, num_examples=dict.fromkeys(CLIENTS, 10))
     assert federation.states(1) == {"ann": "paid", "bob": "rejected", "cat": "paid"}
     assert said in federation.reasons()["bob"]
     assert federation.owed()["bob"] == 0.0
-    assert np.isfinite(vector_of(found.arrays)).all()
-
-
-def test_a_client_weighs_what_the_server_knows_it_has_and_not_what_it_declares(tmp_path):
-    federation = Federation(tmp_path, aggregation="num_examples")
-    federation.grid.alter[102] = altered(num_examples=2**52)
-    federation.run(1, num_examples=dict.fromkeys(CLIENTS, 10))
-    assert federation.states(1) == {"ann": "paid", "bob": "rejected", "cat": "paid"}
-    assert federation.reasons() == {"bob": f"declares {2**52} examples, and the server knows of 10"}
+    assert np.isfinite(vector_of(result.arrays)).all()
 
 
 def test_a_client_that_declares_another_size_than_before_is_rejected_also_after_a_restart(tmp_path):
     federation = Federation(tmp_path, aggregation="num_examples")
-    federation.run(1)
-    federation.grid.alter[102] = altered(num_examples=2**52)
-    federation.run(1)
-    federation.grid.alter[102] = altered(num_examples=10)
-    federation.run(1)
-    assert [federation.states(at)["bob"] for at in (1, 2, 3)] == ["paid", "rejected", "paid"]
+    for size in (10, 2**52, 10):
+        federation.grid.alter[102] = altered(num_examples=size)
+        federation.run(1)
+    assert [federation.states(round_index)["bob"] for round_index in (1, 2, 3)] == ["paid", "rejected", "paid"]
     assert federation.reasons() == {"bob": f"declares {2**52} examples, and declared 10 before"}
 
 
 @pytest.mark.parametrize(
     ("sizes", "said"), [({"ann": 1, "bob": 1}, "no number for client 'cat'"), (dict.fromkeys(CLIENTS, 0), "'ann'")]
 )
-def test_sizes_that_the_server_cannot_know_are_refused_in_one_line(tmp_path, sizes, said):
+def test_sizes_that_the_server_cannot_know_are_refused_in_one_line(federation, sizes, said):
     with pytest.raises(BadInput, match=said):
-        Federation(tmp_path).strategy(num_examples=sizes)
+        federation.strategy(num_examples=sizes)
 
 
-def test_a_reason_that_no_book_could_hold_is_written_as_far_as_it_can_be(tmp_path):
-    federation = Federation(tmp_path)
+def test_a_reason_that_no_book_could_hold_is_written_as_far_as_it_can_be(federation):
     federation.grid.alter[102] = altered(outcome="refused", reason="no\ud800", budget=0.0)
     federation.run(1)
     assert federation.states(1)["bob"] == "refused"
     assert federation.reasons() == {"bob": "no?"}
 
 
-def test_a_node_that_declares_a_name_that_is_no_text_is_left_out(tmp_path):
-    federation = Federation(tmp_path)
-
+def test_a_name_that_is_no_text_and_one_that_two_nodes_declare_are_left_out(federation):
     def nameless(reply):
         if WHO in reply.content:
             reply.content[WHO] = ConfigRecord({"client": ["bob"]})
         return reply
 
     federation.grid.alter[102] = nameless
+    federation.grid.apps[104] = federation.grid.apps[101]
     federation.run(1)
-    assert set(federation.states(1)) == {"ann", "cat"}
+    assert set(federation.states(1)) == {"cat"}
 
 
-def test_what_cannot_be_averaged_is_not_paid(tmp_path, monkeypatch):
-    federation = Federation(tmp_path)
-
+def test_what_cannot_be_averaged_is_not_paid(federation, monkeypatch):
     def fails(*given):
         raise RuntimeError("no mean")
 
@@ -297,23 +278,15 @@ def test_a_round_in_which_nobody_releases_leaves_the_model_and_counts_as_done(tm
     assert not state.weights.any()
 
 
-def test_clients_with_budget_zero_are_not_asked(tmp_path):
-    federation = Federation(tmp_path, budgets=(0.5, 0.0, 1.0))
-    federation.run(1)
-    assert set(federation.states(1)) == {"ann", "cat"}
-
-
 # ---- stopping and going on --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0), ("momentum", 0), ("adam", 0), ("sgd", 2)])
 def test_stopped_after_a_round_it_goes_on_with_the_next_and_ends_where_it_would_have(tmp_path, optimizer, average):
-    settings = {name: {"without_noise": True} for name in CLIENTS}
-    more = {"server_optimizer": optimizer, "average_rounds": average}
     models, evaluated = [], []
     for name, stops in (("whole", (0, 0)), ("parts", (1, 1, 1))):
         (tmp_path / name).mkdir()
-        federation = Federation(tmp_path / name, budgets=(np.inf,) * 3, settings=settings, **more)
+        federation = Federation(tmp_path / name, server_optimizer=optimizer, average_rounds=average, **NOISELESS)
         for rounds in stops:  # where nothing is left to do, the model is the same
             result = federation.strategy().start(
                 federation.grid, MODEL, rounds, timeout=1, evaluate_fn=lambda at, _: evaluated.append(at)
@@ -327,40 +300,35 @@ class Killed(BaseException):
     """As by SIGKILL: nothing is tidied up."""
 
 
-@pytest.mark.parametrize("where", ["before the answers are booked", "before the checkpoint"])
-def test_killed_in_a_round_it_repeats_that_round_and_nobody_spends_or_is_paid_twice(tmp_path, where, monkeypatch):
-    federation = Federation(tmp_path)
-    federation.run(1)
-    strategy = federation.strategy()
-    broken = Accounts if where == "before the answers are booked" else type(strategy.folder)
-    name = "settle" if where == "before the answers are booked" else "keep"
+def interrupted(federation, monkeypatch, owner, name):
+    """A round in which the server is killed as it calls this."""
 
     def killed(self, *given):
         raise Killed
 
     with monkeypatch.context() as change:
-        change.setattr(broken, name, killed)
+        change.setattr(owner, name, killed)
         with pytest.raises(Killed):
-            strategy.start(federation.grid, MODEL, timeout=1)
-    sent = {node.client: ledger_events(node) for node in federation.nodes.values()}
-    assert {name: len(events) for name, events in sent.items()} == dict.fromkeys(CLIENTS, 2)
+            federation.run(1)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Accounts, "settle"), (ServerFolder, "keep")])
+def test_killed_in_a_round_it_repeats_that_round_and_nobody_spends_or_is_paid_twice(
+    federation, monkeypatch, owner, name
+):
+    """Before the answers are booked, or before the checkpoint."""
+    federation.run(1)
+    interrupted(federation, monkeypatch, owner, name)
+    assert [len(federation.releases(client)) for client in CLIENTS] == [2, 2, 2]
     federation.run()
-    for node in federation.nodes.values():
-        assert [event["round_index"] for event in ledger_events(node)] == [1, 2, 3]
+    for client in CLIENTS:
+        assert [event["round_index"] for event in federation.releases(client)] == [1, 2, 3]
     assert federation.differences() == []
     assert federation.owed() == {"ann": 3.0, "bob": 6.0, "cat": 12.0}
 
 
-def test_who_was_asked_before_an_interruption_and_is_gone_when_the_round_is_repeated_is_lost(tmp_path, monkeypatch):
-    federation = Federation(tmp_path)
-
-    def killed(self, *given):
-        raise Killed
-
-    with monkeypatch.context() as change:
-        change.setattr(Accounts, "settle", killed)
-        with pytest.raises(Killed):
-            federation.run(1)
+def test_who_was_asked_before_an_interruption_and_is_gone_when_the_round_is_repeated_is_lost(federation, monkeypatch):
+    interrupted(federation, monkeypatch, Accounts, "settle")
     assert set(federation.states(1).values()) == {"asked"}
     del federation.grid.apps[103]
     federation.run(1)
@@ -368,47 +336,33 @@ def test_who_was_asked_before_an_interruption_and_is_gone_when_the_round_is_repe
     assert "absent when the round was repeated" in federation.reasons()["cat"]
 
 
-def ledger_events(node):
-    with PrivacyLedger.open(node.ledger) as ledger:
-        return list(ledger.events())
-
-
-def test_a_second_training_with_the_same_name_is_another_run_to_every_ledger(tmp_path):
-    federation = Federation(tmp_path, num_rounds=1)
-    federation.run()
-    first = federation.entries()[0].run
-    again = PricedFedAvg(federation.plan, CLIENTS, federation.config, folder=tmp_path / "other", wait_seconds=0.1)
-    again.start(federation.grid, MODEL, timeout=1)
-    runs = [event["run"] for event in ledger_events(federation.nodes["ann"])]
-    assert len(runs) == len(set(runs)) == 2
-    assert runs[0] == first
-
-
-def test_another_plan_does_not_go_on_in_the_same_folder(tmp_path):
-    Federation(tmp_path).run(1)
-    with pytest.raises(BadInput, match="another plan"):
-        Federation(tmp_path, budgets=(9.0, 9.0, 9.0)).run()
-
-
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_asked(tmp_path):
-    federation = Federation(tmp_path)
+def test_a_second_training_with_the_same_name_is_another_run_to_every_ledger(federation):
     federation.run(1)
-    path = tmp_path / "server" / "checkpoint.npz"
-    path.write_bytes(path.read_bytes()[:-200])
+    again = PricedFedAvg(
+        federation.plan, CLIENTS, federation.config, folder=federation.folder / "other", wait_seconds=0.1
+    )
+    again.start(federation.grid, MODEL, 1, timeout=1)
+    first, second = (event["run"] for event in federation.releases("ann"))
+    assert first == federation.entries()[0].run != second
+
+
+def test_neither_another_plan_nor_a_damaged_checkpoint_nor_a_second_server_goes_on_in_the_folder(federation):
+    federation.run(1)
     asked = len(federation.grid.sent)
-    with pytest.raises(BadFile, match="not a whole checkpoint"):
-        federation.run()
-    assert len(federation.grid.sent) == asked
-
-
-def test_two_servers_do_not_serve_from_one_folder(tmp_path):
-    federation = Federation(tmp_path)
+    with pytest.raises(BadInput, match="another plan"):
+        Federation(federation.folder, budgets=(9.0, 9.0, 9.0)).run()
+    folder = federation.strategy().folder
     with (
-        federation.strategy().folder.locked(),
+        folder.locked(),
         pytest.raises(MppflError, match="another server"),
         federation.strategy().folder.locked(wait_seconds=0.1),
     ):
         pass
+    path = federation.folder / "server" / "checkpoint.npz"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(BadFile, match="not a whole checkpoint"):
+        federation.run()
+    assert len(federation.grid.sent) == asked
 
 
 # ---- who is who -------------------------------------------------------------------------------------------------
@@ -422,8 +376,7 @@ def registered(federation, *strangers):
     return Registry.of_keys({name: public[name] for name in CLIENTS}), pem
 
 
-def test_with_a_registry_the_key_decides_and_strangers_are_not_asked(tmp_path):
-    federation = Federation(tmp_path)
+def test_with_a_registry_the_key_decides_and_strangers_are_not_asked(federation):
     registry, pem = registered(federation, "mallory")
     federation.grid.apps[104] = federation.grid.apps[101]  # another node with ann's settings and a key of its own
     federation.grid.keys[104] = pem["mallory"]
@@ -433,21 +386,13 @@ def test_with_a_registry_the_key_decides_and_strangers_are_not_asked(tmp_path):
     assert federation.states(1) == dict.fromkeys(CLIENTS, "paid")
 
 
-def test_a_node_whose_declared_name_is_not_that_of_its_key_releases_nothing(tmp_path):
-    federation = Federation(tmp_path)
+def test_a_node_whose_declared_name_is_not_that_of_its_key_releases_nothing(federation):
     registry, _ = registered(federation)
     federation.grid.apps[102] = federation.grid.apps[101]  # bob's key, ann's settings
     federation.run(1, registry=registry)
     assert federation.states(1) == {"ann": "paid", "bob": "rejected", "cat": "paid"}
     assert federation.reasons() == {"bob": "declares to be 'ann', and its key is that of 'bob'"}
-    assert len(ledger_events(federation.nodes["ann"])) == 1
-
-
-def test_two_nodes_that_declare_the_same_name_are_both_left_out(tmp_path):
-    federation = Federation(tmp_path)
-    federation.grid.apps[104] = federation.grid.apps[101]
-    federation.run(1)
-    assert set(federation.states(1)) == {"bob", "cat"}
+    assert len(federation.releases("ann")) == 1
 
 
 def test_a_registry_with_one_key_for_two_clients_is_refused(tmp_path):
