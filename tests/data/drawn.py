@@ -6,6 +6,7 @@ import gzip
 import io
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -114,3 +115,35 @@ def write_npz(folder, parts, **more):
     folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in parts.items():
         np.savez(folder / f"{part}.npz", images=images, labels=labels.astype(np.uint8), **more)
+
+
+WAYS = {  # name of the set and of the way: folder, how it is written there, what the form is called
+    "fashion-mnist": ("fashion-mnist", write_idx, "idx"),
+    "fashion-mnist as torchvision keeps it": ("FashionMNIST/raw", write_idx, "idx"),
+    "cifar-10": ("cifar-10-batches-bin", write_cifar_binary, "binary"),
+    "cifar-10 pickled": ("cifar-10-batches-py", write_cifar_python, "python"),
+    "cifar-100": ("cifar-100-binary", partial(write_cifar_binary, hundred=True), "binary"),
+    "cifar-100 pickled": ("cifar-100-python", partial(write_cifar_python, hundred=True), "python"),
+    "cifar-100 as npz": ("cifar-100", write_npz, ".npz"),
+    "svhn": ("svhn", write_mat, ".mat"),
+    "svhn as npz": ("svhn", write_npz, ".npz"),
+    "cinic-10": ("CINIC-10", partial(write_pngs, class_names=KNOWN["cinic-10"].class_names), "image folders"),
+}
+
+
+def written(way, place, parts=None, **options):
+    """Writes a small data set in the form's own folder, which is returned."""
+    folder, write, _ = WAYS[way]
+    write(place / folder, draw(KNOWN[way.split()[0]].shape) if parts is None else parts, **options)
+    return place / folder
+
+
+def holds(dataset, parts, by_class=False):
+    """The data set holds what was drawn as bytes that cannot be changed, in order or class by class."""
+    for examples, (images, labels) in zip((dataset.train, dataset.test), parts.values(), strict=True):
+        order = np.argsort(labels, kind="stable") if by_class else slice(None)
+        np.testing.assert_array_equal(examples.features, images[order])
+        np.testing.assert_array_equal(examples.labels, labels[order])
+        assert examples.features.dtype == np.uint8
+        assert not examples.features.flags.writeable
+    return True

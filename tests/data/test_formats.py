@@ -15,28 +15,8 @@ from scipy.io import savemat
 
 from mppfl.data import load_dataset
 from mppfl.errors import BadFile
-from tests.data.drawn import (
-    draw,
-    idx_bytes,
-    small,
-    write_cifar_binary,
-    write_cifar_python,
-    write_idx,
-    write_mat,
-    write_npz,
-    write_pngs,
-)
+from tests.data.drawn import draw, holds, idx_bytes, small, write_npz, written
 from tests.homes import home
-
-FOLDERS = {
-    write_idx: ("fashion-mnist", "fashion-mnist"),
-    write_cifar_binary: ("cifar-10", "cifar-10-batches-bin"),
-    write_cifar_python: ("cifar-10", "cifar-10-batches-py"),
-    write_mat: ("svhn", "svhn"),
-    write_npz: ("cifar-100", "cifar-100"),
-    write_pngs: ("cinic-10", "cinic-10"),
-}
-CLASSES = small("cinic-10").class_names
 
 
 @pytest.fixture
@@ -64,32 +44,14 @@ def refuses(read):
     return refusing
 
 
-def same(dataset, parts):
-    """The data set holds what was drawn, in order."""
-    for examples, (images, labels) in zip((dataset.train, dataset.test), parts.values(), strict=True):
-        np.testing.assert_array_equal(examples.features, images)
-        np.testing.assert_array_equal(examples.labels, labels)
-        assert examples.features.dtype == np.uint8
-        assert not examples.features.flags.writeable
-    return True
-
-
-def written(write, tmp_path, parts=None, **options):
-    """Draws and writes a small data set in the form's own folder, which is returned."""
-    folder = tmp_path / FOLDERS[write][1]
-    parts = draw((28, 28, 1) if write is write_idx else (32, 32, 3)) if parts is None else parts
-    write(folder, parts, *([CLASSES] if write is write_pngs else []), **options)
-    return folder
-
-
 # ---- idx --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_the_checksum_of_idx_files_is_that_of_the_content_however_it_is_compressed(tmp_path, read, refuses, zipped):
     parts = draw((28, 28, 1))
-    folder = written(write_idx, tmp_path, parts, zipped=zipped)
-    assert same(read("fashion-mnist"), parts)
+    folder = written("fashion-mnist", tmp_path, parts, zipped=zipped)
+    assert holds(read("fashion-mnist"), parts)
     sums = {}
     for path in folder.iterdir():
         content = gzip.decompress(path.read_bytes()) if zipped else path.read_bytes()
@@ -97,7 +59,7 @@ def test_the_checksum_of_idx_files_is_that_of_the_content_however_it_is_compress
         if zipped:
             path.write_bytes(gzip.compress(content, compresslevel=1))
     dataset = read("fashion-mnist", md5=sums)
-    assert same(dataset, parts)
+    assert holds(dataset, parts)
     assert "checksums verified" in dataset.provenance
     sums["t10k-labels-idx1-ubyte"] = "0" * 32
     assert refuses("fashion-mnist", "t10k-labels", "not the official file", "expected 000", md5=sums)
@@ -118,13 +80,13 @@ def test_the_checksum_of_idx_files_is_that_of_the_content_however_it_is_compress
     ],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path, refuses, content, fragment):
-    folder = written(write_idx, tmp_path, zipped=False)
+    folder = written("fashion-mnist", tmp_path, zipped=False)
     (folder / "train-labels-idx1-ubyte").write_bytes(content)
     assert refuses("fashion-mnist", "train-labels", fragment)
 
 
 def test_labels_that_do_not_match_the_images_are_refused(tmp_path, read):
-    folder = written(write_idx, tmp_path, zipped=False)
+    folder = written("fashion-mnist", tmp_path, zipped=False)
     (folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(4, np.uint8)))
     with pytest.raises(ValueError, match="9 examples have 4 labels"):
         read("fashion-mnist")
@@ -136,12 +98,12 @@ def test_labels_that_do_not_match_the_images_are_refused(tmp_path, read):
 @pytest.mark.parametrize("protocol", ["python 2", 0, 2, 3, 4])
 def test_cifar_is_read_as_pickled_in_every_protocol(tmp_path, read, protocol):
     parts = draw((32, 32, 3))
-    folder = written(write_cifar_python, tmp_path, parts, protocol=protocol)
-    write_cifar_python(tmp_path / "cifar-100-python", parts, protocol, hundred=True)
+    folder = written("cifar-10 pickled", tmp_path, parts, protocol=protocol)
+    written("cifar-100 pickled", tmp_path, parts, protocol=protocol)
     batch = pickle.loads((folder / "test_batch").read_bytes(), encoding="latin1")  # Python agrees that it is one
     np.testing.assert_array_equal(batch["labels"], parts["test"][1])
-    assert same(read("cifar-10"), parts)
-    assert same(read("cifar-100"), parts)
+    assert holds(read("cifar-10"), parts)
+    assert holds(read("cifar-100"), parts)
 
 
 class Trap:
@@ -156,7 +118,7 @@ class Trap:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_pickle_that_would_run_code_is_refused_before_it_does(tmp_path, refuses, protocol):
-    folder = written(write_cifar_python, tmp_path)
+    folder = written("cifar-10 pickled", tmp_path)
     sprung = tmp_path / "sprung"
     (folder / "test_batch").write_bytes(pickle.dumps({"data": Trap(sprung)}, protocol))
     assert refuses("cifar-10", "test_batch", "asks for", "exec")
@@ -183,12 +145,12 @@ def test_a_pickle_that_would_run_code_is_refused_before_it_does(tmp_path, refuse
 )
 def test_a_pickle_of_anything_but_whole_arrays_of_bytes_is_refused(tmp_path, read, refuses, content):
     parts = draw((32, 32, 3))
-    folder = written(write_cifar_python, tmp_path, parts)
+    folder = written("cifar-10 pickled", tmp_path, parts)
     sound = (folder / "data_batch_1").read_bytes()
     (folder / "data_batch_1").write_bytes(content)
     assert refuses("cifar-10", "data_batch_1", "safely")
     (folder / "data_batch_1").write_bytes(sound)
-    assert same(read("cifar-10"), parts)  # what was refused has changed nothing for the next
+    assert holds(read("cifar-10"), parts)  # what was refused has changed nothing for the next
 
 
 @pytest.mark.parametrize(
@@ -202,7 +164,7 @@ def test_a_pickle_of_anything_but_whole_arrays_of_bytes_is_refused(tmp_path, rea
     ],
 )
 def test_a_pickle_without_images_and_labels_is_refused(tmp_path, refuses, content, fragment):
-    folder = written(write_cifar_python, tmp_path)
+    folder = written("cifar-10 pickled", tmp_path)
     (folder / "data_batch_4").write_bytes(pickle.dumps(content, 2))
     assert refuses("cifar-10", "data_batch_4", fragment)
 
@@ -211,23 +173,23 @@ def test_a_pickle_without_images_and_labels_is_refused(tmp_path, refuses, conten
 
 
 @pytest.mark.parametrize(
-    ("write", "file", "fragments"),
+    ("way", "file", "fragments"),
     [
-        (write_cifar_binary, "data_batch_2.bin", ["bytes", "rows of 3,073"]),
-        (write_cifar_binary, "test_batch.bin", ["bytes", "rows of 3,073"]),
-        (write_cifar_python, "test_batch", ["safely"]),
-        (write_mat, "test_32x32.mat", ["SciPy"]),
-        (write_npz, "test.npz", ["not whole"]),
+        ("cifar-10", "data_batch_2.bin", ["bytes", "rows of 3,073"]),
+        ("cifar-10", "test_batch.bin", ["bytes", "rows of 3,073"]),
+        ("cifar-10 pickled", "test_batch", ["safely"]),
+        ("svhn", "test_32x32.mat", ["SciPy"]),
+        ("cifar-100 as npz", "test.npz", ["not whole"]),
     ],
 )
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.45, 0.99])
-def test_a_truncated_file_or_one_with_another_checksum_is_refused(tmp_path, refuses, write, file, fragments, share):
-    folder = written(write, tmp_path)
-    if write is not write_npz:
-        assert refuses(FOLDERS[write][0], file, "md5", "Fetch it again", md5={file: "0" * 32})
+def test_a_truncated_file_or_one_with_another_checksum_is_refused(tmp_path, refuses, way, file, fragments, share):
+    folder, name = written(way, tmp_path), way.split()[0]
+    if not way.endswith("npz"):
+        assert refuses(name, file, "md5", "Fetch it again", md5={file: "0" * 32})
     content = (folder / file).read_bytes()
     (folder / file).write_bytes(content[: int(share * len(content))])
-    assert refuses(FOLDERS[write][0], file, *fragments)
+    assert refuses(name, file, *fragments)
 
 
 # ---- SVHN and CINIC ---------------------------------------------------------------------------------------------
@@ -243,7 +205,7 @@ def test_a_truncated_file_or_one_with_another_checksum_is_refused(tmp_path, refu
     ],
 )
 def test_a_mat_file_of_something_else_is_refused(tmp_path, refuses, content, fragments):
-    folder = written(write_mat, tmp_path)
+    folder = written("svhn", tmp_path)
     savemat(folder / "train_32x32.mat", content)
     assert refuses("svhn", "train_32x32.mat", *fragments)
 
@@ -252,7 +214,7 @@ def test_image_folders_are_read_without_their_validation_part_and_a_class_withou
     tmp_path, read, refuses
 ):
     parts = draw((32, 32, 3))
-    folder = written(write_pngs, tmp_path, {**parts, "valid": parts["test"]}) / "test" / "bird"
+    folder = written("cinic-10", tmp_path, {**parts, "valid": parts["test"]}) / "test" / "bird"
     dataset = read("cinic-10")
     assert (len(dataset.train), len(dataset.test)) == (9, 4)
     assert "image folders" in dataset.provenance
@@ -264,7 +226,7 @@ def test_image_folders_are_read_without_their_validation_part_and_a_class_withou
 
 
 def test_a_damaged_image_is_refused_by_its_name(tmp_path, read, refuses):
-    folder = written(write_pngs, tmp_path)
+    folder = written("cinic-10", tmp_path)
     path = next((folder / "train" / "bird").iterdir())
     whole = path.read_bytes()
     for content in (b"", b"no image", whole[:200], b"GIF89a" + whole):
@@ -281,9 +243,9 @@ def test_a_damaged_image_is_refused_by_its_name(tmp_path, read, refuses):
 
 def test_a_set_from_npz_says_what_was_not_verified(tmp_path, read):
     parts = draw((32, 32, 3))
-    folder = written(write_npz, tmp_path, parts)
+    folder = written("cifar-100 as npz", tmp_path, parts)
     dataset = read("cifar-100")
-    assert same(dataset, parts)
+    assert holds(dataset, parts)
     assert "not held against the official files" in dataset.provenance
     assert "sorted" not in dataset.provenance
     write_npz(folder, {part: (images, np.sort(labels)) for part, (images, labels) in parts.items()})
@@ -295,7 +257,7 @@ def test_a_set_from_npz_says_what_was_not_verified(tmp_path, read):
 
 
 def test_an_npz_changed_pickled_or_larger_than_memory_is_refused(tmp_path, refuses):
-    path = written(write_npz, tmp_path) / "train.npz"
+    path = written("cifar-100 as npz", tmp_path) / "train.npz"
     content = bytearray(path.read_bytes())
     content[2000] ^= 1
     path.write_bytes(content)
@@ -313,8 +275,8 @@ def test_an_npz_changed_pickled_or_larger_than_memory_is_refused(tmp_path, refus
 def test_pictures_of_a_known_set_are_bytes_however_they_were_saved(tmp_path, read, refuses):
     parts = draw((32, 32, 3))
     for kind in (np.int64, np.float32):
-        folder = written(write_npz, tmp_path, {name: (x.astype(kind), y) for name, (x, y) in parts.items()})
-        assert same(read("cifar-100"), parts)
+        folder = written("cifar-100 as npz", tmp_path, {name: (x.astype(kind), y) for name, (x, y) in parts.items()})
+        assert holds(read("cifar-100"), parts)
     write_npz(folder, {name: (x.astype(np.float32) / 255, y) for name, (x, y) in parts.items()})
     assert refuses("cifar-100", "train.npz", "Save them as uint8.")
 
@@ -323,7 +285,7 @@ def test_what_is_wrong_inside_an_npz_is_told_with_its_name(tmp_path, refuses):
     images, labels = draw((32, 32, 3))["train"]
     broken = images.astype(np.float32)
     broken[4, 3, 2, 1] = np.nan
-    folder = written(write_npz, tmp_path)
+    folder = written("cifar-100 as npz", tmp_path)
     for arrays, fragment in (
         ({"images": broken, "labels": labels}, "example 4 hold NaN"),
         ({"images": images}, "lacks the array 'labels'"),
