@@ -1,17 +1,20 @@
-"""The whole experiment on drawn data: what it measures, what it says, and the page and command around it."""
+"""The whole experiment on drawn data: what it measures and says, page and command; and what real data promise."""
 
 import json
 import math
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from examples.lastfm.__main__ import main
-from examples.lastfm.budgets import arms_of, game_of_friends
+from examples.lastfm.budgets import TrainingJob, arms_of, game_of_friends
 from examples.lastfm.choose import choose
-from examples.lastfm.data import hold_out
+from examples.lastfm.data import hold_out, read_lastfm
 from examples.lastfm.experiment import (
+    SPLIT_STREAM,
     TRUST_MODELS,
     Settings,
     World,
@@ -20,7 +23,7 @@ from examples.lastfm.experiment import (
     validation_users,
 )
 from examples.lastfm.page import as_json, page_of, verdict, write_figures
-from examples.lastfm.server import Constants, SumConstants
+from examples.lastfm.server import Constants, SumConstants, noiseless_scores, popularity_scores
 from pytest import approx
 
 from mppfl.experiment import provenance_here
@@ -28,6 +31,12 @@ from mppfl.privacy import epsilon
 from tests.cli.conftest import calling  # noqa: F401  (a fixture)
 
 QUICK = Settings(num_splits=2, budgets=(0.1, 100.0), hops=2, leak_draws=2, degree_groups=(1, 6), record_budget=4.0)
+
+
+def one_split(listening, seed=0):
+    settings = Settings(num_splits=1, seed=seed)
+    splits = [hold_out(listening, 0.2, settings.stream(SPLIT_STREAM, 0))]
+    return World(listening, splits, ~validation_users(listening, settings), settings)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +75,8 @@ def test_arms_differ_in_budgets_and_weights_as_their_names_say(listening):
 
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(listening):
     def ndcg(seed):
-        settings = Settings(num_splits=1, seed=seed)
-        splits = [hold_out(listening, 0.2, settings.stream(1, 0))]
-        world = World(listening, splits, ~validation_users(listening, settings), settings)
         arm = arms_of(game_of_friends(listening.graph, "benign", np.random.default_rng(0)), 1.0)[2]
-        return world.score("record", arm).ndcg
+        return one_split(listening, seed).score("record", arm).ndcg
 
     assert ndcg(0) == ndcg(0)
     assert ndcg(0) != ndcg(1)
@@ -158,3 +164,37 @@ def test_the_command_refuses_what_cannot_be_in_one_line(lastfm, lastfm_folder, t
     (tmp_path / "taken").write_text("")
     done = lastfm("--data", lastfm_folder, "--output", tmp_path / "taken")
     assert "is no folder" in done.error
+
+
+# ---- real data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real():
+    """The real files; needs MPPFL_DATA."""
+    root = os.environ.get("MPPFL_DATA")
+    folder = Path(root or "") / "graphs" / "hetrec2011-lastfm-2k"
+    if not root or not folder.is_dir():
+        pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
+    return read_lastfm(folder)
+
+
+@pytest.mark.data
+def test_the_real_files_are_read_whole_and_references_are_where_earlier_work_found_them(real):
+    assert (real.num_users, real.num_artists) == (1_892, 1_530)
+    assert real.degrees.sum() == 2 * 12_717
+    assert real.listens.sum() == 63_009
+    assert 0.08 < one_split(real).reference("popularity", popularity_scores).ndcg < 0.10
+    assert 0.27 < one_split(real).reference("no noise", noiseless_scores).ndcg < 0.31
+
+
+@pytest.mark.data
+def test_recommendations_reach_what_the_example_promises(real):
+    def ndcg(trust, rho):
+        job = TrainingJob("everybody", np.full(real.num_users, rho), "noise_aware")
+        return one_split(real).score(trust, job).ndcg
+
+    assert ndcg("record", 1.0) >= 0.16
+    assert ndcg("secure", 0.53) >= 0.19
+    # Hiding whole users without trust does not reach popularity.
+    assert ndcg("client", 1.0) < one_split(real).reference("popularity", popularity_scores).ndcg

@@ -65,17 +65,14 @@ def test_friends_who_share_lists_are_alike_and_others_are_not():
         similarity_by_hop(np.eye(3), distances(graph_from_edges(rows, columns)), 1)
 
 
-def test_likeness_vanishes_where_the_same_people_stand_in_random_order(listening, lists):
+def test_friends_are_alike_and_give_a_user_away_and_strangers_do_not(listening, lists, public):
     apart = distances(listening.graph)
     real = similarity_by_hop(lists, apart, 2)[0]
     null = similarity_by_hop(lists[np.random.default_rng(3).permutation(len(lists))], apart, 2)[0]
     assert real.low > 0.1
     assert abs(null.mean) < 0.05
-
-
-def test_friends_give_a_user_away_and_strangers_do_not(listening, lists, public):
     draws = [released(listening, lists, 4.0, seed=seed) for seed in range(2)]
-    (near, _) = attack_by_hop(draws, lists, distances(listening.graph), public, 2, np.random.default_rng(1))
+    (near, _) = attack_by_hop(draws, lists, apart, public, 2, np.random.default_rng(1))
     assert near.gain.low > 0.05
     assert near.precision.mean == approx(near.precision_by_popularity.mean() + near.gain.mean)
     assert abs(near.null.mean) < 0.05
@@ -195,17 +192,15 @@ def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number
     assert np.diagonal(covariance)[:size] == approx(stds**2, rel=0.2)
 
 
-def test_training_without_noise_recommends_better_than_it_began(listening, split, factors):
+def test_training_without_noise_recommends_better_than_it_began_and_updates_part_users_unseen(
+    listening, lists, split, factors, rows
+):
     everybody = np.ones(listening.num_users, dtype=bool)
     budgets = np.full(listening.num_users, math.inf)
     trained = train(split.known, everybody, budgets, 8, SMALL, np.random.default_rng(0))
     models = (scores_of(model, split.known, SMALL) for model in (factors, trained))
     before, after = (quality(scores, split, everybody).ndcg for scores in models)
     assert after > 1.5 * before
-
-
-def test_a_direction_parts_users_it_was_not_learned_from(listening, lists, factors, rows):
-    everybody = np.ones(listening.num_users, dtype=bool)
     sides = taste_axis(lists, everybody)[1]
     this = begin_round(factors, rows, everybody, np.full(len(lists), math.inf), SMALL)
     folds = np.random.default_rng(0).integers(FOLDS, size=len(lists))
@@ -256,17 +251,13 @@ def test_updates_of_friends_give_a_user_away_less_than_a_bit_would_and_those_of_
     assert abs(update.added.mean) < 0.05  # noise adds nothing to what the public users tell
 
 
-def test_nothing_leaks_where_friends_have_nothing_in_common(strong):
+def test_nothing_leaks_where_friends_have_nothing_in_common_or_noise_is_all_there_is(strong):
     lists = strong.listens.toarray()
     strangers = lists[np.random.default_rng(8).permutation(len(lists))]
     audit = audited(strong, (math.inf,), strangers)
     for leak in (*audit.one_round, *audit.several_rounds):
         assert leak.side.leak.low <= 0
-
-
-def test_noise_alone_tells_nothing_however_alike_friends_are(strong):
     # Smoothed over friends, one draw of noise resembles any taste that communities share: many draws keep it apart.
-    lists = strong.listens.toarray()
     silent = np.zeros(len(lists))
     signals = Signals(silent, silent + 1, silent + 5)
     noise = 5 * np.random.default_rng(4).standard_normal((2 * DRAWS, len(lists)))
