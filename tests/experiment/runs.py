@@ -5,27 +5,12 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from mppfl.experiment import PrivacyAccounts, Provenance, Run
+from mppfl.experiment import PrivacyAccounts, Run, provenance_here
 from mppfl.network import SocialGraph, graph_from_matrix
 from mppfl.privacy import privacy_mechanism
 from mppfl.training import PER_CLIENT, PER_ROUND, History
 
-HERE = Provenance(
-    mppfl="0.1.0",
-    python="3.11.7",
-    torch="2.13.0",
-    numpy="2.4.6",
-    scipy="1.17.1",
-    commit="0123456789abcdef0123456789abcdef01234567",
-    source="abcdef012345",
-    cpu="Some CPU @ 2.80GHz",
-    cores=2,
-    memory_gib=23.5,
-    gpu="",
-    device="cpu",
-    started="2026-01-02T03:04:05+00:00",
-    seconds=12.25,
-)
+HERE = provenance_here(started="2026-01-02T03:04:05+00:00", seconds=12.25)
 CONFIG = {
     "name": "demo",
     "seeds": [0],

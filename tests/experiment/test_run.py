@@ -1,52 +1,64 @@
-"""Run: what it holds, what it refuses to hold, and how it is shown, alone and side by side."""
+"""Run and its provenance: what they hold, refuse to hold and keep silent about, and how runs are shown."""
 
 from __future__ import annotations
 
+import getpass
 import io
+import os
+import platform
+import re
+import socket
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+import mppfl
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import comparison_rows, comparison_table
+from mppfl.experiment import Provenance, comparison_rows, comparison_table, provenance_here
 from tests.experiment.runs import CONFIG, make_run
+from tests.homes import home
+
+provenance = home(Provenance)
 
 
-def test_final_figures_skip_rounds_without_evaluation():
-    run = make_run(num_rounds=10, evaluate_every=4)
+def test_final_figures_skip_rounds_without_evaluation_and_rows_sum_over_rounds_and_take_the_worst_client():
+    run = make_run(num_clients=5, num_rounds=10, evaluate_every=4)
     accuracy = run.history.rounds["accuracy"]
     assert np.isnan(accuracy).sum() == 7
     assert run.final_accuracy == accuracy[-1]
     assert run.best_accuracy == np.nanmax(accuracy)
     never = replace(run, history=replace(run.history, rounds=run.history.rounds | {"accuracy": accuracy * np.nan}))
-    assert np.isnan(never.final_accuracy)
-    assert np.isnan(never.best_accuracy)
+    assert np.isnan([never.final_accuracy, never.best_accuracy]).all()
+    (row,) = comparison_rows([run])
+    assert row.payments == pytest.approx(run.history.clients["payments"].sum())
+    assert row.server_cost == pytest.approx(run.server_cost.sum())
+    assert row.dp_epsilon == run.accounts.dp_epsilon.max()
+    assert row.aggregation == "noise_aware"
+    assert (row.least_exposed, row.most_exposed) == (run.exposure.min(), run.exposure.max())
 
 
 def test_a_setting_is_found_in_whichever_table_it_stands():
     run = make_run()
-    assert run.setting("aggregation") == "noise_aware"
-    assert run.setting("seeds") == [0]
-    assert run.setting("nonsense", 7) == 7
+    assert (run.setting("aggregation"), run.setting("seeds"), run.setting("nonsense", 7)) == ("noise_aware", [0], 7)
     assert run.config is not CONFIG
 
 
 def test_values_that_cannot_be_are_refused():
     run = make_run(num_clients=3)
-    with pytest.raises(BadInput, match="3 names for a network of 3 clients, 2 numbers"):
-        replace(run, num_examples=run.num_examples[:2])
-    with pytest.raises(BadInput, match=r"exposure has shape \(2,\)"):
-        replace(run, exposure=run.exposure[:2])
-    with pytest.raises(BadInput, match=r"server_cost has shape"):
-        replace(run, server_cost=np.zeros(99))
-    with pytest.raises(BadInput, match="no plain value"):
-        replace(run, config={"a": {"b": object()}})
-    with pytest.raises(BadInput, match="'zoe' refused in a round is not one"):
-        replace(run, history=replace(run.history, refused=(("zoe",),) * 12))
+    for changes, message in (
+        ({"num_examples": run.num_examples[:2]}, "3 names for a network of 3 clients, 2 numbers"),
+        ({"exposure": run.exposure[:2]}, r"exposure has shape \(2,\)"),
+        ({"server_cost": np.zeros(99)}, "server_cost has shape"),
+        ({"config": {"a": {"b": object()}}}, "no plain value"),
+        ({"history": replace(run.history, refused=(("zoe",),) * 12)}, "'zoe' refused in a round is not one"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            replace(run, **changes)
     for array in (run.weights, run.exposure, run.accounts.spent, run.num_examples):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
@@ -54,13 +66,27 @@ def test_values_that_cannot_be_are_refused():
 
 @pytest.mark.parametrize("options", [{}, {"noiseless": True}, {"num_clients": 600, "num_rounds": 3}])
 def test_a_run_is_shown_in_a_few_lines(options):
-    shown = repr(make_run("[red]x<y", **options)).splitlines()
+    run = make_run("[red]x<y", **options)
+    shown = repr(run).splitlines()
     assert shown[0].startswith("Run '[red]x<y': ")
     assert len(shown) <= 12
     assert max(map(len, shown)) <= 120
-    page = make_run("[red]x<y", **options)._repr_html_()
+    page = run._repr_html_()
     assert "x&lt;y" in page
     assert "largest ε" in page
+
+
+def test_the_terminal_gets_one_line_per_run_and_no_markup():
+    runs = [
+        make_run("[red]x", mechanism="mppfl"),
+        make_run("noiseless", noiseless=True),
+        make_run("one", num_clients=1),
+    ]
+    console = Console(width=220, record=True, file=io.StringIO())
+    console.print(comparison_table(runs))
+    text = console.export_text()
+    assert all(word in text for word in ("[red]x", "∞", "final"))
+    assert comparison_table([]).row_count == 0
 
 
 def test_a_run_becomes_a_table_with_one_row_per_round(monkeypatch):
@@ -82,26 +108,65 @@ def test_a_run_becomes_a_table_with_one_row_per_round(monkeypatch):
     assert {len(column) for column in table.values()} == {3}
 
 
-def test_rows_sum_over_rounds_and_take_the_worst_client():
-    run = make_run(num_clients=5)
-    (row,) = comparison_rows([run])
-    assert row.payments == pytest.approx(run.history.clients["payments"].sum())
-    assert row.server_cost == pytest.approx(run.server_cost.sum())
-    assert row.dp_epsilon == run.accounts.dp_epsilon.max()
-    assert row.aggregation == "noise_aware"
-    assert (row.least_exposed, row.most_exposed) == (run.exposure.min(), run.exposure.max())
+# ---- provenance -------------------------------------------------------------------------------------------------
 
 
-def test_the_terminal_gets_one_line_per_run_and_no_markup():
-    runs = [
-        make_run("[red]x", mechanism="mppfl"),
-        make_run("noiseless", noiseless=True),
-        make_run("one", num_clients=1),
-    ]
-    console = Console(width=220, record=True, file=io.StringIO())
-    console.print(comparison_table(runs))
-    text = console.export_text()
-    assert "[red]x" in text
-    assert "∞" in text
-    assert "final" in text
-    assert comparison_table([]).row_count == 0
+def test_provenance_tells_versions_machine_and_time_and_names_no_host_user_or_folder():
+    here = provenance_here()
+    assert here.python == platform.python_version()
+    assert all(getattr(here, name) for name in ("mppfl", "torch", "numpy", "scipy", "cpu", "source"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", here.started)
+    assert here.cores >= 1
+    assert here.memory_gib > 0
+    assert (here.device, here.gpu, here.seconds) == ("cpu", "", 0.0)
+    assert provenance_here("cuda:99", started="then", seconds=2.5).started == "then"
+    text = " ".join(map(str, asdict(here).values()))
+    assert str(Path(mppfl.__file__).parent) not in text
+    assert str(Path.home()) not in text or str(Path.home()) == "/"
+    assert not re.search(r"(^|\s)/\w", text)
+    for word in (socket.gethostname(), os.environ.get("USER") or getpass.getuser()):
+        assert not re.search(rf"\b{re.escape(word)}\b", text)
+
+
+def test_the_commit_is_read_from_a_branch_a_packed_branch_no_branch_or_a_connected_work_tree(tmp_path):
+    commit, git, package = "0123456789" * 4, tmp_path / ".git", tmp_path / "src" / "package"
+    connected, worktree = tmp_path / "connected" / "package", git / "worktrees" / "connected"
+    installed = tmp_path / ".venv" / "site-packages" / "mppfl"
+    for folder in (package, git / "refs" / "heads", connected, worktree, installed):
+        folder.mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert provenance.commit_of(package) == ""  # no commit yet
+    (git / "packed-refs").write_text(f"# pack-refs\n{'f' * 40} refs/heads/other\n{commit} refs/heads/main\n")
+    assert provenance.commit_of(package) == commit
+    (git / "refs" / "heads" / "main").write_text(commit[::-1] + "\n")
+    assert provenance.commit_of(package) == commit[::-1]
+    (git / "HEAD").write_text(commit + "\n")
+    assert provenance.commit_of(package) == commit
+    assert provenance.commit_of(installed) == ""  # a package there belongs to no work tree
+    for nonsense in (b"nonsense /home/me\n", b"\xff\xff"):
+        (git / "HEAD").write_bytes(nonsense)
+        assert provenance.commit_of(package) == ""
+    (connected.parent / ".git").write_text(f"gitdir: {worktree}\n")
+    (worktree / "HEAD").write_text("ref: refs/heads/topic\n")
+    (worktree / "commondir").write_text("../..\n")
+    (git / "refs" / "heads" / "topic").write_text(commit)
+    assert provenance.commit_of(connected) == commit
+
+
+def test_the_fingerprint_follows_the_source(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1")
+    before = provenance.fingerprint(tmp_path)
+    (tmp_path / "a.pyc").write_text("noise")
+    assert provenance.fingerprint(tmp_path) == before
+    (tmp_path / "a.py").write_text("x = 2")
+    assert provenance.fingerprint(tmp_path) != before
+
+
+def test_nothing_that_is_missing_stops_it(monkeypatch):
+    def fails(*_, **__):
+        raise OSError("no")
+
+    for place, name in (("Path", "read_text"), ("Path", "read_bytes"), ("os", "sysconf"), ("metadata", "version")):
+        monkeypatch.setattr(getattr(provenance, place), name, fails)
+    here = provenance_here("cuda")
+    assert (here.commit, here.source, here.torch, here.memory_gib) == ("", "", "", 0.0)

@@ -74,9 +74,8 @@ class FakeMlflow(ModuleType):
 
 @pytest.fixture
 def mlflow(monkeypatch):
-    fake = FakeMlflow()
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
-    return fake
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow())
+    return sys.modules["mlflow"]
 
 
 def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
@@ -85,13 +84,9 @@ def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
         log({"mppfl": record(2, accuracy=0.9), "dp_fedavg": record(2)})
     assert (mlflow.experiment, mlflow.runs) == ("trial", ["mppfl", "dp_fedavg"])
     assert mlflow.params["id of dp_fedavg", "training.clip_norm"] == "0.5"
-    told = [(run, value, step) for run, key, value, step in mlflow.metrics if key == "accuracy"]
-    assert told == [
-        ("id of mppfl", 0.875, 1),
-        ("id of dp_fedavg", 0.5, 1),
-        ("id of mppfl", 0.9, 2),
-        ("id of dp_fedavg", 0.875, 2),
-    ]
+    logged = [(run, value, step) for run, key, value, step in mlflow.metrics if key == "accuracy"]
+    assert [row for row in logged if row[0] == "id of mppfl"] == [("id of mppfl", 0.875, 1), ("id of mppfl", 0.9, 2)]
+    assert [row[1:] for row in logged if row[0] == "id of dp_fedavg"] == [(0.5, 1), (0.875, 2)]
     assert set(mlflow.ended.values()) == {"FINISHED"}
 
 
@@ -107,27 +102,15 @@ def test_mlflow_learns_how_a_training_ended(mlflow, error, status):
     assert mlflow.ended == {"id of mppfl": status}
 
 
-@pytest.fixture
-def board(monkeypatch):
-    """What TensorBoard was given: (folder, name, value, step), and the folders closed."""
+def test_tensorboard_gets_one_folder_per_training_and_the_public_figures_of_every_round(tmp_path, monkeypatch):
     written, closed = [], []
 
     class SummaryWriter:
         def __init__(self, folder):
-            self.folder = folder
-
-        def add_scalar(self, key, value, step):
-            written.append((self.folder, key, value, step))
-
-        def close(self):
-            closed.append(self.folder)
+            self.add_scalar = lambda key, value, step: written.append((folder, key, value, step))
+            self.close = lambda: closed.append(folder)
 
     monkeypatch.setattr(module, "import_module", lambda name: SimpleNamespace(SummaryWriter=SummaryWriter))
-    return written, closed
-
-
-def test_tensorboard_gets_one_folder_per_training_and_the_public_figures_of_every_round(board, tmp_path):
-    written, closed = board
     unknown = record(4, accuracy=np.nan, dp_epsilon=np.inf, participating=np.zeros(3, dtype=bool))
     with tracking("tensorboard", EXPERIMENT, tmp_path) as log:
         log({"mppfl": record(3), "dp_fedavg": record(3)})
@@ -141,16 +124,13 @@ def test_tensorboard_gets_one_folder_per_training_and_the_public_figures_of_ever
     assert left_out == {"accuracy", "dp_epsilon", "median_budget"}  # not known, or infinite
 
 
-@pytest.mark.parametrize("kind", ["mlflow", "tensorboard"])
-def test_a_missing_package_is_named_with_its_extra(kind, monkeypatch):
+def test_a_missing_package_is_named_with_its_extra_and_an_unknown_tracker_refused(monkeypatch):
     def missing(name):
-        raise ModuleNotFoundError(f"No module named '{kind}'")
+        raise ModuleNotFoundError(f"No module named '{name}'")
 
     monkeypatch.setattr(module, "import_module", missing)
-    with pytest.raises(MppflError, match=rf"tracking with {kind} needs .*pip install 'mppfl\[track\]'"):
-        tracking(kind, EXPERIMENT).__enter__()
-
-
-def test_an_unknown_tracker_is_refused():
+    for kind in ("mlflow", "tensorboard"):
+        with pytest.raises(MppflError, match=rf"tracking with {kind} needs .*pip install 'mppfl\[track\]'"):
+            tracking(kind, EXPERIMENT).__enter__()
     with pytest.raises(BadInput, match=r"track='wandb' is not known\. Known: mlflow, tensorboard"):
         tracking("wandb", EXPERIMENT).__enter__()
