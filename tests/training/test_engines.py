@@ -1,14 +1,21 @@
-"""The fast engines compute what the plain loop computes."""
+"""The fast engines compute what the plain loop computes; and the layers and worker processes they are made of."""
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import conv2d, max_pool2d
 from torch.nn.utils import parameters_to_vector
 
-from mppfl.errors import BadInput
+import mppfl
+from mppfl.errors import BadInput, MppflError
 from mppfl.training import (
     ClientSlot,
     Descent,
@@ -22,7 +29,19 @@ from mppfl.training import (
     train_rounds,
 )
 from mppfl.training.cuda import FEW_PARTS, MANY_SLOTS, PARTS, stages
-from mppfl.training.engines import Engine, choose_engine, is_dense, is_layered
+from mppfl.training.engines import (
+    ROUNDED,
+    Engine,
+    LayeredGradients,
+    batch_norm_relu,
+    can_travel,
+    choose_engine,
+    is_dense,
+    is_layered,
+    relu_pool,
+    slot_convolution,
+)
+from tests.tolerances import assert_float32_close
 from tests.training.trainings import BUDGETS, FREE, TwoPaths, batch_normed, pictures, plan_with, small_cnn, trained
 
 EXACT = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2}
@@ -253,3 +272,162 @@ def test_every_slot_is_computed_as_long_as_it_has_batches_and_hardly_longer(most
             last = sum(length > step + steps - 1 for length in lengths)
             assert moving <= size <= last + step_of_part
             step += steps
+
+
+# ---- layers of many slots, where no training above takes them: other shapes, ties, padding, low precision ---------
+
+
+def draws(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("side", [1, 3, 5])
+@pytest.mark.parametrize(("height", "width"), [(6, 6), (5, 4)])
+def test_a_slot_convolution_is_the_convolution_of_each_slot(side, height, width):
+    x, taps = draws(2, 3, height, width, 4), draws(2, side, side, 4, 7, seed=1)
+    convolved = slot_convolution(x, taps)
+    for slot in range(2):
+        plain = conv2d(x[slot].permute(0, 3, 1, 2), taps[slot].permute(3, 2, 0, 1), padding=side // 2)
+        torch.testing.assert_close(convolved[slot], plain.permute(0, 2, 3, 1))
+    assert torch.autograd.gradcheck(slot_convolution, (x, taps), fast_mode=True)
+
+
+def test_of_pixels_that_are_alike_the_first_takes_the_gradient_as_in_pytorch():
+    x = torch.ones((1, 1, 4, 4, 1), dtype=torch.float64, requires_grad=True)
+    (back,) = torch.autograd.grad(relu_pool(x).sum(), x)
+    plain = x.detach()[0].permute(0, 3, 1, 2).requires_grad_()
+    (expected,) = torch.autograd.grad(max_pool2d(plain.relu(), 2).sum(), plain)
+    torch.testing.assert_close(back[0], expected.permute(0, 2, 3, 1))
+    assert back.sum() == 4
+
+
+def test_rounded_copies_follow_the_weights_as_they_descend():
+    model = flat_model(make_model("cnn_fmnist", (1, 8, 8), 3))
+    rounding, plain = (LayeredGradients(model, torch.bfloat16, rounded=rounded) for rounded in (True, False))
+    starts = model.initial_weights(0).expand(2, -1)
+    held, expected = rounding.held(model.parts(starts)), plain.held(model.parts(starts))
+    inputs = draws(2, 4, 1, 8, 8).detach().float()
+    labels, weight = torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]]), torch.full((2, 4), 0.25)
+    for _ in range(3):
+        rounding.descend(held, inputs, labels, weight, 0.1)
+        plain.descend(expected, inputs, labels, weight, 0.1)
+    parts = rounding.given(held)
+    assert parts.keys() == model.shapes.keys()
+    for name, part in plain.given(expected).items():
+        assert_float32_close(parts[name], part, steps=100)
+    copies = [name for name in held if name not in expected]
+    assert len(copies) == len(expected)
+    assert all(torch.equal(held[name], held[name.removesuffix(ROUNDED)].bfloat16()) for name in copies)
+    assert not torch.equal(parts["0.weight"], model.parts(starts)["0.weight"])
+
+
+EPS = 1e-5
+
+
+def normed(slots=3, examples=5, side=4, channels=6, dtype=torch.float64, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=rng, dtype=dtype)
+
+    x = 3 * draw(slots, examples, side, side, channels) + 2
+    return x, 1 + draw(slots, channels), draw(slots, channels)
+
+
+def test_padding_gives_0_and_nothing_goes_back_to_it():
+    x, scale, shift = normed(slots=2)
+    present = torch.tensor([[True, True, True, True, False], [False] * 5])
+    normalised = batch_norm_relu(x.requires_grad_(), scale, shift, present, EPS)
+    (back,) = torch.autograd.grad(normalised.square().sum(), x)
+    for numbers in (normalised, back):
+        assert numbers[0, :4].any()
+        assert not numbers[0, 4].any()
+        assert not numbers[1].any()
+
+
+def test_low_precision_is_averaged_in_a_higher_one():
+    x, scale, shift = normed(examples=64, side=16, dtype=torch.float32)
+    low, present = (x + 50).bfloat16(), torch.ones(3, 64, dtype=torch.bool)
+    rounded = batch_norm_relu(low, scale.bfloat16(), shift.bfloat16(), present, EPS)
+    assert rounded.dtype == torch.bfloat16
+    exact = batch_norm_relu(low.double(), scale.bfloat16().double(), shift.bfloat16().double(), present, EPS)
+    torch.testing.assert_close(rounded.double(), exact, atol=0.05, rtol=2**-6)  # of bfloat16's eight bits
+
+
+# ---- worker processes: what happens when one dies, what they refuse, and how they are started ----------------------
+
+
+class OnExamples(nn.Linear):
+    """Does something where it sees a real example, and not where it sees zeros."""
+
+    def forward(self, x):
+        if x.abs().sum() > 0:
+            self.happens()
+        return super().forward(x.flatten(1))
+
+
+class Dies(OnExamples):
+    def happens(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fails(OnExamples):
+    def happens(self):
+        raise ZeroDivisionError("of the model itself")
+
+
+def train_in_processes(module):
+    return trained(FREE, 2, model=module, engine="processes", processes=2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_killed_worker_is_reported_and_the_next_training_finds_new_ones():
+    with pytest.raises(MppflError, match="a worker process ended in the middle of a round"):
+        train_in_processes(Dies(64, 4))
+    assert len(train_in_processes(TwoPaths())) == 2
+
+
+def test_an_error_in_a_worker_reaches_the_caller_as_it_is():
+    with pytest.raises(ZeroDivisionError, match="of the model itself"):
+        train_in_processes(Fails(64, 4))
+
+
+def test_a_module_that_cannot_travel_is_refused():
+    class Local(nn.Linear):
+        pass
+
+    assert can_travel(TwoPaths())
+    assert not can_travel(Local(3, 2))
+    with pytest.raises(BadInput, match=r"engine='processes' cannot run this training.*Use engine='auto'"):
+        train_in_processes(nn.Sequential(nn.Flatten(), Local(64, 4)))
+
+
+SCRIPT = """
+import numpy as np
+from mppfl.data import client_data
+from mppfl.game import RoundTerms, plan_from_rounds
+from mppfl.training import TrainingConfig, make_model, train_rounds
+
+print("started")
+rng = np.random.default_rng(0)
+x, y = rng.standard_normal((20, 6)).astype(np.float32), rng.integers(0, 2, 20)
+data = client_data(x, y, [np.arange(10), np.arange(10, 20)], x, y, num_classes=2)
+plan = plan_from_rounds("by hand", [RoundTerms(t, 1.0, 1.0, np.ones(2)) for t in (1, 2, 3)])
+config = TrainingConfig(engine="processes", processes=2, batch_size=5, local_epochs=1)
+for record in train_rounds(make_model("softmax", (6,), 2), data, plan, config):
+    print(record.engine, record.round_index)
+    break
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    source = Path(mppfl.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(source)},
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["started", "processes, CPU, float32, 2 processes 1"]
