@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import calling, mppfl  # noqa: F401  (fixtures)
+
 HERE = Path(__file__).parent
 
 

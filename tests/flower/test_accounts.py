@@ -1,7 +1,6 @@
 """The server's book: durable, never under-counted, never paid twice."""
 
 import csv
-import math
 import sqlite3
 
 import pytest
@@ -42,98 +41,82 @@ def test_a_repeated_round_is_paid_once(book, states):
         assert accounts.owed() == {"ann": 8.0}
 
 
-def test_terms_do_not_change_once_they_were_asked(book):
+def test_terms_do_not_change_once_they_were_asked_and_nothing_is_kept_of_a_settlement_with_a_stranger(book):
     book.ask([entry()])
     with pytest.raises(BadInput, match=r"budget=0\.5, not 0\.6"):
         book.ask([entry(budget=0.6)])
-
-
-def test_nothing_of_a_settlement_is_kept_if_one_client_was_never_asked(book):
-    book.ask([entry()])
     with pytest.raises(BadInput, match="'bob' was not asked"):
         book.settle("run", 1, [Settlement("ann", "paid"), Settlement("bob", "paid")])
     assert book.owed() == {"ann": 0.0}
-
-
-def test_an_upload_without_noise_is_paid_nothing(book):
-    book.ask([Entry("run", 1, "ann", 2.0, math.inf, math.inf)])
-    book.settle("run", 1, [Settlement("ann", "paid")])
-    assert (book.spent(), book.owed()) == ({"ann": math.inf}, {"ann": 0.0})
 
 
 def test_the_csv_holds_every_row_and_adds_up(book, tmp_path):
     book.ask([entry("ann"), entry("bob")])
     book.settle("run", 1, [Settlement("ann", "paid"), Settlement("bob", "refused", "over the cap", 0.0)])
     assert book.export_csv(tmp_path / "out.csv") == 2
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
-    assert [(row["client"], row["state"], float(row["amount"])) for row in rows] == [
-        ("ann", "paid", 8.0),
-        ("bob", "refused", 0.0),
-    ]
+    rows = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    amounts = [(row["client"], row["state"], float(row["amount"])) for row in rows]
+    assert amounts == [("ann", "paid", 8.0), ("bob", "refused", 0.0)]
 
 
-def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path):
+def test_another_programs_database_is_left_as_it_is_and_none_is_made_by_looking_for_it(tmp_path):
     with sqlite3.connect(tmp_path / "other.sqlite") as other:
         other.execute("CREATE TABLE theirs (x)")
     before = (tmp_path / "other.sqlite").read_bytes()
     with pytest.raises(BadFile, match="not an mppfl account book"):
         Accounts.open(tmp_path / "other.sqlite")
     assert (tmp_path / "other.sqlite").read_bytes() == before
-
-
-def test_no_accounts_are_made_by_looking_for_them(tmp_path):
     with pytest.raises(BadFile, match="there is no such account book"):
         Accounts.open(tmp_path / "none.sqlite", read_only=True)
     assert not (tmp_path / "none.sqlite").exists()
 
 
-def ledger_with(path, budgets):
-    with PrivacyLedger.open(path) as ledger:
-        for at, budget in enumerate(budgets, start=1):
-            ledger.reserve("run", at, [ReleaseCost("ann", "client", "client", "replace-one", budget)])
+def kept(book, folder, budgets, held):
+    """Rounds of ann's in the server's book, the last one lost if she holds less than all, and her ledgers."""
+    if held:
+        with PrivacyLedger.open(folder / "ann.sqlite") as ledger:
+            for round_index, budget in enumerate(held, start=1):
+                ledger.reserve("run", round_index, [ReleaseCost("ann", "client", "client", "replace-one", budget)])
+    for round_index, budget in enumerate(budgets, start=1):
+        book.ask([entry(round_index=round_index, budget=budget)])
+        state = "lost" if round_index == len(budgets) > len(held) else "paid"
+        book.settle("run", round_index, [Settlement("ann", state, "", sum(held[:round_index], 0.0))])
+    return {"ann": folder / "ann.sqlite"}
+
+
+BUDGETS = [0.1, 0.2, 0.3]  # 0.1 + 0.2 + 0.3 is not 0.6 in binary: the order of adding matters
 
 
 def test_reconciliation_agrees_to_the_last_bit_or_names_the_client(book, tmp_path):
-    budgets = [0.1, 0.2, 0.3]  # 0.1 + 0.2 + 0.3 is not 0.6 in binary: the order of adding matters
-    ledger_with(tmp_path / "ann.sqlite", budgets)
-    for at, budget in enumerate(budgets, start=1):
-        book.ask([entry(round_index=at, budget=budget)])
-        book.settle("run", at, [Settlement("ann", "paid", "", sum(budgets[:at], 0.0))])
-    ledgers = {"ann": tmp_path / "ann.sqlite"}
+    ledgers = kept(book, tmp_path, BUDGETS, BUDGETS)
     assert differences_from_ledgers(book.entries(), ledgers, "run") == []
     assert differences_from_reports(book.entries(), "run") == []
     book.ask([entry(round_index=4, budget=0.4)])  # asked, never answered
-    (found,) = differences_from_ledgers(book.entries(), ledgers, "run")
-    assert (found.client, found.is_harmless, found.what) == ("ann", True, "no answer, or none that counts, in round 4")
+    (gap,) = differences_from_ledgers(book.entries(), ledgers, "run")
+    assert (gap.client, gap.is_harmless, gap.what) == ("ann", True, "no answer, or none that counts, in round 4")
 
 
 def test_a_client_that_says_it_spent_more_than_the_server_knows_of_is_no_harmless_difference(book):
     book.ask([entry()])
     book.settle("run", 1, [Settlement("ann", "paid", "", 0.75)])
-    (found,) = differences_from_reports(book.entries(), "run")
-    assert (found.server, found.ledger, found.is_harmless) == (0.5, 0.75, False)
+    (gap,) = differences_from_reports(book.entries(), "run")
+    assert (gap.server, gap.ledger, gap.is_harmless) == (0.5, 0.75, False)
 
 
 @pytest.mark.parametrize("held", [[], [0.1]])
 def test_a_ledger_that_holds_less_than_was_paid_for_is_no_harmless_difference(book, tmp_path, held):
-    if held:
-        ledger_with(tmp_path / "ann.sqlite", held)
-    for at, budget in enumerate([0.1, 0.2, 0.3], start=1):
-        book.ask([entry(round_index=at, budget=budget)])
-        book.settle("run", at, [Settlement("ann", "lost" if at == 3 else "paid", "", sum(held))])
-    (found,) = differences_from_ledgers(book.entries(), {"ann": tmp_path / "ann.sqlite"}, "run")
-    assert (found.paid, found.ledger, found.is_harmless, found.kind) == (
-        0.1 + 0.2, sum(held), False, "NOT ACCOUNTED FOR",
-    )  # fmt: skip
-    assert ("is missing" in found.what) == (not held)
-    (told,) = differences_from_reports(book.entries(), "run")
-    assert not told.is_harmless
+    ledgers = kept(book, tmp_path, BUDGETS, held)
+    (gap,) = differences_from_ledgers(book.entries(), ledgers, "run")
+    assert (gap.paid, gap.ledger, gap.is_harmless, gap.kind) == (0.1 + 0.2, sum(held), False, "NOT ACCOUNTED FOR")
+    assert ("is missing" in gap.what) == (not held)
+    (reported,) = differences_from_reports(book.entries(), "run")
+    assert not reported.is_harmless
 
 
 def test_a_damaged_page_is_told_with_the_file(tmp_path):
     path = tmp_path / "accounts.sqlite"
     with Accounts.open(path) as accounts:
-        accounts.ask([entry(f"client {at}") for at in range(500)])
+        accounts.ask([entry(f"client {number}") for number in range(500)])
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xa5" * (len(content) - 4096)
     path.write_bytes(content)

@@ -9,11 +9,14 @@ from mppfl.privacy import release_updates, round_cost
 from mppfl.training import TrainingConfig, noise_in_update
 
 
-def cost_of(config, budget, num_parameters, num_examples=40):
-    work = work_of(config, num_examples)
+def cost_of(config, budget, num_parameters):
+    work = work_of(config, 40)
     return work, round_cost(
         config.mechanism, budget, float(config.clip_norm), work, config.noise, num_parameters, "ann", 1, "run"
     )
+
+
+CLIENT = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian")
 
 
 @pytest.mark.parametrize("num_parameters", [1, 2, 17, 650, 40_000])
@@ -28,38 +31,37 @@ def test_the_bound_is_above_the_exact_quantile_and_not_far_above(num_parameters,
 
 def test_honest_uploads_at_full_length_pass_at_the_stated_rate():
     # 4,000 uploads at a rate of 1 %: an exact test would reject 40; the bound rejects fewer. P(more than 80) < 1e-8.
-    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian")
-    work, cost = cost_of(config, 0.5, 30)
-    honest = honest_upload(config, work, cost, 30)
+    work, cost = cost_of(CLIENT, 0.5, 30)
+    honest = honest_upload(CLIENT, work, cost, 30)
     update = np.full(30, 1.0)  # longer than the clip norm: it leaves at full length
+    terms = {"mechanism": CLIENT.mechanism, "clip_norm": 1.0, "work": work, "noise": "gaussian", "clients": ["ann"]}
     faults = 0
     for _ in range(4_000):
-        sent = release_updates(update, [0.5], mechanism=config.mechanism, clip_norm=1.0, work=work, noise="gaussian",
-                       clients=["ann"], round_index=1, run="run").updates  # fmt: skip
+        sent = release_updates(update, [0.5], round_index=1, run="run", **terms).updates
         faults += bool(fault_of(sent, honest, 0.01))
     assert faults <= 80
 
 
 def test_an_upload_with_twice_the_noise_it_is_paid_for_is_named_as_too_long():
-    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian")
-    work, cost = cost_of(config, 0.5, 650)
+    work, cost = cost_of(CLIENT, 0.5, 650)
     cheat = np.random.default_rng(0).normal(0, 2 * cost.noise_std, 650).astype(np.float32)
-    assert "measures" in fault_of(cheat, honest_upload(config, work, cost, 650))
+    assert "measures" in fault_of(cheat, honest_upload(CLIENT, work, cost, 650))
 
 
-def test_without_noise_the_clip_norm_itself_is_the_bound():
-    honest = HonestUpload(1.0, 0.0, 0.0, adapts=False)
-    assert not fault_of(np.array([0.6, 0.8], dtype=np.float32), honest)
-    assert fault_of(np.array([0.6, 0.801], dtype=np.float32), honest)
-
-
-@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
-def test_entries_that_are_no_numbers_are_named(odd):
-    assert "1 entries" in fault_of(np.array([1.0, odd]), HonestUpload(10.0, 1.0, 0.0, adapts=False))
-
-
-def test_numbers_whose_squares_overflow_are_measured():
-    assert "measures 1.4" in fault_of(np.array([1e300, 1e300]), HonestUpload(10.0, 1.0, 0.0, adapts=False))
+@pytest.mark.parametrize(
+    ("update", "noise", "fault"),
+    [
+        ([0.6, 0.8], 0.0, ""),  # without noise the clip norm itself is the bound
+        ([0.6, 0.801], 0.0, "measures 1"),
+        *(([1.0, odd], 1.0, "1 entries") for odd in (np.nan, np.inf, -np.inf)),
+        ([1e300, 1e300], 1.0, "measures 1.4"),  # numbers whose squares overflow are measured
+    ],
+)
+def test_an_upload_that_cannot_be_honest_is_named_with_its_fault(update, noise, fault):
+    dtype = np.float64 if noise else np.float32
+    message = fault_of(np.array(update, dtype=dtype), HonestUpload(1.0, noise, 0.0, adapts=False))
+    assert fault in message
+    assert bool(message) == bool(fault)
 
 
 @pytest.mark.parametrize("privacy", ["full_batch", "full_batch_steps", "dpsgd_shuffle"])
