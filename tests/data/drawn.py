@@ -38,7 +38,6 @@ def idx_bytes(array):
 
 
 def write_idx(folder, parts, zipped=True):
-    folder.mkdir(parents=True, exist_ok=True)
     for part, prefix in (("train", "train"), ("test", "t10k")):
         images, labels = parts[part]
         for name, array in (("images-idx3", images[..., 0]), ("labels-idx1", labels)):
@@ -52,7 +51,6 @@ def planes(images):
 
 
 def write_cifar_binary(folder, parts, hundred=False):
-    folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in parts.items():
         columns = [labels[:, None] // 2, labels[:, None]] if hundred else [labels[:, None]]
         rows = np.concatenate([*columns, planes(images)], axis=1).astype(np.uint8)
@@ -62,7 +60,6 @@ def write_cifar_binary(folder, parts, hundred=False):
 
 
 def write_cifar_python(folder, parts, protocol=2, hundred=False):
-    folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in parts.items():
         names = cifar_names(part, hundred)
         batches = zip(np.array_split(planes(images), len(names)), np.array_split(labels, len(names)), strict=True)
@@ -95,7 +92,6 @@ def python_2_pickle(content):
 def write_mat(folder, parts):
     from scipy.io import savemat
 
-    folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in parts.items():
         digits = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
         savemat(folder / f"{part}_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": digits}, do_compression=True)
@@ -112,7 +108,6 @@ def write_pngs(folder, parts, class_names):
 
 
 def write_npz(folder, parts, **more):
-    folder.mkdir(parents=True, exist_ok=True)
     for part, (images, labels) in parts.items():
         np.savez(folder / f"{part}.npz", images=images, labels=labels.astype(np.uint8), **more)
 
@@ -134,6 +129,7 @@ WAYS = {  # name of the set and of the way: folder, how it is written there, wha
 def written(way, place, parts=None, **options):
     """Writes a small data set in the form's own folder, which is returned."""
     folder, write, _ = WAYS[way]
+    (place / folder).mkdir(parents=True, exist_ok=True)
     write(place / folder, draw(KNOWN[way.split()[0]].shape) if parts is None else parts, **options)
     return place / folder
 

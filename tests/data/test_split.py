@@ -249,14 +249,6 @@ OWN = {
 }
 
 
-def test_own_arrays_become_client_data():
-    found = client_data(**OWN, names=["ann", "bob"])
-    assert (found.num_clients, found.num_classes, found.input_shape) == (2, 4, (3,))
-    assert found.num_examples.tolist() == [2, 1]
-    assert found.features.dtype == np.float32
-    assert found.of(0)[1].tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -278,7 +270,12 @@ def test_own_arrays_become_client_data():
         ({"names": ["ann"]}, "1 names do not fit 2 clients"),
     ],
 )
-def test_own_arrays_that_do_not_fit_are_refused(changes, words):
+def test_own_arrays_become_client_data_or_are_refused(changes, words):
+    data = client_data(**OWN, names=["ann", "bob"])
+    assert (data.num_clients, data.num_classes, data.input_shape) == (2, 4, (3,))
+    assert data.num_examples.tolist() == [2, 1]
+    assert data.features.dtype == np.float32
+    assert data.of(0)[1].tolist() == [0, 1]
     with pytest.raises(BadInput) as caught:
         client_data(**{**OWN, **changes})
     assert words in str(caught.value)
