@@ -7,29 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from examples.lastfm import factorisation, leakage
 from examples.lastfm.data import hold_out, read_lastfm, set_apart
-from examples.lastfm.factorisation import (
-    Training,
-    begin_round,
-    clipped,
-    local_update,
-    local_updates,
-    noise_stds,
-    scores_of,
-    server_weights,
-    start_factors,
-    train,
-)
-from examples.lastfm.leakage import (
-    attack_by_hop,
-    by_degree,
-    distances,
-    field_attacker,
-    over_users_and_draws,
-    side_leak,
-    similarity_by_hop,
-    taste_axis,
-)
 from examples.lastfm.page_leaks import _degree_series
 from examples.lastfm.profiles import ONCE, unit_rows
 from examples.lastfm.scoring import quality
@@ -42,7 +21,7 @@ from mppfl.network import graph_from_edges
 from mppfl.privacy import privacy_mechanism, release_updates
 from tests.lastfm.drawn import released, write_lastfm
 
-SMALL = Training(width=4, start=0.1)
+SMALL = factorisation.Training(width=4, start=0.1)
 
 
 # ---- released profiles --------------------------------------------------------------------------------------------
@@ -53,26 +32,31 @@ def public(listening):
     return set_apart(listening.num_users, 0.3, np.random.default_rng(5))
 
 
+def attacker_of(listening, lists, public):
+    sides = leakage.taste_axis(lists, public)[1]
+    return leakage.field_attacker(listening.graph, sides, public, np.random.default_rng(2))
+
+
 def test_friends_who_share_lists_are_alike_and_others_are_not():
     lists = np.array([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
     chain = graph_from_edges(np.arange(5), np.arange(1, 6), undirected=True)
-    (first, second) = similarity_by_hop(lists, distances(chain), 2)
+    (first, second) = leakage.similarity_by_hop(lists, leakage.distances(chain), 2)
     # Hop 1: users 0 to 5 meet their like in 1, ½, ½, ½, ½ and 1 of their neighbours; hop 2 and beyond: none.
     assert first.mean == approx((1 + 0.5 + 0.5 + 0.5 + 0.5 + 1) / 6)
     assert second.mean == 0
     rows, columns = (np.ones((3, 3)) - np.eye(3)).nonzero()
     with pytest.raises(BadInput, match="nothing to compare with"):
-        similarity_by_hop(np.eye(3), distances(graph_from_edges(rows, columns)), 1)
+        leakage.similarity_by_hop(np.eye(3), leakage.distances(graph_from_edges(rows, columns)), 1)
 
 
 def test_friends_are_alike_and_give_a_user_away_and_strangers_do_not(listening, lists, public):
-    apart = distances(listening.graph)
-    real = similarity_by_hop(lists, apart, 2)[0]
-    null = similarity_by_hop(lists[np.random.default_rng(3).permutation(len(lists))], apart, 2)[0]
+    apart = leakage.distances(listening.graph)
+    real = leakage.similarity_by_hop(lists, apart, 2)[0]
+    null = leakage.similarity_by_hop(lists[np.random.default_rng(3).permutation(len(lists))], apart, 2)[0]
     assert real.low > 0.1
     assert abs(null.mean) < 0.05
     draws = [released(listening, lists, 4.0, seed=seed) for seed in range(2)]
-    (near, _) = attack_by_hop(draws, lists, apart, public, 2, np.random.default_rng(1))
+    (near, _) = leakage.attack_by_hop(draws, lists, apart, public, 2, np.random.default_rng(1))
     assert near.gain.low > 0.05
     assert near.precision.mean == approx(near.precision_by_popularity.mean() + near.gain.mean)
     assert abs(near.null.mean) < 0.05
@@ -84,8 +68,9 @@ def test_the_attacker_never_reads_the_targets_own_profile(listening, lists, publ
     honest = released(listening, lists, 100.0)
     loud = honest.profiles.copy()
     loud[targets[0]] = 50 * lists[targets[0]]  # shouted: whoever read it would guess all ten
+    apart = leakage.distances(listening.graph)
     first, second = (
-        attack_by_hop([profiles], lists, distances(listening.graph), public, 1, np.random.default_rng(1))[0]
+        leakage.attack_by_hop([profiles], lists, apart, public, 1, np.random.default_rng(1))[0]
         for profiles in (honest, replace(honest, profiles=loud))
     )
     assert first.precision_by_popularity[0] == second.precision_by_popularity[0]
@@ -94,22 +79,22 @@ def test_the_attacker_never_reads_the_targets_own_profile(listening, lists, publ
 
 def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists, public):
     draws = [released(listening, lists, 4.0, seed=seed) for seed in range(4)]
-    attacker = field_attacker(listening.graph, taste_axis(lists, public)[1], public, np.random.default_rng(2))
-    leak = side_leak(attacker, draws, lists)
+    attacker = attacker_of(listening, lists, public)
+    leak = leakage.side_leak(attacker, draws, lists)
     assert len(leak.nats) == len(leak.predicted) == (~public).sum()
     assert leak.leak.low > 0.02
     assert leak.null.mean < leak.leak.low
     assert leak.predicted.mean() > 0
     assert leak.accuracy > 0.6
     with pytest.raises(BadInput, match="at least 2"):
-        side_leak(attacker, draws[:1], lists)
+        leakage.side_leak(attacker, draws[:1], lists)
 
 
 def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_few_users():
     firsts = (1, 2, 5, 10)
-    all_four = by_degree(np.arange(8.0), np.array([1, 1, 2, 3, 5, 6, 10, 30]), firsts)
-    middle_dropped = by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), firsts)
-    first_dropped = by_degree(np.arange(7.0), np.array([1, 2, 3, 5, 6, 10, 40]), firsts)
+    all_four = leakage.by_degree(np.arange(8.0), np.array([1, 1, 2, 3, 5, 6, 10, 30]), firsts)
+    middle_dropped = leakage.by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), firsts)
+    first_dropped = leakage.by_degree(np.arange(7.0), np.array([1, 2, 3, 5, 6, 10, 40]), firsts)
     leak = SimpleNamespace(
         degree_of_leak=middle_dropped, degree_of_gain=first_dropped, degree_of_r_leak=all_four, degree_of_r_model=()
     )
@@ -124,7 +109,7 @@ def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_f
 
 @pytest.fixture(scope="module")
 def factors(lists):
-    return start_factors(lists.shape[1], SMALL, np.random.default_rng(0))
+    return factorisation.start_factors(lists.shape[1], SMALL, np.random.default_rng(0))
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +124,10 @@ def formed(updates):
 
 
 def test_updates_of_all_clients_at_once_are_those_of_each_alone_as_matrices(factors, lists, rows):
-    updates = local_updates(factors, rows, SMALL)
+    updates = factorisation.local_updates(factors, rows, SMALL)
     together = formed(updates)
     for client in (0, 7, 50):
-        alone = local_update(factors, unit_rows(lists)[client], SMALL)
+        alone = factorisation.local_update(factors, unit_rows(lists)[client], SMALL)
         np.testing.assert_allclose(together[client], alone, atol=1e-12)
     flat = together.reshape(len(together), -1)
     weights, direction = np.random.default_rng(1).random(len(flat)), np.random.default_rng(2).random(factors.shape)
@@ -151,20 +136,20 @@ def test_updates_of_all_clients_at_once_are_those_of_each_alone_as_matrices(fact
     np.testing.assert_allclose(updates.total(weights).ravel(), weights @ flat, atol=1e-10)
     np.testing.assert_allclose(updates.along(direction), flat @ direction.ravel(), atol=1e-10)
     clip_norm = float(np.median(updates.lengths()))  # none is longer after clipping, and short ones stay
-    before, after = updates.lengths(), np.linalg.norm(formed(clipped(updates, clip_norm)), axis=(1, 2))
+    before, after = updates.lengths(), np.linalg.norm(formed(factorisation.clipped(updates, clip_norm)), axis=(1, 2))
     assert after.max() <= clip_norm * (1 + 1e-12)
     np.testing.assert_allclose(after[before <= clip_norm], before[before <= clip_norm])
 
 
 def test_noise_hides_a_whole_client_shrinks_the_step_and_who_is_silent_has_no_weight():
     # Replacing a list moves a clipped update by at most 2C, so that ρ = (2C)²/(2σ²).
-    assert noise_stds(np.array([0.5, math.inf, 0.0]), 3.0) == approx([6.0, 0.0, math.inf])
-    weights, share = server_weights(noise_stds(np.array([1.0, 1.0, 0.0]), 1.0), 1.0, 100)
+    assert factorisation.noise_stds(np.array([0.5, math.inf, 0.0]), 3.0) == approx([6.0, 0.0, math.inf])
+    weights, share = factorisation.server_weights(factorisation.noise_stds(np.array([1.0, 1.0, 0.0]), 1.0), 1.0, 100)
     assert weights == approx([0.5, 0.5, 0.0])
     assert 0 < share < 0.1
-    assert server_weights(np.zeros(3), 1.0, 100)[1] == 1.0
+    assert factorisation.server_weights(np.zeros(3), 1.0, 100)[1] == 1.0
     with pytest.raises(BadInput, match="every budget is 0"):
-        server_weights(np.full(3, math.inf), 1.0, 100)
+        factorisation.server_weights(np.full(3, math.inf), 1.0, 100)
 
 
 def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number():
@@ -174,7 +159,7 @@ def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number
     directions = [vector / np.linalg.norm(vector) for vector in rng.standard_normal((2, *shape))]
     reader = np.arange(size) % 2
     chosen = np.array(directions)[reader].reshape(size, -1)
-    stds = noise_stds(budgets, 1.0)
+    stds = factorisation.noise_stds(budgets, 1.0)
     ours, plain = [], []
     for _ in range(4_000):
         read, total = drawn_noise(stds, weights, directions, reader, 2, rng)
@@ -197,12 +182,12 @@ def test_training_without_noise_recommends_better_than_it_began_and_updates_part
 ):
     everybody = np.ones(listening.num_users, dtype=bool)
     budgets = np.full(listening.num_users, math.inf)
-    trained = train(split.known, everybody, budgets, 8, SMALL, np.random.default_rng(0))
-    models = (scores_of(model, split.known, SMALL) for model in (factors, trained))
+    trained = factorisation.train(split.known, everybody, budgets, 8, SMALL, np.random.default_rng(0))
+    models = (factorisation.scores_of(model, split.known, SMALL) for model in (factors, trained))
     before, after = (quality(scores, split, everybody).ndcg for scores in models)
     assert after > 1.5 * before
-    sides = taste_axis(lists, everybody)[1]
-    this = begin_round(factors, rows, everybody, np.full(len(lists), math.inf), SMALL)
+    sides = leakage.taste_axis(lists, everybody)[1]
+    this = factorisation.begin_round(factors, rows, everybody, np.full(len(lists), math.inf), SMALL)
     folds = np.random.default_rng(0).integers(FOLDS, size=len(lists))
     directions = learn_directions(this.updates, sides, folds, 0.0)
     assert [np.linalg.norm(direction) for direction in directions] == approx([1.0] * (FOLDS + 1))
@@ -220,16 +205,12 @@ def strong(tmp_path_factory):
     return read_lastfm(folder, least_listeners=5)
 
 
-def attacker_of(listening, lists):
-    public = set_apart(len(lists), 0.4, np.random.default_rng(5))
-    return field_attacker(listening.graph, taste_axis(lists, public)[1], public, np.random.default_rng(2))
-
-
 def audited(listening, mean_budgets, lists=None):
     lists = listening.listens.toarray() if lists is None else lists
-    split, everybody = hold_out(listening, 0.2, np.random.default_rng(3)), np.ones(len(lists))
+    public, everybody = set_apart(len(lists), 0.4, np.random.default_rng(5)), np.ones(len(lists))
+    split = hold_out(listening, 0.2, np.random.default_rng(3))
     return audit_updates(
-        attacker_of(listening, lists), lists, split, everybody > 0, shape=everybody, index=everybody,
+        attacker_of(listening, lists, public), lists, split, everybody > 0, shape=everybody, index=everybody,
         degrees=listening.degrees, mean_budgets=mean_budgets, num_rounds=2, dp_delta=1e-5, seed=(0,), training=SMALL,
     )  # fmt: skip
 
@@ -261,14 +242,15 @@ def test_nothing_leaks_where_friends_have_nothing_in_common_or_noise_is_all_ther
     silent = np.zeros(len(lists))
     signals = Signals(silent, silent + 1, silent + 5)
     noise = 5 * np.random.default_rng(4).standard_normal((2 * DRAWS, len(lists)))
-    leak = attacker_of(strong, lists).side_leak(signals, noise[:DRAWS], noise[DRAWS:], silent + 1).leak
+    public = set_apart(len(lists), 0.4, np.random.default_rng(5))
+    leak = attacker_of(strong, lists, public).side_leak(signals, noise[:DRAWS], noise[DRAWS:], silent + 1).leak
     assert leak.low <= 0
     assert leak.high < 0.05
 
 
 def test_an_interval_counts_draws_that_move_all_users_together():
     users, draws = np.random.default_rng(0).standard_normal((2, 200))
-    alone, shared = over_users_and_draws(users[:, None]), over_users_and_draws(users[:, None] + draws[:20])
+    alone, shared = map(leakage.over_users_and_draws, (users[:, None], users[:, None] + draws[:20]))
     assert shared.high - shared.low > 1.5 * (alone.high - alone.low)
 
 
@@ -276,4 +258,4 @@ def test_what_cannot_be_audited_is_refused_in_one_line(strong):
     with pytest.raises(BadInput, match="update_budgets=0 must be above 0"):
         audited(strong, (0.0,))
     with pytest.raises(BadInput, match="most public users have an empty list"):
-        train(np.zeros((4, 5)), np.ones(4, dtype=bool), np.ones(4), 1, SMALL, np.random.default_rng(0))
+        factorisation.train(np.zeros((4, 5)), np.ones(4, dtype=bool), np.ones(4), 1, SMALL, np.random.default_rng(0))

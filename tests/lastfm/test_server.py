@@ -5,24 +5,11 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from examples.lastfm import server
 from examples.lastfm.aggregation import Sums
 from examples.lastfm.data import HeldOut
 from examples.lastfm.profiles import unit_rows
 from examples.lastfm.scoring import quality
-from examples.lastfm.server import (
-    NOISELESS_RIDGE,
-    Constants,
-    SumConstants,
-    neighbour_means,
-    noiseless_scores,
-    popularity_scores,
-    prepare,
-    score_on_device,
-    scores_on_devices,
-    taste_from_profiles,
-    taste_from_sums,
-    weights_of,
-)
 from pytest import approx
 
 from mppfl.errors import BadInput
@@ -30,14 +17,14 @@ from mppfl.privacy.ledger import PrivacyLedger
 from tests.lastfm.drawn import released
 
 EVERYBODY = np.ones(120, dtype=bool)
-SMALL = SumConstants(looked_at=48 / (0.12 * np.sqrt(10)) ** 0.7)  # all artists of the drawn data at ρ = 10
+SMALL = server.SumConstants(looked_at=48 / (0.12 * np.sqrt(10)) ** 0.7)  # all artists of the drawn data at ρ = 10
 
 
 def model_of(listening, lists, rho, level="record", constants=None):
     profiles = released(listening, lists, rho, level)
-    constants = constants or Constants()
-    prepared = prepare(profiles.variances, "noise_aware", listening.graph, lists.shape[1], level, constants)
-    return taste_from_profiles(profiles, prepared, constants)
+    constants = constants or server.Constants()
+    prepared = server.prepare(profiles.variances, "noise_aware", listening.graph, lists.shape[1], level, constants)
+    return server.taste_from_profiles(profiles, prepared, constants)
 
 
 def sums_of(listening, rho):
@@ -48,7 +35,7 @@ def sums_of(listening, rho):
 
 
 def test_little_noise_counts_much_and_silence_nothing():
-    weights = weights_of(np.array([0.5, 50.0, np.inf]), "noise_aware", 0.05)
+    weights = server.weights_of(np.array([0.5, 50.0, np.inf]), "noise_aware", 0.05)
     assert weights[0] / weights[1] == approx(50.05 / 0.55)
     assert weights[2] == 0
     assert weights[:2].mean() == approx(1.0)
@@ -56,16 +43,16 @@ def test_little_noise_counts_much_and_silence_nothing():
 
 def test_the_edge_of_noise_is_that_of_the_theory(listening):
     size, artists, variance = listening.num_users, 400, 0.7
-    alone = Constants(friends_in_gram=0.0)
-    prepared = prepare(np.full(size, variance), "equal", listening.graph, artists, "record", alone)
+    alone = server.Constants(friends_in_gram=0.0)
+    prepared = server.prepare(np.full(size, variance), "equal", listening.graph, artists, "record", alone)
     # Marchenko and Pastur: σ²(√m + √N)², less the σ²N that is taken from the diagonal.
     assert prepared.edge == approx(variance * (2 * np.sqrt(size * artists) + artists), rel=0.05)
 
 
 def test_pure_noise_has_hardly_an_axis_taste_has_some_and_without_noise_they_are_the_clean_ones(listening, split):
-    assert model_of(listening, np.zeros((120, 48)), 1.0, constants=Constants(edge=1.2)).gains.max() < 0.3
-    assert model_of(listening, split.known, 10.0, constants=Constants(edge=1.2)).gains.max() > 0.95
-    clean = model_of(listening, split.known, np.inf, constants=Constants(friends_in_gram=0.0))
+    assert model_of(listening, np.zeros((120, 48)), 1.0, constants=server.Constants(edge=1.2)).gains.max() < 0.3
+    assert model_of(listening, split.known, 10.0, constants=server.Constants(edge=1.2)).gains.max() > 0.95
+    clean = model_of(listening, split.known, np.inf, constants=server.Constants(friends_in_gram=0.0))
     values, vectors = np.linalg.eigh(split.known.T @ split.known)
     assert abs(clean.axes[:, -1] @ vectors[:, -1]) == approx(1.0, abs=1e-4)
     assert values[-1] > 0
@@ -73,13 +60,13 @@ def test_pure_noise_has_hardly_an_axis_taste_has_some_and_without_noise_they_are
 
 def test_friends_means_are_plain_without_noise_and_shrunk_to_next_to_nothing_in_pure_noise(listening, split):
     profiles = released(listening, split.known, np.inf)
-    near = prepare(profiles.variances, "equal", listening.graph, 48, "record").near[0]
+    near = server.prepare(profiles.variances, "equal", listening.graph, 48, "record").near[0]
     base = split.known.mean(axis=0)
-    pull = neighbour_means(profiles, np.ones(120), near, base)
+    pull = server.neighbour_means(profiles, np.ones(120), near, base)
     assert pull[7] == approx(split.known[near[[7]].indices].mean(axis=0) - base)
     noise = released(listening, np.zeros((120, 48)), 0.1)
     plain = near @ noise.profiles / near.sum(axis=1)[:, None]
-    pull = neighbour_means(noise, np.ones(120), near, np.zeros(48))
+    pull = server.neighbour_means(noise, np.ones(120), near, np.zeros(48))
     assert np.square(pull).mean() < 0.05 * np.square(plain).mean()
 
 
@@ -89,24 +76,24 @@ def test_friends_means_are_plain_without_noise_and_shrunk_to_next_to_nothing_in_
 def test_all_devices_at_once_score_as_each_does_alone(listening, split):
     model = model_of(listening, split.known, 1.0)
     pairs = zip(split.known, model.extra, strict=True)
-    alone = [score_on_device(known, model.axes, model.gains, extra) for known, extra in pairs]
-    np.testing.assert_allclose(scores_on_devices(split.known, model), alone, rtol=1e-6, atol=1e-6)
+    alone = [server.score_on_device(known, model.axes, model.gains, extra) for known, extra in pairs]
+    np.testing.assert_allclose(server.scores_on_devices(split.known, model), alone, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("level", "rho"), [("record", 10.0), ("client", 200.0), ("secure", 10.0)])
 def test_with_little_noise_every_release_recommends_better_than_popularity(listening, split, level, rho):
     if level == "secure":
-        model, profiles = taste_from_sums(sums_of(listening, rho), split.known, SMALL)
+        model, profiles = server.taste_from_sums(sums_of(listening, rho), split.known, SMALL)
     else:
         model = model_of(listening, split.known, rho, level)
         profiles = split.known if level == "record" else unit_rows(split.known)
-    ndcg = quality(scores_on_devices(profiles, model), split, EVERYBODY).ndcg
-    assert ndcg > 1.3 * quality(popularity_scores(split.known), split, EVERYBODY).ndcg
+    ndcg = quality(server.scores_on_devices(profiles, model), split, EVERYBODY).ndcg
+    assert ndcg > 1.3 * quality(server.popularity_scores(split.known), split, EVERYBODY).ndcg
 
 
 def test_fewer_artists_are_looked_at_where_budgets_are_small(listening, split):
     def looked_at(rho):
-        model, _ = taste_from_sums(sums_of(listening, rho), split.known)
+        model, _ = server.taste_from_sums(sums_of(listening, rho), split.known)
         return int(model.axes.any(axis=1).sum())
 
     assert 2 <= looked_at(1e-4) < looked_at(0.02) <= 48
@@ -116,9 +103,9 @@ def test_the_reference_without_noise_is_ridge_regression_of_each_artist_on_the_o
     known, item = split.known, 5
     unit = unit_rows(known)
     others = np.delete(np.arange(48), item)
-    gram = unit[:, others].T @ unit[:, others] + NOISELESS_RIDGE * np.eye(47)
+    gram = unit[:, others].T @ unit[:, others] + server.NOISELESS_RIDGE * np.eye(47)
     weights = np.linalg.solve(gram, unit[:, others].T @ unit[:, item])
-    assert noiseless_scores(known)[:, item] == approx(known[:, others] @ weights)
+    assert server.noiseless_scores(known)[:, item] == approx(known[:, others] @ weights)
 
 
 # ---- quality ------------------------------------------------------------------------------------------------------

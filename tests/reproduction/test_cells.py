@@ -8,47 +8,35 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from reproduction.cells import (
-    CELLS,
-    PURPOSES,
-    Cell,
-    chosen_cells,
-    configuration,
-    counted_gflop,
-    fingerprint,
-    game_of,
-    gflop_per_example,
-    plan_of,
-    training_choices,
-)
 from reproduction.settings import SETTINGS, Setting, printed_accuracy
 
 from mppfl.errors import BadInput
 from mppfl.experiment import Experiment
+from reproduction import cells
 
-CELL = Cell("cifar-10", "dir0.3", 20, 0)
+CELL = cells.Cell("cifar-10", "dir0.3", 20, 0)
 SIZES = np.full(20, 100)
 
 
 def test_cells_stand_in_the_order_of_priority_and_are_those_that_the_paper_prints():
-    groups = [(name, list(group)) for name, group in groupby(CELLS, key=lambda cell: cell.dataset)]
+    groups = [(name, list(group)) for name, group in groupby(cells.CELLS, key=lambda cell: cell.dataset)]
     sizes = {"fashion-mnist": [20], "cifar-10": [20, 50, 80], "cifar-100": [20], "svhn": [20], "cinic-10": [20, 50, 80]}
     counted = [(name, list(dict.fromkeys(cell.num_clients for cell in group))) for name, group in groups]
     assert counted == list(sizes.items())
-    assert [cell.partition for cell in CELLS if cell.dataset == "cifar-100"] == ["dir0.3", "iid", "dir0.6"]
-    assert len(set(CELLS)) == len(CELLS)
-    for cell in CELLS:
+    assert [cell.partition for cell in cells.CELLS if cell.dataset == "cifar-100"] == ["dir0.3", "iid", "dir0.6"]
+    assert len(set(cells.CELLS)) == len(cells.CELLS)
+    for cell in cells.CELLS:
         place = (cell.dataset, cell.partition, cell.num_clients)
         assert printed_accuracy(1, *place) or printed_accuracy(2, *place)
 
 
 def test_cells_are_chosen_by_how_their_path_begins():
-    assert {cell.dataset for cell in chosen_cells(["svhn"])} == {"svhn"}
-    assert {cell.num_clients for cell in chosen_cells(["cifar-10/dir0.3"])} == {20, 50, 80}
-    assert chosen_cells(["cifar-10/dir0.3/n50/seed0"]) == [Cell("cifar-10", "dir0.3", 50, 0)]
-    assert chosen_cells([]) == list(CELLS)
+    assert {cell.dataset for cell in cells.chosen_cells(["svhn"])} == {"svhn"}
+    assert {cell.num_clients for cell in cells.chosen_cells(["cifar-10/dir0.3"])} == {20, 50, 80}
+    assert cells.chosen_cells(["cifar-10/dir0.3/n50/seed0"]) == [cells.Cell("cifar-10", "dir0.3", 50, 0)]
+    assert cells.chosen_cells([]) == list(cells.CELLS)
     with pytest.raises(BadInput, match="names no cell"):
-        chosen_cells(["cifar"])  # a beginning of a word is not one of a path
+        cells.chosen_cells(["cifar"])  # a beginning of a word is not one of a path
 
 
 @pytest.mark.parametrize(
@@ -62,22 +50,24 @@ def test_cells_are_chosen_by_how_their_path_begins():
 )
 def test_a_cell_that_is_not_the_papers_is_refused(place, message):
     with pytest.raises(BadInput, match=message):
-        Cell(*place)
+        cells.Cell(*place)
 
 
 def test_seeds_are_drawn_as_an_experiment_draws_them():
-    for purpose in PURPOSES:
-        assert Cell("svhn", "iid", 20, 7).seed_of(purpose) == Experiment().seed_of(purpose, 7)
+    for purpose in cells.PURPOSES:
+        assert cells.Cell("svhn", "iid", 20, 7).seed_of(purpose) == Experiment().seed_of(purpose, 7)
 
 
 def test_the_configuration_is_what_a_file_can_hold_and_tells_cells_apart():
-    facts = configuration(CELL, SETTINGS["cifar-10"])
+    facts = cells.configuration(CELL, SETTINGS["cifar-10"])
     assert json.loads(json.dumps(facts)) == facts
     assert facts["learning_rate"] == 0.01
     assert facts["externality_strength"] == 0.05
     assert "norm" not in facts  # the CNN has none
-    assert configuration(Cell("cifar-100", "iid", 20, 0), SETTINGS["cifar-100"])["norm"] == SETTINGS["cifar-100"].norm
-    assert len({fingerprint(configuration(cell, SETTINGS[cell.dataset])) for cell in CELLS}) == len(CELLS)
+    other = SETTINGS["cifar-100"]
+    assert cells.configuration(cells.Cell("cifar-100", "iid", 20, 0), other)["norm"] == other.norm
+    prints = {cells.fingerprint(cells.configuration(cell, SETTINGS[cell.dataset])) for cell in cells.CELLS}
+    assert len(prints) == len(cells.CELLS)
 
 
 def test_a_choice_of_training_counts_where_it_is_made():
@@ -86,14 +76,14 @@ def test_a_choice_of_training_counts_where_it_is_made():
         momentum: float = 0.0  # as if the paper's settings said more
 
     usual = {field.name: getattr(SETTINGS["svhn"], field.name) for field in fields(Setting)}
-    assert training_choices(Later(**usual)) == training_choices(SETTINGS["svhn"])
-    assert training_choices(Later(**usual, momentum=0.9))["momentum"] == 0.9
+    assert cells.training_choices(Later(**usual)) == cells.training_choices(SETTINGS["svhn"])
+    assert cells.training_choices(Later(**usual, momentum=0.9))["momentum"] == 0.9
 
 
 def test_everybody_faces_the_rates_of_mppfl_and_dp_fedavg_takes_one_budget_by_either_rule():
-    game = game_of(CELL, SIZES)
+    game = cells.game_of(CELL, SIZES)
     names = ("mppfl", "social_agnostic", "fixed-min", "fixed-mean", "random")
-    plans = {name: plan_of(game, name, 5, 0) for name in names}
+    plans = {name: cells.plan_of(game, name, 5, 0) for name in names}
     for plan in plans.values():
         assert np.array_equal(plan.reward_rates, plans["mppfl"].reward_rates)
     assert np.allclose(plans["fixed-min"][2].budgets, plans["mppfl"][0].budgets.min())
@@ -102,7 +92,7 @@ def test_everybody_faces_the_rates_of_mppfl_and_dp_fedavg_takes_one_budget_by_ei
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_the_recorded_arithmetic_is_that_of_the_model(setting):
-    assert gflop_per_example(setting) == counted_gflop(setting)
+    assert cells.gflop_per_example(setting) == cells.counted_gflop(setting)
     if setting.dataset == "fashion-mnist":  # products of the CNN by hand, two operations each, three passes
         products = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 32 * 25 + 3136 * 512 + 512 * 10
-        assert gflop_per_example(setting) == pytest.approx(6 * products / 1e9)
+        assert cells.gflop_per_example(setting) == pytest.approx(6 * products / 1e9)

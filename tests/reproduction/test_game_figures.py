@@ -12,23 +12,12 @@ import numpy as np
 import pytest
 from pytest import approx
 from reproduction.figure_files import Figure, Strand, read_figure, write_figure
-from reproduction.game_figures import (
-    FIGURES,
-    MECHANISMS,
-    NUM_PARAMETERS,
-    Place,
-    draw_game,
-    harm_of,
-    play,
-    play_at,
-    run_figure,
-    totals,
-)
 from reproduction.settings import SETTINGS
 
 from mppfl.errors import BadFile, BadInput
 from mppfl.game import Horizon, evaluate, rounds_up_to
 from mppfl.training import make_model
+from reproduction import game_figures
 
 FILES = Path(__file__).parents[2] / "reproduction" / "results"
 
@@ -37,15 +26,15 @@ FILES = Path(__file__).parents[2] / "reproduction" / "results"
 def test_the_parameters_in_the_harm_are_those_of_the_model(dataset):
     setting = SETTINGS[dataset]
     model = make_model(setting.model, setting.input_shape, setting.num_classes, norm="none")
-    assert sum(parameter.numel() for parameter in model.parameters()) == NUM_PARAMETERS[dataset]
+    assert sum(parameter.numel() for parameter in model.parameters()) == game_figures.NUM_PARAMETERS[dataset]
 
 
 @pytest.mark.parametrize("rates", [None, np.linspace(3.0, 0.3, 30)], ids=["own", "given, too low for some"])
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", game_figures.MECHANISMS)
 def test_sums_over_all_rounds_at_once_are_those_of_evaluate(name, rates):
-    game = draw_game(Place("fashion-mnist"), 1)
-    plan = MECHANISMS[name](game, Horizon(rounds_up_to(30), rates, 1))
-    total, outcome = totals(game, plan), evaluate(game, plan)
+    game = game_figures.draw_game(game_figures.Place("fashion-mnist"), 1)
+    plan = game_figures.MECHANISMS[name](game, Horizon(rounds_up_to(30), rates, 1))
+    total, outcome = game_figures.totals(game, plan), evaluate(game, plan)
     assert total.server_cost == approx(outcome.server_costs.sum())
     assert total.welfare == approx(outcome.welfare.sum())
     assert total.payments == approx(outcome.payments.sum())
@@ -54,13 +43,15 @@ def test_sums_over_all_rounds_at_once_are_those_of_evaluate(name, rates):
 
 
 def test_every_mechanism_plays_under_both_conventions_but_the_exact_leader_who_is_mppfl_at_common_rates():
-    played = play(Place("fashion-mnist"), 0)
-    expected = {(convention, name) for convention in ("common", "own") for name in MECHANISMS}
+    played = game_figures.play(game_figures.Place("fashion-mnist"), 0)
+    expected = {(convention, name) for convention in ("common", "own") for name in game_figures.MECHANISMS}
     assert set(played) == expected - {("common", "mppfl_exact")}
     assert played["common", "mppfl"] == played["own", "mppfl"]
     assert played["own", "mppfl_exact"].server_cost < played["own", "mppfl"].server_cost
     # Who ignores exposure pays the same whatever its strength.
-    weak, strong = (play(Place("fashion-mnist", externality_strength=a), 0) for a in (0.01, 0.1))
+    weak, strong = (
+        game_figures.play(game_figures.Place("fashion-mnist", externality_strength=a), 0) for a in (0.01, 0.1)
+    )
     assert weak["own", "social_agnostic"].server_cost == approx(strong["own", "social_agnostic"].server_cost)
     assert weak["own", "social_agnostic"].welfare > strong["own", "social_agnostic"].welfare
 
@@ -69,14 +60,14 @@ def test_every_mechanism_plays_under_both_conventions_but_the_exact_leader_who_i
 
 
 CORNERS = [  # file, setting of its strands, position on its axis, what is played there
-    ("fig-cost", "", 0, Place("fashion-mnist")),
-    ("fig-welfare", "", 3, Place("cifar-100")),
-    ("fig-alpha", "cinic-10", 0, Place("cinic-10", externality_strength=0.01)),
-    ("fig-alpha", "cinic-10", 9, Place("cinic-10", externality_strength=0.1)),
-    ("fig-k", "cinic-10", 0, Place("cinic-10", max_hops=1)),
-    ("fig-k", "cinic-10", 7, Place("cinic-10", max_hops=8)),
-    ("fig-n", "cinic-10", 2, Place("cinic-10", num_clients=80)),
-    ("fig-n", "cifar-10", 1, Place("cifar-10", num_clients=50)),
+    ("fig-cost", "", 0, game_figures.Place("fashion-mnist")),
+    ("fig-welfare", "", 3, game_figures.Place("cifar-100")),
+    ("fig-alpha", "cinic-10", 0, game_figures.Place("cinic-10", externality_strength=0.01)),
+    ("fig-alpha", "cinic-10", 9, game_figures.Place("cinic-10", externality_strength=0.1)),
+    ("fig-k", "cinic-10", 0, game_figures.Place("cinic-10", max_hops=1)),
+    ("fig-k", "cinic-10", 7, game_figures.Place("cinic-10", max_hops=8)),
+    ("fig-n", "cinic-10", 2, game_figures.Place("cinic-10", num_clients=80)),
+    ("fig-n", "cifar-10", 1, game_figures.Place("cifar-10", num_clients=50)),
 ]
 
 
@@ -84,9 +75,9 @@ CORNERS = [  # file, setting of its strands, position on its axis, what is playe
 def test_the_committed_figures_are_what_the_code_plays(name, setting, position, place):
     committed, compared = read_figure(FILES, name), 0
     assert committed.seeds == 30
-    assert committed.configuration["noise_harm"][place.dataset] == approx(harm_of(place.dataset), rel=1e-5)
+    assert committed.configuration["noise_harm"][place.dataset] == approx(game_figures.harm_of(place.dataset), rel=1e-5)
     assert committed.configuration["num_rounds"][place.dataset] == place.num_rounds
-    for (convention, mechanism), total in play(place, 29).items():
+    for (convention, mechanism), total in game_figures.play(place, 29).items():
         for quantity in ("server_cost", "welfare"):
             if (setting, convention, mechanism, quantity) in {strand.key for strand in committed.strands}:
                 values = committed.values(mechanism, quantity, convention=convention, setting=setting)
@@ -97,14 +88,14 @@ def test_the_committed_figures_are_what_the_code_plays(name, setting, position, 
 
 def test_rates_held_in_the_committed_figures_are_those_at_the_end_of_the_axis():
     committed = read_figure(FILES, "fig-alpha")
-    weak, strong = (Place("cinic-10", externality_strength=alpha) for alpha in (0.01, 0.1))
+    weak, strong = (game_figures.Place("cinic-10", externality_strength=alpha) for alpha in (0.01, 0.1))
     values = committed.values("mppfl", "welfare", convention="held", setting="cinic-10")
-    assert values[0, 0] == approx(play_at(weak, strong, 0).welfare, rel=1e-5)
-    assert values[9, 0] == approx(play(strong, 0)["own", "mppfl"].welfare, rel=1e-5)
+    assert values[0, 0] == approx(game_figures.play_at(weak, strong, 0).welfare, rel=1e-5)
+    assert values[9, 0] == approx(game_figures.play(strong, 0)["own", "mppfl"].welfare, rel=1e-5)
 
 
 def test_the_committed_sweeps_are_those_of_algorithm_1():
-    committed, now = read_figure(FILES, "fig-phi"), FIGURES["fig-phi"](1)
+    committed, now = read_figure(FILES, "fig-phi"), game_figures.FIGURES["fig-phi"](1)
     assert [strand.key for strand in committed.strands] == [strand.key for strand in now.strands]
     for before, after in zip(committed.strands, now.strands, strict=True):
         if before.convention == "solved":  # a path that runs away magnifies the last digit, which machines differ in
@@ -118,13 +109,13 @@ sys.modules |= dict.fromkeys(
     ("torch", "numba", "typer", "pydantic", "dp_accounting", "matplotlib", "networkx", "jinja2", "rich")
 )  # importing one of these fails
 from reproduction.game_figures import run_figure
-print(run_figure("fig-phi", sys.argv[1], 2))
+for folder in sys.argv[1:]:
+    run_figure("fig-phi", folder, 2)
 """
 
 
 def test_a_figure_is_the_same_at_every_run_also_where_only_numpy_and_scipy_are_installed(tmp_path):
-    run_figure("fig-phi", tmp_path / "a", seeds=2)
-    line = [sys.executable, "-c", GUARD, str(tmp_path / "b")]
+    line = [sys.executable, "-c", GUARD, str(tmp_path / "a"), str(tmp_path / "b")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     contents = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/fig-phi.json"))]
@@ -156,6 +147,6 @@ def test_what_is_no_figure_is_refused(tmp_path):
     with pytest.raises(BadInput, match="shape"):
         replace(read_figure(FILES, "fig-n"), seeds=29)
     with pytest.raises(BadInput, match="figure='fig-x' is not known"):
-        run_figure("fig-x", tmp_path)
+        game_figures.run_figure("fig-x", tmp_path)
     with pytest.raises(BadInput, match="seeds"):
-        run_figure("fig-phi", tmp_path, seeds=0)
+        game_figures.run_figure("fig-phi", tmp_path, seeds=0)

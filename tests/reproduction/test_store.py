@@ -9,21 +9,9 @@ from dataclasses import replace
 import pytest
 from reproduction.cells import NOISELESS, ArmName, Cell
 from reproduction.settings import SETTINGS
-from reproduction.store import (
-    Measured,
-    add_arms,
-    add_trials,
-    cell_path,
-    every_training,
-    is_unavailable,
-    note_available,
-    note_unavailable,
-    read_cell,
-    read_trials,
-    unit_path,
-)
 
 from mppfl.errors import BadFile
+from reproduction import store
 
 CELL = Cell("cifar-10", "iid", 20, 0)
 SETTING = SETTINGS["cifar-10"]
@@ -33,7 +21,7 @@ SA, MPPFL = ArmName("social_agnostic", "size"), ArmName("mppfl", "size")
 def measured(arm, percent, unit=1e-3, **changes):
     """An arm that reached so many percent."""
     share = percent / 100
-    usual = Measured(
+    usual = store.Measured(
         arm=arm,
         unit=unit,
         accuracy=share,
@@ -65,25 +53,25 @@ def measured(arm, percent, unit=1e-3, **changes):
 
 def test_what_is_written_is_read_back_and_refused_for_another_configuration_with_what_differs(tmp_path):
     arms = [measured(SA, 66.5), measured(MPPFL, 62.6), measured(NOISELESS, 70.4, unit=None)]
-    add_arms(tmp_path, CELL, SETTING, arms[:1])
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 10.0), *arms[1:]])  # what is there is kept as it is
-    assert read_cell(tmp_path, CELL, SETTING) == {row.arm: row for row in arms}
-    content = json.loads(cell_path(tmp_path, CELL).read_text())
+    store.add_arms(tmp_path, CELL, SETTING, arms[:1])
+    store.add_arms(tmp_path, CELL, SETTING, [measured(SA, 10.0), *arms[1:]])  # what is there is kept as it is
+    assert store.read_cell(tmp_path, CELL, SETTING) == {row.arm: row for row in arms}
+    content = json.loads(store.cell_path(tmp_path, CELL).read_text())
     assert content["configuration"]["partition"] == "iid"
     assert "after the last round" in content["accuracy"]
     with pytest.raises(BadFile, match=r"measured with learning_rate=0\.01, here it is 0\.1") as caught:
-        read_cell(tmp_path, CELL, replace(SETTING, learning_rate=0.1))
+        store.read_cell(tmp_path, CELL, replace(SETTING, learning_rate=0.1))
     assert "\n" not in str(caught.value)
 
 
 def test_trials_are_kept_in_order_and_a_training_in_two_files_counts_once(tmp_path):
-    add_trials(tmp_path, CELL, SETTING, [measured(SA, 60.0, unit=5e-4)])
-    add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5, unit=1e-3)], {"size": {"unit": 1e-3}})
-    assert [trial.unit for trial in read_trials(tmp_path, CELL, SETTING)] == [5e-4, 1e-3]
-    assert json.loads(unit_path(tmp_path, "cifar-10").read_text())["units"]["size"]["unit"] == 1e-3
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5), measured(MPPFL, 62.6)])
+    store.add_trials(tmp_path, CELL, SETTING, [measured(SA, 60.0, unit=5e-4)])
+    store.add_trials(tmp_path, CELL, SETTING, [measured(SA, 66.5, unit=1e-3)], {"size": {"unit": 1e-3}})
+    assert [trial.unit for trial in store.read_trials(tmp_path, CELL, SETTING)] == [5e-4, 1e-3]
+    assert json.loads(store.unit_path(tmp_path, "cifar-10").read_text())["units"]["size"]["unit"] == 1e-3
+    store.add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5), measured(MPPFL, 62.6)])
     (tmp_path / "fig-phi.json").write_text('{"name": "fig-phi"}')
-    trained = sorted((str(row.arm), row.unit) for _, row in every_training(tmp_path))
+    trained = sorted((str(row.arm), row.unit) for _, row in store.every_training(tmp_path))
     assert trained == [("mppfl/size", 1e-3), ("social_agnostic/size", 5e-4), ("social_agnostic/size", 1e-3)]
 
 
@@ -101,20 +89,20 @@ def test_trials_are_kept_in_order_and_a_training_in_two_files_counts_once(tmp_pa
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, message):
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
-    path = cell_path(tmp_path, CELL)
+    store.add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    path = store.cell_path(tmp_path, CELL)
     before = path.read_text()
     path.write_text(damage(before))
     assert path.read_text() != before
     with pytest.raises(BadFile, match=message):
-        read_cell(tmp_path, CELL, SETTING)
+        store.read_cell(tmp_path, CELL, SETTING)
 
 
 def test_data_that_were_not_there_are_noted_until_they_are(tmp_path):
-    note_unavailable(tmp_path, "svhn")
-    assert is_unavailable(tmp_path, "svhn")
-    note_available(tmp_path, "svhn")
-    assert not is_unavailable(tmp_path, "svhn")
-    add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
-    note_unavailable(tmp_path, "cifar-10")  # measured before, elsewhere
-    assert not is_unavailable(tmp_path, "cifar-10")
+    store.note_unavailable(tmp_path, "svhn")
+    assert store.is_unavailable(tmp_path, "svhn")
+    store.note_available(tmp_path, "svhn")
+    assert not store.is_unavailable(tmp_path, "svhn")
+    store.add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
+    store.note_unavailable(tmp_path, "cifar-10")  # measured before, elsewhere
+    assert not store.is_unavailable(tmp_path, "cifar-10")
