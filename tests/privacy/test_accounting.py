@@ -45,8 +45,8 @@ def test_the_three_methods_never_fall_below_the_exact_curve(rho, delta):
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=8), deltas)
 def test_more_budget_never_means_less_epsilon(rhos, delta):
     for method in ("exact", "rdp", "zcdp"):
-        found = epsilon(np.sort(np.array(rhos)), delta, method)
-        assert (np.diff(found) >= -1e-9 * found[1:]).all()
+        epsilons = epsilon(np.sort(np.array(rhos)), delta, method)
+        assert (np.diff(epsilons) >= -1e-9 * epsilons[1:]).all()
 
 
 @settings(deadline=None)
@@ -77,15 +77,6 @@ def test_rounds_add_whatever_their_budgets():
     assert composed_epsilon(pairs, 1e-5) == approx(gaussian_epsilon(math.fsum(rounds), 1e-5), rel=1e-4)
 
 
-# ---- golden -----------------------------------------------------------------------------------------------------
-
-
-def test_half_a_unit_of_budget_in_three_ways():
-    assert epsilon(0.5, 1e-5, "zcdp") == approx(5.2985, abs=5e-5)
-    assert epsilon(0.5, 1e-5, "rdp") == approx(4.7284, abs=5e-5)
-    assert gaussian_epsilon(0.5, 1e-5) == approx(4.3772, abs=5e-5)
-
-
 def test_nothing_spent_is_nothing_lost_and_no_noise_is_everything():
     for method in ("exact", "rdp", "zcdp"):
         assert epsilon(0.0, 1e-5, method) == 0
@@ -110,12 +101,6 @@ def test_exact_and_rdp_agree_with_an_independent_accountant(rho, delta):
     accountant.compose(dp_accounting.ZCDpEvent(rho))
     assert epsilon(rho, delta, "rdp") == approx(accountant.get_epsilon(delta), rel=1e-5)
     assert epsilon(rho, delta, "rdp") <= accountant.get_epsilon(delta) + 1e-12
-
-
-@pytest.mark.parametrize("rho", [0.02, 0.5, 4.0])
-def test_exact_agrees_with_the_loss_distribution(rho):
-    found = composed_epsilon([(to_dp_event(budget=rho), 1)], 1e-5)
-    assert found == approx(gaussian_epsilon(rho, 1e-5), rel=1e-3)
 
 
 def test_poisson_sampling_agrees_with_an_independent_accountant():

@@ -2,9 +2,7 @@
 
 import math
 
-import dp_accounting
 import pytest
-from dp_accounting import rdp
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
@@ -13,25 +11,7 @@ from mppfl.errors import BadInput
 from mppfl.privacy import MECHANISMS, LocalWork, privacy_mechanism, require_budget
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
-ZCDP = [name for name, found in MECHANISMS.items() if found.is_zcdp]
-
-
-@pytest.mark.parametrize(
-    ("name", "by_hand"),
-    [  # clip norm 3, ρ = 0.5, n = 50: 3·√(2/0.5) = 6
-        ("paper", 6 / 50),
-        ("full_batch", 6 / 50),
-        ("full_batch_steps", 6 * 3 / 50),
-        ("dpsgd_shuffle", 6 * 2),
-        ("client", 6),
-    ],
-)
-def test_noise_follows_the_table_of_mechanisms(name, by_hand):
-    assert privacy_mechanism(name).noise_std(0.5, 3.0, WORK) == approx(by_hand)
-
-
-def test_hiding_that_a_client_is_there_at_all_takes_half_the_noise_of_replacing_it():
-    assert privacy_mechanism("client", "add-remove").noise_std(0.5, 3.0, WORK) == approx(3.0)  # 3/√(2·0.5)
+ZCDP = [name for name, mechanism in MECHANISMS.items() if mechanism.is_zcdp]
 
 
 @pytest.mark.parametrize("name", ZCDP)
@@ -40,22 +20,6 @@ def test_noise_costs_the_budget_it_was_bought_with(name, budget, clip_norm):
     mechanism = privacy_mechanism(name)
     multiplier = mechanism.noise_std(budget, clip_norm, WORK) / mechanism.sensitivity(clip_norm, WORK)
     assert mechanism.queries(WORK) / (2 * multiplier**2) == approx(budget)
-
-
-def test_the_papers_budget_is_n_squared_times_larger_in_the_worst_case():
-    assert privacy_mechanism("paper").worst_case_budget(0.5, WORK) == approx(0.5 * 50**2)
-    for name in set(ZCDP) - {"paper"}:
-        assert privacy_mechanism(name).worst_case_budget(0.5, WORK) == 0.5
-
-
-@pytest.mark.parametrize("name", ZCDP)
-def test_an_independent_accountant_finds_the_same_cost(name):  # second route: dp-accounting
-    mechanism = privacy_mechanism(name)
-    multiplier = mechanism.noise_std(0.3, 3.0, WORK) / mechanism.sensitivity(3.0, WORK)
-    as_gaussians, as_budget = rdp.RdpAccountant(), rdp.RdpAccountant()
-    as_gaussians.compose(dp_accounting.GaussianDpEvent(multiplier), mechanism.queries(WORK))
-    as_budget.compose(dp_accounting.ZCDpEvent(0.3))
-    assert as_gaussians.get_epsilon(1e-5) == approx(as_budget.get_epsilon(1e-5), rel=1e-9)
 
 
 def test_poisson_sampled_noise_has_no_zcdp_budget():

@@ -61,6 +61,7 @@ def test_released_values_are_multiples_of_a_public_grid(kind):
         assert (steps == np.rint(steps)).all()
         assert noisy.price.grid == grid_of(0.7, kind) == 2.0 ** math.floor(math.log2(noisy.price.grid))
         assert noisy.price.sensitivity_added == noisy.price.grid * 100
+        assert noisy.price.extra_delta == (10_000 * 2.0**-128 if kind == "discrete" else 0)  # lacks to exactness
 
 
 @pytest.mark.parametrize("kind", SYSTEM_KINDS)
@@ -79,35 +80,21 @@ def test_the_grid_is_the_largest_power_of_two_that_fits(std):
         assert grid_of(std, kind) <= std / steps < 2 * grid_of(std, kind)
 
 
-def test_a_table_holds_the_exact_discrete_gaussian():  # second route: 60 decimal digits
-    getcontext().prec = 60
-    for std in (1.5, 40.25, 1000.0):
-        table = discrete_gaussian_table(std)
-        weights = [(-(Decimal(k) ** 2) / (2 * Decimal(std) ** 2)).exp() for k in range(int(15 * std))]
-        total = weights[0] + 2 * sum(weights[1:])
-        exact = [weights[0] / total] + [2 * weight / total for weight in weights[1:]]
-        got = np.diff(table.astype(object), prepend=0)
-        distance = sum(abs(Decimal(int(got[k]) if k < len(got) else 0) / 2**63 - exact[k]) for k in range(len(weights)))
-        # Below a thousand entries the rounding of doubles counts for more than the table's.
-        assert distance / 2 <= Decimal(max(len(table), 10_000)) * Decimal(2) ** -64
-        assert int(table[-1]) == 2**63
-
-
 @pytest.mark.parametrize("std", [1.5, 40.25, 1000.0, 2.0**14 + 0.3])
 def test_no_entry_of_a_table_is_further_from_the_exact_one_than_is_doubted(std):
     table, cumulated = discrete_gaussian_table(std), cumulated_weights(std)
     exact = [value * 2**63 // cumulated[-1] for value in cumulated[: len(table)]]
     assert max(abs(int(entry) - true) for entry, true in zip(table, exact, strict=True)) < doubt(table) // 2
+    assert int(table[-1]) == 2**63
 
 
-def test_exact_weights_are_those_of_another_arithmetic():
+@pytest.mark.parametrize("std", [1.5, 40.25, 1000.0])
+def test_exact_weights_are_those_of_another_arithmetic(std):  # second route: 80 decimal digits
     getcontext().prec = 80
-    std = 40.25
-    weights = [(-(Decimal(k) ** 2) / (2 * Decimal(std) ** 2)).exp() for k in range(400)]
-    total, found = Decimal(0), cumulated_weights(std)
-    for k, weight in enumerate(weights):
-        total += weight if k == 0 else 2 * weight
-        assert abs(Decimal(found[k]) / 2**320 - total) < Decimal(10) ** -70
+    total, cumulated = Decimal(0), cumulated_weights(std)
+    for k in range(int(10 * std)):
+        total += (1 if k == 0 else 2) * (-(Decimal(k) ** 2) / (2 * Decimal(std) ** 2)).exp()
+        assert abs(Decimal(cumulated[k]) / 2**320 - total) < Decimal(10) ** -70
 
 
 def test_draws_that_a_table_cannot_decide_are_decided_exactly(monkeypatch):
@@ -122,11 +109,11 @@ def test_draws_that_a_table_cannot_decide_are_decided_exactly(monkeypatch):
         monkeypatch.setattr(
             noise_module, "exact_draw", lambda *given, asked=asked: asked.append(given) or exact_draw(*given)
         )
-        found = np.abs(noise_module.table_steps(5, table, std))
+        steps = np.abs(noise_module.table_steps(5, table, std))
         assert len(asked) == 3
-        assert list(found[[0, 1]]) == [k, k]
-        assert list(found[[3, 4]]) == [k + 1, k + 1]
-        assert found[2] in (k, k + 1)
+        assert list(steps[[0, 1]]) == [k, k]
+        assert list(steps[[3, 4]]) == [k + 1, k + 1]
+        assert steps[2] in (k, k + 1)
 
 
 def test_a_boundary_is_split_by_the_bits_that_follow(monkeypatch):
@@ -147,12 +134,6 @@ def test_discrete_noise_occurs_as_often_as_its_probabilities_say(monkeypatch):
     expected *= drawn.size / np.exp(-(np.arange(-80, 81) ** 2) / 32).sum()
     seen = np.array([(drawn == k).sum() for k in inside])
     assert ((seen - expected) ** 2 / expected).sum() < chi2.ppf(1 - FALSE_ALARM, len(inside))
-
-
-def test_what_discrete_noise_lacks_to_exactness_is_stated():
-    noisy = add_noise(np.zeros(1000), 1.0, "discrete")
-    assert noisy.price.extra_delta == 1000 * 2.0**-128
-    assert add_noise(np.zeros(1000), 1.0, "gaussian").price.extra_delta == 0
 
 
 @pytest.mark.parametrize(("word", "at_least"), [(0, 9.1), (1, 9.1), (2**63 + 1, 0.6), (2**43, 4.9)])
@@ -194,19 +175,14 @@ def test_noise_may_be_added_in_place_and_keeps_shape_and_dtype(kind):
     assert add_noise(np.ones(0), 0.5, kind, stream()).values.shape == (0,)
 
 
-def test_seeded_noise_is_repeatable_and_says_that_it_protects_no_one():
-    first, again = (add_noise(np.zeros(9), 1.0, "seeded", stream()) for _ in range(2))
-    assert (first.values == again.values).all()
-    with pytest.raises(BadInput, match="needs rng"):
-        add_noise(np.zeros(9), 1.0, "seeded")
-
-
-@pytest.mark.parametrize("kind", SYSTEM_KINDS)
-def test_system_noise_never_looks_at_a_generator_or_repeats(kind):
+@pytest.mark.parametrize("kind", NOISE_KINDS)
+def test_seeded_noise_is_repeatable_and_system_noise_never_looks_at_a_generator_or_repeats(kind):
     rng = stream()
     first, second = (add_noise(np.zeros(9), 1.0, kind, rng).values for _ in range(2))
+    again = add_noise(np.zeros(9), 1.0, kind, stream()).values
     assert (first != second).any()
-    assert rng.random() == stream().random()
+    assert (first == again).all() == (kind == "seeded")
+    assert (rng.random() == stream().random()) == (kind != "seeded")
 
 
 @pytest.mark.parametrize("kind", NOISE_KINDS)
@@ -214,13 +190,6 @@ def test_an_infinite_budget_adds_no_noise_and_says_so(kind):
     noisy = add_noise(np.array([0.1, 0.2]), 0.0, kind)
     assert noisy.values.tolist() == [0.1, 0.2]
     assert noisy.price.kind == "none"
-
-
-@pytest.mark.parametrize("kind", NOISE_KINDS)
-@pytest.mark.parametrize("std", [-1.0, math.nan, math.inf, -math.inf, "loud"])
-def test_noise_that_cannot_be_is_refused(kind, std):
-    with pytest.raises(BadInput, match="noise_std"):
-        add_noise(np.zeros(3), std, kind, stream())
 
 
 @given(
@@ -238,12 +207,22 @@ def test_any_vector_is_answered_on_the_grid_or_refused(values, std, kind):
         assert (steps == np.rint(steps)).all()
 
 
-def test_wrong_kinds_and_arrays_are_refused():
-    with pytest.raises(BadInput, match="Known: seeded"):
-        add_noise(np.zeros(3), 1.0, "loud")
-    with pytest.raises(BadInput, match="float32 or float64"):
-        add_noise(np.zeros(3, dtype=int), 1.0, "gaussian")
-    with pytest.raises(BadInput, match="out must"):
-        add_noise(np.zeros(3), 1.0, "gaussian", out=np.zeros(4))
-    with pytest.raises(BadInput, match="float32"):
-        add_noise(np.zeros(3, dtype=np.float32), 1e35, "gaussian")
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        *(
+            ({"std": std, "kind": kind, "rng": stream()}, "noise_std")
+            for std in (-1.0, math.nan, math.inf, -math.inf, "loud")
+            for kind in NOISE_KINDS
+        ),
+        ({"kind": "seeded"}, "needs rng"),
+        ({"kind": "loud"}, "Known: seeded"),
+        ({"values": np.zeros(3, dtype=int)}, "float32 or float64"),
+        ({"out": np.zeros(4)}, "out must"),
+        ({"values": np.zeros(3, dtype=np.float32), "std": 1e35}, "float32"),
+    ],
+)
+def test_noise_that_cannot_be_is_refused(changed, says):
+    asked = {"values": np.zeros(3), "std": 1.0, "kind": "gaussian", **changed}
+    with pytest.raises(BadInput, match=says):
+        add_noise(asked.pop("values"), asked.pop("std"), **asked)

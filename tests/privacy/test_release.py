@@ -96,23 +96,16 @@ def test_clipping_shortens_long_rows_and_leaves_short_ones(rows, clip_norm, dtyp
     assert clipped.dtype == dtype
 
 
-def test_a_clipped_update_keeps_its_direction():
-    got = released(np.array([[3.0, 4.0], [0.3, 0.4]]), [math.inf, math.inf])
-    assert got.updates == approx(np.array([[0.6, 0.8], [0.3, 0.4]]), rel=1e-6)
-    assert got.clipped.tolist() == [True, False]
-
-
-def test_an_infinite_budget_releases_without_noise_and_says_so():
-    cost = released(np.ones(2), math.inf).costs[0]
-    assert (cost.budget, cost.noise_kind, cost.noise_multiplier) == (math.inf, "none", 0.0)
-
-
-def test_a_client_with_budget_0_releases_nothing_and_pays_nothing():
-    got = released(np.ones((3, 4)), [1.0, 0.0, 2.0], clients=["ann", "bob", "cy"])
-    assert (got.updates[1] == 0).all()
-    assert (got.updates[0] != 0).any()
-    assert [cost.client for cost in got.costs] == ["ann", "cy"]
-    assert got.participating.tolist() == [True, False, True]
+def test_a_clipped_update_keeps_its_direction_and_budget_0_releases_nothing_and_pays_nothing():
+    updates, names = np.array([[3.0, 4.0], [1.0, 1.0], [0.3, 0.4], [3.0, 4.0]]), ["ann", "bob", "cy", "dan"]
+    got = released(updates, [math.inf, 0.0, math.inf, 1.0], clients=names)
+    assert got.updates[:3] == approx(np.array([[0.6, 0.8], [0.0, 0.0], [0.3, 0.4]]), rel=1e-6)
+    assert (got.updates[3] != [0.6, 0.8]).all()
+    assert got.clipped.tolist() == [True, False, False, True]
+    assert got.participating.tolist() == [True, False, True, True]
+    assert [cost.client for cost in got.costs] == ["ann", "cy", "dan"]
+    without_noise = got.costs[0]
+    assert (without_noise.budget, without_noise.noise_kind, without_noise.noise_multiplier) == (math.inf, "none", 0.0)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -133,9 +126,9 @@ def test_a_budget_that_cannot_be_is_refused_by_name(budget):
 
 @pytest.mark.parametrize("kind", ["gaussian", "discrete"])
 def test_a_budget_too_small_for_its_rounding_is_told_what_would_help(kind):
-    with pytest.raises(BadInput, match="drowns in its own rounding") as told:
+    with pytest.raises(BadInput, match="drowns in its own rounding") as refused:
         std_with_grid(1.0, 1e9, 10**6, kind)
-    assert ("noise='gaussian'" in str(told.value)) == (kind == "discrete")
+    assert ("noise='gaussian'" in str(refused.value)) == (kind == "discrete")
 
 
 def test_a_budget_too_large_for_a_grid_is_refused_whatever_the_update():
