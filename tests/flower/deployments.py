@@ -118,9 +118,6 @@ class Deployment:
         state = ServerFolder(self.layout.server).state()
         return 0 if state is None else state.rounds_done
 
-    def notes(self):
-        return ServerFolder(self.layout.server).notes()
-
     def until(self, holds, patience=PATIENCE):
         """Waits until something holds, and returns it. Fails where the deployment ends before."""
         deadline = time.monotonic() + patience

@@ -32,15 +32,21 @@ from mppfl.flower import (
 from tests.homes import home
 
 
-def made(folder):
+def written(folder):
     write_app(folder, 2, 2)
-    layout = Layout(folder)
-    make_nodes(layout, deployed_experiment(layout.experiment))
-    return layout
+    return Layout(folder)
 
 
-def made_again(layout):
+def made(layout):
     return make_nodes(layout, deployed_experiment(layout.experiment))
+
+
+@pytest.fixture
+def layout(tmp_path):
+    """An app for two clients whose nodes have been made."""
+    layout = written(tmp_path / "app")
+    made(layout)
+    return layout
 
 
 @pytest.mark.parametrize(
@@ -53,45 +59,41 @@ def made_again(layout):
         ('mechanism = "mppfl"', 'mechanism = "noiseless"', "without_noise=False, .*without_noise=True"),
     ],
 )
-def test_an_experiment_that_was_changed_is_not_run_with_nodes_that_go_by_the_old_one(tmp_path, before, after, said):
-    layout = made(tmp_path / "app")
+def test_an_experiment_that_was_changed_is_not_run_with_nodes_that_go_by_the_old_one(layout, before, after, said):
     text = layout.experiment.read_text()
     assert before in text
     layout.experiment.write_text(text.replace(before, after))
-    with pytest.raises(BadInput, match=said) as found:
-        made_again(layout)
-    assert str(tmp_path / "app") in str(found.value)
-    assert "\n" not in str(found.value)
+    with pytest.raises(BadInput, match=said) as refused:
+        made(layout)
+    assert str(layout.app) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_what_a_client_adds_of_its_own_and_absolute_paths_into_this_folder_are_fine(tmp_path):
-    layout = made(tmp_path / "app")
+def test_what_a_client_adds_of_its_own_and_absolute_paths_into_this_folder_are_fine(layout):
     settings = layout.node(0) / "node.toml"
     text = settings.read_text().replace('"ledger.sqlite"', f'"{layout.node(0) / "ledger.sqlite"}"')
     settings.write_text(text + "cap_per_round = 0.1\n")
-    assert made_again(layout) == ["0", "1"]
+    assert made(layout) == ["0", "1"]
 
 
-def test_a_deployment_that_is_moved_takes_its_ledgers_and_its_experiment_with_it(tmp_path):
-    layout = made(tmp_path / "app")
+def test_a_deployment_that_is_moved_takes_its_ledgers_and_its_experiment_with_it(layout, tmp_path):
     assert str(tmp_path) not in (layout.node(1) / "node.toml").read_text()
-    shutil.move(tmp_path / "app", tmp_path / "elsewhere")
+    shutil.move(layout.app, tmp_path / "elsewhere")
     moved = Layout(tmp_path / "elsewhere")
-    assert made_again(moved) == ["0", "1"]
+    assert made(moved) == ["0", "1"]
     node = read_node(moved.node(1) / "node.toml")
     assert node.ledger == moved.node(1) / "ledger.sqlite"
     assert node.experiment.resolve() == moved.experiment.resolve()
 
 
 @pytest.mark.parametrize("name", ["ledger", "experiment"])
-def test_settings_that_lead_into_another_folder_are_refused(tmp_path, name):
-    layout = made(tmp_path / "app")
+def test_settings_that_lead_into_another_folder_are_refused(layout, tmp_path, name):
     settings = layout.node(1) / "node.toml"
     other = tmp_path / "other" / {"ledger": "ledger.sqlite", "experiment": "experiment.toml"}[name]
     kept = [line for line in settings.read_text().splitlines() if not line.startswith(f"{name} =")]
     settings.write_text("\n".join([*kept, f'{name} = "{other}"']))
     with pytest.raises(BadInput, match=f"nodes/1/node.toml has {name}={other}, which is not in this deployment"):
-        made_again(layout)
+        made(layout)
 
 
 def test_an_app_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -122,11 +124,10 @@ def test_a_file_in_the_place_of_a_folder_is_told_before_anything_is_written(tmp_
 
 
 def test_a_cap_for_nobody_is_told_before_any_node_is_made(tmp_path):
-    write_app(tmp_path / "app", 2, 2)
-    layout = Layout(tmp_path / "app")
+    layout = written(tmp_path / "app")
     layout.experiment.write_text(layout.experiment.read_text() + 'caps = {"two" = 0.5}\n')
     with pytest.raises(UnknownClient, match=r"ledger\.caps: client 'two' is not in the network"):
-        made_again(layout)
+        made(layout)
     assert not layout.folder.exists()
 
 
@@ -134,28 +135,25 @@ def test_a_cap_for_nobody_is_told_before_any_node_is_made(tmp_path):
 
 
 @pytest.mark.parametrize("lost", [("key", "key.pub"), ("key",), ("key.pub",)])
-def test_a_lost_key_is_told_and_no_other_takes_its_place(tmp_path, lost):
-    layout = made(tmp_path / "app")
+def test_a_lost_key_is_told_and_no_other_takes_its_place(layout, lost):
     for name in lost:
         (layout.node(1) / name).unlink()
-    with pytest.raises(
-        BadInput, match=rf"nodes/1/{lost[0]} is missing, the key of client '1'\. Restore it; or"
-    ) as found:
-        made_again(layout)
-    assert "\n" not in str(found.value)
+    told = rf"nodes/1/{lost[0]} is missing, the key of client '1'\. Restore it; or"
+    with pytest.raises(BadInput, match=told) as refused:
+        made(layout)
+    assert "\n" not in str(refused.value)
     assert not any((layout.node(1) / name).exists() for name in lost)
 
 
-def test_a_key_that_is_not_the_registered_one_is_told_until_it_is_registered(tmp_path):
-    layout = made(tmp_path / "app")
+def test_a_key_that_is_not_the_registered_one_is_told_until_it_is_registered(layout):
     for name in ("key", "key.pub"):
         (layout.node(1) / name).unlink()
     public = make_node_key(layout.node(1) / "key")
     with pytest.raises(BadInput, match=r"key\.pub is not the key that .*keys\.json has for client '1'"):
-        made_again(layout)
+        made(layout)
     registered = json.loads(layout.keys.read_text()) | {"1": f"{public} ann@home"}
     layout.keys.write_text(json.dumps(registered))
-    assert made_again(layout) == ["0", "1"]
+    assert made(layout) == ["0", "1"]
 
 
 def test_of_two_who_make_certificates_in_one_folder_one_is_refused_before_it_changes_anything(tmp_path):
@@ -167,21 +165,15 @@ def test_of_two_who_make_certificates_in_one_folder_one_is_refused_before_it_cha
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_second_launch_makes_no_keys_while_the_first_is_at_work(tmp_path):
-    write_app(tmp_path / "app", 2, 2)
-    layout = Layout(tmp_path / "app")
-    with ServerFolder(layout.folder).locked(), pytest.raises(MppflError, match="another server is at work there"):
-        deploy_local(layout.app)
-    assert not layout.folder.exists()  # neither keys nor the lock are left
-
-
 def test_a_launch_that_is_refused_leaves_nothing_behind(tmp_path):
-    write_app(tmp_path / "app", 2, 2)
+    layout = written(tmp_path / "app")
     with pytest.raises(BadInput, match="--nodes 3, but the experiment has 2 clients"):
-        deploy_local(tmp_path / "app", 3)
+        deploy_local(layout.app, 3)
     with pytest.raises(BadInput, match="nothing has been run there yet"):
-        deploy_local(tmp_path / "app", resume=True)
-    assert not Layout(tmp_path / "app").folder.exists()
+        deploy_local(layout.app, resume=True)
+    with ServerFolder(layout.folder).locked(), pytest.raises(MppflError, match="another server is at work there"):
+        deploy_local(layout.app)  # while the first is at work
+    assert not layout.folder.exists()  # neither keys nor the lock are left
 
 
 # ---- where it lies ----------------------------------------------------------------------------------------------
@@ -189,7 +181,7 @@ def test_a_launch_that_is_refused_leaves_nothing_behind(tmp_path):
 
 def test_a_path_in_any_script_reaches_flower_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(home(Federation), "program", lambda name: name)
-    layout = made(tmp_path / "föderation 😀 it's \\ here")
+    layout = written(tmp_path / "föderation 😀 it's \\ here")
     (settings,) = [line for line in node_line(layout.node(0), "", tmp_path, 1) if line.startswith("mppfl-node=")]
     assert tomllib.loads(settings) == {"mppfl-node": str(layout.node(0) / "node.toml")}
     (config,) = [part for part in run_arguments(layout, {}) if part.startswith("experiment=")]
@@ -223,9 +215,8 @@ while :; do sleep 0.05; done
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_the_servers_side_is_gone_before_any_node_is_asked_to_stop(tmp_path, monkeypatch):
     """Else the server app settles the round in flight without the nodes, and it is lost to everybody."""
-    write_app(tmp_path / "app", 2, 2)
     monkeypatch.chdir(tmp_path)
-    federation = Federation(Layout(tmp_path / "app"), ["a"], lambda line: None)
+    federation = Federation(written(tmp_path / "app"), ["a"], lambda line: None)
     try:
         federation.superlink = start_process(["sh", "-c", SUPERLINK], tmp_path / "log", federation.environment())
         federation.nodes["a"] = start_process(["sh", "-c", NODE], tmp_path / "log", federation.environment("node-0"))
@@ -240,9 +231,8 @@ def test_the_servers_side_is_gone_before_any_node_is_asked_to_stop(tmp_path, mon
 
 
 def test_a_launch_names_nodes_that_end_and_stops_when_none_is_left(tmp_path):
-    write_app(tmp_path / "app", 2, 2)
     lines = []
-    federation = Federation(Layout(tmp_path / "app"), ["a", "b"], lines.append)
+    federation = Federation(written(tmp_path / "app"), ["a", "b"], lines.append)
     for client in federation.clients:
         federation.nodes[client] = start_process(["sh", "-c", "exit 3"], tmp_path / "log", federation.environment("x"))
     with pytest.raises(MppflError, match=r"every node has ended.*mppfl deploy resume"):

@@ -136,32 +136,27 @@ def test_a_node_that_fails_in_a_round_is_lost_and_named_and_the_others_go_on(
     assert (difference.client, difference.is_harmless) == ("bob", True)
 
 
-def altered(**changes):
+def upload_with(change):
+    """What a node does to a reply with an upload in it, and to no other."""
+
     def alter(reply):
         if REPORT in reply.content:
-            for name, value in changes.items():
-                reply.content[REPORT][name] = value
+            change(reply.content)
         return reply
 
     return alter
+
+
+def altered(**changes):
+    return upload_with(lambda content: content[REPORT].update(changes))
 
 
 def with_arrays(change):
-    def alter(reply):
-        if REPORT in reply.content:
-            reply.content["arrays"] = change(reply.content["arrays"])
-        return reply
-
-    return alter
+    return upload_with(lambda content: content.update(arrays=change(content["arrays"])))
 
 
 def without(name):
-    def alter(reply):
-        if REPORT in reply.content:
-            del reply.content[name]
-        return reply
-
-    return alter
+    return upload_with(lambda content: content.pop(name))
 
 
 def saved(values, save=np.save):

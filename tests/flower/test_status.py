@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from mppfl.cli import app
 from mppfl.errors import BadFile, BadInput
 from mppfl.flower import (
     Accounts,
@@ -33,106 +31,106 @@ RUN = "run-1"
 @pytest.fixture
 def layout(tmp_path):
     """Two clients after one round that was paid, in a folder whose name needs quoting."""
-    folder = tmp_path / "my app"
-    write_app(folder, 2, 2)
-    found = Layout(folder)
-    clients = make_nodes(found, deployed_experiment(found.experiment))
-    server = ServerFolder(found.server)
-    model = np.zeros(3)
+    write_app(tmp_path / "my app", 2, 2)
+    layout = Layout(tmp_path / "my app")
+    clients = make_nodes(layout, deployed_experiment(layout.experiment))
+    server, model = ServerFolder(layout.server), np.zeros(3)
     with server.locked():
         server.keep(ServerState(RUN, "key", 1, model, model, {}, np.ones((2, 2)), np.ones(2), tuple(clients)))
     server.note(1, {"accuracy": 0.5, "loss": 1.0, "absent": []})
     with Accounts.open(server.accounts) as accounts:
         accounts.ask([Entry(RUN, 1, client, 2.0, 4.0, 0.25) for client in clients])
         accounts.settle(RUN, 1, [Settlement(client, "paid", "", 0.25) for client in clients])
-    for client, path in found.ledgers().items():
+    for client, path in layout.ledgers().items():
         with PrivacyLedger.open(path) as ledger:
             ledger.reserve(RUN, 1, [ReleaseCost(client, "client", "client", "replace-one", 0.25)])
-    return found
+    return layout
 
 
-def asked(layout, *more):
-    return CliRunner().invoke(app, ["deploy", "status", str(layout.app), *more])
+@pytest.fixture
+def ask(mppfl, layout):
+    """Calls `deploy status`: its exit code, what it says, and what it says as JSON."""
+
+    def status():
+        told, plain = mppfl("deploy", "status", layout.app, "--json"), mppfl("deploy", "status", layout.app)
+        assert told.code == plain.code
+        return plain.code, plain.stdout, json.loads(told.stdout)
+
+    return status
 
 
-def test_books_that_agree_end_with_0(layout):
-    done = asked(layout, "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["is_sound"] is True
-
-
-def test_a_lost_ledger_is_named_and_ends_with_1(layout):
+def lose_ledger(layout):
     for path in layout.node(1).glob("ledger.sqlite*"):
         path.unlink()
-    done = asked(layout)
-    assert done.exit_code == 1
-    assert "client 1: server 0.25, client 0 (NOT ACCOUNTED FOR; its ledger" in done.stdout
-    assert "agree to the last bit" not in done.stdout
-    told = json.loads(asked(layout, "--json").stdout)
-    assert (told["missing"], told["is_sound"], told["ledgers_read"]) == (["1"], False, 1)
-    assert [(gap["client"], gap["kind"], gap["is_harmless"]) for gap in told["differences"]] == [
+
+
+def lose_node(layout):
+    shutil.rmtree(layout.node(1))
+
+
+def test_books_that_agree_end_with_0(ask):
+    code, _, facts = ask()
+    assert (code, facts["is_sound"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("lose", "said"),
+    [
+        (lose_ledger, "client 1: server 0.25, client 0 (NOT ACCOUNTED FOR; its ledger"),
+        (lose_node, "missing     the ledger of client 1, whose node was made on this machine"),
+    ],
+)
+def test_a_lost_ledger_is_named_and_nothing_goes_on_without_it(layout, ask, lose, said):
+    lose(layout)
+    code, text, facts = ask()
+    assert code == 1
+    assert said in text
+    assert "agree to the last bit" not in text
+    assert (facts["missing"], facts["is_sound"], facts["ledgers_read"]) == (["1"], False, 1)
+    assert [(gap["client"], gap["kind"], gap["is_harmless"]) for gap in facts["differences"]] == [
         ("1", "NOT ACCOUNTED FOR", False)
     ]
-
-
-def test_a_lost_folder_of_a_node_is_named_and_ends_with_1(layout):
-    shutil.rmtree(layout.node(1))
-    done = asked(layout)
-    assert done.exit_code == 1
-    assert "missing     the ledger of client 1, whose node was made on this machine" in done.stdout
-    told = json.loads(asked(layout, "--json").stdout)
-    assert (told["missing"], told["is_sound"], told["ledgers_read"]) == (["1"], False, 1)
+    with pytest.raises(BadInput, match=r"nodes/1/ledger.sqlite is missing, the ledger of client '1'.*Restore a copy"):
+        deploy_local(layout.app, resume=True)
+    assert not (layout.node(1) / "ledger.sqlite").exists()
     shutil.rmtree(layout.folder / "nodes")
     assert status_of(layout.app).missing == ("0", "1")
 
 
 def test_ledgers_are_read_and_missed_without_the_keys(layout):
     layout.keys.unlink()
-    found = status_of(layout.app)
-    assert (found.is_sound, found.missing, found.ledgers_read) == (True, (), 2)
-    shutil.rmtree(layout.node(0))
-    found = status_of(layout.app)
-    assert (found.is_sound, found.missing, found.ledgers_read) == (False, ("0",), 1)
+    status = status_of(layout.app)
+    assert (status.is_sound, status.missing, status.ledgers_read) == (True, (), 2)
+    lose_node(layout)
+    status = status_of(layout.app)
+    assert (status.is_sound, status.missing, status.ledgers_read) == (False, ("1",), 1)
 
 
 def test_ledgers_on_other_machines_are_not_missed(layout):
     """Such a node was never made here: its client has a key, and nothing else, on the server's machine."""
     layout.made_here.unlink()
     shutil.rmtree(layout.folder / "nodes")
-    found = status_of(layout.app)
-    assert (found.is_sound, found.missing, found.ledgers_read) == (True, (), 0)
+    status = status_of(layout.app)
+    assert (status.is_sound, status.missing, status.ledgers_read) == (True, (), 0)
 
 
-@pytest.mark.parametrize("lost", ["ledger", "node"])
-def test_nothing_goes_on_without_the_ledger_of_a_client_that_was_paid(layout, lost):
-    if lost == "node":
-        shutil.rmtree(layout.node(1))
-    else:
-        for path in layout.node(1).glob("ledger.sqlite*"):
-            path.unlink()
-    with pytest.raises(BadInput, match=r"nodes/1/ledger.sqlite is missing, the ledger of client '1'.*Restore a copy"):
-        deploy_local(layout.app, resume=True)
-    assert not (layout.node(1) / "ledger.sqlite").exists()
-
-
-def test_an_answer_that_never_came_is_presumed_spent_and_ends_with_0(layout):
+def test_an_answer_that_never_came_is_presumed_spent_and_ends_with_0(layout, ask):
     with Accounts.open(ServerFolder(layout.server).accounts) as accounts:
         accounts.ask([Entry(RUN, 2, "1", 2.0, 4.0, 0.25)])
-    done = asked(layout, "--json")
-    assert done.exit_code == 0
-    (gap,) = json.loads(done.stdout)["differences"]
-    assert (gap["kind"], gap["paid"], gap["ledger"], gap["server"]) == ("presumed, not spent", 0.25, 0.25, 0.5)
+    code, _, facts = ask()
+    (gap,) = facts["differences"]
+    assert (code, gap["kind"]) == (0, "presumed, not spent")
+    assert (gap["paid"], gap["ledger"], gap["server"]) == (0.25, 0.25, 0.5)
 
 
 @pytest.mark.parametrize("column", ["amount = amount * 10", "state = 'lost'", "price = 3.0"])
-def test_an_amount_that_the_books_own_terms_do_not_give_is_told_and_ends_with_1(layout, column):
+def test_an_amount_that_the_books_own_terms_do_not_give_is_told_and_ends_with_1(layout, ask, column):
     with sqlite3.connect(ServerFolder(layout.server).accounts) as book:
         book.execute(f"UPDATE entries SET {column} WHERE client = '1'")
-    done = asked(layout)
-    assert done.exit_code == 1
-    assert "misbooked   client 1, round 1: " in done.stdout
-    told = json.loads(asked(layout, "--json").stdout)
-    assert (len(told["misbooked"]), told["is_sound"]) == (1, False)
+    code, text, facts = ask()
+    assert code == 1
+    assert "misbooked   client 1, round 1: " in text
+    assert (len(facts["misbooked"]), facts["is_sound"]) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +154,9 @@ def test_an_amount_that_the_books_own_terms_do_not_give_is_told_and_ends_with_1(
 def test_a_damaged_file_is_told_with_its_path_and_what_to_do_before_anything_is_started(layout, name, content):
     (layout.folder / name).write_bytes(content)
     for look in (status_of, lambda app: deploy_local(app, resume=True)):
-        with pytest.raises(BadFile, match=r"[Rr]estore a copy|not an mppfl account book") as found:
+        with pytest.raises(BadFile, match=r"[Rr]estore a copy|not an mppfl account book") as refused:
             look(layout.app)
-        assert str(layout.folder / name) in str(found.value)
+        assert str(layout.folder / name) in str(refused.value)
     assert not layout.logs.exists()
 
 
