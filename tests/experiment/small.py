@@ -1,6 +1,8 @@
-"""A training of a second, and what it means for two to be the same."""
+"""A training of a second, how it is stopped, and what it means for two to be the same."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -38,3 +40,18 @@ def require_same(runs, others):
         for name in ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon"):
             assert np.allclose(getattr(run.accounts, name), getattr(other.accounts, name), rtol=1e-12), name
         assert np.array_equal(run.exposure, other.exposure)
+
+
+class Killed(BaseException):
+    """Stands for a process that ends there and then."""
+
+
+def stop_after(rounds, error=Killed):
+    """For `on_round`: ends a training after so many rounds."""
+    counter = itertools.count(1)
+
+    def stop(records):
+        if next(counter) == rounds:
+            raise error
+
+    return stop

@@ -27,8 +27,7 @@ from mppfl.experiment import (
     run_experiment,
 )
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
-from tests.experiment.small import small
-from tests.experiment.test_store import Killed, stop_after
+from tests.experiment.small import Killed, small, stop_after
 from tests.homes import home
 
 live = home(LiveRun)
@@ -155,44 +154,36 @@ def test_a_ledger_is_copied_whole_while_another_process_writes_to_it(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["ledger.sqlite", "over"]  # the writer put everything in order at its end
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A training that died after its third round, one round after its checkpoint."""
-    out = tmp_path_factory.mktemp("stopped") / "out"
+def killed_after(rounds, chosen, out):
     with pytest.raises(Killed):
-        run_experiment(small(), folder=out, on_round=stop_after(3))
+        run_experiment(chosen, folder=out, on_round=stop_after(rounds))
     return out
 
 
-def copied(folder, place):
-    shutil.copytree(folder, place)
-    return place
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A training that died after its third round, one round after its checkpoint."""
+    return killed_after(3, small(), tmp_path_factory.mktemp("stopped") / "out")
 
 
-def test_a_training_that_died_is_read_as_far_as_it_came(stopped):
-    before = names_in(stopped)
-    state = read_live(stopped / "dp_fedavg")
+def test_a_training_that_died_is_read_as_far_as_it_came_and_what_changed_shows_in_the_marks(stopped, tmp_path):
+    out = shutil.copytree(stopped, tmp_path / "out")
+    before, marks = names_in(out), marks_of(out / "dp_fedavg")
+    state = read_live(out / "dp_fedavg")
     assert (state.mechanism, state.finished, state.rounds_done, state.rounds_charged) == ("dp_fedavg", False, 2, 3)
-    assert state.num_rounds == 4
-    assert state.checkpoint_every == 2
-    assert np.isinf(state.accounts.cap).all()
-    assert np.isinf(state.accounts.remaining).all()
-    assert names_in(stopped) == before
-
-
-def test_what_changed_shows_in_the_marks(stopped, tmp_path):
-    out = copied(stopped, tmp_path / "out")
-    before = marks_of(out / "mppfl")
-    assert marks_of(out / "mppfl") == before
-    with PrivacyLedger.open(out / "mppfl" / "ledger.sqlite") as ledger:
+    assert (state.num_rounds, state.checkpoint_every) == (4, 2)
+    assert np.isinf([state.accounts.cap, state.accounts.remaining]).all()
+    assert names_in(out) == before
+    assert marks_of(out / "dp_fedavg") == marks
+    with PrivacyLedger.open(out / "dp_fedavg" / "ledger.sqlite") as ledger:
         ledger.set_cap("0", 1.0, "record")
-        assert marks_of(out / "mppfl") != before
+        assert marks_of(out / "dp_fedavg") != marks
 
 
 @pytest.mark.parametrize("name", ["checkpoint-2.npz", "../checkpoint.json", "ledger.sqlite", "../experiment.toml"])
 @pytest.mark.parametrize("how", ["cut", "noise", "empty", "gone"])
 def test_damage_is_told_in_one_line(stopped, tmp_path, name, how):
-    out = copied(stopped, tmp_path / "out")
+    out = shutil.copytree(stopped, tmp_path / "out")
     file = out / "mppfl" / name
     content = file.read_bytes()
     if how == "gone":
@@ -225,15 +216,15 @@ def test_damage_to_a_finished_run_is_told_in_one_line(tmp_path):
 
 def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again(stopped, tmp_path, monkeypatch):
     """The pointer is read, then the writer goes on to the end and removes what it named."""
-    out = copied(stopped, tmp_path / "out")
+    out = shutil.copytree(stopped, tmp_path / "out")
     real, moved = json.loads, []
 
     def overtaken(text):
-        found = real(text)
+        pointer = real(text)
         if not moved:
-            moved.append(found)
+            moved.append(pointer)
             run_experiment(small(), folder=out, resume=True)
-        return found
+        return pointer
 
     monkeypatch.setattr(live.json, "loads", overtaken)
     state = read_live(out / "mppfl")
@@ -243,29 +234,22 @@ def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again(stopped,
 
 
 def test_without_a_kept_ledger_curves_are_shown_and_accounts_wait(tmp_path):
-    chosen = small(ledger={"keep": False})
-    with pytest.raises(Killed):
-        run_experiment(chosen, folder=tmp_path / "out", on_round=stop_after(2))
-    state = read_live(tmp_path / "out" / "mppfl")
+    state = read_live(killed_after(2, small(ledger={"keep": False}), tmp_path / "out") / "mppfl")
     assert (state.rounds_done, state.rounds_charged, state.accounts) == (2, 2, None)
     assert any("no ledger is kept" in note for note in state.notes)
 
 
 def test_a_training_without_noise_is_said_to_have_none(tmp_path):
     chosen = small(mechanisms=["noiseless"], game={"num_rounds": 2, "convention": "own"})
-    with pytest.raises(Killed):
-        run_experiment(chosen, folder=tmp_path / "out", on_round=stop_after(2))
-    state = read_live(tmp_path / "out" / "noiseless")
-    assert state.noise == "none"
-    assert not state.is_simulation
+    state = read_live(killed_after(2, chosen, tmp_path / "out") / "noiseless")
+    assert (state.noise, state.is_simulation) == ("none", False)
 
 
 def test_poisson_sampling_has_its_epsilon_by_orders_while_it_lasts(tmp_path):
     training = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "budget_unit": 0.05}
-    chosen = small(mechanisms=["dp_fedavg"], training=training)
-    with pytest.raises(Killed):
-        run_experiment(chosen, folder=tmp_path / "out", on_round=stop_after(1))
-    state = read_live(tmp_path / "out" / "dp_fedavg")
+    state = read_live(
+        killed_after(1, small(mechanisms=["dp_fedavg"], training=training), tmp_path / "out") / "dp_fedavg"
+    )
     assert state.rounds_charged == 1
     assert np.isnan(state.charged_since).all()
     assert (state.accounts.dp_epsilon > 0).all()

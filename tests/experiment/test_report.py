@@ -29,13 +29,13 @@ class Page(HTMLParser):
         assert self.open == [], f"never closed: {self.open}"
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        assert len(found) == len(attrs), f"<{tag}> has an attribute twice"
-        self.tags.append((tag, found))
-        self.loads += [found[name] for name in ("src", "href", "action", "data", "srcset") if name in found]
-        self.ids += [found["id"]] if "id" in found else []
-        self.goals += [found["href"][1:]] if found.get("href", "").startswith("#") else []
-        assert not [name for name in found if name.startswith("on")]
+        values = dict(attrs)
+        assert len(values) == len(attrs), f"<{tag}> has an attribute twice"
+        self.tags.append((tag, values))
+        self.loads += [values[name] for name in ("src", "href", "action", "data", "srcset") if name in values]
+        self.ids += [values["id"]] if "id" in values else []
+        self.goals += [values["href"][1:]] if values.get("href", "").startswith("#") else []
+        assert not [name for name in values if name.startswith("on")]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -57,6 +57,11 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def data_of(text):
+    """The figures that a page carries for its script, as strict JSON."""
+    return json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
+
+
 def page_of(*runs):
     text = report_page(runs)
     page = Page(text)
@@ -65,12 +70,12 @@ def page_of(*runs):
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.goals) <= set(page.ids)
     assert sum(tag == "script" for tag, _ in page.tags) == 2
-    for tag, found in page.tags:
+    for tag, attributes in page.tags:
         if tag == "svg":
-            assert found.get("aria-hidden") or (found["role"] == "img" and found["aria-label"])
+            assert attributes.get("aria-hidden") or (attributes["role"] == "img" and attributes["aria-label"])
     assert "NaN" not in text
     assert not re.search(r"\bnan\b|\binf\b", re.sub(r"(?s)<pre.*?</pre>|<script.*?</script>|>\s*nan\s*<", "", text))
-    json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
+    assert data_of(text)
     return page
 
 
@@ -81,25 +86,15 @@ def test_every_kind_of_run_makes_a_whole_page(case):
 
 
 def test_several_runs_stand_side_by_side():
-    runs = [
-        make_run("mppfl", seed=1),
-        make_run("dp_fedavg", seed=1, absent=True),
-        make_run("noiseless", noiseless=True),
-    ]
-    page = page_of(*runs)
+    noiseless = make_run("noiseless", noiseless=True)
+    page = page_of(make_run("mppfl", seed=1), make_run("dp_fedavg", seed=1, absent=True), noiseless)
     assert page.text.count("20 clients learn digits") == 2  # title and heading
     assert re.search(r"(mppfl|fixed) learns best: \d", page.text)
-    assert "noiseless reaches" in page.text
-    assert "No noise, no protection." in page.text
-    assert "1 of 20 never participated" in page.text
-    assert "1 of 20 refused" in page.text
-
-
-def test_runs_of_different_size_and_equal_name_are_kept_apart():
+    for words in ("noiseless reaches", "No noise, no protection.", "1 of 20 never participated", "1 of 20 refused"):
+        assert words in page.text
+    assert "Infinite, so not drawn: noiseless" in page.text
     page = page_of(make_run("same", num_clients=3, num_rounds=4), make_run("same", num_clients=7, num_rounds=9))
-    assert "2 trainings side by side" in page.text
-    assert "same (1)" in page.text
-    assert "same (2)" in page.text
+    assert all(words in page.text for words in ("2 trainings side by side", "same (1)", "same (2)"))
 
 
 def test_names_of_clients_and_runs_cannot_become_markup():
@@ -136,18 +131,12 @@ def test_six_hundred_clients_are_drawn_in_part_and_the_page_says_so():
     assert sum(tag == "circle" for tag, _ in page.tags) <= 300 + 60
 
 
-def test_a_page_of_five_runs_stays_below_two_megabytes(tmp_path):
+def test_a_page_is_small_the_same_every_time_and_names_no_folder_of_whoever_trained(tmp_path):
     runs = [make_run(f"run {i}", num_rounds=60, seed=i) for i in range(5)]
-    assert write_report(runs, tmp_path / "deep" / "report.html").stat().st_size < 2_000_000
-
-
-def test_the_page_is_the_same_every_time():
-    runs = [make_run(), make_run("noiseless", noiseless=True)]
-    assert report_page(runs) == report_page(runs)
-
-
-def test_folders_of_whoever_trained_stay_out_of_the_page():
-    text = report_page([make_run()])
+    path = write_report(runs, tmp_path / "deep" / "report.html")
+    assert path.stat().st_size < 2_000_000
+    text = path.read_text(encoding="utf-8")
+    assert report_page(runs) == text
     assert "somebody" not in text
     assert "…/data" in text
 
@@ -158,13 +147,11 @@ def test_what_cannot_be_drawn_is_said():
     page = page_of(replace(run, history=replace(run.history, rounds=rounds)))
     assert "never evaluated" in page.text
     assert "Nothing to draw" in page.text
-    assert "Infinite, so not drawn: noiseless" in page_of(make_run(), make_run("noiseless", noiseless=True)).text
 
 
 def test_isolated_clients_stand_apart_and_inside_the_picture():
-    page = page_of(make_run(num_clients=30, isolated=20))
-    x, y = (np.array([float(found[name]) for tag, found in page.tags if tag == "circle" and found.get("fill")])
-            for name in ("cx", "cy"))  # fmt: skip
+    circles = [tag for name, tag in page_of(make_run(num_clients=30, isolated=20)).tags if name == "circle"]
+    x, y = (np.array([float(circle[name]) for circle in circles if circle.get("fill")]) for name in ("cx", "cy"))
     assert len(x) == 30
     assert 0 < x.min() < x.max() < 460
     assert 0 < y.min() < y.max() < 460
@@ -181,11 +168,9 @@ def test_bad_targets_and_empty_reports_are_refused(tmp_path):
 
 def test_budgets_are_those_that_were_spent_and_equal_curves_are_told():
     run = make_run()
-    data = json.loads(re.search(r'(?s)id="data">(.*?)</script>', report_page([run]))[1])
     spent, part = (run.history.clients[name][-1] for name in ("spent", "participating"))
-    assert data["charts"]["budgets"]["series"][0]["y"][-1] == pytest.approx(
-        np.median(spent[part.astype(bool)]), rel=1e-3
-    )
+    curve = data_of(report_page([run]))["charts"]["budgets"]["series"][0]["y"]
+    assert curve[-1] == pytest.approx(np.median(spent[part.astype(bool)]), rel=1e-3)
     assert "These lie on one another:" in page_of(run, run).text
 
 
@@ -194,9 +179,7 @@ def test_a_mechanism_has_one_colour_on_every_page():
     light, dark = (re.findall(r"--c\d: (#\w{6})", part) for part in sheet.split("prefers-color-scheme: dark"))
     assert (tuple(light), tuple(dark)) == (ON_LIGHT, ON_DARK)
     assert len(set(MECHANISM_SLOTS.values())) == len(MECHANISM_SLOTS)
-    alone, beside = (
-        report_page(runs) for runs in ([make_run("dp_fedavg")], [make_run("mppfl"), make_run("dp_fedavg")])
-    )
-    for text in (alone, beside):
+    for beside in ([], [make_run("mppfl")]):
+        text = report_page([*beside, make_run("dp_fedavg")])
         curve = re.search(r"<title>dp_fedavg</title><path class=\"curve\" style=\"stroke:var\(--c(\d)\)", text)
         assert int(curve[1]) == MECHANISM_SLOTS["dp_fedavg"]
