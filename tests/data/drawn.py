@@ -1,7 +1,5 @@
 """Small data sets of our own drawing, in the form of the official files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

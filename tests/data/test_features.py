@@ -1,13 +1,12 @@
 """Fixed features depend on one picture alone, have length 1, and are what slow loops over its pixels say; whitening."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
 from mppfl.data import (
     FEATURES,
@@ -28,8 +27,6 @@ from mppfl.data import (
     whitening_of,
 )
 from mppfl.errors import BadInput
-
-approx = pytest.approx
 
 
 def dataset(train, test=None, mean=None):

@@ -1,7 +1,5 @@
 """Every form of file gives back what was written into it; a damaged one is refused by its name."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The official files, read whole and verified. Needs MPPFL_DATA (docs/data-sets.md)."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

@@ -1,20 +1,17 @@
 """load_dataset finds a data set by name, verifies it, and says in one line what is missing or wrong."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
+from pytest import approx
 
 from mppfl.data import KNOWN, Dataset, Examples, find_files, load_dataset, model_inputs
 from mppfl.errors import BadFile, BadInput, MissingExtra, MppflError
 from tests.data.drawn import WAYS, draw, holds, small, written
 from tests.homes import home
-
-approx = pytest.approx
 
 
 @pytest.fixture(autouse=True)

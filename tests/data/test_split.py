@@ -1,19 +1,16 @@
 """Every training example has one owner, every client enough examples, and one stream gives one division."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
 import mppfl
 from mppfl.data import Dataset, Examples, client_data, load_dataset, split_dataset
 from mppfl.errors import BadInput
-
-approx = pytest.approx
 
 
 def dataset(labels, num_classes=None, users=None):

@@ -1,7 +1,5 @@
 """Small networks for the tests of leakage: friends pair by pair, and circles of friends drawn at random."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mppfl.network import graph_from_edges

@@ -1,7 +1,5 @@
 """Calibration on networks where the truth is planted, and the leak model's slopes and protection."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

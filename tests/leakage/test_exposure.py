@@ -1,7 +1,5 @@
 """Exposure in three columns: index, bound, level. Golden cases by hand, then what must hold for every network."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The field by probes agrees with the field by matrices, within the errors that it states itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prices that lower leakage: worked by hand, then what must hold for every game and every concave leak."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pytest import approx

@@ -1,7 +1,5 @@
 """Communities: blocks are found, results repeat, nobody is lost on the way down."""
 
-from __future__ import annotations
-
 import networkx as nx
 import numpy as np
 import pytest

@@ -1,18 +1,16 @@
 """Random networks: what every family promises, and what each looks like."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.network import random_graph
 
-approx = pytest.approx
 FAMILIES = ["erdos_renyi", "barabasi_albert", "watts_strogatz", "stochastic_block", "skewed"]
 FRIENDSHIPS = ["barabasi_albert", "watts_strogatz", "stochastic_block"]
 
@@ -32,22 +30,16 @@ def connected(graph):
 
 @settings(max_examples=40, deadline=None)
 @given(kind=st.sampled_from(FAMILIES), num_clients=st.integers(8, 60), seed=st.integers(0, 2**32))
-def test_nobody_is_isolated_or_connected_to_oneself_and_no_edge_comes_twice(kind, num_clients, seed):
-    graph = draw(kind, num_clients, seed)
+def test_nobody_is_isolated_or_connected_to_oneself_no_edge_comes_twice_and_the_seed_decides(kind, num_clients, seed):
+    graph, again, other = (draw(kind, num_clients, number) for number in (seed, seed, seed + 1))
     assert graph.num_clients == num_clients
     assert (np.diff(graph.influence.indptr) >= 1).all()
     assert not graph.influence.diagonal().any()
     rows = np.repeat(np.arange(num_clients), np.diff(graph.influence.indptr))
     assert len(set(zip(rows.tolist(), graph.influence.indices.tolist(), strict=True))) == graph.num_edges
     assert graph.influence.sum(axis=1) == approx(np.ones(num_clients))
-
-
-@settings(max_examples=40, deadline=None)
-@given(kind=st.sampled_from(FAMILIES), seed=st.integers(0, 2**32))
-def test_the_same_seed_gives_the_same_graph_and_another_seed_another(kind, seed):
-    first, again, other = (draw(kind, 40, s) for s in (seed, seed, seed + 1))
-    assert (first.influence.toarray() == again.influence.toarray()).all()
-    assert (first.influence.toarray() != other.influence.toarray()).any()
+    assert (graph.influence.toarray() == again.influence.toarray()).all()
+    assert (graph.influence.toarray() != other.influence.toarray()).any()
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -81,14 +73,11 @@ def test_who_would_be_left_alone_draws_one_friend():
     assert graph.num_edges <= 2 * 40
 
 
-def test_the_third_client_joins_either_and_the_fourth_prefers_the_one_with_two_friends():
+def test_newcomers_prefer_those_with_many_friends_of_whom_a_few_become_hubs():
     # edges_each = 1: three clients make a path; the fourth draws from 4 edge ends, 2 of them the middle one's, so a
     # star comes up with chance 1/2. 600 seeds: deviation 0.0204; five of them: one failure in two million.
     stars = sum(connected(draw("barabasi_albert", 4, s, edges_each=1)).sum(axis=0).max() == 3 for s in range(600))
     assert stars / 600 == approx(0.5, abs=0.102)
-
-
-def test_newcomers_make_the_stated_number_of_friends_and_a_few_become_hubs():
     graph = draw("barabasi_albert", 3_000, edges_each=4, weights="ones")
     friends = np.diff(graph.influence.indptr)
     assert graph.num_edges == 2 * 4 * (3_000 - 4)
@@ -141,7 +130,7 @@ def test_a_skewed_network_has_exactly_the_edges_asked_for(num_clients, density, 
     assert not graph.influence.diagonal().any()
 
 
-def test_few_expose_many_and_few_are_exposed_by_many_in_a_skewed_network():
+def test_few_expose_many_and_few_are_exposed_by_many_unless_popularity_and_spread_are_nought():
     graph = draw("skewed", 20_000, num_edges=200_000)
     exposes = np.bincount(graph.influence.indices, minlength=20_000)
     exposed_by = np.sort(np.diff(graph.influence.indptr))[::-1]
@@ -149,11 +138,8 @@ def test_few_expose_many_and_few_are_exposed_by_many_in_a_skewed_network():
     assert exposes[popular].sum() > 0.2 * 200_000  # one in a hundred exposes more than a fifth
     assert exposed_by[:2_000].sum() > 0.25 * 200_000  # one in ten is exposed by more than a quarter
     assert popular.mean() == approx(10_000, abs=2_400)  # they stand anywhere: deviation 408
-
-
-def test_without_popularity_or_spread_a_skewed_network_is_even():
-    graph = draw("skewed", 2_000, num_edges=40_000, popularity=0.0, length_spread=0.0)
-    for degrees in (np.bincount(graph.influence.indices, minlength=2_000), np.diff(graph.influence.indptr)):
+    even = draw("skewed", 2_000, num_edges=40_000, popularity=0.0, length_spread=0.0)
+    for degrees in (np.bincount(even.influence.indices, minlength=2_000), np.diff(even.influence.indptr)):
         assert degrees.mean() == 20
         assert degrees.std() == approx(20**0.5, rel=0.15)  # as in independent draws
 

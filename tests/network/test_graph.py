@@ -1,18 +1,16 @@
 """SocialGraph: normalisation, recovery of the edges as given, isolated clients, refusals, description."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from pytest import approx
 
 from mppfl.errors import BadGraph, BadInput, UnknownClient
 from mppfl.network import graph_from_edges, graph_from_matrix
 
-approx = pytest.approx
 NO_WEIGHTS = [0.0, -1.0, np.nan, np.inf]
 
 # 0 is exposed by 1 (weight 1) and 2 (weight 3); 1 by 0 (2); 2 by 0 (1).

@@ -1,7 +1,5 @@
 """The layout: within the box, off each other, always the same, and friends stand together."""
 
-from __future__ import annotations
-
 import time
 
 import networkx as nx

@@ -1,7 +1,5 @@
 """Reading and writing graphs: golden files, refusals, random and damaged files, all routes to one graph."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
