@@ -1,7 +1,5 @@
 """Where a name lives today: a test that must change a constant beside a function finds its module by the function."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

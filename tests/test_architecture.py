@@ -1,7 +1,5 @@
 """One direction of imports (`LEFT_OF`), folders as interfaces, nothing heavy before its time."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Charts: every axis has a name and a unit; one description for the page, for a file and for a screen reader."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

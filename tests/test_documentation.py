@@ -1,7 +1,5 @@
 """The pages: they agree with the code, link to what is there, build into a site, and what they show runs."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The lock of a folder: one process at a time, whoever comes and goes, and nothing is left behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

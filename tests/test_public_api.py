@@ -1,7 +1,5 @@
 """The public names, listed so that a change is a decision."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 from collections.abc import Callable

@@ -9,19 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples.lastfm import experiment
 from examples.lastfm.__main__ import main
 from examples.lastfm.budgets import TrainingJob, arms_of, game_of_friends
 from examples.lastfm.choose import choose
 from examples.lastfm.data import hold_out, read_lastfm
-from examples.lastfm.experiment import (
-    SPLIT_STREAM,
-    TRUST_MODELS,
-    Settings,
-    World,
-    contributed,
-    run_experiment,
-    validation_users,
-)
 from examples.lastfm.page import as_json, page_of, verdict, write_figures
 from examples.lastfm.server import Constants, SumConstants, noiseless_scores, popularity_scores
 from pytest import approx
@@ -30,18 +22,20 @@ from mppfl.experiment import provenance_here
 from mppfl.privacy import epsilon
 from tests.cli.conftest import calling  # noqa: F401  (a fixture)
 
-QUICK = Settings(num_splits=2, budgets=(0.1, 100.0), hops=2, leak_draws=2, degree_groups=(1, 6), record_budget=4.0)
+QUICK = experiment.Settings(
+    num_splits=2, budgets=(0.1, 100.0), hops=2, leak_draws=2, degree_groups=(1, 6), record_budget=4.0
+)
 
 
 def one_split(listening, seed=0):
-    settings = Settings(num_splits=1, seed=seed)
-    splits = [hold_out(listening, 0.2, settings.stream(SPLIT_STREAM, 0))]
-    return World(listening, splits, ~validation_users(listening, settings), settings)
+    settings = experiment.Settings(num_splits=1, seed=seed)
+    splits = [hold_out(listening, 0.2, settings.stream(experiment.SPLIT_STREAM, 0))]
+    return experiment.World(listening, splits, ~experiment.validation_users(listening, settings), settings)
 
 
 @pytest.fixture(scope="module")
 def outcome(listening):
-    return run_experiment(listening, QUICK)
+    return experiment.run_experiment(listening, QUICK)
 
 
 def test_more_budget_recommends_better_and_every_score_states_the_epsilon_of_its_largest_budget(listening, outcome):
@@ -52,7 +46,7 @@ def test_more_budget_recommends_better_and_every_score_states_the_epsilon_of_its
             assert score.dp_epsilon == approx(epsilon(rho, QUICK.dp_delta))
     assert outcome.noiseless.ndcg > 1.3 * outcome.popularity.ndcg
     assert math.isinf(outcome.popularity.dp_epsilon)
-    assert validation_users(listening, QUICK).sum() == 24  # they are not scored
+    assert experiment.validation_users(listening, QUICK).sum() == 24  # they are not scored
     assert outcome.scored_users == 96
 
 
@@ -68,9 +62,9 @@ def test_arms_differ_in_budgets_and_weights_as_their_names_say(listening):
     assert arms["fixed at SA's mean"].budgets == approx(np.full(120, alone.mean()))
     # In a secure sum equal weights cost what the most careful gives.
     budgets = np.array([0.1, 1.0, 2.0, 0.0])
-    assert contributed(budgets, "noise_aware").tolist() == budgets.tolist()
-    assert contributed(budgets, "equal") == approx([0.1, 0.1, 0.1, 0])
-    assert contributed(budgets, "trimmed") == approx([0, 1.0, 1.0, 0])
+    assert experiment.contributed(budgets, "noise_aware").tolist() == budgets.tolist()
+    assert experiment.contributed(budgets, "equal") == approx([0.1, 0.1, 0.1, 0])
+    assert experiment.contributed(budgets, "trimmed") == approx([0, 1.0, 1.0, 0])
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(listening):
@@ -115,7 +109,7 @@ def test_the_page_needs_nothing_but_itself_and_says_what_the_figures_say(outcome
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", page)
     assert page.count("<svg viewBox") == 4
     assert "seeded noise protects no one" in page
-    for words in (*verdict(outcome), *TRUST_MODELS.values()):
+    for words in (*verdict(outcome), *experiment.TRUST_MODELS.values()):
         assert words.replace("'", "&#39;") in page
 
 
@@ -126,7 +120,7 @@ def test_without_an_audit_of_updates_page_verdict_and_figures_leave_it_out(liste
     assert len(verdict(without)) == len(verdict(outcome)) - 1
     assert as_json(without)["updates"] is None
     quick = replace(QUICK, num_splits=1, budgets=(1.0,), update_budgets=())
-    assert run_experiment(listening, quick).updates is None
+    assert experiment.run_experiment(listening, quick).updates is None
 
 
 def test_the_figures_hold_no_single_users_leak(outcome, tmp_path):

@@ -1,7 +1,5 @@
 """Accuracy round by round: means over seeds, and verdicts that follow from the second half of the rounds."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree as ET
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cells of the tables: which there are, in which order, and what decides them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, fields
 from itertools import groupby

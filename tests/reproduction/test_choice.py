@@ -6,15 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reproduction.cells import NOISELESS, Cell
-from reproduction.choice import (
-    CHOICE_ROUNDS,
-    VARIANTS,
-    choice_path,
-    missing_variants,
-    read_choice,
-    settings_of,
-    settle_choice,
-)
 from reproduction.settings import SETTINGS
 from reproduction.status import status
 from reproduction.store import read_trials
@@ -32,14 +23,11 @@ SETTING = replace(SETTINGS[NAME], num_train=160, num_test=20, batch_size=8, loca
 BEST = {"norm": "batch", "augmentation": "crop_and_flip"}
 
 
-def percent_of(setting):
-    return {"group": 30.0, "batch": 40.0}[setting.norm] + (10.0 if setting.augmentation != "none" else 0.0)
-
-
-def variant(setting, **changes):
+def variant(setting):
     """What a training of this variant would leave; nothing is trained: what is tested is the choice."""
+    percent = {"group": 30.0, "batch": 40.0}[setting.norm] + (10.0 if setting.augmentation != "none" else 0.0)
     examples = setting.num_rounds * setting.local_epochs * setting.num_train
-    return measured(NOISELESS, percent_of(setting), None, num_examples=examples, **changes)
+    return measured(NOISELESS, percent, None, num_examples=examples)
 
 
 def settled(folder, setting=SETTING, most=4):
@@ -50,24 +38,24 @@ def settled(folder, setting=SETTING, most=4):
         if len(asked) == most:
             return None
         asked.append((tried.norm, tried.augmentation))
-        assert tried.num_rounds == min(CHOICE_ROUNDS, setting.num_rounds)
+        assert tried.num_rounds == min(choice.CHOICE_ROUNDS, setting.num_rounds)
         return variant(tried)
 
-    return settle_choice(folder, setting, train, lambda line: None), asked
+    return choice.settle_choice(folder, setting, train, lambda line: None), asked
 
 
 def test_the_most_accurate_of_all_variants_is_chosen_for_its_data_set_and_none_is_trained_twice(tmp_path):
-    assert settled(tmp_path, most=3) == (None, list(VARIANTS[:3]))  # a choice among some is none, and goes on
-    assert read_choice(tmp_path, NAME)["chosen"] is None
-    assert settings_of(tmp_path) == SETTINGS
-    assert missing_variants(tmp_path, SETTING) == [VARIANTS[3]]
-    assert settled(tmp_path) == (replace(SETTING, **BEST), [VARIANTS[3]])
+    assert settled(tmp_path, most=3) == (None, list(choice.VARIANTS[:3]))  # a choice among some is none, and goes on
+    assert choice.read_choice(tmp_path, NAME)["chosen"] is None
+    assert choice.settings_of(tmp_path) == SETTINGS
+    assert choice.missing_variants(tmp_path, SETTING) == [choice.VARIANTS[3]]
+    assert settled(tmp_path) == (replace(SETTING, **BEST), [choice.VARIANTS[3]])
     assert settled(tmp_path) == (replace(SETTING, **BEST), [])
-    assert settled(tmp_path / "at once") == (replace(SETTING, **BEST), list(VARIANTS))
-    assert read_choice(tmp_path, NAME)["chosen"] == BEST
-    assert settings_of(tmp_path) == SETTINGS | {NAME: replace(SETTINGS[NAME], **BEST)}
-    assert missing_variants(tmp_path, SETTINGS["svhn"]) == list(VARIANTS)
-    assert missing_variants(tmp_path, SETTINGS["cifar-10"]) == []
+    assert settled(tmp_path / "at once") == (replace(SETTING, **BEST), list(choice.VARIANTS))
+    assert choice.read_choice(tmp_path, NAME)["chosen"] == BEST
+    assert choice.settings_of(tmp_path) == SETTINGS | {NAME: replace(SETTINGS[NAME], **BEST)}
+    assert choice.missing_variants(tmp_path, SETTINGS["svhn"]) == list(choice.VARIANTS)
+    assert choice.missing_variants(tmp_path, SETTINGS["cifar-10"]) == []
 
 
 def test_rehearsals_and_damaged_files_decide_nothing(tmp_path):
@@ -76,18 +64,18 @@ def test_rehearsals_and_damaged_files_decide_nothing(tmp_path):
         settled(tmp_path, replace(SETTING, num_rounds=3))
     with pytest.raises(BadInput, match="trained on 6400 examples, not 12800"):
         settled(tmp_path, replace(SETTING, num_train=320))
-    path = choice_path(tmp_path, NAME)
+    path = choice.choice_path(tmp_path, NAME)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"chosen": {"norm": "group", "augmentation": "none"}}))
     with pytest.raises(BadFile, match="is not what its variants say"):
-        settings_of(tmp_path)
+        choice.settings_of(tmp_path)
     unknown = content["variants"][0] | {"norm": "layer"}
     path.write_text(json.dumps(content | {"variants": [*content["variants"], unknown]}))
     with pytest.raises(BadFile, match="is no variant that is tried"):
-        read_choice(tmp_path, NAME)
+        choice.read_choice(tmp_path, NAME)
     path.write_text("{")
     with pytest.raises(BadFile, match="cannot be read as a choice"):
-        read_choice(tmp_path, NAME)
+        choice.read_choice(tmp_path, NAME)
 
 
 # ---- as a part of measuring ---------------------------------------------------------------------------------------
@@ -130,7 +118,7 @@ def test_what_is_open_is_chosen_before_the_unit_holds_for_every_cell_and_is_part
     assert left().variants == left().as_dict()["variants"] == {NAME: 1}
     assert run(tmp_path, at_most_arms=3).out_of_time
     assert left().variants == {}
-    tried = [(norm, augmentation, 40, ["noiseless/size"]) for norm, augmentation in VARIANTS]
+    tried = [(norm, augmentation, 40, ["noiseless/size"]) for norm, augmentation in choice.VARIANTS]
     assert trainings[:4] == tried
     assert all(training[:3] == ("batch", "crop_and_flip", 100) for training in trainings[4:])
     assert sum(len(training[3]) for training in trainings) == 6
@@ -145,7 +133,7 @@ def test_a_variant_is_really_trained(tmp_path, monkeypatch, trainings):
     monkeypatch.setattr(choice, "CHOICE_ROUNDS", 1)
     monkeypatch.setattr(batch, "trained", REALLY_TRAINED)
     assert run(tmp_path, at_most_arms=1).trained == 1
-    (row,) = read_choice(tmp_path, NAME)["variants"]
+    (row,) = choice.read_choice(tmp_path, NAME)["variants"]
     assert (row["norm"], row["augmentation"]) == ("group", "crop_and_flip")
     assert 0 <= row["accuracy"] <= 1
 
@@ -160,7 +148,7 @@ def test_a_variant_that_does_not_end_in_time_is_stopped_and_goes_on_later(tmp_pa
     monkeypatch.setattr(batch, "trained", stopped_at_its_deadline)
     assert run(tmp_path, minutes=5.0).out_of_time
     ((norm, deadline, name),) = given
-    assert norm == VARIANTS[0][0]
+    assert norm == choice.VARIANTS[0][0]
     assert np.isfinite(deadline)
     assert name.startswith("cifar-100-iid-n20-seed0-")
-    assert read_choice(tmp_path, NAME)["variants"] == []
+    assert choice.read_choice(tmp_path, NAME)["variants"] == []

@@ -1,7 +1,5 @@
 """Verdicts follow from numbers: those in the committed files, and others made up so that they come out otherwise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """python -m reproduction: cells and figures made again, and where that stands."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from reproduction.settings import SETTINGS
 from reproduction.store import add_arms, every_training
 
 from reproduction import __main__ as command
+from reproduction import game_figures
 from reproduction import measure as module
 from tests.reproduction.test_measure import NAME, SETTINGS_HERE, drawn
 from tests.reproduction.test_store import measured
@@ -90,9 +89,8 @@ def test_status_lists_every_cell_and_what_is_left_and_for_programs_is_one_object
 
 def test_status_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; from reproduction.__main__ import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--status"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    line = [sys.executable, "-c", code, "--status"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "cifar-10/iid/n20/seed0          measured" in done.stdout
 
@@ -119,9 +117,9 @@ def test_curves_are_the_cells_of_cifar_100_and_tables_have_theirs():
     assert Cell("svhn", "iid", 20, 4) in command._cells("all", [], 5)
 
 
-def test_a_figure_with_as_many_seeds_is_kept_and_more_seeds_replace_it(reproduce, tmp_path, monkeypatch):
-    from reproduction import game_figures
-
+def test_a_figure_is_one_file_kept_where_it_has_as_many_seeds_and_replaced_by_more(reproduce, tmp_path, monkeypatch):
+    assert "fig-cost" in reproduce("fig-cost", "--seeds", 1)[1]
+    assert [path.name for path in tmp_path.glob("*.json")] == ["fig-cost.json"]
     for name in ("PHI_ROUNDS", "SIZES"):
         monkeypatch.setattr(game_figures, name, getattr(game_figures, name)[:1])
     path = tmp_path / "fig-phi.json"
@@ -152,28 +150,19 @@ def test_a_file_is_no_folder(reproduce, tmp_path, arguments):
         assert err == f"error: --folder={str(folder)!r}: {here} is no folder. Name one, there or to be made.\n"
 
 
-def test_a_figure_of_the_game_is_one_file(reproduce, tmp_path):
-    code, out, _ = reproduce("fig-cost", "--seeds", "1")
-    assert code == 0
-    assert len(list(tmp_path.glob("*.json"))) == 1
-    assert "fig-cost" in out
-
-
-def test_the_results_are_a_page_too(reproduce, tmp_path):
-    results, page = ROOT / "reproduction" / "results", tmp_path / "paper.html"
+def test_the_results_are_a_page_too_which_needs_a_name_and_something_to_show(reproduce, tmp_path):
+    page, results = tmp_path / "paper.html", ROOT / "reproduction" / "results"
+    for name, message in {
+        "paper.pdf": "must end in .html",
+        ".": "is a directory",
+        "paper.html": "holds no results of the paper",
+    }.items():
+        code, _, err = reproduce("--page", tmp_path / name)
+        assert code == 1
+        assert message in err
+        assert not page.exists()
     code, out, _ = reproduce("--folder", results, "--page", page, "--json")
     assert (code, json.loads(out)["folder"]) == (0, str(results))
     text = page.read_text("utf-8")
     assert "Tables 1 and 2" in text
     assert "Accuracy round by round" in text
-
-
-@pytest.mark.parametrize(
-    ("page", "message"),
-    [("paper.pdf", "must end in .html"), (".", "is a directory"), ("paper.html", "holds no results of the paper")],
-)
-def test_a_page_needs_a_name_and_something_to_show(reproduce, tmp_path, page, message):
-    code, _, err = reproduce("--page", tmp_path / page)
-    assert code == 1
-    assert message in err
-    assert not (tmp_path / "paper.html").exists()

@@ -1,7 +1,5 @@
 """docs/reproduction.md and its charts are what the committed files make of them; the page is whole."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The figures of the game: what is played, with which ε, and what their files hold."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Cells are trained side by side, filed as soon as they are done, and never trained twice."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -14,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reproduction.batch import trained
 from reproduction.cells import ArmName, Case, Cell, arms_of, clients_of
 from reproduction.measure import measure, missing_arms
 from reproduction.settings import SETTINGS
@@ -235,9 +232,9 @@ def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(lines, monkeypat
     jobs = [(ArmName("social_agnostic", "noise_aware"), 1e-3)]
     if refused:
         with pytest.raises(BadInput, match=r"33 of the first 60 updates of social_agnostic.* hold NaN"):
-            trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
+            batch.trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
     else:
-        (row,) = trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
+        (row,) = batch.trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
         assert row.diverged == 10 * SETTING.num_rounds
         assert any("(10 diverged)" in line for line in lines)
 

@@ -1,7 +1,5 @@
 """Files of cells: whole, readable, and refused where they were measured otherwise."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

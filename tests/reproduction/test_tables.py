@@ -1,7 +1,5 @@
 """Tables 1 and 2, the paper's figures beside ours with a verdict; and which cells are still to be measured."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

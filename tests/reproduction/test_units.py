@@ -1,7 +1,5 @@
 """The unit is fixed once, on SA and IID, by trials that approach the paper's accuracy."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
