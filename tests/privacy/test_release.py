@@ -1,14 +1,16 @@
 """Releases: updates clipped, made noisy, and priced."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pytest import approx
-from scipy.stats import chi2
+from scipy.stats import chi2, norm
 
 from mppfl.errors import BadInput
 from mppfl.privacy import (
@@ -19,10 +21,13 @@ from mppfl.privacy import (
     grid_of,
     noisy_answer,
     privacy_mechanism,
+    release_on_device,
     release_updates,
     round_cost,
     std_with_grid,
 )
+from mppfl.privacy.ledger import PrivacyLedger
+from tests.tolerances import assert_float32_close
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
 CLIENT = privacy_mechanism("client")
@@ -114,6 +119,8 @@ def test_an_update_that_is_not_finite_is_refused_by_name(wrong):
     updates[1, 2] = wrong
     with pytest.raises(BadInput, match="client 'bob' holds NaN or infinity"):
         released(updates, [1.0, 1.0], clients=["ann", "bob"])
+    with pytest.raises(BadInput, match="The update of client 'c1' holds NaN or infinity and is not released"):
+        release_on_device(torch.from_numpy(updates), costs_of([1.0, 1.0], 3), 1.0, [0, 1])
     with pytest.raises(BadInput, match="example number 1"):
         clip_rows(updates, 1.0)
 
@@ -187,8 +194,11 @@ def test_lists_of_the_wrong_length_are_refused(changed):
 # ---- the cost of a round, before it happens ---------------------------------------------------------------------
 
 
+OF_ANN = {"client": "ann", "round_index": 3, "run": "test"}
+
+
 def price(mechanism, budget, noise, num_parameters=40, **changed):
-    asked = {"clip_norm": 1.0, "work": WORK, "client": "ann", "round_index": 3, "run": "test"} | changed
+    asked = {"clip_norm": 1.0, "work": WORK, **OF_ANN} | changed
     return round_cost(mechanism, budget, noise=noise, num_parameters=num_parameters, **asked)
 
 
@@ -205,9 +215,8 @@ def test_the_cost_of_an_update_is_known_exactly_before_it_is_made(mechanism, noi
 @pytest.mark.parametrize(("name", "num_answers"), [("full_batch", 1), ("full_batch_steps", 9), ("dpsgd_shuffle", 20)])
 def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, num_answers, noise, budget):
     mechanism, rng = MECHANISMS[name], np.random.default_rng(1)
-    asked = {"client": "ann", "round_index": 3, "run": "test"}
     answers = [
-        noisy_answer(np.ones(40), budget, mechanism, 1.0, WORK, noise, rng, **asked)[1] for _ in range(num_answers)
+        noisy_answer(np.ones(40), budget, mechanism, 1.0, WORK, noise, rng, **OF_ANN)[1] for _ in range(num_answers)
     ]
     before, queries = price(mechanism, budget, noise), mechanism.queries(WORK)
     assert before.budget == before.worst_case_budget == budget
@@ -220,7 +229,7 @@ def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, num_answer
 @pytest.mark.parametrize("noise", NOISE_KINDS)
 def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
     poisson, rng = MECHANISMS["dpsgd_poisson"], np.random.default_rng(1)
-    asked = {"noise_multiplier": 1.5, "client": "ann", "round_index": 3, "run": "test"}
+    asked = {"noise_multiplier": 1.5, **OF_ANN}
     answers = [noisy_answer(np.ones(40), None, poisson, 1.0, WORK, noise, rng, **asked)[1] for _ in range(20)]
     before = price(poisson, None, noise, noise_multiplier=1.5)
     assert (before.budget, before.worst_case_budget) == (None, None)
@@ -234,8 +243,6 @@ def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
 @pytest.mark.parametrize("noise", NOISE_KINDS)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_rounds_cost_can_be_reserved_as_it_is(name, noise):
-    from mppfl.privacy.ledger import PrivacyLedger
-
     poisson = name == "dpsgd_poisson"
     paid = price(MECHANISMS[name], None if poisson else 0.5, noise, noise_multiplier=2.0 if poisson else None)
     with PrivacyLedger.in_memory() as ledger:
@@ -247,28 +254,134 @@ def test_every_rounds_cost_can_be_reserved_as_it_is(name, noise):
     assert event["noise_kind"] == noise
 
 
+POISSON = MECHANISMS["dpsgd_poisson"]
+
+
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("mechanism", "budget", "noise", "changed", "says"),
     [
-        (lambda: price(CLIENT, 0.0, "gaussian"), "client 'ann' cannot be met"),
-        (lambda: price(CLIENT, math.nan, "gaussian"), "client 'ann' cannot be met"),
-        (lambda: price(CLIENT, None, "gaussian"), "a budget alone"),
-        (lambda: price(CLIENT, 1.0, "gaussian", noise_multiplier=1.0), "a budget alone"),
-        (lambda: price(CLIENT, 1.0, "white"), "'white' is not known"),
-        (lambda: price(CLIENT, 1.0, "gaussian", num_parameters=0), "num_parameters=0"),
-        (lambda: price(CLIENT, 1.0, "gaussian", clip_norm=-1.0), "clip_norm=-1"),
-        (lambda: price(CLIENT, 1e40, "gaussian"), "too little for a grid"),
-        (lambda: price(MECHANISMS["dpsgd_poisson"], None, "gaussian", noise_multiplier=1e-20), "too little for a grid"),
-        (lambda: price(MECHANISMS["dpsgd_poisson"], 1.0, "gaussian"), "noise_multiplier alone"),
+        (CLIENT, 0.0, "gaussian", {}, "client 'ann' cannot be met"),
+        (CLIENT, math.nan, "gaussian", {}, "client 'ann' cannot be met"),
+        (CLIENT, None, "gaussian", {}, "a budget alone"),
+        (CLIENT, 1.0, "gaussian", {"noise_multiplier": 1.0}, "a budget alone"),
+        (CLIENT, 1.0, "white", {}, "'white' is not known"),
+        (CLIENT, 1.0, "gaussian", {"num_parameters": 0}, "num_parameters=0"),
+        (CLIENT, 1.0, "gaussian", {"clip_norm": -1.0}, "clip_norm=-1"),
+        (CLIENT, 1e40, "gaussian", {}, "too little for a grid"),
+        (POISSON, None, "gaussian", {"noise_multiplier": 1e-20}, "too little for a grid"),
+        (POISSON, 1.0, "gaussian", {}, "noise_multiplier alone"),
         (
-            lambda: price(
-                MECHANISMS["dpsgd_poisson"], None, "seeded", noise_multiplier=1.0, work=LocalWork(5, batch_size=6)
-            ),
+            *(POISSON, None, "seeded", {"noise_multiplier": 1.0, "work": LocalWork(5, batch_size=6)}),
             "batch_size=6 is more than num_examples=5",
         ),
     ],
 )
-def test_a_round_that_cannot_be_is_refused_before_it_starts(wrong, says):
+def test_a_round_that_cannot_be_is_refused_before_it_starts(mechanism, budget, noise, changed, says):
     with pytest.raises(BadInput, match=says) as refused:
-        wrong()
+        price(mechanism, budget, noise, **changed)
     assert "\n" not in str(refused.value)
+
+
+# ---- a stack of updates released where it lies: the same promises, on tensors ------------------------------------
+
+
+def costs_of(budgets, num_parameters, mechanism=CLIENT, noise="seeded", **changed):
+    return [
+        price(mechanism, budget, noise, num_parameters, client=f"c{k}", **changed) for k, budget in enumerate(budgets)
+    ]
+
+
+def lengths(rows):
+    return torch.linalg.vector_norm(rows.double(), dim=1)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.float64]), st.floats(-20, 20), st.floats(1e-3, 1e3))
+def test_no_released_row_is_longer_than_the_clip_norm(seed, dtype, exponent, clip_norm):
+    rng = np.random.default_rng(seed)
+    rows = torch.from_numpy(rng.standard_normal((6, 40)) * clip_norm * 10.0**exponent).to(dtype)
+    costs = costs_of([np.inf] * 6, 40, clip_norm=clip_norm)
+    out, clipped = release_on_device(rows, costs, clip_norm, range(6))
+    assert (lengths(out) <= clip_norm).all()
+    assert clipped.tolist() == (lengths(rows) > clip_norm).tolist()
+    assert out.dtype == dtype
+    assert torch.equal(out[~clipped], rows[~clipped])  # short rows are left, not stretched
+    torch.testing.assert_close(
+        out.double() / lengths(out)[:, None], rows.double() / lengths(rows)[:, None], rtol=0, atol=1e-5
+    )
+
+
+def test_rows_near_the_end_of_float32_are_shortened_as_well():
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy((rng.uniform(0.5, 1.0, (50, 4000)) * 3e38).astype(np.float32))
+    out, _ = release_on_device(rows, costs_of([np.inf] * 50, 4000), 1.0, range(50))
+    assert (lengths(out) <= 1.0).all()
+
+
+@pytest.mark.parametrize("name", ["paper", "client"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_row_gets_the_noise_its_cost_states(name, dtype):
+    size = 60_000
+    costs = costs_of([0.02, 0.5, 8.0, np.inf], size, privacy_mechanism(name))
+    rows = torch.full((4, size), 0.5 / np.sqrt(size), dtype=dtype)
+    out, _ = release_on_device(rows, costs, 1.0, [3, 4, 5, 6])
+    noise = (out.double() - rows.double()).numpy()
+    low, high = chi2.ppf([FALSE_ALARM / 6, 1 - FALSE_ALARM / 6], size)
+    for row, cost in zip(noise[:3], costs[:3], strict=True):
+        assert low <= (row / cost.noise_std) @ (row / cost.noise_std) <= high
+        assert abs(row.mean()) <= norm.ppf(1 - FALSE_ALARM / 6) * cost.noise_std / np.sqrt(size)
+    assert torch.equal(out[3], rows[3])  # an infinite budget buys no noise
+    correlations = [
+        a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in ((noise[0], noise[1]), (noise[1], noise[2]))
+    ]
+    assert np.abs(correlations).max() <= norm.ppf(1 - FALSE_ALARM / 4) / np.sqrt(size)
+
+
+def test_without_noise_it_releases_what_release_does_at_the_same_cost():
+    rows = np.random.default_rng(1).standard_normal((3, 30)).astype(np.float32)
+    rows[1] *= 1e-3
+    costs = costs_of([np.inf] * 3, 30)
+    plain = released(rows, [np.inf] * 3, noise="seeded", clients=["c0", "c1", "c2"])
+    on_device, clipped = release_on_device(torch.from_numpy(rows), costs, 1.0, [0, 1, 2])
+    for row, expected in zip(on_device.numpy(), plain.updates, strict=True):
+        assert_float32_close(row, expected, steps=4)
+    np.testing.assert_array_equal(clipped.numpy(), plain.clipped)
+    assert tuple(costs) == plain.costs
+
+
+@settings(deadline=None)
+@given(st.floats(1e-3, 1e3), st.sampled_from(["paper", "client"]))
+def test_the_noise_of_the_cost_is_the_noise_of_the_budget(budget, name):
+    mechanism = privacy_mechanism(name)
+    (cost,) = costs_of([budget], 10, mechanism)
+    out, _ = release_on_device(torch.zeros((1, 10), dtype=torch.float64), [cost], 1.0, [7])
+    unit, _ = release_on_device(torch.zeros((1, 10), dtype=torch.float64), [replace(cost, noise_std=1.0)], 1.0, [7])
+    torch.testing.assert_close(out, unit * mechanism.noise_std(budget, 1.0, WORK), rtol=1e-9, atol=0)
+
+
+def test_the_same_seed_gives_the_same_noise_and_another_seed_another():
+    rows, costs = torch.zeros((3, 20)), costs_of([1.0] * 3, 20)
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    first, _ = release_on_device(rows, costs, 1.0, [5, 5, 6])
+    assert torch.equal(torch.rand(2), expected)  # the global generator is not touched
+    alone, _ = release_on_device(rows[1:2], costs[1:2], 1.0, [5])
+    assert torch.equal(first[0], first[1])
+    assert torch.equal(first[1], alone[0])  # whoever else is in the stack
+    assert not torch.equal(first[0], first[2])
+    assert not rows.any()  # what came in stays as it was
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "discrete"])
+def test_noise_that_is_to_protect_is_not_drawn_on_a_device(kind):
+    costs = costs_of([1.0, 1.0], 8)
+    costs[1] = costs_of([1.0], 8, noise=kind)[0]
+    with pytest.raises(BadInput, match=f"noise '{kind}' is not drawn on a device; use mppfl.privacy.release"):
+        release_on_device(torch.zeros((2, 8)), costs, 1.0, [0, 1])
+
+
+def test_every_row_needs_a_cost_and_a_seed():
+    for num_costs, num_seeds in ((1, 2), (2, 1), (3, 2)):
+        with pytest.raises(BadInput, match=f"2 updates came with {num_costs} costs and {num_seeds} seeds"):
+            release_on_device(torch.zeros((2, 8)), costs_of([1.0] * num_costs, 8), 1.0, range(num_seeds))
