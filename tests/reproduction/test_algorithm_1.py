@@ -1,14 +1,14 @@
-"""Algorithm 1, solved and to the letter."""
+"""Algorithm 1, solved and to the letter; what else is wrong with it, examples/corrections prints and docs show."""
 
 import numpy as np
 import pytest
 from pytest import approx
 from reproduction.algorithm_1 import fixed_point_trace, lemma_1_right_side
-from reproduction.paper_equations import poa_as_in_paper, poa_bound_of_theorem_3
+from reproduction.paper_equations import poa_bound_of_theorem_3
 
 import mppfl
-from mppfl.game import equilibrium_response, price_of_anarchy, social_optimum, welfare
-from tests.game.games import paper_scale_game, three_cycle, two_friends
+from mppfl.game import equilibrium_response
+from tests.game.games import paper_scale_game, two_friends
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -27,44 +27,17 @@ def test_with_the_rate_solved_in_every_sweep_it_reaches_the_equilibrium_and_to_t
     trace = fixed_point_trace(game, threshold=1e-13)
     assert trace.budgets == approx(terms.budgets, abs=1e-9)
     assert trace.reward_rates[-1] == approx(terms.reward_rate, abs=1e-9)
-    assert trace.external_risk[-1] == approx(game.propagation @ terms.budgets / game.num_clients, abs=1e-10)
-
-
-def test_the_rate_step_of_the_letter_has_a_slope_below_minus_one_at_the_equilibrium():
-    game = paper_scale_game(4)
-    terms = mppfl.solve(game).terms(1)
     risk = game.propagation @ terms.budgets / game.num_clients
+    assert trace.external_risk[-1] == approx(risk, abs=1e-10)
     assert lemma_1_right_side(game, 1, terms.reward_rate, risk) == approx(terms.reward_rate)
-    step = 1e-6
-    slope = (
-        lemma_1_right_side(game, 1, terms.reward_rate + step, risk)
-        - lemma_1_right_side(game, 1, terms.reward_rate - step, risk)
-    ) / (2 * step)
-    assert slope < -1
 
 
-def test_the_trace_keeps_every_sweep_and_even_the_solved_version_diverges_on_the_three_cycle():
+def test_the_trace_keeps_every_sweep():
     trace = fixed_point_trace(two_friends(), threshold=1e-9)
     assert trace.external_risk.shape == (trace.num_sweeps, 2)
     assert len(trace.reward_rates) == trace.num_sweeps
-    assert not fixed_point_trace(three_cycle(), threshold=1e-6, max_sweeps=200).converged
     with pytest.raises(mppfl.BadInput):
         fixed_point_trace(two_friends(), threshold=-1.0)
-
-
-def test_the_papers_expression_tends_to_one_whatever_the_network_does():
-    game = paper_scale_game(3, num_clients=20, preset="benign", externality_strength=0.1)
-    apart = []
-    for threshold in (1e-2, 1e-4, 1e-8):
-        trace = fixed_point_trace(game, threshold=threshold)
-        before = trace.external_risk[-2] if trace.num_sweeps > 1 else np.zeros(20)
-        apart.append(abs(poa_as_in_paper(game, trace.reward_rates[-1], trace.budgets, before) - 1))
-    assert apart[0] > apart[1] > apart[2]
-    assert apart[2] < 1e-6
-    truth = price_of_anarchy(
-        social_optimum(game, trace.reward_rates[-1]).welfare, welfare(game, trace.reward_rates[-1], trace.budgets)
-    )
-    assert truth > 1.01
 
 
 def test_theorem_3_is_empty_at_the_papers_scale_and_meaningless_past_its_range():

@@ -70,27 +70,21 @@ def test_drops_and_order_decide_the_verdict_and_a_miss_is_reported_as_one(tmp_pa
     assert row.verdict == verdict
 
 
-def test_seeds_give_a_mean_and_a_spread_that_one_without_all_judged_arms_does_not_blur(tmp_path):
+def test_seeds_give_a_mean_and_a_spread_and_only_those_with_all_judged_arms_are_compared(tmp_path):
     fill(tmp_path, SKEWED, 60.0, 59.0, 40.0)
     fill(tmp_path, skewed(1), 62.0, 61.0, 42.0)
     add(tmp_path, skewed(2), "social_agnostic", 10.0)
     figure = row_of(tmp_path, SKEWED).ours["social_agnostic"]
     assert (figure.mean, figure.spread, figure.seeds) == (approx(61.0), approx(2**0.5), 2)
     assert "61.00 ± 1.41 / 62.44" in tables_section(tmp_path)
-
-
-def test_means_that_only_rounding_tells_apart_are_equal(tmp_path):
-    for seed, (sa, mppfl) in enumerate([(88.15, 88.16), (86.70, 86.69)]):  # both 87.425
-        fill(tmp_path, skewed(seed), sa, mppfl, 60.0)
-    assert row_of(tmp_path, SKEWED).order_holds
-
-
-def test_a_drop_between_other_seeds_is_not_told(tmp_path):
-    add(tmp_path, SKEWED, "social_agnostic", 60.0)
-    add(tmp_path, skewed(1), "mppfl", 56.0)
-    row = row_of(tmp_path, SKEWED)
+    for seed, (sa, mppfl) in enumerate([(88.15, 88.16), (86.70, 86.69)]):  # both 87.425: only rounding parts them
+        fill(tmp_path / "alike", skewed(seed), sa, mppfl, 60.0)
+    assert row_of(tmp_path / "alike", SKEWED).order_holds
+    add(tmp_path / "apart", SKEWED, "social_agnostic", 60.0)
+    add(tmp_path / "apart", skewed(1), "mppfl", 56.0)
+    row = row_of(tmp_path / "apart", SKEWED)
     assert (list(row.ours), list(row.paired)) == (["social_agnostic", "mppfl"], ["social_agnostic"])
-    assert "| – / 0.02 |" in tables_section(tmp_path)
+    assert "| – / 0.02 |" in tables_section(tmp_path / "apart")  # a drop between other seeds is not told
 
 
 def test_the_cell_that_fixed_the_unit_is_not_counted(tmp_path):
