@@ -127,19 +127,10 @@ def test_a_network_small_enough_for_a_matrix_is_never_estimated(monkeypatch, dia
 
 
 def test_parallel_products_equal_scipys(monkeypatch):
-    graph = random_network(4, size=200, density=0.2)
-    rng = np.random.default_rng(0)
+    graph, rng = random_network(4, size=200, density=0.2), np.random.default_rng(0)
     monkeypatch.setattr(home(times), "PARALLEL_ABOVE", 0)
     for x in (rng.normal(size=200), rng.normal(size=(200, 2))):
         assert times(graph.influence, x) == approx(graph.influence @ x, abs=1e-14)
-
-
-def test_attribution_names_every_source_and_hop():
-    # 0 is exposed by 1, and 1 by 2: hop 1 brings W_01 ρ_1 = 3, hop 2 brings λ W_01 W_12 ρ_2 = .5·7.
-    graph = graph_from_edges(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
-    terms = exposure_sources(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
-    assert (terms.sources.tolist(), terms.hops.tolist()) == ([2, 1], [2, 1])
-    assert terms.amounts == approx([3.5, 3.0])
 
 
 @settings(max_examples=30, deadline=None)
@@ -155,10 +146,16 @@ def test_attribution_adds_up_to_the_external_risk(seed, hops):
         assert (np.diff(terms.amounts) <= 0).all()
 
 
-@pytest.mark.parametrize(("hops", "decay"), [(0, 0.5), (2, 0.0), (2, 1.0), (2, float("nan")), (1.5, 0.5)])
-def test_impossible_hops_and_decays_are_refused(hops, decay):
-    with pytest.raises(BadInput, match="must"):
-        propagate(random_network(0), hops, decay)
+def test_attribution_names_every_source_and_hop_and_of_equally_strong_walks_the_first_is_taken():
+    # 0 is exposed by 1, and 1 by 2: hop 1 brings W_01 ρ_1 = 3, hop 2 brings λ W_01 W_12 ρ_2 = .5·7.
+    graph = graph_from_edges(np.array([1, 2]), np.array([0, 1]), isolated="keep", num_clients=3)
+    terms = exposure_sources(propagate(graph, 4, 0.5), 0, np.array([1.0, 3.0, 7.0]))
+    assert (terms.sources.tolist(), terms.hops.tolist()) == ([2, 1], [2, 1])
+    assert terms.amounts == approx([3.5, 3.0])
+    # 3 exposes 1 and 2, both of whom expose 0: two walks of one strength, λ · 1/2 · 1.
+    graph = graph_from_edges(np.array([1, 2, 3, 3]), np.array([0, 0, 1, 2]), isolated="keep")
+    (walk,) = strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(4), [3])
+    assert (walk.clients, walk.amount) == ((3, 1, 0), 0.25)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +169,11 @@ def test_impossible_hops_and_decays_are_refused(hops, decay):
         (partial(strongest_walks, sources=[2]), 0, [1.0, 1.0], "client=2 must be a position from 0 to 1"),
     ],
 )
-def test_attribution_and_walks_refuse_what_are_no_budgets_or_clients(call, client, budgets, said):
+def test_impossible_hops_decays_budgets_and_clients_are_refused(call, client, budgets, said):
     graph = graph_from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    for hops, decay in [(0, 0.5), (2, 0.0), (2, 1.0), (2, float("nan")), (1.5, 0.5)]:
+        with pytest.raises(BadInput, match="must"):
+            propagate(graph, hops, decay)
     with pytest.raises(BadInput, match=re.escape(said)):
         call(propagate(graph), client, np.array(budgets))
 
@@ -226,11 +226,3 @@ def test_no_walk_is_stronger_than_the_one_found_and_it_is_a_part_of_what_its_sou
                 assert amounts[walk.clients] * budgets[source] == approx(walk.amount)
                 assert walk.amount <= totals[source] * (1 + 1e-12)
                 assert 1 <= walk.hops <= propagation.max_hops
-
-
-def test_of_equally_strong_walks_the_first_by_position_is_taken():
-    # 3 exposes 1 and 2, both of whom expose 0: two walks of one strength.
-    graph = graph_from_edges(np.array([1, 2, 3, 3]), np.array([0, 0, 1, 2]), isolated="keep")
-    (walk,) = strongest_walks(propagate(graph, 2, 0.5), 0, np.ones(4), [3])
-    assert walk.clients == (3, 1, 0)
-    assert walk.amount == 0.25  # λ · 1/2 · 1
