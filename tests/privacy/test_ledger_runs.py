@@ -7,22 +7,12 @@ import pytest
 
 from mppfl.errors import BadInput
 from mppfl.privacy.ledger import PrivacyLedger
-from mppfl.training import (
-    TrainingConfig,
-    TrainingJob,
-    checkpoint_after,
-    history_of,
-    make_model,
-    train_rounds,
-    training_key,
-)
+from mppfl.training import TrainingConfig, train_rounds
 from tests.privacy.test_ledger import cost
-from tests.privacy.test_ledger_changes import edited
-from tests.training.trainings import pictures, plan_with
+from tests.privacy.test_ledger_files import edited
+from tests.training.trainings import QUICK, pictures, plan_with, softmax_on
 
 DATA, PLAN = pictures(), plan_with((0.5, 0.0, 2.0), 3)
-MODEL = make_model("softmax", DATA.input_shape, DATA.num_classes)
-QUICK = {"batch_size": 4, "local_epochs": 1, "learning_rate": 0.1, "clip_norm": 0.5, "seed": 1}
 
 
 @pytest.fixture
@@ -31,9 +21,9 @@ def ledger(tmp_path):
         yield opened
 
 
-def rounds(ledger, plan=PLAN, data=DATA, run="training", resume=None, **changed):
+def rounds(ledger, plan=PLAN, data=DATA, run="training", **changed):
     config = TrainingConfig(**{**QUICK, **changed})
-    return train_rounds(MODEL, data, plan, config, ledger=ledger, run=run, resume=resume)
+    return train_rounds(softmax_on(DATA), data, plan, config, ledger=ledger, run=run)
 
 
 @pytest.mark.parametrize("noise", ["seeded", "gaussian"])
@@ -66,17 +56,6 @@ def test_a_training_that_is_started_again_is_charged_once(ledger):
     again = list(rounds(ledger, engine="loop", evaluate_every=3))  # neither decides what is released
     np.testing.assert_allclose(first[-1].weights, again[-1].weights, atol=1e-6)
     assert (len(ledger), ledger.spent("0")) == (6, 1.5)
-
-
-def test_a_training_that_is_resumed_is_charged_once(ledger, tmp_path):
-    going = rounds(ledger)
-    records = [next(going), next(going)]
-    key = training_key(MODEL, TrainingJob("training", PLAN, DATA, TrainingConfig(**QUICK)))
-    kept = checkpoint_after(records[0], history_of(records[:1], DATA.num_clients), key)
-    with PrivacyLedger.open(tmp_path / "ledger.db") as another:  # round 2 was paid, and is computed again
-        assert [record.round_index for record in rounds(another, resume=kept)] == [2, 3]
-        assert (len(another), another.spent("0")) == (6, 1.5)
-        another.verify()
 
 
 def test_of_two_trainings_that_start_at_once_under_one_name_one_is_refused(ledger, tmp_path):

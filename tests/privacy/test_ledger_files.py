@@ -1,22 +1,29 @@
-"""The chain of a ledger runs through its caps and statuses, too."""
+"""The file of a ledger: what was changed by hand, cut short or damaged is noticed, and what is no ledger left alone."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import random
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mppfl.errors import BadFile, LedgerUnavailable, MppflError
 from mppfl.privacy.ledger import PrivacyLedger
-from tests.privacy.test_ledger import cost, refused_in_one_line
+from tests.privacy.test_ledger import cost
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "ledger.db"
+def refused_in_one_line(path, **how):
+    with pytest.raises(BadFile) as refused, PrivacyLedger.open(path, **how) as ledger:
+        ledger.verify()
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
 def edited(path, *edits):
@@ -43,6 +50,15 @@ def filled(path):
         ledger.mark_sent("run", 2, "ann")
         ledger.mark_sent("run", 3, "bob")
         assert ledger.verify() == 6
+    return path
+
+
+def filled_with_many(path):
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap("ann", 100.0, "record")
+        for round_index in range(1, 41):
+            ledger.reserve("run", round_index, [cost(f"client {number}") for number in range(20)])
+        ledger.store_upload("run", 1, "client 3", b"noisy")
     return path
 
 
@@ -107,6 +123,8 @@ def test_whatever_is_done_in_whatever_order_the_ledger_verifies(done):
         (["DELETE FROM changes"], "event 1 does not follow"),
         (["DELETE FROM changes WHERE id = 7"], "the ledger ends after 6 events"),
         (["DROP TABLE changes"], "is damaged"),
+        (["PRAGMA user_version=2"], "is a privacy ledger of version 2; this program reads version 3"),
+        (["PRAGMA user_version=4"], "is a privacy ledger of version 4; this program reads version 3"),
     ],
 )
 def test_edits_are_noticed(path, edits, says):
@@ -137,3 +155,74 @@ def test_a_zero_with_a_sign_is_a_zero(path, term):
     with PrivacyLedger.open(path) as ledger:
         ledger.reserve("run", 1, [cost("ann", **{term: -0.0})])
         assert ledger.verify() == 1
+
+
+# ---- files that are no ledger, and disks that are full ----------------------------------------------------------
+
+
+def test_foreign_files_are_refused_and_left_alone(tmp_path):
+    text, empty, other = tmp_path / "text.db", tmp_path / "empty.db", tmp_path / "other.db"
+    text.write_text("name,budget\n" * 100)
+    empty.touch()
+    edited(other, "CREATE TABLE events (id)")
+    for foreign, why in ((text, "is not a privacy ledger"), (empty, "is empty"), (other, "another program")):
+        before = foreign.read_bytes()
+        assert why in refused_in_one_line(foreign)
+        assert foreign.read_bytes() == before
+    assert "is not a file" in refused_in_one_line(tmp_path)
+    assert "Check the path" in refused_in_one_line(tmp_path / "nowhere" / "ledger.db")
+    assert "no such ledger" in refused_in_one_line(tmp_path / "missing.db", must_exist=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.db", "other.db", "text.db"]
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_ledger_is_refused(path, share):
+    content = filled_with_many(path).read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    refused_in_one_line(path)
+
+
+def test_damaged_bytes_are_noticed_or_harmless(path, tmp_path):
+    content, rng = filled_with_many(path).read_bytes(), random.Random(7)
+    with PrivacyLedger.open(path) as ledger:
+        spent = ledger.spent()
+    noticed: list[str] = []
+    for number in range(40):
+        damaged = bytearray(content)
+        place = rng.randrange(100, len(content))
+        damaged[place : place + 8] = rng.randbytes(8)
+        copy = tmp_path / f"{number}.db"
+        copy.write_bytes(damaged)
+        try:
+            with PrivacyLedger.open(copy) as ledger:
+                ledger.verify()
+                assert (ledger.spent() == spent).all()  # what was hit held nothing
+        except MppflError as error:
+            noticed.append(str(error))
+    assert len(noticed) > 20
+    assert not [line for line in noticed if "\n" in line]
+
+
+def test_a_full_disk_is_told_and_nothing_may_be_released(path):
+    with PrivacyLedger.open(path) as ledger:
+        pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+        ledger._connection.execute(f"PRAGMA max_page_count={pages + 4}")
+        with pytest.raises(LedgerUnavailable, match="the disk is full; nothing was recorded"):
+            ledger.reserve("run", 1, [cost(f"client {number}") for number in range(5000)])
+        assert (len(ledger), ledger.clients) == (0, ())
+        ledger.reserve("run", 1, [cost()])  # a small one still fits
+        assert ledger.verify() == 1
+
+
+def test_what_cannot_be_written_can_still_be_read(path):
+    with PrivacyLedger.open(filled(path), read_only=True) as ledger:
+        assert ledger.verify() == 6
+        with pytest.raises(BadFile, match="cannot be written to"):
+            ledger.reserve("run", 4, [cost()])
+    assert "no such ledger" in refused_in_one_line(path.with_name("none.db"), read_only=True)
+
+
+def test_a_file_without_permission_is_refused(path, monkeypatch):
+    filled(path)
+    monkeypatch.setattr(os, "access", lambda where, mode: mode != os.W_OK or Path(where) != path)
+    assert "Give write permission" in refused_in_one_line(path)
