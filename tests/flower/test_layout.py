@@ -69,11 +69,15 @@ def test_an_experiment_that_was_changed_is_not_run_with_nodes_that_go_by_the_old
     assert "\n" not in str(refused.value)
 
 
-def test_what_a_client_adds_of_its_own_and_absolute_paths_into_this_folder_are_fine(layout):
+def test_nodes_have_keys_of_their_own_and_keep_them_and_what_a_client_adds_when_made_again(layout):
+    assert len(set(json.loads(layout.keys.read_text()).values())) == 2
+    assert (layout.node(0) / "key").stat().st_mode & 0o077 == 0
     settings = layout.node(0) / "node.toml"
-    text = settings.read_text().replace('"ledger.sqlite"', f'"{layout.node(0) / "ledger.sqlite"}"')
+    text = settings.read_text().replace('"ledger.sqlite"', f'"{layout.node(0) / "ledger.sqlite"}"')  # also absolute
     settings.write_text(text + "cap_per_round = 0.1\n")
+    kept = {path: path.read_bytes() for path in layout.folder.rglob("*") if path.is_file()}
     assert made(layout) == ["0", "1"]
+    assert {path: path.read_bytes() for path in layout.folder.rglob("*") if path.is_file()} == kept
 
 
 def test_a_deployment_that_is_moved_takes_its_ledgers_and_its_experiment_with_it(layout, tmp_path):

@@ -224,27 +224,21 @@ def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that
     assert len(charged) == 1
 
 
-def test_evaluation_on_private_data_does_not_leave(node):
+def test_a_client_that_cannot_answer_says_so_and_not_why(tmp_path, node):
     app = ClientApp(mods=[PrivateUpload(10, node)])
 
     @app.evaluate()
     def evaluate(message, context):
         return Message(RecordDict(), reply_to=message)
 
-    assert ask(app, kind="evaluate").has_error()
-
-
-def test_a_client_that_cannot_answer_says_so_and_not_why(tmp_path, node):
+    assert ask(app, kind="evaluate").has_error()  # no evaluation on private data leaves
+    unpriced = sent(private_app(node), arrays=MODEL, config=ConfigRecord({}))
+    assert unpriced.has_error()  # a server that does not price gets nothing
+    assert dict(sent(private_app(node), **{WHO: ConfigRecord({})}).content[WHO]) == {"client": "ann"}  # only a name
     node.ledger.write_text("not a ledger")
     broken = ask(private_app(node))
     assert broken.has_error()
     assert str(tmp_path) not in str(broken.error)
-    unpriced = sent(private_app(node_in(tmp_path / "elsewhere")), arrays=MODEL, config=ConfigRecord({}))
-    assert unpriced.has_error()  # a server that does not price gets nothing
-
-
-def test_a_node_says_who_it_is_when_asked(node):
-    assert dict(sent(private_app(node), **{WHO: ConfigRecord({})}).content[WHO]) == {"client": "ann"}
 
 
 def test_node_settings_read_back_as_they_were_written(tmp_path):

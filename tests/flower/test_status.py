@@ -68,11 +68,6 @@ def lose_node(layout):
     shutil.rmtree(layout.node(1))
 
 
-def test_books_that_agree_end_with_0(ask):
-    code, _, facts = ask()
-    assert (code, facts["is_sound"]) == (0, True)
-
-
 @pytest.mark.parametrize(
     ("lose", "said"),
     [
