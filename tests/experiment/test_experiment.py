@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -26,9 +27,8 @@ def file(tmp_path):
     """Writes an experiment file and tells its path."""
 
     def written(text: str = "", name: str = "trial.toml") -> Path:
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
 
     return written
 
@@ -91,7 +91,7 @@ def test_tables_may_be_dictionaries_checked_as_the_file_is_and_numbers_those_of_
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"network": {"num_client": 10}}, "'network.num_client' is not known. Did you mean 'num_clients'?"),
         ({"training": {"clip_norm": "big"}}, 'training.clip_norm="big" must be a finite number or'),
@@ -100,10 +100,9 @@ def test_tables_may_be_dictionaries_checked_as_the_file_is_and_numbers_those_of_
         ({"seeds": [1.5]}, "seeds=[1.5] must be a list whose entries are each a whole number."),
     ],
 )
-def test_a_mistake_in_python_is_told_as_one_in_the_file(values, told):
-    with pytest.raises(BadInput) as refused:
+def test_a_mistake_in_python_is_told_as_one_in_the_file(values, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
         Experiment(**values)
-    assert told in str(refused.value)
 
 
 def test_an_experiment_is_shown_by_what_it_changes():

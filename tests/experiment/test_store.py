@@ -177,8 +177,12 @@ def test_runs_are_found_alone_or_side_by_side_in_the_order_they_were_saved(tmp_p
 # ---- the folder -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_keeps_runs_ledgers_and_the_experiment(tmp_path, undisturbed):
-    runs = run_experiment(small(), folder=tmp_path / "out")
+def test_a_folder_keeps_runs_ledgers_and_the_experiment_and_two_trainings_do_not_share_it(tmp_path, undisturbed):
+    def meanwhile(records):
+        with pytest.raises(MppflError, match="another training is at work there"):
+            run_experiment(small(), folder=tmp_path / "out", resume=True)
+
+    runs = run_experiment(small(), folder=tmp_path / "out", on_round=meanwhile)
     require_same(runs, undisturbed)
     require_same([load_run(path) for path in find_runs(tmp_path / "out")], runs)
     assert read_experiment(tmp_path / "out" / "experiment.toml") == small()
@@ -231,14 +235,6 @@ def test_a_folder_that_may_not_be_used_is_refused_before_any_work(tmp_path, monk
     told = "holds a training already|ledger.keep=false left no account|account of real releases"
     with pytest.raises(BadInput, match=told):
         run_experiment(chosen, folder=tmp_path / "out", **options)
-
-
-def test_two_trainings_do_not_share_a_folder(tmp_path):
-    def meanwhile(records):
-        with pytest.raises(MppflError, match="another training is at work there"):
-            run_experiment(small(), folder=tmp_path / "out", resume=True)
-
-    run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out", on_round=meanwhile)
 
 
 # ---- going on ---------------------------------------------------------------------------------------------------
