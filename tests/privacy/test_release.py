@@ -1,4 +1,4 @@
-"""Releases: updates clipped, made noisy, and priced."""
+"""Mechanisms and releases: updates clipped, made noisy, and priced."""
 
 import math
 from dataclasses import replace
@@ -23,6 +23,7 @@ from mppfl.privacy import (
     privacy_mechanism,
     release_on_device,
     release_updates,
+    require_budget,
     round_cost,
     std_with_grid,
 )
@@ -31,9 +32,46 @@ from tests.tolerances import assert_float32_close
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
 CLIENT = privacy_mechanism("client")
-UPDATE_LEVEL = ["paper", "client"]
-GRADIENT_LEVEL = ["full_batch", "full_batch_steps", "dpsgd_shuffle"]
 FALSE_ALARM = 1e-7
+ZCDP = [name for name, mechanism in MECHANISMS.items() if mechanism.is_zcdp]
+
+
+# ---- named mechanisms: which noise a budget buys ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ZCDP)
+@given(st.floats(1e-9, 1e9), st.floats(1e-3, 1e3))
+def test_noise_costs_the_budget_it_was_bought_with(name, budget, clip_norm):
+    mechanism = privacy_mechanism(name)
+    multiplier = mechanism.noise_std(budget, clip_norm, WORK) / mechanism.sensitivity(clip_norm, WORK)
+    assert mechanism.queries(WORK) / (2 * multiplier**2) == approx(budget)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(ZCDP))
+def test_every_budget_is_answered_or_refused(budget, name):
+    try:
+        std = privacy_mechanism(name).noise_std(budget, 1.0, WORK)
+    except BadInput:
+        return
+    assert std > 0 if math.isfinite(budget) else std == 0
+
+
+def test_mechanisms_adjacencies_clip_norms_and_budgets_that_cannot_be_are_refused():
+    with pytest.raises(BadInput, match="Known: paper"):
+        privacy_mechanism("magic")
+    with pytest.raises(BadInput, match="replace-one"):
+        privacy_mechanism("full_batch", "add-remove")
+    with pytest.raises(BadInput, match="calibrate it"):  # Poisson-sampled noise has no zCDP budget
+        privacy_mechanism("dpsgd_poisson").noise_std(0.5, 1.0, WORK)
+    for clip_norm in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(BadInput, match="clip_norm"):
+            CLIENT.noise_std(1.0, clip_norm, WORK)
+    for budget in (0, -1, math.nan, -math.inf, 1e-300, 1e300, 5e-324, "much", None):
+        with pytest.raises(BadInput, match="budget="):
+            require_budget(budget)
+
+
+# ---- one release --------------------------------------------------------------------------------------------------
 
 
 def released(updates, budgets, mechanism=CLIENT, noise="gaussian", **changed):
@@ -42,25 +80,16 @@ def released(updates, budgets, mechanism=CLIENT, noise="gaussian", **changed):
 
 
 @pytest.mark.parametrize("noise", NOISE_KINDS)
-@pytest.mark.parametrize("name", UPDATE_LEVEL)
-def test_a_released_update_carries_the_noise_its_budget_buys(name, noise):
+@pytest.mark.parametrize("name", ZCDP)
+def test_an_update_or_an_answer_carries_the_noise_that_its_share_of_the_budget_buys(name, noise):
     mechanism, size = privacy_mechanism(name), 100_000
-    got = released(np.zeros(size), 0.5, mechanism, noise)
-    (cost,) = got.costs
+    if mechanism.noise_on == "update":
+        release = released(np.zeros(size), 0.5, mechanism, noise)
+        answer, cost = release.updates, release.costs[0]
+    else:
+        answer, cost = noisy_answer(np.zeros(size), 0.5, mechanism, 1.0, WORK, noise, np.random.default_rng(6))
     low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], size)
-    assert low <= (got.updates / cost.noise_std) @ (got.updates / cost.noise_std) <= high
-    assert cost.noise_std >= mechanism.noise_std(0.5, 1.0, WORK)
-    if noise == "seeded":
-        assert cost.noise_std == approx(mechanism.noise_std(0.5, 1.0, WORK))
-
-
-@pytest.mark.parametrize("noise", NOISE_KINDS)
-@pytest.mark.parametrize("name", GRADIENT_LEVEL)
-def test_a_noisy_answer_carries_its_share_of_the_budget(name, noise):
-    mechanism, size = privacy_mechanism(name), 100_000
-    got, cost = noisy_answer(np.zeros(size), 0.5, mechanism, 1.0, WORK, noise, np.random.default_rng(6))
-    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], size)
-    assert low <= (got / cost.noise_std) @ (got / cost.noise_std) <= high
+    assert low <= (answer / cost.noise_std) @ (answer / cost.noise_std) <= high
     assert cost.budget * mechanism.queries(WORK) == approx(0.5)
     assert 1 / (2 * cost.noise_multiplier**2) == approx(cost.budget)
     moved = mechanism.sensitivity(1.0, WORK) + grid_of(cost.noise_std, noise) * math.sqrt(size)
