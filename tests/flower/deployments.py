@@ -15,26 +15,6 @@ from mppfl.privacy.ledger import PrivacyLedger
 
 PATIENCE = 420.0  # seconds: a busy machine starts a client in ten
 
-EXPERIMENT = """
-name = "flower-test"
-seed = 3
-mechanism = "{mechanism}"
-[network]
-num_clients = {num_clients}
-[game]
-num_rounds = {num_rounds}
-[data]
-name = "digits"
-[training]
-model = "linear"
-learning_rate = 1.0
-privacy = "{privacy}"
-clip_norm = 1.0
-noise = "gaussian"
-aggregation = "num_examples"
-{unit}
-"""
-
 # A client app whose node may misbehave, as a word in the file `mischief` beside its settings says.
 MISCHIEVOUS = """
 import time
@@ -80,19 +60,16 @@ def train(message, context):
 """
 
 
-def make_app(folder, num_clients, num_rounds, *, mechanism="mppfl", privacy="full_batch", unit="dp_epsilon = 4.0",
-             mischievous=False, round_seconds=600):  # fmt: skip
-    """An app with its nodes not made yet."""
+def make_app(folder, num_clients, num_rounds, *, noiseless=False, mischievous=False):
+    """The app of `deploy init`, with its nodes not made yet."""
     write_app(folder, num_clients, num_rounds)
-    text = EXPERIMENT.format(
-        num_clients=num_clients, num_rounds=num_rounds, mechanism=mechanism, privacy=privacy, unit=unit
-    )
-    (folder / "experiment.toml").write_text(text)
-    project = folder / "pyproject.toml"
-    project.write_text(project.read_text().replace("round-seconds = 600", f"round-seconds = {round_seconds}"))
+    layout = Layout(folder)
+    if noiseless:  # and without the bounds that nobody keeps without noise
+        text = layout.experiment.read_text().replace('mechanism = "mppfl"', 'mechanism = "noiseless"')
+        layout.experiment.write_text(text.replace("dp_epsilon = 4.0", "").replace("cap = 1.0", ""))
     if mischievous:
         (folder / "federation" / "client_app.py").write_text(MISCHIEVOUS)
-    return Layout(folder)
+    return layout
 
 
 class Deployment:

@@ -87,7 +87,7 @@ def test_a_killed_node_and_dishonest_ones_are_named_and_the_others_go_on(tmp_pat
         first = deployment.pids()["nodes"]["1"]
         # The launch has looked at the settings by now, and the app is not handed over yet.
         wrong.write_text(wrong.read_text().replace('client = "2"', 'client = "0"'))  # another's name with its own key
-        capped.write_text(capped.read_text() + "cap = 1e-12\n")
+        capped.write_text(capped.read_text().replace("cap = 1.0", "cap = 1e-12"))
         deployment.until(lambda: [event for event in events(layout, 1) if event["round_index"] == 2])
         os.killpg(first, signal.SIGKILL)  # its budget for round 2 is charged, its upload is not stored
         assert deployment.wait() == 0, deployment.said()
@@ -203,7 +203,7 @@ simulated = pytest.mark.skipif(
 
 @simulated
 def test_fifty_simulated_clients_run_the_same_app_and_without_noise_reach_the_same_model(tmp_path):
-    layout = make_app(tmp_path / "app", 50, 3, mechanism="noiseless", privacy="full_batch", unit="")
+    layout = make_app(tmp_path / "app", 50, 3, noiseless=True)
     state = deploy_local(layout.app, simulated=True)
     assert state.rounds_done == 3
     (run,) = run_experiment(read_experiment(layout.experiment))
@@ -214,7 +214,7 @@ def test_fifty_simulated_clients_run_the_same_app_and_without_noise_reach_the_sa
 
 @simulated
 def test_fifty_simulated_clients_with_noise_each_keep_an_account_that_agrees(tmp_path):
-    layout = make_app(tmp_path / "app", 50, 2, unit="dp_epsilon = 4.0")
+    layout = make_app(tmp_path / "app", 50, 2)
     deploy_local(layout.app, simulated=True)
     status = status_of(layout.app)
     assert (status.rounds_done, status.differences, status.ledgers_read) == (2, (), 50)
