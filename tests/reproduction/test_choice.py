@@ -11,9 +11,9 @@ from reproduction.status import status
 from reproduction.store import read_trials
 from reproduction.units import place_of_unit
 
-from mppfl.data import Dataset, Examples
 from mppfl.errors import BadFile, BadInput
 from reproduction import batch, choice, measure
+from tests.reproduction.test_measure import drawn
 from tests.reproduction.test_store import measured
 
 REALLY_TRAINED = batch.trained
@@ -84,13 +84,6 @@ def test_rehearsals_and_damaged_files_decide_nothing(tmp_path):
 @pytest.fixture
 def trainings(monkeypatch):
     """Drawn pictures, and trainings that take no time: (norm, augmentation, rounds, arms) of each batch."""
-
-    def pictures(size, seed):
-        rng = np.random.default_rng(seed)
-        return Examples(rng.integers(0, 255, (size, 32, 32, 3)).astype(np.uint8), np.arange(size) % 100)
-
-    names, half = tuple(f"c{k}" for k in range(100)), (0.5,) * 3
-    dataset = Dataset(NAME, pictures(160, 0), pictures(20, 1), 100, names, "drawn", half, half)
     asked = []
 
     def trained(case, jobs, *args, **options):
@@ -98,7 +91,7 @@ def trainings(monkeypatch):
         asked.append((setting.norm, setting.augmentation, setting.num_rounds, [str(arm) for arm, _ in jobs]))
         return [replace(variant(setting), arm=arm, unit=unit) for arm, unit in jobs]
 
-    monkeypatch.setattr(measure, "loaded", lambda setting, folder: dataset)
+    monkeypatch.setattr(measure, "loaded", lambda setting, folder: drawn(SETTING))
     monkeypatch.setattr(batch, "trained", trained)
     return asked
 

@@ -35,18 +35,18 @@ IID, SKEWED = Cell(NAME, "iid", 20, 0), Cell(NAME, "dir0.3", 20, 0)
 
 
 def drawn(setting=SETTING, folder=None):
-    """Pictures of ten classes, each a spot of light in a place of its own."""
-    rng = np.random.default_rng(0)
+    """Pictures of a setting's classes, each a spot of light in a place of its own."""
+    rng, (channels, *sides) = np.random.default_rng(0), setting.input_shape
 
     def part(size):
-        labels = np.arange(size) % 10
-        pictures = rng.integers(0, 60, (size, 28, 28, 1))
-        pictures[np.arange(size), 2 * labels, 2 * labels] = 255
+        labels = np.arange(size) % setting.num_classes
+        pictures = rng.integers(0, 60, (size, *sides, channels))
+        pictures[np.arange(size), 2 * (labels % 10), 2 * (labels // 10 + labels % 10) % 28] = 255
         return Examples(pictures.astype(np.uint8), labels)
 
-    return Dataset(
-        NAME, part(setting.num_train), part(setting.num_test), 10, tuple("abcdefghij"), "drawn", (0.1,), (0.1,)
-    )
+    names, tenths = tuple(map(str, range(setting.num_classes))), (0.1,) * channels
+    train, test = part(setting.num_train), part(setting.num_test)
+    return Dataset(setting.dataset, train, test, setting.num_classes, names, "drawn", tenths, tenths)
 
 
 @pytest.fixture
