@@ -13,24 +13,23 @@ from mppfl.data import Dataset, Examples, client_data, load_dataset, split_datas
 from mppfl.errors import BadInput
 
 
-def dataset(labels, num_classes=None, users=None):
+def dataset(labels, users=None):
     """Flat examples whose one feature is their row, so that it can be told who got which."""
     labels = np.asarray(labels, dtype=np.int64)
-    rows = np.arange(len(labels), dtype=np.float32)[:, None]
-    num_classes = num_classes or int(labels.max()) + 1
-    names = tuple(map(str, range(num_classes)))
-    test = Examples(rows[:2], labels[:2])
-    return Dataset("rows", Examples(rows, labels), test, num_classes, names, "drawn", (0.0,), (1.0,), users)
+    train = Examples(np.arange(len(labels), dtype=np.float32)[:, None], labels)
+    test = Examples(train.features[:2], labels[:2])
+    classes = tuple(map(str, range(int(labels.max()) + 1)))
+    return Dataset("rows", train, test, len(classes), classes, "drawn", (0.0,), (1.0,), users)
 
 
-def balanced(num_rows, num_classes=10):
-    return dataset(np.arange(num_rows) % num_classes)
+def balanced(num_rows):
+    return dataset(np.arange(num_rows) % 10)
 
 
-def two_circles(size=10):
-    """Two groups in which everyone knows everyone, joined by one edge."""
-    options = {"sizes": [size, size], "within": 1.0, "between": 0.01}
-    return mppfl.random_graph("stochastic_block", 2 * size, rng=np.random.default_rng(0), **options)
+def two_circles():
+    """Two groups of ten in which everyone knows everyone, joined by one edge."""
+    options = {"sizes": [10, 10], "within": 1.0, "between": 0.01}
+    return mppfl.random_graph("stochastic_block", 20, rng=np.random.default_rng(0), **options)
 
 
 def is_a_partition(data):
@@ -43,21 +42,16 @@ def is_a_partition(data):
 
 @st.composite
 def divisions(draw):
-    num_clients = draw(st.integers(1, 12))
-    min_examples = draw(st.integers(1, 6))
-    num_rows = num_clients * min_examples + draw(st.integers(0, 200))
-    num_rows = max(num_rows, 2)
-    labels = draw(st.lists(st.integers(0, draw(st.integers(0, 9))), min_size=num_rows, max_size=num_rows))
     how = draw(st.sampled_from(["iid", "dirichlet", "community"]))
+    num_clients, min_examples = draw(st.integers(2 if how == "community" else 1, 12)), draw(st.integers(1, 6))
+    num_rows = max(num_clients * min_examples + draw(st.integers(0, 200)), 2)
+    labels = draw(st.lists(st.integers(0, draw(st.integers(0, 9))), min_size=num_rows, max_size=num_rows))
     options = {"min_examples": min_examples, "concentration": draw(st.sampled_from([1e-8, 0.01, 0.3, 1.0, 1e5]))}
     if how == "iid":
         options["uneven"] = draw(st.sampled_from([0.0, 0.5, 3.0, 10.0]))
     if how == "community":
-        chosen = draw(st.integers(0, 1000))
-        num_clients = max(num_clients, 2)
-        options["min_examples"] = min(min_examples, num_rows // num_clients)
-        graph = mppfl.random_graph("erdos_renyi", num_clients, rng=np.random.default_rng(chosen))
-        options["graph"] = graph
+        rng = np.random.default_rng(draw(st.integers(0, 1000)))
+        options["graph"] = mppfl.random_graph("erdos_renyi", num_clients, rng=rng)
     return dataset(labels), how, num_clients, options, draw(st.integers(0, 2**32))
 
 
@@ -123,16 +117,15 @@ def test_examples_are_moved_where_no_draw_gives_everyone_enough_and_that_is_told
 
 def test_members_of_a_community_prefer_the_same_labels():
     graph = two_circles()
-    found = split_dataset(balanced(20_000), "community", graph=graph, rng=np.random.default_rng(0), concentration=0.3)
-    shares = np.array(
-        [np.bincount(found.of(client)[1], minlength=10) / found.num_examples[client] for client in range(20)]
-    )
+    data = split_dataset(balanced(20_000), "community", graph=graph, rng=np.random.default_rng(0), concentration=0.3)
+    counts = np.array([np.bincount(data.of(client)[1], minlength=10) for client in range(20)])
+    shares = counts / data.num_examples[:, None]
     apart = np.abs(shares[:, None] - shares[None]).sum(axis=2) / 2  # total variation between two clients
     same = np.arange(20)[:, None] // 10 == np.arange(20)[None] // 10
     assert apart[same].max() < 0.15
     assert apart[~same].min() > 0.4
-    assert found.split.startswith("2 communities, each with label preferences from Dirichlet(0.3)")
-    assert found.names == tuple(graph.name(i) for i in range(20))
+    assert data.split.startswith("2 communities, each with label preferences from Dirichlet(0.3)")
+    assert data.names == tuple(graph.name(i) for i in range(20))
 
 
 def test_a_natural_split_follows_the_graph_where_there_is_one():

@@ -1,9 +1,9 @@
 """The neighbour audit: never above the bound on trees, a broken release caught, nothing found where nothing is."""
 
-import itertools
 import math
 import os
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +25,19 @@ from mppfl.leakage import (
 from mppfl.network import SocialGraph, graph_from_edges
 from tests.leakage.networks import circles, drawn_friends, friends
 
+GROUP = np.arange(150) % 2  # of whom friends are mostly in the same
+
 
 def path(size: int) -> SocialGraph:
-    return graph_from_edges(np.arange(size - 1), np.arange(1, size), undirected=True)
+    return friends(*pairwise(range(size)))
 
 
 def all_states(tree: IsingTree) -> tuple[np.ndarray, np.ndarray]:
     """Every state and its probability, by enumeration."""
-    states = np.array(list(itertools.product([-1.0, 1.0], repeat=tree.graph.num_clients)))
+    states = np.array(list(product([-1.0, 1.0], repeat=tree.graph.num_clients)))
     energy = 0.5 * np.einsum("si,ij,sj->s", states, tree.couplings.toarray(), states) + states @ tree.fields
     weights = np.exp(energy - energy.max())
     return states, weights / weights.sum()
-
-
-def grouped(rng: np.random.Generator, size: int = 150) -> tuple[SocialGraph, np.ndarray]:
-    group = np.arange(size) % 2
-    return circles(rng, group, 0.12, 0.02), group
 
 
 def without_noise(attribute, budgets, clip_norm, rng):
@@ -88,11 +85,10 @@ def test_no_tree_leaks_more_than_its_bound() -> None:
         tree = random_ising_tree(8, rng, strongest=1.5)
         budgets = 10 ** rng.uniform(-2, 1, 8)
         # The chance that a sound mechanism fails is 1e-4 per tree, if means of 2,000 gains are normal.
-        found = audit_neighbour(
-            tree.graph, None, budgets, couplings=tree.couplings, fields=tree.fields, draws=2_000, rng=rng
-        )
-        assert found.verdict == "pass", found.details["failures"]
-        ratios.append(found.details["client_leak"].sum() / found.details["client_bound"].sum())
+        model = {"couplings": tree.couplings, "fields": tree.fields}
+        audit = audit_neighbour(tree.graph, None, budgets, draws=2_000, rng=rng, **model)
+        assert audit.verdict == "pass", audit.details["failures"]
+        ratios.append(audit.details["client_leak"].sum() / audit.details["client_bound"].sum())
     assert 0.1 < np.median(ratios) < 1.0
 
 
@@ -136,8 +132,8 @@ def test_a_release_with_too_little_noise_is_caught_on_a_tree_where_a_sound_one_p
 
 def test_an_attribute_of_friends_leaks_and_a_permuted_one_does_not() -> None:
     rng = np.random.default_rng(6)
-    graph, group = grouped(rng)
-    audit = audit_neighbour(graph, group, 0.3, rng=rng)
+    graph = circles(rng, GROUP, 0.12, 0.02)
+    audit = audit_neighbour(graph, GROUP, 0.3, rng=rng)
     details = audit.details
     assert (audit.verdict, audit.claimed) == ("no claim to test", None)
     assert set(details["attackers"]) == {"gaussian_field", "belief_propagation"}
@@ -145,21 +141,21 @@ def test_an_attribute_of_friends_leaks_and_a_permuted_one_does_not() -> None:
     assert details["interval"][0] > 0.1
     assert details["accuracy_interval"][0] > details["prior_accuracy"]
     assert abs(details["null_leak"]) < 5 * details["null_standard_error"] + 0.01
-    mixed = audit_neighbour(graph, rng.permutation(group), 0.3, attackers=("gaussian_field",), rng=rng)
+    mixed = audit_neighbour(graph, rng.permutation(GROUP), 0.3, attackers=("gaussian_field",), rng=rng)
     assert abs(mixed.measured) < 5 * mixed.details["standard_error"] + 0.01
     assert "no ranking" in mixed.details["ranking"]
 
 
 def test_without_a_model_a_release_without_noise_is_caught_and_the_silent_say_nothing() -> None:
     rng = np.random.default_rng(5)
-    graph, group = grouped(rng)
-    caught = audit_neighbour(graph, group, 0.1, release=without_noise, attackers=("gaussian_field",), rng=rng)
+    graph = circles(rng, GROUP, 0.12, 0.02)
+    caught = audit_neighbour(graph, GROUP, 0.1, release=without_noise, attackers=("gaussian_field",), rng=rng)
     assert caught.verdict == "fail"
     assert caught.details["release"]["clients_louder_than_budget"] == 150
     rng = np.random.default_rng(7)
-    graph, group = grouped(rng)
+    graph = circles(rng, GROUP, 0.12, 0.02)
     budgets = np.where(np.arange(150) < 2, 1e-6, 0.0)
-    silent = audit_neighbour(graph, group, budgets, rng=rng, attackers=("gaussian_field",))
+    silent = audit_neighbour(graph, GROUP, budgets, rng=rng, attackers=("gaussian_field",))
     assert abs(silent.measured) < 0.02
     assert silent.verdict == "no claim to test"
 
@@ -212,8 +208,8 @@ def test_on_email_the_gaussian_field_finds_twice_what_belief_propagation_finds()
     for one in rng.permutation(len(sizes)):  # departments one by one to the smaller half
         side[one] = float(totals[1] < totals[0])
         totals[int(side[one])] += sizes[one]
-    found = audit_neighbour(graph, side[department], 0.03, rng=rng)
-    levels = {name: each["leak"] for name, each in found.details["attackers"].items()}
+    audit = audit_neighbour(graph, side[department], 0.03, rng=rng)
+    levels = {name: attacker["leak"] for name, attacker in audit.details["attackers"].items()}
     assert levels["gaussian_field"] > 0.04
     assert levels["gaussian_field"] >= 2 * levels["belief_propagation"]
-    assert abs(found.details["null_leak"]) < 0.01
+    assert abs(audit.details["null_leak"]) < 0.01

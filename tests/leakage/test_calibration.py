@@ -13,6 +13,7 @@ from pytest import approx
 from mppfl.errors import BadFile, BadInput
 from mppfl.leakage import (
     Correlation,
+    FieldFit,
     calibrate,
     friend_slope_interval,
     homophily,
@@ -32,8 +33,6 @@ from tests.leakage.networks import circles, drawn_friends, friends
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from leakage import email_department, measured_table, priced_table
-
-homophily_module = home(Correlation)
 
 ROOT = Path(__file__).parents[2]
 NO_NUMBER = "must be name,value with a number as value. Leave out the line of a client whose value is not known."
@@ -107,7 +106,7 @@ def test_values_without_any_order_are_not_homophilous_and_not_ranked(villages):
 @pytest.mark.parametrize("sources", [150, 100])  # all of them, or some, so that some pairs are seen from one end alone
 def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeypatch):
     # Friends that resemble each other no more than strangers do: the truth is 0 at any distance.
-    monkeypatch.setattr(homophily_module, "SOURCES", sources)
+    monkeypatch.setattr(home(Correlation), "SOURCES", sources)
     graph = random_graph("watts_strogatz", 150, rng=np.random.default_rng(0))
     held = []
     for seed in range(200):
@@ -139,9 +138,8 @@ def test_values_outside_the_public_share_change_nothing(villages):
     public = public_part(signs, 0.4, np.random.default_rng(6))
     turned = np.where(public, signs, -signs)
     one, other = (calibrate(graph, v, rng=np.random.default_rng(6), public_share=0.4) for v in (signs, turned))
-    assert one.fit == other.fit
-    assert one.homophily == other.homophily
-    assert (one.by_field, one.index) == (other.by_field, other.index)
+    for name in ("fit", "homophily", "by_field", "index"):
+        assert getattr(one, name) == getattr(other, name)
 
 
 def test_the_least_wrong_index_is_the_one_that_made_the_leak_and_a_constant_ranks_nobody():
@@ -261,6 +259,52 @@ def test_protection_brings_the_leak_to_the_target_and_takes_little(small):
     assert protection.total < (1 - low) * np.delete(budgets, client).sum()
     with pytest.raises(BadInput, match="not below its level"):
         protect(model, budgets, 0, target=1.0)
+
+
+# ---- who leaks about whom, on networks too large for matrices ---------------------------------------------------
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """The same question answered by matrices and by probes, on four circles of friends and two who know nobody."""
+    graph = circles(np.random.default_rng(3), np.arange(240) % 4, 0.12, 0.006, num_clients=242)
+
+    def ask(budgets, **changes):
+        constants = {"beta": 6.0, "eta": 0.3, "rate": 0.4, "gain_per_client": 0.1, "friend_slope": 0.3}
+        fit = FieldFit(**{**constants, "friend_covariance": 0.05, "num_public": 99, **changes})
+        exact = who_leaks(graph, None, budgets, rng=np.random.default_rng(0), fit=fit)
+        with monkeypatch.context() as changed:
+            changed.setattr(home(who_leaks), "DENSE_LIMIT", 10)
+            return exact, who_leaks(graph, None, budgets, rng=np.random.default_rng(1), fit=fit)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("beta", "eta", "rho"), [(0.25, 0.3, 0.3), (2.0, 0.5, 0.03), (6.0, 0.3, 0.3), (12.0, 0.2, 3.0), (20.0, 0.1, 10.0)]
+)
+def test_levels_lie_within_their_stated_errors_whether_little_or_nearly_everything_is_told(both, beta, eta, rho):
+    budgets = rho * np.random.default_rng(1).lognormal(0, 1, 242)
+    exact, probed = both(budgets, beta=beta, eta=eta, friend_slope=0.0)  # the field alone decides
+    estimated = probed.error > 0
+    away = (probed.nats - exact.nats)[estimated] / probed.error[estimated]
+    assert estimated.sum() > 10  # the others are at their entropy
+    assert np.abs(away).max() < 5  # 242 clients, and the seed is fixed
+    assert 0.2 < np.sqrt(np.mean(away**2)) < 1.3  # neither boastful nor timid
+
+
+def test_marginal_leaks_and_slopes_agree_with_the_exact_ones(both):
+    budgets = 0.3 * np.random.default_rng(5).lognormal(0, 1, 242)
+    budgets[::9] = 0.0
+    exact, probed = both(budgets)
+    assert np.median(np.abs(probed.marginal[:-2] / exact.marginal[:-2] - 1)) < 0.15
+    assert probed.marginal[-2:] == approx([0.0, 0.0], abs=1e-4)  # they know nobody
+    assert np.corrcoef(probed.marginal, exact.marginal)[0, 1] > 0.85
+    assert (probed.marginal_error >= 0).all()
+    for client in (0, 17):
+        slopes = exact.slopes_of(client)
+        assert probed.slopes_of(client)[client] == 0
+        assert probed.slopes_of(client) == approx(slopes, abs=0.2 * slopes.max())
 
 
 # ---- values by name, from a file ------------------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from mppfl.leakage import DENSE_LIMIT, r_bound, r_leak
 from mppfl.network import SocialGraph, graph_from_edges
 from tests.leakage.networks import circles, friends
 
-
-def path_of_three() -> SocialGraph:
-    return friends((0, 1), (1, 2))
+PATH = friends((0, 1), (1, 2))
 
 
 def two_circles(rng: np.random.Generator, size: int = 120) -> tuple[SocialGraph, np.ndarray]:
@@ -22,7 +20,7 @@ def two_circles(rng: np.random.Generator, size: int = 120) -> tuple[SocialGraph,
     return circles(rng, group, 0.15, 0.01), 2.0 * group - 1
 
 
-def test_the_forest_sums_agree_with_every_path_multiplied_out() -> None:
+def test_the_forest_sums_agree_with_every_path_multiplied_out_and_never_exceed_the_entropy() -> None:
     rng = np.random.default_rng(5)
     parents, children = np.array([int(rng.integers(child)) for child in range(1, 30)]), np.arange(1, 30)
     tree = graph_from_edges(parents, children, undirected=True)
@@ -37,6 +35,9 @@ def test_the_forest_sums_agree_with_every_path_multiplied_out() -> None:
     bound = r_bound(tree, couplings, budgets)
     assert bound.nats == approx(by_paths, rel=1e-12)
     assert (bound.theorem, "forest" in bound.premises) == ("tree", True)
+    assert r_bound(PATH, 2.0, 1e6).nats == approx(np.full(3, math.log(2)))  # the entropy of the attribute
+    rare = -0.1 * math.log(0.1) - 0.9 * math.log(0.9)
+    assert r_bound(PATH, 2.0, 1e6, rate=0.1).nats == approx(np.full(3, rare))
 
 
 def test_with_cycles_walks_are_summed_while_couplings_are_weak_and_nothing_is_said_when_strong() -> None:
@@ -51,12 +52,6 @@ def test_with_cycles_walks_are_summed_while_couplings_are_weak_and_nothing_is_sa
     assert np.isnan(strong.nats).all()
     assert strong.theorem == "none"
     assert "spectral radius 1.52" in strong.reason
-
-
-def test_no_bound_exceeds_the_entropy_of_the_attribute() -> None:
-    assert r_bound(path_of_three(), 2.0, 1e6).nats == approx(np.full(3, math.log(2)))
-    rare = -0.1 * math.log(0.1) - 0.9 * math.log(0.9)
-    assert r_bound(path_of_three(), 2.0, 1e6, rate=0.1).nats == approx(np.full(3, rare))
 
 
 def test_the_level_grows_with_budgets_stays_below_the_entropy_and_spares_the_isolated() -> None:
@@ -99,17 +94,17 @@ def too_large() -> SocialGraph:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: r_bound(path_of_three(), 0.5, [1.0, -1.0, 1.0]), "not negative"),
-        (lambda: r_bound(path_of_three(), 0.5, [1.0, math.inf, 1.0]), "finite"),
-        (lambda: r_bound(path_of_three(), 0.5, [1.0, 1.0]), "2 entries for 3 clients"),
-        (lambda: r_bound(path_of_three(), math.nan, 1.0), "couplings"),
-        (lambda: r_bound(path_of_three(), np.eye(2), 1.0), "shape"),
-        (lambda: r_bound(path_of_three(), np.triu(np.ones((3, 3)), 1), 1.0), "symmetric"),
-        (lambda: r_bound(path_of_three(), np.ones((3, 3)) - np.eye(3), 1.0), "without an edge"),
-        (lambda: r_bound(path_of_three(), 0.5, 1.0, rate=1.0), "between 0 and 1"),
-        (lambda: r_leak(path_of_three(), 1.0, [1, 0, 1]), "at least 10"),
-        (lambda: r_leak(path_of_three(), 1.0, [1, 2, 3]), "±1 or 0/1"),
-        (lambda: r_leak(path_of_three(), 1.0, {"9": 1}), "not in the network"),
+        (lambda: r_bound(PATH, 0.5, [1.0, -1.0, 1.0]), "not negative"),
+        (lambda: r_bound(PATH, 0.5, [1.0, math.inf, 1.0]), "finite"),
+        (lambda: r_bound(PATH, 0.5, [1.0, 1.0]), "2 entries for 3 clients"),
+        (lambda: r_bound(PATH, math.nan, 1.0), "couplings"),
+        (lambda: r_bound(PATH, np.eye(2), 1.0), "shape"),
+        (lambda: r_bound(PATH, np.triu(np.ones((3, 3)), 1), 1.0), "symmetric"),
+        (lambda: r_bound(PATH, np.ones((3, 3)) - np.eye(3), 1.0), "without an edge"),
+        (lambda: r_bound(PATH, 0.5, 1.0, rate=1.0), "between 0 and 1"),
+        (lambda: r_leak(PATH, 1.0, [1, 0, 1]), "at least 10"),
+        (lambda: r_leak(PATH, 1.0, [1, 2, 3]), "±1 or 0/1"),
+        (lambda: r_leak(PATH, 1.0, {"9": 1}), "not in the network"),
         (lambda: r_leak(too_large(), 1.0, np.ones(DENSE_LIMIT + 1)), "at most 3,000 clients"),
         (lambda: r_bound(too_large(), 0.1, 1.0), "at most 3,000 clients"),
     ],

@@ -18,11 +18,7 @@ levels = home(r_bound)
 external = home(ExternalColumns)
 
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
-
-
-def path_of_three():
-    """ann - bob - cat."""
-    return friends((1, 2), (2, 0), names=NAMES)
+PATH = friends((1, 2), (2, 0), names=NAMES)  # ann - bob - cat
 
 
 def cost(client, budget, **terms):
@@ -55,7 +51,7 @@ def two_circles(size=60):
 
 
 def test_names_join_the_ledger_and_the_network(ledger):
-    columns = external_columns(ledger, path_of_three(), propagation=propagate(path_of_three(), 1), couplings=0.5)
+    columns = external_columns(ledger, PATH, propagation=propagate(PATH, 1), couplings=0.5)
     assert columns.clients == ("ann", "bob", "cat")
     assert columns.spent == approx([0.1, 0.2, 0.4])
     assert columns.r_model == approx([0.2, 0.25, 0.2])  # bob's two friends count half each
@@ -83,7 +79,7 @@ def test_the_columns_are_those_of_exposure_on_what_was_spent_and_who_released_no
     assert silent.r_leak[0] > 0.01
     assert silent.r_model[0] > 0
     with PrivacyLedger.in_memory() as empty:
-        columns = external_columns(empty, path_of_three(), clients=["ann"])
+        columns = external_columns(empty, PATH, clients=["ann"])
     assert (columns.clients, columns.r_model.tolist()) == (("ann",), [0.0])
 
 
@@ -91,15 +87,12 @@ def test_the_columns_are_those_of_exposure_on_what_was_spent_and_who_released_no
 
 
 def test_a_column_that_cannot_be_had_is_empty_and_says_why(ledger):
-    found = external_columns(ledger, path_of_three())
-    assert np.isnan(found.r_bound).all()
-    assert np.isnan(found.r_leak).all()
-    assert "no couplings" in found.bound_reason
-    assert "no public sample" in found.leak_reason
-    assert np.isfinite(found.r_model).all()
-    triangle = friends((0, 1), (1, 2), (0, 2), names=NAMES)
-    strong = external_columns(ledger, triangle, couplings=1.0)
-    assert np.isnan(strong.r_bound).all()
+    bare = external_columns(ledger, PATH)
+    strong = external_columns(ledger, friends((0, 1), (1, 2), (0, 2), names=NAMES), couplings=1.0)
+    assert np.isnan([bare.r_bound, bare.r_leak, strong.r_bound]).all()
+    assert "no couplings" in bare.bound_reason
+    assert "no public sample" in bare.leak_reason
+    assert np.isfinite(bare.r_model).all()
     assert (strong.theorem, "spectral radius 1.52" in strong.bound_reason) == ("none", True)
 
 
@@ -108,44 +101,41 @@ def test_budgets_per_record_need_the_number_of_records_and_then_count_squared():
     with PrivacyLedger.in_memory() as ledger:
         ledger.reserve("run", 1, [cost(*spent, unit="record", mechanism="full_batch") for spent in budgets.items()])
         bare, named, listed = (
-            external_columns(ledger, path_of_three(), couplings=0.5, num_examples=number)
+            external_columns(ledger, PATH, couplings=0.5, num_examples=number)
             for number in (None, counts, [10, 20, 30])
         )
     assert np.isnan(bare.r_bound).all()
     assert "say nothing about an attribute that all records share" in bare.bound_reason
     assert any("per record" in note for note in bare.notes)
     in_network_order = [4e-5 * 30**2, 1e-5 * 10**2, 2e-5 * 20**2]
-    assert named.r_bound == approx(r_bound(path_of_three(), 0.5, in_network_order).nats[[1, 2, 0]])
+    assert named.r_bound == approx(r_bound(PATH, 0.5, in_network_order).nats[[1, 2, 0]])
     assert named.r_bound.tolist() == listed.r_bound.tolist()
     assert any("n² times the budget" in note for note in named.notes)
 
 
-def test_a_budget_for_adding_or_removing_counts_four_times():
+def test_adding_or_removing_counts_four_times_and_the_papers_mechanism_by_its_worst_case():
     with PrivacyLedger.in_memory() as ledger:
         ledger.reserve("run", 1, [cost("ann", 0.01, adjacency="add-remove"), cost("bob", 0.04)])
-        found = external_columns(ledger, path_of_three(), couplings=0.5)
-    assert found.r_bound == approx(r_bound(path_of_three(), 0.5, [0.0, 0.04, 0.04]).nats[[1, 2]])
-    assert found.r_bound[0] == approx(found.r_bound[1])
-
-
-def test_nominal_and_worst_case_of_the_papers_mechanism_stand_side_by_side():
+        columns = external_columns(ledger, PATH, couplings=0.5)
+    assert columns.r_bound == approx(r_bound(PATH, 0.5, [0.0, 0.04, 0.04]).nats[[1, 2]])
+    assert columns.r_bound[0] == approx(columns.r_bound[1])
     with PrivacyLedger.in_memory() as ledger:
         paper = cost("ann", 1e-6, unit="record", mechanism="paper", worst_case_budget=1e-4)
         ledger.reserve("run", 1, [paper, cost("bob", 1e-6, unit="record", mechanism="full_batch")])
-        propagation = propagate(path_of_three(), 1)
-        found = external_columns(ledger, path_of_three(), propagation=propagation, couplings=0.5, num_examples=10)
-    assert (found.spent.tolist(), found.worst_case.tolist()) == ([1e-6, 1e-6], [1e-4, 1e-6])
-    assert (found.r_model[1], found.r_model_worst_case[1]) == (approx(0.5e-6), approx(0.5e-4))
-    assert found.r_bound[1] == approx(math.tanh(0.5) ** 2 * 10**2 * 1e-4 / 4)  # ann's worst case
-    assert any("nominal" in note and "worst-case" in note for note in found.notes)
+        propagation = propagate(PATH, 1)
+        columns = external_columns(ledger, PATH, propagation=propagation, couplings=0.5, num_examples=10)
+    assert (columns.spent.tolist(), columns.worst_case.tolist()) == ([1e-6, 1e-6], [1e-4, 1e-6])
+    assert (columns.r_model[1], columns.r_model_worst_case[1]) == (approx(0.5e-6), approx(0.5e-4))
+    assert columns.r_bound[1] == approx(math.tanh(0.5) ** 2 * 10**2 * 1e-4 / 4)  # ann's worst case
+    assert any("nominal" in note and "worst-case" in note for note in columns.notes)
 
 
 def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats(ledger):
     ledger.reserve("run", 3, [poisson("ann")])
-    per_client = external_columns(ledger, path_of_three(), couplings=0.5, unit="client")
+    per_client = external_columns(ledger, PATH, couplings=0.5, unit="client")
     assert np.isnan(per_client.r_bound).all()
     assert "also holds releases per record" in per_client.bound_reason
-    per_record = external_columns(ledger, path_of_three(), couplings=0.5, unit="record", num_examples=5)
+    per_record = external_columns(ledger, PATH, couplings=0.5, unit="record", num_examples=5)
     assert "client 'ann' has Poisson-sampled releases" in per_record.bound_reason
     assert any("leaves out Poisson" in note for note in per_record.notes)
 
@@ -158,7 +148,7 @@ def test_a_network_too_large_for_dense_matrices_keeps_the_index_and_has_its_leak
     triangle = external_columns(ledger, friends((0, 1), (1, 2), (0, 2), names=NAMES), couplings=0.1)
     assert "at most 2 clients, not 3" in triangle.bound_reason
     assert np.isfinite(triangle.r_model).all()
-    assert np.isfinite(external_columns(ledger, path_of_three(), couplings=0.1).r_bound).all()  # a forest of any size
+    assert np.isfinite(external_columns(ledger, PATH, couplings=0.1).r_bound).all()  # a forest of any size
     estimated = external_columns(spent, graph, attribute)
     assert estimated.r_leak == approx(exact.r_leak, rel=0.5)
     assert estimated.r_leak.mean() == approx(exact.r_leak.mean(), rel=0.2)
@@ -187,7 +177,7 @@ def test_a_network_too_large_for_dense_matrices_keeps_the_index_and_has_its_leak
 )
 def test_bad_input_is_refused_in_one_line(ledger, asked, says):
     with pytest.raises(BadInput, match=says) as refused:
-        external_columns(ledger, path_of_three(), **asked)
+        external_columns(ledger, PATH, **asked)
     assert "\n" not in str(refused.value)
 
 
@@ -202,4 +192,4 @@ def test_bad_input_is_refused_in_one_line(ledger, asked, says):
 def test_a_release_of_a_stranger_without_noise_or_in_two_units_is_refused(ledger, release, error, says):
     ledger.reserve("run", 3, [release])
     with pytest.raises(error, match=says):
-        external_columns(ledger, path_of_three())
+        external_columns(ledger, PATH)

@@ -80,30 +80,18 @@ def test_the_least_leakage_is_with_those_who_tell_least_and_no_more_than_what_pr
     assert least.budgets.sum() == approx(4.0)
 
 
-def test_a_plan_faces_common_rates_and_says_how_well_it_was_solved():
+def test_a_plan_faces_common_rates_says_how_well_it_was_solved_and_offers_nothing_to_who_harms_more_than_he_earns():
     game, horizon = alone(8), Horizon(np.array([1, 2]), reward_rates=np.array([2.0, 1.5]))
     plan = leakage_priced(game, horizon, leak=saturating(np.ones(8)), leak_price=0.2)
     assert plan.mechanism == "leakage_priced"
     assert (plan.to_matrix() < social_agnostic(game, horizon).to_matrix()).all()
     assert "KKT residual" in plan.notes[0]
-
-
-def test_without_a_price_all_are_as_agnostic_as_before_and_who_harms_more_than_he_earns_is_offered_nothing():
-    game, horizon = alone(12), Horizon(np.array([1, 3]))
-    plan = leakage_priced(game, horizon, leak=saturating(np.arange(12.0)), leak_price=0.0)
-    assert plan.to_matrix() == approx(social_agnostic(game, horizon).to_matrix(), rel=1e-6)
+    unpriced = leakage_priced(game, Horizon(np.array([1, 3])), leak=saturating(np.arange(8.0)), leak_price=0.0)
+    assert unpriced.to_matrix() == approx(social_agnostic(game, Horizon(np.array([1, 3]))).to_matrix(), rel=1e-6)
     leak = saturating(np.array([50.0, 0, 0, 0, 0, 0]))
     plan = leakage_priced(alone(6), Horizon(np.array([1])), leak=leak, leak_price=1.0)
     assert (plan[0].prices[0], plan[0].budgets[0]) == (0.0, 0.0)
     assert any("offered nothing" in note for note in plan.notes)
-
-
-def test_a_total_beyond_the_bounds_is_refused():
-    game = alone(4).with_bounds(np.zeros(4), np.full(4, 0.5))
-    with pytest.raises(BadInput, match="total=3"):
-        price_leakage(game, saturating(np.ones(4)), 0.1, total=3.0)
-    with pytest.raises(BadInput, match="either total"):
-        price_leakage(game, saturating(np.ones(4)), 0.1)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.05])
@@ -113,6 +101,11 @@ def test_a_rate_is_found_for_every_total_within_the_bounds(strength, total):
         np.full(12, 0.1), np.linspace(0.5, 2.0, 12)
     )
     harm = np.linspace(0.0, 3.0, 12)
-    found = price_leakage(game, lambda rho: (float(harm @ rho), harm), 1.0, total=total)
-    assert found.budgets.sum() == approx(total, abs=1e-5)
-    np.testing.assert_allclose(found.budgets, equilibrium_at(game, found.reward_rate - harm).budgets, atol=1e-5)
+    leak = lambda rho: (float(harm @ rho), harm)  # noqa: E731
+    priced = price_leakage(game, leak, 1.0, total=total)
+    assert priced.budgets.sum() == approx(total, abs=1e-5)
+    np.testing.assert_allclose(priced.budgets, equilibrium_at(game, priced.reward_rate - harm).budgets, atol=1e-5)
+    with pytest.raises(BadInput, match="total=16"):
+        price_leakage(game, leak, 1.0, total=16.0)
+    with pytest.raises(BadInput, match="either total"):
+        price_leakage(game, leak, 1.0)
