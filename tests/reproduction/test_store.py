@@ -104,3 +104,5 @@ def test_data_that_were_not_there_are_noted_until_they_are(tmp_path):
     store.add_arms(tmp_path, CELL, SETTING, [measured(SA, 66.5)])
     store.note_unavailable(tmp_path, "cifar-10")  # measured before, elsewhere
     assert not store.is_unavailable(tmp_path, "cifar-10")
+    store.note_unavailable(tmp_path, "svhn")  # another data set was measured, this one was not
+    assert store.is_unavailable(tmp_path, "svhn")
