@@ -54,27 +54,22 @@ def test_two_thousand_clients_fill_the_box_evenly_and_quickly():
     assert (counts > 0).mean() > 0.8
 
 
-def test_friends_stand_nearer_than_strangers():
-    graph = random_graph(
-        "stochastic_block", 200, sizes=[50] * 4, within=0.2, between=0.005, rng=np.random.default_rng(0)
-    )
+def test_friends_stand_nearer_than_strangers_and_separate_parts_do_not_mix():
+    rng = np.random.default_rng(0)
+    graph = random_graph("stochastic_block", 200, sizes=[50] * 4, within=0.2, between=0.005, rng=rng)
     edges = graph.influence.tocoo()
-    x, y = lay_out(200, edges.row, edges.col)
-    apart = distances(x, y)
+    apart = distances(*lay_out(200, edges.row, edges.col))
     same = np.arange(200)[:, None] // 50 == np.arange(200) // 50
     assert apart[same].mean() < 0.5 * apart[~same].mean()
-
-
-def test_separate_parts_do_not_mix_and_nodes_without_edges_stand_in_rows_below():
     x, _ = lay_out(20, *ends_of(nx.disjoint_union(nx.complete_graph(12), nx.cycle_graph(8))))
     assert x[:12].max() < x[12:].min()
+
+
+def test_nodes_without_edges_stand_in_rows_below_and_use_the_box_where_there_are_no_others():
     x, y = lay_out(60, *ends_of(nx.cycle_graph(10)))
     assert y[:10].max() < y[10:].min()
     assert 1 <= len(np.unique(y[10:].round(6))) <= 3
     assert len(set(zip(x[10:].tolist(), y[10:].tolist(), strict=True))) == 50
-
-
-def test_alone_or_without_any_edge_the_box_is_used_all_the_same():
     none = np.empty(0, dtype=np.int64)
     assert np.array_equal(lay_out(1, none, none), [[500.0], [350.0]])
     x, y = lay_out(400, none, none, radii=3.0)
