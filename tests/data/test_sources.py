@@ -82,15 +82,6 @@ def test_another_number_of_examples_is_refused(tmp_path, monkeypatch, changes, w
         load_dataset("cifar-100", tmp_path)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(BadInput, match=r"'Fashion_MNIST' is not known\. Did you mean 'fashion-mnist'\?"):
-        load_dataset("Fashion_MNIST")
-    with pytest.raises(BadInput, match="Known: digits, fashion-mnist"):
-        load_dataset("weather")
-    with pytest.raises(BadInput, match="source='web' must be \"auto\""):
-        load_dataset("digits", source="web")
-
-
 def test_the_catalogue_is_consistent():
     for name, known in KNOWN.items():
         num_classes = len(set(known.class_names))
@@ -102,7 +93,7 @@ def test_the_catalogue_is_consistent():
 # ---- digits, and model inputs -----------------------------------------------------------------------------------
 
 
-def test_digits_need_nothing_but_scikit_learn(monkeypatch):
+def test_digits_need_nothing_but_scikit_learn_and_a_missing_extra_is_named(monkeypatch):
     digits = load_dataset("digits")
     assert digits.provenance == "scikit-learn"
     assert digits.train.features.shape == (1433, 8, 8, 1)
@@ -110,6 +101,8 @@ def test_digits_need_nothing_but_scikit_learn(monkeypatch):
     assert inputs.dtype == np.float32
     assert inputs.shape == (1797, 1, 8, 8)
     assert (inputs.mean(), inputs.std()) == approx((0.0, 1.0), abs=1e-3)  # the constants are those of the whole set
+    with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
+        load_dataset("svhn", source="hub")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"sklearn is not installed. Run: pip install 'mppfl\[train\]'"):
         load_dataset("digits")
@@ -213,18 +206,21 @@ def test_a_fault_in_a_users_own_file_is_told_with_its_name(tmp_path, changes, wo
     assert str(caught.value).startswith(str(tmp_path / "own.npz"))
 
 
-def test_a_users_file_that_is_not_there_or_no_archive_is_refused(tmp_path):
-    with pytest.raises(BadFile, match="does not exist"):
-        load_dataset(str(tmp_path / "own.npz"))
-    (tmp_path / "own.npz").mkdir()
-    with pytest.raises(BadFile, match="is a directory"):
-        load_dataset(str(tmp_path / "own.npz"))
+def test_an_unknown_name_and_a_file_that_is_not_there_or_no_archive_are_refused(tmp_path):
+    (tmp_path / "folder.npz").mkdir()
     np.save(tmp_path / "alone.npy", np.zeros(3))
     (tmp_path / "alone.npy").rename(tmp_path / "alone.npz")
-    with pytest.raises(BadFile, match=r"is no \.npz"):
-        load_dataset(str(tmp_path / "alone.npz"))
-    with pytest.raises(BadInput, match="is a file"):
-        load_dataset(str(tmp_path / "own.npz"), source="hub")
+    for name, source, error, words in (
+        ("Fashion_MNIST", "auto", BadInput, r"'Fashion_MNIST' is not known\. Did you mean 'fashion-mnist'\?"),
+        ("weather", "auto", BadInput, "Known: digits, fashion-mnist"),
+        ("digits", "web", BadInput, "source='web' must be \"auto\""),
+        (str(tmp_path / "own.npz"), "auto", BadFile, "does not exist"),
+        (str(tmp_path / "folder.npz"), "auto", BadFile, "is a directory"),
+        (str(tmp_path / "alone.npz"), "auto", BadFile, r"is no \.npz"),
+        (str(tmp_path / "own.npz"), "hub", BadInput, "is a file"),
+    ):
+        with pytest.raises(error, match=words):
+            load_dataset(name, source=source)
 
 
 # ---- the hub ----------------------------------------------------------------------------------------------------
@@ -282,11 +278,6 @@ def test_files_come_before_the_hub_even_damaged_ones_and_going_there_is_announce
     assert "svhn is in no folder here; loading it from the Hugging Face hub" in caplog.text
     with pytest.raises(BadFile, match="was not found"):
         load_dataset("svhn", tmp_path, source="files")
-
-
-def test_without_the_extra_the_hub_is_refused_by_the_name_of_the_extra():
-    with pytest.raises(MppflError, match=r"pip install 'mppfl\[hub\]'"):
-        load_dataset("svhn", source="hub")
 
 
 def test_what_the_hub_objects_to_and_other_columns_there_are_told_in_one_line(monkeypatch, hub):
