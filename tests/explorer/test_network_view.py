@@ -26,12 +26,6 @@ def drawn_at_random(family, size):
     return graph, NetworkDrawing(graph).picture()
 
 
-def blocks(*sizes):
-    """Blocks of some eight friends each way within, and few between."""
-    chances = {"within": min(1.0, 8 / min(sizes)), "between": 0.3 / sum(sizes)}
-    return random_graph("stochastic_block", sum(sizes), sizes=sizes, **chances, rng=np.random.default_rng(0))
-
-
 def channel(colours, name):
     start = 1 + 2 * "rgb".index(name)
     return np.array([int(colour[start : start + 2], 16) for colour in colours])
@@ -109,7 +103,9 @@ def test_where_all_links_weigh_the_same_nobody_looks_alone_either():
 
 
 def test_communities_stand_for_every_client_once_and_open():
-    graph = blocks(2_600, 900, 500, 300)
+    # Some eight friends each way within a block, at least, and few between.
+    sizes, chances = [2_600, 900, 500, 300], {"within": 8 / 300, "between": 0.3 / 4_300}
+    graph = random_graph("stochastic_block", 4_300, sizes=sizes, **chances, rng=np.random.default_rng(0))
     drawn = NetworkDrawing(graph)
     top = drawn.picture()
     assert top.is_community
@@ -132,19 +128,22 @@ def test_communities_stand_for_every_client_once_and_open():
     assert "edges from clients elsewhere are not drawn" in leaf.note
     with pytest.raises(BadInput, match="has only clients, no community 0"):
         drawn.picture((1, 0))
-
-
-def test_links_between_communities_are_added_up():
-    graph = blocks(1_000, 900, 800)
-    drawn = NetworkDrawing(graph).picture()
-    belongs = np.zeros((graph.num_clients, len(drawn.members)))
-    for number, members in enumerate(drawn.members):
+    # Links between communities are added up, and a line runs from the one that exposes the other more.
+    belongs = np.zeros((4_300, len(top.members)))
+    for number, members in enumerate(top.members):
         belongs[members, number] = 1.0
     between = belongs.T @ (graph.influence @ belongs)  # column j exposes row i
-    source, target = drawn.sources[0], drawn.targets[0]
-    assert drawn.weights[0] == approx(between[target, source] + between[source, target])
+    source, target = top.sources[0], top.targets[0]
+    assert top.weights[0] == approx(between[target, source] + between[source, target])
     assert between[target, source] >= between[source, target]
-    assert len(drawn.weights) <= MOST_COMMUNITY_LINKS
+    assert len(top.weights) <= MOST_COMMUNITY_LINKS
+    # A community has the mean of its members, as far as their values are known and finite.
+    values = np.arange(4_300.0)
+    assert community_values(top, values) == approx([values[members].mean() for members in top.members])
+    values[top.members[1][:2]] = np.inf, np.nan
+    assert community_values(top, values)[1] == approx(values[top.members[1][2:]].mean())
+    values[top.members[0]] = np.nan
+    assert np.isnan(community_values(top, values)[0])
 
 
 def test_small_communities_are_drawn_as_one_and_nobody_is_lost():
@@ -165,17 +164,6 @@ def test_who_cannot_be_divided_is_shown_by_the_best_connected():
     assert len(drawn.shown) == MOST_CLIENTS
     assert drawn.shown[0] == 0
     assert drawn.note.startswith("the 2,000 best connected of 2,501 clients are drawn")
-
-
-def test_a_community_has_the_mean_of_its_members():
-    graph = blocks(1_200, 1_000)
-    drawn = NetworkDrawing(graph).picture()
-    values = np.arange(graph.num_clients, dtype=np.float64)
-    assert community_values(drawn, values) == approx([values[members].mean() for members in drawn.members])
-    values[drawn.members[1][:2]] = np.inf, np.nan
-    assert community_values(drawn, values)[1] == approx(values[drawn.members[1][2:]].mean())
-    values[drawn.members[0]] = np.nan
-    assert np.isnan(community_values(drawn, values)[0])
 
 
 # ---- colours ------------------------------------------------------------------------------------------------------
