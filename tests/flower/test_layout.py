@@ -142,8 +142,8 @@ def test_a_cap_for_nobody_is_told_before_any_node_is_made(tmp_path):
 def test_a_lost_key_is_told_and_no_other_takes_its_place(layout, lost):
     for name in lost:
         (layout.node(1) / name).unlink()
-    told = rf"nodes/1/{lost[0]} is missing, the key of client '1'\. Restore it; or"
-    with pytest.raises(BadInput, match=told) as refused:
+    message = rf"nodes/1/{lost[0]} is missing, the key of client '1'\. Restore it; or"
+    with pytest.raises(BadInput, match=message) as refused:
         made(layout)
     assert "\n" not in str(refused.value)
     assert not any((layout.node(1) / name).exists() for name in lost)

@@ -52,9 +52,9 @@ def ask(mppfl, layout):
     """Calls `deploy status`: its exit code, what it says, and what it says as JSON."""
 
     def status():
-        told, plain = mppfl("deploy", "status", layout.app, "--json"), mppfl("deploy", "status", layout.app)
-        assert told.code == plain.code
-        return plain.code, plain.stdout, json.loads(told.stdout)
+        facts, plain = mppfl("deploy", "status", layout.app, "--json"), mppfl("deploy", "status", layout.app)
+        assert facts.code == plain.code
+        return plain.code, plain.stdout, json.loads(facts.stdout)
 
     return status
 
