@@ -197,9 +197,9 @@ def test_relative_links_lead_somewhere(page):
             continue
         where, _, anchor = link.partition("#")
         target = (page.parent / where) if where else page
-        assert target.exists(), f"{page.name} edges to {link}, which does not exist"
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
         if anchor and target.suffix == ".md":
-            assert anchor in anchors(target), f"{page.name} edges to {link}, but there is no such heading"
+            assert anchor in anchors(target), f"{page.name} links to {link}, but there is no such heading"
 
 
 # ---- the built site -----------------------------------------------------------------------------------------------
@@ -269,10 +269,10 @@ def test_every_link_and_picture_leads_somewhere(site, pages):
             base = site if absolute else (site / path).parent
             target = (base / unquote(where).lstrip("/" if absolute else "")).resolve() if where else site / path
             target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path} edges to {link}, which does not exist"
+            assert target.is_file(), f"{path} links to {link}, which does not exist"
             if place and target.suffix == ".html":
                 inside = pages[target.relative_to(site)].places
-                assert unquote(place) in inside, f"{path} edges to {link}, but there is no such place"
+                assert unquote(place) in inside, f"{path} links to {link}, but there is no such place"
 
 
 def test_formulas_are_mathml_and_nothing_is_left_of_their_source(pages):
