@@ -122,8 +122,9 @@ def test_every_view_is_drawn_about_as_often():
 
 @pytest.mark.parametrize("engine", ["processes", "vmap", "batched"])
 def test_every_engine_sees_the_views_that_the_plain_loop_sees(engine):
+    asked = {"precision": "float64", "learning_rate": 0.2, "local_epochs": 2, "clip_norm": 5.0}
     plain, fast, still = (
-        trained(FREE, 2, model=small_cnn(), precision="float64", clip_norm=5.0, engine=name, augmentation=views)[-1]
+        trained(FREE, 2, model=small_cnn(), engine=name, augmentation=views, **asked)[-1]
         for name, views in (("loop", "crop_and_flip"), (engine, "crop_and_flip"), ("loop", "none"))
     )
     np.testing.assert_allclose(fast.weights, plain.weights, atol=1e-9, rtol=0)

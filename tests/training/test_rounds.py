@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from pytest import approx
 
-from mppfl.data import client_data
 from mppfl.errors import BadInput
 from mppfl.game import RoundTerms, plan_from_rounds
 from mppfl.privacy import LocalWork, epsilon
@@ -169,9 +169,7 @@ def with_a_client_that_explodes():
     data = pictures()
     features = data.features.copy()
     features[data.members[1]] *= 1e30
-    return client_data(
-        features, data.labels, data.members, data.test_features, data.test_labels, names=["ann", "bob", "cat"]
-    )
+    return dataclasses.replace(data, features=features, names=("ann", "bob", "cat"))
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
@@ -246,7 +244,7 @@ def test_all_attempts_at_a_round_are_paid_for_in_its_record():
 
     for _ in range(3):  # three attempts die between reservation and release
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Engine, "updates", dies)
+            patch.setattr(Engine, "updates", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 start()
     (record,) = start()
@@ -266,10 +264,6 @@ def test_fresh_noise_for_a_round_that_has_left_is_paid_again_or_refused(stored, 
     assert ledger.spent("0") == approx(0.2 * times_paid)
     assert record.dp_epsilon == approx(float(ledger.get_epsilon("0", 1e-5)), rel=1e-9)
     assert record.refused == (names if stored else ())
-
-
-def dies(*given):
-    raise KeyboardInterrupt
 
 
 def with_pictures_times(factor):
