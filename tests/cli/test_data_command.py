@@ -28,6 +28,7 @@ def test_list_tells_what_there_is_what_is_here_and_which_files_a_set_lacks(mppfl
     def rows():
         return {row["name"]: row for row in mppfl("data", "list", "--folder", tmp_path, "--json").json["data_sets"]}
 
+    (tmp_path / "svhn").mkdir()
     write_npz(tmp_path / "svhn", draw((32, 32, 3)))
     listed = rows()
     assert list(listed) == ["digits", "fashion-mnist", "cifar-10", "cifar-100", "svhn", "cinic-10"]
@@ -68,6 +69,7 @@ def test_check_reads_aloud(mppfl):
 def test_check_fails_in_one_line(mppfl, tmp_path, small_svhn):
     assert "MPPFL_DATA is not set" in mppfl("data", "check", "svhn").error
     assert "Known: svhn" in mppfl("data", "check", "weather").error
+    (tmp_path / "svhn").mkdir()
     write_npz(tmp_path / "svhn", draw((32, 32, 3)))
     assert "re-cropped" in mppfl("data", "check", "svhn", "--folder", tmp_path, "--json").json["provenance"]
     (tmp_path / "svhn" / "test.npz").write_bytes(b"PK\x03\x04")
