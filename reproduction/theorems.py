@@ -276,7 +276,7 @@ STATEMENTS = (
         "noise of variance 2𝒮²/(|D_i|²ρ) on a client's clipped update costs a budget of ρ",
         noise_of_a_budget,
         "g-smaller-slips",
-        "tests/privacy/test_audit_sensitivity.py",
+        "tests/privacy/test_audit.py",
     ),
     Statement(
         "Proposition 2",
