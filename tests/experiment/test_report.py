@@ -15,7 +15,7 @@ from mppfl.errors import BadInput, MppflError
 from mppfl.experiment.report import read_template, report_page, write_report
 from tests.experiment.runs import CASES, STRANGE, make_run
 
-VOID = {"meta", "edge", "input", "br", "hr", "img"}
+VOID = {"meta", "link", "input", "br", "hr", "img"}
 
 
 class Page(HTMLParser):
