@@ -8,7 +8,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import pld, rdp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr, ndtr
 
@@ -221,6 +221,7 @@ def test_strange_budgets_and_deltas_are_answered_or_refused_in_one_line(method):
 
 @settings(max_examples=40, deadline=None)
 @given(*[st.sampled_from([0, -1, math.nan, math.inf, 1e-300, 1e300, 0.3, 1e-5, 1, 2, 10**9, 10**12, "x", None])] * 4)
+@example(1.0, 1e-5, 0.3, 10**12)
 def test_strange_sampling_is_answered_or_refused_in_one_line(noise, delta, rate, steps):
     assert is_answered_or_refused(lambda: history_epsilon([(noise, rate, steps)], delta))
 
