@@ -11,63 +11,7 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
-from mppfl.compiled import get_num_threads, njit, prange
-
-
-def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
-    """Row numbers that cut the matrix into pieces of about equally many edges."""
-    pieces = get_num_threads() * pieces_per_thread
-    goals = np.linspace(0, int(indptr[-1]), pieces + 1)
-    cuts = np.searchsorted(indptr, goals, side="left")
-    cuts[0], cuts[-1] = 0, len(indptr) - 1
-    return cuts.astype(np.int64)
-
-
-@njit(parallel=True, cache=True)
-def csr_times_vector(rows: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any) -> None:
-    """out = plus + scale · W x; nothing is added where `plus` is empty."""
-    indptr, indices, data = rows
-    adds = len(plus) > 0
-    for piece in prange(len(cuts) - 1):
-        zero = np.zeros(1, data.dtype)[0]
-        for row in range(cuts[piece], cuts[piece + 1]):
-            total = zero
-            for edge in range(indptr[row], indptr[row + 1]):
-                total += data[edge] * x[indices[edge]]
-            out[row] = plus[row] + scale * total if adds else scale * total
-
-
-@njit(parallel=True, cache=True)
-def csr_times_pair(rows: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any) -> None:
-    """out = plus + scale · W x for two columns: one pass over the matrix serves both.
-
-    Two edges at a time, with sums of their own, so that an edge need not wait for the one before to arrive.
-    """
-    indptr, indices, data = rows
-    adds = len(plus) > 0
-    for piece in prange(len(cuts) - 1):
-        zero = np.zeros(1, data.dtype)[0]
-        for row in range(cuts[piece], cuts[piece + 1]):
-            left = left_too = right = right_too = zero
-            edge = np.int64(indptr[row])
-            end = np.int64(indptr[row + 1])
-            while edge + 1 < end:
-                one = indices[edge]
-                two = indices[edge + 1]
-                left += data[edge] * x[one, 0]
-                right += data[edge] * x[one, 1]
-                left_too += data[edge + 1] * x[two, 0]
-                right_too += data[edge + 1] * x[two, 1]
-                edge += 2
-            if edge < end:
-                left += data[edge] * x[indices[edge], 0]
-                right += data[edge] * x[indices[edge], 1]
-            if adds:
-                out[row, 0] = plus[row, 0] + scale * (left + left_too)
-                out[row, 1] = plus[row, 1] + scale * (right + right_too)
-            else:
-                out[row, 0] = scale * (left + left_too)
-                out[row, 1] = scale * (right + right_too)
+from mppfl.compiled import njit, prange
 
 
 @njit(cache=True)
