@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         NetworkDrawing,
         community_values,
         elements,
+        influence_between,
         node_paint,
     )
     from .page import CLIENT_WORDS, FAMILY_NAMES, LEADER_WORDS, PARTICIPATION_WORDS

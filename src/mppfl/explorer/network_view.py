@@ -6,15 +6,16 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from markupsafe import Markup
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.charts import VIRIDIS, cut, mixed_colours, nice_ticks
 from mppfl.explorer.markup import tag
-from mppfl.network import OTHERS, Branch, CommunityTree, Lines, SocialGraph, influence_between, lay_out, strongest_lines
+from mppfl.network import OTHERS, Branch, CommunityTree, SocialGraph, SparseMatrix
 from mppfl.text import plainly
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a br
 FEW_LINKS, LINKS_EACH = 600, 5  # of fewer clients: at least so many lines, and so many for each client
 MOST_COMMUNITIES, MOST_COMMUNITY_LINKS = 150, 600
 MOST_NAMED, COMMUNITIES_NAMED = 60, 24  # nodes that have their names beside them: all clients or none; the largest
+EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +144,8 @@ def _assembled(
     notes: list[str],
     trail: tuple[str, ...],
 ) -> Picture:
+    from mppfl.experiment import lay_out  # its loops are compiled, and the compiler is slow to load
+
     x, y = lay_out(
         len(shown), lines.sources, lines.targets, lines.weights, radii=diameters / 2, width=WIDTH, height=HEIGHT
     )
@@ -161,6 +165,75 @@ def _assembled(
         note="; ".join(notes),
         trail=trail,
     )
+
+
+# ---- edges that are drawn ------------------------------------------------------------------------------------------
+
+
+class Lines(NamedTuple):
+    """One line per pair of connected nodes, in its stronger direction.
+
+    weights  influence along the line, both directions added
+    mutual   whether it runs both ways
+    """
+
+    sources: IntArray
+    targets: IntArray
+    weights: Array
+    mutual: BoolArray
+
+
+def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
+    """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
+    influence = graph.influence
+    total = np.zeros(count * count)
+    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + EDGES_AT_ONCE, EDGES_AT_ONCE), side="left")
+    for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
+        edges = slice(int(influence.indptr[start]), int(influence.indptr[end]))
+        target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
+        source = place[influence.indices[edges]]
+        counted = (target >= 0) & (source >= 0) & (target != source)
+        key = target[counted].astype(np.int64) * count + source[counted]
+        total += np.bincount(key, influence.data[edges][counted], count * count)
+    return sp.csr_array(total.reshape(count, count))
+
+
+def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
+    """One line per connected pair, the strongest first, at most about `most`; and the number of connected pairs.
+
+    The strongest of each node come before all others, so that no connected node looks isolated.
+    """
+    both = sp.triu(influence + influence.T, k=1).tocoo()
+    count = both.nnz
+    kept: IntArray = np.arange(count)
+    if count > most:
+        strongest = np.zeros(influence.shape[0])
+        np.maximum.at(strongest, both.row, both.data)
+        np.maximum.at(strongest, both.col, both.data)
+        needed = (both.data == strongest[both.row]) | (both.data == strongest[both.col])
+        # Where all weigh the same, every line is its ends' strongest: one for each node will do.
+        first = np.flatnonzero(needed)
+        if len(first) > most:
+            once = [np.unique(ends[first], return_index=True)[1] for ends in (both.row, both.col)]
+            first = first[np.unique(np.concatenate(once))]
+        rest = np.ones(count, dtype=np.bool_)
+        rest[first] = False
+        others = np.flatnonzero(rest)
+        more = max(0, most - len(first))
+        others = others[np.argpartition(-both.data[others], more)[:more]] if 0 < more < len(others) else others[:more]
+        kept = np.sort(np.concatenate([first, others]))
+    kept = kept[np.argsort(-both.data[kept], kind="stable")]
+    rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
+    down, up = _entries(influence, rows, columns), _entries(influence, columns, rows)  # column j exposes row i
+    turned = up > down
+    lines = Lines(
+        np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept], (down > 0) & (up > 0)
+    )
+    return lines, count
+
+
+def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
+    return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.empty(0)
 
 
 # ---- for the page -------------------------------------------------------------------------------------------------

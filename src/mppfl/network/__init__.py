@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .communities import OTHERS, Branch, CommunityTree, communities_of
+    from .communities import OTHERS, Branch, CommunityTree, communities_of, communities_of_edges
     from .device import (
         DeviceMatrix,
         DevicePropagation,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         graph_from_matrix,
         joined_names,
     )
-    from .layout import Lines, influence_between, lay_out, strongest_lines
     from .propagation import (
         EXACT_BELOW,
         ClosedWalks,
