@@ -13,6 +13,8 @@ if TYPE_CHECKING:
         MOST_COMMUNITIES,
         MOST_COMMUNITY_LINKS,
         MOST_LINKS,
+        OTHERS,
+        CommunityTree,
         NetworkDrawing,
         community_values,
         elements,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .communities import OTHERS, Branch, CommunityTree, communities_of, communities_of_edges
+    from .communities import communities_of, communities_of_edges
     from .device import (
         DeviceMatrix,
         DevicePropagation,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         strongest_walks,
         times,
     )
-    from .read import failures_in_one_line, read_graph
+    from .read import read_graph
     from .write import write_edges, write_graphml
 
 export_lazily(__name__)

@@ -25,6 +25,7 @@ import scipy.sparse as sp
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadGraph, BadInput
+from mppfl.files import failures_in_one_line
 from mppfl.network.graph import Isolated, Normalisation, SelfLoops, SocialGraph, graph_from_edges, graph_from_matrix
 from mppfl.text import count_of, one_line, shortened, shown_path
 
@@ -173,26 +174,6 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file
-
-
-@contextmanager
-def failures_in_one_line(path: Path) -> Iterator[None]:
-    """Every failure of the system or of gzip becomes a BadFile that names the file."""
-    shown = shown_path(path)
-    try:
-        yield
-    except FileNotFoundError as cause:
-        raise BadFile(f"{shown} does not exist. Check the path.") from cause
-    except IsADirectoryError as cause:
-        raise BadFile(f"{shown} is a directory where a file was expected. Check the path.") from cause
-    except PermissionError as cause:
-        raise BadFile(f"{shown} may not be read. Check its permissions.") from cause
-    except EOFError as cause:
-        raise BadFile(f"{shown} is a gzip file that ends too early. Fetch or make it again.") from cause
-    except (gzip.BadGzipFile, zlib.error) as cause:
-        raise BadFile(f"{shown} is a damaged gzip file ({one_line(cause)}). Fetch or make it again.") from cause
-    except OSError as cause:
-        raise BadFile(f"{shown} cannot be read: {cause.strerror or one_line(cause)}. Check the path.") from cause
 
 
 def _matrix_of_npz(stream: IO[bytes], path: Path) -> Any:
