@@ -7,7 +7,6 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from .communities import communities_of, communities_of_edges
     from .device import (
-        DeviceMatrix,
         DevicePropagation,
         find_device,
         free_bytes,
