@@ -88,7 +88,7 @@ class DeviceMatrix:
             parts = [(block @ x).mul_(scale) for block in self.blocks]
         else:
             add = torch.addmv if x.ndim == 1 else torch.addmm
-            terms = plus.split([block.shape[0] for block in self.blocks])
+            terms = torch.split(plus, [block.shape[0] for block in self.blocks])
             parts = [add(term, block, x, alpha=scale) for term, block in zip(terms, self.blocks, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
