@@ -327,20 +327,6 @@ def move_nodes(
 
 
 @njit(cache=True)
-def number_by_first_member(community: IntArray) -> int:
-    """Renames communities in place to 0, 1, ... in the order of their first members; returns how many there are."""
-    new = np.full(len(community), -1, dtype=np.int32)
-    count = 0
-    for node in range(len(community)):
-        old = community[node]
-        if new[old] < 0:
-            new[old] = count
-            count += 1
-        community[node] = new[old]
-    return count
-
-
-@njit(cache=True)
 def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> Any:
     """The graph whose nodes are the communities: edges between two are added up, those within one become `inside`."""
     indptr, neighbours, weights = rows

@@ -45,9 +45,9 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
         community: Labels = np.arange(size, dtype=np.int32)
         order, visits = _order(size, draw), VISITS_EACH * size
         if kernels.move_nodes(rows, inside, community, order, visits, resolution):
-            count = kernels.number_by_first_member(community)
+            community = _numbered_by_first_member(community)
             labels = community[labels]
-            rows, inside = kernels.draw_together(rows, inside, community, count)
+            rows, inside = kernels.draw_together(rows, inside, community, int(community.max()) + 1)
         elif most is None or np.count_nonzero(np.diff(rows[0])) <= most:
             break
         else:
@@ -55,8 +55,16 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
     # Whole communities have moved; some single client may now be better off in another one.
     order, visits, none = _order(len(labels), draw), LAST_VISITS_EACH * len(labels), np.zeros(len(labels))
     kernels.move_nodes(all_rows, none, labels, order, visits, resolution)
-    kernels.number_by_first_member(labels)
-    return labels
+    return _numbered_by_first_member(labels)
+
+
+def _numbered_by_first_member(community: Labels) -> Labels:
+    """Communities renamed to 0, 1, ... in the order of their first members."""
+    first = np.full(len(community), len(community))
+    first[community[::-1]] = np.arange(len(community))[::-1]  # the earliest is written last
+    new = np.empty_like(community)
+    new[np.argsort(first, kind="stable")] = np.arange(len(community))
+    return new[community]
 
 
 def _order(size: int, draw: np.random.Generator) -> Labels:

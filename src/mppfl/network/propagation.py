@@ -49,28 +49,17 @@ def count_closed_walks(
     if diagonal not in ("auto", "exact", "estimate"):
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
     size = influence.shape[0]
-    if diagonal != "estimate" and _by_matrix_is_best(influence, max_hops):
-        return ClosedWalks(_by_dense_powers(influence, max_hops, hop_decay), np.zeros(size), max_hops)
     steps = _steps_of_walking(influence, max_hops)
-    all_counted = diagonal == "exact" or (diagonal == "auto" and steps[-1] <= WALKS_AT_MOST / 25)
-    hops = max_hops if all_counted else min(2, max_hops)
+    few = steps[-1] <= WALKS_AT_MOST / 25
+    if diagonal != "estimate" and size <= (DENSE_BELOW if few else EXACT_BELOW):
+        return ClosedWalks(np.diag(_sum_of_powers(influence, max_hops, hop_decay)).copy(), np.zeros(size), max_hops)
+    hops = max_hops if diagonal == "exact" or (diagonal == "auto" and few) else min(2, max_hops)
     rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed)
     coarse = COARSE * influence.data.sum() / size
     while diagonal == "auto" and np.mean(error**2) > coarse**2 and steps[hops - 1] <= WALKS_AT_MOST:
         hops += 1
         rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed)
     return ClosedWalks(_by_walking(influence, hops, hop_decay) + rest, error, hops)
-
-
-def kind_of_diagonal(num_clients: int, diagonal: Diagonal) -> Diagonal:
-    """The kind to use: small networks are never estimated, since that would differ from the matrix of their game."""
-    return "exact" if num_clients <= EXACT_BELOW and diagonal in ("auto", "estimate") else diagonal
-
-
-def _by_matrix_is_best(influence: SparseMatrix, max_hops: int) -> bool:
-    size = influence.shape[0]
-    many = size > DENSE_BELOW and _steps_of_walking(influence, max_hops)[-1] > WALKS_AT_MOST / 25
-    return size <= DENSE_BELOW or (size <= EXACT_BELOW and many)
 
 
 def _steps_of_walking(influence: SparseMatrix, max_hops: int) -> list[float]:
@@ -89,13 +78,14 @@ def _steps_of_walking(influence: SparseMatrix, max_hops: int) -> list[float]:
     return steps
 
 
-def _by_dense_powers(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
+def _sum_of_powers(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
+    """W + λ W² + ... + λ^(K-1) W^K as an N×N array."""
     dense = influence.toarray()
-    power, closed = dense, np.zeros(len(dense))
-    for hops in range(2, max_hops + 1):
+    power, total = dense, dense.copy()
+    for hop in range(2, max_hops + 1):
         power = power @ dense
-        closed += hop_decay ** (hops - 1) * np.diag(power)
-    return closed
+        total += hop_decay ** (hop - 1) * power
+    return np.asarray(total)
 
 
 def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
@@ -203,13 +193,9 @@ class Propagation:
 
     def to_dense(self) -> Array:
         """Σ as an N×N array; for small networks."""
-        dense = self.influence.toarray()
-        power, total = dense, dense.copy()
-        for hop in range(2, self.max_hops + 1):
-            power = power @ dense
-            total += self.hop_decay ** (hop - 1) * power
+        total = _sum_of_powers(self.influence, self.max_hops, self.hop_decay)
         np.fill_diagonal(total, 0.0)
-        return np.asarray(total)
+        return total
 
     @cached_property
     def light_influence(self) -> SparseMatrix:
@@ -259,7 +245,9 @@ def propagate(
         from mppfl.network.device import find_device
 
         find_device(device)
-    home = count_closed_walks(graph.influence, hops, decay, kind_of_diagonal(graph.num_clients, diagonal), seed)
+    if graph.num_clients <= EXACT_BELOW and diagonal == "estimate":
+        diagonal = "exact"  # lest it differ from the matrix of the game
+    home = count_closed_walks(graph.influence, hops, decay, diagonal, seed)
     return Propagation(graph.influence, hops, decay, home, graph.normalisation)
 
 
@@ -326,19 +314,6 @@ class Walk:
         return len(self.clients) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """Sources with a walk of a given length to the client; parallel arrays, sources rising.
-
-    strengths  product of W along the strongest such walk
-    towards    its second client
-    """
-
-    sources: IntArray
-    strengths: Array
-    towards: IntArray
-
-
 def strongest_walks(propagation: Propagation, client: int, budgets: Array, sources: Sequence[int]) -> tuple[Walk, ...]:
     """The single strongest walk of at most `max_hops` edges from each source to `client`, in the order of `sources`.
 
@@ -349,42 +324,36 @@ def strongest_walks(propagation: Propagation, client: int, budgets: Array, sourc
     for position in (client, *sources):
         if not 0 <= position < size:
             raise BadInput(f"client={position} must be a position from 0 to {size - 1}.")
-    layers = [_Reached(np.array([client]), np.ones(1), np.array([-1]))]  # by length of walks: 0, 1, ...
+    strengths, towards = [np.zeros(size)], [np.full(size, -1)]  # by length of walks: 0, 1, ...
+    strengths[0][client] = 1.0
     for _ in range(propagation.max_hops):
-        layers.append(_one_edge_longer(propagation.influence, layers[-1]))
-    walks = (_strongest(layers, source, propagation.hop_decay, budgets) for source in sources if source != client)
-    return tuple(walk for walk in walks if walk is not None)
+        longer = _one_edge_longer(propagation.influence, strengths[-1])
+        strengths.append(longer[0])
+        towards.append(longer[1])
+    walks = []
+    for source in sources:
+        shares = [propagation.hop_decay ** (k - 1) * float(strengths[k][source]) for k in range(1, len(strengths))]
+        hops = 1 + int(np.argmax(shares))
+        if source == client or shares[hops - 1] == 0.0:
+            continue
+        clients = [source]
+        for step in towards[hops:0:-1]:
+            clients.append(int(step[clients[-1]]))
+        walks.append(Walk(tuple(clients), shares[hops - 1] * float(budgets[source])))
+    return tuple(walks)
 
 
-def _one_edge_longer(influence: SparseMatrix, near: _Reached) -> _Reached:
-    """Max-product step: the strongest walks with one more edge at the source's end."""
-    starts, ends = influence.indptr[near.sources], influence.indptr[near.sources + 1]
-    lengths = (ends - starts).astype(np.int64)
-    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    edges = np.repeat(starts.astype(np.int64), lengths) + within
-    sources = influence.indices[edges]
-    strengths = np.repeat(near.strengths, lengths) * influence.data[edges]
-    size = influence.shape[0]
+def _one_edge_longer(influence: SparseMatrix, near: Array) -> tuple[Array, IntArray]:
+    """Max-product step: strength of the strongest walk with one more edge from each source, and its second client."""
+    size = len(near)
+    targets = np.flatnonzero(near)
+    edges = influence[targets].tocoo()
+    sources, targets = edges.col, targets[edges.row]
+    strengths = near[targets] * edges.data
     best = np.zeros(size)
     np.maximum.at(best, sources, strengths)
     # Among equally strong walks the lowest position wins, whatever the order in which edges are stored.
-    towards = np.full(size, size, dtype=np.int64)
+    towards = np.full(size, size)
     strongest = strengths == best[sources]
-    np.minimum.at(towards, sources[strongest], np.repeat(near.sources, lengths)[strongest])
-    reached = np.flatnonzero(best)
-    return _Reached(reached, best[reached], towards[reached])
-
-
-def _strongest(layers: list[_Reached], source: int, hop_decay: float, budgets: Array) -> Walk | None:
-    weights = [0.0]
-    for hops, layer in enumerate(layers[1:], start=1):
-        row = int(np.searchsorted(layer.sources, source))
-        reaches = row < len(layer.sources) and layer.sources[row] == source
-        weights.append(hop_decay ** (hops - 1) * float(layer.strengths[row]) if reaches else 0.0)
-    hops = int(np.argmax(weights))
-    if weights[hops] == 0.0:
-        return None
-    clients = [source]
-    for layer in layers[hops:0:-1]:
-        clients.append(int(layer.towards[np.searchsorted(layer.sources, clients[-1])]))
-    return Walk(tuple(clients), weights[hops] * float(budgets[source]))
+    np.minimum.at(towards, sources[strongest], targets[strongest])
+    return best, towards
