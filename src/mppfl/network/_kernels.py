@@ -64,17 +64,6 @@ def _inner(x: Array, in_x: Any, size_x: int, y: Array, in_y: Any, size_y: int) -
     return total
 
 
-@njit(cache=True)
-def _load(rows: Any, row: int, value: Array, support: Any) -> int:
-    indptr, indices, data = rows
-    count = 0
-    for edge in range(indptr[row], indptr[row + 1]):
-        value[indices[edge]] = data[edge]
-        support[count] = indices[edge]
-        count += 1
-    return count
-
-
 @njit(parallel=True, cache=True)
 def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads: int, out: Array) -> None:
     """out_i = Σ_{k=2..max_hops} λ^{k-1} (W^k)_ii, by walks that meet in the middle (model, eq. 2).
@@ -90,20 +79,11 @@ def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads:
         in_x, in_x_next = np.empty(n, np.int32), np.empty(n, np.int32)
         in_y, in_y_next = np.empty(n, np.int32), np.empty(n, np.int32)
         for i in range(thread, n, threads):
-            size_x = _load(rows, i, x, in_x)
-            size_y = _load(back, i, y, in_y)
-            decay = hop_decay
-            total = decay * _inner(x, in_x, size_x, y, in_y, size_y)
-            for hops in range(3, max_hops + 1):
-                decay *= hop_decay
-                if size_x == 0 or size_y == 0:
-                    break
-                if hops == max_hops:
-                    if _edges_from(rows, in_x, size_x) <= _edges_from(back, in_y, size_y):
-                        total += decay * _gather(rows, x, in_x, size_x, y)
-                    else:
-                        total += decay * _gather(back, y, in_y, size_y, x)
-                    break
+            x[i] = y[i] = 1.0
+            in_x[0] = in_y[0] = i
+            size_x = size_y = 1
+            decay, total = 1.0, 0.0
+            for hops in range(1, max_hops):
                 if hops % 2 == 1:
                     size_x = _expand(rows, x, in_x, size_x, x_next, in_x_next)
                     x, x_next = x_next, x
@@ -113,6 +93,11 @@ def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads:
                     y, y_next = y_next, y
                     in_y, in_y_next = in_y_next, in_y
                 total += decay * _inner(x, in_x, size_x, y, in_y, size_y)
+                decay *= hop_decay
+            if _edges_from(rows, in_x, size_x) <= _edges_from(back, in_y, size_y):
+                total += decay * _gather(rows, x, in_x, size_x, y)
+            else:
+                total += decay * _gather(back, y, in_y, size_y, x)
             out[i] = total
             for s in range(size_x):
                 x[in_x[s]] = 0.0
