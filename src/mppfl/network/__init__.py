@@ -6,15 +6,6 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .communities import communities_of, communities_of_edges
-    from .device import (
-        DevicePropagation,
-        find_device,
-        free_bytes,
-        matrix_bytes,
-        propagation_on_device,
-        require_room,
-        to_device,
-    )
     from .generate import random_graph
     from .graph import (
         Isolated,

@@ -242,7 +242,7 @@ def propagate(
     hops = require_count(max_hops, "max_hops")
     decay = require_number(hop_decay, "hop_decay", 0.0, 1.0)
     if device is not None:
-        from mppfl.network.device import find_device
+        from mppfl.device import find_device
 
         find_device(device)
     if graph.num_clients <= EXACT_BELOW and diagonal == "estimate":

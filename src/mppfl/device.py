@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mppfl.errors import BadInput
-from mppfl.network.graph import SparseMatrix
-from mppfl.network.propagation import Propagation
+from mppfl.exports import require
+
+require("torch")  # says how to install it
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 log = logging.getLogger(__name__)
 GIB = 2**30
@@ -103,22 +105,22 @@ class DevicePropagation:
     """`Propagation` with tensors: Σ = W + λ W² + ... + λ^(K-1) W^K with a zero diagonal (model, eq. 2).
 
     home    the diagonal of Σ before it is removed, one per client
-    source  the operator of which this is a copy
+    source  the `Propagation` of which this is a copy
     """
 
     influence: DeviceMatrix
     max_hops: int
     hop_decay: float
     home: Tensor
-    source: Propagation
+    source: Any
 
     @property
     def num_clients(self) -> int:
-        return self.source.num_clients
+        return int(self.source.num_clients)
 
     @property
     def geometric_sum(self) -> float:
-        return self.source.geometric_sum
+        return float(self.source.geometric_sum)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         spread = x
@@ -135,7 +137,7 @@ class DevicePropagation:
         return transposed
 
 
-def propagation_on_device(propagation: Propagation, device: torch.device) -> DevicePropagation:
+def propagation_on_device(propagation: Any, device: torch.device) -> DevicePropagation:
     """The same operator on a device."""
     influence = propagation.influence
     starts = influence.indptr.astype(np.int64)
@@ -150,7 +152,7 @@ def propagation_on_device(propagation: Propagation, device: torch.device) -> Dev
     )
 
 
-def _rows(matrix: SparseMatrix, first: int, last: int, device: torch.device) -> Tensor:
+def _rows(matrix: Any, first: int, last: int, device: torch.device) -> Tensor:
     """Some rows of a csr_array as a sparse tensor."""
     edges = slice(matrix.indptr[first], matrix.indptr[last])
     starts = (matrix.indptr[first : last + 1] - edges.start).astype(np.int32)
