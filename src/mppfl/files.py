@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self, cast
 
 from mppfl.errors import BadFile, BadInput, LedgerUnavailable, MppflError
 from mppfl.text import one_line, shown_path
@@ -53,6 +53,30 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
             f"{path} is written, but its folder could not be made durable: {cause.strerror or cause}. After a power "
             "cut the file before it may be back; check the disk."
         ) from cause
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, gzipped if the path ends in .gz, that takes the path's place once it is complete.
+
+    Until then, and on failure, the old one stays.
+    """
+    part = path.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        with open(part, "xb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
+                    yield cast(IO[bytes], zipped)
+            else:
+                yield file
+        os.replace(part, path)
+    except OSError as cause:
+        raise BadFile(
+            f"{shown_path(path)} cannot be written: {cause.strerror}. Check the folder and the space."
+        ) from cause
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 @contextmanager

@@ -131,27 +131,12 @@ def _entry(rows: Any, row: Any, column: Any) -> float:
 
 
 @njit(parallel=True, cache=True)
-def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
-    """λ Σ_j W_ij W_ji of every client i: closed walks of two edges, without a transposed copy of the network.
-
-    A pair is looked up from its end of lower number only, and counted for both ends.
-    """
+def mutual_edges(rows: Any, hop_decay: float, out: Array) -> None:
+    """out_i = λ Σ_j W_ij W_ji: closed walks of two edges, without a transposed copy of the network."""
     indptr, indices, data = rows
-    n = len(indptr) - 1
-    sums = np.zeros((threads, n))
-    for thread in prange(threads):
-        for i in range(thread, n, threads):
-            total = 0.0
-            for edge in range(indptr[i + 1] - 1, indptr[i] - 1, -1):  # columns are sorted: from the highest down
-                j = np.int64(indices[edge])
-                if j < i:
-                    break
-                both = data[edge] * _entry(rows, j, np.int64(i))
-                if both > 0.0:
-                    total += both
-                    sums[thread, j] += both
-            sums[thread, i] += total
-    return hop_decay * sums.sum(axis=0)
+    for i in prange(len(indptr) - 1):
+        for edge in range(indptr[i], indptr[i + 1]):
+            out[i] += hop_decay * data[edge] * _entry(rows, indices[edge], np.int32(i))
 
 
 @njit(parallel=True, cache=True)
@@ -231,12 +216,7 @@ def edges_of_both_directions(rows: Any) -> Any:
     indptr, indices, data = rows
     size = len(indptr) - 1
     both = np.zeros(size + 1, dtype=np.int64)
-    for row in range(size):
-        both[row + 1] += indptr[row + 1] - indptr[row]
-        for edge in range(indptr[row], indptr[row + 1]):
-            both[indices[edge] + 1] += 1
-    for row in range(size):
-        both[row + 1] += both[row]
+    both[1:] = indptr[1:] + np.cumsum(np.bincount(indices, minlength=size))
     free = both[:-1].copy()
     neighbours = np.empty(both[-1], dtype=np.int32)
     weights = np.empty(both[-1], dtype=np.float64)
@@ -265,9 +245,7 @@ def move_nodes(
         for edge in range(indptr[node], indptr[node + 1]):
             degree[node] += weights[edge]
     total = degree.sum()
-    held = np.zeros(size)  # degrees of all members of each community, added up
-    for node in range(size):
-        held[community[node]] += degree[node]
+    held = np.bincount(community, degree, size)  # degrees of all members of each community, added up
     towards = np.zeros(size)  # weight from the node visited to each community
     labels_met = np.empty(size, dtype=np.int32)
     waiting = order.copy()  # a ring: nobody waits twice, so it never overflows
@@ -315,18 +293,9 @@ def move_nodes(
 def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> Any:
     """The graph whose nodes are the communities: edges between two are added up, those within one become `inside`."""
     indptr, neighbours, weights = rows
-    size = len(indptr) - 1
     start = np.zeros(count + 1, dtype=np.int64)
-    for node in range(size):
-        start[community[node] + 1] += 1
-    for c in range(count):
-        start[c + 1] += start[c]
-    members = np.empty(size, dtype=np.int32)
-    free = start[:-1].copy()
-    for node in range(size):
-        members[free[community[node]]] = node
-        free[community[node]] += 1
-
+    start[1:] = np.cumsum(np.bincount(community, minlength=count))
+    members = np.argsort(community, kind="mergesort")  # stable
     new_indptr = np.zeros(count + 1, dtype=np.int64)
     new_inside = np.zeros(count)
     new_neighbours = np.empty(len(neighbours), dtype=np.int32)  # too long; what is never written takes no memory

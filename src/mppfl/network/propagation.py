@@ -20,7 +20,8 @@ DENSE_BELOW = 600  # clients; dense powers are then faster than sparse walks
 EXACT_BELOW = 1000  # clients; the game forms Σ as a matrix there, with nothing estimated on its diagonal
 WALKS_AT_MOST = 5e8  # steps of "auto", one or two nanoseconds each; a 25th of them is few: not worth an estimate
 COARSE = 5e-4  # root mean square of the standard errors of an estimate, over the mean row sum of W
-NUM_WALKERS = 4
+NUM_WALKERS = 4  # of a client; 2 where there are many clients
+MANY_CLIENTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ def count_closed_walks(
 ) -> ClosedWalks:
     """Σ_k λ^{k-1}(W^k)_ii for every client i (the part of eq. 2 that is set to zero).
 
-    "exact" counts all of them, "estimate" those of two edges; NUM_WALKERS random walkers per client, drawn with `seed`,
-    estimate the rest. "auto" is exact where that takes few steps; else it counts as many hops as leave an estimate that
-    is not coarse, or as WALKS_AT_MOST permits.
+    "exact" counts all of them, "estimate" those of two edges; random walkers, drawn with `seed`, estimate the rest.
+    "auto" is exact where that takes few steps; else it counts as many hops as leave an estimate that is not coarse, or
+    as WALKS_AT_MOST permits.
     """
     if diagonal not in ("auto", "exact", "estimate"):
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
@@ -97,7 +98,8 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
 
     rows = influence.indptr, influence.indices, influence.data
     if max_hops == 2:
-        return np.asarray(kernels.mutual_edges(rows, hop_decay, get_num_threads()))
+        kernels.mutual_edges(rows, hop_decay, closed)
+        return closed
     back = influence.tocsc()
     columns = back.indptr, back.indices, back.data
     kernels.closed_walks(rows, columns, max_hops, hop_decay, get_num_threads(), closed)
@@ -119,8 +121,9 @@ def _by_walkers(
 
     mean, squares = np.empty(size), np.empty(size)
     rows = influence.indptr, influence.indices, influence.data
-    kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, mean, squares)
-    variance = np.maximum(squares - mean**2, 0.0) / (NUM_WALKERS - 1)
+    count = NUM_WALKERS if size < MANY_CLIENTS else 2
+    kernels.walkers(rows, exact_hops, max_hops, hop_decay, count, seed, mean, squares)
+    variance = np.maximum(squares - mean**2, 0.0) / (count - 1)
     return mean, np.sqrt(np.maximum(variance, variance.mean()))
 
 

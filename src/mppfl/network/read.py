@@ -106,10 +106,11 @@ def read_graph(
         >>> graph.num_clients, graph.num_edges
         (3, 4)
     """
+    options: Any = {"normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         try:
-            return _graph(_content_of(path), undirected, normalisation, isolated, self_loops)
+            return _graph(_content_of(path), undirected, **options)
         except BadGraph as cause:
             raise BadGraph(f"{shown_path(path)}: {cause}") from cause
     networkx = sys.modules.get("networkx")  # a caller with a NetworkX graph has imported NetworkX
@@ -120,29 +121,19 @@ def read_graph(
             f"a graph cannot be read from {type(source).__name__}. "
             "Give a path, a NetworkX graph, a SciPy sparse matrix or a NumPy array."
         )
-    return _graph(source, undirected, normalisation, isolated, self_loops)
+    return _graph(source, undirected, **options)
 
 
-def _graph(
-    content: Any, undirected: bool, normalisation: Normalisation, isolated: Isolated, self_loops: SelfLoops
-) -> SocialGraph:
+def _graph(content: Any, undirected: bool, **options: Any) -> SocialGraph:
     """The graph of `_Edges` or of a matrix."""
     if not isinstance(content, _Edges):
         if not undirected:
-            return graph_from_matrix(content, normalisation=normalisation, isolated=isolated, self_loops=self_loops)
-        one_way = graph_from_matrix(content, normalisation="none", isolated="keep", self_loops=self_loops)
+            return graph_from_matrix(content, **options)
+        one_way = graph_from_matrix(content, **options | {"normalisation": "none", "isolated": "keep"})
         arcs = one_way.influence.tocoo()
         content = _Edges(arcs.col, arcs.row, arcs.data, tuple(map(str, range(one_way.num_clients))))
-    return graph_from_edges(
-        content.sources,
-        content.targets,
-        content.weights,
-        names=content.names,
-        normalisation=normalisation,
-        isolated=isolated,
-        self_loops=self_loops,
-        undirected=undirected or content.undirected,
-    )
+    options |= {"names": content.names, "undirected": undirected or content.undirected}
+    return graph_from_edges(content.sources, content.targets, content.weights, **options)
 
 
 def _content_of(path: Path) -> Any:
@@ -166,9 +157,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     with failures_in_one_line(path):
         if "\0" in str(path):
             raise BadFile(f"{shown} is no path: it holds a NUL character. Check the path.")
-        if path.is_dir():
-            raise BadFile(f"{shown} is a directory. Give the file in it that holds the edges.")
-        if path.exists() and not path.is_file():
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise BadFile(f"{shown} is not a regular file. Save the edges to a file first.")
         with open(path, "rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
@@ -208,8 +197,8 @@ def _edges_of_networkx(graph: Any) -> _Edges:
     for u, v, weight in graph.edges(data="weight", default=1.0):
         sources.append(position[u])
         targets.append(position[v])
-        weights.append(_as_number(weight))
-        if not 0.0 < weights[-1] < np.inf:
+        weights.append(_weight(weight))
+        if not weights[-1]:
             raise BadGraph(
                 f"the edge from {shortened(str(u))} to {shortened(str(v))} has weight {shortened(str(weight))}; "
                 "weights must be positive numbers. Correct it, or leave the edge out."
@@ -218,14 +207,15 @@ def _edges_of_networkx(graph: Any) -> _Edges:
     return _Edges(np.array(sources), np.array(targets), np.array(weights), names, not graph.is_directed())
 
 
-def _as_number(weight: Any) -> float:
-    """The weight as a float, NaN if it is none; text counts, for that is what GraphML without types gives."""
-    if isinstance(weight, bool) or (isinstance(weight, str) and not _NUMBER.fullmatch(weight)):
-        return float("nan")
+def _weight(given: Any) -> float:
+    """A positive number, 0 if it is none; text counts, for that is what GraphML without types gives."""
+    if isinstance(given, bool) or (isinstance(given, str) and not _NUMBER.fullmatch(given)):
+        return 0.0
     try:
-        return float(weight)
+        value = float(given)
     except (TypeError, ValueError, OverflowError):
-        return float("nan")
+        return 0.0
+    return value if 0.0 < value < np.inf else 0.0
 
 
 # ---- edge lists ---------------------------------------------------------------------------------------------------
@@ -334,7 +324,9 @@ def _edges_of_lines(lines: Iterable[_Line], first: _Line, separator: str) -> _Ed
         sources.append(position.setdefault(fields[0], len(position)))
         targets.append(position.setdefault(fields[1], len(position)))
         if width == 3:
-            weights.append(line.weight(fields[2]))
+            weights.append(_weight(fields[2]))
+            if not weights[-1]:
+                raise line.weight_error(fields[2])
     edges = _Edges(np.array(sources), np.array(targets), np.array(weights) if width == 3 else None, tuple(position))
     return _in_numerical_order(edges)
 
@@ -353,12 +345,6 @@ class _Line(NamedTuple):  # a dataclass takes three times as long to make, and t
                 "a double quote is left open or stands beside text. Quote whole names, double quotes in them."
             )
         return fields
-
-    def weight(self, text: str) -> float:
-        value = float(text) if _NUMBER.fullmatch(text) else 0.0
-        if not 0.0 < value < np.inf:
-            raise self.weight_error(text)
-        return value
 
     def weight_error(self, text: str) -> BadFile:
         return self.error(
