@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mppfl.errors import BadGraph, BadInput, UnknownClient
-from mppfl.network import graph_from_edges, graph_from_matrix, joined_names
+from mppfl.network import graph_from_edges, graph_from_matrix
+from mppfl.text import joined_names
 
 approx = pytest.approx
 

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
         SelfLoops,
         SocialGraph,
         SparseMatrix,
-        describe,
         graph_from_edges,
         graph_from_matrix,
-        joined_names,
     )
     from .propagation import (
         EXACT_BELOW,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mppfl.arrays import Array, IntArray, require_count
 from mppfl.errors import BadGraph, BadInput, UnknownClient
-from mppfl.text import nearest
+from mppfl.text import joined_names, nearest
 
 Normalisation = Literal["row", "none", "symmetric"]
 Isolated = Literal["error", "keep", "drop"]
@@ -115,7 +115,28 @@ class SocialGraph:
 
     def describe(self) -> GraphDescription:
         """Degrees, reciprocity, smallest influence, isolated clients and connectedness of the graph."""
-        return describe(self)
+        influence = self.influence
+        exposed_by = np.diff(influence.indptr)
+        exposes = np.bincount(influence.indices, minlength=self.num_clients)
+        ones = np.ones(influence.nnz, dtype=np.int8)
+        pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
+        parts, _ = connected_components(pattern, directed=True, connection="weak")
+        _, strong = connected_components(pattern, directed=True, connection="strong")
+        lone = np.flatnonzero(exposed_by == 1)
+        only = np.full(self.num_clients, -1)  # the one exposer of a client who has but one
+        only[lone] = influence.indices[influence.indptr[lone]]
+        return GraphDescription(
+            num_clients=self.num_clients,
+            num_edges=self.num_edges,
+            exposed_by=_spread(exposed_by),
+            exposes=_spread(exposes),
+            reciprocity=int(pattern.multiply(pattern.T).sum()) / influence.nnz,
+            smallest_influence=float(influence.data.min()),
+            num_isolated=len(self.isolated),
+            num_isolated_pairs=int((only[only[lone]] == lone).sum()) // 2,
+            strongly_connected_share=float(np.bincount(strong).max() / self.num_clients),
+            num_components=int(parts),
+        )
 
 
 def graph_from_edges(
@@ -430,43 +451,5 @@ class GraphDescription:
     num_components: int  # weakly connected parts
 
 
-def describe(graph: SocialGraph) -> GraphDescription:
-    """What the graph looks like: degrees, reciprocity, ω_min, isolated clients, connectedness."""
-    influence = graph.influence
-    exposed_by = np.diff(influence.indptr)
-    exposes = np.bincount(influence.indices, minlength=graph.num_clients)
-    ones = np.ones(influence.nnz, dtype=np.int8)
-    pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
-    mutual = int(pattern.multiply(pattern.T).sum()) if influence.nnz else 0
-    parts, _ = connected_components(pattern, directed=True, connection="weak")
-    _, strong = connected_components(pattern, directed=True, connection="strong")
-    return GraphDescription(
-        num_clients=graph.num_clients,
-        num_edges=graph.num_edges,
-        exposed_by=_spread(exposed_by),
-        exposes=_spread(exposes),
-        reciprocity=mutual / influence.nnz,
-        smallest_influence=float(influence.data.min()),
-        num_isolated=len(graph.isolated),
-        num_isolated_pairs=_isolated_pairs(influence, exposed_by),
-        strongly_connected_share=float(np.bincount(strong).max() / graph.num_clients),
-        num_components=int(parts),
-    )
-
-
 def _spread(degrees: IntArray) -> tuple[int, float, int]:
     return int(degrees.min()), float(degrees.mean()), int(degrees.max())
-
-
-def _isolated_pairs(influence: SparseMatrix, exposed_by: IntArray) -> int:
-    """Pairs in which each client is exposed by the other alone, so that all their walks are closed."""
-    lone = np.flatnonzero(exposed_by == 1)
-    only = np.full(len(exposed_by), -1)
-    only[lone] = influence.indices[influence.indptr[lone]]
-    return int((only[only[lone]] == lone).sum()) // 2
-
-
-def joined_names(names: Iterable[str], most: int = 5) -> str:
-    """The first few names, quoted, for messages."""
-    listed = list(names)
-    return ", ".join(repr(n) for n in listed[:most]) + (", ..." if len(listed) > most else "")

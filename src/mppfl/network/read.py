@@ -15,7 +15,6 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -137,32 +136,30 @@ def _graph(content: Any, undirected: bool, **options: Any) -> SocialGraph:
 
 
 def _content_of(path: Path) -> Any:
-    """Edges or a matrix, by the file's content; its name decides only where the content does not."""
-    with _opened(path) as stream:
-        head = stream.read(256).removeprefix(_BOM).lstrip()
-        stream.seek(0)
-        if head.startswith(b"PK\x03\x04") or path.suffix == ".npz":
-            return _matrix_of_npz(stream, path)
-        if head.startswith((b"<?xml", b"<graphml", b"<!DOCTYPE")) or path.suffix in (".graphml", ".xml"):
-            return _edges_of_graphml(stream, path)
-        start = len(_BOM) if stream.read(len(_BOM)) == _BOM else 0
-        stream.seek(start)
-        return _edges_of_list(stream, path, start)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, unzipped if it is gzipped."""
-    shown = shown_path(path)
+    """Edges or a matrix in a file, plain or gzipped."""
     with failures_in_one_line(path):
         if "\0" in str(path):
-            raise BadFile(f"{shown} is no path: it holds a NUL character. Check the path.")
+            raise BadFile(f"{shown_path(path)} is no path: it holds a NUL character. Check the path.")
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise BadFile(f"{shown} is not a regular file. Save the edges to a file first.")
+            raise BadFile(f"{shown_path(path)} is not a regular file. Save the edges to a file first.")
         with open(path, "rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file
+            return _content(cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file, path)
+
+
+def _content(stream: IO[bytes], path: Path) -> Any:
+    """What the bytes say they hold; the file's name decides only where they do not."""
+    head = stream.read(256)
+    start = len(_BOM) if head.startswith(_BOM) else 0
+    head = head[start:].lstrip()
+    stream.seek(0)
+    if head.startswith(b"PK\x03\x04") or path.suffix == ".npz":
+        return _matrix_of_npz(stream, path)
+    if head.startswith((b"<?xml", b"<graphml", b"<!DOCTYPE")) or path.suffix in (".graphml", ".xml"):
+        return _edges_of_graphml(stream, path)
+    stream.seek(start)
+    return _edges_of_list(stream, path, start)
 
 
 def _matrix_of_npz(stream: IO[bytes], path: Path) -> Any:
@@ -229,14 +226,16 @@ def _edges_of_list(stream: IO[bytes], path: Path, start: int, *, may_have_header
         raise BadFile(
             f"{shown_path(path)} holds no edges: it is empty or has only comments. Write `source, target` lines."
         )
-    separator = _separator_of(first.text)
+    text = first.text  # tab, semicolon or comma separate fields if they do so with quotes that match; else blanks
+    separator = next((mark for mark in "\t;," if mark in text and len(_fields_of(text, mark) or ()) > 1), " ")
     fields = first.fields(separator)
     if len(fields) not in (2, 3):
         raise first.error(
             f"{count_of(fields)} where 2 or 3 are needed. Write `source, target[, weight]`, separated by commas, "
             "semicolons, tabs or blanks."
         )
-    titled, worded = _has_titled_weight(fields), _has_column_words(fields)
+    titled = _has_titled_weight(fields)
+    worded = (len(fields) == 2 or titled) and all(_COLUMN.fullmatch(_word(field)) for field in fields[:2])
     has_header = may_have_header and (titled or worded)
     if has_header and not _is_column_order(fields):
         raise first.error("columns must be source, target[, weight] in this order. Rearrange or rename them.")
@@ -371,11 +370,6 @@ def _lines(stream: IO[bytes], path: Path) -> Iterator[_Line]:
         yield line
 
 
-def _separator_of(line: str) -> str:
-    """What separates fields: the first of tab, semicolon and comma that does, with quotes that match; else blanks."""
-    return next((mark for mark in "\t;," if mark in line and len(_fields_of(line, mark) or ()) > 1), " ")
-
-
 def _fields_of(line: str, separator: str) -> list[str] | None:
     """The fields without blanks and quotes around them; None if the quotes do not match."""
     if '"' not in line:
@@ -389,11 +383,6 @@ def _fields_of(line: str, separator: str) -> list[str] | None:
         fields.append(plain.strip(_BLANK) if quoted is None else quoted.replace('""', '"'))
         start = match.end()
     return fields
-
-
-def _has_column_words(fields: list[str]) -> bool:
-    """Whether the fields read like `source, target` or `user_id, friend_id, weight`."""
-    return (len(fields) == 2 or _has_titled_weight(fields)) and all(_COLUMN.fullmatch(_word(f)) for f in fields[:2])
 
 
 def _has_titled_weight(fields: list[str]) -> bool:

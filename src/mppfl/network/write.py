@@ -20,7 +20,7 @@ def write_graphml(graph: SocialGraph, path: str | Path) -> None:
     """Writes the edges as given, and all clients, as GraphML; gzipped if the path ends in .gz."""
     import networkx as nx
 
-    names = _names(graph)
+    names = graph.names or tuple(map(str, range(graph.num_clients)))
     for name in names:
         if _NOT_XML.search(name):
             raise BadInput(f"client {shortened(name)} cannot be named in XML: it holds a control character. Rename it.")
@@ -49,7 +49,7 @@ def write_edges(graph: SocialGraph, path: str | Path) -> bool:
         )
     order = np.lexsort((arcs.col, np.maximum(arcs.col, arcs.row)))  # clients with an edge to an earlier one in turn
     sources, targets, weights = arcs.col[order], arcs.row[order], arcs.data[order]
-    names = [_quoted(name) for name in _names(graph)]
+    names = [_quoted(name) for name in graph.names or map(str, range(graph.num_clients))]
     with replaced(Path(path)) as file:
         file.write(b"source,target,weight\n")
         for start in range(0, arcs.nnz, 2**16):
@@ -70,7 +70,3 @@ def _quoted(name: str) -> str:
             "control character. Rename it."
         )
     return name if re.fullmatch(r"[\w.:@/+-]+", name) else '"' + name.replace('"', '""') + '"'
-
-
-def _names(graph: SocialGraph) -> tuple[str, ...]:
-    return graph.names if graph.names is not None else tuple(map(str, range(graph.num_clients)))
