@@ -131,12 +131,25 @@ def _entry(rows: Any, row: Any, column: Any) -> float:
 
 
 @njit(parallel=True, cache=True)
-def mutual_edges(rows: Any, hop_decay: float, out: Array) -> None:
-    """out_i = λ Σ_j W_ij W_ji: closed walks of two edges, without a transposed copy of the network."""
+def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
+    """λ Σ_j W_ij W_ji of every client i: closed walks of two edges, without a transposed copy of the network.
+
+    A pair is looked up from its end of lower number only, and counted for both ends.
+    """
     indptr, indices, data = rows
-    for i in prange(len(indptr) - 1):
-        for edge in range(indptr[i], indptr[i + 1]):
-            out[i] += hop_decay * data[edge] * _entry(rows, indices[edge], np.int32(i))
+    n = len(indptr) - 1
+    sums = np.zeros((threads, n))
+    for thread in prange(threads):
+        for i in range(thread, n, threads):
+            for edge in range(indptr[i + 1] - 1, indptr[i] - 1, -1):  # columns are sorted: from the highest down
+                j = np.int64(indices[edge])
+                if j < i:
+                    break
+                both = data[edge] * _entry(rows, j, np.int64(i))
+                if both > 0.0:
+                    sums[thread, i] += both
+                    sums[thread, j] += both
+    return hop_decay * sums.sum(axis=0)
 
 
 @njit(parallel=True, cache=True)

@@ -215,7 +215,14 @@ def _skewed(
     require_number(popularity, "popularity", 0.0, 0.99, open_ends=False)
     require_number(length_spread, "length_spread", 0.0, 10.0, open_ends=False)
 
-    lengths = _skewed_lengths(num_clients, num_edges, length_spread, rng)
+    shares = rng.lognormal(0.0, length_spread, num_clients)
+    extra = rng.multinomial(num_edges - num_clients, shares / shares.sum())  # exposers of each client beside the first
+    room = num_clients - 2
+    while (excess := int(np.maximum(extra - room, 0).sum())) > 0:
+        extra = np.minimum(extra, room)
+        free = np.flatnonzero(extra < room)
+        extra[free] += rng.multinomial(excess, np.full(len(free), 1.0 / len(free)))
+    lengths = 1 + extra
     by_rank = rng.permutation(num_clients)
     is_long = lengths * 8 > num_clients
     short = _rows_by_rejection(np.where(is_long, 0, lengths), by_rank, popularity, rng)
@@ -231,18 +238,6 @@ _FAMILIES: dict[str, Callable[..., SparseMatrix]] = {
     "stochastic_block": _stochastic_block,
     "skewed": _skewed,
 }
-
-
-def _skewed_lengths(num_clients: int, num_edges: int, spread: float, rng: np.random.Generator) -> IntArray:
-    """Number of exposers of each client: at least 1, at most all others, `num_edges` together."""
-    shares = rng.lognormal(0.0, spread, num_clients)
-    extra = rng.multinomial(num_edges - num_clients, shares / shares.sum())
-    room = num_clients - 2
-    while (excess := int(np.maximum(extra - room, 0).sum())) > 0:
-        extra = np.minimum(extra, room)
-        free = np.flatnonzero(extra < room)
-        extra[free] += rng.multinomial(excess, np.full(len(free), 1.0 / len(free)))
-    return 1 + extra
 
 
 def _rows_by_rejection(lengths: IntArray, by_rank: IntArray, popularity: float, rng: np.random.Generator) -> IntArray:

@@ -20,8 +20,7 @@ DENSE_BELOW = 600  # clients; dense powers are then faster than sparse walks
 EXACT_BELOW = 1000  # clients; the game forms Σ as a matrix there, with nothing estimated on its diagonal
 WALKS_AT_MOST = 5e8  # steps of "auto", one or two nanoseconds each; a 25th of them is few: not worth an estimate
 COARSE = 5e-4  # root mean square of the standard errors of an estimate, over the mean row sum of W
-NUM_WALKERS = 4  # of a client; 2 where there are many clients
-MANY_CLIENTS = 200_000
+NUM_WALKERS = 4  # of a client
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
 
     rows = influence.indptr, influence.indices, influence.data
     if max_hops == 2:
-        kernels.mutual_edges(rows, hop_decay, closed)
-        return closed
+        return np.asarray(kernels.mutual_edges(rows, hop_decay, get_num_threads()))
     back = influence.tocsc()
     columns = back.indptr, back.indices, back.data
     kernels.closed_walks(rows, columns, max_hops, hop_decay, get_num_threads(), closed)
@@ -121,9 +119,8 @@ def _by_walkers(
 
     mean, squares = np.empty(size), np.empty(size)
     rows = influence.indptr, influence.indices, influence.data
-    count = NUM_WALKERS if size < MANY_CLIENTS else 2
-    kernels.walkers(rows, exact_hops, max_hops, hop_decay, count, seed, mean, squares)
-    variance = np.maximum(squares - mean**2, 0.0) / (count - 1)
+    kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, mean, squares)
+    variance = np.maximum(squares - mean**2, 0.0) / (NUM_WALKERS - 1)
     return mean, np.sqrt(np.maximum(variance, variance.mean()))
 
 
@@ -138,12 +135,9 @@ def times(matrix: SparseMatrix, x: Any, scale: float = 1.0, plus: Any = None) ->
     Two columns are multiplied one by one: SciPy takes 36 ms for both so and 50 ms together (20 million edges).
     """
     if x.ndim == 2 and x.shape[1] == 2:
-        columns = (np.ascontiguousarray(x[:, 0]), np.ascontiguousarray(x[:, 1]))
-        if matrix.nnz < PARALLEL_ABOVE:
-            product = np.stack([matrix @ column for column in columns], axis=1)
-        else:
-            with ThreadPoolExecutor(2) as threads:  # SciPy's products let other threads run
-                product = np.stack(list(threads.map(matrix.__matmul__, columns)), axis=1)
+        with ThreadPoolExecutor(2) as threads:  # SciPy's products let other threads run
+            each = threads.map if matrix.nnz >= PARALLEL_ABOVE else map
+            product = np.stack(list(each(matrix.__matmul__, np.ascontiguousarray(x.T))), axis=1)
     else:
         product = matrix @ x
     if scale != 1.0:
@@ -327,22 +321,20 @@ def strongest_walks(propagation: Propagation, client: int, budgets: Array, sourc
     for position in (client, *sources):
         if not 0 <= position < size:
             raise BadInput(f"client={position} must be a position from 0 to {size - 1}.")
-    strengths, towards = [np.zeros(size)], [np.full(size, -1)]  # by length of walks: 0, 1, ...
-    strengths[0][client] = 1.0
+    near = np.zeros(size)
+    near[client] = 1.0
+    layers: list[tuple[Array, IntArray]] = []  # by length of walks: 1, 2, ...
     for _ in range(propagation.max_hops):
-        longer = _one_edge_longer(propagation.influence, strengths[-1])
-        strengths.append(longer[0])
-        towards.append(longer[1])
+        layers.append(_one_edge_longer(propagation.influence, layers[-1][0] if layers else near))
     walks = []
     for source in sources:
-        shares = [propagation.hop_decay ** (k - 1) * float(strengths[k][source]) for k in range(1, len(strengths))]
-        hops = 1 + int(np.argmax(shares))
-        if source == client or shares[hops - 1] == 0.0:
-            continue
-        clients = [source]
-        for step in towards[hops:0:-1]:
-            clients.append(int(step[clients[-1]]))
-        walks.append(Walk(tuple(clients), shares[hops - 1] * float(budgets[source])))
+        shares = [propagation.hop_decay**k * float(strengths[source]) for k, (strengths, _) in enumerate(layers)]
+        longest = int(np.argmax(shares))
+        if source != client and shares[longest] > 0.0:
+            clients = [source]
+            for _, towards in layers[longest::-1]:
+                clients.append(int(towards[clients[-1]]))
+            walks.append(Walk(tuple(clients), shares[longest] * float(budgets[source])))
     return tuple(walks)
 
 
