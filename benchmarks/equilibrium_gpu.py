@@ -14,7 +14,7 @@ import numpy as np
 
 import mppfl
 from equilibrium import DECAY, HOPS, ROUNDS, STRENGTH
-from mppfl.network import find_device
+from mppfl.device import find_device
 from record import circumstances, write_record
 
 SIZES = ["100000:2000000", "1000000:20000000"]

@@ -104,7 +104,7 @@ def measure(
     data           folder of the official files; default: MPPFL_DATA
     settings       other than the paper's are a rehearsal: their files cannot be mixed with real ones
     """
-    from mppfl.network import find_device
+    from mppfl.device import find_device
 
     find_device(device)
     chosen = default_precision(device) if precision is None else precision

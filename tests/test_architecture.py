@@ -27,7 +27,7 @@ LEFT_OF = {
     "explorer": _TRAINING | {"experiment", "explorer"},
     "flower": _TRAINING | {"experiment", "flower"},
 }
-ROOTS = {f"mppfl.{name}" for name in ("errors", "arrays", "exports", "compiled", "files", "text", "charts")}
+ROOTS = {f"mppfl.{name}" for name in ("errors", "arrays", "exports", "compiled", "device", "files", "text", "charts")}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 

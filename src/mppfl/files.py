@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import secrets
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self, cast
 
 from mppfl.errors import BadFile, BadInput, LedgerUnavailable, MppflError
+from mppfl.text import one_line, shown_path
 
 LOCK = ".lock"
 LOCK_TRIES = 1000  # each fails only where another process leaves the folder at that very moment
@@ -50,6 +53,50 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
             f"{path} is written, but its folder could not be made durable: {cause.strerror or cause}. After a power "
             "cut the file before it may be back; check the disk."
         ) from cause
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, gzipped if the path ends in .gz, that takes the path's place once it is complete.
+
+    Until then, and on failure, the old one stays.
+    """
+    part = path.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        with open(part, "xb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
+                    yield cast(IO[bytes], zipped)
+            else:
+                yield file
+        os.replace(part, path)
+    except OSError as cause:
+        raise BadFile(
+            f"{shown_path(path)} cannot be written: {cause.strerror}. Check the folder and the space."
+        ) from cause
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+@contextmanager
+def failures_in_one_line(path: Path) -> Iterator[None]:
+    """Every failure of the system or of gzip becomes a BadFile that names the file."""
+    shown = shown_path(path)
+    try:
+        yield
+    except FileNotFoundError as cause:
+        raise BadFile(f"{shown} does not exist. Check the path.") from cause
+    except IsADirectoryError as cause:
+        raise BadFile(f"{shown} is a directory where a file was expected. Check the path.") from cause
+    except PermissionError as cause:
+        raise BadFile(f"{shown} may not be read. Check its permissions.") from cause
+    except EOFError as cause:
+        raise BadFile(f"{shown} is a gzip file that ends too early. Fetch or make it again.") from cause
+    except (gzip.BadGzipFile, zlib.error) as cause:
+        raise BadFile(f"{shown} is a damaged gzip file ({one_line(cause)}). Fetch or make it again.") from cause
+    except OSError as cause:
+        raise BadFile(f"{shown} cannot be read: {cause.strerror or one_line(cause)}. Check the path.") from cause
 
 
 @contextmanager

@@ -120,6 +120,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, names, n=1)), None)
 
 
+def joined_names(names: Iterable[str], most: int = 5) -> str:
+    """The first few names, quoted, for messages."""
+    listed = list(names)
+    return ", ".join(repr(n) for n in listed[:most]) + (", ..." if len(listed) > most else "")
+
+
 def count_of(fields: list[str]) -> str:
     return f"{len(fields)} field{'s' * (len(fields) != 1)}"
 

@@ -228,7 +228,7 @@ def test_a_folder_that_may_not_be_used_is_refused_before_any_work(tmp_path, monk
     run_experiment(chosen, folder=tmp_path / "out")
     assert not (tmp_path / "out" / "mppfl" / "ledger.sqlite").exists()
     monkeypatch.setattr(build, "load_dataset", lambda *_, **__: pytest.fail("began to work"))
-    monkeypatch.setattr("mppfl.network.find_device", lambda *_: pytest.fail("began to work"))
+    monkeypatch.setattr("mppfl.device.find_device", lambda *_: pytest.fail("began to work"))
     told = "holds a training already|ledger.keep=false left no account|account of real releases"
     with pytest.raises(BadInput, match=told):
         run_experiment(chosen, folder=tmp_path / "out", **options)

@@ -7,12 +7,9 @@ import torch
 from pytest import approx
 
 import mppfl
+from mppfl.device import find_device, propagation_on_device
 from mppfl.errors import BadInput, NotConverged
 from mppfl.game import DeviceLoss, LossOperator, solution_bytes
-from mppfl.network import (
-    find_device,
-    propagation_on_device,
-)
 from tests.game.games import paper_scale_game, star, three_cycle, two_friends
 from tests.homes import home
 

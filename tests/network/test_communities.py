@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network import OTHERS, CommunityTree, communities_of, graph_from_edges, random_graph, read_graph
+from mppfl.explorer import OTHERS, CommunityTree
+from mppfl.network import communities_of, graph_from_edges, random_graph, read_graph
 
 
 def seeded(seed=0):

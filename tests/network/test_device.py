@@ -5,8 +5,9 @@ import pytest
 import torch
 from pytest import approx
 
+from mppfl.device import find_device, propagation_on_device, require_room
 from mppfl.errors import BadInput
-from mppfl.network import find_device, graph_from_matrix, propagate, propagation_on_device, random_graph, require_room
+from mppfl.network import graph_from_matrix, propagate, random_graph
 from tests.homes import home
 
 device = home(find_device)

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
-from mppfl.network import influence_between, lay_out, random_graph
+from mppfl.experiment import lay_out
+from mppfl.explorer import influence_between
+from mppfl.network import random_graph
 from tests.homes import home
 
 

@@ -29,18 +29,11 @@ def describe_command(
     json: inputs.JsonOption = False,
 ) -> None:
     """Describe a network: size, degrees, reciprocity, isolated clients, components."""
-    from mppfl.network import describe
-
     with inputs.working("reading the network"):
-        facts = describe(
-            inputs.read_network(
-                source,
-                undirected=undirected,
-                isolated=isolated,
-                self_loops=self_loops,
-                normalisation=normalisation,
-            )
+        network = inputs.read_network(
+            source, undirected=undirected, isolated=isolated, self_loops=self_loops, normalisation=normalisation
         )
+        facts = network.describe()
     if json:
         inputs.print_json(facts)
         return

@@ -43,7 +43,7 @@ def solve_command(
     began = time.perf_counter()
     inputs.check_rounds(rounds)
     if device is not None:
-        from mppfl.network import find_device
+        from mppfl.device import find_device
 
         find_device(device)  # refuses one that does not exist, before anything is read
     if not json:

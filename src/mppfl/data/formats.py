@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mppfl.data.dataset import Dataset, Examples, KnownSet, own_dataset
 from mppfl.errors import BadFile, BadInput
-from mppfl.network import failures_in_one_line
+from mppfl.files import failures_in_one_line
 from mppfl.text import one_line, shown_path
 
 

@@ -27,7 +27,8 @@ from mppfl.data.dataset import (
     unchangeable,
 )
 from mppfl.errors import BadInput
-from mppfl.network import SocialGraph, communities_of, joined_names
+from mppfl.network import SocialGraph, communities_of
+from mppfl.text import joined_names
 
 Owners = NDArray[np.int64]
 REDRAWS = 10  # of a division by labels, before examples are moved instead

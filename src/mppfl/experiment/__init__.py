@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         read_experiment,
     )
     from .figures import comparison_figure
+    from .layout import lay_out
     from .live import (
         LiveAccounts,
         LiveRun,

@@ -217,7 +217,7 @@ def _outcome(solution: Solution, history: History) -> Outcome:
 
 def _require_device(device: str) -> None:
     """Refuses a device that is not there; nothing falls back to another in silence."""
-    from mppfl.network import find_device
+    from mppfl.device import find_device
 
     try:
         find_device(device)

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
         MOST_COMMUNITIES,
         MOST_COMMUNITY_LINKS,
         MOST_LINKS,
+        OTHERS,
+        CommunityTree,
         NetworkDrawing,
         community_values,
         elements,
+        influence_between,
         node_paint,
     )
     from .page import CLIENT_WORDS, FAMILY_NAMES, LEADER_WORDS, PARTICIPATION_WORDS

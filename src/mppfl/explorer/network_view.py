@@ -6,15 +6,17 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from markupsafe import Markup
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.charts import VIRIDIS, cut, mixed_colours, nice_ticks
+from mppfl.errors import BadInput
 from mppfl.explorer.markup import tag
-from mppfl.network import OTHERS, Branch, CommunityTree, Lines, SocialGraph, influence_between, lay_out, strongest_lines
+from mppfl.network import SocialGraph, SparseMatrix, communities_of_edges
 from mppfl.text import plainly
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ MOST_CLIENTS, MOST_LINKS = 2_000, 2_000  # more lines say no more, and take a br
 FEW_LINKS, LINKS_EACH = 600, 5  # of fewer clients: at least so many lines, and so many for each client
 MOST_COMMUNITIES, MOST_COMMUNITY_LINKS = 150, 600
 MOST_NAMED, COMMUNITIES_NAMED = 60, 24  # nodes that have their names beside them: all clients or none; the largest
+OTHERS = "others"
+EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +146,8 @@ def _assembled(
     notes: list[str],
     trail: tuple[str, ...],
 ) -> Picture:
+    from mppfl.experiment import lay_out  # its loops are compiled, and the compiler is slow to load
+
     x, y = lay_out(
         len(shown), lines.sources, lines.targets, lines.weights, radii=diameters / 2, width=WIDTH, height=HEIGHT
     )
@@ -161,6 +167,172 @@ def _assembled(
         note="; ".join(notes),
         trail=trail,
     )
+
+
+# ---- communities within communities -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Branch:
+    """Some clients under one name. `groups` are the communities in it, where it holds several."""
+
+    name: str
+    members: IntArray
+    groups: tuple[IntArray, ...] = ()
+
+
+class CommunityTree:
+    """A graph divided into communities, these into smaller ones, and so on; each is divided at first use.
+
+    A branch is named by its path: numbers from the outside in, () for all clients. Every client is in exactly one
+    branch of each division. Not safe to use from two threads at once.
+    """
+
+    def __init__(self, graph: SocialGraph, *, most_together: int, most_branches: int) -> None:
+        self.graph = graph
+        self.most_together = most_together
+        self.most_branches = most_branches
+        self._edges: SparseMatrix | None = None
+        self._inside: dict[tuple[int, ...], tuple[Branch, ...]] = {}
+
+    def way(self, opened: tuple[int, ...]) -> tuple[Branch, ...]:
+        """The branches along a path, all clients first. Raises BadInput where there is no such path."""
+        count = self.graph.num_clients
+        branches = [Branch(f"all {count:,} clients", np.arange(count))]
+        for depth, number in enumerate(opened):
+            inside = self._divided(opened[:depth], branches[-1])
+            if not 0 <= number < len(inside):
+                content = f"has communities 0 to {len(inside) - 1}" if inside else "has only clients"
+                raise BadInput(f"opened={opened!r}: {branches[-1].name} {content}, no community {number}. Go back up.")
+            branches.append(inside[number])
+        return tuple(branches)
+
+    def inside(self, opened: tuple[int, ...]) -> tuple[Branch, ...]:
+        """The branches into which the end of a path divides, the largest first.
+
+        () where it has at most `most_together` clients, or does not divide. Above `most_branches` communities the
+        smallest form the last branch together.
+        """
+        return self._divided(opened, self.way(opened)[-1])
+
+    def _divided(self, opened: tuple[int, ...], branch: Branch) -> tuple[Branch, ...]:
+        if opened not in self._inside:
+            if len(branch.members) <= self.most_together:
+                self._inside[opened] = ()
+            elif branch.groups:
+                self._inside[opened] = self._bundles(branch.groups)
+            else:
+                self._inside[opened] = self._communities(branch.members)
+        return self._inside[opened]
+
+    def _communities(self, members: IntArray) -> tuple[Branch, ...]:
+        if self._edges is None:
+            self._edges = self.graph.edges()
+        everybody = len(members) == self.graph.num_clients
+        edges = self._edges if everybody else self._edges[members][:, members]
+        labels = communities_of_edges(edges, np.random.default_rng(0), self.most_branches)
+        groups = tuple(members[part] for part in _parts(labels))
+        if len(groups) < 2:
+            return ()
+        kept = len(groups) if len(groups) <= self.most_branches else self.most_branches - 1
+        branches = tuple(Branch(f"community {number}", group) for number, group in enumerate(groups[:kept]))
+        return branches if kept == len(groups) else (*branches, _joined(OTHERS, groups[kept:]))
+
+    def _bundles(self, groups: tuple[IntArray, ...]) -> tuple[Branch, ...]:
+        """Communities one by one, or, where they are too many, whole ones bundled to about equally many clients."""
+        if len(groups) <= self.most_branches:
+            return tuple(Branch(f"community {number}", group) for number, group in enumerate(groups))
+        sizes = np.array([len(group) for group in groups])
+        middles = np.cumsum(sizes) - sizes / 2
+        bundle = np.unique((middles * self.most_branches / sizes.sum()).astype(np.int64), return_inverse=True)[1]
+        bundles = [tuple(groups[i] for i in positions.tolist()) for positions in _parts(bundle)]
+        bundles.sort(key=lambda communities: -sum(map(len, communities)))
+        return tuple(
+            _joined(f"bundle {number} of {len(communities):,} communities", communities)
+            if len(communities) > 1
+            else Branch(f"community {number}", communities[0])
+            for number, communities in enumerate(bundles)
+        )
+
+
+def _joined(name: str, groups: tuple[IntArray, ...]) -> Branch:
+    return Branch(name, np.sort(np.concatenate(groups)), groups)
+
+
+def _parts(labels: IntArray) -> list[IntArray]:
+    """Positions of each label, the largest group first."""
+    counts = np.bincount(labels)
+    groups = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    return [groups[label] for label in np.argsort(-counts, kind="stable").tolist()]
+
+
+# ---- edges that are drawn ------------------------------------------------------------------------------------------
+
+
+class Lines(NamedTuple):
+    """One line per pair of connected nodes, in its stronger direction.
+
+    weights  influence along the line, both directions added
+    mutual   whether it runs both ways
+    """
+
+    sources: IntArray
+    targets: IntArray
+    weights: Array
+    mutual: BoolArray
+
+
+def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
+    """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
+    influence = graph.influence
+    total = np.zeros(count * count)
+    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + EDGES_AT_ONCE, EDGES_AT_ONCE), side="left")
+    for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
+        edges = slice(int(influence.indptr[start]), int(influence.indptr[end]))
+        target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
+        source = place[influence.indices[edges]]
+        counted = (target >= 0) & (source >= 0) & (target != source)
+        key = target[counted].astype(np.int64) * count + source[counted]
+        total += np.bincount(key, influence.data[edges][counted], count * count)
+    return sp.csr_array(total.reshape(count, count))
+
+
+def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
+    """One line per connected pair, the strongest first, at most about `most`; and the number of connected pairs.
+
+    The strongest of each node come before all others, so that no connected node looks isolated.
+    """
+    both = sp.triu(influence + influence.T, k=1).tocoo()
+    count = both.nnz
+    kept: IntArray = np.arange(count)
+    if count > most:
+        strongest = np.zeros(influence.shape[0])
+        np.maximum.at(strongest, both.row, both.data)
+        np.maximum.at(strongest, both.col, both.data)
+        needed = (both.data == strongest[both.row]) | (both.data == strongest[both.col])
+        # Where all weigh the same, every line is its ends' strongest: one for each node will do.
+        first = np.flatnonzero(needed)
+        if len(first) > most:
+            once = [np.unique(ends[first], return_index=True)[1] for ends in (both.row, both.col)]
+            first = first[np.unique(np.concatenate(once))]
+        rest = np.ones(count, dtype=np.bool_)
+        rest[first] = False
+        others = np.flatnonzero(rest)
+        more = max(0, most - len(first))
+        others = others[np.argpartition(-both.data[others], more)[:more]] if 0 < more < len(others) else others[:more]
+        kept = np.sort(np.concatenate([first, others]))
+    kept = kept[np.argsort(-both.data[kept], kind="stable")]
+    rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
+    down, up = _entries(influence, rows, columns), _entries(influence, columns, rows)  # column j exposes row i
+    turned = up > down
+    lines = Lines(
+        np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept], (down > 0) & (up > 0)
+    )
+    return lines, count
+
+
+def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
+    return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.empty(0)
 
 
 # ---- for the page -------------------------------------------------------------------------------------------------

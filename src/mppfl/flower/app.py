@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from mppfl.data import ClientData, fixed_features, load_dataset
+from mppfl.device import to_device
 from mppfl.errors import BadFile, BadInput, UnknownClient
 from mppfl.experiment import Experiment, aggregations_of, model_of, network_of, prepare, read_experiment, split_of
 from mppfl.files import write_whole
@@ -25,7 +26,6 @@ from mppfl.flower.state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.upload import PrivateUpload
 from mppfl.flower.wire import OF_TRAINING, ClientTerms, Vector, terms_in, vector_of
-from mppfl.network import to_device
 from mppfl.training import (
     ClientSlot,
     Descent,

@@ -12,8 +12,8 @@ import numpy as np
 from mppfl.arrays import Array, IntArray, require_generator
 from mppfl.errors import BadFile, BadInput, UnknownClient
 from mppfl.game.model import LARGEST, Clients
-from mppfl.network import SocialGraph, joined_names
-from mppfl.text import nearest
+from mppfl.network import SocialGraph
+from mppfl.text import joined_names, nearest
 
 PresetName = Literal["paper-like", "benign"]
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from mppfl.arrays import Array, BoolArray
+from mppfl.device import DevicePropagation, find_device, matrix_bytes, propagation_on_device, require_room, to_device
 from mppfl.errors import BadInput, NotConverged
 from mppfl.game.loss import KRYLOV_BASIS, LossOperator, answer_of_polynomial
 from mppfl.game.mechanisms import Mechanism, mppfl, mppfl_exact
 from mppfl.game.model import Game
 from mppfl.game.plan import Participation
-from mppfl.network import DevicePropagation, find_device, matrix_bytes, propagation_on_device, require_room, to_device
 
 TOLERANCE = 1e-13  # of the largest entry: double precision has room for it, and a step costs little here
 ENOUGH = 1e3 * TOLERANCE  # what is accepted where rounding stands in the way

@@ -5,17 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .communities import OTHERS, Branch, CommunityTree, communities_of
-    from .device import (
-        DeviceMatrix,
-        DevicePropagation,
-        find_device,
-        free_bytes,
-        matrix_bytes,
-        propagation_on_device,
-        require_room,
-        to_device,
-    )
+    from .communities import communities_of, communities_of_edges
     from .generate import random_graph
     from .graph import (
         Isolated,
@@ -23,12 +13,9 @@ if TYPE_CHECKING:
         SelfLoops,
         SocialGraph,
         SparseMatrix,
-        describe,
         graph_from_edges,
         graph_from_matrix,
-        joined_names,
     )
-    from .layout import Lines, influence_between, lay_out, strongest_lines
     from .propagation import (
         EXACT_BELOW,
         ClosedWalks,
@@ -41,7 +28,7 @@ if TYPE_CHECKING:
         strongest_walks,
         times,
     )
-    from .read import failures_in_one_line, read_graph
+    from .read import read_graph
     from .write import write_edges, write_graphml
 
 export_lazily(__name__)

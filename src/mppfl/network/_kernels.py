@@ -1,4 +1,4 @@
-"""Compiled loops (numba): sparse products, closed walks, preferential attachment, communities, force layout.
+"""Compiled loops (numba): closed walks, preferential attachment, communities.
 
 `rows` is a sparse matrix as the tuple (indptr, indices, data). Every row is summed by one thread in storage order, so
 results do not depend on the number of threads.
@@ -11,63 +11,7 @@ from typing import Any
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
-from mppfl.compiled import get_num_threads, njit, prange
-
-
-def even_cuts(indptr: IntArray, pieces_per_thread: int = 16) -> IntArray:
-    """Row numbers that cut the matrix into pieces of about equally many edges."""
-    pieces = get_num_threads() * pieces_per_thread
-    goals = np.linspace(0, int(indptr[-1]), pieces + 1)
-    cuts = np.searchsorted(indptr, goals, side="left")
-    cuts[0], cuts[-1] = 0, len(indptr) - 1
-    return cuts.astype(np.int64)
-
-
-@njit(parallel=True, cache=True)
-def csr_times_vector(rows: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any) -> None:
-    """out = plus + scale · W x; nothing is added where `plus` is empty."""
-    indptr, indices, data = rows
-    adds = len(plus) > 0
-    for piece in prange(len(cuts) - 1):
-        zero = np.zeros(1, data.dtype)[0]
-        for row in range(cuts[piece], cuts[piece + 1]):
-            total = zero
-            for edge in range(indptr[row], indptr[row + 1]):
-                total += data[edge] * x[indices[edge]]
-            out[row] = plus[row] + scale * total if adds else scale * total
-
-
-@njit(parallel=True, cache=True)
-def csr_times_pair(rows: Any, x: Any, scale: Any, plus: Any, cuts: IntArray, out: Any) -> None:
-    """out = plus + scale · W x for two columns: one pass over the matrix serves both.
-
-    Two edges at a time, with sums of their own, so that an edge need not wait for the one before to arrive.
-    """
-    indptr, indices, data = rows
-    adds = len(plus) > 0
-    for piece in prange(len(cuts) - 1):
-        zero = np.zeros(1, data.dtype)[0]
-        for row in range(cuts[piece], cuts[piece + 1]):
-            left = left_too = right = right_too = zero
-            edge = np.int64(indptr[row])
-            end = np.int64(indptr[row + 1])
-            while edge + 1 < end:
-                one = indices[edge]
-                two = indices[edge + 1]
-                left += data[edge] * x[one, 0]
-                right += data[edge] * x[one, 1]
-                left_too += data[edge + 1] * x[two, 0]
-                right_too += data[edge + 1] * x[two, 1]
-                edge += 2
-            if edge < end:
-                left += data[edge] * x[indices[edge], 0]
-                right += data[edge] * x[indices[edge], 1]
-            if adds:
-                out[row, 0] = plus[row, 0] + scale * (left + left_too)
-                out[row, 1] = plus[row, 1] + scale * (right + right_too)
-            else:
-                out[row, 0] = scale * (left + left_too)
-                out[row, 1] = scale * (right + right_too)
+from mppfl.compiled import njit, prange
 
 
 @njit(cache=True)
@@ -120,17 +64,6 @@ def _inner(x: Array, in_x: Any, size_x: int, y: Array, in_y: Any, size_y: int) -
     return total
 
 
-@njit(cache=True)
-def _load(rows: Any, row: int, value: Array, support: Any) -> int:
-    indptr, indices, data = rows
-    count = 0
-    for edge in range(indptr[row], indptr[row + 1]):
-        value[indices[edge]] = data[edge]
-        support[count] = indices[edge]
-        count += 1
-    return count
-
-
 @njit(parallel=True, cache=True)
 def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads: int, out: Array) -> None:
     """out_i = Σ_{k=2..max_hops} λ^{k-1} (W^k)_ii, by walks that meet in the middle (model, eq. 2).
@@ -146,20 +79,11 @@ def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads:
         in_x, in_x_next = np.empty(n, np.int32), np.empty(n, np.int32)
         in_y, in_y_next = np.empty(n, np.int32), np.empty(n, np.int32)
         for i in range(thread, n, threads):
-            size_x = _load(rows, i, x, in_x)
-            size_y = _load(back, i, y, in_y)
-            decay = hop_decay
-            total = decay * _inner(x, in_x, size_x, y, in_y, size_y)
-            for hops in range(3, max_hops + 1):
-                decay *= hop_decay
-                if size_x == 0 or size_y == 0:
-                    break
-                if hops == max_hops:
-                    if _edges_from(rows, in_x, size_x) <= _edges_from(back, in_y, size_y):
-                        total += decay * _gather(rows, x, in_x, size_x, y)
-                    else:
-                        total += decay * _gather(back, y, in_y, size_y, x)
-                    break
+            x[i] = y[i] = 1.0
+            in_x[0] = in_y[0] = i
+            size_x = size_y = 1
+            decay, total = 1.0, 0.0
+            for hops in range(1, max_hops):
                 if hops % 2 == 1:
                     size_x = _expand(rows, x, in_x, size_x, x_next, in_x_next)
                     x, x_next = x_next, x
@@ -169,6 +93,11 @@ def closed_walks(rows: Any, back: Any, max_hops: int, hop_decay: float, threads:
                     y, y_next = y_next, y
                     in_y, in_y_next = in_y_next, in_y
                 total += decay * _inner(x, in_x, size_x, y, in_y, size_y)
+                decay *= hop_decay
+            if _edges_from(rows, in_x, size_x) <= _edges_from(back, in_y, size_y):
+                total += decay * _gather(rows, x, in_x, size_x, y)
+            else:
+                total += decay * _gather(back, y, in_y, size_y, x)
             out[i] = total
             for s in range(size_x):
                 x[in_x[s]] = 0.0
@@ -212,16 +141,14 @@ def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
     sums = np.zeros((threads, n))
     for thread in prange(threads):
         for i in range(thread, n, threads):
-            total = 0.0
             for edge in range(indptr[i + 1] - 1, indptr[i] - 1, -1):  # columns are sorted: from the highest down
                 j = np.int64(indices[edge])
                 if j < i:
                     break
                 both = data[edge] * _entry(rows, j, np.int64(i))
                 if both > 0.0:
-                    total += both
+                    sums[thread, i] += both
                     sums[thread, j] += both
-            sums[thread, i] += total
     return hop_decay * sums.sum(axis=0)
 
 
@@ -302,12 +229,7 @@ def edges_of_both_directions(rows: Any) -> Any:
     indptr, indices, data = rows
     size = len(indptr) - 1
     both = np.zeros(size + 1, dtype=np.int64)
-    for row in range(size):
-        both[row + 1] += indptr[row + 1] - indptr[row]
-        for edge in range(indptr[row], indptr[row + 1]):
-            both[indices[edge] + 1] += 1
-    for row in range(size):
-        both[row + 1] += both[row]
+    both[1:] = indptr[1:] + np.cumsum(np.bincount(indices, minlength=size))
     free = both[:-1].copy()
     neighbours = np.empty(both[-1], dtype=np.int32)
     weights = np.empty(both[-1], dtype=np.float64)
@@ -336,9 +258,7 @@ def move_nodes(
         for edge in range(indptr[node], indptr[node + 1]):
             degree[node] += weights[edge]
     total = degree.sum()
-    held = np.zeros(size)  # degrees of all members of each community, added up
-    for node in range(size):
-        held[community[node]] += degree[node]
+    held = np.bincount(community, degree, size)  # degrees of all members of each community, added up
     towards = np.zeros(size)  # weight from the node visited to each community
     labels_met = np.empty(size, dtype=np.int32)
     waiting = order.copy()  # a ring: nobody waits twice, so it never overflows
@@ -383,35 +303,12 @@ def move_nodes(
 
 
 @njit(cache=True)
-def number_by_first_member(community: IntArray) -> int:
-    """Renames communities in place to 0, 1, ... in the order of their first members; returns how many there are."""
-    new = np.full(len(community), -1, dtype=np.int32)
-    count = 0
-    for node in range(len(community)):
-        old = community[node]
-        if new[old] < 0:
-            new[old] = count
-            count += 1
-        community[node] = new[old]
-    return count
-
-
-@njit(cache=True)
 def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> Any:
     """The graph whose nodes are the communities: edges between two are added up, those within one become `inside`."""
     indptr, neighbours, weights = rows
-    size = len(indptr) - 1
     start = np.zeros(count + 1, dtype=np.int64)
-    for node in range(size):
-        start[community[node] + 1] += 1
-    for c in range(count):
-        start[c + 1] += start[c]
-    members = np.empty(size, dtype=np.int32)
-    free = start[:-1].copy()
-    for node in range(size):
-        members[free[community[node]]] = node
-        free[community[node]] += 1
-
+    start[1:] = np.cumsum(np.bincount(community, minlength=count))
+    members = np.argsort(community, kind="mergesort")  # stable
     new_indptr = np.zeros(count + 1, dtype=np.int64)
     new_inside = np.zeros(count)
     new_neighbours = np.empty(len(neighbours), dtype=np.int32)  # too long; what is never written takes no memory
@@ -435,81 +332,3 @@ def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> 
                     new_weights[slot[label]] += weights[edge]
         new_indptr[c + 1] = filled
     return (new_indptr, new_neighbours[:filled].copy(), new_weights[:filled].copy()), new_inside
-
-
-# ---- layout ----------------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True, fastmath=True)
-def settle(x: Any, y: Any, mass: Any, firsts: Any, seconds: Any, pull: Any, centring: Any, heat: Any) -> None:
-    """Moves nodes in place, one step for each entry of `heat`, the longest way a node may go in that step.
-
-    Every two nodes push each other apart by mass · mass / distance; an edge pulls its ends together by pull · distance;
-    everything is drawn to the middle by centring · mass · distance. All of one float type, so that loops vectorise.
-    """
-    size = len(x)
-    push_x, push_y = np.empty_like(x), np.empty_like(y)
-    for step in range(len(heat)):
-        for i in range(size):
-            here_x, here_y = x[i], y[i]
-            sum_x = sum_y = np.float32(0.0)
-            for j in range(size):
-                right, down = here_x - x[j], here_y - y[j]
-                push = mass[j] / (right * right + down * down + np.float32(1e-3))
-                sum_x += right * push
-                sum_y += down * push
-            push_x[i] = mass[i] * (sum_x - centring * here_x)
-            push_y[i] = mass[i] * (sum_y - centring * here_y)
-        for k in range(len(firsts)):
-            a, b = firsts[k], seconds[k]
-            pull_x, pull_y = pull[k] * (x[b] - x[a]), pull[k] * (y[b] - y[a])
-            push_x[a] += pull_x
-            push_y[a] += pull_y
-            push_x[b] -= pull_x
-            push_y[b] -= pull_y
-        for i in range(size):
-            # Heavy nodes are pushed and pulled more; by their mass they also move less.
-            way_x, way_y = push_x[i] / mass[i], push_y[i] / mass[i]
-            length = np.sqrt(way_x * way_x + way_y * way_y) + np.float32(1e-9)
-            share = min(np.float32(0.2), heat[step] / length)
-            x[i] += share * way_x
-            y[i] += share * way_y
-
-
-@njit(cache=True)
-def move_apart(x: Any, y: Any, radii: Any, width: float, height: float, sweeps: int) -> int:
-    """Moves touching nodes off each other in place, within the box; returns how many pairs touched at the last sweep.
-
-    Two at the very same point part along a direction of their own, so that the result does not depend on chance.
-    """
-    size = len(x)
-    touching = 0
-    for _ in range(sweeps):
-        touching = 0
-        for i in range(size):
-            for j in range(i):
-                apart = radii[i] + radii[j]
-                right = x[i] - x[j]
-                if right > apart or right < -apart:
-                    continue
-                down = y[i] - y[j]
-                square = right * right + down * down
-                if square >= apart * apart:
-                    continue
-                touching += 1
-                distance = np.sqrt(square)
-                if distance < 1e-6:
-                    right, down, distance = np.cos(2.4 * i), np.sin(2.4 * i), 1.0
-                    missing = 0.5 * apart
-                else:
-                    missing = 0.5 * (1.02 * apart - distance)
-                x[i] += missing * right / distance
-                y[i] += missing * down / distance
-                x[j] -= missing * right / distance
-                y[j] -= missing * down / distance
-        for i in range(size):
-            x[i] = min(max(x[i], radii[i]), width - radii[i])
-            y[i] = min(max(y[i], radii[i]), height - radii[i])
-        if touching == 0:
-            break
-    return touching

@@ -1,14 +1,10 @@
-"""Communities of a social graph (Louvain), and communities within communities."""
+"""Communities of a social graph (Louvain)."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mppfl.arrays import IntArray
-from mppfl.errors import BadInput
 from mppfl.network.graph import SocialGraph, SparseMatrix
 
 VISITS_EACH = 4  # a level ends after so many visits per node on average, settled or not
@@ -49,9 +45,9 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
         community: Labels = np.arange(size, dtype=np.int32)
         order, visits = _order(size, draw), VISITS_EACH * size
         if kernels.move_nodes(rows, inside, community, order, visits, resolution):
-            count = kernels.number_by_first_member(community)
+            community = _numbered_by_first_member(community)
             labels = community[labels]
-            rows, inside = kernels.draw_together(rows, inside, community, count)
+            rows, inside = kernels.draw_together(rows, inside, community, int(community.max()) + 1)
         elif most is None or np.count_nonzero(np.diff(rows[0])) <= most:
             break
         else:
@@ -59,8 +55,16 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
     # Whole communities have moved; some single client may now be better off in another one.
     order, visits, none = _order(len(labels), draw), LAST_VISITS_EACH * len(labels), np.zeros(len(labels))
     kernels.move_nodes(all_rows, none, labels, order, visits, resolution)
-    kernels.number_by_first_member(labels)
-    return labels
+    return _numbered_by_first_member(labels)
+
+
+def _numbered_by_first_member(community: Labels) -> Labels:
+    """Communities renamed to 0, 1, ... in the order of their first members."""
+    first = np.full(len(community), len(community))
+    first[community[::-1]] = np.arange(len(community))[::-1]  # the earliest is written last
+    new = np.empty_like(community)
+    new[np.argsort(first, kind="stable")] = np.arange(len(community))
+    return new[community]
 
 
 def _order(size: int, draw: np.random.Generator) -> Labels:
@@ -69,100 +73,3 @@ def _order(size: int, draw: np.random.Generator) -> Labels:
     starts = draw.permutation(-(-size // block)) * block
     order = (starts[:, None] + np.arange(block)).ravel()
     return order[order < size].astype(np.int32)
-
-
-OTHERS = "others"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Branch:
-    """Some clients under one name. `groups` are the communities in it, where it holds several."""
-
-    name: str
-    members: IntArray
-    groups: tuple[IntArray, ...] = ()
-
-
-class CommunityTree:
-    """A graph divided into communities, these into smaller ones, and so on; each is divided at first use.
-
-    A branch is named by its path: numbers from the outside in, () for all clients. Every client is in exactly one
-    branch of each division. Not safe to use from two threads at once.
-    """
-
-    def __init__(self, graph: SocialGraph, *, most_together: int, most_branches: int) -> None:
-        self.graph = graph
-        self.most_together = most_together
-        self.most_branches = most_branches
-        self._edges: SparseMatrix | None = None
-        self._inside: dict[tuple[int, ...], tuple[Branch, ...]] = {}
-
-    def way(self, opened: tuple[int, ...]) -> tuple[Branch, ...]:
-        """The branches along a path, all clients first. Raises BadInput where there is no such path."""
-        count = self.graph.num_clients
-        branches = [Branch(f"all {count:,} clients", np.arange(count))]
-        for depth, number in enumerate(opened):
-            inside = self._divided(opened[:depth], branches[-1])
-            if not 0 <= number < len(inside):
-                content = f"has communities 0 to {len(inside) - 1}" if inside else "has only clients"
-                raise BadInput(f"opened={opened!r}: {branches[-1].name} {content}, no community {number}. Go back up.")
-            branches.append(inside[number])
-        return tuple(branches)
-
-    def inside(self, opened: tuple[int, ...]) -> tuple[Branch, ...]:
-        """The branches into which the end of a path divides, the largest first.
-
-        () where it has at most `most_together` clients, or does not divide. Above `most_branches` communities the
-        smallest form the last branch together.
-        """
-        return self._divided(opened, self.way(opened)[-1])
-
-    def _divided(self, opened: tuple[int, ...], branch: Branch) -> tuple[Branch, ...]:
-        if opened not in self._inside:
-            if len(branch.members) <= self.most_together:
-                self._inside[opened] = ()
-            elif branch.groups:
-                self._inside[opened] = self._bundles(branch.groups)
-            else:
-                self._inside[opened] = self._communities(branch.members)
-        return self._inside[opened]
-
-    def _communities(self, members: IntArray) -> tuple[Branch, ...]:
-        if self._edges is None:
-            self._edges = self.graph.edges()
-        everybody = len(members) == self.graph.num_clients
-        edges = self._edges if everybody else self._edges[members][:, members]
-        labels = communities_of_edges(edges, np.random.default_rng(0), self.most_branches)
-        groups = tuple(members[part] for part in _parts(labels))
-        if len(groups) < 2:
-            return ()
-        kept = len(groups) if len(groups) <= self.most_branches else self.most_branches - 1
-        branches = tuple(Branch(f"community {number}", group) for number, group in enumerate(groups[:kept]))
-        return branches if kept == len(groups) else (*branches, _joined(OTHERS, groups[kept:]))
-
-    def _bundles(self, groups: tuple[IntArray, ...]) -> tuple[Branch, ...]:
-        """Communities one by one, or, where they are too many, whole ones bundled to about equally many clients."""
-        if len(groups) <= self.most_branches:
-            return tuple(Branch(f"community {number}", group) for number, group in enumerate(groups))
-        sizes = np.array([len(group) for group in groups])
-        middles = np.cumsum(sizes) - sizes / 2
-        bundle = np.unique((middles * self.most_branches / sizes.sum()).astype(np.int64), return_inverse=True)[1]
-        bundles = [tuple(groups[i] for i in positions.tolist()) for positions in _parts(bundle)]
-        bundles.sort(key=lambda communities: -sum(map(len, communities)))
-        return tuple(
-            _joined(f"bundle {number} of {len(communities):,} communities", communities)
-            if len(communities) > 1
-            else Branch(f"community {number}", communities[0])
-            for number, communities in enumerate(bundles)
-        )
-
-
-def _joined(name: str, groups: tuple[IntArray, ...]) -> Branch:
-    return Branch(name, np.sort(np.concatenate(groups)), groups)
-
-
-def _parts(labels: IntArray) -> list[IntArray]:
-    """Positions of each label, the largest group first."""
-    counts = np.bincount(labels)
-    groups = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    return [groups[label] for label in np.argsort(-counts, kind="stable").tolist()]

@@ -184,11 +184,12 @@ def _stochastic_block(
     for i, given_size in enumerate(sizes):
         size = require_count(given_size, f"sizes[{i}]")
         end = start + size
-        rows, columns = _pairs_below_diagonal(_successes(size * (size - 1) // 2, within, rng))
+        inside = _successes(size * (size - 1) // 2, within, rng)  # pairs (1, 0), (2, 0), (2, 1), (3, 0), ...
+        rows = ((1.0 + np.sqrt(1.0 + 8.0 * inside)) / 2.0).astype(np.int64)  # exact up to 47 million clients
         later = num_clients - end
         across = _successes(size * later, between, rng)
         near += [start + rows, start + across // max(later, 1)]
-        far += [start + columns, end + across % max(later, 1)]
+        far += [start + inside - rows * (rows - 1) // 2, end + across % max(later, 1)]
         start = end
     lonely = np.flatnonzero(np.bincount(np.concatenate(near + far), minlength=num_clients) == 0)
     drawn = _another(lonely, num_clients, rng)
@@ -214,7 +215,14 @@ def _skewed(
     require_number(popularity, "popularity", 0.0, 0.99, open_ends=False)
     require_number(length_spread, "length_spread", 0.0, 10.0, open_ends=False)
 
-    lengths = _skewed_lengths(num_clients, num_edges, length_spread, rng)
+    shares = rng.lognormal(0.0, length_spread, num_clients)
+    extra = rng.multinomial(num_edges - num_clients, shares / shares.sum())  # exposers of each client beside the first
+    room = num_clients - 2
+    while (excess := int(np.maximum(extra - room, 0).sum())) > 0:
+        extra = np.minimum(extra, room)
+        free = np.flatnonzero(extra < room)
+        extra[free] += rng.multinomial(excess, np.full(len(free), 1.0 / len(free)))
+    lengths = 1 + extra
     by_rank = rng.permutation(num_clients)
     is_long = lengths * 8 > num_clients
     short = _rows_by_rejection(np.where(is_long, 0, lengths), by_rank, popularity, rng)
@@ -232,30 +240,20 @@ _FAMILIES: dict[str, Callable[..., SparseMatrix]] = {
 }
 
 
-def _skewed_lengths(num_clients: int, num_edges: int, spread: float, rng: np.random.Generator) -> IntArray:
-    """Number of exposers of each client: at least 1, at most all others, `num_edges` together."""
-    shares = rng.lognormal(0.0, spread, num_clients)
-    extra = rng.multinomial(num_edges - num_clients, shares / shares.sum())
-    room = num_clients - 2
-    while (excess := int(np.maximum(extra - room, 0).sum())) > 0:
-        extra = np.minimum(extra, room)
-        free = np.flatnonzero(extra < room)
-        extra[free] += rng.multinomial(excess, np.full(len(free), 1.0 / len(free)))
-    return 1 + extra
-
-
 def _rows_by_rejection(lengths: IntArray, by_rank: IntArray, popularity: float, rng: np.random.Generator) -> IntArray:
     """Edges as target · num_clients + source: drawn all at once, repetitions and self-loops drawn again until none.
 
     Rows must be short against the number of clients, or the last edges would take many draws.
     """
-    size = len(lengths)
+    size, power = len(lengths), 1.0 - popularity
     settled: list[IntArray] = []
     keys: IntArray = np.empty(0, dtype=np.int64)
     missing = lengths
     while missing.any():
         targets = np.repeat(np.arange(size), missing)
-        sources = by_rank[_popular_ranks(len(targets), size, popularity, rng)]
+        # A rank from 0 to size - 1 has a chance ∝ the integral of x^-popularity from rank + 1 to rank + 2.
+        x = (1.0 + rng.random(len(targets)) * ((size + 1.0) ** power - 1.0)) ** (1.0 / power)
+        sources = by_rank[np.minimum(x.astype(np.int64) - 1, size - 1)]  # x may be rounded up to size + 1
         fresh = targets[targets != sources] * size + sources[targets != sources]
         keys = _sorted_once(np.concatenate([keys, fresh]))
         rows = keys // size
@@ -283,14 +281,6 @@ def _rows_by_arrival(lengths: IntArray, by_rank: IntArray, popularity: float, rn
     return np.concatenate(keys)
 
 
-def _popular_ranks(count: int, size: int, popularity: float, rng: np.random.Generator) -> IntArray:
-    """Ranks 0 to size - 1, each with chance ∝ the integral of x^-popularity from rank + 1 to rank + 2."""
-    power = 1.0 - popularity
-    x = (1.0 + rng.random(count) * ((size + 1.0) ** power - 1.0)) ** (1.0 / power)
-    ranks: IntArray = np.minimum(x.astype(np.int64) - 1, size - 1)  # x may be rounded up to size + 1
-    return ranks
-
-
 def _successes(trials: int, chance: float, rng: np.random.Generator) -> IntArray:
     """Sorted positions of the successes in independent trials, by geometric leaps: O(successes)."""
     if chance <= 0.0 or trials == 0:
@@ -306,13 +296,6 @@ def _successes(trials: int, chance: float, rng: np.random.Generator) -> IntArray
         last = int(parts[-1][-1])
     positions = np.concatenate(parts)
     return positions[positions < trials]
-
-
-def _pairs_below_diagonal(positions: IntArray) -> tuple[IntArray, IntArray]:
-    """Row and column, column < row, of positions counted row by row: (1, 0), (2, 0), (2, 1), (3, 0), ..."""
-    # Exact while 8 · position < 2^53, that is for blocks of up to 47 million clients.
-    rows = ((1.0 + np.sqrt(1.0 + 8.0 * positions)) / 2.0).astype(np.int64)
-    return rows, positions - rows * (rows - 1) // 2
 
 
 def _pair_keys(near: IntArray, far: IntArray, num_clients: int) -> IntArray:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mppfl.arrays import Array, IntArray, require_count
 from mppfl.errors import BadGraph, BadInput, UnknownClient
-from mppfl.text import nearest
+from mppfl.text import joined_names, nearest
 
 Normalisation = Literal["row", "none", "symmetric"]
 Isolated = Literal["error", "keep", "drop"]
@@ -115,7 +115,28 @@ class SocialGraph:
 
     def describe(self) -> GraphDescription:
         """Degrees, reciprocity, smallest influence, isolated clients and connectedness of the graph."""
-        return describe(self)
+        influence = self.influence
+        exposed_by = np.diff(influence.indptr)
+        exposes = np.bincount(influence.indices, minlength=self.num_clients)
+        ones = np.ones(influence.nnz, dtype=np.int8)
+        pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
+        parts, _ = connected_components(pattern, directed=True, connection="weak")
+        _, strong = connected_components(pattern, directed=True, connection="strong")
+        lone = np.flatnonzero(exposed_by == 1)
+        only = np.full(self.num_clients, -1)  # the one exposer of a client who has but one
+        only[lone] = influence.indices[influence.indptr[lone]]
+        return GraphDescription(
+            num_clients=self.num_clients,
+            num_edges=self.num_edges,
+            exposed_by=_spread(exposed_by),
+            exposes=_spread(exposes),
+            reciprocity=int(pattern.multiply(pattern.T).sum()) / influence.nnz,
+            smallest_influence=float(influence.data.min()),
+            num_isolated=len(self.isolated),
+            num_isolated_pairs=int((only[only[lone]] == lone).sum()) // 2,
+            strongly_connected_share=float(np.bincount(strong).max() / self.num_clients),
+            num_components=int(parts),
+        )
 
 
 def graph_from_edges(
@@ -164,9 +185,6 @@ def graph_from_edges(
     values = np.ones(len(sources)) if weights is None else _weights(weights)
     label = _label(names)
     _check_edges(sources, targets, values, size, label)
-    if self_loops == "drop":
-        between = sources != targets
-        sources, targets, values = sources[between], targets[between], values[between]
     if undirected:
         sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
         values = np.concatenate([values, values])
@@ -189,20 +207,20 @@ def graph_from_matrix(
         >>> graph_from_matrix([[0, 1], [1, 0]]).num_edges
         2
     """
+    for option, value, kind in (
+        ("normalisation", normalisation, Normalisation),
+        ("isolated", isolated, Isolated),
+        ("self_loops", self_loops, SelfLoops),
+    ):
+        if value not in get_args(kind):
+            raise BadInput(f"{option}={value!r} must be one of {', '.join(map(repr, get_args(kind)))}.")
     given = _as_csr(matrix)
     size = given.shape[0]
-    _check_names(names)
-    if names is not None and len(names) != size:
-        raise BadGraph(f"{len(names)} names for {size} clients; give one name per row of the matrix.")
-    if names is not None and len(set(names)) < size:
-        twice = next(name for name, times in Counter(names).items() if times > 1)
-        raise BadGraph(f"two clients are called {twice!r}. Give every client a name of its own.")
+    _check_names(names, size)
     label = _label(names)
     given = _without_loops(given, self_loops, label)
     if given.nnz == 0:
         raise BadGraph(f"the graph of {size} clients has no edges, so nothing propagates. Give at least one edge.")
-    if normalisation not in ("row", "none", "symmetric"):
-        raise BadInput(f'normalisation={normalisation!r} must be "row", "none" or "symmetric".')
     given, origin = _without_isolated(given, isolated, label)
     if len(origin) == size:
         return _normalised(given, None if names is None else tuple(names), normalisation, origin)
@@ -212,8 +230,6 @@ def graph_from_matrix(
 
 
 def _without_loops(given: SparseMatrix, self_loops: SelfLoops, label: Callable[[Any], str]) -> SparseMatrix:
-    if self_loops not in ("error", "drop"):
-        raise BadInput(f'self_loops={self_loops!r} must be "error" or "drop".')
     loops = np.flatnonzero(given.diagonal())
     if len(loops) == 0:
         return given
@@ -231,8 +247,6 @@ def _without_isolated(
     given: SparseMatrix, isolated: Isolated, label: Callable[[Any], str]
 ) -> tuple[SparseMatrix, IntArray]:
     """The matrix of the clients that are kept, and their positions in the given one."""
-    if isolated not in ("error", "keep", "drop"):
-        raise BadInput(f'isolated={isolated!r} must be "error", "keep" or "drop".')
     size = given.shape[0]
     origin = np.arange(size)
     empty = np.diff(given.indptr) == 0
@@ -336,39 +350,47 @@ def _as_csr(matrix: Any) -> SparseMatrix:
     return given
 
 
-def _positions(given: Any, what: str) -> IntArray:
-    """Edge ends as whole numbers; refuses what lies between two clients, and what is no vector."""
+def _vector(given: Any, what: str, kind: str) -> Any:
+    """What is given for each edge, as an array of one dimension."""
     try:
-        ends = np.asarray(given)
+        values = np.asarray(given)
     except ValueError as cause:
-        raise BadGraph(f"{what} must be positions, one for each edge, got rows of several lengths.") from cause
-    if ends.ndim != 1:
-        raise BadGraph(f"{what} of shape {ends.shape} must be positions, one for each edge.")
-    if ends.dtype.kind in "iu" or len(ends) == 0:
-        return ends.astype(np.int64) if ends.dtype.kind not in "i" else ends
-    if ends.dtype.kind != "f":
-        raise BadGraph(f"{what} must be positions of clients, whole numbers from 0, not {ends[0]!r}.")
-    wrong = np.flatnonzero(ends != np.trunc(ends))  # NaN and fractions; infinity is refused below
-    wrong = wrong if len(wrong) else np.flatnonzero(np.abs(ends) >= 2**31)
-    if len(wrong):
-        raise BadGraph(f"{what} hold {ends[wrong[0]]:g} at position {wrong[0]}; each must be a whole number from 0.")
-    return ends.astype(np.int64)
-
-
-def _weights(given: Any) -> Array:
-    try:
-        values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as cause:
-        raise BadGraph(f"weights must be positive numbers, one for each edge, got {given!r:.60}.") from cause
+        raise BadGraph(f"{what} must be {kind}, one for each edge, got rows of several lengths.") from cause
     if values.ndim != 1:
-        raise BadGraph(f"weights of shape {values.shape} must be positive numbers, one for each edge.")
+        raise BadGraph(f"{what} of shape {values.shape} must be {kind}, one for each edge.")
     return values
 
 
-def _check_names(names: Any) -> None:
-    kinds = set(map(type, () if names is None else names))
-    if isinstance(names, str) or not all(issubclass(kind, str) for kind in kinds):
+def _positions(given: Any, what: str) -> IntArray:
+    """Edge ends as whole numbers; refuses what lies between two clients."""
+    ends = _vector(given, what, "positions")
+    if ends.dtype.kind not in "iuf" and len(ends):
+        raise BadGraph(f"{what} must be positions of clients, whole numbers from 0, not {ends[0]!r}.")
+    if ends.dtype.kind == "f":
+        wrong = np.flatnonzero((ends != np.trunc(ends)) | (np.abs(ends) >= 2**31))
+        if len(wrong):
+            place = f"{ends[wrong[0]]:g} at position {wrong[0]}"
+            raise BadGraph(f"{what} hold {place}; each must be a whole number from 0.")
+    return np.asarray(ends) if ends.dtype.kind == "i" else ends.astype(np.int64)
+
+
+def _weights(given: Any) -> Array:
+    values = _vector(given, "weights", "positive numbers")
+    if values.dtype.kind not in "biuf":
+        raise BadGraph(f"weights must be positive numbers, one for each edge, got {given!r:.60}.")
+    return np.asarray(values, dtype=np.float64)
+
+
+def _check_names(names: Any, size: int) -> None:
+    if names is None:
+        return
+    if isinstance(names, str) or not all(issubclass(kind, str) for kind in set(map(type, names))):
         raise BadGraph(f"names={names!r:.60} must be a list of strings, one for each client, as ['1', '2'].")
+    if len(names) != size:
+        raise BadGraph(f"{len(names)} names for {size} clients; give one name per row of the matrix.")
+    if len(set(names)) < size:
+        twice = Counter(names).most_common(1)[0][0]
+        raise BadGraph(f"two clients are called {twice!r}. Give every client a name of its own.")
 
 
 def _label(names: Sequence[str] | None) -> Callable[[Any], str]:
@@ -429,43 +451,5 @@ class GraphDescription:
     num_components: int  # weakly connected parts
 
 
-def describe(graph: SocialGraph) -> GraphDescription:
-    """What the graph looks like: degrees, reciprocity, ω_min, isolated clients, connectedness."""
-    influence = graph.influence
-    exposed_by = np.diff(influence.indptr)
-    exposes = np.bincount(influence.indices, minlength=graph.num_clients)
-    ones = np.ones(influence.nnz, dtype=np.int8)
-    pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
-    mutual = int(pattern.multiply(pattern.T).sum()) if influence.nnz else 0
-    parts, _ = connected_components(pattern, directed=True, connection="weak")
-    _, strong = connected_components(pattern, directed=True, connection="strong")
-    return GraphDescription(
-        num_clients=graph.num_clients,
-        num_edges=graph.num_edges,
-        exposed_by=_spread(exposed_by),
-        exposes=_spread(exposes),
-        reciprocity=mutual / influence.nnz,
-        smallest_influence=float(influence.data.min()),
-        num_isolated=len(graph.isolated),
-        num_isolated_pairs=_isolated_pairs(influence, exposed_by),
-        strongly_connected_share=float(np.bincount(strong).max() / graph.num_clients),
-        num_components=int(parts),
-    )
-
-
 def _spread(degrees: IntArray) -> tuple[int, float, int]:
     return int(degrees.min()), float(degrees.mean()), int(degrees.max())
-
-
-def _isolated_pairs(influence: SparseMatrix, exposed_by: IntArray) -> int:
-    """Pairs in which each client is exposed by the other alone, so that all their walks are closed."""
-    lone = np.flatnonzero(exposed_by == 1)
-    only = np.full(len(exposed_by), -1)
-    only[lone] = influence.indices[influence.indptr[lone]]
-    return int((only[only[lone]] == lone).sum()) // 2
-
-
-def joined_names(names: Iterable[str], most: int = 5) -> str:
-    """The first few names, quoted, for messages."""
-    listed = list(names)
-    return ", ".join(repr(n) for n in listed[:most]) + (", ..." if len(listed) > most else "")

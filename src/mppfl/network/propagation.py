@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,8 +18,9 @@ Diagonal = Literal["auto", "exact", "estimate"]
 
 DENSE_BELOW = 600  # clients; dense powers are then faster than sparse walks
 EXACT_BELOW = 1000  # clients; the game forms Σ as a matrix there, with nothing estimated on its diagonal
-WALKS_AT_MOST = 1e8  # steps of "auto"; about one second of one core
-NUM_WALKERS = 4
+WALKS_AT_MOST = 5e8  # steps of "auto", one or two nanoseconds each; a 25th of them is few: not worth an estimate
+COARSE = 5e-4  # root mean square of the standard errors of an estimate, over the mean row sum of W
+NUM_WALKERS = 4  # of a client
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,60 +42,50 @@ def count_closed_walks(
 ) -> ClosedWalks:
     """Σ_k λ^{k-1}(W^k)_ii for every client i (the part of eq. 2 that is set to zero).
 
-    "exact" counts them whatever the cost; "auto" counts as many hops as WALKS_AT_MOST permits and estimates the rest
-    from NUM_WALKERS random walkers per client drawn with `seed`; "estimate" estimates everything beyond two hops.
+    "exact" counts all of them, "estimate" those of two edges; random walkers, drawn with `seed`, estimate the rest.
+    "auto" is exact where that takes few steps; else it counts as many hops as leave an estimate that is not coarse, or
+    as WALKS_AT_MOST permits.
     """
     if diagonal not in ("auto", "exact", "estimate"):
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
     size = influence.shape[0]
-    if diagonal != "estimate" and _by_matrix_is_best(influence, max_hops):
-        return ClosedWalks(_by_dense_powers(influence, max_hops, hop_decay), np.zeros(size), max_hops)
-    exact_hops = max_hops
-    if diagonal == "estimate":
-        exact_hops = min(2, max_hops)
-    elif diagonal == "auto":
-        exact_hops = affordable_hops(influence, max_hops)
-    values = _by_walking(influence, exact_hops, hop_decay)
-    if exact_hops == max_hops:
-        return ClosedWalks(values, np.zeros(size), max_hops)
-    rest, error = _by_walkers(influence, exact_hops, max_hops, hop_decay, seed)
-    return ClosedWalks(values + rest, error, exact_hops)
+    steps = _steps_of_walking(influence, max_hops)
+    few = steps[-1] <= WALKS_AT_MOST / 25
+    if diagonal != "estimate" and size <= (DENSE_BELOW if few else EXACT_BELOW):
+        return ClosedWalks(np.diag(_sum_of_powers(influence, max_hops, hop_decay)).copy(), np.zeros(size), max_hops)
+    hops = max_hops if diagonal == "exact" or (diagonal == "auto" and few) else min(2, max_hops)
+    rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed)
+    coarse = COARSE * influence.data.sum() / size
+    while diagonal == "auto" and np.mean(error**2) > coarse**2 and steps[hops - 1] <= WALKS_AT_MOST:
+        hops += 1
+        rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed)
+    return ClosedWalks(_by_walking(influence, hops, hop_decay) + rest, error, hops)
 
 
-def kind_of_diagonal(num_clients: int, diagonal: Diagonal) -> Diagonal:
-    """The kind to use: small networks are never estimated, since that would differ from the matrix of their game."""
-    return "exact" if num_clients <= EXACT_BELOW and diagonal in ("auto", "estimate") else diagonal
-
-
-def _by_matrix_is_best(influence: SparseMatrix, max_hops: int) -> bool:
-    size = influence.shape[0]
-    return size <= DENSE_BELOW or (size <= EXACT_BELOW and affordable_hops(influence, max_hops) < max_hops)
-
-
-def affordable_hops(influence: SparseMatrix, max_hops: int) -> int:
-    """The most hops whose closed walks cost at most WALKS_AT_MOST steps; at least 2."""
+def _steps_of_walking(influence: SparseMatrix, max_hops: int) -> list[float]:
+    """Entry h - 2: steps that counting closed walks of up to h edges takes; infinite far above WALKS_AT_MOST."""
     lengths = np.diff(influence.indptr).astype(np.float64)
     back = np.bincount(influence.indices, minlength=len(lengths)).astype(np.float64)
-    spent, grow = 0.0, float(back @ lengths)  # walks of two edges: what it costs to grow all vectors by one hop
+    steps, grow = [0.0], float(back @ lengths)  # walks of two edges: what it costs to grow all vectors by one hop
     for hops in range(3, max_hops + 1):
-        if spent + grow > WALKS_AT_MOST:
-            return hops - 1
-        spent += grow
+        steps.append(steps[-1] + min(grow, float(len(lengths)) * influence.nnz))  # a hop of one passes an edge once
+        if steps[-1] > WALKS_AT_MOST:
+            return steps + [np.inf] * (max_hops - hops)
         if hops >= 4 and hops % 2 == 0:  # from here on vectors are longer by one more edge
-            pattern = influence.copy()
-            pattern.data = np.ones_like(pattern.data)
-            lengths = np.minimum(pattern @ lengths, influence.nnz)  # no step costs more than one pass over all edges
+            pattern = type(influence)((np.ones(influence.nnz), influence.indices, influence.indptr), influence.shape)
+            lengths = pattern @ lengths
             grow = float(back @ lengths)
-    return max_hops
+    return steps
 
 
-def _by_dense_powers(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
+def _sum_of_powers(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
+    """W + λ W² + ... + λ^(K-1) W^K as an N×N array."""
     dense = influence.toarray()
-    power, closed = dense, np.zeros(len(dense))
-    for hops in range(2, max_hops + 1):
+    power, total = dense, dense.copy()
+    for hop in range(2, max_hops + 1):
         power = power @ dense
-        closed += hop_decay ** (hops - 1) * np.diag(power)
-    return closed
+        total += hop_decay ** (hop - 1) * power
+    return np.asarray(total)
 
 
 def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Array:
@@ -120,9 +112,11 @@ def _by_walkers(
     Most walkers of a client may miss it by chance and suggest an error of 0, so no client's error is taken to be below
     the root mean square over all clients.
     """
+    size = influence.shape[0]
+    if exact_hops == max_hops:
+        return np.zeros(size), np.zeros(size)
     from mppfl.network import _kernels as kernels
 
-    size = influence.shape[0]
     mean, squares = np.empty(size), np.empty(size)
     rows = influence.indptr, influence.indices, influence.data
     kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, mean, squares)
@@ -132,26 +126,25 @@ def _by_walkers(
 
 # ---- Propagation: influence over every walk of at most K edges, as an operator; sources of exposure ------------------
 
-PARALLEL_ABOVE = 1_000_000  # edges; below, SciPy on one core is as fast and needs no compiler
+PARALLEL_ABOVE = 1_000_000  # edges; two columns are then multiplied at the same time
 
 
 def times(matrix: SparseMatrix, x: Any, scale: float = 1.0, plus: Any = None) -> Any:
-    """plus + scale · matrix @ x for a csr_array and a vector, or an array of columns, of the matrix's own kind."""
-    if matrix.nnz < PARALLEL_ABOVE or x.dtype != matrix.dtype or (x.ndim == 2 and x.shape[1] != 2):
-        product = matrix @ x
-        if scale != 1.0:
-            product *= scale
-        if plus is not None:
-            product += plus
-        return product
-    from mppfl.network import _kernels as kernels
+    """plus + scale · matrix @ x for a csr_array and a vector, or an array of columns.
 
-    out = np.empty_like(x, order="C")
-    kernel = kernels.csr_times_vector if x.ndim == 1 else kernels.csr_times_pair
-    added = np.empty((0,) * x.ndim, dtype=x.dtype) if plus is None else np.ascontiguousarray(plus)
-    rows = matrix.indptr, matrix.indices, matrix.data
-    kernel(rows, np.ascontiguousarray(x), x.dtype.type(scale), added, kernels.even_cuts(matrix.indptr), out)
-    return out
+    Two columns are multiplied one by one: SciPy takes 36 ms for both so and 50 ms together (20 million edges).
+    """
+    if x.ndim == 2 and x.shape[1] == 2:
+        with ThreadPoolExecutor(2) as threads:  # SciPy's products let other threads run
+            each = threads.map if matrix.nnz >= PARALLEL_ABOVE else map
+            product = np.stack(list(each(matrix.__matmul__, np.ascontiguousarray(x.T))), axis=1)
+    else:
+        product = matrix @ x
+    if scale != 1.0:
+        product *= scale
+    if plus is not None:
+        product += plus
+    return product
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,13 +190,9 @@ class Propagation:
 
     def to_dense(self) -> Array:
         """Σ as an N×N array; for small networks."""
-        dense = self.influence.toarray()
-        power, total = dense, dense.copy()
-        for hop in range(2, self.max_hops + 1):
-            power = power @ dense
-            total += self.hop_decay ** (hop - 1) * power
+        total = _sum_of_powers(self.influence, self.max_hops, self.hop_decay)
         np.fill_diagonal(total, 0.0)
-        return np.asarray(total)
+        return total
 
     @cached_property
     def light_influence(self) -> SparseMatrix:
@@ -250,10 +239,12 @@ def propagate(
     hops = require_count(max_hops, "max_hops")
     decay = require_number(hop_decay, "hop_decay", 0.0, 1.0)
     if device is not None:
-        from mppfl.network.device import find_device
+        from mppfl.device import find_device
 
         find_device(device)
-    home = count_closed_walks(graph.influence, hops, decay, kind_of_diagonal(graph.num_clients, diagonal), seed)
+    if graph.num_clients <= EXACT_BELOW and diagonal == "estimate":
+        diagonal = "exact"  # lest it differ from the matrix of the game
+    home = count_closed_walks(graph.influence, hops, decay, diagonal, seed)
     return Propagation(graph.influence, hops, decay, home, graph.normalisation)
 
 
@@ -320,19 +311,6 @@ class Walk:
         return len(self.clients) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """Sources with a walk of a given length to the client; parallel arrays, sources rising.
-
-    strengths  product of W along the strongest such walk
-    towards    its second client
-    """
-
-    sources: IntArray
-    strengths: Array
-    towards: IntArray
-
-
 def strongest_walks(propagation: Propagation, client: int, budgets: Array, sources: Sequence[int]) -> tuple[Walk, ...]:
     """The single strongest walk of at most `max_hops` edges from each source to `client`, in the order of `sources`.
 
@@ -343,42 +321,34 @@ def strongest_walks(propagation: Propagation, client: int, budgets: Array, sourc
     for position in (client, *sources):
         if not 0 <= position < size:
             raise BadInput(f"client={position} must be a position from 0 to {size - 1}.")
-    layers = [_Reached(np.array([client]), np.ones(1), np.array([-1]))]  # by length of walks: 0, 1, ...
+    near = np.zeros(size)
+    near[client] = 1.0
+    layers: list[tuple[Array, IntArray]] = []  # by length of walks: 1, 2, ...
     for _ in range(propagation.max_hops):
-        layers.append(_one_edge_longer(propagation.influence, layers[-1]))
-    walks = (_strongest(layers, source, propagation.hop_decay, budgets) for source in sources if source != client)
-    return tuple(walk for walk in walks if walk is not None)
+        layers.append(_one_edge_longer(propagation.influence, layers[-1][0] if layers else near))
+    walks = []
+    for source in sources:
+        shares = [propagation.hop_decay**k * float(strengths[source]) for k, (strengths, _) in enumerate(layers)]
+        longest = int(np.argmax(shares))
+        if source != client and shares[longest] > 0.0:
+            clients = [source]
+            for _, towards in layers[longest::-1]:
+                clients.append(int(towards[clients[-1]]))
+            walks.append(Walk(tuple(clients), shares[longest] * float(budgets[source])))
+    return tuple(walks)
 
 
-def _one_edge_longer(influence: SparseMatrix, near: _Reached) -> _Reached:
-    """Max-product step: the strongest walks with one more edge at the source's end."""
-    starts, ends = influence.indptr[near.sources], influence.indptr[near.sources + 1]
-    lengths = (ends - starts).astype(np.int64)
-    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    edges = np.repeat(starts.astype(np.int64), lengths) + within
-    sources = influence.indices[edges]
-    strengths = np.repeat(near.strengths, lengths) * influence.data[edges]
-    size = influence.shape[0]
+def _one_edge_longer(influence: SparseMatrix, near: Array) -> tuple[Array, IntArray]:
+    """Max-product step: strength of the strongest walk with one more edge from each source, and its second client."""
+    size = len(near)
+    targets = np.flatnonzero(near)
+    edges = influence[targets].tocoo()
+    sources, targets = edges.col, targets[edges.row]
+    strengths = near[targets] * edges.data
     best = np.zeros(size)
     np.maximum.at(best, sources, strengths)
     # Among equally strong walks the lowest position wins, whatever the order in which edges are stored.
-    towards = np.full(size, size, dtype=np.int64)
+    towards = np.full(size, size)
     strongest = strengths == best[sources]
-    np.minimum.at(towards, sources[strongest], np.repeat(near.sources, lengths)[strongest])
-    reached = np.flatnonzero(best)
-    return _Reached(reached, best[reached], towards[reached])
-
-
-def _strongest(layers: list[_Reached], source: int, hop_decay: float, budgets: Array) -> Walk | None:
-    weights = [0.0]
-    for hops, layer in enumerate(layers[1:], start=1):
-        row = int(np.searchsorted(layer.sources, source))
-        reaches = row < len(layer.sources) and layer.sources[row] == source
-        weights.append(hop_decay ** (hops - 1) * float(layer.strengths[row]) if reaches else 0.0)
-    hops = int(np.argmax(weights))
-    if weights[hops] == 0.0:
-        return None
-    clients = [source]
-    for layer in layers[hops:0:-1]:
-        clients.append(int(layer.towards[np.searchsorted(layer.sources, clients[-1])]))
-    return Walk(tuple(clients), weights[hops] * float(budgets[source]))
+    np.minimum.at(towards, sources[strongest], targets[strongest])
+    return best, towards

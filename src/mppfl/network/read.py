@@ -15,7 +15,6 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -25,6 +24,7 @@ import scipy.sparse as sp
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadGraph, BadInput
+from mppfl.files import failures_in_one_line
 from mppfl.network.graph import Isolated, Normalisation, SelfLoops, SocialGraph, graph_from_edges, graph_from_matrix
 from mppfl.text import count_of, one_line, shortened, shown_path
 
@@ -105,10 +105,11 @@ def read_graph(
         >>> graph.num_clients, graph.num_edges
         (3, 4)
     """
+    options: Any = {"normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         try:
-            return _graph(_content_of(path), undirected, normalisation, isolated, self_loops)
+            return _graph(_content_of(path), undirected, **options)
         except BadGraph as cause:
             raise BadGraph(f"{shown_path(path)}: {cause}") from cause
     networkx = sys.modules.get("networkx")  # a caller with a NetworkX graph has imported NetworkX
@@ -119,80 +120,46 @@ def read_graph(
             f"a graph cannot be read from {type(source).__name__}. "
             "Give a path, a NetworkX graph, a SciPy sparse matrix or a NumPy array."
         )
-    return _graph(source, undirected, normalisation, isolated, self_loops)
+    return _graph(source, undirected, **options)
 
 
-def _graph(
-    content: Any, undirected: bool, normalisation: Normalisation, isolated: Isolated, self_loops: SelfLoops
-) -> SocialGraph:
+def _graph(content: Any, undirected: bool, **options: Any) -> SocialGraph:
     """The graph of `_Edges` or of a matrix."""
     if not isinstance(content, _Edges):
         if not undirected:
-            return graph_from_matrix(content, normalisation=normalisation, isolated=isolated, self_loops=self_loops)
-        one_way = graph_from_matrix(content, normalisation="none", isolated="keep", self_loops=self_loops)
+            return graph_from_matrix(content, **options)
+        one_way = graph_from_matrix(content, **options | {"normalisation": "none", "isolated": "keep"})
         arcs = one_way.influence.tocoo()
         content = _Edges(arcs.col, arcs.row, arcs.data, tuple(map(str, range(one_way.num_clients))))
-    return graph_from_edges(
-        content.sources,
-        content.targets,
-        content.weights,
-        names=content.names,
-        normalisation=normalisation,
-        isolated=isolated,
-        self_loops=self_loops,
-        undirected=undirected or content.undirected,
-    )
+    options |= {"names": content.names, "undirected": undirected or content.undirected}
+    return graph_from_edges(content.sources, content.targets, content.weights, **options)
 
 
 def _content_of(path: Path) -> Any:
-    """Edges or a matrix, by the file's content; its name decides only where the content does not."""
-    with _opened(path) as stream:
-        head = stream.read(256).removeprefix(_BOM).lstrip()
-        stream.seek(0)
-        if head.startswith(b"PK\x03\x04") or path.suffix == ".npz":
-            return _matrix_of_npz(stream, path)
-        if head.startswith((b"<?xml", b"<graphml", b"<!DOCTYPE")) or path.suffix in (".graphml", ".xml"):
-            return _edges_of_graphml(stream, path)
-        start = len(_BOM) if stream.read(len(_BOM)) == _BOM else 0
-        stream.seek(start)
-        return _edges_of_list(stream, path, start)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, unzipped if it is gzipped."""
-    shown = shown_path(path)
+    """Edges or a matrix in a file, plain or gzipped."""
     with failures_in_one_line(path):
         if "\0" in str(path):
-            raise BadFile(f"{shown} is no path: it holds a NUL character. Check the path.")
-        if path.is_dir():
-            raise BadFile(f"{shown} is a directory. Give the file in it that holds the edges.")
-        if path.exists() and not path.is_file():
-            raise BadFile(f"{shown} is not a regular file. Save the edges to a file first.")
+            raise BadFile(f"{shown_path(path)} is no path: it holds a NUL character. Check the path.")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise BadFile(f"{shown_path(path)} is not a regular file. Save the edges to a file first.")
         with open(path, "rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file
+            return _content(cast(IO[bytes], gzip.GzipFile(fileobj=file)) if zipped else file, path)
 
 
-@contextmanager
-def failures_in_one_line(path: Path) -> Iterator[None]:
-    """Every failure of the system or of gzip becomes a BadFile that names the file."""
-    shown = shown_path(path)
-    try:
-        yield
-    except FileNotFoundError as cause:
-        raise BadFile(f"{shown} does not exist. Check the path.") from cause
-    except IsADirectoryError as cause:
-        raise BadFile(f"{shown} is a directory where a file was expected. Check the path.") from cause
-    except PermissionError as cause:
-        raise BadFile(f"{shown} may not be read. Check its permissions.") from cause
-    except EOFError as cause:
-        raise BadFile(f"{shown} is a gzip file that ends too early. Fetch or make it again.") from cause
-    except (gzip.BadGzipFile, zlib.error) as cause:
-        raise BadFile(f"{shown} is a damaged gzip file ({one_line(cause)}). Fetch or make it again.") from cause
-    except OSError as cause:
-        raise BadFile(f"{shown} cannot be read: {cause.strerror or one_line(cause)}. Check the path.") from cause
+def _content(stream: IO[bytes], path: Path) -> Any:
+    """What the bytes say they hold; the file's name decides only where they do not."""
+    head = stream.read(256)
+    start = len(_BOM) if head.startswith(_BOM) else 0
+    head = head[start:].lstrip()
+    stream.seek(0)
+    if head.startswith(b"PK\x03\x04") or path.suffix == ".npz":
+        return _matrix_of_npz(stream, path)
+    if head.startswith((b"<?xml", b"<graphml", b"<!DOCTYPE")) or path.suffix in (".graphml", ".xml"):
+        return _edges_of_graphml(stream, path)
+    stream.seek(start)
+    return _edges_of_list(stream, path, start)
 
 
 def _matrix_of_npz(stream: IO[bytes], path: Path) -> Any:
@@ -227,8 +194,8 @@ def _edges_of_networkx(graph: Any) -> _Edges:
     for u, v, weight in graph.edges(data="weight", default=1.0):
         sources.append(position[u])
         targets.append(position[v])
-        weights.append(_as_number(weight))
-        if not 0.0 < weights[-1] < np.inf:
+        weights.append(_weight(weight))
+        if not weights[-1]:
             raise BadGraph(
                 f"the edge from {shortened(str(u))} to {shortened(str(v))} has weight {shortened(str(weight))}; "
                 "weights must be positive numbers. Correct it, or leave the edge out."
@@ -237,14 +204,15 @@ def _edges_of_networkx(graph: Any) -> _Edges:
     return _Edges(np.array(sources), np.array(targets), np.array(weights), names, not graph.is_directed())
 
 
-def _as_number(weight: Any) -> float:
-    """The weight as a float, NaN if it is none; text counts, for that is what GraphML without types gives."""
-    if isinstance(weight, bool) or (isinstance(weight, str) and not _NUMBER.fullmatch(weight)):
-        return float("nan")
+def _weight(given: Any) -> float:
+    """A positive number, 0 if it is none; text counts, for that is what GraphML without types gives."""
+    if isinstance(given, bool) or (isinstance(given, str) and not _NUMBER.fullmatch(given)):
+        return 0.0
     try:
-        return float(weight)
+        value = float(given)
     except (TypeError, ValueError, OverflowError):
-        return float("nan")
+        return 0.0
+    return value if 0.0 < value < np.inf else 0.0
 
 
 # ---- edge lists ---------------------------------------------------------------------------------------------------
@@ -258,14 +226,16 @@ def _edges_of_list(stream: IO[bytes], path: Path, start: int, *, may_have_header
         raise BadFile(
             f"{shown_path(path)} holds no edges: it is empty or has only comments. Write `source, target` lines."
         )
-    separator = _separator_of(first.text)
+    text = first.text  # tab, semicolon or comma separate fields if they do so with quotes that match; else blanks
+    separator = next((mark for mark in "\t;," if mark in text and len(_fields_of(text, mark) or ()) > 1), " ")
     fields = first.fields(separator)
     if len(fields) not in (2, 3):
         raise first.error(
             f"{count_of(fields)} where 2 or 3 are needed. Write `source, target[, weight]`, separated by commas, "
             "semicolons, tabs or blanks."
         )
-    titled, worded = _has_titled_weight(fields), _has_column_words(fields)
+    titled = _has_titled_weight(fields)
+    worded = (len(fields) == 2 or titled) and all(_COLUMN.fullmatch(_word(field)) for field in fields[:2])
     has_header = may_have_header and (titled or worded)
     if has_header and not _is_column_order(fields):
         raise first.error("columns must be source, target[, weight] in this order. Rearrange or rename them.")
@@ -353,7 +323,9 @@ def _edges_of_lines(lines: Iterable[_Line], first: _Line, separator: str) -> _Ed
         sources.append(position.setdefault(fields[0], len(position)))
         targets.append(position.setdefault(fields[1], len(position)))
         if width == 3:
-            weights.append(line.weight(fields[2]))
+            weights.append(_weight(fields[2]))
+            if not weights[-1]:
+                raise line.weight_error(fields[2])
     edges = _Edges(np.array(sources), np.array(targets), np.array(weights) if width == 3 else None, tuple(position))
     return _in_numerical_order(edges)
 
@@ -372,12 +344,6 @@ class _Line(NamedTuple):  # a dataclass takes three times as long to make, and t
                 "a double quote is left open or stands beside text. Quote whole names, double quotes in them."
             )
         return fields
-
-    def weight(self, text: str) -> float:
-        value = float(text) if _NUMBER.fullmatch(text) else 0.0
-        if not 0.0 < value < np.inf:
-            raise self.weight_error(text)
-        return value
 
     def weight_error(self, text: str) -> BadFile:
         return self.error(
@@ -404,11 +370,6 @@ def _lines(stream: IO[bytes], path: Path) -> Iterator[_Line]:
         yield line
 
 
-def _separator_of(line: str) -> str:
-    """What separates fields: the first of tab, semicolon and comma that does, with quotes that match; else blanks."""
-    return next((mark for mark in "\t;," if mark in line and len(_fields_of(line, mark) or ()) > 1), " ")
-
-
 def _fields_of(line: str, separator: str) -> list[str] | None:
     """The fields without blanks and quotes around them; None if the quotes do not match."""
     if '"' not in line:
@@ -422,11 +383,6 @@ def _fields_of(line: str, separator: str) -> list[str] | None:
         fields.append(plain.strip(_BLANK) if quoted is None else quoted.replace('""', '"'))
         start = match.end()
     return fields
-
-
-def _has_column_words(fields: list[str]) -> bool:
-    """Whether the fields read like `source, target` or `user_id, friend_id, weight`."""
-    return (len(fields) == 2 or _has_titled_weight(fields)) and all(_COLUMN.fullmatch(_word(f)) for f in fields[:2])
 
 
 def _has_titled_weight(fields: list[str]) -> bool:

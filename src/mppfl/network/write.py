@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 import re
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 
-from mppfl.errors import BadFile, BadGraph, BadInput
+from mppfl.errors import BadGraph, BadInput
+from mppfl.files import replaced
 from mppfl.network.graph import SocialGraph
 from mppfl.network.read import CONTROL
-from mppfl.text import shortened, shown_path
+from mppfl.text import shortened
 
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -25,7 +20,7 @@ def write_graphml(graph: SocialGraph, path: str | Path) -> None:
     """Writes the edges as given, and all clients, as GraphML; gzipped if the path ends in .gz."""
     import networkx as nx
 
-    names = _names(graph)
+    names = graph.names or tuple(map(str, range(graph.num_clients)))
     for name in names:
         if _NOT_XML.search(name):
             raise BadInput(f"client {shortened(name)} cannot be named in XML: it holds a control character. Rename it.")
@@ -34,7 +29,7 @@ def write_graphml(graph: SocialGraph, path: str | Path) -> None:
     network.add_nodes_from(names)
     ends = zip(edges.col.tolist(), edges.row.tolist(), edges.data.tolist(), strict=True)
     network.add_weighted_edges_from((names[source], names[target], weight) for source, target, weight in ends)
-    with _replaced(Path(path)) as file:
+    with replaced(Path(path)) as file:
         nx.write_graphml_xml(network, file)
 
 
@@ -54,8 +49,8 @@ def write_edges(graph: SocialGraph, path: str | Path) -> bool:
         )
     order = np.lexsort((arcs.col, np.maximum(arcs.col, arcs.row)))  # clients with an edge to an earlier one in turn
     sources, targets, weights = arcs.col[order], arcs.row[order], arcs.data[order]
-    names = [_quoted(name) for name in _names(graph)]
-    with _replaced(Path(path)) as file:
+    names = [_quoted(name) for name in graph.names or map(str, range(graph.num_clients))]
+    with replaced(Path(path)) as file:
         file.write(b"source,target,weight\n")
         for start in range(0, arcs.nnz, 2**16):
             rows = slice(start, start + 2**16)
@@ -68,27 +63,6 @@ def write_edges(graph: SocialGraph, path: str | Path) -> bool:
     return bool((np.diff(first) > 0).all())
 
 
-@contextmanager
-def _replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the path's place once it is complete; until then, and on failure, the old one stays."""
-    part = path.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with open(part, "xb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
-                    yield cast(IO[bytes], zipped)
-            else:
-                yield file
-        os.replace(part, path)
-    except OSError as cause:
-        raise BadFile(
-            f"{shown_path(path)} cannot be written: {cause.strerror}. Check the folder and the space."
-        ) from cause
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
 def _quoted(name: str) -> str:
     if not name or CONTROL.search(name) or _NOT_XML.search(name):
         raise BadInput(
@@ -96,7 +70,3 @@ def _quoted(name: str) -> str:
             "control character. Rename it."
         )
     return name if re.fullmatch(r"[\w.:@/+-]+", name) else '"' + name.replace('"', '""') + '"'
-
-
-def _names(graph: SocialGraph) -> tuple[str, ...]:
-    return graph.names if graph.names is not None else tuple(map(str, range(graph.num_clients)))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mppfl.arrays import Array
 from mppfl.data import ClientData
+from mppfl.device import find_device
 from mppfl.errors import BadInput
 from mppfl.game import Plan
-from mppfl.network import find_device
 from mppfl.privacy import LocalWork, ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training.aggregate import server_step

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.data import ClientData
+from mppfl.device import find_device, to_device
 from mppfl.errors import BadInput, BudgetExceeded
 from mppfl.game import Plan, RoundTerms
-from mppfl.network import find_device, to_device
 from mppfl.privacy import (
     LocalWork,
     ReleaseCost,

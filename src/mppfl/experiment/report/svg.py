@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.charts import ON_LIGHT, VIRIDIS, Line, cut, dash_of, mixed_colours, nice_ticks
-from mppfl.network import SocialGraph, lay_out
+from mppfl.network import SocialGraph
 from mppfl.text import number, plainly
 
 LEVELS = 40
@@ -259,6 +259,8 @@ class NetworkPicture:
 
 def graph_layout(graph: SocialGraph) -> NetworkPicture:
     """Where clients stand. Above `MOST_NODES` clients only the surroundings of the best connected are drawn."""
+    from mppfl.experiment import lay_out  # its loops are compiled, and the compiler is slow to load
+
     either = (graph.influence + graph.influence.T).tocsr()
     shown: IntArray = np.arange(graph.num_clients)
     notes = []

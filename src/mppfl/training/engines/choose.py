@@ -29,8 +29,8 @@ from joblib.externals.loky import get_reusable_executor
 from torch import Tensor, nn
 
 from mppfl.arrays import Array
+from mppfl.device import find_device, free_bytes, to_device
 from mppfl.errors import BadInput, MppflError
-from mppfl.network import find_device, free_bytes, to_device
 from mppfl.training import (
     ClientSlot,
     Descent,

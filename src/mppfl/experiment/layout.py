@@ -1,19 +1,19 @@
-"""Positions of the nodes of a drawing by a force layout, and the edges that a drawing shows."""
+"""Positions of the nodes of a drawing by a force layout."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components, dijkstra
 
 from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_number
+from mppfl.compiled import njit
 from mppfl.errors import BadInput
-from mppfl.network.communities import communities_of_edges
-from mppfl.network.graph import SocialGraph, SparseMatrix
+from mppfl.network import communities_of_edges
 
 PIVOTS = 24  # nodes from which distances are measured for the start
 MOST_STEPS, FEWEST_STEPS, NODE_STEPS = 300, 80, 150_000  # steps for few nodes, for many, and nodes · steps between
@@ -135,8 +135,6 @@ def _shares(sizes: Array, box: Box) -> list[Box]:
 
 def _one_part(edges: _Edges, communities: IntArray, radii: Array, box: Box, limit: float) -> tuple[Array, Array]:
     """Positions of one connected part in its box, of which it uses at most `limit` each way."""
-    from mppfl.network._kernels import move_apart
-
     size = len(radii)
     x, y = _settled(edges, communities, np.ones(size))
     points = _filling(np.column_stack([x, y]))
@@ -150,8 +148,6 @@ def _one_part(edges: _Edges, communities: IntArray, radii: Array, box: Box, limi
 
 def _settled(edges: _Edges, communities: IntArray, sizes: Array) -> tuple[Array, Array]:
     """Positions of nodes with `sizes` members each where forces are in balance; a member has a unit of area."""
-    from mppfl.network._kernels import settle
-
     firsts, seconds, weights = edges
     count, spread = len(sizes), math.sqrt(float(sizes.sum()))
     labels, group = np.unique(communities, return_inverse=True)
@@ -174,8 +170,6 @@ def _settled(edges: _Edges, communities: IntArray, sizes: Array) -> tuple[Array,
 
 def _by_community(edges: _Edges, group: IntArray, sizes: Array) -> Array:
     """First positions, 2 × nodes: communities laid out as nodes, the members of each on a disc around its middle."""
-    from mppfl.network._kernels import move_apart
-
     firsts, seconds, weights = edges
     members = np.bincount(group, sizes).astype(np.float64)
     between = sp.csr_array((weights, (group[firsts], group[seconds])), shape=(len(members), len(members)))
@@ -236,70 +230,76 @@ def _filling(points: Array) -> Array:
     return np.where(high - low > 1e-9, (points - low) / np.maximum(high - low, 1e-9), 0.5)
 
 
-EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
+@njit(cache=True, fastmath=True)
+def settle(x: Any, y: Any, mass: Any, firsts: Any, seconds: Any, pull: Any, centring: Any, heat: Any) -> None:
+    """Moves nodes in place, one step for each entry of `heat`, the longest way a node may go in that step.
 
-
-class Lines(NamedTuple):
-    """One line per pair of connected nodes, in its stronger direction.
-
-    weights  influence along the line, both directions added
-    mutual   whether it runs both ways
+    Every two nodes push each other apart by mass · mass / distance; an edge pulls its ends together by pull · distance;
+    everything is drawn to the middle by centring · mass · distance. All of one float type, so that loops vectorise.
     """
+    size = len(x)
+    push_x, push_y = np.empty_like(x), np.empty_like(y)
+    for step in range(len(heat)):
+        for i in range(size):
+            here_x, here_y = x[i], y[i]
+            sum_x = sum_y = np.float32(0.0)
+            for j in range(size):
+                right, down = here_x - x[j], here_y - y[j]
+                push = mass[j] / (right * right + down * down + np.float32(1e-3))
+                sum_x += right * push
+                sum_y += down * push
+            push_x[i] = mass[i] * (sum_x - centring * here_x)
+            push_y[i] = mass[i] * (sum_y - centring * here_y)
+        for k in range(len(firsts)):
+            a, b = firsts[k], seconds[k]
+            pull_x, pull_y = pull[k] * (x[b] - x[a]), pull[k] * (y[b] - y[a])
+            push_x[a] += pull_x
+            push_y[a] += pull_y
+            push_x[b] -= pull_x
+            push_y[b] -= pull_y
+        for i in range(size):
+            # Heavy nodes are pushed and pulled more; by their mass they also move less.
+            way_x, way_y = push_x[i] / mass[i], push_y[i] / mass[i]
+            length = np.sqrt(way_x * way_x + way_y * way_y) + np.float32(1e-9)
+            share = min(np.float32(0.2), heat[step] / length)
+            x[i] += share * way_x
+            y[i] += share * way_y
 
-    sources: IntArray
-    targets: IntArray
-    weights: Array
-    mutual: BoolArray
 
+@njit(cache=True)
+def move_apart(x: Any, y: Any, radii: Any, width: float, height: float, sweeps: int) -> int:
+    """Moves touching nodes off each other in place, within the box; returns how many pairs touched at the last sweep.
 
-def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
-    """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
-    influence = graph.influence
-    total = np.zeros(count * count)
-    rows = np.searchsorted(influence.indptr, np.arange(0, influence.nnz + EDGES_AT_ONCE, EDGES_AT_ONCE), side="left")
-    for start, end in zip(rows[:-1].tolist(), np.minimum(rows[1:], graph.num_clients).tolist(), strict=True):
-        edges = slice(int(influence.indptr[start]), int(influence.indptr[end]))
-        target = np.repeat(place[start:end], np.diff(influence.indptr[start : end + 1]))
-        source = place[influence.indices[edges]]
-        counted = (target >= 0) & (source >= 0) & (target != source)
-        key = target[counted].astype(np.int64) * count + source[counted]
-        total += np.bincount(key, influence.data[edges][counted], count * count)
-    return sp.csr_array(total.reshape(count, count))
-
-
-def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
-    """One line per connected pair, the strongest first, at most about `most`; and the number of connected pairs.
-
-    The strongest of each node come before all others, so that no connected node looks isolated.
+    Two at the very same point part along a direction of their own, so that the result does not depend on chance.
     """
-    both = sp.triu(influence + influence.T, k=1).tocoo()
-    count = both.nnz
-    kept: IntArray = np.arange(count)
-    if count > most:
-        strongest = np.zeros(influence.shape[0])
-        np.maximum.at(strongest, both.row, both.data)
-        np.maximum.at(strongest, both.col, both.data)
-        needed = (both.data == strongest[both.row]) | (both.data == strongest[both.col])
-        # Where all weigh the same, every line is its ends' strongest: one for each node will do.
-        first = np.flatnonzero(needed)
-        if len(first) > most:
-            once = [np.unique(ends[first], return_index=True)[1] for ends in (both.row, both.col)]
-            first = first[np.unique(np.concatenate(once))]
-        rest = np.ones(count, dtype=np.bool_)
-        rest[first] = False
-        others = np.flatnonzero(rest)
-        more = max(0, most - len(first))
-        others = others[np.argpartition(-both.data[others], more)[:more]] if 0 < more < len(others) else others[:more]
-        kept = np.sort(np.concatenate([first, others]))
-    kept = kept[np.argsort(-both.data[kept], kind="stable")]
-    rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
-    down, up = _entries(influence, rows, columns), _entries(influence, columns, rows)  # column j exposes row i
-    turned = up > down
-    lines = Lines(
-        np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept], (down > 0) & (up > 0)
-    )
-    return lines, count
-
-
-def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
-    return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.empty(0)
+    size = len(x)
+    touching = 0
+    for _ in range(sweeps):
+        touching = 0
+        for i in range(size):
+            for j in range(i):
+                apart = radii[i] + radii[j]
+                right = x[i] - x[j]
+                if right > apart or right < -apart:
+                    continue
+                down = y[i] - y[j]
+                square = right * right + down * down
+                if square >= apart * apart:
+                    continue
+                touching += 1
+                distance = np.sqrt(square)
+                if distance < 1e-6:
+                    right, down, distance = np.cos(2.4 * i), np.sin(2.4 * i), 1.0
+                    missing = 0.5 * apart
+                else:
+                    missing = 0.5 * (1.02 * apart - distance)
+                x[i] += missing * right / distance
+                y[i] += missing * down / distance
+                x[j] -= missing * right / distance
+                y[j] -= missing * down / distance
+        for i in range(size):
+            x[i] = min(max(x[i], radii[i]), width - radii[i])
+            y[i] = min(max(y[i], radii[i]), height - radii[i])
+        if touching == 0:
+            break
+    return touching

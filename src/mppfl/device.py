@@ -10,15 +10,18 @@ import re
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from mppfl.errors import BadInput
-from mppfl.network.propagation import Propagation
+from mppfl.exports import require
+
+require("torch")  # says how to install it
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 log = logging.getLogger(__name__)
 GIB = 2**30
@@ -70,47 +73,9 @@ def to_device(values: Any, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class DeviceMatrix:
-    """W by rows: 12 bytes an edge, 12 bytes a client.
+    """W as sparse tensors of some of its rows each, the first rows first: 12 bytes an edge, 12 bytes a client."""
 
-    starts   int64 [clients + 1], where each row begins
-    columns  int32 [edges], rising in every row
-    values   float64 [edges]
-    """
-
-    starts: Tensor
-    columns: Tensor
-    values: Tensor
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def num_edges(self) -> int:
-        return len(self.columns)
-
-    @cached_property
-    def _blocks(self) -> tuple[Tensor, ...]:
-        """Rows cut into sparse tensors of at most EDGES_PER_BLOCK edges, or one longer row, that share these arrays."""
-        cuts = [0]
-        while cuts[-1] < self.num_clients:
-            goal = self.starts[cuts[-1]] + EDGES_PER_BLOCK
-            last = int(torch.searchsorted(self.starts, goal, right=True)) - 1
-            cuts.append(min(max(last, cuts[-1] + 1), self.num_clients))
-        return tuple(self._rows(first, last) for first, last in pairwise(cuts))
-
-    def _rows(self, first: int, last: int) -> Tensor:
-        begin, end = self.starts[[first, last]].tolist()
-        starts = (self.starts[first : last + 1] - begin).to(torch.int32)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta|Sparse invariant checks")
-            return torch.sparse_csr_tensor(
-                starts,
-                self.columns[begin:end],
-                self.values[begin:end],
-                size=(last - first, self.num_clients),
-                check_invariants=False,
-            )
+    blocks: tuple[Tensor, ...]
 
     def times(self, x: Tensor, scale: float = 1.0, plus: Tensor | None = None) -> Tensor:
         """plus + scale · W x for one column [clients] or several [clients, columns].
@@ -118,32 +83,16 @@ class DeviceMatrix:
         A few columns are multiplied one by one: on an H200 two columns at once took 1.14 ms, one after the other 0.36.
         """
         if x.ndim == 2 and x.shape[1] <= FEW_COLUMNS:
-            columns = range(x.shape[1])
-            added = [None if plus is None else plus[:, k] for k in columns]
-            return torch.stack([self.times(x[:, k].contiguous(), scale, added[k]) for k in columns], 1)
-        parts = []
-        begin = 0
-        for block in self._blocks:
-            rows = slice(begin, begin + block.shape[0])
-            begin = rows.stop
-            if plus is None:
-                parts.append((block @ x).mul_(scale))
-            else:
-                add = torch.addmv if x.ndim == 1 else torch.addmm
-                parts.append(add(plus[rows], block, x, beta=1, alpha=scale))
+            added = [None] * x.shape[1] if plus is None else plus.unbind(1)
+            pairs = zip(x.unbind(1), added, strict=True)
+            return torch.stack([self.times(column.contiguous(), scale, term) for column, term in pairs], 1)
+        if plus is None:
+            parts = [(block @ x).mul_(scale) for block in self.blocks]
+        else:
+            add = torch.addmv if x.ndim == 1 else torch.addmm
+            terms = torch.split(plus, [block.shape[0] for block in self.blocks])
+            parts = [add(term, block, x, alpha=scale) for term, block in zip(terms, self.blocks, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    @cached_property
-    def T(self) -> DeviceMatrix:  # noqa: N802  (the name numpy and scipy use)
-        """The transpose by rows; making it takes another 40 bytes an edge or so."""
-        device, size = self.values.device, self.num_clients
-        targets = torch.repeat_interleave(torch.arange(size, dtype=torch.int32, device=device), self.starts.diff())
-        order = torch.argsort(self.columns, stable=True)
-        starts = torch.zeros(size + 1, dtype=torch.int64, device=device)
-        torch.cumsum(torch.bincount(self.columns, minlength=size), 0, out=starts[1:])
-        transposed = DeviceMatrix(starts, targets[order], self.values[order])
-        transposed.__dict__["T"] = self
-        return transposed
 
 
 def matrix_bytes(num_clients: int, num_edges: int) -> int:
@@ -153,19 +102,25 @@ def matrix_bytes(num_clients: int, num_edges: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DevicePropagation:
-    """Σ = W + λ W² + ... + λ^(K-1) W^K with a zero diagonal (model, eq. 2): `Propagation` with tensors.
+    """`Propagation` with tensors: Σ = W + λ W² + ... + λ^(K-1) W^K with a zero diagonal (model, eq. 2).
 
-    home  the diagonal of Σ before it is removed, one per client
+    home    the diagonal of Σ before it is removed, one per client
+    source  the `Propagation` of which this is a copy
     """
 
     influence: DeviceMatrix
     max_hops: int
     hop_decay: float
     home: Tensor
+    source: Any
 
     @property
     def num_clients(self) -> int:
-        return self.influence.num_clients
+        return int(self.source.num_clients)
+
+    @property
+    def geometric_sum(self) -> float:
+        return float(self.source.geometric_sum)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         spread = x
@@ -177,23 +132,32 @@ class DevicePropagation:
 
     @cached_property
     def T(self) -> DevicePropagation:  # noqa: N802  (the name numpy and scipy use)
-        transposed = DevicePropagation(self.influence.T, self.max_hops, self.hop_decay, self.home)
+        transposed = propagation_on_device(self.source.T, self.home.device)
         transposed.__dict__["T"] = self
         return transposed
 
-    @property
-    def geometric_sum(self) -> float:
-        """S = 1 + λ + ... + λ^(K-1), which bounds every row sum of Σ when rows of W sum to 1 (model, eq. 4)."""
-        return float(sum(self.hop_decay**k for k in range(self.max_hops)))
 
-
-def propagation_on_device(propagation: Propagation, device: torch.device) -> DevicePropagation:
+def propagation_on_device(propagation: Any, device: torch.device) -> DevicePropagation:
     """The same operator on a device."""
     influence = propagation.influence
-    matrix = DeviceMatrix(
-        to_device(influence.indptr, device).to(torch.int64),
-        to_device(influence.indices, device).to(torch.int32),
-        to_device(influence.data, device),
-    )
+    starts = influence.indptr.astype(np.int64)
+    blocks, first = [], 0
+    while first < len(starts) - 1:
+        last = max(int(np.searchsorted(starts, starts[first] + EDGES_PER_BLOCK, side="right")) - 1, first + 1)
+        blocks.append(_rows(influence, first, last, device))
+        first = last
     home = to_device(propagation.home.values, device)
-    return DevicePropagation(matrix, propagation.max_hops, propagation.hop_decay, home)
+    return DevicePropagation(
+        DeviceMatrix(tuple(blocks)), propagation.max_hops, propagation.hop_decay, home, propagation
+    )
+
+
+def _rows(matrix: Any, first: int, last: int, device: torch.device) -> Tensor:
+    """Some rows of a csr_array as a sparse tensor."""
+    edges = slice(matrix.indptr[first], matrix.indptr[last])
+    starts = (matrix.indptr[first : last + 1] - edges.start).astype(np.int32)
+    columns, values = to_device(matrix.indices[edges], device), to_device(matrix.data[edges], device)
+    size = last - first, matrix.shape[1]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta|Sparse invariant checks")
+        return torch.sparse_csr_tensor(to_device(starts, device), columns, values, size=size, check_invariants=False)
