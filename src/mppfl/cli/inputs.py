@@ -338,9 +338,9 @@ def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) 
     if name == "budget_limited":
         if payment_limit is None:
             raise BadInput("budget_limited needs --payment-limit, the money it may spend in a round.")
-        return partial(budget_limited, payment_limit=payment_limit)
+        return budget_limited.with_options(payment_limit=payment_limit)
     if name == "dp_fedavg":
-        return partial(dp_fedavg, budget=number_or_rule(fixed_budget))
+        return dp_fedavg.with_options(fixed_budget=number_or_rule(fixed_budget))
     return as_mechanism(name)
 
 
@@ -400,9 +400,11 @@ def exact_leak(graph: SocialGraph, attribute: Path) -> LeakModel:
 
 def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:
     """leakage_priced with the leak that the public sample predicts."""
+    from mppfl.game import as_mechanism
     from mppfl.leakage import leakage_priced
 
-    return partial(leakage_priced, leak=model.smooth_total_and_marginal, leak_price=leak_price)
+    options = {"leak": model.smooth_total_and_marginal, "leak_price": leak_price}
+    return as_mechanism(leakage_priced).with_options(**options)
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

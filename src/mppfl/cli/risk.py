@@ -46,7 +46,7 @@ def risk_command(
     import numpy as np
 
     from mppfl.arrays import require_count, require_number
-    from mppfl.game import Horizon, checked, doubts_about
+    from mppfl.game import Horizon, doubts_about
 
     require_count(round_index, "round")
     require_count(top, "top")
@@ -64,7 +64,6 @@ def risk_command(
     with inputs.working("reading the network"):
         game = inputs.make_the_game(options)
     with inputs.working("solving"):
-        function = checked(function, mechanism)
         if exposure_sources is not None and leak_price is not None:  # only leakage_priced may have a price
             function = inputs.priced_mechanism(inputs.exact_leak(game.graph, exposure_sources), leak_price)
         plan = function(game, Horizon(np.array([round_index]), seed=options.seed))

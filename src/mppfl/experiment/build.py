@@ -159,11 +159,11 @@ def solve_all(experiment: Experiment, game: Game, seed: int, device: str | None 
 def mechanism_of(experiment: Experiment, name: str) -> Mechanism:
     """The mechanism with its options bound."""
     if name == "dp_fedavg":
-        return partial(dp_fedavg, budget=experiment.game.fixed_budget)
+        return dp_fedavg.with_options(fixed_budget=experiment.game.fixed_budget)
     if name == "budget_limited":
         if experiment.game.payment_limit is None:
             raise BadInput("the mechanism budget_limited needs game.payment_limit, the money it may spend in a round.")
-        return partial(budget_limited, payment_limit=experiment.game.payment_limit)
+        return budget_limited.with_options(payment_limit=experiment.game.payment_limit)
     return as_mechanism(name)
 
 

@@ -25,7 +25,7 @@ from mppfl.arrays import require_count, require_number
 from mppfl.data import How, Source, known_set
 from mppfl.errors import BadFile, BadInput
 from mppfl.files import toml_text, toml_value
-from mppfl.game import SAME_AT_COMMON_REWARD, Convention, Participation, PresetName, as_mechanism
+from mppfl.game import Convention, Participation, PresetName, as_mechanism
 from mppfl.network import Diagonal, Isolated, Normalisation, SelfLoops
 from mppfl.text import nearest
 from mppfl.training import CHOICES, LEAST_EPSILON, MOST_EPSILON, Aggregation, TrainingConfig
@@ -368,7 +368,7 @@ class Experiment:
                 raise BadInput(
                     "the mechanism budget_limited needs game.payment_limit, the money it may spend in a round."
                 )
-            if self.game.convention == "common" and mechanism in SAME_AT_COMMON_REWARD:
+            if self.game.convention == "common" and as_mechanism(mechanism).only_rate_differs:
                 raise BadInput(
                     f"mechanism={mechanism!r} differs from mppfl in the reward rate alone, and convention='common' "
                     "gives every mechanism mppfl's. Use game.convention='own', or leave it out."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -226,7 +225,9 @@ def comparison(world: World, choices: Choices) -> ComparisonView:
     def make() -> ComparisonView:
         experiment = world.experiment(choices)
         functions = {name: mechanism_of(experiment, name) for name in COMPARED}
-        functions["dp_fedavg"] = partial(dp_fedavg, budget=fixed_budget_of(choices.fixed_budget))  # whatever is shown
+        functions["dp_fedavg"] = dp_fedavg.with_options(
+            fixed_budget=fixed_budget_of(choices.fixed_budget)
+        )  # whatever is shown
         rows = compare(world.game(choices), functions, num_rounds=choices.num_rounds, seed=choices.seed)
         notes = (LEFT_OUT,) if choices.participation != "always" else ()
         return ComparisonView(tuple(rows), choices.num_rounds, notes)
