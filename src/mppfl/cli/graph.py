@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 from mppfl.cli import inputs
 from mppfl.errors import BadInput
+from mppfl.fields import from_text, hints, require_known
+from mppfl.spec import FAMILY_OPTIONS, WEIGHT_OPTIONS, GameSpec
 
 if TYPE_CHECKING:
     from mppfl.network import SocialGraph
@@ -21,26 +24,31 @@ Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .
 
 @app.command("describe")
 def describe_command(
-    source: Source,
+    source: Annotated[
+        Path | None, typer.Argument(help="Edge list (.csv, .tsv, .txt, .gz), GraphML or .npz; or --experiment.")
+    ] = None,
     undirected: inputs.UndirectedOption = False,
     normalisation: inputs.NormalisationOption = "row",
     isolated: inputs.IsolatedOption = "keep",
     self_loops: inputs.SelfLoopsOption = "error",
+    experiment: inputs.ExperimentOption = None,
+    changes: inputs.SetOption = None,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Describe a network: size, degrees, reciprocity, isolated clients, components."""
+    """Describe a network, of a file or of an experiment: size, degrees, reciprocity, isolated clients, components."""
+    from mppfl.experiment import network_of
     from mppfl.network import describe
 
+    if (source is None) == (experiment is None):
+        raise BadInput("describe needs one network. Give a file of edges, or --experiment.")
+    values = {"undirected": undirected, "normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
+    if source is not None:
+        spec = GameSpec(graph=str(source), **values)  # type: ignore[arg-type]
+    else:
+        typed = {name: value for name, value in values.items() if inputs.is_typed(name)}
+        spec = inputs.asked(experiment, changes or (), typed, {}).game
     with inputs.working("reading the network"):
-        facts = describe(
-            inputs.read_network(
-                source,
-                undirected=undirected,
-                isolated=isolated,
-                self_loops=self_loops,
-                normalisation=normalisation,
-            )
-        )
+        facts = describe(network_of(spec))
     if json:
         inputs.print_json(facts)
         return
@@ -74,13 +82,14 @@ def generate_command(
     ] = None,
 ) -> None:
     """Draw a random network and write it to a file."""
-    from mppfl.network import random_graph
+    from mppfl.experiment import network_of
 
-    options = dict(_name_and_value(text) for text in option or [])
+    values: dict[str, Any] = {"family": kind, "num_clients": num_clients, "seed": seed}
+    values |= dict(_name_and_value(text) for text in option or [])
     _check_target(target)
     with inputs.working("drawing"):
         # Not normalised: dividing and multiplying again could change a weight's last digit.
-        graph = random_graph(kind, num_clients, rng=inputs.generator(seed), normalisation="none", **options)
+        graph = network_of(GameSpec(**values, normalisation="none"))
     _write(graph, target)
 
 
@@ -90,21 +99,8 @@ def _name_and_value(text: str) -> tuple[str, Any]:
     name = name.replace("-", "_")
     if not (name and equals and value):
         raise BadInput(f"--set {text!r} must be name=value, such as edges_each=3.")
-    if name in ("kind", "num_clients", "rng", "normalisation"):
-        raise BadInput(f"--set {text!r}: no kind has this option. Use --num-clients or --seed.")
-    if value.startswith("[") and value.endswith("]"):  # as in an experiment file
-        value = value[1:-1]
-    parts = [_number_or_word(part.strip()) for part in value.split(",")]
-    return name, parts if len(parts) > 1 else parts[0]
-
-
-def _number_or_word(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+    require_known([name], [*WEIGHT_OPTIONS, *chain.from_iterable(FAMILY_OPTIONS.values())])
+    return name, from_text(hints(GameSpec)[name], value)
 
 
 @app.command("convert")
@@ -116,15 +112,13 @@ def convert_command(
     self_loops: inputs.SelfLoopsOption = "error",
 ) -> None:
     """Read a network in one format and write it in another."""
+    from mppfl.experiment import network_of
+
     _check_target(target)
     with inputs.working("reading the network"):
-        graph = inputs.read_network(
-            source,
-            undirected=undirected,
-            isolated=isolated,
-            self_loops=self_loops,
-            normalisation="none",  # weights as given, to the last digit
-        )
+        values = {"undirected": undirected, "isolated": isolated, "self_loops": self_loops}
+        values["normalisation"] = "none"  # weights as given, to the last digit
+        graph = network_of(GameSpec(graph=str(source), **values))  # type: ignore[arg-type]
     if not _write(graph, target):
         typer.echo(
             "note: an edge list cannot keep the order of these clients, so what is drawn for clients goes to others "
