@@ -168,7 +168,7 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
 
 
 def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
-    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "dp_fedavg"]\n[network]\nnum_clients = 6\n[game]\nnum_rounds = 2'
+    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "dp_fedavg"]\n[game]\nnum_clients = 6\nnum_rounds = 2'
     found = mppfl("compare", "--experiment", write("trial.toml", text), "--json").json
     assert (found["rounds"], found["seeds"], len(found["games"])) == (2, 2, 8)
     for number, seed in enumerate((3, 5)):
@@ -195,7 +195,7 @@ def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write
 
 
 def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, write):
-    options = ("--experiment", write("trial.toml", "[network]\nnum_clients = 5\n[game]\nnum_rounds = 1"))
+    options = ("--experiment", write("trial.toml", "[game]\nnum_clients = 5\nnum_rounds = 1"))
     options += ("--fixed-budget", "mean", "--json")
     assert "means nothing without the mechanism dp_fedavg" in mppfl("compare", *options).error
     found = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg").json["games"]
@@ -203,7 +203,7 @@ def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, wr
 
 
 def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):
-    path = write("trial.toml", '[network]\nnum_clients = 5\n[game]\nnum_rounds = 1\nparticipation = "if_non_negative"')
+    path = write("trial.toml", '[game]\nnum_clients = 5\nnum_rounds = 1\nparticipation = "if_non_negative"')
     answer = mppfl("compare", "--experiment", path, "--json")
     assert answer.stderr == "note: participation='if_non_negative' is left out: in compare every client participates\n"
     assert {row["participating"] for row in answer.json["games"]} == {1.0}

@@ -383,7 +383,7 @@ def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends):
 
 EXPERIMENT = (
     'seed = 4\nmechanism = "social_agnostic"',
-    "[network]\nnum_clients = 7\nmax_hops = 2",
+    "[game]\nnum_clients = 7\nmax_hops = 2",
     '[game]\nnum_rounds = 3\nconvention = "own"\nbudget_max = 0.6',
 )
 

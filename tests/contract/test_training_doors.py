@@ -24,10 +24,10 @@ ON_THE_BORDER = 2  # test examples that another processor may decide otherwise
 HEAD = """
 seed = 5
 mechanism = "mppfl"
-[network]
-num_clients = 5
 [game]
+num_clients = 5
 num_rounds = 3
+reward_rate = "common"
 [output]
 checkpoint_every = 2
 """

@@ -57,7 +57,7 @@ def three_friends(tmp_path):
         lines = "ann,1,0.5,0.1,0,inf\nbob,1,0.5,0.1,0,inf\ncat,1,0.5,0.1,0.1,0.2\n"
         header = "name,quadratic_cost,linear_cost,noise_harm,budget_min,budget_max\n"
         (tmp_path / "who.csv").write_text(header + lines)
-        text = f'[network]\nsource = "edges.csv"\n[game]\nclients = "who.csv"\n{game}\n'
+        text = f'[game]\nsource = "edges.csv"\n[game]\nclients = "who.csv"\n{game}\n'
         (tmp_path / "three.toml").write_text(text)
         return read_experiment(tmp_path / "three.toml")
 
@@ -125,7 +125,7 @@ def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
     (tmp_path / "edges.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
     lines = "".join(f"{name},0.5,0.5,0.1,3\n" for name in ("ann", "bob", "cat"))
     (tmp_path / "who.csv").write_text(f"name,quadratic_cost,linear_cost,noise_harm,data_size\n{lines}")
-    text = 'mechanism = "mppfl"\n[network]\nsource = "edges.csv"\nnum_clients = 3\n[game]\nclients = "who.csv"\n'
+    text = 'mechanism = "mppfl"\n[game]\nsource = "edges.csv"\nnum_clients = 3\n[game]\nclients = "who.csv"\n'
     (tmp_path / "own.toml").write_text(text)
     chosen = read_experiment(tmp_path / "own.toml")
     (case,) = prepare(chosen)

@@ -66,7 +66,7 @@ def test_one_seed_and_one_mechanism_stand_for_lists_of_one(file):
 def test_relative_paths_are_relative_to_the_file(file, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     text = (
-        '[network]\nsource = "a.csv"\n[game]\nclients = "sub/c.csv"\n[data]\nname = "d.npz"\n[output]\nfolder = "o"\n'
+        '[game]\nsource = "a.csv"\n[game]\nclients = "sub/c.csv"\n[data]\nname = "d.npz"\n[output]\nfolder = "o"\n'
     )
     chosen = read_experiment(file(text))
     assert chosen.network.source == str(tmp_path / "a.csv")
@@ -365,8 +365,8 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
 @pytest.mark.parametrize(
     ("text", "today"),
     [
-        ('[network]\ngenerate = "skewed"\nnum_links = 4', "num_edges"),
-        ("[network]\nlinks_each = 4", "edges_each"),
+        ('[game]\ngenerate = "skewed"\nnum_links = 4', "num_edges"),
+        ("[game]\nlinks_each = 4", "edges_each"),
         ('[training]\naggregation = "size"', "num_examples"),
         ('[training]\nserver_optimizer = "plain"', "sgd"),
         ('mechanism = "fixed"', "dp_fedavg"),

@@ -19,9 +19,8 @@ EXPERIMENT = """
 name = "flower-test"
 seed = 3
 mechanism = "{mechanism}"
-[network]
-num_clients = {num_clients}
 [game]
+num_clients = {num_clients}
 num_rounds = {num_rounds}
 [data]
 name = "digits"
