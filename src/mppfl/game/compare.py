@@ -198,7 +198,7 @@ def _records(
         record = record if name is None else replace(record, name=name)
         if records.setdefault(record.name, record).function is not record.function:
             raise BadInput(f"two mechanisms are called {record.name!r}. Give a mapping with a name for each.")
-    takers = [name for name, record in records.items() if record.option == "fixed_budget"]
+    takers = [name for name, record in records.items() if record.option == "fixed_budget" and not record.options]
     if fixed_budget != "min" and not takers:
         raise BadInput(
             f"fixed_budget={fixed_budget!r} means nothing to {', '.join(records)}. Compare dp_fedavg, or omit it."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import entry_points
+from importlib import metadata
 from typing import Any, Literal
 
 import numpy as np
@@ -141,6 +141,8 @@ def as_mechanism(given: Any) -> Mechanism:
     """A mechanism from its name, its function or its record."""
     if isinstance(given, Mechanism):
         return given
+    if isinstance(given, partial) and isinstance(given.func, Mechanism):
+        return given.func.with_options(**given.keywords)
     if callable(given):
         return Mechanism(given)
     if not isinstance(given, str):
@@ -154,7 +156,7 @@ def as_mechanism(given: Any) -> Mechanism:
 
 
 def _unloadable(name: str, cause: Exception) -> str:
-    points = [point for point in entry_points(group="mppfl.mechanisms") if point.name == name]
+    points = [point for point in metadata.entry_points(group="mppfl.mechanisms") if point.name == name]
     owner = getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else "no package"
     value = points[-1].value if points else "nothing"
     return (
@@ -168,7 +170,9 @@ def _failed(mechanism: Mechanism, cause: Exception) -> str:
     plain, called = mechanism.plain, mechanism.name
     kind = plain if hasattr(plain, "__qualname__") else type(plain)
     module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
-    offered = [point for point in entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module]
+    offered = [
+        point for point in metadata.entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module
+    ]
     for point in offered:
         called = point.name if point.value == address else called
     owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
@@ -686,7 +690,7 @@ def find_mechanism(name: str) -> Mechanism:
     """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
     if name in MECHANISMS:
         return MECHANISMS[name]
-    offered = {point.name: point for point in entry_points(group="mppfl.mechanisms")}
+    offered = {point.name: point for point in metadata.entry_points(group="mppfl.mechanisms")}
     if name in offered:
         loaded = offered[name].load()
         return loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name)
