@@ -19,6 +19,7 @@ PUBLIC = [
     "Clients",
     "Experiment",
     "Game",
+    "GameSpec",
     "Horizon",
     "Mechanism",
     "MppflError",

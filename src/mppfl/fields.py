@@ -94,18 +94,22 @@ def about(cls: Any, name: str) -> About:
 
 def defaults_of(cls: Any) -> dict[str, Any]:
     """Every default by name."""
-    return _described(cls)[2]
+    return _defaults(cls)
 
 
 @cache
-def _described(cls: Any) -> tuple[dict[str, Any], dict[str, About], dict[str, Any]]:
-    """Types, annotations and defaults of a spec's fields."""
-    types, said = get_type_hints(cls), get_type_hints(cls, include_extras=True)
-    names = [each.name for each in fields(cls)]
-    defaults = {
+def _defaults(cls: Any) -> dict[str, Any]:
+    return {
         each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(cls)
     }
-    return {name: types[name] for name in names}, {name: said[name].__metadata__[0] for name in names}, defaults
+
+
+@cache
+def _described(cls: Any) -> tuple[dict[str, Any], dict[str, About]]:
+    """Types of a spec's fields, and what is said of them."""
+    types, said = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    names = [each.name for each in fields(cls)]
+    return {name: types[name] for name in names}, {name: said[name].__metadata__[0] for name in names}
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------

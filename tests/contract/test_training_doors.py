@@ -288,9 +288,9 @@ def test_values_given_on_the_command_line_replace_those_of_the_file(tmp_path, go
     changes = {
         "seed": "8",
         "mechanism": "social_agnostic",
-        "network.num_clients": "4",
-        "network.generate": "watts_strogatz",
-        "network.neighbours": "2",
+        "game.num_clients": "4",
+        "game.family": "watts_strogatz",
+        "game.neighbours": "2",
         "game.num_rounds": "2",
         "data.split": "dirichlet",
         "training.clip_norm": "0.75",
