@@ -88,7 +88,7 @@ def test_a_module_imports_only_from_folders_to_its_left(path):
 
 
 def test_specs_load_no_folder_before_they_are_used():
-    top = [node for node in ast.parse((SOURCE / "spec.py").read_text(encoding="utf-8")).body]
+    top = ast.parse((SOURCE / "spec.py").read_text(encoding="utf-8")).body
     modules = [node.module for node in top if isinstance(node, ast.ImportFrom)]
     assert {name for name in modules if name.startswith("mppfl")} <= ROOTS
 

@@ -199,8 +199,8 @@ def _out_of_range(name: str, value: Any, said: About) -> str | None:
         return None
     low, high = said.low, said.high
     if isinstance(value, int):
-        most = "" if high == math.inf else f" and at most {high:,}"
-        return None if low <= value <= high else f"{name}={value} must be a whole number of at least {low:g}{most}."
+        end = f"at least {low:g}" if value < low else f"at most {high:,}"
+        return None if low <= value <= high else f"{name}={value} must be a whole number of {end}."
     if not math.isfinite(value) and high == math.inf:
         return None  # told as a number that is not finite
     inside = low <= value <= high if said.closed else low < value < high

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mppfl.errors import BadInput
-from mppfl.fields import About, Spec, defaults_of, documented, hints, require_known, shown, to_query
+from mppfl.fields import About, Spec, defaults_of, did_you_mean, documented, hints, require_known, shown, to_query
 from mppfl.files import toml_text
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ class TrainingConfig(Spec):
 
     def _check(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise BadInput(f"device={shown(self.device)} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
+            raise BadInput(f"device={self.device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
         if self.mechanism.noise_on != "update" and self.clip_norm == FIRST_ROUND_MEDIAN:
             raise BadInput(
                 f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
@@ -591,7 +591,7 @@ def made_from(cls: type[Spec], value: Any) -> Any:
     for name in value:
         if (table, name) == SEED_OF_GAME:
             raise BadInput("game.seed stands at the top, as seed. For one of the two use graph_seed or clients_seed.")
-        if name not in keys_of(table) and name in homes:
+        if name not in keys_of(table) and name in homes and not did_you_mean(name, keys_of(table)):
             raise BadInput(f"'{table}.{name}' is not known. It belongs to [{homes[name]}].")
     require_known(value, keys_of(table), table)
     if "dp_epsilon" in value and "budget_unit" in value:

@@ -8,9 +8,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from mppfl.explorer import Choices, World, commands, comparison, to_toml
+from mppfl.explorer import World, commands, comparison, to_toml
 from mppfl.game import COMPARED
 from tests.cli.by_hand import seven_clients
+from tests.explorer.chosen import chosen
 
 approx = pytest.approx
 BASELINES = ("social_agnostic", "random", "dp_fedavg")
@@ -182,10 +183,10 @@ def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
         assert row["server_cost"] == approx(sum(this["server_cost"] for this in solved["rounds"]), rel=1e-12)
 
 
-@pytest.mark.parametrize("shown", [{"clients_are": "dp_fedavg"}, {}])
-@pytest.mark.parametrize("fixed_budget", ["0.2", "mean", "min"])
+@pytest.mark.parametrize("shown", [{"mechanism": "dp_fedavg"}, {}])
+@pytest.mark.parametrize("fixed_budget", [0.2, "mean", "min"])
 def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write, shown, fixed_budget):
-    choices = Choices(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
+    choices = chosen(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
     path = write("explorer.toml", to_toml(choices))
     found = mppfl(*shlex.split(commands(choices, str(path))[0])[1:], "--json").json
     shown = comparison(World(), choices)
@@ -197,24 +198,23 @@ def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write
 def test_a_fixed_budget_beside_a_file_needs_fixed_among_those_compared(mppfl, write):
     options = ("--experiment", write("trial.toml", "[game]\nnum_clients = 5\nnum_rounds = 1"))
     options += ("--fixed-budget", "mean", "--json")
-    assert "means nothing without the mechanism dp_fedavg" in mppfl("compare", *options).error
+    assert "means nothing to mppfl. Choose the mechanism dp_fedavg" in mppfl("compare", *options).error
     found = mppfl("compare", *options, "--mechanisms", "mppfl,dp_fedavg").json["games"]
     assert {row["mechanism"] for row in found} == {"mppfl", "dp_fedavg"}
 
 
 def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):
-    path = write("trial.toml", '[game]\nnum_clients = 5\nnum_rounds = 1\nparticipation = "if_non_negative"')
+    path = write("trial.toml", '[game]\nnum_clients = 5\nnum_rounds = 1\nparticipation = "rational"')
     answer = mppfl("compare", "--experiment", path, "--json")
-    assert answer.stderr == "note: participation='if_non_negative' is left out: in compare every client participates\n"
+    assert answer.stderr == "note: participation='rational' is left out: in compare every client participates\n"
     assert {row["participating"] for row in answer.json["games"]} == {1.0}
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--seeds", 3), "--seeds means nothing with --experiment. Set it in the file instead."),
-        (("--preset", "benign"), "--preset means nothing with --experiment."),
-        (("--mechanisms", "budget_limited"), "the mechanism budget_limited needs game.payment_limit"),
+        (("--preset", "malign"), 'game.preset="malign" must be one of "paper-like", "benign".'),
+        (("--mechanisms", "budget_limited"), "budget_limited needs payment_limit, payments per round."),
         (("--mechanisms", "mpfl"), "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
         (("--train", "other.toml"), "--experiment means nothing with --train."),
         (("--rounds", 0), "rounds=0 must be a whole number of at least 1."),

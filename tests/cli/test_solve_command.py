@@ -9,10 +9,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from mppfl.experiment import game_without_data, read_experiment, solve_all
-from mppfl.explorer import Choices, World, commands, to_toml
+from mppfl.experiment import read_experiment, solve_all
+from mppfl.explorer import World, commands, to_toml
 from mppfl.game import MECHANISMS
 from tests.cli.by_hand import seven_clients, star
+from tests.explorer.chosen import chosen
 
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
@@ -271,26 +272,28 @@ def test_bounds_hold_under_every_mechanism(mppfl, friends, write, mechanism, lim
     ("rule", "compute_cost", "expected"),
     [
         # At rate 3 both give 1; being in is worth aρ² − C = 1 − C to bob, and U = 3 − 1.5² − C = 0.75 − C.
-        ("always", 1.5, {"ann": 1.0, "bob": 1.0}),
-        ("if_better_than_opting_out", 0.8, {"ann": 1.0, "bob": 1.0}),
-        ("if_better_than_opting_out", 1.5, {"ann": 1.5, "bob": 0.0}),
-        ("if_non_negative", 0.7, {"ann": 1.0, "bob": 1.0}),
-        ("if_non_negative", 0.8, {"ann": 1.5, "bob": 0.0}),
+        ((), 1.5, {"ann": 1.0, "bob": 1.0}),
+        (("staying_out",), 0.8, {"ann": 1.0, "bob": 1.0}),
+        (("staying_out",), 1.5, {"ann": 1.5, "bob": 0.0}),
+        (("nothing",), 0.7, {"ann": 1.0, "bob": 1.0}),
+        (("nothing",), 0.8, {"ann": 1.5, "bob": 0.0}),
     ],
 )
 def test_who_stays_out_follows_the_participation_rule(mppfl, friends, write, rule, compute_cost, expected):
     header = f"{HEADER},compute_cost"
     clients = write("c.csv", header, "ann,1,0,1,0", f"bob,1,0,1,{compute_cost}")
-    options = ("--clients", clients, "--reward-rate", 3, "--participation", rule, "--rounds", 1, "--json")
+    participation = ("--participation", "rational", "--against", *rule) if rule else ()
+    options = ("--clients", clients, "--reward-rate", 3, *participation, "--rounds", 1, "--json")
     found = mppfl("solve", *friends, *options).json
     assert found["rounds"][0]["budgets"] == approx(expected)
     assert found["rounds"][0]["not_participating"] == [name for name, budget in expected.items() if budget == 0]
-    assert found["notes"] == ([] if rule == "always" else [f"participation: {rule}"])
+    assert len(found["notes"]) == len(rule)
 
 
 def test_a_given_reward_rate_at_which_nobody_takes_part_is_no_mistake(mppfl, friends, write):
     clients = write("c.csv", f"{HEADER},compute_cost", "ann,1,0,1,5", "bob,1,0,1,5")
-    options = ("--clients", clients, "--reward-rate", 1, "--participation", "if_non_negative", "--rounds", 2, "--json")
+    options = ("--clients", clients, "--reward-rate", 1, "--rounds", 2, "--json")
+    options += ("--participation", "rational", "--against", "nothing")
     found = mppfl("solve", *friends, *options).json
     assert [this["not_participating"] for this in found["rounds"]] == [["ann", "bob"]] * 2
     assert "in 2 rounds nobody participates: no rate of this server suits anybody" in found["notes"]
@@ -383,8 +386,7 @@ def test_a_device_refuses_what_it_does_not_solve_in_one_line(mppfl, friends):
 
 EXPERIMENT = (
     'seed = 4\nmechanism = "social_agnostic"',
-    "[game]\nnum_clients = 7\nmax_hops = 2",
-    '[game]\nnum_rounds = 3\nconvention = "own"\nbudget_max = 0.6',
+    "[game]\nnum_clients = 7\nmax_hops = 2\nnum_rounds = 3\nbudget_max = 0.6",
 )
 
 
@@ -396,12 +398,12 @@ def test_an_experiment_file_says_network_game_mechanism_and_rounds(mppfl, write)
     budgets = np.array([list(this["budgets"].values()) for this in found["rounds"]])
     assert budgets.max() <= 0.6 + 1e-12
     experiment = read_experiment(path)
-    solved = solve_all(experiment, game_without_data(experiment, 4), 4)["social_agnostic"]
+    solved = solve_all(experiment.game, experiment.mechanisms, experiment.game.build())["social_agnostic"]
     assert np.array_equal(budgets, solved.plan.to_matrix())
 
 
-def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, write):
-    path = write("trial.toml", 'mechanism = "dp_fedavg"', "[game]\nnum_rounds = 2")
+def test_a_file_with_common_rates_plays_at_the_rates_of_mppfl(mppfl, write):
+    path = write("trial.toml", 'mechanism = "dp_fedavg"', '[game]\nnum_rounds = 2\nreward_rate = "common"')
     rates = [
         [this["reward_rate"] for this in mppfl("solve", "--experiment", path, *more, "--json").json["rounds"]]
         for more in ((), ("--mechanism", "mppfl"))
@@ -412,18 +414,21 @@ def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, wr
 @pytest.mark.parametrize(
     ("text", "more", "told"),
     [
-        ("", ("--seed", 3), "--seed means nothing with --experiment. Set it in the file instead."),
-        ("", ("--num-clients", 20), "--num-clients means nothing with --experiment."),
-        ("", ("--reward-rate", 2), "--reward-rate means nothing with --experiment."),
+        ("", ("--hop-decay", 3), "game.hop_decay=3 must lie in (0, 1)."),
+        ("", ("--set", "game.hops=3"), "'game.hops' is not known."),
         ("", ("--mechanism", "mppfll"), "mechanism='mppfll' is not known. Did you mean 'mppfl'?"),
         (
             'mechanisms = ["mppfl", "dp_fedavg"]',
             (),
-            "mechanisms are mppfl, dp_fedavg, and solve plays one. Choose one by",
+            "mechanisms are mppfl, dp_fedavg, and one is played. Choose it by --mechanism.",
         ),
-        ("seeds = [1, 2]", (), "seeds are 1, 2, and solve plays one."),
+        ("seeds = [1, 2]", (), "seeds are 1, 2, and one is played. Choose it by --seed."),
         ("[game]\nnum_rounds = 0", (), "game.num_rounds=0 must be a whole number of at least 1."),
-        ("[game]\nnum_rounds = 10000001", (), "rounds=10,000,001 is too many."),
+        (
+            "[game]\nnum_rounds = 10000001",
+            (),
+            "game.num_rounds=10000001 must be a whole number of at most 10,000,000.",
+        ),
     ],
 )
 def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppfl, write, text, more, told):
@@ -433,10 +438,10 @@ def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppf
 @pytest.mark.parametrize(
     "choices",
     [
-        Choices(num_rounds=4),
-        Choices(num_clients=9, leader="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
-        Choices(clients_are="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
-        Choices(participation="if_better_than_opting_out", preset="benign", num_rounds=3),
+        chosen(num_rounds=4),
+        chosen(num_clients=9, mechanism="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
+        chosen(mechanism="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
+        chosen(participation="rational", preset="benign", num_rounds=3),
     ],
 )
 def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choices):
@@ -452,7 +457,7 @@ def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choic
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--mechanism", "dp_fedavg", "--fixed-budget", "1e160"), "--fixed-budget=1e160 must be at most 1e+100"),
+        (("--mechanism", "dp_fedavg", "--fixed-budget", "1e160"), "--fixed-budget 1e+160 must lie in (0, 1e+100)"),
         (("--reward-rate", "1e160"), "--reward-rate 1e+160 must lie in (0, 1e+100)"),
     ],
 )

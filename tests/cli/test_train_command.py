@@ -15,10 +15,10 @@ from tests.test_architecture import HEAVY, guarded
 SMALL = (
     "seed = 3",
     'mechanisms = ["mppfl", "dp_fedavg"]',
-    "[network]",
-    "num_clients = 5",
     "[game]",
+    "num_clients = 5",
     "num_rounds = 3",
+    'reward_rate = "common"',
     "[training]",
     'model = "softmax"',
     "local_epochs = 1",

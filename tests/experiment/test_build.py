@@ -12,7 +12,7 @@ import pytest
 
 from mppfl.data import Dataset, Examples
 from mppfl.errors import BadInput, NoEquilibrium, UnknownClient
-from mppfl.experiment import experiment_from, game_without_data, prepare, read_experiment, run_experiment, solve_all
+from mppfl.experiment import experiment_from, prepare, read_experiment, run_experiment, solve_all
 from mppfl.training import require_trainable
 from mppfl.training.engines import Engine
 from tests.experiment.small import SMALL, small
@@ -24,7 +24,7 @@ build = home(prepare)
 
 def test_a_training_plays_the_same_game_but_for_the_numbers_of_examples():
     chosen = small(data={"uneven": 0.5})
-    trained, game = prepare(chosen)[0].solution.game, game_without_data(chosen, 3)
+    trained, game = prepare(chosen)[0].solution.game, chosen.game.build()
     assert (trained.graph.influence != game.graph.influence).nnz == 0
     for name in ("quadratic_cost", "linear_cost", "noise_harm", "budget_min", "budget_max"):
         assert np.array_equal(getattr(trained.clients, name), getattr(game.clients, name))
@@ -35,7 +35,7 @@ def test_a_training_plays_the_same_game_but_for_the_numbers_of_examples():
 
 def test_inside_the_bounds_the_numbers_of_examples_change_no_budget():
     chosen = small()
-    solved = solve_all(chosen, game_without_data(chosen, 3), 3)
+    solved = solve_all(chosen.game, chosen.mechanisms, chosen.game.build())
     for case in prepare(chosen):
         assert np.array_equal(case.solution.plan.to_matrix(), solved[case.name].plan.to_matrix())
 
@@ -57,7 +57,7 @@ def three_friends(tmp_path):
         lines = "ann,1,0.5,0.1,0,inf\nbob,1,0.5,0.1,0,inf\ncat,1,0.5,0.1,0.1,0.2\n"
         header = "name,quadratic_cost,linear_cost,noise_harm,budget_min,budget_max\n"
         (tmp_path / "who.csv").write_text(header + lines)
-        text = f'[game]\nsource = "edges.csv"\n[game]\nclients = "who.csv"\n{game}\n'
+        text = f'[game]\ngraph = "edges.csv"\nclients = "who.csv"\n{game}\n'
         (tmp_path / "three.toml").write_text(text)
         return read_experiment(tmp_path / "three.toml")
 
@@ -65,26 +65,26 @@ def three_friends(tmp_path):
 
 
 def test_the_narrower_of_two_bounds_counts(three_friends):
-    clients = game_without_data(three_friends("budget_min = 0.05\nbudget_max = 1"), 0).clients
+    clients = three_friends("budget_min = 0.05\nbudget_max = 1").game.build().clients
     assert clients.budget_min.tolist() == [0.05, 0.05, 0.1]
     assert clients.budget_max.tolist() == [1.0, 1.0, 0.2]
 
 
 def test_bounds_that_leave_somebody_no_budget_name_the_client(three_friends):
     with pytest.raises(BadInput, match=r"leave client 'cat' no budget: at least 0\.3, at most 0\.2 \(1 such\)"):
-        game_without_data(three_friends("budget_min = 0.3"), 0)
+        three_friends("budget_min = 0.3").game.build()
 
 
 def test_nobody_to_play_with_is_said(tmp_path, three_friends):
     chosen = three_friends("")
     text = (tmp_path / "who.csv").read_text().replace("inf", "0").replace("0.1,0.2", "0,0")
     (tmp_path / "who.csv").write_text(text)
-    with pytest.raises(NoEquilibrium, match="budget_max is 0 for all clients"):
-        game_without_data(chosen, 0)
+    with pytest.raises(NoEquilibrium, match="budget_max is 0 for all 3 clients"):
+        chosen.game.build()
 
 
 def test_no_torch_is_loaded_for_it():
-    names = "game_without_data, load_run, prepare, read_experiment, read_live, train"
+    names = "build_game, load_run, prepare, read_experiment, read_live, train"
     code = f"import sys; from mppfl.experiment import {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
@@ -110,12 +110,12 @@ def test_seeds_and_aggregations_multiply_the_trainings():
 
 
 def test_own_reward_lets_each_server_set_its_rates():
-    ours, theirs = prepare(small(mechanisms=["mppfl", "social_agnostic"], game={"convention": "own"}))
+    ours, theirs = prepare(small(mechanisms=["mppfl", "social_agnostic"], game={"reward_rate": "own"}))
     assert not np.allclose(ours.solution.plan.reward_rates, theirs.solution.plan.reward_rates)
 
 
 def test_a_case_keeps_the_options_of_its_own_mechanism_alone():
-    game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
+    game = {"reward_rate": "own", "fixed_budget": "mean", "payment_limit": 2.0}
     cases = prepare(small(mechanisms=["mppfl", "dp_fedavg", "budget_limited"], game=game))
     options = [(case.experiment.game.fixed_budget, case.experiment.game.payment_limit) for case in cases]
     assert options == [("min", None), ("mean", None), ("min", 2.0)]
@@ -125,14 +125,14 @@ def test_a_network_and_clients_of_ones_own_are_read(tmp_path):
     (tmp_path / "edges.csv").write_text("ann,bob\nbob,cat\ncat,ann\n")
     lines = "".join(f"{name},0.5,0.5,0.1,3\n" for name in ("ann", "bob", "cat"))
     (tmp_path / "who.csv").write_text(f"name,quadratic_cost,linear_cost,noise_harm,data_size\n{lines}")
-    text = 'mechanism = "mppfl"\n[game]\nsource = "edges.csv"\nnum_clients = 3\n[game]\nclients = "who.csv"\n'
+    text = 'mechanism = "mppfl"\n[game]\ngraph = "edges.csv"\nnum_clients = 3\nclients = "who.csv"\n'
     (tmp_path / "own.toml").write_text(text)
     chosen = read_experiment(tmp_path / "own.toml")
     (case,) = prepare(chosen)
     assert case.data.names == ("ann", "bob", "cat")
     assert "data_size of the clients file was replaced" in case.notes[0]
     with pytest.raises(BadInput, match=r"num_clients=4, but .* has 3 clients"):
-        prepare(replace(chosen, network=replace(chosen.network, num_clients=4)))
+        prepare(replace(chosen, game=replace(chosen.game, num_clients=4)))
     capped = replace(chosen, ledger=replace(chosen.ledger, caps={"dan": 1.0}))
     with pytest.raises(UnknownClient, match="dan"):
         run_experiment(capped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +39,7 @@ def describe_command(
     from mppfl.network import describe
 
     if (source is None) == (experiment is None):
-        raise BadInput("describe needs one network. Give a file of edges, or --experiment.")
+        raise typer.BadParameter("Describe one network: give a file of edges, or --experiment.")
     values = {"undirected": undirected, "normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
     if source is not None:
         spec = GameSpec(graph=str(source), **values)  # type: ignore[arg-type]
@@ -85,7 +84,7 @@ def generate_command(
     from mppfl.experiment import network_of
 
     values: dict[str, Any] = {"family": kind, "num_clients": num_clients, "seed": seed}
-    values |= dict(_name_and_value(text) for text in option or [])
+    values |= dict(_name_and_value(kind, text) for text in option or [])
     _check_target(target)
     with inputs.working("drawing"):
         # Not normalised: dividing and multiplying again could change a weight's last digit.
@@ -93,13 +92,13 @@ def generate_command(
     _write(graph, target)
 
 
-def _name_and_value(text: str) -> tuple[str, Any]:
+def _name_and_value(kind: str, text: str) -> tuple[str, Any]:
     """An option of a kind from "name=value": a number, several separated by commas, or a word."""
     name, equals, value = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
     if not (name and equals and value):
         raise BadInput(f"--set {text!r} must be name=value, such as edges_each=3.")
-    require_known([name], [*WEIGHT_OPTIONS, *chain.from_iterable(FAMILY_OPTIONS.values())])
+    require_known([name], [*FAMILY_OPTIONS.get(kind, ()), *WEIGHT_OPTIONS])
     return name, from_text(hints(GameSpec)[name], value)
 
 

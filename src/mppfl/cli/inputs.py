@@ -272,7 +272,8 @@ def in_option_spelling(message: str) -> str:
         return message
     for parameter in context.command.params:
         option_name = max(parameter.opts, key=len)
-        if not option_name.startswith("--"):
+        is_column = parameter.name in ("budget_min", "budget_max") and not is_typed(parameter.name)
+        if not option_name.startswith("--") or is_column:  # of the clients file, which the message may be about
             continue
         for name in {parameter.name, option_name.removeprefix("--").replace("-", "_")}:
             message = re.sub(rf"(?<![\w.\-]){name}={_VALUE}", rf"{option_name} \g<value>", message)
@@ -291,9 +292,9 @@ def refuse_options_beside(option: str, allowed: Sequence[str]) -> None:
 
 def refuse_idle_options(names: Sequence[str], where: str, remedy: str) -> None:
     """Refuses options that were typed and would change nothing."""
-    for name in names:
-        if is_typed(name):
-            raise BadInput(f"--{name.replace('_', '-')} means nothing {where}. {remedy}")
+    for parameter in _CONTEXT.get().command.params:
+        if parameter.name in names and is_typed(parameter.name):
+            raise BadInput(f"{max(parameter.opts, key=len)} means nothing {where}. {remedy}")
 
 
 def generator(seed: int) -> Any:

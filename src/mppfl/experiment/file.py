@@ -74,6 +74,8 @@ def experiment_from(raw: Mapping[str, Any]) -> Experiment:
             if type(given[one]) is not kind:
                 words = "a whole number" if kind is int else "text"
                 raise BadInput(f"{one}={shown(given[one])} must be {words}. For several, use {many}.")
+            if one == "seed" and given[one] < 0:
+                raise BadInput(f"seed={given[one]} must be a whole number of at least 0.")
             given[many] = [given.pop(one)]
     if isinstance(network := given.get("network"), Mapping):
         places = [f"network.{key}" for key in network] or ["network"]
