@@ -20,6 +20,12 @@ from mppfl.files import toml_value
 OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
     "source": "graph",
     "generate": "family",
+    "network": "graph",
+    "alpha": "externality_strength",
+    "tau": "accuracy_weight",
+    "decay": "hop_decay",
+    "hops": "max_hops",
+    "rounds": "num_rounds",
     "convention": 'reward_rate = "own" or "common"',
     "always": 'participation = "everyone"',
     "if_better_than_opting_out": 'participation = "rational"',

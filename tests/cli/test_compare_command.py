@@ -11,7 +11,7 @@ import pytest
 from mppfl.explorer import World, commands, comparison, to_toml
 from mppfl.game import COMPARED
 from tests.cli.by_hand import seven_clients
-from tests.explorer.chosen import chosen
+from tests.explorer.chosen import choose
 
 approx = pytest.approx
 BASELINES = ("social_agnostic", "random", "dp_fedavg")
@@ -186,7 +186,7 @@ def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
 @pytest.mark.parametrize("shown", [{"mechanism": "dp_fedavg"}, {}])
 @pytest.mark.parametrize("fixed_budget", [0.2, "mean", "min"])
 def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write, shown, fixed_budget):
-    choices = chosen(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
+    choices = choose(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
     path = write("explorer.toml", to_toml(choices))
     found = mppfl(*shlex.split(commands(choices, str(path))[0])[1:], "--json").json
     shown = comparison(World(), choices)

@@ -13,7 +13,7 @@ from mppfl.experiment import read_experiment, solve_all
 from mppfl.explorer import World, commands, to_toml
 from mppfl.game import MECHANISMS
 from tests.cli.by_hand import seven_clients, star
-from tests.explorer.chosen import chosen
+from tests.explorer.chosen import choose
 
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
@@ -438,10 +438,10 @@ def test_what_a_file_and_options_cannot_say_together_is_refused_in_one_line(mppf
 @pytest.mark.parametrize(
     "choices",
     [
-        chosen(num_rounds=4),
-        chosen(num_clients=9, mechanism="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
-        chosen(mechanism="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
-        chosen(participation="rational", preset="benign", num_rounds=3),
+        choose(num_rounds=4),
+        choose(num_clients=9, mechanism="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
+        choose(mechanism="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
+        choose(participation="rational", preset="benign", num_rounds=3),
     ],
 )
 def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choices):

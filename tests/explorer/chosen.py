@@ -9,12 +9,12 @@ from mppfl.explorer import Choices, ViewState
 from mppfl.fields import hints
 
 
-def chosen(**values: Any) -> Choices:
+def choose(**values: Any) -> Choices:
     """Choices with these values of the game and the view."""
-    return changed(Choices(), **values)
+    return altered(Choices(), **values)
 
 
-def changed(choices: Choices, **values: Any) -> Choices:
+def altered(choices: Choices, **values: Any) -> Choices:
     """The same choices but for these values."""
     view = {name: value for name, value in values.items() if name in hints(ViewState)}
     game = {name: value for name, value in values.items() if name not in view}

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
-from mppfl.explorer import CLIENTS_ARE, LEADERS, Choices, World, client_view, what_if
+from mppfl.explorer import World, client_view, what_if
 from mppfl.network import graph_from_edges
+from mppfl.spec import GameSpec
+from tests.explorer.chosen import altered, choose
 
 approx = pytest.approx
-SMALL = Choices(num_clients=8, num_rounds=3)
+TOGETHER = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "budget_limited", "pigouvian", "personalised")
+ALONE = ("social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
+SMALL = choose(num_clients=8, num_rounds=3)
 
 
 @pytest.mark.parametrize("round_shown", [1, 3])
 def test_amounts_add_up_to_the_external_risk(round_shown):
-    scene = World().scene(replace(SMALL, round_shown=round_shown))
+    scene = World().scene(altered(SMALL, round_shown=round_shown))
     for client in range(8):
         view = client_view(scene, client, most=1000)
         assert sum(row.amount for row in view.rows) == approx(scene.external[client])
@@ -50,7 +52,7 @@ def test_walks_run_along_links_from_the_largest_sources_to_the_client():
 
 
 def test_money_and_losses_of_a_client_are_those_of_the_game():
-    scene = World().scene(replace(SMALL, round_shown=2))
+    scene = World().scene(altered(SMALL, round_shown=2))
     view = client_view(scene, 4)
     outcome, clients = view.outcome, scene.solution.game.clients
     assert outcome.budget == scene.budgets[4]
@@ -64,8 +66,8 @@ def test_money_and_losses_of_a_client_are_those_of_the_game():
 
 
 def test_whom_nobody_exposes_has_no_rows():
-    world = World(graph=graph_from_edges(np.array([0, 1]), np.array([1, 2]), isolated="keep"))
-    view = client_view(world.scene(Choices(network="file", num_rounds=1)), 0)
+    graph = graph_from_edges(np.array([0, 1]), np.array([1, 2]), isolated="keep")
+    view = client_view(World(given=GameSpec(graph="g.csv"), graph=graph).scene(choose(graph="g.csv", num_rounds=1)), 0)
     assert (view.rows, view.sources, view.walks, view.num_sources) == ((), (), (), 0)
     assert (sum(view.by_hop), view.outcome.external_risk) == (0.0, 0.0)
 
@@ -78,17 +80,17 @@ def dense_game(scene):
     game = scene.solution.game
     influence = game.graph.influence.toarray()
     power, spread = np.eye(len(influence)), np.zeros_like(influence)
-    for hop in range(scene.choices.max_hops):
+    for hop in range(game.propagation.max_hops):
         power = power @ influence
-        spread += scene.choices.hop_decay**hop * power
+        spread += game.propagation.hop_decay**hop * power
     np.fill_diagonal(spread, 0.0)
-    return spread, np.eye(len(spread)) + scene.choices.externality_strength * spread, game.clients
+    return spread, np.eye(len(spread)) + game.externality_strength * spread, game.clients
 
 
 @pytest.mark.parametrize(("event", "factor"), [("leaves", 0.0), ("doubles", 2.0)])
-@pytest.mark.parametrize("leader", ["mean_field", "personalised"])
+@pytest.mark.parametrize("leader", ["mppfl", "personalised"])
 def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
-    scene = World().scene(replace(SMALL, leader=leader))
+    scene = World().scene(altered(SMALL, mechanism=leader))
     spread, loss, clients = dense_game(scene)
     held = factor * scene.budgets[5]
     rest = np.arange(8) != 5
@@ -110,9 +112,9 @@ def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
     assert found.before.utility == approx(scene.utilities[1])
 
 
-@pytest.mark.parametrize("who", CLIENTS_ARE[1:])
+@pytest.mark.parametrize("who", ALONE)
 def test_clients_who_do_not_answer_each_other_keep_their_budgets(who):
-    scene = World().scene(replace(SMALL, clients_are=who))
+    scene = World().scene(altered(SMALL, mechanism=who))
     found = what_if(scene, 0, 3, "doubles")
     assert not found.others_respond
     moved = scene.budgets.copy()
@@ -123,10 +125,10 @@ def test_clients_who_do_not_answer_each_other_keep_their_budgets(who):
     assert found.after.utility < found.before.utility
 
 
-@pytest.mark.parametrize("leader", LEADERS)
+@pytest.mark.parametrize("leader", TOGETHER)
 @pytest.mark.parametrize("event", ["leaves", "doubles"])
 def test_afterwards_everybody_but_the_one_who_moved_is_at_its_best_response(leader, event):
-    scene = World().scene(replace(SMALL, leader=leader, payment_limit=2.0, budget_min=0.01, budget_max=0.8))
+    scene = World().scene(altered(SMALL, mechanism=leader, payment_limit=2.0, budget_min=0.01, budget_max=0.8))
     spread, _, clients = dense_game(scene)
     budgets = what_if(scene, 0, 1, event).budgets
     wish = (scene.prices - clients.linear_cost) / (2 * clients.quadratic_cost) - 0.05 * spread @ budgets
@@ -136,9 +138,9 @@ def test_afterwards_everybody_but_the_one_who_moved_is_at_its_best_response(lead
 
 
 def test_bounds_and_those_who_stay_out_are_respected():
-    capped = World().scene(replace(SMALL, budget_max=0.5))
+    capped = World().scene(altered(SMALL, budget_max=0.5))
     assert what_if(capped, 0, 3, "leaves").budgets.max() <= 0.5 + 1e-12
-    scene = World().scene(replace(SMALL, participation="if_non_negative", num_clients=20))
+    scene = World().scene(altered(SMALL, participation="rational", against="nothing", num_clients=20))
     outside = scene.budgets == 0
     inside = np.flatnonzero(~outside)
     assert outside.any()

@@ -10,13 +10,15 @@ import pytest
 
 from mppfl.charts import to_plotly
 from mppfl.errors import BadInput
-from mppfl.explorer import LEFT_OUT, ROUND_CHARTS, Choices, World, comparison, comparison_charts, round_charts
+from mppfl.explorer import LEFT_OUT, ROUND_CHARTS, World, comparison, comparison_charts, round_charts
 from mppfl.game import COMPARED, AlongLine, compare
 from mppfl.network import graph_from_edges
+from mppfl.spec import GameSpec
+from tests.explorer.chosen import altered, choose
 from tests.homes import home
 
 ROUNDS = 8
-SMALL = Choices(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
+SMALL = choose(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def scene(world):
-    return world.scene(Choices(num_clients=20, num_rounds=ROUNDS, round_shown=3, client="7"))
+    return world.scene(choose(num_clients=20, num_rounds=ROUNDS, round_shown=3, client="7"))
 
 
 def chart_of(scene, key):
@@ -68,7 +70,7 @@ def test_budgets_by_round_are_those_of_the_plan(scene):
     assert median.low == pytest.approx(np.quantile(matrix, 0.1, axis=1))
     assert line(chart, "client 7").y == pytest.approx(matrix[:, 7])
     assert chart.note == ""
-    unknown = replace(scene, choices=replace(scene.choices, client="nobody"))
+    unknown = replace(scene, choices=altered(scene.choices, client="nobody"))
     assert len(chart_of(unknown, "budgets-by-round").lines) == 1
 
 
@@ -79,7 +81,7 @@ def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
     assert (np.diff(few.bars[0].values) <= 0).all()
     assert sorted(few.bars[0].values) == pytest.approx(sorted(scene.budgets))
     assert few.x.name == "budget"
-    many = chart_of(world.scene(Choices(num_clients=61, num_rounds=2, client="5")), "budgets-sorted")
+    many = chart_of(world.scene(choose(num_clients=61, num_rounds=2, client="5")), "budgets-sorted")
     assert not many.bars
     curve, chosen = many.lines
     assert curve.y[int(chosen.x[0]) - 1] == chosen.y[0]
@@ -110,7 +112,7 @@ def of_many(size, client):
     )
     game = SimpleNamespace(graph=graph, accuracy_weight=0.5)
     return SimpleNamespace(
-        choices=SimpleNamespace(client=client),
+        choices=SimpleNamespace(view=SimpleNamespace(client=client)),
         solution=SimpleNamespace(plan=plan, game=game, outcome=outcome),
         round_index=1,
         budgets=budgets.at(0, 4.0),
@@ -137,7 +139,7 @@ def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
 
 
 def test_mechanisms_stand_side_by_side_under_both_rewards(world):
-    found = comparison(world, Choices(num_clients=20, num_rounds=ROUNDS))
+    found = comparison(world, choose(num_clients=20, num_rounds=ROUNDS))
     drawn = {chart.key: chart for chart in comparison_charts(found)}
     assert list(drawn) == [
         "compared-server-cost",
@@ -159,7 +161,7 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
 
 def test_compared_rows_are_those_of_the_library(world):
     found = comparison(world, SMALL)
-    rows = compare(world.game(SMALL), num_rounds=3, fixed_budget="mean", seed=2)
+    rows = compare(world.game(SMALL.game), num_rounds=3, fixed_budget="mean", seed=2)
     for mine, theirs in zip(found.rows, rows, strict=True):
         assert (mine.mechanism, mine.convention) == (theirs.mechanism, theirs.convention)
         assert (mine.server_cost, mine.welfare) == (theirs.server_cost, theirs.welfare)
@@ -168,24 +170,26 @@ def test_compared_rows_are_those_of_the_library(world):
 
 
 def test_the_row_of_the_mechanism_shown_agrees_with_its_scene(world):
-    for changed in ({}, {"clients_are": "random"}, {"leader": "pigouvian"}):
-        chosen = replace(SMALL, **changed)
-        (row,) = [each for each in comparison(world, chosen).under("own") if each.mechanism == chosen.mechanism]
+    for changed in ({}, {"mechanism": "random"}, {"mechanism": "pigouvian"}):
+        chosen = altered(SMALL, **changed)
+        (row,) = [each for each in comparison(world, chosen).under("own") if each.mechanism == chosen.view.mechanism]
         assert row.server_cost == pytest.approx(world.scene(chosen).solution.outcome.server_costs.sum(), rel=1e-12)
 
 
 def test_a_comparison_is_kept_whichever_mechanism_and_round_is_shown(world, monkeypatch):
     found = comparison(world, SMALL)
     monkeypatch.setattr(home(comparison), "compare", None)
-    assert comparison(world, replace(SMALL, clients_are="dp_fedavg", round_shown=3, tab="comparison")) is found
+    assert comparison(world, altered(SMALL, mechanism="dp_fedavg", round_shown=3, tab="comparison")) is found
 
 
 def test_that_everybody_takes_part_is_said_where_the_page_lets_them_stay_out(world):
     assert comparison(world, SMALL).notes == ()
-    assert comparison(world, replace(SMALL, participation="if_non_negative")).notes == (LEFT_OUT,)
+    assert comparison(world, altered(SMALL, participation="rational")).notes == (LEFT_OUT,)
 
 
 def test_a_comparison_on_a_large_network_is_refused():
     ring = np.arange(10_001)
     with pytest.raises(BadInput, match="on 10,001 clients takes minutes"):
-        comparison(World(graph=graph_from_edges(ring, np.roll(ring, 1))), Choices(network="file"))
+        comparison(
+            World(given=GameSpec(graph="g.csv"), graph=graph_from_edges(ring, np.roll(ring, 1))), choose(graph="g.csv")
+        )

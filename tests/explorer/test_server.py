@@ -17,7 +17,8 @@ from pytest import approx
 
 from mppfl import explorer
 from mppfl.errors import BadInput
-from mppfl.explorer import COOKIE, AccessControl, Choices, Site, World, access_for, address_of, cookie_for, make_app
+from mppfl.explorer import COOKIE, AccessControl, Site, World, access_for, address_of, cookie_for, make_app
+from tests.explorer.chosen import choose
 
 TOKEN = "0123456789abcdefghij"
 PLACES = ("/", "/assets/explorer.js", "/_dash-layout", "/_dash-dependencies", "/download/data.csv", "/favicon.ico")
@@ -156,22 +157,22 @@ def test_access_for_others_needs_a_token():
 
 
 def test_data_are_the_round_shown(here, world):
-    scene = world.scene(Choices(num_clients=8, num_rounds=5, round_shown=4))
-    answer = here.get("/download/data.csv?clients=8&rounds=5&round=4")
+    scene = world.scene(choose(num_clients=8, num_rounds=5, round_shown=4))
+    answer = here.get("/download/data.csv?num_clients=8&num_rounds=5&round_shown=4")
     rows = list(csv.DictReader(io.StringIO(answer.get_data(as_text=True))))
     assert answer.mimetype == "text/csv"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
     assert answer.headers["Cache-Control"] == "no-store"
     assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
     assert [float(row["payment"]) for row in rows] == approx(scene.prices * scene.budgets)
-    said = json.loads(here.get("/download/data.json?clients=8&rounds=5&round=4").data)
+    said = json.loads(here.get("/download/data.json?num_clients=8&num_rounds=5&round_shown=4").data)
     assert said["server_cost"] == approx(scene.solution.outcome.server_costs[3])
     assert [client["utility"] for client in said["clients"]] == approx(scene.utilities)
 
 
 def test_the_experiment_file_names_the_file_of_the_network(site, large_network):
-    text = visitor(site=site).get("/download/experiment.toml?network=file").get_data(as_text=True)
-    assert tomllib.loads(text)["network"]["source"] == str(large_network)
+    text = visitor(site=site).get(f"/download/experiment.toml?graph={large_network}").get_data(as_text=True)
+    assert tomllib.loads(text)["game"]["graph"] == str(large_network)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +180,9 @@ def test_the_experiment_file_names_the_file_of_the_network(site, large_network):
     [
         ("/download/nothing.csv", "'nothing.csv' is not made here. Ask for data.csv, data.json or experiment.toml."),
         ("/download/data.exe", "'data.exe' is not made here."),
-        ("/download/data.csv?alpha=much", "alpha='much' in the link must be a number."),
-        ("/download/data.csv?network=file", "network='file' is not here (any more). Choose one of random."),
-        ("/download/data.csv?network=/etc/passwd", "must be one of random, file, run."),
+        ("/download/data.csv?max_hops=much", 'max_hops="much" must be a whole number.'),
+        ("/download/data.csv?network=file", "'network' is not known. Write graph instead."),
+        ("/download/data.csv?graph=/etc/passwd", "graph='/etc/passwd' is not here (any more)."),
     ],
 )
 def test_what_is_not_made_here_is_refused_in_one_line(here, path, said):

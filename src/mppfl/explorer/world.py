@@ -113,10 +113,11 @@ class World:
 
     def require_files(self, game: GameSpec) -> None:
         """Raises where a file is not offered here: a link must not read any other, and outlives its server."""
-        clients = None if self._given is None else self._given.clients
-        for name, path, offered in (("graph", game.graph, self._files), ("clients", game.clients, (clients,))):
+        given = self._given or GameSpec()
+        graphs, clients = (*self._files, given.graph), (given.clients,)
+        for name, path, offered in (("graph", game.graph, graphs), ("clients", game.clients, clients)):
             if path is not None and path not in offered:
-                here = ", ".join(filter(None, offered)) or "nothing"
+                here = ", ".join(dict.fromkeys(filter(None, offered))) or "nothing"
                 raise BadInput(f"{name}={path!r:.80} is not here (any more). Leave it out, or choose: {here}.")
 
     def graph(self, game: GameSpec) -> SocialGraph:
