@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from mppfl.explorer import (
     LEADER_WORDS,
     ROUND_CHARTS,
     RUN_CHARTS,
-    Choices,
     RunReader,
     client_view,
     comparison,
@@ -54,8 +52,8 @@ def require_shown(page, world, choices):
 
 
 def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(page, world):
-    page.link("?clients=40&client=7")
-    require_shown(page, world, Choices(num_clients=40, client="7"))
+    page.link("?num_clients=40&client=7")
+    require_shown(page, world, choose(num_clients=40, client="7"))
     assert page.drawn("cy.nodes().length") == 40
     assert page.drawn("cy.edges().length") > 0
     assert page.page.title() == "mppfl explorer"
@@ -73,11 +71,11 @@ def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(p
     ],
 )
 def test_a_slider_moves_the_game(page, world, name, value):
-    start = Choices(client="3")
+    start = choose(client="3")
     page.link("?client=3")
     before = page.text("#summary"), page.facts()
     page.slide(name, value)
-    require_shown(page, world, replace(start, **{name: value}))
+    require_shown(page, world, altered(start, **{name: value}))
     assert (page.text("#summary"), page.facts()) != before
 
 
@@ -86,16 +84,16 @@ def test_a_slider_moves_the_game(page, world, name, value):
     [("num_clients", 31), ("seed", 3), ("budget_min", 2.0), ("budget_max", 1.5), ("budget_max", None)],
 )
 def test_a_number_moves_the_game(page, world, name, value):
-    start = Choices(client="3", budget_max=0.7 if value is None else None)
+    start = choose(client="3", budget_max=0.7 if value is None else None)
     page.link(to_query(start))
     before = page.text("#summary"), page.facts()
     page.enter(name, "" if value is None else str(value))
-    require_shown(page, world, replace(start, **{name: value}))
+    require_shown(page, world, altered(start, **{name: value}))
     assert (page.text("#summary"), page.facts()) != before
 
 
 def test_selects_move_the_game(page, world):
-    chosen = Choices(client="3")
+    chosen = choose(client="3")
     page.link("?client=3")
     for name, value, words in (
         *(("leader", value, words) for value, words in list(LEADER_WORDS.items())[1:]),
@@ -108,7 +106,7 @@ def test_selects_move_the_game(page, world):
     ):
         before = page.text("#summary")
         page.select(name, words)
-        chosen = replace(chosen, **{name: value})
+        chosen = altered(chosen, **{name: value})
         require_shown(page, world, chosen)
         assert page.text("#summary") != before
         assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
@@ -117,27 +115,27 @@ def test_selects_move_the_game(page, world):
 
 
 def test_options_of_one_mechanism_move_it(page, world):
-    page.link("?client=3&leader=budget_limited")
+    page.link("?client=3&mechanism=budget_limited")
     page.enter("payment_limit", "5")
-    require_shown(page, world, Choices(client="3", leader="budget_limited", payment_limit=5.0))
-    page.link("?client=3&who=dp_fedavg")
+    require_shown(page, world, choose(client="3", leader="budget_limited", payment_limit=5.0))
+    page.link("?client=3&mechanism=dp_fedavg")
     page.select("fixed_budget", "the mean")
-    require_shown(page, world, Choices(client="3", clients_are="dp_fedavg", fixed_budget="mean"))
+    require_shown(page, world, choose(client="3", clients_are="dp_fedavg", fixed_budget="mean"))
 
 
 def test_one_button_takes_over_the_constants_of_the_costs(page, world):
-    page.link("?client=3&preset=benign&alpha=0.2&hops=3")
+    page.link("?client=3&preset=benign&externality_strength=0.2&max_hops=3")
     with page.change():
         page.page.click("#constants")
-    require_shown(page, world, with_preset(Choices(client="3"), "benign"))
+    require_shown(page, world, with_preset(choose(client="3"), "benign"))
 
 
 @pytest.mark.parametrize("colour", ["own_risk", "external_risk", "utility"])
 def test_colours_say_what_the_legend_says(page, world, colour):
-    page.link("?client=3&round=5")
+    page.link("?client=3&round_shown=5")
     before = page.drawn("cy.nodes().map((each) => each.data('paint'))")
     page.tick("colour", colour)
-    require_shown(page, world, Choices(client="3", round_shown=5, colour=colour))
+    require_shown(page, world, choose(client="3", round_shown=5, colour=colour))
     assert page.drawn("cy.nodes().map((each) => each.data('paint'))") != before
 
 
@@ -145,12 +143,12 @@ def test_colours_say_what_the_legend_says(page, world, colour):
 
 
 def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world):
-    page.link("?clients=20&client=3&tab=rounds")
+    page.link("?num_clients=20&client=3&tab=rounds")
     figures = {key: page.figure(key) for key in ROUND_CHARTS}
     assert len(figures) == 6
     assert all("(" in each["x"] and "(" in each["y"] and each["title"] for each in figures.values())
     page.slide("externality_strength", 0.2)
-    costs = world.scene(Choices(client="3", externality_strength=0.2)).solution.outcome.server_costs
+    costs = world.scene(choose(client="3", externality_strength=0.2)).solution.outcome.server_costs
     drawn = page.until(
         f"""() => {{
           const chart = document.querySelector("#chart-server-cost.js-plotly-plot");
@@ -163,11 +161,11 @@ def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world)
 
 
 def test_the_comparison_is_a_table_and_five_charts(page, site):
-    page.link("?clients=12&rounds=5&tab=comparison")
+    page.link("?num_clients=12&num_rounds=5&tab=comparison")
     figures = {key: page.figure(key) for key in COMPARISON_CHARTS}
     assert len(figures) == 5
     assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
-    rows = comparison(site.world, Choices(num_clients=12, num_rounds=5)).rows
+    rows = comparison(site.world, choose(num_clients=12, num_rounds=5)).rows
     shown = page.rows("#comparison-table table")
     assert [(line[0], line[1]) for line in shown] == [(row.mechanism.replace("_", " "), row.convention) for row in rows]
     assert [line[2] for line in shown] == [number(row.server_cost) for row in rows]
@@ -177,7 +175,7 @@ def test_the_comparison_is_a_table_and_five_charts(page, site):
 
 
 def test_every_chart_has_a_name_that_can_be_heard(page):
-    page.link("?clients=12&rounds=5&client=3&tab=rounds&run=done/mppfl")
+    page.link("?num_clients=12&num_rounds=5&client=3&tab=rounds&run=done/mppfl")
     for tab, keys in (("rounds", ROUND_CHARTS), ("comparison", COMPARISON_CHARTS), ("run", RUN_CHARTS)):
         if tab != "rounds":
             page.tick("tab", tab)
@@ -198,22 +196,22 @@ def value(text):
 
 
 def test_a_click_on_a_node_chooses_it(page, world):
-    page.link("?clients=30")
+    page.link("?num_clients=30")
     assert page.page.locator("#client-panel h3").count() == 0
     with page.change():
         page.click_node("12")
     assert page.choices.client == "12"
     assert page.page.input_value("#lever-client") == "12"
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["12"]
-    view = client_view(world.scene(Choices(num_clients=30, client="12")), 12)
+    view = client_view(world.scene(choose(num_clients=30, client="12")), 12)
     assert page.facts()["loses through others (ρ)"] == number(view.through_others)
     page.enter("client", "7")
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["7"]
 
 
 def test_who_exposes_a_client_adds_up(page, world):
-    page.link("?clients=30&client=4")
-    view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
+    page.link("?num_clients=30&client=4")
+    view = client_view(world.scene(choose(num_clients=30, client="4")), 4)
     hops, sources = page.rows("#client-panel table >> nth=0"), page.rows("#client-panel table >> nth=1")
     assert [line[1] for line in hops] == [number(amount) for amount in view.by_hop]
     assert sum(value(line[1]) for line in hops) == pytest.approx(view.outcome.external_risk, rel=0.01)
@@ -223,8 +221,8 @@ def test_who_exposes_a_client_adds_up(page, world):
 
 
 def test_the_walks_that_expose_a_client_are_drawn_over_the_network(page, world):
-    page.link("?clients=30&client=4")
-    view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
+    page.link("?num_clients=30&client=4")
+    view = client_view(world.scene(choose(num_clients=30, client="4")), 4)
     names = page.drawn("cy.edges('.walk').map((each) => [each.source().data('name'), each.target().data('name')])")
     steps = {step for walk in view.walks for step in zip(walk.clients, walk.clients[1:], strict=False)}
     assert {(int(source), int(target)) for source, target in names} == steps
@@ -237,11 +235,11 @@ def test_the_walks_that_expose_a_client_are_drawn_over_the_network(page, world):
 
 @pytest.mark.parametrize("event", ["leaves", "doubles"])
 def test_what_if_another_moves(page, world, event):
-    page.link("?clients=30&client=4")
+    page.link("?num_clients=30&client=4")
     page.enter("other", "9")
     if event != "leaves":
         page.tick("event", event)
-    scene = world.scene(Choices(num_clients=30, client="4", other="9", event=event))
+    scene = world.scene(choose(num_clients=30, client="4", other="9", event=event))
     found = what_if(scene, 4, 9, event)
     lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
     for words, name in (
@@ -255,7 +253,7 @@ def test_what_if_another_moves(page, world, event):
 
 
 def test_a_client_cannot_be_its_own_other(page):
-    page.link("?clients=30&client=4")
+    page.link("?num_clients=30&client=4")
     page.page.fill("#lever-other", "4")
     page.page.press("#lever-other", "Enter")
     page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
@@ -267,7 +265,7 @@ def test_a_client_cannot_be_its_own_other(page):
 def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
     page.link("?network=file")
     assert page.text("#summary").startswith("3,000 clients")
-    picture = site.world.picture(Choices(network="file"))
+    picture = site.world.picture(choose(network="file"))
     assert picture.is_community
     sizes = page.drawn("cy.nodes().map((each) => each.data('size'))")
     assert sum(sizes) == 3000
@@ -318,7 +316,7 @@ def test_the_tab_shows_its_runs_whenever_and_wherever_it_is_opened(page, new_pag
     page.link("?tab=run&run=done/mppfl")
     page.page.wait_for_selector("#run-status li")
     other = new_page()
-    other.open("?clients=20&run=done/mppfl")
+    other.open("?num_clients=20&run=done/mppfl")
     other.tick("tab", "run")
     other.page.wait_for_selector("#run-status li", timeout=5000)
     assert other.page.locator("#ledger table").count() == 1
@@ -366,7 +364,9 @@ def _standing(page, more_than):
 
 
 def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world, mppfl, tmp_path):
-    page.link("?clients=15&alpha=0.1&hops=3&rounds=7&round=7&leader=anticipating&most=1.5&seed=4")
+    page.link(
+        "?num_clients=15&externality_strength=0.1&max_hops=3&num_rounds=7&round_shown=7&mechanism=mppfl_exact&budget_max=1.5&seed=4"
+    )
     with page.page.expect_download() as loading:
         page.page.click("a.button:has-text('TOML')")
     assert loading.value.suggested_filename == "mppfl-experiment.toml"
@@ -381,7 +381,9 @@ def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world
 
 
 def test_a_link_brings_everything_back(page, new_page):
-    page.link("?clients=25&client=4&other=9&event=doubles&alpha=0.1&colour=utility&round=3&leader=pigouvian&rounds=9")
+    page.link(
+        "?num_clients=25&client=4&other=9&event=doubles&externality_strength=0.1&colour=utility&round_shown=3&mechanism=pigouvian&num_rounds=9"
+    )
     chosen, said, facts, moved = page.choices, page.text("#summary"), page.facts(), page.rows("#what-if table")
     other = new_page()
     other.open(to_query(chosen))
@@ -393,16 +395,16 @@ def test_a_link_brings_everything_back(page, new_page):
 
 def test_the_link_can_be_copied(new_page, address):
     page = new_page(permissions=["clipboard-read", "clipboard-write"])
-    page.open("?clients=21")
+    page.open("?num_clients=21")
     page.slide("max_hops", 3)
     page.page.click("#copy")
     page.page.wait_for_selector("#copy:has-text('Copied')")
-    assert page.page.evaluate("navigator.clipboard.readText()") == f"{address}?clients=21&hops=3"
+    assert page.page.evaluate("navigator.clipboard.readText()") == f"{address}?num_clients=21&max_hops=3"
 
 
 def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
     page = new_page()
-    page.open("?clients=many")
+    page.open("?num_clients=many")
     said = page.text("#alert")
     assert "clients='many' in the link must be a whole number" in said
     assert "\n" not in said
@@ -414,7 +416,7 @@ def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
 
 def test_a_link_to_a_network_that_is_gone_says_so(new_page):
     page = new_page()
-    page.open("?network=upload-0123456789abcdef&alpha=0.1")
+    page.open("?network=upload-0123456789abcdef&externality_strength=0.1")
     assert page.text("#alert") == "network='upload-0123456789abcdef' must be one of random, file, run."
     assert page.text("button#lever-network") != ""
 
@@ -434,7 +436,7 @@ def test_what_cannot_be_is_told_and_the_next_move_mends_it(page):
 
 def test_everything_is_reached_from_the_keyboard(new_page):
     page = new_page()
-    page.open("?clients=20")
+    page.open("?num_clients=20")
     reached = []
     for _ in range(60):
         page.page.keyboard.press("Tab")
@@ -479,7 +481,7 @@ def test_everything_is_reached_from_the_keyboard(new_page):
 
 def test_the_theme_is_the_systems_until_chosen_and_then_stays(new_page):
     page = new_page(color_scheme="dark")
-    page.open("?clients=20")
+    page.open("?num_clients=20")
     theme = "document.documentElement.dataset.theme"
     assert page.page.evaluate(theme) == "dark"
     dark = page.drawn("cy.nodes()[0].data('paint')")
@@ -501,7 +503,7 @@ STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) =>
 
 def test_nothing_sticks_out_of_a_phone(new_page):
     page = new_page(width=390, height=844, has_touch=True, is_mobile=True)
-    page.open("?clients=20&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
+    page.open("?num_clients=20&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
     page.slide("max_hops", 2)
     page.select("clients_are", "answer as if alone")
     assert page.choices.mechanism == "social_agnostic"
@@ -516,7 +518,7 @@ def test_nothing_sticks_out_of_a_phone(new_page):
 def test_axe_finds_nothing_serious(new_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
-    page.open("?clients=20&rounds=5&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
+    page.open("?num_clients=20&num_rounds=5&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
     for tab in ("network", "rounds", "comparison", "run"):
         if tab != "network":
             page.tick("tab", tab)
