@@ -110,7 +110,7 @@ class Visit:
         with self.change():
             self.page.evaluate(
                 "(to) => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate')); }",
-                f"{query or '?'}&link={self._links}",
+                f"{query or '?'}{'&' * self._links}",  # which says nothing, and makes it another link
             )
 
     @contextmanager

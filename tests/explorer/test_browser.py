@@ -10,23 +10,24 @@ import pytest
 from pytest import approx
 
 from mppfl.explorer import (
-    CLIENT_WORDS,
     COMPARISON_CHARTS,
     FAMILY_NAMES,
-    LEADER_WORDS,
+    PARTICIPATION_WORDS,
     ROUND_CHARTS,
     RUN_CHARTS,
+    SHOWN,
     RunReader,
     client_view,
     comparison,
     ledger_rows,
     node_paint,
-    to_query,
+    to_link,
     what_if,
-    with_preset,
 )
+from mppfl.game import MECHANISMS
 from mppfl.text import number
 from tests.explorer.browser import number_after
+from tests.explorer.chosen import altered, choose
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -37,16 +38,16 @@ def require_shown(page, world, choices):
     scene = world.scene(choices)
     graph, at, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
     assert said.startswith(f"{graph.num_clients:,} clients, {graph.num_edges:,} edges")
-    assert f"{choices.mechanism}, round {scene.round_index} of {choices.num_rounds}" in said
+    assert f"{choices.view.mechanism}, round {scene.round_index} of {choices.game.num_rounds}" in said
     assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[at])
     assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[at])
-    client, facts = graph.index(choices.client), page.facts()
+    client, facts = graph.index(choices.view.client), page.facts()
     assert facts["budget it gives (ρ)"] == number(scene.budgets[client])
     assert facts["is paid (money)"] == number(scene.prices[client] * scene.budgets[client])
     assert facts["utility (money)"] == number(scene.utilities[client])
     assert facts["external risk so far (ρ)"] == number(scene.cumulative.external[client])
-    values, words = scene.coloured_by(choices.colour)
-    colours, _ = node_paint(values, dark=False, diverging=choices.colour == "utility")
+    values, words = scene.coloured_by(choices.view.colour)
+    colours, _ = node_paint(values, dark=False, diverging=choices.view.colour == "utility")
     assert page.drawn("cy.nodes().map((each) => each.data('paint'))") == colours
     assert page.text("#legend").startswith(words)
 
@@ -85,7 +86,7 @@ def test_a_slider_moves_the_game(page, world, name, value):
 )
 def test_a_number_moves_the_game(page, world, name, value):
     start = choose(client="3", budget_max=0.7 if value is None else None)
-    page.link(to_query(start))
+    page.link(to_link(start))
     before = page.text("#summary"), page.facts()
     page.enter(name, "" if value is None else str(value))
     require_shown(page, world, altered(start, **{name: value}))
@@ -96,38 +97,40 @@ def test_selects_move_the_game(page, world):
     chosen = choose(client="3")
     page.link("?client=3")
     for name, value, words in (
-        *(("leader", value, words) for value, words in list(LEADER_WORDS.items())[1:]),
-        *(("clients_are", value, words) for value, words in list(CLIENT_WORDS.items())[1:]),
-        ("clients_are", "mppfl", CLIENT_WORDS["mppfl"]),
-        ("leader", "mean_field", LEADER_WORDS["mean_field"]),
-        ("participation", "if_non_negative", "who does not lose"),
+        *(("mechanism", name, MECHANISMS[name].title) for name in (*SHOWN[1:], SHOWN[0])),
+        ("participation", "rational", PARTICIPATION_WORDS["rational"]),
+        ("against", "nothing", "than nothing"),
         ("family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
         ("preset", "benign", "benign"),
     ):
         before = page.text("#summary")
         page.select(name, words)
         chosen = altered(chosen, **{name: value})
+        mechanism = chosen.view.mechanism
+        chosen = altered(chosen, payment_limit=1.0 if mechanism == "budget_limited" else None)
+        if name == "preset":  # the levers stay where they are
+            chosen = altered(chosen, hop_decay=0.9)
         require_shown(page, world, chosen)
-        assert page.text("#summary") != before
-        assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
-        assert page.page.is_visible("#lever-payment_limit") == (chosen.mechanism == "budget_limited")
-        assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "dp_fedavg")
+        assert page.text("#summary") != before or name == "against"
+        assert page.page.is_visible("#lever-payment_limit") == (mechanism == "budget_limited")
+        assert page.page.is_visible("#lever-fixed_budget") == (mechanism == "dp_fedavg")
+        assert page.page.is_visible("#lever-against") == (chosen.game.participation == "rational")
 
 
 def test_options_of_one_mechanism_move_it(page, world):
     page.link("?client=3&mechanism=budget_limited")
     page.enter("payment_limit", "5")
-    require_shown(page, world, choose(client="3", leader="budget_limited", payment_limit=5.0))
+    require_shown(page, world, choose(client="3", mechanism="budget_limited", payment_limit=5.0))
     page.link("?client=3&mechanism=dp_fedavg")
     page.select("fixed_budget", "the mean")
-    require_shown(page, world, choose(client="3", clients_are="dp_fedavg", fixed_budget="mean"))
+    require_shown(page, world, choose(client="3", mechanism="dp_fedavg", fixed_budget="mean"))
 
 
 def test_one_button_takes_over_the_constants_of_the_costs(page, world):
     page.link("?client=3&preset=benign&externality_strength=0.2&max_hops=3")
     with page.change():
         page.page.click("#constants")
-    require_shown(page, world, with_preset(choose(client="3"), "benign"))
+    require_shown(page, world, choose(client="3", preset="benign"))
 
 
 @pytest.mark.parametrize("colour", ["own_risk", "external_risk", "utility"])
@@ -175,7 +178,7 @@ def test_the_comparison_is_a_table_and_five_charts(page, site):
 
 
 def test_every_chart_has_a_name_that_can_be_heard(page):
-    page.link("?num_clients=12&num_rounds=5&client=3&tab=rounds&run=done/mppfl")
+    page.link("?num_clients=12&num_rounds=5&client=3&tab=rounds&runs=done/mppfl")
     for tab, keys in (("rounds", ROUND_CHARTS), ("comparison", COMPARISON_CHARTS), ("run", RUN_CHARTS)):
         if tab != "rounds":
             page.tick("tab", tab)
@@ -200,7 +203,7 @@ def test_a_click_on_a_node_chooses_it(page, world):
     assert page.page.locator("#client-panel h3").count() == 0
     with page.change():
         page.click_node("12")
-    assert page.choices.client == "12"
+    assert page.choices.view.client == "12"
     assert page.page.input_value("#lever-client") == "12"
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["12"]
     view = client_view(world.scene(choose(num_clients=30, client="12")), 12)
@@ -263,9 +266,9 @@ def test_a_client_cannot_be_its_own_other(page):
 
 
 def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
-    page.link("?network=file")
+    page.link(to_link(site.start))
     assert page.text("#summary").startswith("3,000 clients")
-    picture = site.world.picture(choose(network="file"))
+    picture = site.world.picture(site.start)
     assert picture.is_community
     sizes = page.drawn("cy.nodes().map((each) => each.data('size'))")
     assert sum(sizes) == 3000
@@ -273,17 +276,17 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
     label, community = page.drawn("[cy.nodes()[0].data('name'), cy.nodes()[0].data('community')]")
     with page.change():
         page.click_node(label)
-    assert page.choices.opened == (community,)
+    assert page.choices.view.opened == (community,)
     assert page.drawn("cy.nodes().length") == sizes[0]
     assert page.drawn("cy.nodes().every((each) => each.data('size') === 1)")
     inside = page.drawn("cy.nodes()[3].data('name')")
     with page.change():
         page.click_node(inside)
-    assert page.choices.client == inside
+    assert page.choices.view.client == inside
     assert page.text("#client-panel h3").startswith(f"Client {inside}, round 1")
     with page.change():
         page.page.click("#trail button:has-text('all 3,000 clients')")
-    assert page.choices.opened == ()
+    assert page.choices.view.opened == ()
     assert page.drawn("cy.nodes().length") == len(sizes)
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == [label]
     assert page.page.locator("#trail button").count() == 0
@@ -293,7 +296,7 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
 
 
 def test_finished_runs_lie_over_each_other(page, runs_folder):
-    page.link("?tab=run&run=done/mppfl&run=done/dp_fedavg")
+    page.link("?tab=run&runs=done/mppfl&runs=done/dp_fedavg")
     page.page.wait_for_selector("#run-status li >> nth=1")
     assert page.page.locator("#run-status li").all_inner_texts() == [
         "done/mppfl: mppfl, finished, 4 rounds",
@@ -309,21 +312,21 @@ def test_finished_runs_lie_over_each_other(page, runs_folder):
     assert "Simulation" in page.text("#run-status")
     page.tick("runs", "done/dp_fedavg")
     page.until("() => document.querySelectorAll('#run-status li').length === 1")
-    assert page.choices.runs == ("done/mppfl",)
+    assert page.choices.view.runs == ("done/mppfl",)
 
 
 def test_the_tab_shows_its_runs_whenever_and_wherever_it_is_opened(page, new_page):
-    page.link("?tab=run&run=done/mppfl")
+    page.link("?tab=run&runs=done/mppfl")
     page.page.wait_for_selector("#run-status li")
     other = new_page()
-    other.open("?num_clients=20&run=done/mppfl")
+    other.open("?num_clients=20&runs=done/mppfl")
     other.tick("tab", "run")
     other.page.wait_for_selector("#run-status li", timeout=5000)
     assert other.page.locator("#ledger table").count() == 1
 
 
 def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
-    page.link("?tab=run&run=done/mppfl")
+    page.link("?tab=run&runs=done/mppfl")
     settings = ("game.num_rounds=400", 'mechanisms=["mppfl"]', "output.checkpoint_every=1", "training.local_epochs=1")
     options = [part for each in settings for part in ("--set", each)]
     log = (runs_folder.parent / "train.txt").open("wb")
@@ -365,7 +368,8 @@ def _standing(page, more_than):
 
 def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world, mppfl, tmp_path):
     page.link(
-        "?num_clients=15&externality_strength=0.1&max_hops=3&num_rounds=7&round_shown=7&mechanism=mppfl_exact&budget_max=1.5&seed=4"
+        "?num_clients=15&externality_strength=0.1&max_hops=3&num_rounds=7&round_shown=7&mechanism=mppfl_exact"
+        "&budget_max=1.5&seed=4"
     )
     with page.page.expect_download() as loading:
         page.page.click("a.button:has-text('TOML')")
@@ -382,11 +386,12 @@ def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world
 
 def test_a_link_brings_everything_back(page, new_page):
     page.link(
-        "?num_clients=25&client=4&other=9&event=doubles&externality_strength=0.1&colour=utility&round_shown=3&mechanism=pigouvian&num_rounds=9"
+        "?num_clients=25&client=4&other=9&event=doubles&externality_strength=0.1&colour=utility&round_shown=3"
+        "&mechanism=pigouvian&num_rounds=9"
     )
     chosen, said, facts, moved = page.choices, page.text("#summary"), page.facts(), page.rows("#what-if table")
     other = new_page()
-    other.open(to_query(chosen))
+    other.open(to_link(chosen))
     assert other.choices == chosen
     assert (other.text("#summary"), other.facts(), other.rows("#what-if table")) == (said, facts, moved)
     assert other.page.input_value("#lever-externality_strength") == "0.1"
@@ -411,13 +416,13 @@ def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
     page.page.click("#lever-network")
     page.page.keyboard.press("Escape")
     page.tick("colour", "utility")
-    assert page.choices.colour == "utility"
+    assert page.choices.view.colour == "utility"
 
 
 def test_a_link_to_a_network_that_is_gone_says_so(new_page):
     page = new_page()
-    page.open("?network=upload-0123456789abcdef&externality_strength=0.1")
-    assert page.text("#alert") == "network='upload-0123456789abcdef' must be one of random, file, run."
+    page.open("?graph=upload-0123456789abcdef&externality_strength=0.1")
+    assert page.text("#alert").startswith("graph='upload-0123456789abcdef' is not here (any more).")
     assert page.text("button#lever-network") != ""
 
 
@@ -446,24 +451,24 @@ def test_everything_is_reached_from_the_keyboard(new_page):
             )
         )
     for wanted in (
-        "skip", "copy", "theme-button", "lever-network", "lever-family", "lever-num_clients", "lever-preset",
-        "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-clients_are", "lever-leader",
+        "skip", "copy", "theme-button", "lever-graph", "lever-family", "lever-num_clients", "lever-preset",
+        "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-mechanism",
         "lever-budget_min", "lever-participation", "lever-round_shown", "graph-frame", "lever-client", "lever-other",
     ):  # fmt: skip
         assert any(wanted in each for each in reached), wanted
     page.page.focus("#lever-max_hops")
     with page.change():
         page.page.keyboard.press("ArrowLeft")
-    assert page.choices.max_hops == 4
-    page.page.focus("#lever-leader")
+    assert page.choices.game.max_hops == 4
+    page.page.focus("#lever-mechanism")
     page.page.keyboard.press("Enter")
     focused = "() => document.activeElement.closest('.dash-dropdown-content label')?.innerText.includes('{}')"
-    page.until(focused.format("mean field"))
+    page.until(focused.format("MPPFL"))
     page.page.keyboard.press("ArrowDown")
-    page.until(focused.format("foresees"))
+    page.until(focused.format("exact leader"))
     with page.change():
         page.page.keyboard.press("Enter")
-    assert page.choices.leader == "anticipating"
+    assert page.choices.view.mechanism == "mppfl_exact"
     page.page.focus(".graph-frame")
     before = page.drawn("[cy.zoom(), cy.pan().x]")
     page.page.keyboard.press("+")
@@ -474,7 +479,7 @@ def test_everything_is_reached_from_the_keyboard(new_page):
     page.page.focus('#lever-tab input[value="network"]')
     with page.change():
         page.page.keyboard.press("ArrowRight")
-    assert page.choices.tab == "rounds"
+    assert page.choices.view.tab == "rounds"
     assert page.page.is_visible("#panel-rounds")
     assert not page.page.is_visible("#panel-network")
 
@@ -503,10 +508,10 @@ STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) =>
 
 def test_nothing_sticks_out_of_a_phone(new_page):
     page = new_page(width=390, height=844, has_touch=True, is_mobile=True)
-    page.open("?num_clients=20&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
+    page.open("?num_clients=20&client=3&other=5&runs=done/mppfl&runs=done/dp_fedavg")
     page.slide("max_hops", 2)
-    page.select("clients_are", "answer as if alone")
-    assert page.choices.mechanism == "social_agnostic"
+    page.select("mechanism", "Social-agnostic")
+    assert page.choices.view.mechanism == "social_agnostic"
     for tab in ("network", "rounds", "comparison", "run"):
         if tab != "network":
             page.tick("tab", tab)
@@ -518,7 +523,7 @@ def test_nothing_sticks_out_of_a_phone(new_page):
 def test_axe_finds_nothing_serious(new_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
-    page.open("?num_clients=20&num_rounds=5&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
+    page.open("?num_clients=20&num_rounds=5&client=3&other=5&runs=done/mppfl&runs=done/dp_fedavg")
     for tab in ("network", "rounds", "comparison", "run"):
         if tab != "network":
             page.tick("tab", tab)
