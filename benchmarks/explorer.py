@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 
 from tests.explorer.browser import Visit, chromium, visit
 
-from mppfl.explorer import CLIENT_WORDS, COMPARISON_CHARTS, LEADER_WORDS, PARTICIPATION_WORDS, ROUND_CHARTS
+from mppfl.explorer import COMPARISON_CHARTS, PARTICIPATION_WORDS, ROUND_CHARTS, SHOWN
+from mppfl.game import MECHANISMS
 from mppfl.network import random_graph, write_edges
 from record import circumstances, write_record
 
@@ -127,13 +128,11 @@ def levers(page: Visit, start: str, marks: Sequence[str]) -> Iterator[tuple[str,
     page.edge(start)
     yield "preset", select("preset", ["benign", "paper-like"])
     page.edge(start)
-    yield "mechanism", select("clients_are", [*list(CLIENT_WORDS.values())[1:], CLIENT_WORDS["mppfl"]])
-    page.edge(start)
-    yield "leader", select("leader", [*list(LEADER_WORDS.values())[1:], LEADER_WORDS["mean_field"]])
+    yield "mechanism", select("mechanism", [MECHANISMS[name].title for name in (*SHOWN[1:], SHOWN[0])])
     page.edge(start)
     yield (
         "participation",
-        select("participation", [*list(PARTICIPATION_WORDS.values())[1:], PARTICIPATION_WORDS["always"]]),
+        select("participation", [*list(PARTICIPATION_WORDS.values())[1:], PARTICIPATION_WORDS["everyone"]]),
     )
     page.edge(start)
     if "answered" in marks:
@@ -160,7 +159,7 @@ def lever_part(browser) -> list[dict]:
         time.sleep(WARM_UP)
         for tab, marks in MARKS.items():
             page = visit(browser, address)
-            start = f"?clients=200&client=3&tab={tab}"
+            start = f"?num_clients=200&client=3&tab={tab}"
             page.open(start)
             if tab in LAST_CHART:
                 page.figure(LAST_CHART[tab])
@@ -177,11 +176,11 @@ def drawing_part(browser) -> list[dict]:
     with explorer() as address:
         time.sleep(WARM_UP)
         warm = visit(browser, address)
-        warm.open("?family=barabasi_albert&clients=200")  # compiles what is compiled once
+        warm.open("?family=barabasi_albert&num_clients=200")  # compiles what is compiled once
         warm.close()
         for seed in range(3):
             page = visit(browser, address)
-            page.page.goto(f"{address}?family=barabasi_albert&clients=2000&seed={seed}", wait_until="commit")
+            page.page.goto(f"{address}?family=barabasi_albert&num_clients=2000&seed={seed}", wait_until="commit")
             page.page.wait_for_selector("body[data-asked]")
             opened.append(page.page.evaluate(PAINTED))
             if seed == 2:

@@ -4,7 +4,6 @@ python docs/make_reference.py
 """
 
 import ast
-import dataclasses
 import inspect
 import re
 import textwrap
@@ -22,56 +21,9 @@ GROUPS = {
     "privacy": "Privacy",
     "data": "Data",
     "training": "Training",
+    "spec": "Specs",
     "experiment": "Experiments and results",
     "errors": "Errors",
-}
-# what neither a docstring nor `mppfl solve --help` says of a key
-MEANINGS = {
-    "any": {"seed": "own seed of this table; else drawn from the one at the top"},
-    "network": {
-        "source": "file of edges; left out, a random network is drawn",
-        "generate": "family of the random network; left out, the paper's erdos_renyi",
-        "num_clients": "size of the random network; left out, 20",
-        "probability_range": "erdos_renyi: chances of links are drawn between these",
-        "edges_each": "barabasi_albert: links that each newcomer makes",
-        "neighbours": "watts_strogatz: neighbours of each client on the ring",
-        "rewire": "watts_strogatz: chance of a link to lead elsewhere",
-        "sizes": "stochastic_block: clients in each block",
-        "within": "stochastic_block: chance of a link inside a block",
-        "between": "stochastic_block: chance of a link between blocks",
-        "num_edges": "skewed: how many edges there are",
-        "popularity": "skewed: how unequal clients are in exposing others, 0 for all alike",
-        "length_spread": "skewed: how unequal they are in the number who expose them",
-        "weights": "of the random network's links: drawn, or all 1",
-        "weight_range": "weights are drawn between these",
-    },
-    "game": {
-        "preset": "where clients and constants come from that are not given",
-        "num_rounds": "rounds, numbered from 1",
-    },
-    "data": {
-        "name": "data set by name, or the path of an .npz file",
-        "folder": "where official files lie; left out, MPPFL_DATA",
-        "source": "official files, the Hugging Face hub, or whichever is there",
-        "split": "how examples are dealt out to clients",
-        "concentration": "of split dirichlet: small is uneven",
-        "min_examples": "what every client has at least",
-        "uneven": "of split iid: spread of sizes, 0 for equal ones",
-    },
-    "training": {
-        "model": "which model is trained",
-        "server_learning_rate": "step of the server's optimiser",
-        "server_momentum": "of server_optimizer momentum and adam",
-    },
-    "ledger": {
-        "cap": "ρ that any client may spend in all",
-        "caps": "the same for single clients",
-        "keep": "whether the account is kept as a file",
-    },
-    "output": {
-        "folder": "where results go; left out, runs/NAME",
-        "checkpoint_every": "rounds between checkpoints",
-    },
 }
 
 
@@ -143,6 +95,8 @@ def signature(name: str, thing: Any) -> str:
     """A call as one would write it, an argument a line where it is long."""
     if inspect.isclass(thing) and issubclass(thing, Exception):
         return f"class {name}({', '.join(base.__name__ for base in thing.__bases__)})"
+    if table := getattr(thing, "TABLE", None):
+        return f"class {name}(...)  # with the keys of [{table}] in the experiment file, which see"
     found = inspect.signature(thing)
     arguments, starred = [], False
     for each in found.parameters.values():
@@ -172,7 +126,9 @@ def shown_argument(argument: inspect.Parameter) -> str:
 
 
 def shown_type(annotation: Any) -> str:
-    """A type as it is written in the code, without the modules it comes from."""
+    """A type as it is written in the code, without the modules it comes from, and without what is said of it."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
@@ -233,6 +189,8 @@ def option_row(option: Any) -> str:
         shown = f"`{getattr(default, 'value', default)}`"
     choices = getattr(option.type, "choices", None)
     meaning = in_words(option.help or "")
+    if (option.metavar or "").startswith("["):  # choices that the command checks by itself
+        choices = option.metavar.strip("[]").split("|")
     if choices:
         known = ", ".join(f"`{getattr(each, 'value', each)}`" for each in choices)
         meaning = f"{meaning} One of {known}.".strip()
@@ -247,73 +205,36 @@ def cell(text: str) -> str:
 
 
 def experiment_keys() -> list[str]:
-    """Every key of an experiment file with its type and default, table by table."""
-    from mppfl.experiment import TABLES, Experiment, keys_of
-    from mppfl.training import TrainingConfig
+    """Every key of an experiment file with its type, default and meaning, table by table."""
+    from mppfl.spec import TABLES, Experiment, keys_of
 
+    heading = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     lines = [
         "## Experiment file",
         "",
-        "A TOML file for `mppfl train` and `mppfl compare --train`. Every key may be left out. An unknown one is an",
-        "error that names the nearest known. `--set training.clip_norm=0.5` changes a single value. Where a meaning",
-        "speaks of None, it means a key that is left out.",
+        "A TOML file for `mppfl train`, and for every command that plays a game (`--experiment`). Every key may be",
+        "left out. An unknown one is an error that names the nearest known. `--set training.clip_norm=0.5` changes a",
+        "single value. The keys of `[game]` are also the fields of `mppfl.GameSpec`, the options of `mppfl solve` and",
+        "the keys of an explorer's link.",
         "",
-        *("### At the top", "", "| key | type | default |", "| --- | --- | --- |"),
+        *("### At the top", "", *heading),
         *(key_row(name, Experiment) for name in ("name", "seeds", "mechanisms", "aggregations")),
         "",
         '`seed = 1` stands for `seeds = [1]`, and `mechanism = "mppfl"` for `mechanisms = ["mppfl"]`.',
         "",
     ]
     for table, owner in TABLES.items():
-        words, explained = told_keys(owner)
-        lines += [f"### [{table}]", "", words, ""]
-        if table == "training":
-            explained |= told_keys(TrainingConfig)[1]
-        explained = MEANINGS["any"] | told_by_solve() | MEANINGS.get(table, {}) | explained
-        lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        for key in keys_of(table):
-            home = owner if key in {f.name for f in dataclasses.fields(owner)} else TrainingConfig
-            lines.append(f"{key_row(key, home)} {cell(in_words(explained[key]))} |")
-        lines.append("")
+        first = in_words(inspect.cleandoc(owner.__doc__ or "").partition("\n\n")[0])
+        lines += [f"### [{table}]", "", first, "", *heading, *(key_row(key, owner) for key in keys_of(table)), ""]
     return lines
 
 
-def told_by_solve() -> dict[str, str]:
-    """What `mppfl solve --help` says of options, most of which are keys of [network] and [game] by the same names."""
-    import typer.main
-
-    from mppfl.cli import app
-
-    options = typer.main.get_command(app).commands["solve"].params  # type: ignore[attr-defined]
-    return {option.name: option.help for option in options if option.help}
-
-
-def told_keys(owner: type) -> tuple[str, dict[str, str]]:
-    """What a table's docstring says first, and what it says of single keys, whose lines start with their names."""
-    text = inspect.cleandoc(owner.__doc__ or "")
-    first, _, rest = text.partition("\nRaises:")[0].partition("\n\n")
-    explained: dict[str, str] = {}
-    key = ""
-    for line in rest.splitlines():
-        found = re.match(r"(\w+) {2,}(\S.*)", line)
-        if found:
-            key = found[1]
-            explained[key] = found[2]
-        elif key and line.startswith("  "):
-            explained[key] += " " + line.strip()
-    loose = " ".join(line for line in rest.splitlines() if line and not re.match(r"\w+ {2,}\S|  ", line))
-    opening = in_words(first.split(":", 1)[1] if first.startswith("[") else first)
-    if opening[0].isascii():  # a Greek letter stays as it is
-        opening = opening[0].upper() + opening[1:]
-    return " ".join(filter(None, (opening, in_words(loose)))), explained
-
-
 def key_row(key: str, owner: type) -> str:
-    (field,) = (f for f in dataclasses.fields(owner) if f.name == key)
-    hints = typing.get_type_hints(owner)
-    kind = file_type(hints[key])
-    default = field.default_factory() if field.default is dataclasses.MISSING else field.default
-    return f"| `{key}` | {cell(kind)} | {'' if default is None or default == {} else f'`{in_file(default)}`'} |"
+    from mppfl.fields import about, defaults_of, hints
+
+    default = defaults_of(owner)[key]
+    shown = "" if default in (None, {}, ()) else f"`{in_file(default)}`"
+    return f"| `{key}` | {cell(file_type(hints(owner)[key]))} | {shown} | {cell(in_words(about(owner, key).help))} |"
 
 
 def file_type(hint: Any) -> str:

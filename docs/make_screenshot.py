@@ -11,19 +11,21 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # what drives the browser
 from tests.explorer.browser import chromium, serving, visit
 
 from mppfl.cli import open_site
-from mppfl.explorer import Choices, to_query
+from mppfl.explorer import Choices, ViewState, to_link
+from mppfl.spec import GameSpec
 
 SHOWN = Choices(
-    family="watts_strogatz", num_clients=200, seed=3, colour="external_risk", client="82", other="83", round_shown=12
+    GameSpec(family="watts_strogatz", num_clients=200, seed=3),
+    ViewState(colour="external_risk", client="82", other="83", round_shown=12),
 )
 PICTURE = Path(__file__).parent / "images" / "explorer.png"
 
 
 def main() -> None:
-    site = open_site(None, None, undirected=False)
+    site = open_site(GameSpec())
     with serving(site) as address, chromium() as browser:
         page = visit(browser, address, width=1400, height=950, color_scheme="light")
-        page.open(to_query(SHOWN))
+        page.open(to_link(SHOWN))
         page.page.mouse.move(0, 0)
         page.page.screenshot(path=PICTURE)
         page.close()

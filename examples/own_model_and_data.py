@@ -31,8 +31,7 @@ features, labels = spirals(2000)
 members = np.split(rng.permutation(2000), [100, 300, 700, 1200])  # 100, 200, 400, 500 and 800 examples
 data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2, name="spirals")
 
-graph = mppfl.random_graph("erdos_renyi", 5, rng=rng)
-game = mppfl.make_game(graph, mppfl.draw_clients("benign", 5, rng))
+game = mppfl.GameSpec(preset="benign", num_clients=5).build()
 solution = mppfl.solve(game, num_rounds=20)
 torch.manual_seed(1)
 config = mppfl.TrainingConfig(learning_rate=0.3, batch_size=20, local_epochs=4, budget_unit=1e-3)

@@ -9,8 +9,7 @@ import mppfl
 
 rng = np.random.default_rng(0)
 data = mppfl.split_dataset(mppfl.load_dataset("digits"), "iid", 10, rng=rng)
-graph = mppfl.random_graph("erdos_renyi", 10, rng=rng)
-game = mppfl.make_game(graph, mppfl.draw_clients("benign", 10, rng))
+game = mppfl.GameSpec(preset="benign", num_clients=10).build()
 plan = mppfl.solve(game, num_rounds=20).plan
 
 config = mppfl.TrainingConfig(

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -234,8 +234,8 @@ def _mechanisms() -> dict[str, Mechanism]:
     """By the names of arms: DP-FedAvg's one budget follows one of two rules."""
     return {
         **MECHANISMS,
-        "fixed-min": partial(dp_fedavg, budget="min"),
-        "fixed-mean": partial(dp_fedavg, budget="mean"),
+        "fixed-min": dp_fedavg.with_options(fixed_budget="min"),
+        "fixed-mean": dp_fedavg.with_options(fixed_budget="mean"),
     }
 
 

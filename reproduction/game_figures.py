@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +59,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "mppfl_exact": mppfl_exact,
     "social_agnostic": social_agnostic,
     "random": random,
-    "fixed_min": partial(dp_fedavg, budget="min"),
-    "fixed_mean": partial(dp_fedavg, budget="mean"),
+    "fixed_min": dp_fedavg.with_options(fixed_budget="min"),
+    "fixed_mean": dp_fedavg.with_options(fixed_budget="mean"),
     "sarda_like": sarda_like,
     "sarda_r": sarda_r,
 }

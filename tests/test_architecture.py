@@ -27,7 +27,8 @@ LEFT_OF = {
     "explorer": _TRAINING | {"experiment", "explorer"},
     "flower": _TRAINING | {"experiment", "flower"},
 }
-ROOTS = {f"mppfl.{name}" for name in ("errors", "arrays", "exports", "compiled", "device", "files", "text", "charts")}
+_ROOTS = ("errors", "arrays", "exports", "compiled", "device", "files", "text", "charts", "fields", "spec")
+ROOTS = {f"mppfl.{name}" for name in _ROOTS}
 SOURCE = Path(mppfl.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -78,10 +79,16 @@ def test_a_module_imports_only_from_folders_to_its_left(path):
         elif dotted(path) == "mppfl":
             assert folder(module) not in ("cli", "explorer", "flower")  # the public names are no doors
         elif here is None:
-            assert module in ROOTS
+            assert module in ROOTS or dotted(path) == "mppfl.spec"  # which hands its values on when it is asked to
         elif module not in ROOTS:
             assert folder(module) is not None, f"{dotted(path)} imports {module}: import it from where it lives"
             assert folder(module) in LEFT_OF[here], f"{dotted(path)} imports {module}, to its right"
+
+
+def test_specs_load_no_folder_before_they_are_used():
+    top = ast.parse((SOURCE / "spec.py").read_text(encoding="utf-8")).body
+    modules = [node.module for node in top if isinstance(node, ast.ImportFrom)]
+    assert {name for name in modules if name.startswith("mppfl")} <= ROOTS
 
 
 def test_every_folder_has_its_place_in_the_order():

@@ -17,6 +17,7 @@ PUBLIC = [
     "Clients",
     "Experiment",
     "Game",
+    "GameSpec",
     "Horizon",
     "Mechanism",
     "MppflError",

@@ -11,7 +11,7 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from mppfl.data import ClientData, client_data, load_dataset, split_dataset
     from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError, NoEquilibrium, NotConverged
-    from mppfl.experiment import Experiment, Run, load_run, read_experiment, run_experiment, run_from_records
+    from mppfl.experiment import Run, load_run, read_experiment, run_experiment, run_from_records
     from mppfl.experiment.report import write_report
     from mppfl.game import (
         Clients,
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     )
     from mppfl.privacy import ReleaseCost, privacy_mechanism, release_updates
     from mppfl.privacy.ledger import PrivacyLedger
+    from mppfl.spec import Experiment, GameSpec, TrainingConfig
     from mppfl.training import (
         RoundRecord,
-        TrainingConfig,
         TrainingJob,
         load_weights,
         make_model,

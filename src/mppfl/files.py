@@ -141,6 +141,20 @@ def locked(
                 path.rmdir()
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says; a file that cannot be read, or is none, is told in one line."""
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+    except OSError as cause:
+        raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
+    except UnicodeDecodeError as cause:
+        raise BadFile(f"{path}: not UTF-8 text (byte {cause.start}). Save the file as UTF-8.") from cause
+    except (tomllib.TOMLDecodeError, RecursionError) as cause:
+        raise BadFile(f"{path}: not TOML ({cause or 'nested too deeply'}). Correct that place.") from cause
+
+
 def toml_text(values: Mapping[str, Any]) -> str:
     """A mapping of plain values, NumPy's numbers among them, as TOML."""
     import tomli_w

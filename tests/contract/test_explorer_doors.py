@@ -18,6 +18,7 @@ import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -33,10 +34,10 @@ TRAINING = """
 name = "watched"
 seed = 3
 mechanisms = ["mppfl", "dp_fedavg"]
-[network]
-num_clients = 4
 [game]
+num_clients = 4
 num_rounds = 2
+reward_rate = "common"
 [training]
 model = "softmax"
 learning_rate = 0.1
@@ -50,8 +51,8 @@ cap = 0.5
 class Page:
     """Asks the server what the page asks it."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, file: Path) -> None:
+        self.address, self.file = address, file
         self.callbacks = json.loads(self.get("_dash-dependencies"))
 
     def get(self, path: str) -> str:
@@ -78,10 +79,14 @@ class Page:
 
     def levers(self, link: str) -> dict[str, Any]:
         """The state of the levers that a link sets, as the page gathers it."""
-        set_to = self.ask("lever-network", url=link, **{"lever-network.options": []})
+        set_to = self.ask("lever-graph", url=link, **{"lever-graph.options": []})
         named = {name.removeprefix("lever-"): each for name, each in set_to.items() if name.startswith("lever-")}
         state = {name: each.get("value", each.get("data")) for name, each in named.items()}
         return {"sequence": 1, "dark": False, **state}
+
+    def on_file(self, rest: str) -> str:
+        """A link to the network of --graph, read as the page begins with it."""
+        return f"?{urlencode({'graph': self.file, 'isolated': 'keep', 'self_loops': 'drop'})}{rest}"
 
     def see(self, link: str) -> dict[str, Any]:
         """The answer to a link: alert, summary, texts, colours and plots, as far as the tab has them."""
@@ -161,7 +166,7 @@ def page(tmp_path_factory):
         watchdog.cancel()
         found = re.search(r"http://127\.0\.0\.1:\d+/", told)
         assert found, told + (folder / "errors").read_text()
-        yield Page(found.group())
+        yield Page(found.group(), links)
         server.terminate()
         server.wait(DEADLINE)
 
@@ -171,7 +176,7 @@ def page(tmp_path_factory):
 
 @pytest.mark.parametrize("colour", ["budget", "external_risk", "utility"])
 def test_the_network_view_colours_every_client(golden, page, colour):
-    found = page.see(f"?clients=12&seed=3&rounds=5&round=2&colour={colour}")
+    found = page.see(f"?num_clients=12&seed=3&num_rounds=5&round_shown=2&colour={colour}")
     assert not found["alert"]
     summary = [_number_or_word(each.strip(",:")) for each in found["summary"].split()]
     golden.check(
@@ -184,7 +189,7 @@ def test_the_network_view_colours_every_client(golden, page, colour):
 
 
 def test_the_picture_shows_clients_where_they_were_and_their_links(golden, page):
-    state = page.levers("?network=file")
+    state = page.levers(page.on_file(""))
     elements = page.ask("picture", state=state, **{"picture-key": "key"})["picture"]["data"]["elements"]
     clients = [each for each in elements if "position" in each]
     lines = [each["data"] for each in elements if "position" not in each]
@@ -202,26 +207,27 @@ def test_the_picture_shows_clients_where_they_were_and_their_links(golden, page)
 @pytest.mark.parametrize(
     "link",
     [
-        "?clients=12&seed=3&rounds=5",
-        "?network=file&preset=benign&decay=0.5&rounds=4&round=4&leader=anticipating&least=0.01&most=0.4&client=c7",
-        "?family=barabasi_albert&clients=30&rounds=3&who=sarda_like&hops=3",
-        "?clients=10&alpha=0.2&rounds=3&leader=personalised&part=if_non_negative",
+        "?num_clients=12&seed=3&num_rounds=5",
+        "file&preset=benign&num_rounds=4&round_shown=4&mechanism=mppfl_exact&budget_min=0.01&budget_max=0.4&client=c7",
+        "?family=barabasi_albert&num_clients=30&num_rounds=3&mechanism=sarda_like&max_hops=3",
+        "?num_clients=10&externality_strength=0.2&num_rounds=3&mechanism=personalised&participation=rational&against=nothing",
     ],
     ids=["as_it_opens", "a_file_with_bounds", "one_hop_auction", "personal_prices_and_leaving"],
 )
 def test_the_rounds_view_plots_the_game(golden, page, link):
+    link = page.on_file(link.removeprefix("file")) if link.startswith("file") else link
     found = page.see(f"{link}&tab=rounds")
     golden.check({"alert": found["alert"], "charts": curves(found)})
 
 
 def test_the_comparison_view_shows_every_mechanism(golden, page):
-    found = page.see("?clients=8&seed=1&rounds=3&fixed=mean&tab=comparison")
+    found = page.see("?num_clients=8&seed=1&num_rounds=3&fixed_budget=mean&tab=comparison")
     golden.check({"charts": curves(found), "table": cells(found["texts"]["comparison-table"])})
 
 
 @pytest.mark.parametrize("event", ["leaves", "doubles"])
 def test_the_client_panel_says_who_exposes_it_and_what_if_another_moves(golden, page, event):
-    found = page.see(f"?network=file&rounds=6&round=3&client=c5&other=c4&event={event}")
+    found = page.see(page.on_file(f"&num_rounds=6&round_shown=3&client=c5&other=c4&event={event}"))
     paint = found["paint"]
     golden.check(
         {
@@ -247,7 +253,7 @@ def test_the_run_view_shows_accounts_and_curves_of_trainings(golden, page):
 
 # ---- what can be taken away ---------------------------------------------------------------------------------------
 
-LINK = "?clients=9&seed=2&rounds=4&round=3&leader=anticipating&most=1.5&client=4"
+LINK = "?num_clients=9&seed=2&num_rounds=4&round_shown=3&mechanism=mppfl_exact&budget_max=1.5&client=4"
 
 
 def test_the_data_of_a_link_are_those_of_the_round_shown(golden, page):
@@ -272,14 +278,14 @@ def test_the_experiment_file_of_a_link_is_solved_to_the_same_numbers(golden, pag
 
 
 def test_a_wrong_link_is_told_with_its_value_and_moves_no_lever(page):
-    told = page.ask("lever-network", url="?decay=1.5&clients=9", **{"lever-network.options": []})
+    told = page.ask("lever-graph", url="?hop_decay=1.5&num_clients=9", **{"lever-graph.options": []})
     assert list(told) == ["linked"]
     assert "1.5" in told["linked"]["data"]
 
 
 def test_a_download_that_is_not_made_is_refused_in_one_line(page):
     with pytest.raises(urllib.error.HTTPError) as refused:
-        page.get("download/nothing.csv?clients=9")
+        page.get("download/nothing.csv?num_clients=9")
     with refused.value as answer:
         assert answer.code == 400
         text = answer.read().decode()

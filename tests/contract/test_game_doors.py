@@ -50,21 +50,19 @@ name = "contract"
 seed = 2
 mechanism = "mppfl_exact"
 
-[network]
-generate = "stochastic_block"
+[game]
+family = "stochastic_block"
 num_clients = 14
 sizes = [6, 8]
 within = 0.6
 between = 0.2
 max_hops = 3
 hop_decay = 0.7
-
-[game]
 preset = "benign"
 externality_strength = 0.04
 num_rounds = 5
-convention = "own"
-participation = "if_better_than_opting_out"
+reward_rate = "own"
+participation = "rational"
 budget_min = 0.02
 budget_max = 0.9
 """
@@ -114,13 +112,13 @@ def test_solve_keeps_floors_and_ceilings(golden, tmp_path, mechanism):
         assert each["budgets"]["c4"] == 0
 
 
-@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
-def test_solve_lets_clients_stay_out(golden, tmp_path, rule):
+@pytest.mark.parametrize("against", ["staying_out", "nothing"])
+def test_solve_lets_clients_stay_out(golden, tmp_path, against):
     edges = write_network(tmp_path / "edges.csv", 14)
     clients = write_clients(tmp_path / "clients.csv", 14, floors=True)
     given = ("--graph", edges, "--clients", clients, "--externality-strength", 0.2, "--rounds", 4)
-    found = solved(*given, "--participation", rule)
-    golden.check(found, noise={} if rule == "if_better_than_opting_out" else SETTLED)
+    found = solved(*given, "--participation", "rational", "--against", against)
+    golden.check(found, noise={} if against == "staying_out" else SETTLED)
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl", "social_agnostic"])

@@ -19,9 +19,8 @@ ACCOUNTS = 1e-9  # ε is found by bisection and by sums over a grid
 EXPERIMENT = """
 seed = 2
 mechanism = "mppfl"
-[network]
-num_clients = 5
 [game]
+num_clients = 5
 num_rounds = 3
 [training]
 model = "softmax"

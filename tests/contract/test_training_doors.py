@@ -24,10 +24,10 @@ ON_THE_BORDER = 2  # test examples that another processor may decide otherwise
 HEAD = """
 seed = 5
 mechanism = "mppfl"
-[network]
-num_clients = 5
 [game]
+num_clients = 5
 num_rounds = 3
+reward_rate = "common"
 [output]
 checkpoint_every = 2
 """
@@ -288,9 +288,9 @@ def test_values_given_on_the_command_line_replace_those_of_the_file(tmp_path, go
     changes = {
         "seed": "8",
         "mechanism": "social_agnostic",
-        "network.num_clients": "4",
-        "network.generate": "watts_strogatz",
-        "network.neighbours": "2",
+        "game.num_clients": "4",
+        "game.family": "watts_strogatz",
+        "game.neighbours": "2",
         "game.num_rounds": "2",
         "data.split": "dirichlet",
         "training.clip_norm": "0.75",

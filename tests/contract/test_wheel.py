@@ -22,9 +22,8 @@ TINY = """
 name = "tiny"
 seed = 3
 mechanism = "mppfl"
-[network]
-num_clients = 4
 [game]
+num_clients = 4
 num_rounds = 1
 [training]
 model = "softmax"

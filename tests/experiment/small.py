@@ -12,8 +12,7 @@ SMALL = {
     "name": "small",
     "seed": 3,
     "mechanisms": ["mppfl", "dp_fedavg"],
-    "network": {"num_clients": 5},
-    "game": {"num_rounds": 4},
+    "game": {"num_clients": 5, "num_rounds": 4, "reward_rate": "common"},
     "training": {"model": "softmax", "learning_rate": 0.1, "local_epochs": 1, "budget_unit": 0.01},
     "output": {"checkpoint_every": 2},
 }

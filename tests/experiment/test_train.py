@@ -182,7 +182,7 @@ def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_tha
     asked = []
     really = PrivacyLedger.get_epsilon
     monkeypatch.setattr(PrivacyLedger, "get_epsilon", lambda *a, **k: asked.append(a[3]) or really(*a, **k))
-    tables = {"network": {"num_clients": 3}, "game": {"num_rounds": 1}, "data": {"uneven": 0.5}}
+    tables = {"game": {"num_clients": 3, "num_rounds": 1}, "data": {"uneven": 0.5}}
     (run,) = run_experiment(small(mechanisms=["mppfl"], training=training, **tables))
     assert asked == ["rdp", "pld", "rdp"]  # of the last round, then of the account, once
     assert any("by the method rdp" in note for note in run.notes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mppfl.explorer import Choices, from_query
+from mppfl.explorer import Choices, from_link
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -110,7 +110,7 @@ class Visit:
         with self.change():
             self.page.evaluate(
                 "(to) => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate')); }",
-                f"{query or '?'}&link={self._links}",
+                f"{query or '?'}{'&' * self._links}",  # which says nothing, and makes it another link
             )
 
     @contextmanager
@@ -134,7 +134,7 @@ class Visit:
     @property
     def choices(self) -> Choices:
         """What is chosen, by the page's own link."""
-        return from_query(urlsplit(self.page.url).query)
+        return from_link(urlsplit(self.page.url).query)
 
     def slide(self, name: str, value: float) -> None:
         with self.change():

@@ -8,6 +8,7 @@ import pytest
 from mppfl.experiment import run_experiment
 from mppfl.explorer import World, warm_up
 from mppfl.network import random_graph, write_edges
+from mppfl.spec import GameSpec
 from tests.cli.conftest import calling, command, mppfl, mppfl_process  # noqa: F401  (fixtures)
 from tests.experiment.small import small
 from tests.explorer import browser as browsers
@@ -39,7 +40,7 @@ def site(runs_folder, large_network):
     from mppfl.cli import open_site
 
     warm_up()  # compiles, on a fresh machine for half a minute: no test waits so long for an answer
-    return open_site(large_network, runs_folder, undirected=False)
+    return open_site(GameSpec(graph=large_network), runs_folder)
 
 
 @pytest.fixture(scope="package")
@@ -61,7 +62,7 @@ def browser(address):
 @pytest.fixture(scope="package")
 def window(browser, address):
     visit = browsers.visit(browser, address)
-    visit.open("?clients=20")
+    visit.open("?num_clients=20")
     yield visit
     visit.close()
 

@@ -1,119 +1,157 @@
 """The page in a real browser: levers, clients, runs and files, from the keyboard, on a phone and on a projector."""
 
+from __future__ import annotations
+
 import re
 import subprocess
-from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from pytest import approx
 
 from mppfl.explorer import (
-    CLIENT_WORDS,
     COMPARISON_CHARTS,
     FAMILY_NAMES,
-    LEADER_WORDS,
+    PARTICIPATION_WORDS,
     ROUND_CHARTS,
     RUN_CHARTS,
-    Choices,
+    SHOWN,
     RunReader,
     client_view,
     comparison,
     ledger_rows,
     node_paint,
-    to_query,
-    to_toml,
+    to_link,
     what_if,
-    with_preset,
 )
+from mppfl.game import MECHANISMS
 from mppfl.text import number
 from tests.explorer.browser import number_after
+from tests.explorer.chosen import altered, choose
 
 pytestmark = pytest.mark.xdist_group("browser")
-PAINT = "cy.nodes().map((each) => each.data('paint'))"
 
 
 def require_shown(page, world, choices):
     """The page's link says the choices; header, panel of the client and drawing say what a second solution says."""
     assert page.choices == choices
     scene = world.scene(choices)
-    graph, shown, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
+    graph, at, said = scene.solution.game.graph, scene.round_index - 1, page.text("#summary")
     assert said.startswith(f"{graph.num_clients:,} clients, {graph.num_edges:,} edges")
-    assert f"{choices.mechanism}, round {scene.round_index} of {choices.num_rounds}" in said
-    assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[shown])
-    assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[shown])
-    client, facts = graph.index(choices.client), page.facts()
+    assert f"{choices.view.mechanism}, round {scene.round_index} of {choices.game.num_rounds}" in said
+    assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[at])
+    assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[at])
+    client, facts = graph.index(choices.view.client), page.facts()
     assert facts["budget it gives (ρ)"] == number(scene.budgets[client])
     assert facts["is paid (money)"] == number(scene.prices[client] * scene.budgets[client])
     assert facts["utility (money)"] == number(scene.utilities[client])
     assert facts["external risk so far (ρ)"] == number(scene.cumulative.external[client])
-    values, words = scene.coloured_by(choices.colour)
-    colours, _ = node_paint(values, dark=False, diverging=choices.colour == "utility")
-    assert page.drawn(PAINT) == colours
+    values, words = scene.coloured_by(choices.view.colour)
+    colours, _ = node_paint(values, dark=False, diverging=choices.view.colour == "utility")
+    assert page.drawn("cy.nodes().map((each) => each.data('paint'))") == colours
     assert page.text("#legend").startswith(words)
 
 
-def test_levers_move_the_game(page, world):
-    chosen = Choices(client="3")
-    page.link("?client=3")
-    slid = {"externality_strength": 0.12, "max_hops": 2, "hop_decay": 0.5, "accuracy_weight": 0.8, "num_rounds": 12}
-    entered = [("num_clients", 31), ("seed", 3), ("budget_min", 0.1), ("budget_min", 0.0), ("budget_max", 0.5)]
-    leaders = sorted(LEADER_WORDS, key="budget_limited".__eq__)  # the one with a lever of its own comes last
-    kinds = sorted(CLIENT_WORDS, key="dp_fedavg".__eq__)
-    for how, name, value, words in (
-        *(("slide", name, value, value) for name, value in slid.items()),
-        ("slide", "round_shown", 7, 7),
-        *(("enter", name, value, value) for name, value in entered),
-        ("enter", "budget_max", None, ""),
-        *(("select", "leader", value, LEADER_WORDS[value]) for value in leaders[1:]),
-        ("enter", "payment_limit", 5.0, 5.0),
-        *(("select", "clients_are", value, CLIENT_WORDS[value]) for value in kinds[1:]),
-        ("select", "fixed_budget", "mean", "the mean"),
-        ("select", "clients_are", "mppfl", CLIENT_WORDS["mppfl"]),
-        ("select", "leader", "mean_field", LEADER_WORDS["mean_field"]),
-        ("select", "participation", "if_non_negative", "who does not lose"),
-        ("select", "family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
-        ("select", "preset", "benign", "benign"),
-    ):
-        before = page.text("#summary")
-        getattr(page, how)(name, words)
-        chosen = replace(chosen, **{name: value})
-        require_shown(page, world, chosen)
-        assert page.text("#summary") != before, name
-        assert page.page.is_visible("#lever-leader") == (chosen.clients_are == "mppfl")
-        assert page.page.is_visible("#lever-payment_limit") == (chosen.mechanism == "budget_limited")
-        assert page.page.is_visible("#lever-fixed_budget") == (chosen.mechanism == "dp_fedavg")
-
-
-def test_one_button_takes_over_the_constants_of_the_costs(page, world):
-    page.link("?client=3&preset=benign&alpha=0.2&hops=3")
-    with page.change():
-        page.page.click("#constants")
-    require_shown(page, world, with_preset(Choices(client="3"), "benign"))
-
-
-def test_every_client_is_drawn_in_the_colour_that_the_legend_says(page, world):
-    page.link("?clients=40&client=7&round=5")
-    for colour in ("budget", "own_risk", "external_risk", "utility"):
-        before = page.drawn(PAINT)
-        if colour != "budget":
-            page.tick("colour", colour)
-        require_shown(page, world, Choices(num_clients=40, client="7", round_shown=5, colour=colour))
-        assert colour == "budget" or page.drawn(PAINT) != before
+def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(page, world):
+    page.link("?num_clients=40&client=7")
+    require_shown(page, world, choose(num_clients=40, client="7"))
     assert page.drawn("cy.nodes().length") == 40
     assert page.drawn("cy.edges().length") > 0
     assert page.page.title() == "mppfl explorer"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("externality_strength", 0.12),
+        ("max_hops", 2),
+        ("hop_decay", 0.5),
+        ("accuracy_weight", 0.8),
+        ("num_rounds", 12),
+        ("round_shown", 7),
+    ],
+)
+def test_a_slider_moves_the_game(page, world, name, value):
+    start = choose(client="3")
+    page.link("?client=3")
+    before = page.text("#summary"), page.facts()
+    page.slide(name, value)
+    require_shown(page, world, altered(start, **{name: value}))
+    assert (page.text("#summary"), page.facts()) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_clients", 31), ("seed", 3), ("budget_min", 2.0), ("budget_max", 1.5), ("budget_max", None)],
+)
+def test_a_number_moves_the_game(page, world, name, value):
+    start = choose(client="3", budget_max=0.7 if value is None else None)
+    page.link(to_link(start))
+    before = page.text("#summary"), page.facts()
+    page.enter(name, "" if value is None else str(value))
+    require_shown(page, world, altered(start, **{name: value}))
+    assert (page.text("#summary"), page.facts()) != before
+
+
+def test_selects_move_the_game(page, world):
+    chosen = choose(client="3")
+    page.link("?client=3")
+    for name, value, words in (
+        *(("mechanism", name, MECHANISMS[name].title) for name in (*SHOWN[1:], SHOWN[0])),
+        ("participation", "rational", PARTICIPATION_WORDS["rational"]),
+        ("against", "nothing", "than nothing"),
+        ("family", "barabasi_albert", FAMILY_NAMES["barabasi_albert"]),
+        ("preset", "benign", "benign"),
+    ):
+        before = page.text("#summary")
+        page.select(name, words)
+        chosen = altered(chosen, **{name: value})
+        mechanism = chosen.view.mechanism
+        chosen = altered(chosen, payment_limit=1.0 if mechanism == "budget_limited" else None)
+        if name == "preset":  # the levers stay where they are
+            chosen = altered(chosen, hop_decay=0.9)
+        require_shown(page, world, chosen)
+        assert page.text("#summary") != before or name == "against"
+        assert page.page.is_visible("#lever-payment_limit") == (mechanism == "budget_limited")
+        assert page.page.is_visible("#lever-fixed_budget") == (mechanism == "dp_fedavg")
+        assert page.page.is_visible("#lever-against") == (chosen.game.participation == "rational")
+
+
+def test_options_of_one_mechanism_move_it(page, world):
+    page.link("?client=3&mechanism=budget_limited")
+    page.enter("payment_limit", "5")
+    require_shown(page, world, choose(client="3", mechanism="budget_limited", payment_limit=5.0))
+    page.link("?client=3&mechanism=dp_fedavg")
+    page.select("fixed_budget", "the mean")
+    require_shown(page, world, choose(client="3", mechanism="dp_fedavg", fixed_budget="mean"))
+
+
+def test_one_button_takes_over_the_constants_of_the_costs(page, world):
+    page.link("?client=3&preset=benign&externality_strength=0.2&max_hops=3")
+    with page.change():
+        page.page.click("#constants")
+    require_shown(page, world, choose(client="3", preset="benign"))
+
+
+@pytest.mark.parametrize("colour", ["own_risk", "external_risk", "utility"])
+def test_colours_say_what_the_legend_says(page, world, colour):
+    page.link("?client=3&round_shown=5")
+    before = page.drawn("cy.nodes().map((each) => each.data('paint'))")
+    page.tick("colour", colour)
+    require_shown(page, world, choose(client="3", round_shown=5, colour=colour))
+    assert page.drawn("cy.nodes().map((each) => each.data('paint'))") != before
+
+
 # ---- figures -----------------------------------------------------------------------------------------------------
 
 
-def test_the_rounds_follow_the_levers(page, world):
-    page.link("?clients=20&client=3&tab=rounds")
-    before = page.figure("reward-rate")["traces"][0]["y"]
+def test_the_rounds_are_six_charts_with_units_and_follow_the_levers(page, world):
+    page.link("?num_clients=20&client=3&tab=rounds")
+    figures = {key: page.figure(key) for key in ROUND_CHARTS}
+    assert len(figures) == 6
+    assert all("(" in each["x"] and "(" in each["y"] and each["title"] for each in figures.values())
     page.slide("externality_strength", 0.2)
-    costs = world.scene(Choices(client="3", externality_strength=0.2)).solution.outcome.server_costs
+    costs = world.scene(choose(client="3", externality_strength=0.2)).solution.outcome.server_costs
     drawn = page.until(
         f"""() => {{
           const chart = document.querySelector("#chart-server-cost.js-plotly-plot");
@@ -122,82 +160,103 @@ def test_the_rounds_follow_the_levers(page, world):
         }}"""
     )
     assert drawn == approx(costs)
-    assert page.figure("reward-rate")["traces"][0]["y"] != before
+    assert page.figure("reward-rate")["traces"][0]["y"] != figures["reward-rate"]["traces"][0]["y"]
 
 
-def test_every_chart_has_units_and_a_name_that_can_be_heard_and_the_comparison_is_a_table_too(page, site):
-    page.link("?clients=12&rounds=5&client=3&tab=rounds&run=done/mppfl")
-    figures, names = {}, {}
-    for tab, keys in (("rounds", ROUND_CHARTS), ("run", RUN_CHARTS), ("comparison", COMPARISON_CHARTS)):
-        if tab != "rounds":
-            page.tick("tab", tab)
-        figures |= {key: page.figure(key) for key in keys}
-        assert all("(" in figures[key]["x"] and "(" in figures[key]["y"] for key in keys)
-        titles = [re.sub("<[^>]*>", "", figures[key]["title"]) for key in keys]
-        charts = page.page.locator(f"#panel-{tab}").get_by_role("img")
-        names[tab] = [text for text in charts.evaluate_all("(all) => all.map((each) => each.ariaLabel)") if text]
-        assert all(title and text.startswith(title) for text, title in zip(names[tab], titles, strict=True))
-    accuracy = r"Test accuracy\. accuracy \(% of test data\) against round \(number\): done/mppfl from [\d.]+ to"
-    assert re.search(accuracy, names["run"][0])
-    assert (len(names["rounds"]), len(names["comparison"])) == (6, 5)
-    rows = comparison(site.world, Choices(num_clients=12, num_rounds=5)).rows
+def test_the_comparison_is_a_table_and_five_charts(page, site):
+    page.link("?num_clients=12&num_rounds=5&tab=comparison")
+    figures = {key: page.figure(key) for key in COMPARISON_CHARTS}
+    assert len(figures) == 5
+    assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
+    rows = comparison(site.world, choose(num_clients=12, num_rounds=5)).rows
     shown = page.rows("#comparison-table table")
-    assert [line[:3] for line in shown] == [
-        [row.mechanism.replace("_", " "), row.convention, number(row.server_cost)] for row in rows
-    ]
+    assert [(line[0], line[1]) for line in shown] == [(row.mechanism.replace("_", " "), row.convention) for row in rows]
+    assert [line[2] for line in shown] == [number(row.server_cost) for row in rows]
     assert {line[1] for line in shown} == {"common", "own"}
     bars = {trace["name"]: trace for trace in figures["compared-server-cost"]["traces"]}
     assert bars["own reward"]["x"] == approx([row.server_cost for row in rows if row.convention == "own"])
 
 
+def test_every_chart_has_a_name_that_can_be_heard(page):
+    page.link("?num_clients=12&num_rounds=5&client=3&tab=rounds&runs=done/mppfl")
+    for tab, keys in (("rounds", ROUND_CHARTS), ("comparison", COMPARISON_CHARTS), ("run", RUN_CHARTS)):
+        if tab != "rounds":
+            page.tick("tab", tab)
+        titles = [re.sub("<[^>]*>", "", page.figure(key)["title"]) for key in keys]
+        charts = page.page.locator(f"#panel-{tab}").get_by_role("img")
+        named = [text for text in charts.evaluate_all("(all) => all.map((each) => each.ariaLabel)") if text]
+        assert [text.startswith(title) for text, title in zip(named, titles, strict=True)] == [True] * len(keys)
+    assert re.search(
+        r"Test accuracy\. accuracy \(% of test data\) against round \(number\): done/mppfl from [\d.]+ to", named[0]
+    )
+
+
 # ---- a client -----------------------------------------------------------------------------------------------------
 
 
+def value(text):
+    return float(text.replace("−", "-").replace(",", ""))
+
+
 def test_a_click_on_a_node_chooses_it(page, world):
-    page.link("?clients=30")
+    page.link("?num_clients=30")
     assert page.page.locator("#client-panel h3").count() == 0
     with page.change():
         page.click_node("12")
-    assert page.choices.client == "12"
+    assert page.choices.view.client == "12"
     assert page.page.input_value("#lever-client") == "12"
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["12"]
-    view = client_view(world.scene(Choices(num_clients=30, client="12")), 12)
+    view = client_view(world.scene(choose(num_clients=30, client="12")), 12)
     assert page.facts()["loses through others (ρ)"] == number(view.through_others)
     page.enter("client", "7")
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["7"]
 
 
-def test_who_exposes_a_client_is_listed_and_drawn_over_the_network(page, world):
-    page.link("?clients=30&client=4")
-    view = client_view(world.scene(Choices(num_clients=30, client="4")), 4)
+def test_who_exposes_a_client_adds_up(page, world):
+    page.link("?num_clients=30&client=4")
+    view = client_view(world.scene(choose(num_clients=30, client="4")), 4)
     hops, sources = page.rows("#client-panel table >> nth=0"), page.rows("#client-panel table >> nth=1")
     assert [line[1] for line in hops] == [number(amount) for amount in view.by_hop]
+    assert sum(value(line[1]) for line in hops) == pytest.approx(view.outcome.external_risk, rel=0.01)
     assert [line[:2] for line in sources] == [[row.name, str(row.hop)] for row in view.rows]
-    assert [line[2] for line in sources] == [number(row.amount) for row in view.rows]
-    assert page.text("#client-panel > p").endswith(f"the others add up to {number(view.left_out)}")
+    left = value(page.text("#client-panel > p").rpartition(" ")[2])
+    assert sum(value(line[2]) for line in sources) + left == pytest.approx(view.outcome.external_risk, rel=0.01)
+
+
+def test_the_walks_that_expose_a_client_are_drawn_over_the_network(page, world):
+    page.link("?num_clients=30&client=4")
+    view = client_view(world.scene(choose(num_clients=30, client="4")), 4)
     names = page.drawn("cy.edges('.walk').map((each) => [each.source().data('name'), each.target().data('name')])")
-    steps = {step for walk in view.walks for step in pairwise(walk.clients)}
+    steps = {step for walk in view.walks for step in zip(walk.clients, walk.clients[1:], strict=False)}
     assert {(int(source), int(target)) for source, target in names} == steps
     assert len(names) == len(steps)
     exposing = set(page.drawn("cy.nodes('.source').map((each) => each.data('name'))"))
-    assert exposing == {source.name for source in view.sources}
+    assert exposing == {each.name for each in view.sources}
     page.enter("client", "")
     assert page.drawn("cy.edges('.walk').length + cy.nodes('.chosen, .source').length") == 0
 
 
-def test_what_if_another_moves(page, world):
-    page.link("?clients=30&client=4")
+@pytest.mark.parametrize("event", ["leaves", "doubles"])
+def test_what_if_another_moves(page, world, event):
+    page.link("?num_clients=30&client=4")
     page.enter("other", "9")
-    for event, sign in (("leaves", "−"), ("doubles", "+")):
-        if event != "leaves":
-            page.tick("event", event)
-        change = what_if(world.scene(Choices(num_clients=30, client="4", other="9", event=event)), 4, 9, event)
-        lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
-        for words in ("budget (ρ)", "utility (money)", "external risk (ρ)"):
-            name = words.rpartition(" ")[0].replace(" ", "_")
-            assert lines[words][:2] == [number(getattr(change.before, name)), number(getattr(change.after, name))]
-        assert lines["all: welfare (money)"][1] == number(change.total_after.welfare)
-        assert lines["external risk (ρ)"][2].startswith(sign)
+    if event != "leaves":
+        page.tick("event", event)
+    scene = world.scene(choose(num_clients=30, client="4", other="9", event=event))
+    found = what_if(scene, 4, 9, event)
+    lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
+    for words, name in (
+        ("budget (ρ)", "budget"),
+        ("utility (money)", "utility"),
+        ("external risk (ρ)", "external_risk"),
+    ):
+        assert lines[words][:2] == [number(getattr(found.before, name)), number(getattr(found.after, name))]
+    assert lines["all: welfare (money)"][1] == number(found.total_after.welfare)
+    assert lines["external risk (ρ)"][2].startswith("−" if event == "leaves" else "+")
+
+
+def test_a_client_cannot_be_its_own_other(page):
+    page.link("?num_clients=30&client=4")
     page.page.fill("#lever-other", "4")
     page.page.press("#lever-other", "Enter")
     page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
@@ -207,9 +266,9 @@ def test_what_if_another_moves(page, world):
 
 
 def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
-    page.link("?network=file")
+    page.link(to_link(site.start))
     assert page.text("#summary").startswith("3,000 clients")
-    picture = site.world.picture(Choices(network="file"))
+    picture = site.world.picture(site.start)
     assert picture.is_community
     sizes = page.drawn("cy.nodes().map((each) => each.data('size'))")
     assert sum(sizes) == 3000
@@ -217,17 +276,17 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
     label, community = page.drawn("[cy.nodes()[0].data('name'), cy.nodes()[0].data('community')]")
     with page.change():
         page.click_node(label)
-    assert page.choices.opened == (community,)
+    assert page.choices.view.opened == (community,)
     assert page.drawn("cy.nodes().length") == sizes[0]
     assert page.drawn("cy.nodes().every((each) => each.data('size') === 1)")
     inside = page.drawn("cy.nodes()[3].data('name')")
     with page.change():
         page.click_node(inside)
-    assert page.choices.client == inside
+    assert page.choices.view.client == inside
     assert page.text("#client-panel h3").startswith(f"Client {inside}, round 1")
     with page.change():
         page.page.click("#trail button:has-text('all 3,000 clients')")
-    assert page.choices.opened == ()
+    assert page.choices.view.opened == ()
     assert page.drawn("cy.nodes().length") == len(sizes)
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == [label]
     assert page.page.locator("#trail button").count() == 0
@@ -237,101 +296,133 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
 
 
 def test_finished_runs_lie_over_each_other(page, runs_folder):
-    page.link("?tab=run&run=done/mppfl&run=done/dp_fedavg")
+    page.link("?tab=run&runs=done/mppfl&runs=done/dp_fedavg")
     page.page.wait_for_selector("#run-status li >> nth=1")
     assert page.page.locator("#run-status li").all_inner_texts() == [
         "done/mppfl: mppfl, finished, 4 rounds",
         "done/dp_fedavg: dp_fedavg, finished, 4 rounds",
     ]
-    curves, state = page.figure("accuracy")["traces"], RunReader(runs_folder).read("done/mppfl")
-    assert [trace["name"] for trace in curves] == ["done/mppfl", "done/dp_fedavg"]
-    assert curves[0]["y"] == approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
+    figures = {key: page.figure(key) for key in RUN_CHARTS}
+    assert all("(" in each["x"] and "(" in each["y"] for each in figures.values())
+    assert [trace["name"] for trace in figures["accuracy"]["traces"]] == ["done/mppfl", "done/dp_fedavg"]
+    state = RunReader(runs_folder).read("done/mppfl")
+    assert figures["accuracy"]["traces"][0]["y"] == pytest.approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
     shown = page.rows("#ledger table >> nth=0")
     assert [line[:3] for line in shown] == [row[:3] for row in ledger_rows(state)]
     assert "Simulation" in page.text("#run-status")
     page.tick("runs", "done/dp_fedavg")
     page.until("() => document.querySelectorAll('#run-status li').length === 1")
-    assert page.choices.runs == ("done/mppfl",)
+    assert page.choices.view.runs == ("done/mppfl",)
 
 
 def test_the_tab_shows_its_runs_whenever_and_wherever_it_is_opened(page, new_page):
-    page.link("?tab=run&run=done/mppfl")
+    page.link("?tab=run&runs=done/mppfl")
     page.page.wait_for_selector("#run-status li")
     other = new_page()
-    other.open("?clients=20&run=done/mppfl")
+    other.open("?num_clients=20&runs=done/mppfl")
     other.tick("tab", "run")
     other.page.wait_for_selector("#run-status li", timeout=5000)
     assert other.page.locator("#ledger table").count() == 1
 
 
 def test_a_training_is_followed_while_it_runs(page, runs_folder, command):
-    page.link("?tab=run&run=done/mppfl")
+    page.link("?tab=run&runs=done/mppfl")
     settings = ("game.num_rounds=400", 'mechanisms=["mppfl"]', "output.checkpoint_every=1", "training.local_epochs=1")
-    options = [part for setting in settings for part in ("--set", setting)]
-    # Rounds done, points of the curve and ρ spent by the first client of the ledger, once all are more than before.
-    standing = r"""() => {
-      const live = (selector) => [...document.querySelectorAll(selector)].find(
-        (each) => (each.caption || each).innerText.includes("live/mppfl"));
-      const said = live("#run-status li"), account = live("#ledger table");
-      const curve = document.querySelector("#chart-accuracy.js-plotly-plot");
-      const line = curve && curve.data && curve.data.find(({name}) => name === "live/mppfl");
-      const round = said && /round (\d+) of 400/.exec(said.innerText);
-      if (!round || !line || !account) return null;
-      const now = [Number(round[1]), line.y.length, Number(account.tBodies[0].rows[0].cells[1].innerText)];
-      return now.every((each, index) => each > BEFORE[index]) ? now : null;
-    }"""
-    line = [command, "train", "examples/demo.toml", *options, "--output", runs_folder / "live"]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
-        try:
-            page.page.wait_for_selector('#lever-runs input[value="live/mppfl"]')
-            page.tick("runs", "live/mppfl")
-            page.page.wait_for_selector("#run-status li:has-text('live/mppfl')")
-            first = page.until(standing.replace("BEFORE", "[0, 0, 0]"))
-            second = page.until(standing.replace("BEFORE", str(first)))
-            assert second > first  # the curve, the account and what is said of them go on, without a click
-        finally:
-            training.kill()
+    options = [part for each in settings for part in ("--set", each)]
+    log = (runs_folder.parent / "train.txt").open("wb")
+    training = subprocess.Popen(
+        [command, "train", "examples/demo.toml", *options, "--output", runs_folder / "live"], stdout=log, stderr=log
+    )
+    try:
+        page.page.wait_for_selector('#lever-runs input[value="live/mppfl"]')
+        page.tick("runs", "live/mppfl")
+        page.page.wait_for_selector("#run-status li:has-text('live/mppfl')")
+        seen = []
+        for _ in range(2):  # the curve, the account and what is said of them go on, without a click
+            seen.append(_standing(page, more_than=seen[-1] if seen else (0, 0, 0.0)))
+        assert seen[1] > seen[0]
+    finally:
+        training.kill()
+        training.wait(10)
+        log.close()
 
 
-def test_the_experiment_file_is_that_of_the_choices(page):
-    page.link("?clients=15&alpha=0.1&hops=3&rounds=7&round=7&leader=anticipating&most=1.5&seed=4")
+def _standing(page, more_than):
+    """Rounds done, points of the curve and ρ spent by the first client of the ledger, once all are `more_than` that."""
+    found = page.until(
+        f"""() => {{
+          const live = (selector) => [...document.querySelectorAll(selector)].find(
+            (each) => (each.caption || each).innerText.includes("live/mppfl"));
+          const said = live("#run-status li"), account = live("#ledger table");
+          const curve = document.querySelector("#chart-accuracy.js-plotly-plot");
+          const line = curve && curve.data && curve.data.find(({{name}}) => name === "live/mppfl");
+          const round = said && /round (\\d+) of 400/.exec(said.innerText);
+          if (!round || !line || !account) return null;
+          const now = [Number(round[1]), line.y.length, Number(account.tBodies[0].rows[0].cells[1].innerText)];
+          return now.every((each, at) => each > {list(more_than)}[at]) ? now : null;
+        }}"""
+    )
+    assert re.fullmatch(r"[\d.]+", str(found[2]))
+    return tuple(found)
+
+
+def test_the_experiment_file_makes_the_same_game_on_the_command_line(page, world, mppfl, tmp_path):
+    page.link(
+        "?num_clients=15&externality_strength=0.1&max_hops=3&num_rounds=7&round_shown=7&mechanism=mppfl_exact"
+        "&budget_max=1.5&seed=4"
+    )
     with page.page.expect_download() as loading:
         page.page.click("a.button:has-text('TOML')")
     assert loading.value.suggested_filename == "mppfl-experiment.toml"
-    assert loading.value.path().read_text(encoding="utf-8") == to_toml(page.choices)
+    loading.value.save_as(tmp_path / "mine.toml")
+    scene = world.scene(page.choices)
+    again = mppfl("solve", "--experiment", tmp_path / "mine.toml", "--json").json
+    assert [each["server_cost"] for each in again["rounds"]] == approx(scene.solution.outcome.server_costs, rel=1e-12)
+    assert list(again["rounds"][6]["budgets"].values()) == approx(scene.budgets, rel=1e-12)
 
 
 # ---- links -------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_brings_everything_back_and_can_be_copied(page, new_page, address):
-    page.link("?clients=25&client=4&other=9&event=doubles&alpha=0.1&colour=utility&round=3&leader=pigouvian&rounds=9")
+def test_a_link_brings_everything_back(page, new_page):
+    page.link(
+        "?num_clients=25&client=4&other=9&event=doubles&externality_strength=0.1&colour=utility&round_shown=3"
+        "&mechanism=pigouvian&num_rounds=9"
+    )
     chosen, said, facts, moved = page.choices, page.text("#summary"), page.facts(), page.rows("#what-if table")
-    other = new_page(permissions=["clipboard-read", "clipboard-write"])
-    other.open(to_query(chosen))
+    other = new_page()
+    other.open(to_link(chosen))
     assert other.choices == chosen
     assert (other.text("#summary"), other.facts(), other.rows("#what-if table")) == (said, facts, moved)
     assert other.page.input_value("#lever-externality_strength") == "0.1"
     assert other.page.is_checked('#lever-colour input[value="utility"]')
-    other.slide("max_hops", 3)
-    other.page.click("#copy")
-    other.page.wait_for_selector("#copy:has-text('Copied')")
-    copied = other.page.evaluate("navigator.clipboard.readText()")
-    assert copied == address + to_query(replace(chosen, max_hops=3))
+
+
+def test_the_link_can_be_copied(new_page, address):
+    page = new_page(permissions=["clipboard-read", "clipboard-write"])
+    page.open("?num_clients=21")
+    page.slide("max_hops", 3)
+    page.page.click("#copy")
+    page.page.wait_for_selector("#copy:has-text('Copied')")
+    assert page.page.evaluate("navigator.clipboard.readText()") == f"{address}?num_clients=21&max_hops=3"
 
 
 def test_a_wrong_link_is_told_in_one_line_and_the_page_works(new_page):
     page = new_page()
-    page.open("?clients=many")
+    page.open("?num_clients=many")
     said = page.text("#alert")
     assert "clients='many' in the link must be a whole number" in said
     assert "\n" not in said
     page.page.click("#lever-network")
     page.page.keyboard.press("Escape")
     page.tick("colour", "utility")
-    assert page.choices.colour == "utility"
-    page.open("?network=upload-0123456789abcdef&alpha=0.1")  # of a server that is gone
-    assert page.text("#alert") == "network='upload-0123456789abcdef' must be one of random, file, run."
+    assert page.choices.view.colour == "utility"
+
+
+def test_a_link_to_a_network_that_is_gone_says_so(new_page):
+    page = new_page()
+    page.open("?graph=upload-0123456789abcdef&externality_strength=0.1")
+    assert page.text("#alert").startswith("graph='upload-0123456789abcdef' is not here (any more).")
     assert page.text("button#lever-network") != ""
 
 
@@ -350,32 +441,34 @@ def test_what_cannot_be_is_told_and_the_next_move_mends_it(page):
 
 def test_everything_is_reached_from_the_keyboard(new_page):
     page = new_page()
-    page.open("?clients=20")
+    page.open("?num_clients=20")
     reached = []
     for _ in range(60):
         page.page.keyboard.press("Tab")
         reached.append(
-            page.page.evaluate("(({id, className, type}) => id || className || type)(document.activeElement)")
+            page.page.evaluate(
+                "document.activeElement.id || document.activeElement.className || document.activeElement.type"
+            )
         )
-    for name in (
-        "skip", "copy", "theme-button", "lever-network", "lever-family", "lever-num_clients", "lever-preset",
-        "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-clients_are", "lever-leader",
+    for wanted in (
+        "skip", "copy", "theme-button", "lever-graph", "lever-family", "lever-num_clients", "lever-preset",
+        "lever-externality_strength", "lever-max_hops", "lever-num_rounds", "lever-mechanism",
         "lever-budget_min", "lever-participation", "lever-round_shown", "graph-frame", "lever-client", "lever-other",
     ):  # fmt: skip
-        assert any(name in element for element in reached), name
+        assert any(wanted in each for each in reached), wanted
     page.page.focus("#lever-max_hops")
     with page.change():
         page.page.keyboard.press("ArrowLeft")
-    assert page.choices.max_hops == 4
-    page.page.focus("#lever-leader")
+    assert page.choices.game.max_hops == 4
+    page.page.focus("#lever-mechanism")
     page.page.keyboard.press("Enter")
     focused = "() => document.activeElement.closest('.dash-dropdown-content label')?.innerText.includes('{}')"
-    page.until(focused.format("mean field"))
+    page.until(focused.format("MPPFL"))
     page.page.keyboard.press("ArrowDown")
-    page.until(focused.format("foresees"))
+    page.until(focused.format("exact leader"))
     with page.change():
         page.page.keyboard.press("Enter")
-    assert page.choices.leader == "anticipating"
+    assert page.choices.view.mechanism == "mppfl_exact"
     page.page.focus(".graph-frame")
     before = page.drawn("[cy.zoom(), cy.pan().x]")
     page.page.keyboard.press("+")
@@ -386,14 +479,14 @@ def test_everything_is_reached_from_the_keyboard(new_page):
     page.page.focus('#lever-tab input[value="network"]')
     with page.change():
         page.page.keyboard.press("ArrowRight")
-    assert page.choices.tab == "rounds"
+    assert page.choices.view.tab == "rounds"
     assert page.page.is_visible("#panel-rounds")
     assert not page.page.is_visible("#panel-network")
 
 
 def test_the_theme_is_the_systems_until_chosen_and_then_stays(new_page):
     page = new_page(color_scheme="dark")
-    page.open("?clients=20")
+    page.open("?num_clients=20")
     theme = "document.documentElement.dataset.theme"
     assert page.page.evaluate(theme) == "dark"
     dark = page.drawn("cy.nodes()[0].data('paint')")
@@ -413,36 +506,33 @@ STICKS_OUT = """() => [...document.querySelectorAll("#page *")].filter((each) =>
 }).map((each) => each.tagName + "#" + each.id + "." + each.className)"""
 
 
-def tabs(page):
-    """Opens one tab after the other, each with its charts drawn."""
-    yield "network"
-    for tab in ("rounds", "comparison", "run"):
-        page.tick("tab", tab)
-        page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
-        yield tab
-
-
 def test_nothing_sticks_out_of_a_phone(new_page):
     page = new_page(width=390, height=844, has_touch=True, is_mobile=True)
-    page.open("?clients=20&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
+    page.open("?num_clients=20&client=3&other=5&runs=done/mppfl&runs=done/dp_fedavg")
     page.slide("max_hops", 2)
-    page.select("clients_are", "answer as if alone")
-    assert page.choices.mechanism == "social_agnostic"
-    for tab in tabs(page):
-        assert page.page.evaluate("document.documentElement.scrollWidth") <= 390, tab
+    page.select("mechanism", "Social-agnostic")
+    assert page.choices.view.mechanism == "social_agnostic"
+    for tab in ("network", "rounds", "comparison", "run"):
+        if tab != "network":
+            page.tick("tab", tab)
+            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.page.evaluate(STICKS_OUT) == []
 
 
 def test_axe_finds_nothing_serious(new_page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = new_page(color_scheme="light", bypass_csp=True)  # the page itself would not let axe in
-    page.open("?clients=20&rounds=5&client=3&other=5&run=done/mppfl&run=done/dp_fedavg")
-    for tab in tabs(page):
+    page.open("?num_clients=20&num_rounds=5&client=3&other=5&runs=done/mppfl&runs=done/dp_fedavg")
+    for tab in ("network", "rounds", "comparison", "run"):
+        if tab != "network":
+            page.tick("tab", tab)
+            page.page.wait_for_selector(f"#panel-{tab} .js-plotly-plot .xtitle")
         for theme in ("light", "dark"):
             if page.page.evaluate("document.documentElement.dataset.theme") != theme:
                 with page.change():
                     page.page.click("#theme-button")
             only = {} if theme == "light" else {"runOnly": ["color-contrast"]}  # all that a theme changes
-            violations = axe.run(page.page, options=only).response["violations"]
-            serious = [fault for fault in violations if fault["impact"] in ("serious", "critical")]
-            assert [(tab, theme, fault["id"], fault["nodes"][0]["html"]) for fault in serious] == []
+            found = axe.run(page.page, options=only).response["violations"]
+            serious = [each for each in found if each["impact"] in ("serious", "critical")]
+            assert [(tab, theme, each["id"], each["nodes"][0]["html"]) for each in serious] == []

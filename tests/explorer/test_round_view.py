@@ -1,142 +1,195 @@
 """Charts of a solved game show the solution's own figures, for twenty clients as for many; mechanisms compared."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mppfl.charts import to_plotly
 from mppfl.errors import BadInput
-from mppfl.explorer import (
-    COMPARISON_CHARTS,
-    LEFT_OUT,
-    ROUND_CHARTS,
-    Choices,
-    World,
-    comparison,
-    comparison_charts,
-    round_charts,
-)
-from mppfl.game import COMPARED, compare
+from mppfl.explorer import LEFT_OUT, ROUND_CHARTS, World, comparison, comparison_charts, round_charts
+from mppfl.game import COMPARED, AlongLine, compare
 from mppfl.network import graph_from_edges
+from mppfl.spec import GameSpec
+from tests.explorer.chosen import altered, choose
 from tests.homes import home
 
 ROUNDS = 8
-SMALL = Choices(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
+SMALL = choose(num_clients=6, num_rounds=3, fixed_budget="mean", seed=2)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World()
 
 
 @pytest.fixture(scope="module")
 def scene(world):
-    return world.scene(Choices(num_clients=20, num_rounds=ROUNDS, round_shown=3, client="7"))
+    return world.scene(choose(num_clients=20, num_rounds=ROUNDS, round_shown=3, client="7"))
 
 
-def charts_of(scene):
-    return {chart.key: chart for chart in round_charts(scene)}
+def chart_of(scene, key):
+    (chart,) = (each for each in round_charts(scene) if each.key == key)
+    return chart
 
 
 def line(chart, name):
-    (curve,) = (curve for curve in chart.lines if curve.name.startswith(name))
-    return curve
+    (found,) = (each for each in chart.lines if each.name.startswith(name))
+    return found
 
 
-def ring(size):
-    clients = np.arange(size)
-    return World(graph=graph_from_edges(clients, np.roll(clients, 1)))
-
-
-def test_every_chart_of_a_scene_shows_its_own_figures_and_can_be_drawn(scene):
-    plan, outcome, charts = scene.solution.plan, scene.solution.outcome, charts_of(scene)
-    assert tuple(charts) == ROUND_CHARTS
-    for chart in charts.values():
+def test_every_chart_of_a_scene_has_its_own_key_and_can_be_drawn(scene):
+    charts = round_charts(scene)
+    assert tuple(chart.key for chart in charts) == ROUND_CHARTS
+    for chart in charts:
         assert not chart.is_empty
         assert len(chart.title) <= 45  # fits on a phone
         assert to_plotly(chart, True)["data"]
-    costs, matrix = charts["server-cost"], plan.to_matrix()
-    parts = line(costs, "τ·accuracy").y + line(costs, "(1−τ)·payments").y
-    assert parts == pytest.approx(line(costs, "server cost").y)
-    assert parts == pytest.approx(outcome.server_costs)
-    assert costs.marked == 3
-    assert charts["reward-rate"].lines[0].y == pytest.approx(plan.reward_rates)
-    gone = line(charts["welfare"], "clients and server").y - outcome.welfare
-    assert gone == pytest.approx(-2 * outcome.server_costs)  # τ = 1/2
-    budgets = charts["budgets-by-round"]
-    assert line(budgets, "median").y == pytest.approx(np.median(matrix, axis=1))
-    assert line(budgets, "median").low == pytest.approx(np.quantile(matrix, 0.1, axis=1))
-    assert line(budgets, "client 7").y == pytest.approx(matrix[:, 7])
-    assert budgets.note == ""
-    clients, chosen = charts["utility-by-risk"].points
-    assert clients.labels == scene.names
-    assert clients.x == pytest.approx(scene.external)
-    assert clients.y == pytest.approx(scene.utilities)
-    assert chosen.labels == ("7",)
-    unknown = replace(scene, choices=replace(scene.choices, client="nobody"))
-    assert len(charts_of(unknown)["budgets-by-round"].lines) == 1
+
+
+def test_the_server_cost_is_the_sum_of_its_parts(scene):
+    chart = chart_of(scene, "server-cost")
+    parts = line(chart, "τ·accuracy").y + line(chart, "(1−τ)·payments").y
+    assert parts == pytest.approx(line(chart, "server cost").y)
+    assert line(chart, "server cost").y == pytest.approx(scene.solution.outcome.server_costs)
+    assert chart.marked == 3
+    assert chart_of(scene, "reward-rate").lines[0].y == pytest.approx(scene.solution.plan.reward_rates)
+    both = chart_of(scene, "welfare")
+    gone = line(both, "clients and server").y - scene.solution.outcome.welfare
+    assert gone == pytest.approx(-2 * scene.solution.outcome.server_costs)  # τ = 1/2
+
+
+def test_budgets_by_round_are_those_of_the_plan(scene):
+    chart = chart_of(scene, "budgets-by-round")
+    matrix = scene.solution.plan.to_matrix()
+    median = line(chart, "median")
+    assert median.y == pytest.approx(np.median(matrix, axis=1))
+    assert median.low == pytest.approx(np.quantile(matrix, 0.1, axis=1))
+    assert line(chart, "client 7").y == pytest.approx(matrix[:, 7])
+    assert chart.note == ""
+    unknown = replace(scene, choices=altered(scene.choices, client="nobody"))
+    assert len(chart_of(unknown, "budgets-by-round").lines) == 1
 
 
 def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
-    few = charts_of(scene)["budgets-sorted"]
+    few = chart_of(scene, "budgets-sorted")
     assert len(few.labels) == 20
     assert "▸ 7" in few.labels
-    assert few.bars[0].values.tolist() == sorted(scene.budgets, reverse=True)
+    assert (np.diff(few.bars[0].values) <= 0).all()
+    assert sorted(few.bars[0].values) == pytest.approx(sorted(scene.budgets))
     assert few.x.name == "budget"
-    many = charts_of(world.scene(Choices(num_clients=61, num_rounds=2, client="5")))["budgets-sorted"]
+    many = chart_of(world.scene(choose(num_clients=61, num_rounds=2, client="5")), "budgets-sorted")
     assert not many.bars
     curve, chosen = many.lines
     assert curve.y[int(chosen.x[0]) - 1] == chosen.y[0]
     assert many.y.name == "budget"
 
 
+def test_points_are_clients_with_their_names(scene):
+    clients, chosen = chart_of(scene, "utility-by-risk").points
+    assert clients.labels == scene.names
+    assert clients.x == pytest.approx(scene.external)
+    assert clients.y == pytest.approx(scene.utilities)
+    assert chosen.labels == ("7",)
+
+
+def of_many(size, client):
+    """What the charts ask of a scene, for more clients than a test could solve for."""
+    rng = np.random.default_rng(1)
+    budgets = AlongLine(rng.uniform(0.5, 1.5, size), np.zeros(size))
+    rounds = np.arange(1, 5)
+    plan = SimpleNamespace(
+        num_clients=size, reward_rates=4.0 / rounds, rounds=rounds, budgets=budgets, prices=None, __len__=None
+    )
+    plan = type("Plan", (), {**vars(plan), "__len__": lambda self: 4})()
+    graph = SimpleNamespace(index=int)
+    outcome = SimpleNamespace(
+        **dict.fromkeys(("reward_rates", "server_costs", "accuracy_terms", "payments"), 4.0 / rounds),
+        **dict.fromkeys(("welfare", "total_welfare"), 4.0 / rounds),
+    )
+    game = SimpleNamespace(graph=graph, accuracy_weight=0.5)
+    return SimpleNamespace(
+        choices=SimpleNamespace(view=SimpleNamespace(client=client)),
+        solution=SimpleNamespace(plan=plan, game=game, outcome=outcome),
+        round_index=1,
+        budgets=budgets.at(0, 4.0),
+        external=rng.uniform(size=size),
+        utilities=rng.uniform(size=size),
+        names=tuple(map(str, range(size))),
+    )
+
+
 def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
-    scene = ring(25_000).scene(Choices(network="file", num_rounds=4, client="24999", max_hops=1))
-    matrix, charts, again = scene.solution.plan.to_matrix(), charts_of(scene), charts_of(scene)
-    budgets, points, sorted_ = (charts[key] for key in ("budgets-by-round", "utility-by-risk", "budgets-sorted"))
-    assert "2,000 clients drawn from 25,000" in budgets.note
-    # The median of 2,000 of them is among the middle tenth of all except with a chance of one in a hundred thousand.
-    low, high = np.quantile(matrix, [0.45, 0.55], axis=1)
-    assert (low < line(budgets, "median").y).all()
-    assert (line(budgets, "median").y < high).all()
-    assert line(budgets, "client 24999").y.tolist() == matrix[:, -1].tolist()
-    assert again["budgets-by-round"].lines[0].y == pytest.approx(budgets.lines[0].y, abs=0)  # the same sample
+    many = of_many(50_000, "49999")
+    chart = chart_of(many, "budgets-by-round")
+    assert "2,000 clients drawn from 50,000" in chart.note
+    # The median of 2,000 of them is within 0.05 of 1 except with a chance below one in a billion.
+    assert line(chart, "median").y == pytest.approx(4 / np.arange(1, 5), rel=0.05)
+    assert line(chart, "client 49999").y[0] == many.budgets[-1]
+    assert chart_of(many, "budgets-by-round").lines[0].y == pytest.approx(chart.lines[0].y, abs=0)  # the same sample
+    points = chart_of(many, "utility-by-risk")
     assert len(points.points[0].labels) == 2000
-    assert "2,000 clients drawn from 25,000" in points.note
-    assert len(sorted_.lines[0].x) == 25_000
+    assert "2,000 clients drawn from 50,000" in points.note
+    sorted_ = chart_of(many, "budgets-sorted")
+    assert len(sorted_.lines[0].x) == 50_000
     assert len(to_plotly(sorted_, False)["data"][0]["x"]) <= 2000
 
 
 def test_mechanisms_stand_side_by_side_under_both_rewards(world):
-    compared = comparison(world, Choices(num_clients=20, num_rounds=ROUNDS))
-    drawn = {chart.key: chart for chart in comparison_charts(compared)}
-    assert tuple(drawn) == COMPARISON_CHARTS
-    cost, anarchy, below = (drawn[f"compared-{name}"] for name in ("server-cost", "anarchy", "negative-utility"))
+    found = comparison(world, choose(num_clients=20, num_rounds=ROUNDS))
+    drawn = {chart.key: chart for chart in comparison_charts(found)}
+    assert list(drawn) == [
+        "compared-server-cost",
+        "compared-welfare",
+        "compared-budgets",
+        "compared-anarchy",
+        "compared-negative-utility",
+    ]
+    cost, anarchy = drawn["compared-server-cost"], drawn["compared-anarchy"]
     assert [group.name for group in cost.bars] == ["common reward", "own reward"]
     assert cost.labels[:2] == ("mppfl", "mppfl exact")
-    (row,) = (row for row in compared.rows if row.mechanism == "dp_fedavg" and row.convention == "common")
+    (row,) = (row for row in found.rows if row.mechanism == "dp_fedavg" and row.convention == "common")
     assert cost.bars[0].values[cost.labels.index("dp fedavg")] == pytest.approx(row.server_cost)
+    below = drawn["compared-negative-utility"]
     assert below.bars[0].values[below.labels.index("dp fedavg")] == pytest.approx(100 * row.negative_utility)
     assert np.isnan(anarchy.bars[0].values[anarchy.labels.index("personalised")])
     assert anarchy.note
 
 
-def test_compared_rows_are_those_of_the_library_and_of_the_scene_shown(world, monkeypatch):
-    compared = comparison(world, SMALL)
-    for mine, theirs in zip(
-        compared.rows, compare(world.game(SMALL), num_rounds=3, fixed_budget="mean", seed=2), strict=True
-    ):
+def test_compared_rows_are_those_of_the_library(world):
+    found = comparison(world, SMALL)
+    rows = compare(world.game(SMALL.game), num_rounds=3, fixed_budget="mean", seed=2)
+    for mine, theirs in zip(found.rows, rows, strict=True):
         assert (mine.mechanism, mine.convention) == (theirs.mechanism, theirs.convention)
         assert (mine.server_cost, mine.welfare) == (theirs.server_cost, theirs.welfare)
-    assert [row.mechanism for row in compared.under("own")] == list(COMPARED)
-    assert (compared.num_rounds, compared.notes) == (3, ())
-    for changed in ({}, {"clients_are": "random"}, {"leader": "pigouvian"}):
-        chosen = replace(SMALL, **changed)
-        (row,) = [row for row in comparison(world, chosen).under("own") if row.mechanism == chosen.mechanism]
+    assert [row.mechanism for row in found.under("own")] == list(COMPARED)
+    assert found.num_rounds == 3
+
+
+def test_the_row_of_the_mechanism_shown_agrees_with_its_scene(world):
+    for changed in ({}, {"mechanism": "random"}, {"mechanism": "pigouvian"}):
+        chosen = altered(SMALL, **changed)
+        (row,) = [each for each in comparison(world, chosen).under("own") if each.mechanism == chosen.view.mechanism]
         assert row.server_cost == pytest.approx(world.scene(chosen).solution.outcome.server_costs.sum(), rel=1e-12)
-    # That everybody takes part is said where the page lets them stay out.
-    assert comparison(world, replace(SMALL, participation="if_non_negative")).notes == (LEFT_OUT,)
-    # A comparison is kept, whichever mechanism and round is shown.
+
+
+def test_a_comparison_is_kept_whichever_mechanism_and_round_is_shown(world, monkeypatch):
+    found = comparison(world, SMALL)
     monkeypatch.setattr(home(comparison), "compare", None)
-    assert comparison(world, replace(SMALL, clients_are="dp_fedavg", round_shown=3, tab="comparison")) is compared
+    assert comparison(world, altered(SMALL, mechanism="dp_fedavg", round_shown=3, tab="comparison")) is found
+
+
+def test_that_everybody_takes_part_is_said_where_the_page_lets_them_stay_out(world):
+    assert comparison(world, SMALL).notes == ()
+    assert comparison(world, altered(SMALL, participation="rational")).notes == (LEFT_OUT,)
 
 
 def test_a_comparison_on_a_large_network_is_refused():
+    ring = np.arange(10_001)
     with pytest.raises(BadInput, match="on 10,001 clients takes minutes"):
-        comparison(ring(10_001), Choices(network="file"))
+        comparison(
+            World(given=GameSpec(graph="g.csv"), graph=graph_from_edges(ring, np.roll(ring, 1))), choose(graph="g.csv")
+        )

@@ -1,7 +1,8 @@
 """The server: who may ask, which files it gives, and what the command that starts it says."""
 
+from __future__ import annotations
+
 import csv
-import importlib.util
 import io
 import json
 import re
@@ -10,17 +11,17 @@ import subprocess
 import tomllib
 import urllib.error
 import urllib.request
-from types import SimpleNamespace
 
 import pytest
+from pytest import approx
 
 from mppfl import explorer
 from mppfl.errors import BadInput
 from mppfl.explorer import COOKIE, AccessControl, Site, World, access_for, address_of, cookie_for, make_app
+from tests.explorer.chosen import choose
 
 TOKEN = "0123456789abcdefghij"
 PLACES = ("/", "/assets/explorer.js", "/_dash-layout", "/_dash-dependencies", "/download/data.csv", "/favicon.ico")
-OTHER_PAGES = ("http://evil.example", "null", "http://[::1", "http://127.0.0.1:9", "http://localhost.evil.example")
 
 
 def visitor(access=None, site=None, **options):
@@ -34,6 +35,12 @@ def here():
     return visitor()
 
 
+@pytest.fixture
+def anybody():
+    """A visitor of a page that is served to others; brings nothing so far."""
+    return visitor(AccessControl("0.0.0.0", TOKEN))
+
+
 def in_one_line(answer):
     text = answer.get_data(as_text=True)
     assert text.endswith("\n")
@@ -41,23 +48,27 @@ def in_one_line(answer):
     return text
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8050", "localhost:8050", "[::1]:8050"])
+def test_the_page_answers_to_the_names_of_this_machine(here, host):
+    assert here.get("/", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_name_that_leads_here_from_elsewhere_is_refused(here, place):
+    answer = here.get(place, headers={"Host": "evil.example"})
+    assert answer.status_code == 403
+    assert "127.0.0.1 only" in in_one_line(answer)
+
+
 @pytest.mark.parametrize(
-    ("host", "origin", "refusal"),
-    [
-        *((host, None, "") for host in ("127.0.0.1", "127.0.0.1:8050", "localhost:8050", "[::1]:8050")),
-        ("127.0.0.1:8050", "http://127.0.0.1:8050", ""),
-        ("evil.example", None, "This page is served as 127.0.0.1 only, not as 'evil.example'.\n"),
-        *(("127.0.0.1:8050", origin, "Another page may not ask on your behalf.\n") for origin in OTHER_PAGES),
-    ],
+    "origin", ["http://evil.example", "null", "http://[::1", "http://127.0.0.1:9", "http://localhost.evil.example"]
 )
-def test_the_page_answers_to_the_names_of_this_machine_and_to_itself(here, host, origin, refusal):
-    headers = {"Host": host} if origin is None else {"Host": host, "Origin": origin}
-    for place in PLACES:
-        with here.get(place, headers=headers) as answer:
-            assert answer.status_code == (403 if refusal else 200)
-            assert not refusal or in_one_line(answer) == refusal
-    if refusal:
-        assert in_one_line(here.post("/_dash-update-component", json={}, headers=headers)) == refusal
+def test_another_page_may_not_ask(here, origin):
+    answer = here.post("/_dash-update-component", json={}, headers={"Host": "127.0.0.1:8050", "Origin": origin})
+    assert answer.status_code == 403
+    assert in_one_line(answer) == "Another page may not ask on your behalf.\n"
+    own = {"Host": "127.0.0.1:8050", "Origin": "http://127.0.0.1:8050"}
+    assert here.get("/_dash-layout", headers=own).status_code == 200
 
 
 @pytest.mark.parametrize("place", [*PLACES, "/nowhere", "/_dash-update-component", "/download/nothing.csv"])
@@ -86,25 +97,26 @@ def test_a_host_that_is_none_is_refused(here, host):
 # ---- served to others --------------------------------------------------------------------------------------------
 
 
-def test_others_need_the_token_which_moves_from_the_address_into_a_cookie():
-    guest = visitor(AccessControl("0.0.0.0", TOKEN))
+@pytest.mark.parametrize("place", PLACES)
+def test_without_the_token_there_is_nothing_to_see(anybody, place):
+    assert anybody.get(place).status_code == 403
+    assert anybody.get(f"{place}?token=wrong-wrong-wrong-wrong").status_code == 403
+    assert anybody.post("/_dash-update-component", json={}).status_code == 403
+    answer = anybody.get(place, headers={"Cookie": f"{COOKIE}={TOKEN[:-1]}"})
+    assert answer.status_code == 403
+    assert TOKEN not in in_one_line(answer)
+
+
+def test_the_token_moves_from_the_address_into_a_cookie(anybody):
+    answer = anybody.get(f"/?alpha=0.1&token={TOKEN}&run=a&run=b")
+    assert answer.status_code == 302
+    assert answer.headers["Location"] == "/?alpha=0.1&run=a&run=b"
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith(f"{COOKIE}={TOKEN};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
     for place in PLACES:
-        assert guest.get(place).status_code == 403
-        assert guest.get(f"{place}?token=wrong-wrong-wrong-wrong").status_code == 403
-        answer = guest.get(place, headers={"Cookie": f"{COOKIE}={TOKEN[:-1]}"})
-        assert answer.status_code == 403
-        assert TOKEN not in in_one_line(answer)
-    assert guest.post("/_dash-update-component", json={}).status_code == 403
-    answer = guest.get(f"//evil.example/?token={TOKEN}")  # the way back leads nowhere else
-    assert not answer.headers.get("Location", "/").startswith(("//", "http"))
-    guest = visitor(AccessControl("0.0.0.0", TOKEN))
-    answer = guest.get(f"/?alpha=0.1&token={TOKEN}&run=a&run=b")
-    assert (answer.status_code, answer.headers["Location"]) == (302, "/?alpha=0.1&run=a&run=b")
-    cookie, *rules = answer.headers["Set-Cookie"].split("; ")
-    assert cookie == f"{COOKIE}={TOKEN}"
-    assert {"HttpOnly", "SameSite=Strict"} <= set(rules)
-    for place in PLACES:
-        with guest.get(place) as seen:
+        with anybody.get(place) as seen:
             assert seen.status_code == 200
 
 
@@ -120,8 +132,14 @@ def test_two_explorers_on_one_host_do_not_take_each_others_cookies():
     assert [cookie_for(host) for host in ("a", "[::1]", "[::1]:80")] == [COOKIE, COOKIE, f"{COOKIE}-80"]
 
 
+def test_the_way_back_from_the_token_leads_nowhere_else(anybody):
+    answer = anybody.get(f"//evil.example/?token={TOKEN}")
+    assert not answer.headers.get("Location", "/").startswith(("//", "http"))
+
+
 def test_access_for_others_needs_a_token():
-    assert access_for("127.0.0.1", None).token is access_for("localhost", None).token is None
+    assert access_for("127.0.0.1", None).token is None
+    assert access_for("localhost", None).token is None
     assert access_for("127.0.0.1", TOKEN).token == TOKEN
     assert len(access_for("0.0.0.0", None).token) >= 32
     assert access_for("0.0.0.0", None).token != access_for("0.0.0.0", None).token
@@ -138,19 +156,23 @@ def test_access_for_others_needs_a_token():
 # ---- downloads ----------------------------------------------------------------------------------------------------
 
 
-def test_data_are_files_that_no_browser_keeps(here):
-    answer = here.get("/download/data.csv?clients=8&rounds=5&round=4")
+def test_data_are_the_round_shown(here, world):
+    scene = world.scene(choose(num_clients=8, num_rounds=5, round_shown=4))
+    answer = here.get("/download/data.csv?num_clients=8&num_rounds=5&round_shown=4")
+    rows = list(csv.DictReader(io.StringIO(answer.get_data(as_text=True))))
     assert answer.mimetype == "text/csv"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
     assert answer.headers["Cache-Control"] == "no-store"
-    rows = list(csv.DictReader(io.StringIO(answer.get_data(as_text=True))))
-    clients = json.loads(here.get("/download/data.json?clients=8&rounds=5&round=4").data)["clients"]
-    assert rows == [{name: str(value) for name, value in client.items()} for client in clients]
+    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
+    assert [float(row["payment"]) for row in rows] == approx(scene.prices * scene.budgets)
+    said = json.loads(here.get("/download/data.json?num_clients=8&num_rounds=5&round_shown=4").data)
+    assert said["server_cost"] == approx(scene.solution.outcome.server_costs[3])
+    assert [client["utility"] for client in said["clients"]] == approx(scene.utilities)
 
 
 def test_the_experiment_file_names_the_file_of_the_network(site, large_network):
-    text = visitor(site=site).get("/download/experiment.toml?network=file").get_data(as_text=True)
-    assert tomllib.loads(text)["network"]["source"] == str(large_network)
+    text = visitor(site=site).get(f"/download/experiment.toml?graph={large_network}").get_data(as_text=True)
+    assert tomllib.loads(text)["game"]["graph"] == str(large_network)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +180,9 @@ def test_the_experiment_file_names_the_file_of_the_network(site, large_network):
     [
         ("/download/nothing.csv", "'nothing.csv' is not made here. Ask for data.csv, data.json or experiment.toml."),
         ("/download/data.exe", "'data.exe' is not made here."),
-        ("/download/data.csv?alpha=much", "alpha='much' in the link must be a number."),
-        ("/download/data.csv?network=file", "network='file' is not here (any more). Choose one of random."),
-        ("/download/data.csv?network=/etc/passwd", "must be one of random, file, run."),
+        ("/download/data.csv?max_hops=much", 'max_hops="much" must be a whole number.'),
+        ("/download/data.csv?network=file", "'network' is not known. Write graph instead."),
+        ("/download/data.csv?graph=/etc/passwd", "graph='/etc/passwd' is not here (any more)."),
     ],
 )
 def test_what_is_not_made_here_is_refused_in_one_line(here, path, said):
@@ -207,12 +229,24 @@ def test_the_command_prints_a_link_with_a_token_where_others_can_come(command):
             server.terminate()
 
 
+class Bound:
+    """A server that has served."""
+
+    effective_port = 8050
+
+    def run(self):
+        pass
+
+    def close(self):
+        pass
+
+
 def test_the_printed_link_lets_in_whatever_the_token_is_made_of(mppfl, monkeypatch):
-    served = SimpleNamespace(effective_port=8050, run=lambda: None, close=lambda: None)
-    monkeypatch.setattr(explorer, "bind", lambda *given: served, raising=False)
+    monkeypatch.setattr(explorer, "bind", lambda *given: Bound(), raising=False)
     monkeypatch.setattr(explorer, "warm_up", lambda: None, raising=False)
     token = 'pQ+9zK/4hT7sLw==&a%20;" b#c'
-    link = re.search(r"http://127\.0\.0\.1:8050(/\S+)", mppfl("explore", "--no-browser", "--token", token).stdout)[1]
+    said = mppfl("explore", "--no-browser", "--token", token).stdout
+    link = re.search(r"http://127\.0\.0\.1:8050(/\S+)", said)[1]
     guest = visitor(AccessControl("127.0.0.1", token))
     assert guest.get(link).status_code == 302
     assert guest.get("/").status_code == 200  # the cookie holds it, too
@@ -234,21 +268,30 @@ def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch):
 
 @pytest.mark.parametrize("host", ["nonsense.invalid", "", " ", "a..b", "a\0b", "x" * 300])
 def test_a_host_that_cannot_be_resolved_is_told_in_one_line(mppfl, host):
-    message = mppfl("explore", "--no-browser", "--port", "0", "--host", host).error
-    assert "cannot be resolved (" in message
-    assert message.endswith("Give an address, such as 127.0.0.1.")
+    said = mppfl("explore", "--no-browser", "--port", "0", "--host", host).error
+    assert "cannot be resolved (" in said
+    assert said.endswith("Give an address, such as 127.0.0.1.")
 
 
-def test_what_the_explorer_needs_and_lacks_is_told_in_one_line(mppfl, mppfl_process, monkeypatch, tmp_path):
-    assert "does not exist" in mppfl("explore", "--no-browser", "--graph", tmp_path / "none.csv").error
-    assert "no such folder" in mppfl("explore", "--no-browser", "--run", tmp_path / "none").error
+def test_what_the_explorer_needs_is_told_in_one_line(mppfl, monkeypatch):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "dash" else found(name, *rest))
+    said = mppfl("explore", "--no-browser").error
+    assert said == "dash is not installed. Run: pip install 'mppfl[explore]'"
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(mppfl_process):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        message = mppfl_process("explore", "--no-browser", "--port", port).error
-    assert message.startswith(f"127.0.0.1:{port} cannot be served from (")
-    assert message.endswith("Choose another --port or --host.")
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "dash" else real(name, *rest))
-    assert mppfl("explore", "--no-browser").error == "dash is not installed. Run: pip install 'mppfl[explore]'"
+        said = mppfl_process("explore", "--no-browser", "--port", port).error
+    assert said.startswith(f"127.0.0.1:{port} cannot be served from (")
+    assert said.endswith("Choose another --port or --host.")
+
+
+def test_a_folder_without_runs_and_a_file_that_is_missing_are_told_in_one_line(mppfl, tmp_path):
+    assert "does not exist" in mppfl("explore", "--no-browser", "--graph", tmp_path / "none.csv").error
+    assert "no such folder" in mppfl("explore", "--no-browser", "--run", tmp_path / "none").error

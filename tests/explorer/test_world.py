@@ -1,29 +1,33 @@
 """World and Scene: what the page shows is what the game says; solved once, forgotten in order, refused if endless."""
 
+from __future__ import annotations
+
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
-from mppfl.explorer import CLIENTS_ARE, COLOURS, LEADERS, Choices, Memory, World, require_quick, spent_in, warm_up
+from mppfl.explorer import COLOURS, SHOWN, Memory, World, require_quick, spent_in, warm_up
 from mppfl.game import privacy_loss, utility
 from mppfl.network import graph_from_edges, random_graph, read_graph
+from mppfl.spec import GameSpec
+from tests.explorer.chosen import altered, choose
 from tests.homes import home
 
 world_module = home(World)
 
 approx = pytest.approx
-SMALL = Choices(num_clients=8, num_rounds=5)
+SMALL = choose(num_clients=8, num_rounds=5)
 
 
 # ---- what a scene shows -------------------------------------------------------------------------------------------
 
 
 def test_a_scene_shows_one_round_of_the_solution():
-    scene = World().scene(replace(SMALL, round_shown=3))
+    scene = World().scene(altered(SMALL, round_shown=3))
     terms, game = scene.solution.terms(3), scene.solution.game
     assert scene.round_index == 3
     assert np.array_equal(scene.budgets, terms.budgets)
@@ -32,7 +36,25 @@ def test_a_scene_shows_one_round_of_the_solution():
     assert scene.losses == approx(scene.budgets + game.externality_strength * scene.external)
     assert scene.utilities == approx(utility(game, terms.prices, terms.budgets))
     assert scene.names == tuple("01234567")
-    assert World().scene(replace(SMALL, round_shown=77)).round_index == 5
+    assert World().scene(altered(SMALL, round_shown=77)).round_index == 5
+
+
+@pytest.mark.parametrize("who", [name for name in SHOWN if name != "budget_limited"])
+@pytest.mark.parametrize("bounds", [{}, {"budget_min": 0.01, "budget_max": 0.4}])
+def test_own_risk_is_what_was_spent_up_to_the_round_shown(who, bounds):
+    choices = altered(SMALL, mechanism=who, round_shown=4, **bounds)
+    scene = World().scene(choices)
+    budgets = scene.solution.plan.to_matrix()
+    assert budgets.min() >= choices.game.budget_min - 1e-12
+    assert budgets.max() <= (choices.game.budget_max or np.inf) + 1e-12
+    spent = scene.solution.plan.to_matrix()[:4].sum(axis=0)
+    assert scene.coloured_by("own_risk")[0] == approx(spent)
+    assert scene.coloured_by("external_risk")[0] == approx(scene.solution.game.propagation @ spent)
+    assert spent_in(scene.solution.plan, 5) == approx(scene.solution.plan.to_matrix().sum(axis=0))
+
+
+def test_every_colour_has_one_value_per_client_and_a_unit():
+    scene = World().scene(SMALL)
     for colour in COLOURS:
         values, legend = scene.coloured_by(colour)
         assert values.shape == (8,)
@@ -41,44 +63,33 @@ def test_a_scene_shows_one_round_of_the_solution():
         scene.coloured_by("red")
 
 
-@pytest.mark.parametrize("kind", CLIENTS_ARE)
-@pytest.mark.parametrize("bounds", [{}, {"budget_min": 0.01, "budget_max": 0.4}])
-def test_own_risk_is_what_was_spent_up_to_the_round_shown(kind, bounds):
-    choices = replace(SMALL, clients_are=kind, round_shown=4, **bounds)
-    scene = World().scene(choices)
-    budgets = scene.solution.plan.to_matrix()
-    assert budgets.min() >= choices.budget_min - 1e-12
-    assert budgets.max() <= (choices.budget_max or np.inf) + 1e-12
-    spent = budgets[:4].sum(axis=0)
-    assert scene.coloured_by("own_risk")[0] == approx(spent)
-    assert scene.coloured_by("external_risk")[0] == approx(scene.solution.game.propagation @ spent)
-    assert spent_in(scene.solution.plan, 5) == approx(budgets.sum(axis=0))
-
-
 # ---- what is kept -------------------------------------------------------------------------------------------------
 
 
 def test_looks_reuse_the_solution_and_levers_do_not():
     world = World()
     first = world.scene(SMALL)
-    looks = {"colour": "utility", "client": "3", "other": "4", "event": "doubles", "tab": "rounds", "opened": (1,)}
-    for name, value in {**looks, "runs": ("a",)}.items():
-        again = world.scene(replace(SMALL, **{name: value}))
+    looks = {"colour": "utility", "client": "3", "other": "4", "event": "doubles", "tab": "rounds"}
+    for changed in (*({name: value} for name, value in looks.items()), {"opened": (1,)}, {"runs": ("a",)}):
+        again = world.scene(altered(SMALL, **changed))
         assert again.solution is first.solution
-        assert again.choices == replace(SMALL, **{name: value})
+        assert again.choices == altered(SMALL, **changed)
         assert again.cumulative is first.cumulative
-    for changed in ({"round_shown": 2}, {"payment_limit": 7.0}):  # which means nothing to mppfl
-        assert world.scene(replace(SMALL, **changed)).solution is first.solution
-    for changed in ({"max_hops": 2}, {"seed": 1}, {"leader": "anticipating"}, {"budget_max": 9.0}, {"num_rounds": 6}):
-        assert world.scene(replace(SMALL, **changed)).solution is not first.solution
+    assert world.scene(altered(SMALL, round_shown=2)).solution is first.solution
+    assert world.scene(altered(SMALL, payment_limit=7.0)).solution is first.solution  # means nothing to mppfl
+    for changed in ({"max_hops": 2}, {"seed": 1}, {"mechanism": "mppfl_exact"}, {"budget_max": 9.0}, {"num_rounds": 6}):
+        assert world.scene(altered(SMALL, **changed)).solution is not first.solution
 
 
 def test_what_was_factorised_for_the_network_serves_other_levers():
     world = World()
-    one, other = world.game(SMALL), world.game(replace(SMALL, accuracy_weight=0.3, preset="benign"))
+    one, other = (
+        world.game(SMALL.game),
+        world.game(replace(SMALL.game, accuracy_weight=0.3, preset="benign", hop_decay=0.9)),
+    )
     assert one.loss is other.loss
-    assert world.game(replace(SMALL, externality_strength=0.2)).loss is not one.loss
-    assert world.game(replace(SMALL, externality_strength=0.2)).propagation is one.propagation
+    assert world.game(replace(SMALL.game, externality_strength=0.2)).loss is not one.loss
+    assert world.game(replace(SMALL.game, externality_strength=0.2)).propagation is one.propagation
 
 
 def test_two_requests_do_not_solve_the_same_thing_twice(monkeypatch):
@@ -90,90 +101,110 @@ def test_two_requests_do_not_solve_the_same_thing_twice(monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(world_module, "solve_all", slowly)
-    world = World()
-    with ThreadPoolExecutor(6) as threads:
-        solutions = list(threads.map(lambda _: world.scene(SMALL).solution, range(6)))
-    assert len(solved) == len(set(map(id, solutions))) == 1
+    world, found = World(), []
+    threads = [threading.Thread(target=lambda: found.append(world.scene(SMALL).solution)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(solved) == 1
+    assert len({id(each) for each in found}) == 1
 
 
-def test_the_least_recently_used_is_forgotten_first_and_a_failure_at_once():
+def test_the_least_recently_used_is_forgotten_first():
     memory, made = Memory(2), []
 
-    def make(key):
-        made.append(key)
-        if made == ["a"]:
+    def ask(key):
+        return memory.get(key, lambda: made.append(key) or key)
+
+    for key in ("a", "b", "a", "c", "a", "b"):
+        assert ask(key) == key
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_a_failure_is_raised_and_not_remembered():
+    memory, tries = Memory(2), []
+
+    def fails_once():
+        tries.append(1)
+        if len(tries) == 1:
             raise NoEquilibrium("not yet.")
-        return key
+        return "found"
 
     with pytest.raises(NoEquilibrium):
-        memory.get("a", lambda: make("a"))
-    for key in ("a", "b", "a", "c", "a", "b"):
-        assert memory.get(key, lambda key=key: make(key)) == key
-    assert made == ["a", "a", "b", "c", "b"]
+        memory.get("key", fails_once)
+    assert memory.get("key", fails_once) == "found"
 
 
 # ---- networks -----------------------------------------------------------------------------------------------------
 
 
-def test_networks_come_from_the_command_line_from_a_run_and_by_chance(tmp_path):
+def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered(tmp_path):
     links = tmp_path / "edges.csv"
     links.write_text("ann,bob\nbob,ann\n", encoding="utf-8")
-    given = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]))
-    world = World(graph=given, run_source=links)
-    assert world.networks == ("random", "file", "run")
-    assert world.graph(Choices(network="file")) is given
-    assert world.graph(Choices(network="run")).names == world.scene(Choices(network="run")).names == ("ann", "bob")
-    assert world.graph(SMALL).num_clients == 8
-    assert (world.source(Choices(network="run")), world.source(SMALL)) == (links, None)
-    with pytest.raises(BadInput, match=r"network='run' is not here \(any more\)\. Choose one of random, file\."):
-        World(graph=given).graph(Choices(network="run"))
+    given, of_file = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0])), GameSpec(graph="given.csv")
+    world = World([str(links)], of_file, given)
+    assert world.graph(of_file) is given
+    offered = GameSpec(graph=links)
+    assert world.graph(offered).names == world.scene(choose(graph=links)).names == ("ann", "bob")
+    assert world.graph(SMALL.game).num_clients == 8
+    for other in ({"graph": "/etc/passwd"}, {"clients": "/etc/passwd"}):
+        with pytest.raises(BadInput, match=r"'/etc/passwd' is not here \(any more\)\. Leave it out, or choose: "):
+            world.scene(choose(**other))
 
 
-def test_warming_up_plays_every_leader_bound_and_rule():
-    assert warm_up() == len(LEADERS) * 2 * 3 + 2
+def test_warming_up_plays_leaders_bounds_and_rules():
+    assert warm_up() == 5 * 2 * 3 + 2
 
 
 def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
     links = tmp_path / "edges.csv"
     links.write_text("ann,bob\nbob,cat\n", encoding="utf-8")
-    world = World(source=links)
-    assert world.graph(Choices(network="file")).num_edges == 2
-    assert world.graph(Choices(network="file", undirected=True)).num_edges == 4
+    kept = GameSpec(graph=links, isolated="keep")
+    world = World([str(links)])
+    assert world.graph(kept).num_edges == 2
+    assert world.graph(replace(kept, undirected=True)).num_edges == 4
     both_ways = read_graph(links, undirected=True)
-    world = World(graph=both_ways, source=links, undirected=True)
-    assert world.graph(Choices(network="file", undirected=True)) is both_ways
-    assert world.graph(Choices(network="file")).num_edges == 2
+    world = World([str(links)], replace(kept, undirected=True), both_ways)
+    assert world.graph(replace(kept, undirected=True)) is both_ways
+    assert world.graph(kept).num_edges == 2
     with pytest.raises(BadGraph, match="isolated"):
-        world.graph(Choices(network="file", isolated="error"))
+        world.graph(GameSpec(graph=links))
 
 
 # ---- large networks -----------------------------------------------------------------------------------------------
 
 
-LEAVING = {"participation": "if_non_negative"}
-
-
 @pytest.mark.parametrize(
-    ("changed", "most", "message"),
+    ("changed", "told"),
     [
-        ({"leader": "personalised"}, 50_000, "mechanism='personalised' on 50,001 clients takes minutes"),
-        ({"participation": "if_better_than_opting_out"}, 50_000, "participation='if_better_than_opting_out' on 50,001"),
-        ({"budget_max": 1.0}, 50_000, "bounds on budgets on 50,001 clients takes minutes"),
-        (LEAVING, 1_000, "participation='if_non_negative' on 1,001 clients and 60 rounds may take"),
-        ({**LEAVING, "budget_max": 1.0}, 400, "on 401 clients"),  # at bounds each leaving is worked out anew
+        ({"mechanism": "personalised"}, "mechanism='personalised' on 50,001 clients takes minutes"),
+        ({"participation": "rational"}, "participation='rational' on 50,001"),
+        ({"budget_max": 1.0}, "bounds on budgets on 50,001 clients takes minutes"),
     ],
 )
-def test_what_takes_minutes_on_a_large_network_is_refused(changed, most, message):
-    require_quick(Choices(**changed), most)
-    require_quick(Choices(), 10_000_000)  # quick on any
-    require_quick(Choices(**LEAVING, num_rounds=1), 2_000)
-    with pytest.raises(BadInput, match=message):
-        require_quick(Choices(**changed), most + 1)
+def test_what_takes_minutes_on_a_huge_network_is_refused(changed, told):
+    with pytest.raises(BadInput, match=told):
+        require_quick(choose(**changed), 50_001)
+    require_quick(choose(**changed), 50_000)
+    require_quick(choose(), 10_000_000)
+
+
+def test_clients_who_leave_one_after_the_other_are_refused_where_they_are_many():
+    leaving = choose(participation="rational", against="nothing")
+    require_quick(leaving, 1_000)
+    require_quick(altered(leaving, num_rounds=1), 2_000)
+    with pytest.raises(BadInput, match='against="nothing" on 1,001 clients and 60 rounds may take'):
+        require_quick(leaving, 1_001)
+    bounded = altered(leaving, budget_max=1.0)  # at bounds each leaving is worked out anew
+    require_quick(bounded, 400)
+    with pytest.raises(BadInput, match="on 401 clients"):
+        require_quick(bounded, 401)
 
 
 def test_a_solution_of_many_clients_holds_no_table_of_clients_and_rounds():
     graph = random_graph("barabasi_albert", 3_000, rng=np.random.default_rng(0))
-    scene = World(graph=graph).scene(Choices(network="file", round_shown=60))
+    scene = World(given=GameSpec(graph="g.csv"), graph=graph).scene(choose(graph="g.csv", round_shown=60))
     held = [value for value in vars(scene.solution.plan.budgets).values() if isinstance(value, np.ndarray)]
     assert [value.shape for value in held] == [(3_000,), (3_000,)]
     assert scene.coloured_by("own_risk")[0].shape == (3_000,)

@@ -38,9 +38,8 @@ from tests.tolerances import assert_float32_close
 EXPERIMENT = """
 name = "small"
 mechanism = "{mechanism}"
-[network]
-num_clients = 4
 [game]
+num_clients = 4
 num_rounds = 3
 [data]
 name = "digits"

@@ -1,14 +1,11 @@
 """Comparisons: the orders of the paper's figures, and what the paper leaves out."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 import mppfl
 from mppfl.game import (
     MECHANISMS,
-    WITHOUT_RATES,
     Horizon,
     budget_limited,
     doubts_about,
@@ -148,7 +145,7 @@ def test_the_least_leak_keeps_the_agnostic_total_and_the_bounds():
     assert found.leak == pytest.approx((found.total_budget - most[10:].sum()) / 2)
 
 
-@pytest.mark.parametrize("mechanism", WITHOUT_RATES)
+@pytest.mark.parametrize("mechanism", [record for record in MECHANISMS.values() if not record.has_rate])
 def test_a_plan_that_serves_both_conventions_does_not_look_at_rates(mechanism):
     own = mechanism(GAMES[0], Horizon(rounds_up_to(5)))
     faced = mechanism(GAMES[0], Horizon(rounds_up_to(5), np.full(5, 3.0)))
@@ -165,7 +162,7 @@ def steady(game, horizon):
 
 
 def test_functions_stand_beside_names():
-    rows = mppfl.compare(GAMES[0], ["mppfl", steady, partial(budget_limited, payment_limit=2.0)], num_rounds=2)
+    rows = mppfl.compare(GAMES[0], ["mppfl", steady, budget_limited.with_options(payment_limit=2.0)], num_rounds=2)
     assert [row.mechanism for row in rows] == ["mppfl", "steady", "mppfl", "steady", "budget_limited"]
     assert pick(rows, "steady", "common")[0].server_cost == pytest.approx(pick(rows, "mppfl", "common")[0].server_cost)
 
@@ -196,7 +193,7 @@ def test_a_mechanism_is_left_out_for_what_it_does_and_not_for_its_name():
 
 
 def test_a_payment_limit_is_compared_under_its_own_reward_alone():
-    limited = partial(budget_limited, payment_limit=1.0)
+    limited = budget_limited.with_options(payment_limit=1.0)
     rows = mppfl.compare(GAMES[0], {"mppfl": MECHANISMS["mppfl"], "thrifty": limited}, num_rounds=3)
     assert not pick(rows, "thrifty", "common")
     assert pick(rows, "thrifty", "own")[0].payments <= 3 * (1 + 1e-9)
@@ -207,7 +204,7 @@ def test_a_fixed_budget_is_bound_whatever_the_mechanism_is_called():
     mapped = mppfl.compare(GAMES[0], {"constant": MECHANISMS["dp_fedavg"]}, num_rounds=1, fixed_budget="mean")
     assert [row.notes for row in mapped] == [row.notes for row in by_name]
     assert mapped[0].notes[0].endswith("(mean)")
-    chosen = {"dp_fedavg": partial(MECHANISMS["dp_fedavg"], budget=0.2)}
+    chosen = {"dp_fedavg": MECHANISMS["dp_fedavg"].with_options(fixed_budget=0.2)}
     with pytest.raises(mppfl.BadInput, match="fixed_budget='mean' means nothing to dp_fedavg"):
         mppfl.compare(GAMES[0], chosen, num_rounds=1, fixed_budget="mean")
 

@@ -1,7 +1,6 @@
 """The server's reward: six leaders, inside the bounds and at them."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -245,7 +244,7 @@ def pair_with_floors(linear, harm, low, quadratic=1.0):
 @pytest.mark.parametrize("limit", [1.0, 100.0])
 def test_budget_limited_does_not_spend_its_limit_where_floors_are_enough(limit):
     game = pair_with_floors([0.5, 0.5], [0.05, 0.05], 0.2)
-    thrifty = partial(MECHANISMS["budget_limited"], payment_limit=limit)
+    thrifty = MECHANISMS["budget_limited"].with_options(payment_limit=limit)
     exact, found = (mppfl.solve(game, each, num_rounds=3) for each in ("mppfl_exact", thrifty))
     assert exact.outcome.payments == approx(np.zeros(3))
     assert found.outcome.server_costs == approx(exact.outcome.server_costs)

@@ -1,7 +1,6 @@
 """Mechanisms: what each promises, and a user's own."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -82,11 +81,11 @@ def test_the_smallest_fixed_budget_is_refused_by_nobody():
     first = mppfl.solve(game, "mppfl").terms(1)
     assert dp_fedavg(game, Horizon(ROUNDS, RATES))[0].budgets == approx(first.budgets.min())
     assert (dp_fedavg(game, Horizon(ROUNDS, RATES))[0].budgets <= first.budgets * (1 + 1e-12)).all()
-    mean = dp_fedavg(game, Horizon(ROUNDS, RATES), budget="mean")[0].budgets
+    mean = dp_fedavg.with_options(fixed_budget="mean")(game, Horizon(ROUNDS, RATES))[0].budgets
     assert mean == approx(wanted_loss(game, first.reward_rate).mean())
-    assert dp_fedavg(game, Horizon(ROUNDS, RATES), budget=0.25)[2].budgets == approx(0.25)
+    assert dp_fedavg.with_options(fixed_budget=0.25)(game, Horizon(ROUNDS, RATES))[2].budgets == approx(0.25)
     with pytest.raises(mppfl.BadInput, match="fixed budget"):
-        dp_fedavg(game, Horizon(ROUNDS, RATES), budget=-1.0)
+        dp_fedavg.with_options(fixed_budget=-1.0)(game, Horizon(ROUNDS, RATES))
 
 
 def test_own_rate_of_mandated_budgets_covers_every_clients_cost():
@@ -210,7 +209,7 @@ def test_installed_packages_offer_mechanisms_by_entry_point(monkeypatch):
         name = "theirs"
 
         def load(self):
-            return partial(dp_fedavg, budget=0.5)
+            return dp_fedavg.with_options(fixed_budget=0.5)
 
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: [Point()] if group == "mppfl.mechanisms" else []

@@ -1,7 +1,6 @@
 """Who participates: all rounds side by side settle as each round alone."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ def test_rounds_settle_side_by_side_as_they_do_alone(name, rule, bounds, compute
 
 def test_a_limit_of_ones_own_settles_side_by_side_too():
     game, horizon = crowd(3, "ceiling", 0.0), Horizon(np.array([1, 9]))
-    thrifty = partial(MECHANISMS["budget_limited"], payment_limit=0.4)
+    thrifty = MECHANISMS["budget_limited"].with_options(payment_limit=0.4)
     led = led_by(game, thrifty)
     assert led is not None
     assert led.payment_limit == 0.4
@@ -69,7 +68,7 @@ def test_an_inverse_that_has_lost_its_digits_is_computed_anew(monkeypatch):
 def test_mechanisms_without_a_leader_and_crowds_that_may_settle_twice_go_one_by_one():
     game = paper_scale_game(0, num_clients=6)
     assert led_by(game, MECHANISMS["dp_fedavg"]) is None
-    assert led_by(game, partial(MECHANISMS["dp_fedavg"], budget=0.1)) is None
+    assert led_by(game, MECHANISMS["dp_fedavg"].with_options(fixed_budget=0.1)) is None
     assert led_by(two_friends(1.5), MECHANISMS["mppfl"]) is None
     found = mppfl.solve(two_friends(1.5), num_rounds=2, participation="if_non_negative")
     assert len(found.plan) == 2

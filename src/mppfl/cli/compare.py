@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 
 from mppfl.cli import inputs
 from mppfl.errors import BadFile, BadInput
+from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
     from mppfl.arrays import Array
@@ -25,26 +25,22 @@ if TYPE_CHECKING:
 DISPENSABLE = ("dearer, worse than mppfl", "cost if noise-aware", "total welfare", "partici- pating")
 
 
-@inputs.with_game_options
+@inputs.with_game("participation", "against", "reward_rate")
 def compare_command(
-    options: inputs.GameOptions,
+    asked: inputs.Asked,
     seeds: Annotated[int, typer.Option(help="Number of games to draw, with seeds from --seed upward.")] = 1,
-    rounds: inputs.RoundsOption = 60,
     mechanisms: Annotated[
         str | None,
         typer.Option(
             help="Names, separated by commas, or all; default: all, or the file's.", rich_help_panel=inputs.PRICING
         ),
     ] = None,
-    payment_limit: inputs.PaymentOption = None,
-    fixed_budget: inputs.FixedBudgetOption = "min",
     attribute: inputs.AttributeOption = None,
     leak_price: inputs.LeakPriceOption = None,
-    experiment: inputs.ExperimentOption = None,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
     train: Annotated[
         Path | None,
-        typer.Option(help="Train as well: an experiment file, which replaces all options but --mechanisms."),
+        typer.Option(help="Train as well: an experiment file, beside which only --mechanisms may be typed."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
     quiet: Annotated[bool, inputs.option("--quiet", "With --train: no progress on stderr.")] = False,
@@ -57,38 +53,33 @@ def compare_command(
     of the first round and the least possible; with --leak-price also leakage_priced, which is slow on large networks.
     """
     from mppfl.arrays import require_count
-    from mppfl.game import COMPARED, summarise
+    from mppfl.experiment import mechanism_of, require_playable
+    from mppfl.game import summarise
 
-    listed = None if mechanisms is None else tuple(name.strip() for name in mechanisms.split(",") if name.strip())
-    names = COMPARED if listed is None or listed == ("all",) else listed
-    if not names:
-        raise BadInput(f"--mechanisms={mechanisms!r} names none. Name at least one: {', '.join(COMPARED)}.")
-    check_leak_options(options, attribute, leak_price, seeds, {"train": train, "experiment": experiment}, names)
+    listed = mechanisms is None and asked.mechanisms
+    names = list(listed) if listed else inputs.named_mechanisms(mechanisms)
     if train is not None:
         compare_trained(train, None if mechanisms is None else names, report, json=json, quiet=quiet)
         return
     if report is not None:
         raise BadInput(f"--report={str(report)!r} shows trainings. Give --train, too.")
-    require_count(seeds, "seeds")
-    inputs.check_rounds(rounds)
+    first, spec = asked.game.seed, replace(asked.game, reward_rate="own")
+    fixed = asked.seeds if asked.seeds is not None and not inputs.is_typed("seeds") else None
+    chosen = fixed or tuple(range(first, first + require_count(seeds, "seeds")))
+    check_leak_options(spec, attribute, leak_price, chosen, names)
     if figure is not None:
         check_figure(figure)
-    if experiment is not None:
-        jobs, functions, rounds = of_experiment(experiment, None if mechanisms is None else names, rounds, fixed_budget)
-    else:
-        functions = {
-            name: inputs.chosen_mechanism(name, payment_limit, fixed_budget) for name in names if name != inputs.PRICED
-        }
-        inputs.check_mechanism_options(payment_limit, fixed_budget, names)
-        inputs.check_network_options(options)
-        if seeds > 1 and options.graph is not None and options.clients is not None:
-            raise BadInput(
-                f"--seeds={seeds} would play one game {seeds} times: --graph and --clients leave nothing to draw. "
-                "Leave it out; another --seed changes what `random` draws."
-            )
-        jobs = [
-            (seed, partial(inputs.make_the_game, options, seed)) for seed in range(options.seed, options.seed + seeds)
-        ]
+    plain = [name for name in names if name != inputs.PRICED]
+    require_playable(spec, plain)
+    if spec.participation != "everyone":
+        inputs.warn((f"participation={spec.participation!r} is left out: in compare every client participates",))
+    if len(chosen) > 1 and spec.graph is not None and spec.clients is not None:
+        raise BadInput(
+            f"--seeds={len(chosen)} would play one game {len(chosen)} times: --graph and --clients leave nothing to "
+            "draw. Leave it out; another --seed changes what `random` draws."
+        )
+    functions, rounds = {name: mechanism_of(spec, name) for name in plain}, spec.num_rounds
+    jobs = [(seed, replace(spec, seed=seed).build) for seed in chosen]
     rows, notes, leaks = play(jobs, functions, rounds, attribute, leak_price)
     inputs.warn(notes)
     summaries = summarise(rows)
@@ -176,58 +167,16 @@ def leaks_as_json(least: list[LeastLeak]) -> dict[str, Any]:
 
 
 def check_leak_options(
-    options: inputs.GameOptions,
-    attribute: Path | None,
-    leak_price: float | None,
-    seeds: int,
-    files: dict[str, Path | None],
-    names: Sequence[str],
+    spec: GameSpec, attribute: Path | None, leak_price: float | None, seeds: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Refuses leak options that lack each other, and those beside a file or networks to which no sample belongs."""
-    typed = {
-        "--attribute": attribute is not None,
-        "--leak-price": leak_price is not None,
-        inputs.PRICED: inputs.PRICED in names,
-    }
-    for file, path in files.items():
-        if path is not None and any(typed.values()):
-            raise BadInput(
-                f"{', '.join(name for name in typed if typed[name])} means nothing with --{file}={str(path)!r}: leaks "
-                f"are compared in games that options describe. Leave --{file} out, or these."
-            )
-    if typed[inputs.PRICED] or leak_price is not None:
+    """Refuses leak options that lack each other, and a sample beside networks to which it does not belong."""
+    if inputs.PRICED in names or leak_price is not None:
         inputs.check_leak_price(attribute, leak_price)
-    if attribute is not None and options.graph is None and seeds > 1:
+    if attribute is not None and spec.graph is None and len(seeds) > 1:
         raise BadInput(
-            f"--attribute={str(attribute)!r} belongs to one network, and --seeds={seeds} draws as many. "
+            f"--attribute={str(attribute)!r} belongs to one network, and --seeds={len(seeds)} draws as many. "
             "Give --graph, too, or one seed."
         )
-
-
-def of_experiment(
-    path: Path, names: Sequence[str] | None, rounds: int, fixed_budget: str
-) -> tuple[list[Job], dict[str, Mechanism], int]:
-    """Games by seed, mechanisms and rounds of an experiment file, after the options that were typed."""
-    from mppfl.experiment import game_without_data, mechanism_of
-    from mppfl.files import toml_value
-
-    beside = ("mechanisms", "rounds", "fixed_budget", "figure", "json", "debug")
-    overrides = [f"game.num_rounds={rounds}"] if inputs.is_typed("rounds") else []
-    if inputs.is_typed("fixed_budget"):
-        overrides.append(f"game.fixed_budget={toml_value(inputs.number_or_rule(fixed_budget))}")
-    if names is not None:  # under both conventions, whatever the file's
-        overrides += [f"mechanisms={toml_value(list(dict.fromkeys(names)))}", 'game.convention="own"']
-    experiment = inputs.read_the_experiment(path, overrides, beside=beside)
-    if experiment.game.participation != "always":
-        inputs.warn(
-            (f"participation={experiment.game.participation!r} is left out: in compare every client participates",)
-        )
-    functions = {name: mechanism_of(experiment, name) for name in experiment.mechanisms}
-    return (
-        [(seed, partial(game_without_data, experiment, seed)) for seed in experiment.seeds],
-        functions,
-        experiment.game.num_rounds,
-    )
 
 
 def compare_trained(

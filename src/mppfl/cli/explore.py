@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
-from mppfl.cli.inputs import DebugOption, GraphOption, UndirectedOption, working
+from mppfl.cli.inputs import Asked, DebugOption, MechanismOption, with_game, working
+from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
     from mppfl.explorer import Site
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 NEEDED = ("dash", "dash_cytoscape", "waitress")
 
 
+@with_game()
 def explore_command(
-    graph: GraphOption = None,
+    asked: Asked,
+    mechanism: MechanismOption = "mppfl",
     run: Annotated[
         Path | None, typer.Option("--run", help="Folder of a training, finished or running, or of several.")
     ] = None,
-    undirected: UndirectedOption = False,
     host: Annotated[str, typer.Option(help="Address to serve on; any but 127.0.0.1 needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8050,
     token: Annotated[
@@ -43,7 +45,7 @@ def explore_command(
 
     access, bound = access_for(host, token), address_of(host)
     with working("opening"):
-        site = open_site(graph, run, undirected=undirected)
+        site = open_site(asked.game, run, asked.one_mechanism(mechanism))
     server = bind(make_app(site, access), bound, port)
     name = f"[{host}]" if ":" in host else host
     query = "" if access.token is None else f"?token={quote(access.token, safe='')}"
@@ -61,26 +63,26 @@ def explore_command(
         server.close()
 
 
-def open_site(graph: Path | None, run: Path | None, *, undirected: bool) -> Site:
+def open_site(game: GameSpec, run: Path | None = None, mechanism: str = "mppfl") -> Site:
     """What the page shows: the network of a file, the runs of a folder, or a random network."""
     from dataclasses import replace
 
-    from mppfl.explorer import Choices, RunReader, Site, World
-    from mppfl.network import read_graph
+    from mppfl.experiment import network_of
+    from mppfl.explorer import READ_AS, Choices, RunReader, Site, ViewState, World
 
-    start, networks = Choices(), {"random": "drawn at random"}
-    given: dict[str, Any] = {}
+    view, networks = ViewState(mechanism=mechanism), {"random": "drawn at random"}
+    if game.graph is not None:
+        typed = {name: getattr(game, name) for name in READ_AS if getattr(game, name) != "error"}
+        game = replace(game, **(READ_AS | typed | {"graph": str(Path(game.graph).absolute())}))
+        networks[str(game.graph)] = Path(str(game.graph)).name
     reader = None if run is None else RunReader(run)
     if reader is not None:
         finished = [reader.folder / entry.name for entry in reader.list() if entry.finished]
+        view = replace(view, tab="run" if game.graph is None else "network")
         if finished:
-            given["run_source"] = finished[0] / "edges.csv"
-            networks["run"] = "the network of the run"
-            start = replace(start, network="run")
-        start = replace(start, tab="run")
-    if graph is not None:
-        networks["file"] = graph.name
-        start = replace(start, network="file", undirected=undirected, tab="network")
-        edges = read_graph(graph, undirected=undirected, isolated=start.isolated, self_loops=start.self_loops)
-        given |= {"graph": edges, "source": graph.absolute(), "undirected": undirected}
-    return Site(World(**given), start, reader, networks)
+            edges = str((finished[0] / "edges.csv").absolute())
+            networks[edges] = "the network of the run"
+            if game.graph is None:
+                game = replace(game, graph=edges, family=None, num_clients=None, **READ_AS)
+    graph = network_of(game) if game.graph is not None else None
+    return Site(World(list(networks)[1:], game, graph), Choices(game, view), reader, networks)

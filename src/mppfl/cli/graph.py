@@ -9,6 +9,8 @@ import typer
 
 from mppfl.cli import inputs
 from mppfl.errors import BadInput
+from mppfl.fields import from_text, hints, require_known
+from mppfl.spec import FAMILY_OPTIONS, WEIGHT_OPTIONS, GameSpec
 
 if TYPE_CHECKING:
     from mppfl.network import SocialGraph
@@ -21,19 +23,30 @@ Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .
 
 @app.command("describe")
 def describe_command(
-    source: Source,
+    source: Annotated[
+        Path | None, typer.Argument(help="Edge list (.csv, .tsv, .txt, .gz), GraphML or .npz; or --experiment.")
+    ] = None,
     undirected: inputs.UndirectedOption = False,
     normalisation: inputs.NormalisationOption = "row",
     isolated: inputs.IsolatedOption = "keep",
     self_loops: inputs.SelfLoopsOption = "error",
+    experiment: inputs.ExperimentOption = None,
+    changes: inputs.SetOption = None,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Describe a network: size, degrees, reciprocity, isolated clients, components."""
+    """Describe a network, of a file or of an experiment: size, degrees, reciprocity, isolated clients, components."""
+    from mppfl.experiment import network_of
+
+    if (source is None) == (experiment is None):
+        raise typer.BadParameter("Describe one network: give a file of edges, or --experiment.")
+    values = {"undirected": undirected, "normalisation": normalisation, "isolated": isolated, "self_loops": self_loops}
+    if source is not None:
+        spec = GameSpec(graph=str(source), **values)  # type: ignore[arg-type]
+    else:
+        typed = {name: value for name, value in values.items() if inputs.is_typed(name)}
+        spec = inputs.asked(experiment, changes or (), typed, {}).game
     with inputs.working("reading the network"):
-        network = inputs.read_network(
-            source, undirected=undirected, isolated=isolated, self_loops=self_loops, normalisation=normalisation
-        )
-        facts = network.describe()
+        facts = network_of(spec).describe()
     if json:
         inputs.print_json(facts)
         return
@@ -67,37 +80,25 @@ def generate_command(
     ] = None,
 ) -> None:
     """Draw a random network and write it to a file."""
-    from mppfl.network import random_graph
+    from mppfl.experiment import network_of
 
-    options = dict(_name_and_value(text) for text in option or [])
+    values: dict[str, Any] = {"family": kind, "num_clients": num_clients, "seed": seed}
+    values |= dict(_name_and_value(kind, text) for text in option or [])
     _check_target(target)
     with inputs.working("drawing"):
         # Not normalised: dividing and multiplying again could change a weight's last digit.
-        graph = random_graph(kind, num_clients, rng=inputs.generator(seed), normalisation="none", **options)
+        graph = network_of(GameSpec(**values, normalisation="none"))
     _write(graph, target)
 
 
-def _name_and_value(text: str) -> tuple[str, Any]:
+def _name_and_value(kind: str, text: str) -> tuple[str, Any]:
     """An option of a kind from "name=value": a number, several separated by commas, or a word."""
     name, equals, value = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
     if not (name and equals and value):
         raise BadInput(f"--set {text!r} must be name=value, such as edges_each=3.")
-    if name in ("kind", "num_clients", "rng", "normalisation"):
-        raise BadInput(f"--set {text!r}: no kind has this option. Use --num-clients or --seed.")
-    if value.startswith("[") and value.endswith("]"):  # as in an experiment file
-        value = value[1:-1]
-    parts = [_number_or_word(part.strip()) for part in value.split(",")]
-    return name, parts if len(parts) > 1 else parts[0]
-
-
-def _number_or_word(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+    require_known([name], [*FAMILY_OPTIONS.get(kind, ()), *WEIGHT_OPTIONS])
+    return name, from_text(hints(GameSpec)[name], value)
 
 
 @app.command("convert")
@@ -109,15 +110,13 @@ def convert_command(
     self_loops: inputs.SelfLoopsOption = "error",
 ) -> None:
     """Read a network in one format and write it in another."""
+    from mppfl.experiment import network_of
+
     _check_target(target)
     with inputs.working("reading the network"):
-        graph = inputs.read_network(
-            source,
-            undirected=undirected,
-            isolated=isolated,
-            self_loops=self_loops,
-            normalisation="none",  # weights as given, to the last digit
-        )
+        values = {"undirected": undirected, "isolated": isolated, "self_loops": self_loops}
+        values["normalisation"] = "none"  # weights as given, to the last digit
+        graph = network_of(GameSpec(graph=str(source), **values))  # type: ignore[arg-type]
     if not _write(graph, target):
         typer.echo(
             "note: an edge list cannot keep the order of these clients, so what is drawn for clients goes to others "

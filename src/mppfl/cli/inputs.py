@@ -11,28 +11,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import BadInput
+from mppfl.fields import about, choices, defaults_of, from_text, hints
+from mppfl.spec import PRICING, GameSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from mppfl.experiment import Experiment
-    from mppfl.game import Game, Mechanism
+    from mppfl.game import Mechanism
     from mppfl.leakage import LeakModel
     from mppfl.network import SocialGraph
     from mppfl.training import RoundRecord
 
-MOST_ROUNDS = 10_000_000  # more would not fit into memory
-NETWORK, GAME, PRICING, LEAKAGE = "Network", "Clients and game", "Mechanism", "Leakage"  # panels of --help
+LEAKAGE = "Leakage"  # a panel of --help
 PRICED = "leakage_priced"
 LEAK_ASSUMES = (
     "nats; the attribute follows a Gaussian field on the edges, its constants fitted on the public sample; "
@@ -42,24 +43,34 @@ LEAK_ASSUMES = (
 # ---- options of several commands ------------------------------------------------------------------------------------
 
 
-def option(name: str, help: str, panel: str | None = None) -> Any:
+def option(name: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
     """An option of Typer, in one of the panels of --help."""
-    return typer.Option(name, help=help, rich_help_panel=panel)
+    return typer.Option(name, help=help, rich_help_panel=panel, metavar=metavar)
 
 
-GraphOption = Annotated[
-    Path | None,
-    option("--graph", "Edge list: source, target[, weight], meaning target is exposed by source; or GraphML.", NETWORK),
-]
-UndirectedOption = Annotated[bool, option("--undirected", "Every edge runs both ways.", NETWORK)]
-NormalisationOption = Annotated[str, option("--normalisation", "Of edge weights: row, none or symmetric.", NETWORK)]
-IsolatedOption = Annotated[str, option("--isolated", "Clients without an incoming edge: error, keep or drop.", NETWORK)]
-SelfLoopsOption = Annotated[str, option("--self-loops", "Edges from a client to itself: error or drop.", NETWORK)]
-NumClientsOption = Annotated[int, option("--num-clients", "Without --graph: size of the random network.", NETWORK)]
-MaxHopsOption = Annotated[int | None, option("--max-hops", "Longest walk along which privacy leaks, in edges.", GAME)]
-HopDecayOption = Annotated[float | None, option("--hop-decay", "Decay factor per hop, between 0 and 1.", GAME)]
+def game_option(name: str) -> Any:
+    """The option that says a field of GameSpec, with the help, the panel and the choices of its annotation."""
+    said, hint = about(GameSpec, name), hints(GameSpec)[name]
+    words = "|".join(choices(hint))
+    metavar = None if _kind(hint) is not str else "PATH" if hint == str | None else f"[{words}]" if words else "A,B"
+    if words and float in get_args(hint):
+        metavar = f"[{words}|NUMBER]"
+    return option(said.option or f"--{name.replace('_', '-')}", said.help, said.panel or None, metavar)
+
+
+def _kind(hint: Any) -> type:
+    """What Typer reads a field as: numbers and yes or no by itself, all else as text, which `from_text` reads."""
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not NoneType]
+    return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, bool) else str
+
+
+UndirectedOption = Annotated[bool, game_option("undirected")]
+NormalisationOption = Annotated[str, game_option("normalisation")]
+IsolatedOption = Annotated[str, game_option("isolated")]
+SelfLoopsOption = Annotated[str, game_option("self_loops")]
+GraphOption = Annotated[Path | None, game_option("graph")]
+NumClientsOption = Annotated[int, option("--num-clients", "Size of the random network.")]
 SeedOption = Annotated[int, option("--seed", "Random seed.")]
-RoundsOption = Annotated[int, option("--rounds", "Number of rounds.", GAME)]
 MechanismOption = Annotated[
     str,
     option(
@@ -69,8 +80,6 @@ MechanismOption = Annotated[
         PRICING,
     ),
 ]
-PaymentOption = Annotated[float | None, option("--payment-limit", "For budget_limited: payments per round.", PRICING)]
-FixedBudgetOption = Annotated[str, option("--fixed-budget", "For dp_fedavg: min, mean or a number.", PRICING)]
 AttributeOption = Annotated[
     Path | None, option("--attribute", "CSV: name, value (±1 or 0/1) of a public sample, for R_leak.", LEAKAGE)
 ]
@@ -79,7 +88,11 @@ LeakPriceOption = Annotated[
     float | None, option("--leak-price", "For leakage_priced: price of one nat of leakage.", LEAKAGE)
 ]
 ExperimentOption = Annotated[
-    Path | None, option("--experiment", "Take network, game, mechanisms and rounds from this TOML file.")
+    Path | None,
+    option("--experiment", "TOML file with network, game and mechanisms; options typed beside it replace its values."),
+]
+SetOption = Annotated[
+    list[str] | None, option("--set", "Replace a value of the experiment file: game.max_hops=3. May be repeated.")
 ]
 QuietOption = Annotated[bool, option("--quiet", "No progress on stderr.")]
 JsonOption = Annotated[bool, option("--json", "Print one JSON object.")]
@@ -87,54 +100,84 @@ DebugOption = Annotated[bool, option("--debug", "Show the traceback of an error.
 
 
 @dataclass(frozen=True, slots=True)
-class GameOptions:
-    """The options that describe a game."""
+class Asked:
+    """What options and an experiment file ask for: a game, and the file's mechanisms and seeds, None without a file."""
 
-    graph: GraphOption = None
-    clients: Annotated[
-        Path | None, option("--clients", "CSV: name, quadratic_cost, linear_cost, noise_harm, ...", GAME)
-    ] = None
-    preset: Annotated[
-        str, option("--preset", "Preset for client costs and game constants: paper-like or benign.", GAME)
-    ] = "paper-like"
-    seed: SeedOption = 0
-    num_clients: NumClientsOption = 20
-    max_hops: MaxHopsOption = None
-    hop_decay: HopDecayOption = None
-    externality_strength: Annotated[
-        float | None, option("--externality-strength", "How much others' budgets add to a client's loss.", GAME)
-    ] = None
-    accuracy_weight: Annotated[
-        float | None, option("--accuracy-weight", "Server's weight on accuracy, 0 to 1; the rest is on payments.", GAME)
-    ] = None
-    undirected: UndirectedOption = False
-    normalisation: NormalisationOption = "row"
-    isolated: IsolatedOption = "error"
-    self_loops: SelfLoopsOption = "error"
-    diagonal: Annotated[
-        str, option("--diagonal", "How closed walks are counted: exact, estimate, or auto (by size).", NETWORK)
-    ] = "auto"
+    game: GameSpec
+    mechanisms: tuple[str, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+
+    def one_mechanism(self, typed: str) -> str:
+        """The one mechanism to play: the file's, or the option's."""
+        for names, several in ((self.mechanisms, "mechanisms"), (self.seeds, "seeds")):
+            if names is not None and len(names) > 1:
+                listed, option_name = ", ".join(map(str, names)), f"--{several[:-1]}"
+                raise BadInput(f"{several} are {listed}, and one is played. Choose it by {option_name}.")
+        return typed if self.mechanisms is None else self.mechanisms[0]
 
 
-def with_game_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer that has every option of GameOptions where `command` has its first parameter."""
-    names = [field.name for field in fields(GameOptions)]
-    hints = get_type_hints(GameOptions, include_extras=True)
+def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator for a command whose first parameter is `Asked`: it gets an option for every field of GameSpec but
+    those left out, --experiment and --set.
+    """
     keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
-        for field in fields(GameOptions)
-    ]
-    others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others)])
+    types, defaults = hints(GameSpec), defaults_of(GameSpec)
+    names = [name for name in types if name not in left_out]
+    shared = []
+    for name in names:
+        kind = _kind(types[name])
+        hint: Any = kind if defaults[name] is not None else kind | None
+        annotation = Annotated[hint, game_option(name)]
+        shared.append(inspect.Parameter(name, keyword, default=defaults[name], annotation=annotation))
+    files = {"experiment": ExperimentOption, "changes": SetOption}
+    shared += [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in files.items()]
 
-    @wraps(command)
-    def run(**values: Any) -> None:
-        command(GameOptions(**{name: values.pop(name) for name in names}), **values)
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others)])
 
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    return run
+        @wraps(command)
+        def run(**values: Any) -> None:
+            typed = {name: values.pop(name) for name in names}
+            given = {name: value for name, value in typed.items() if is_typed(name)}
+            file, changes = values.pop("experiment"), values.pop("changes")
+            command(asked(file, changes or (), given, values), **values)
+
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        return run
+
+    return decorated
+
+
+def asked(file: Path | None, changes: Sequence[str], typed: Mapping[str, Any], others: Mapping[str, Any]) -> Asked:
+    """What was asked for: the values typed, in place of the file's where there is one."""
+    types = hints(GameSpec)
+    values = {name: from_text(types[name], text) if isinstance(text, str) else text for name, text in typed.items()}
+    if file is None:
+        if changes:
+            raise BadInput(f"--set {changes[0]} replaces a value of an experiment file. Give --experiment, too.")
+        return Asked(GameSpec(**values))
+    from mppfl.experiment import read_experiment
+    from mppfl.files import toml_value
+
+    overrides = [f"{'' if name == 'seed' else 'game.'}{name}={toml_value(value)}" for name, value in values.items()]
+    if is_typed("mechanism") and others["mechanism"] != PRICED:
+        overrides.append(f"mechanism={toml_value(others['mechanism'])}")
+    if is_typed("mechanisms"):  # compared at common and at own rates, whatever the file's
+        overrides += [f"mechanisms={toml_value(named_mechanisms(others['mechanisms']))}", 'game.reward_rate="own"']
+    experiment = read_experiment(file, [*changes, *overrides])
+    return Asked(experiment.game, experiment.mechanisms, experiment.seeds)
+
+
+def named_mechanisms(text: str | None) -> list[str]:
+    """The mechanisms that are named, or all that are compared."""
+    from mppfl.game import COMPARED
+
+    names = list(dict.fromkeys(name.strip() for name in (text or "all").split(",") if name.strip()))
+    if not names:
+        raise BadInput(f"--mechanisms={text!r} names none. Name at least one: {', '.join(COMPARED)}.")
+    return list(COMPARED) if names == ["all"] else names
 
 
 # ---- commands of Typer ----------------------------------------------------------------------------------------------
@@ -229,66 +272,16 @@ def in_option_spelling(message: str) -> str:
         return message
     for parameter in context.command.params:
         option_name = max(parameter.opts, key=len)
-        name = option_name.removeprefix("--").replace("-", "_")
-        if option_name.startswith("--"):
+        is_column = parameter.name in ("budget_min", "budget_max") and not is_typed(parameter.name)
+        if not option_name.startswith("--") or is_column:  # of the clients file, which the message may be about
+            continue
+        for name in {parameter.name, option_name.removeprefix("--").replace("-", "_")}:
             message = re.sub(rf"(?<![\w.\-]){name}={_VALUE}", rf"{option_name} \g<value>", message)
             message = re.sub(rf"(?<![\w.\-]){name}(?![\w=])", option_name, message) if "_" in name else message
     return message
 
 
-# ---- the game that options describe, and checks of options ----------------------------------------------------------
-
-
-def read_network(path: Path, *, undirected: bool, isolated: str, self_loops: str, normalisation: str) -> SocialGraph:
-    """The network of a file, with choices as typed, which the reader checks."""
-    from mppfl.network import read_graph
-
-    choices: Any = {"isolated": isolated, "self_loops": self_loops, "normalisation": normalisation}
-    return read_graph(path, undirected=undirected, **choices)
-
-
-def make_the_game(options: GameOptions, seed: int | None = None, device: str | None = None) -> Game:
-    """The game that the options describe; `seed` replaces theirs."""
-    from mppfl.game import draw_clients, make_game, preset, read_clients
-    from mppfl.network import random_graph
-
-    constants = preset(options.preset)
-    rng = generator(options.seed if seed is None else seed)
-    if options.graph is None:
-        normalisation: Any = options.normalisation
-        graph = random_graph("erdos_renyi", options.num_clients, rng=rng, normalisation=normalisation)
-    else:
-        graph = read_network(
-            options.graph,
-            undirected=options.undirected,
-            isolated=options.isolated,
-            self_loops=options.self_loops,
-            normalisation=options.normalisation,
-        )
-    if options.clients is None:
-        clients = draw_clients(options.preset, graph.num_clients, rng)
-    else:
-        clients = read_clients(options.clients, graph)
-    if not clients.budget_max.any():
-        raise NoEquilibrium(
-            f"budget_max is 0 for all {clients.num_clients:,} clients, so nobody can participate. "
-            "Raise budget_max of at least one client."
-        )
-    values: dict[str, Any] = {}
-    for name in ("max_hops", "hop_decay", "externality_strength", "accuracy_weight"):
-        typed = getattr(options, name)
-        values[name] = getattr(constants, name) if typed is None else typed
-    return make_game(graph, clients, diagonal=options.diagonal, device=device, **values)  # type: ignore[arg-type]
-
-
-def read_the_experiment(path: Path, overrides: Sequence[str], *, beside: Sequence[str]) -> Experiment:
-    """The experiment of --experiment, beside which only the options in `beside` may be typed."""
-    from mppfl.experiment import read_experiment
-
-    refuse_options_beside("--experiment", ("experiment", *beside))
-    experiment = read_experiment(path, overrides)
-    check_rounds(experiment.game.num_rounds)
-    return experiment
+# ---- checks of options ----------------------------------------------------------------------------------------------
 
 
 def refuse_options_beside(option: str, allowed: Sequence[str]) -> None:
@@ -299,19 +292,9 @@ def refuse_options_beside(option: str, allowed: Sequence[str]) -> None:
 
 def refuse_idle_options(names: Sequence[str], where: str, remedy: str) -> None:
     """Refuses options that were typed and would change nothing."""
-    for name in names:
-        if is_typed(name):
-            raise BadInput(f"--{name.replace('_', '-')} means nothing {where}. {remedy}")
-
-
-def check_network_options(options: GameOptions) -> None:
-    """Refuses options for edge lists without one, and those for random networks beside one."""
-    if options.graph is not None:
-        where = f"with --graph={str(options.graph)!r}, which says how many there are"
-        refuse_idle_options(["num_clients"], where, "Leave it out.")
-    else:
-        for_files = ["undirected", "isolated", "self_loops"]
-        refuse_idle_options(for_files, "for a random network", "Give --graph, too, or leave it out.")
+    for parameter in _CONTEXT.get().command.params:
+        if parameter.name in names and is_typed(parameter.name):
+            raise BadInput(f"{max(parameter.opts, key=len)} means nothing {where}. {remedy}")
 
 
 def generator(seed: int) -> Any:
@@ -321,54 +304,6 @@ def generator(seed: int) -> Any:
     from mppfl.arrays import require_count
 
     return np.random.default_rng(require_count(seed, "seed", 0))
-
-
-def check_rounds(rounds: int) -> None:
-    """Refuses a number of rounds below 1, or one that no memory holds."""
-    from mppfl.arrays import require_count
-
-    if require_count(rounds, "rounds") > MOST_ROUNDS:
-        raise BadInput(f"rounds={rounds:,} is too many. Ask for at most {MOST_ROUNDS:,}.")
-
-
-def chosen_mechanism(name: str, payment_limit: float | None, fixed_budget: str) -> Mechanism:
-    """The mechanism with its options bound."""
-    from mppfl.game import as_mechanism, budget_limited, dp_fedavg
-
-    if name == "budget_limited":
-        if payment_limit is None:
-            raise BadInput("budget_limited needs --payment-limit, the money it may spend in a round.")
-        return partial(budget_limited, payment_limit=payment_limit)
-    if name == "dp_fedavg":
-        return partial(dp_fedavg, budget=number_or_rule(fixed_budget))
-    return as_mechanism(name)
-
-
-def check_mechanism_options(payment_limit: float | None, fixed_budget: str, mechanisms: Sequence[str]) -> None:
-    """Refuses --payment-limit without budget_limited, and --fixed-budget without dp_fedavg."""
-    for typed, option, mechanism in (
-        (payment_limit is not None, f"--payment-limit={payment_limit}", "budget_limited"),
-        (is_typed("fixed_budget"), f"--fixed-budget={fixed_budget}", "dp_fedavg"),
-    ):
-        if typed and mechanism not in mechanisms:
-            raise BadInput(
-                f"{option} means nothing to {', '.join(mechanisms)}. Choose the mechanism {mechanism}, or leave it out."
-            )
-
-
-def number_or_rule(text: str) -> Any:
-    """ "min", "mean", or the number it spells."""
-    from mppfl.game import LARGEST
-
-    if text in ("min", "mean"):
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        raise BadInput(f'--fixed-budget={text!r} must be "min", "mean" or a number above 0.') from None
-    if LARGEST < number < float("inf"):  # "no limit" is refused by the mechanism, which says so
-        raise BadInput(f"--fixed-budget={text} must be at most {LARGEST:g}: what it costs has no number. Lower it.")
-    return number
 
 
 def check_page(option: str, path: Path) -> None:
@@ -400,9 +335,11 @@ def exact_leak(graph: SocialGraph, attribute: Path) -> LeakModel:
 
 def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:
     """leakage_priced with the leak that the public sample predicts."""
+    from mppfl.game import as_mechanism
     from mppfl.leakage import leakage_priced
 
-    return partial(leakage_priced, leak=model.smooth_total_and_marginal, leak_price=leak_price)
+    options = {"leak": model.smooth_total_and_marginal, "leak_price": leak_price}
+    return as_mechanism(leakage_priced).with_options(**options)
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def show_command(
         str | None,
         inputs.option("--num-examples", "Records of every client, or CSV: name, count; for budgets per record."),
     ] = None,
-    max_hops: inputs.MaxHopsOption = None,
-    hop_decay: inputs.HopDecayOption = None,
+    max_hops: Annotated[int | None, inputs.game_option("max_hops")] = None,
+    hop_decay: Annotated[float | None, inputs.game_option("hop_decay")] = None,
     json: inputs.JsonOption = False,
 ) -> None:
     """Show what each client has spent and what its cap leaves; with --graph also what others' releases reveal of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +16,11 @@ if TYPE_CHECKING:
     from mppfl.leakage import WhoLeaks
 
 
-@inputs.with_game_options
+@inputs.with_game("num_rounds", "participation", "against", "reward_rate")
 def risk_command(
-    options: inputs.GameOptions,
+    asked: inputs.Asked,
     round_index: Annotated[int, inputs.option("--round", "The round whose budgets count.")] = 1,
     mechanism: inputs.MechanismOption = "mppfl",
-    payment_limit: inputs.PaymentOption = None,
-    fixed_budget: inputs.FixedBudgetOption = "min",
     client: Annotated[str | None, typer.Option(help="Explain this client's exposure by source and hop.")] = None,
     top: Annotated[int, typer.Option(help="How many clients to list.")] = 10,
     exposure_sources: inputs.AttributeOption = None,
@@ -46,28 +45,32 @@ def risk_command(
     import numpy as np
 
     from mppfl.arrays import require_count, require_number
-    from mppfl.game import Horizon, checked, doubts_about
+    from mppfl.experiment import build_game, mechanism_of, require_playable
+    from mppfl.game import Horizon, doubts_about
 
     require_count(round_index, "round")
     require_count(top, "top")
     require_number(protect_share, "protect_share", 0.0, 1.0)
     if inputs.is_typed("protect_share") and (client is None or exposure_sources is None):
         raise BadInput(f"--protect-share={protect_share:g} is about one client's leak. Give --client and --attribute.")
-    is_priced = mechanism == inputs.PRICED
+    is_priced, spec = mechanism == inputs.PRICED, asked.game
     if is_priced:
         inputs.check_leak_price(exposure_sources, leak_price)
-    elif leak_price is not None:
-        raise BadInput(f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose {inputs.PRICED}, or omit it.")
-    function = inputs.chosen_mechanism("social_agnostic" if is_priced else mechanism, payment_limit, fixed_budget)
-    inputs.check_mechanism_options(payment_limit, fixed_budget, [mechanism])
-    inputs.check_network_options(options)
+    else:
+        mechanism = asked.one_mechanism(mechanism)
+        if leak_price is not None:
+            raise BadInput(
+                f"--leak-price={leak_price:g} means nothing to {mechanism}. Choose {inputs.PRICED}, or omit it."
+            )
+        require_playable(replace(spec, reward_rate="own"), [mechanism])
     with inputs.working("reading the network"):
-        game = inputs.make_the_game(options)
+        game = build_game(spec)
     with inputs.working("solving"):
-        function = checked(function, mechanism)
         if exposure_sources is not None and leak_price is not None:  # only leakage_priced may have a price
             function = inputs.priced_mechanism(inputs.exact_leak(game.graph, exposure_sources), leak_price)
-        plan = function(game, Horizon(np.array([round_index]), seed=options.seed))
+        else:
+            function = mechanism_of(spec, mechanism)
+        plan = function(game, Horizon(np.array([round_index]), seed=spec.seed))
         terms = plan[0]
         if not np.isfinite(terms.budgets).all():
             raise BadInput(
@@ -77,7 +80,7 @@ def risk_command(
         if client is not None:
             answer["client"] = one_client(game, terms, client, top)
         if exposure_sources is not None or coupling is not None:
-            answer |= leaks(game, terms, exposure_sources, coupling, top, options.seed, client, protect_share)
+            answer |= leaks(game, terms, exposure_sources, coupling, top, spec.seed, client, protect_share)
         answer["notes"] = [*doubts_about(game), *(plan.notes if is_priced else ())]
     inputs.warn(answer["notes"])
     if json:

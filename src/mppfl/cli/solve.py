@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mppfl.cli import inputs
-from mppfl.errors import BadInput
 
 if TYPE_CHECKING:
-    from mppfl.game import Mechanism, Solution
+    from mppfl.game import Solution
 
 
-@inputs.with_game_options
+@inputs.with_game()
 def solve_command(
-    options: inputs.GameOptions,
-    rounds: inputs.RoundsOption = 60,
+    asked: inputs.Asked,
     mechanism: inputs.MechanismOption = "mppfl",
-    participation: Annotated[
-        str,
-        typer.Option(
-            help="Who participates: always, if_better_than_opting_out or if_non_negative.",
-            rich_help_panel=inputs.PRICING,
-        ),
-    ] = "always",
-    reward_rate: Annotated[
-        float | None, typer.Option(help="Fix the reward rate of all rounds.", rich_help_panel=inputs.PRICING)
-    ] = None,
-    payment_limit: inputs.PaymentOption = None,
-    fixed_budget: inputs.FixedBudgetOption = "min",
-    experiment: inputs.ExperimentOption = None,
     device: Annotated[str | None, typer.Option(help="Solve by PyTorch on cuda, cuda:1 or cpu; default: NumPy.")] = None,
     json: inputs.JsonOption = False,
     no_budgets: Annotated[bool, inputs.option("--no-budgets", "Leave budgets out of the JSON.")] = False,
@@ -40,90 +24,27 @@ def solve_command(
     debug: inputs.DebugOption = False,
 ) -> None:
     """Solve the game: what the server pays, and how much privacy each client gives, in every round."""
+    from mppfl.experiment import build_game, require_playable, solve_all
+
     began = time.perf_counter()
-    inputs.check_rounds(rounds)
     if device is not None:
         from mppfl.device import find_device
 
         find_device(device)  # refuses one that does not exist, before anything is read
     if not json:
         inputs.refuse_idle_options(["no_budgets", "prices"], "without --json", "Give --json, too, or leave it out.")
-    if experiment is not None:
-        mechanism, solution = solve_experiment(experiment, mechanism, rounds, device)
-    else:
-        function = inputs.chosen_mechanism(mechanism, payment_limit, fixed_budget)
-        inputs.check_mechanism_options(payment_limit, fixed_budget, [mechanism])
-        inputs.check_network_options(options)
-        if reward_rate is not None and payment_limit is not None:
-            raise BadInput(
-                f"--reward-rate={reward_rate:g} leaves budget_limited no choice, and may cost more than "
-                f"--payment-limit={payment_limit:g}. Leave one of them out."
-            )
-        solution = solve_options(options, mechanism, function, rounds, reward_rate, participation, device)
+    name, spec = asked.one_mechanism(mechanism), asked.game
+    require_playable(spec, [name])
+    with inputs.working("reading the network"):
+        game = build_game(spec, device)
+    with inputs.working(f"solving {game.num_clients:,} clients"):
+        solution = solve_all(spec, [name], game, device)[name]
     inputs.warn(solution.warnings)
     seconds = time.perf_counter() - began
     if json:
-        inputs.print_json(as_json(solution, mechanism, seconds, budgets=not no_budgets, prices=prices))
+        inputs.print_json(as_json(solution, name, seconds, budgets=not no_budgets, prices=prices))
     else:
         show(solution, seconds)
-
-
-def solve_options(
-    options: inputs.GameOptions,
-    mechanism: str,
-    function: Mechanism,
-    rounds: int,
-    reward_rate: float | None,
-    participation: Any,
-    device: str | None,
-) -> Solution:
-    """The game that the command's options describe, solved."""
-    import numpy as np
-
-    from mppfl.arrays import require_number
-    from mppfl.game import LARGEST, follows, solve
-
-    rates = None
-    if reward_rate is not None:
-        rates = np.full(rounds, require_number(reward_rate, "reward_rate", 0.0, LARGEST))
-    with inputs.working("reading the network"):
-        game = inputs.make_the_game(options, device=device)
-    with inputs.working(f"solving {game.num_clients:,} clients"):
-        solution = solve(
-            game,
-            function,
-            num_rounds=rounds,
-            reward_rates=rates,
-            participation=participation,
-            seed=options.seed,
-            device=device,
-        )
-    if rates is not None and not follows(solution.plan, rates):
-        raise BadInput(
-            f"--reward-rate={reward_rate:g} means nothing to {mechanism}, which has prices of its own. Leave it out."
-        )
-    return solution
-
-
-def solve_experiment(path: Path, mechanism: str, rounds: int, device: str | None) -> tuple[str, Solution]:
-    """The mechanism of an experiment file and its solution; mechanism and rounds may be typed."""
-    from mppfl.experiment import game_without_data, solve_all
-    from mppfl.files import toml_value
-
-    overrides = [f"game.num_rounds={rounds}"] if inputs.is_typed("rounds") else []
-    overrides += [f"mechanism={toml_value(mechanism)}"] if inputs.is_typed("mechanism") else []
-    beside = ("mechanism", "rounds", "device", "json", "no_budgets", "prices", "debug")
-    experiment = inputs.read_the_experiment(path, overrides, beside=beside)
-    for several, remedy in (("mechanisms", "Choose one by --mechanism"), ("seeds", "Keep one of them in the file")):
-        values = getattr(experiment, several)
-        if len(values) > 1:
-            names = ", ".join(map(str, values))
-            raise BadInput(f"{path}: {several} are {names}, and solve plays one. {remedy}, or use `mppfl compare`.")
-    (name,), (seed,) = experiment.mechanisms, experiment.seeds
-    with inputs.working("reading the network"):
-        game = game_without_data(experiment, seed, device)
-    with inputs.working(f"solving {game.num_clients:,} clients"):
-        return name, solve_all(experiment, game, seed, device)[name]
 
 
 def as_json(solution: Solution, mechanism: str, seconds: float, *, budgets: bool, prices: bool) -> dict[str, Any]:

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mppfl.cli.inputs import DebugOption, JsonOption, QuietOption, print_fitting, print_json, training_progress
+from mppfl.cli.inputs import (
+    DebugOption,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    print_fitting,
+    print_json,
+    training_progress,
+)
 
 if TYPE_CHECKING:
-    from mppfl.experiment import Experiment, Run
+    from mppfl.experiment import Run
+    from mppfl.spec import Experiment
 
 DISPENSABLE = (
     "seconds",
@@ -31,9 +40,7 @@ SAID_OF_BUDGETS = ("fixed budget", "budget_unit")  # notes without which the fig
 
 def train_command(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a value, as training.clip_norm=0.5; may be repeated.")
-    ] = None,
+    changes: SetOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: the file's.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results; default: the file's, or runs/NAME.")

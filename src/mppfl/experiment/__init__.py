@@ -5,34 +5,18 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
+    from mppfl.spec import Experiment
+
     from .build import (
         Case,
         aggregations_of,
-        clients_of,
-        game_on,
-        game_without_data,
-        mechanism_of,
         model_of,
-        network_of,
         prepare,
-        propagation_of,
         require_capped_clients,
-        solve_all,
         split_of,
-        within_bounds,
-    )
-    from .experiment import (
-        TABLES,
-        Experiment,
-        Family,
-        GameTerms,
-        Network,
-        experiment_from,
-        keys_of,
-        plain_table,
-        read_experiment,
     )
     from .figures import comparison_figure
+    from .file import experiment_from, read_experiment
     from .layout import lay_out
     from .live import (
         LiveAccounts,
@@ -42,6 +26,20 @@ if TYPE_CHECKING:
         is_run,
         marks_of,
         read_live,
+    )
+    from .play import (
+        CONSTANTS,
+        DRAWN_CLIENTS,
+        build_game,
+        clients_of,
+        constant,
+        game_on,
+        mechanism_of,
+        network_of,
+        propagation_of,
+        require_playable,
+        solve_all,
+        under,
     )
     from .provenance import Provenance, provenance_here
     from .run import PrivacyAccounts, Run, comparison_cells, comparison_rows, comparison_table

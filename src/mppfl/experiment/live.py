@@ -27,7 +27,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.experiment.experiment import read_experiment
+from mppfl.experiment.file import read_experiment
 from mppfl.experiment.run import Run
 from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
 from mppfl.files import errors_in_one_line
@@ -182,7 +182,7 @@ def _unfinished(folder: Path) -> LiveRun:
     experiment = read_experiment(folder.parent / EXPERIMENT)
     rounds_done, rounds, clients = _history(folder)
     num_clients = clients["spent"].shape[1]
-    config = experiment.training.config
+    config = experiment.training
     notes = [SIMULATION] if config.noise == "seeded" else []
     accounts, charged = None, np.zeros((0, num_clients))
     mark = _mark(folder / LEDGER)

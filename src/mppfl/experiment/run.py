@@ -100,7 +100,7 @@ class Run:
     Example:
         >>> from mppfl import Experiment, run_experiment
         >>> settings = {"model": "softmax", "local_epochs": 1}
-        >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
+        >>> experiment = Experiment(game={"num_clients": 3, "num_rounds": 2}, training=settings)
         >>> (run,) = run_experiment(experiment)
         >>> run.num_rounds, run.accounts.spent.shape
         (2, (3,))

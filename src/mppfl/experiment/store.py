@@ -35,12 +35,13 @@ from mppfl.arrays import Array
 from mppfl.data import unchangeable
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment.build import Case
-from mppfl.experiment.experiment import Experiment, differences, read_experiment
+from mppfl.experiment.file import differences, read_experiment
 from mppfl.experiment.provenance import Provenance
 from mppfl.experiment.run import PER_ACCOUNT, PrivacyAccounts, Run
 from mppfl.files import LOCK, locked, write_whole
 from mppfl.network import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.spec import Experiment
 from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load_checkpoint, save_checkpoint
 
 KIND, FORMAT = "mppfl run", 1
@@ -89,7 +90,7 @@ def load_run(folder: str | Path) -> Run:
         >>> from tempfile import mkdtemp
         >>> from mppfl import Experiment, load_run, run_experiment
         >>> settings = {"model": "softmax", "local_epochs": 1}
-        >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
+        >>> experiment = Experiment(game={"num_clients": 3, "num_rounds": 2}, training=settings)
         >>> folder = mkdtemp()
         >>> (run,) = run_experiment(experiment, folder=folder)
         >>> load_run(folder).final_accuracy == run.final_accuracy
@@ -411,9 +412,9 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
         _require_same(folder, experiment, stored)
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
-    elif stored.training.config.noise != "seeded" and not _released_nothing(folder, stored):
+    elif stored.training.noise != "seeded" and not _released_nothing(folder, stored):
         raise BadInput(
-            f"{folder} holds the account of real releases (noise={stored.training.config.noise!r}), which must not be "
+            f"{folder} holds the account of real releases (noise={stored.training.noise!r}), which must not be "
             "forgotten. Choose another folder."
         )
 

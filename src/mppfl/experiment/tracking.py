@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment.experiment import Experiment, flat_values
+from mppfl.experiment.file import flat_values
+from mppfl.spec import Experiment
 from mppfl.training import RoundRecord
 
 Tracker = Callable[[Mapping[str, RoundRecord]], None]

@@ -14,12 +14,12 @@ from mppfl.arrays import Array
 from mppfl.data import ClientData
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment.build import model_of, prepare
-from mppfl.experiment.experiment import Experiment
 from mppfl.experiment.provenance import Provenance, provenance_here
 from mppfl.experiment.run import PrivacyAccounts, Run
 from mppfl.experiment.store import storage
 from mppfl.game import Outcome, Solution, evaluate, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
+from mppfl.spec import Experiment
 from mppfl.training import History, Log, RoundRecord, TrainingConfig, epsilon_method, history_of
 
 BY_ORDERS = (
@@ -57,17 +57,17 @@ def run_experiment(
     Example:
         >>> from mppfl import Experiment, run_experiment
         >>> settings = {"model": "softmax", "local_epochs": 1}
-        >>> experiment = Experiment(network={"num_clients": 3}, game={"num_rounds": 2}, training=settings)
+        >>> experiment = Experiment(game={"num_clients": 3, "num_rounds": 2}, training=settings)
         >>> (run,) = run_experiment(experiment, on_round=lambda records: print(records["mppfl"].round_index))
         1
         2
     """
     folder = folder if folder is not None else experiment.output.folder
     with storage(experiment, folder, resume=resume, overwrite=overwrite) as store:
-        _require_device(experiment.training.config.device)
+        _require_device(experiment.training.device)
         from mppfl.training import require_trainable, train_many, training_key  # PyTorch, now that it is needed
 
-        origin = provenance_here(experiment.training.config.device)
+        origin = provenance_here(experiment.training.device)
         cases = prepare(experiment)
         model = model_of(experiment, cases[0].data)
         require_trainable(model, [case.arm() for case in cases])
@@ -157,8 +157,9 @@ def run_from_records(
     settings = {
         "name": name,
         "mechanism": plan.mechanism,
-        "network": {"max_hops": game.propagation.max_hops, "hop_decay": game.propagation.hop_decay},
         "game": {
+            "max_hops": game.propagation.max_hops,
+            "hop_decay": game.propagation.hop_decay,
             "num_rounds": len(plan),
             "externality_strength": game.externality_strength,
             "accuracy_weight": game.accuracy_weight,

@@ -21,24 +21,20 @@ if TYPE_CHECKING:
         influence_between,
         node_paint,
     )
-    from .page import CLIENT_WORDS, FAMILY_NAMES, LEADER_WORDS, PARTICIPATION_WORDS
+    from .page import FAMILY_NAMES, OF_GAME, PARTICIPATION_WORDS, as_levers
     from .round_view import COMPARISON_CHARTS, LEFT_OUT, ROUND_CHARTS, comparison, comparison_charts, round_charts
     from .run_view import RUN_CHARTS, RunReader, ledger_rows, list_runs, run_charts, run_view
     from .server import COOKIE, AccessControl, access_for, address_of, bind, cookie_for, make_app
     from .state import (
-        CLIENTS_ARE,
         COLOURS,
-        KEYS,
-        LEADERS,
-        MECHANISM_OF_LEADER,
-        ONE_OF,
+        READ_AS,
+        SHOWN,
         Choices,
+        ViewState,
         commands,
-        experiment_of,
-        from_query,
-        to_query,
+        from_link,
+        to_link,
         to_toml,
-        with_preset,
     )
     from .world import Memory, Scene, Site, World, require_quick, spent_in, warm_up
 

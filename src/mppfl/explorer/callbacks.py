@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
 from mppfl.charts import Chart, in_words, to_plotly
 from mppfl.errors import BadInput, MppflError
+from mppfl.experiment import CONSTANTS
 from mppfl.explorer.client_view import ClientView, client_panel, client_view, what_if_panel
 from mppfl.explorer.network_view import elements, paint, stylesheet
-from mppfl.explorer.page import SLIDERS, lever
+from mppfl.explorer.page import OF_GAME, RANDOM, SLIDERS, as_levers, lever
 from mppfl.explorer.round_view import comparison, comparison_charts, comparison_table, round_charts, sentence, summary
 from mppfl.explorer.run_view import run_view
-from mppfl.explorer.state import Choices, from_query, to_query, with_preset
+from mppfl.explorer.state import Choices, ViewState, constants_of, from_link, to_link
 from mppfl.explorer.world import Scene, Site
+from mppfl.fields import from_text, hints
+from mppfl.game import find_mechanism
+from mppfl.spec import FAMILY_OPTIONS, WEIGHT_OPTIONS, GameSpec
 
 log = logging.getLogger(__name__)
 
-LEVERS = tuple(field.name for field in fields(Choices))
-STORED = ("opened", "isolated", "self_loops")  # fields that are kept in a Store, not in an input
+LEVERS = tuple(as_levers(Choices()))
+STORED = ("opened", "rest")  # fields that are kept in a Store, not in an input
 MOST_NAMES = 2_000  # offered while a client's name is typed
 
 
@@ -31,25 +35,25 @@ MOST_NAMES = 2_000  # offered while a client's name is typed
 
 def answer(site: Site, choices: Choices, dark: bool) -> dict[str, Any]:
     """What follows the levers in the tab that is open: alert, summary, texts by id, paint of the network, plots."""
-    if choices.tab == "run":
+    if choices.view.tab == "run":
         return {"alert": "", "summary": "trainings, finished and running" if site.runs is not None else ""}
     # The picture first: on a large network it is there long before the game is solved.
-    picture = site.world.picture(choices) if choices.tab == "network" else None
+    picture = site.world.picture(choices) if choices.view.tab == "network" else None
     scene = site.world.scene(choices)
     alert = " ".join(map(sentence, scene.solution.warnings))
     said: dict[str, Any] = {"alert": alert, "summary": summary(scene)}
-    if choices.tab == "rounds":
+    if choices.view.tab == "rounds":
         return said | {"plots": plots_of(round_charts(scene), dark)}
     if picture is None:
         compared = comparison(site.world, choices)
         texts = {"comparison-table": str(comparison_table(compared))}
         return said | {"texts": texts, "plots": plots_of(comparison_charts(compared), dark)}
-    view, error = _view_of(scene, choices.client)
+    view, error = _view_of(scene, choices.view.client)
     painted, legend = paint(picture, scene, view, dark)
     texts = {
         "legend": str(legend),
         "client-panel": str(client_panel(scene, view)),
-        "what-if": str(what_if_panel(scene, view, choices.other, choices.event)),
+        "what-if": str(what_if_panel(scene, view, choices.view.other, choices.view.event)),
     }
     return said | {"alert": f"{error} {alert}".strip(), "texts": texts, "paint": painted}
 
@@ -73,7 +77,7 @@ def plots_of(charts: Sequence[Chart], dark: bool) -> list[dict[str, Any]]:
 
 def drawn(site: Site, choices: Choices) -> tuple[Any, Any, Any, str]:
     """Elements of the picture, the way back out of opened communities, names to choose from, and what was left out."""
-    picture, names = site.world.picture(choices), site.world.names(choices)
+    picture, names = site.world.picture(choices), site.world.names(choices.game)
     trail: list[Any] = []
     if len(picture.trail) > 1:
         for depth, words in enumerate(picture.trail[:-1]):
@@ -85,34 +89,37 @@ def drawn(site: Site, choices: Choices) -> tuple[Any, Any, Any, str]:
 
 
 def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
-    """The levers' values as Choices; an empty number is the start's."""
-    if not state.get("network"):  # the start's would be shown in place of the one that somebody asked for
+    """The levers' values as Choices; an empty number is the start's, and what a lever cannot mean here is left out."""
+    if not state.get("graph"):  # the start's would be shown in place of the one that somebody asked for
         raise BadInput("no network is chosen. Choose one of the list.")
-    return Choices(**{name: _from_lever(name, state.get(name), getattr(start, name)) for name in LEVERS})
+    begun = as_levers(start)
+    held = {name: _from_lever(name, state.get(name), begun[name]) for name in LEVERS}
+    view = ViewState(**{name: held[name] for name in hints(ViewState)})
+    game = held["rest"] | {name: held[name] for name in OF_GAME}
+    if game["graph"] == RANDOM:
+        idle = ["graph", "undirected", "isolated", "self_loops"]
+    else:
+        idle = ["family", "num_clients", *WEIGHT_OPTIONS, *chain.from_iterable(FAMILY_OPTIONS.values())]
+    idle += [] if game["participation"] == "rational" else ["against"]
+    idle += [] if find_mechanism(view.mechanism).option == "payment_limit" else ["payment_limit"]
+    usual = as_levers(Choices(GameSpec(preset=game["preset"])))  # which need not be said
+    kept = {name: value for name, value in game.items() if name not in idle and value != usual.get(name)}
+    kept |= {"undirected": True} if kept.get("undirected") else {}
+    kept["fixed_budget"] = from_text(hints(GameSpec)["fixed_budget"], game["fixed_budget"])
+    return Choices(GameSpec(**{**kept, "preset": game["preset"]}), view)
 
 
 def _property(name: str) -> str:
     return "data" if name in STORED else "value"
 
 
-def _as_lever(name: str, value: Any) -> Any:
-    """A field's value as its component holds it."""
-    if name == "undirected":
-        return ["yes"] if value else []
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _from_lever(name: str, value: Any, default: Any) -> Any:
-    """A field's value from what its component holds; an empty number is the default."""
-    if name == "undirected":
-        return bool(value)
-    if isinstance(default, tuple):
-        return tuple(value or ())
+def _from_lever(name: str, value: Any, begun: Any) -> Any:
+    """What a component holds; an empty number is what it held at first."""
     if name == "budget_max":
         return None if value in (None, "") else float(value)
     if value is None:
-        return "" if name in ("client", "other") else default
-    return value if isinstance(default, str) else type(default)(float(value))
+        return "" if name in ("client", "other") else begun
+    return type(begun)(float(value)) if isinstance(begun, (int, float)) else value
 
 
 # ---- what the page asks --------------------------------------------------------------------------------------------
@@ -126,17 +133,17 @@ def connect(app: Dash, site: Site) -> None:
         [Output(lever(name), _property(name)) for name in LEVERS] + [Output("linked", "data")],
         Input("url", "search"),
     )
-    def from_link(search: str | None) -> list[Any]:
+    def levers_of_link(search: str | None) -> list[Any]:
         """The levers as the link says; what is wrong in it is told, and the levers stay."""
         nothing = [no_update] * len(LEVERS)
         if not search:
             return [*nothing, None]
         try:
-            choices = from_query(search)
-            site.world.require_network(choices.network)
+            choices = from_link(search)
+            site.world.require_files(choices.game)
         except MppflError as error:
             return [*nothing, str(error)]
-        return [*(_as_lever(name, getattr(choices, name)) for name in LEVERS), None]
+        return [*as_levers(choices).values(), None]
 
     @app.callback(
         Output("picture", "data"),
@@ -176,13 +183,13 @@ def connect(app: Dash, site: Site) -> None:
             log.exception("the page could not be answered")
             words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}."
             return {"alert": f"{words} This is a fault in mppfl; please report it."}, no_update
-        answered |= {"alert": linked or answered["alert"], "query": to_query(choices)}
+        answered |= {"alert": linked or answered["alert"], "query": to_link(choices)}
         if "paint" in answered:
             answered["paint"] |= {"sequence": state["sequence"], "picture": key}
         if "plots" in answered:
             charts = answered["plots"]
-            answered["plots"] = {"tab": choices.tab, "sequence": state["sequence"], "charts": charts}
-        return answered, no_update if most == choices.num_rounds else choices.num_rounds
+            answered["plots"] = {"tab": choices.view.tab, "sequence": state["sequence"], "charts": charts}
+        return answered, no_update if most == choices.game.num_rounds else choices.game.num_rounds
 
     @app.callback(
         Output("run-answer", "data"),
@@ -214,17 +221,14 @@ def connect(app: Dash, site: Site) -> None:
             return no_update
         return opened[: int(ctx.triggered_id["trail"])]
 
-    constants = ("max_hops", "hop_decay", "externality_strength", "accuracy_weight")
-
     @app.callback(
-        [Output(lever(name), "value", allow_duplicate=True) for name in constants],
+        [Output(lever(name), "value", allow_duplicate=True) for name in CONSTANTS],
         Input("constants", "n_clicks"),
         State(lever("preset"), "value"),
         prevent_initial_call=True,
     )
     def of_preset(_: int | None, name: Any) -> list[Any]:
-        choices = with_preset(site.start, name)
-        return [getattr(choices, constant) for constant in constants]
+        return list(constants_of(GameSpec(preset=name)).values())
 
     @app.callback(Output("graph", "stylesheet"), Input("theme", "data"))
     def themed(theme: str | None) -> Any:
@@ -258,7 +262,7 @@ def _in_the_browser(app: Dash) -> None:
         run("answered", applied, Input(store, "data"), prevent_initial_call=True)
     run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
     run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
-    shown = [Input(lever(name), "value") for name in ("tab", "clients_are", "leader", "network")]
+    shown = [Input(lever(name), "value") for name in ("tab", "mechanism", "graph", "participation")]
     run("shown", Output("clock", "disabled"), shown)
     for slider in SLIDERS:
         run("words", Output(f"value-{slider.field}", "children"), Input(lever(slider.field), "value"))

@@ -17,6 +17,8 @@ from mppfl.game import Game, equilibrium_at, privacy_cost, privacy_loss, server_
 from mppfl.network import Walk, exposure_sources, strongest_walks
 from mppfl.text import number
 
+SETTLED = 1e-6  # residual of budgets that are an equilibrium
+
 
 @dataclass(frozen=True, slots=True)
 class ExposureSource:
@@ -163,7 +165,7 @@ def what_if(scene: Scene, client: int, other: int, event: Literal["leaves", "dou
         raise BadInput(f"client {scene.names[client]!r} cannot be its own other. Choose another client who {event}.")
     moved = before.copy()
     moved[other] = 0.0 if event == "leaves" else 2 * before[other]
-    responds = scene.choices.clients_are == "mppfl"
+    responds = scene.solution.verification.residual < SETTLED  # in equilibrium: they know the network
     after = _settled_anew(scene, moved, other) if responds else moved
     return WhatIf(
         client=client,
@@ -182,7 +184,7 @@ def _settled_anew(scene: Scene, moved: Array, other: int) -> Array:
     """The equilibrium at the same prices with `other` held at its new budget."""
     game = scene.solution.game
     low, high = game.clients.budget_min.copy(), game.clients.budget_max.copy()
-    if scene.choices.participation != "always":
+    if scene.choices.game.participation != "everyone":
         outside = scene.budgets <= 0
         low[outside] = high[outside] = 0.0
     low[other] = high[other] = moved[other]

@@ -451,8 +451,10 @@ def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool
 
 def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Markup]:
     """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
-    values, words = scene.coloured_by(scene.choices.colour)
-    colours, scale = node_paint(community_values(picture, values), dark, diverging=scene.choices.colour == "utility")
+    values, words = scene.coloured_by(scene.choices.view.colour)
+    colours, scale = node_paint(
+        community_values(picture, values), dark, diverging=scene.choices.view.colour == "utility"
+    )
     painted: dict[str, Any] = {"colours": colours, "communities": picture.is_community}
     painted |= {"chosen": None, "sources": [], "walks": []}
     if view is not None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import dash_cytoscape as cytoscape
 from dash import dcc, html
 
-from mppfl.experiment import Family
 from mppfl.explorer.network_view import stylesheet
-from mppfl.explorer.state import CLIENTS_ARE, COLOURS, LEADERS, Choices
-from mppfl.game import PRESETS, Participation
+from mppfl.explorer.state import COLOURS, READ_AS, SHOWN, Choices, constants_of, num_clients_of
+from mppfl.fields import about
+from mppfl.game import MECHANISMS, PRESETS
+from mppfl.spec import Family, GameSpec
 
 STORES = (
     "state",
@@ -34,22 +34,6 @@ FAMILY_NAMES = {
     "stochastic_block": "communities (stochastic blocks)",
     "skewed": "skewed popularity",
 }
-CLIENT_WORDS = {
-    "mppfl": "know the network (MPPFL)",
-    "social_agnostic": "answer as if alone (SA)",
-    "random": "random budgets",
-    "dp_fedavg": "one fixed budget (DP-FedAvg)",
-    "sarda_like": "SARDA-like",
-    "sarda_r": "SARDA-r",
-}
-LEADER_WORDS = {
-    "mean_field": "the paper's server (mean field)",
-    "anticipating": "foresees exposure (exact)",
-    "noise_aware": "noise-aware weights",
-    "budget_limited": "with a payment limit",
-    "pigouvian": "welfare prices (Pigou)",
-    "personalised": "a price for each client",
-}
 COLOUR_WORDS = {
     "budget": "budget",
     "own_risk": "own risk so far",
@@ -57,52 +41,43 @@ COLOUR_WORDS = {
     "utility": "utility",
 }
 PARTICIPATION_WORDS = {
-    "always": "everybody, always",
-    "if_better_than_opting_out": "who gains by joining",
-    "if_non_negative": "who does not lose",
+    "everyone": "everybody",
+    "voluntary": "who gives a budget",
+    "rational": "who gains by participating",
 }
+AGAINST_WORDS = {"staying_out": "than by staying out", "nothing": "than nothing"}
 
 
-@dataclass(frozen=True, slots=True)
-class Slider:
-    """A lever that is drawn along: its letter, what it is, and between what it moves."""
+class Slider(NamedTuple):
+    """A lever that is drawn along: what it is called, and between what it moves."""
 
     field: str
     words: str
     low: float
     high: float
     step: float
-    help: str
 
 
 SLIDERS = (
-    Slider(
-        "externality_strength",
-        "α · strength of exposure",
-        0.0,
-        0.3,
-        0.005,
-        "What others' budgets add to one's own privacy loss; no unit.",
-    ),
-    Slider("max_hops", "K · longest walk", 1, 10, 1, "Links along which privacy leaks."),
-    Slider("hop_decay", "λ · decay per hop", 0.05, 0.95, 0.05, "Decay factor per hop; no unit."),
-    Slider(
-        "accuracy_weight",
-        "τ · weight of accuracy",
-        0.05,
-        0.95,
-        0.05,
-        "The server's weight on accuracy; the rest is on payments.",
-    ),
-    Slider("num_rounds", "rounds", 1, 200, 1, "How many rounds are played."),
+    Slider("externality_strength", "α · strength of exposure", 0.0, 0.3, 0.005),
+    Slider("max_hops", "K · longest walk", 1, 10, 1),
+    Slider("hop_decay", "λ · decay per hop", 0.05, 0.95, 0.05),
+    Slider("accuracy_weight", "τ · weight of accuracy", 0.05, 0.95, 0.05),
+    Slider("num_rounds", "rounds", 1, 200, 1),
 )
+RANDOM = "random"  # what the lever of the network holds where there is no file
+OF_GAME = (  # fields of the game that have a lever of their own
+    *("graph", "undirected", "family", "num_clients", "seed", "preset", *(slider.field for slider in SLIDERS)),
+    *("payment_limit", "fixed_budget", "budget_min", "budget_max", "participation", "against"),
+)
+Start = Mapping[str, Any]  # what the levers hold at first, by field
 
 
 # ---- levers --------------------------------------------------------------------------------------------------------
 
 
 def lever(field: str) -> str:
-    """The id of the component that holds a field of Choices."""
+    """The id of the component that holds a field of the game or the view."""
     return f"lever-{field}"
 
 
@@ -114,21 +89,36 @@ def _labelled(field: str, words: Any, control: Any, **label: str) -> html.Div:
     return html.Div([html.Label(words, htmlFor=lever(field), **label), control], className="lever")
 
 
-def _select(field: str, words: str, names: Mapping[str, str], start: Choices) -> html.Div:
-    value = getattr(start, field)
+def as_levers(choices: Choices) -> dict[str, Any]:
+    """What the levers hold: every field that has one, and in "rest" what else the game says."""
+    game, view = choices.game, choices.view.values()
+    values = game.values() | constants_of(game) | view
+    values |= {"graph": game.graph or RANDOM, "undirected": ["yes"] if game.undirected else []}
+    values |= {"family": game.family or "erdos_renyi", "num_clients": num_clients_of(game)}
+    values |= {"payment_limit": game.payment_limit or 1.0, "opened": list(view["opened"]), "runs": list(view["runs"])}
+    values["fixed_budget"] = str(game.fixed_budget)
+    rest = {name: value for name, value in game.changed().items() if name not in OF_GAME}
+    rest = (READ_AS if game.graph is None else {}) | rest
+    return {name: values[name] for name in (*OF_GAME, *view)} | {"rest": rest}
+
+
+def _select(field: str, words: str, names: Mapping[str, str], start: Start) -> html.Div:
+    value = start[field]
     box = dcc.Dropdown(_options(names), value, id=lever(field), clearable=False, searchable=False, className="select")
     return _labelled(field, words, box, id=f"words-{field}")
 
 
-def _slider(slider: Slider, start: Choices) -> html.Div:
+def _slider(slider: Slider, start: Start) -> html.Div:
     field, ends = slider.field, {"min": slider.low, "max": slider.high, "step": slider.step}
-    control = dcc.Input(id=lever(field), type="range", value=getattr(start, field), **ends)
-    return _labelled(field, [f"{slider.words} ", html.Output(id=f"value-{field}")], control, title=slider.help)
+    control = dcc.Input(id=lever(field), type="range", value=start[field], **ends)
+    return _labelled(
+        field, [f"{slider.words} ", html.Output(id=f"value-{field}")], control, title=about(GameSpec, field).help
+    )
 
 
-def _number(field: str, words: str, start: Choices, low: float, high: float | None, step: Any) -> html.Div:
+def _number(field: str, words: str, start: Start, low: float, high: float | None, step: Any) -> html.Div:
     limits = {"min": low} | ({} if high is None else {"max": high})
-    value = getattr(start, field)
+    value = start[field]
     box = dcc.Input(id=lever(field), type="number", value=value, step=step, debounce=True, **limits)
     return _labelled(field, words, box)
 
@@ -146,8 +136,8 @@ def _text(field: str, words: str) -> html.Div:
     return _labelled(field, words, box)
 
 
-def _radio(field: str, names: Mapping[str, str], start: Choices, style: str = "choice") -> dcc.RadioItems:
-    return dcc.RadioItems(_options(names), getattr(start, field), id=lever(field), inline=True, className=style)
+def _radio(field: str, names: Mapping[str, str], start: Start, style: str = "choice") -> dcc.RadioItems:
+    return dcc.RadioItems(_options(names), start[field], id=lever(field), inline=True, className=style)
 
 
 def _download(name: str, words: str, style: str = "") -> html.A:
@@ -160,20 +150,20 @@ def _download(name: str, words: str, style: str = "") -> html.A:
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 
-def page(start: Choices, networks: Mapping[str, str], runs: Sequence[str]) -> html.Div:
+def page(choices: Choices, networks: Mapping[str, str], runs: Sequence[str]) -> html.Div:
     """Everything that is there before anything is computed.
 
-    start     what is chosen when no link says otherwise
-    networks  names of those there are, by their key in Choices
+    choices   what is chosen when no link says otherwise
+    networks  names of those there are, by the paths of their files
     """
+    start = as_levers(choices)
     figures = html.Div(_tabs(start, runs), id="figures", className="figures")
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             *(dcc.Store(id=name) for name in STORES),
             dcc.Store(id=lever("opened"), data=[]),
-            dcc.Store(id=lever("isolated"), data=start.isolated),
-            dcc.Store(id=lever("self_loops"), data=start.self_loops),
+            dcc.Store(id=lever("rest"), data=start["rest"]),
             html.A("Skip to the figures", href="#figures", className="skip"),
             _header(),
             html.Div(id="alert", role="alert", className="alert"),
@@ -197,16 +187,25 @@ def _header() -> html.Header:
     return html.Header([html.Div(title, className="title"), html.Div(actions, className="actions")], className="top")
 
 
-def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
+def _of_mechanism(option: str, control: html.Div) -> html.Div:
+    """A lever that explorer.js shows beside the mechanism whose option it is."""
+    owner = next(name for name in SHOWN if MECHANISMS[name].option == option)
+    return html.Div(control, **{"data-mechanism": owner})
+
+
+def _levers(start: Start, networks: Mapping[str, str]) -> html.Div:
     families = {name: FAMILY_NAMES[name] for name in get_args(Family)}
-    rules = {name: PARTICIPATION_WORDS[name] for name in get_args(Participation)}
+    fixed = {"min": "the least anybody gives", "mean": "the mean"}
     both_ways = dcc.Checklist(
-        [{"label": "every edge runs both ways", "value": "yes"}], [], id=lever("undirected"), className="choice"
+        [{"label": "every edge runs both ways", "value": "yes"}],
+        start["undirected"],
+        id=lever("undirected"),
+        className="choice",
     )
     return html.Div(
         [
             html.H2("Network", id="h-network"),
-            _select("network", "Links", networks, start),
+            _select("graph", "Edges", networks, start),
             html.Div(
                 [
                     _select("family", "Family", families, start),
@@ -220,19 +219,9 @@ def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
             _select("preset", "Clients' costs", {name: name for name in PRESETS}, start),
             html.Button("α, K, λ and τ of these costs", id="constants", type="button", className="small"),
             *(_slider(slider, start) for slider in SLIDERS),
-            _select("clients_are", "Mechanism: clients", {name: CLIENT_WORDS[name] for name in CLIENTS_ARE}, start),
-            html.Div(
-                _select("leader", "Leader: the server", {name: LEADER_WORDS[name] for name in LEADERS}, start),
-                id="leader-lever",
-            ),
-            html.Div(
-                _number("payment_limit", "Payment limit (money per round)", start, 0, None, "any"),
-                id="payment-lever",
-            ),
-            html.Div(
-                _select("fixed_budget", "Fixed budget", {"min": "the least anybody gives", "mean": "the mean"}, start),
-                id="fixed-lever",
-            ),
+            _select("mechanism", "Mechanism", {name: MECHANISMS[name].title for name in SHOWN}, start),
+            _of_mechanism("payment_limit", _number("payment_limit", "Payment limit (money)", start, 0, None, "any")),
+            _of_mechanism("fixed_budget", _select("fixed_budget", "Fixed budget", fixed, start)),
             html.Fieldset(
                 [
                     html.Legend("Bounds (ρ of each round)"),
@@ -240,7 +229,8 @@ def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
                     _number("budget_max", "most (empty: none)", start, 0, None, "any"),
                 ]
             ),
-            _select("participation", "Who participates", rules, start),
+            _select("participation", "Who participates", PARTICIPATION_WORDS, start),
+            html.Div(_select("against", "Gains more", AGAINST_WORDS, start), id="against-lever"),
         ],
         className="levers",
         role="region",
@@ -248,7 +238,7 @@ def _levers(start: Choices, networks: Mapping[str, str]) -> html.Div:
     )
 
 
-def _tabs(start: Choices, runs: Sequence[str]) -> list[Any]:
+def _tabs(start: Start, runs: Sequence[str]) -> list[Any]:
     compared = "Every mechanism on this network: at MPPFL's reward rates (common), and with its own server (own)."
     panels = {
         "network": [_picture(start), _client(start)],
@@ -274,8 +264,8 @@ def _table(name: str, words: str) -> html.Div:
     return html.Div(id=name, className="scroll", tabIndex=0, role="region", **{"aria-label": words})
 
 
-def _picture(start: Choices) -> html.Div:
-    round_shown = dcc.Input(id=lever("round_shown"), type="range", min=1, max=start.num_rounds, step=1, value=1)
+def _picture(start: Start) -> html.Div:
+    round_shown = dcc.Input(id=lever("round_shown"), type="range", min=1, max=start["num_rounds"], step=1, value=1)
     graph = cytoscape.Cytoscape(
         id="graph",
         elements=[],
@@ -310,7 +300,7 @@ def _picture(start: Choices) -> html.Div:
     )
 
 
-def _client(start: Choices) -> html.Div:
+def _client(start: Start) -> html.Div:
     events = {"leaves": "leaves", "doubles": "doubles its budget"}
     return html.Div(
         [

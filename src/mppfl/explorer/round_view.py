@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from mppfl.charts import MECHANISM_SLOTS, ROUNDS, Axis, Bars, Chart, Line, Point
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment import mechanism_of
 from mppfl.explorer.markup import table, tag
-from mppfl.explorer.state import Choices, fixed_budget_of
+from mppfl.explorer.state import Choices
 from mppfl.explorer.world import Scene, World, game_key
-from mppfl.game import COMPARED, Convention, Row, compare, dp_fedavg
+from mppfl.game import COMPARED, Convention, Row, compare
 from mppfl.text import number
 
 ALL_BELOW = 20_000  # clients whose budgets are all read for every round; of more, a sample
@@ -180,7 +179,7 @@ def _sample(size: int, all_below: int) -> IntArray | None:
 
 def _chosen_client(scene: Scene) -> int | None:
     try:
-        return scene.solution.game.graph.index(scene.choices.client) if scene.choices.client else None
+        return scene.solution.game.graph.index(scene.choices.view.client) if scene.choices.view.client else None
     except UnknownClient:  # it was of another network
         return None
 
@@ -216,7 +215,7 @@ class ComparisonView:
 
 def comparison(world: World, choices: Choices) -> ComparisonView:
     """The rows of `mppfl compare --experiment FILE --mechanisms all`; kept in the world, whichever of them is shown."""
-    size = world.graph(choices).num_clients
+    spec, size = choices.game, world.graph(choices.game).num_clients
     if size > MOST_COMPARED:
         raise BadInput(
             f"a comparison of {len(COMPARED)} mechanisms on {size:,} clients takes minutes. Use `mppfl compare`, or a "
@@ -224,14 +223,12 @@ def comparison(world: World, choices: Choices) -> ComparisonView:
         )
 
     def make() -> ComparisonView:
-        experiment = world.experiment(choices)
-        functions = {name: mechanism_of(experiment, name) for name in COMPARED}
-        functions["dp_fedavg"] = partial(dp_fedavg, budget=fixed_budget_of(choices.fixed_budget))  # whatever is shown
-        rows = compare(world.game(choices), functions, num_rounds=choices.num_rounds, seed=choices.seed)
-        notes = (LEFT_OUT,) if choices.participation != "always" else ()
-        return ComparisonView(tuple(rows), choices.num_rounds, notes)
+        functions = {name: mechanism_of(spec, name) for name in COMPARED}
+        rows = compare(world.game(spec), functions, num_rounds=spec.num_rounds, seed=spec.seed)
+        notes = (LEFT_OUT,) if spec.participation != "everyone" else ()
+        return ComparisonView(tuple(rows), spec.num_rounds, notes)
 
-    key = (game_key(choices), choices.num_rounds, choices.fixed_budget, choices.participation)
+    key = (game_key(spec), spec.num_rounds, spec.fixed_budget, spec.participation)
     made: ComparisonView = world.remembered("comparison", key, make)
     return made
 

@@ -26,7 +26,7 @@ from flask import Flask, Request, Response, redirect, request
 from mppfl.errors import BadInput, MppflError
 from mppfl.explorer.callbacks import connect
 from mppfl.explorer.page import page
-from mppfl.explorer.state import commands, from_query, to_query, to_toml
+from mppfl.explorer.state import commands, from_link, to_link, to_toml
 from mppfl.explorer.world import Scene, Site
 
 ASSETS = Path(__file__).parent / "assets"
@@ -122,9 +122,9 @@ def bind(app: Dash, host: str, port: int) -> Any:
 
 def download(site: Site, name: str, query: str) -> tuple[str, str]:
     """Type and text of a file for the state of the page that the query holds."""
-    choices = from_query(query)
+    choices = from_link(query)
     if name == "experiment.toml":  # sent as state.DOWNLOADED, the name that the file itself speaks of
-        return "application/toml", to_toml(choices, site.world.source(choices))
+        return "application/toml", to_toml(choices)
     if name not in ("data.csv", "data.json"):
         raise BadInput(f"{name[:60]!r} is not made here. Ask for data.csv, data.json or experiment.toml.")
     scene = site.world.scene(choices)
@@ -137,9 +137,9 @@ def download(site: Site, name: str, query: str) -> tuple[str, str]:
         return "text/csv", text.getvalue()
     shown = scene.round_index - 1
     content = {
-        "link": to_query(choices),
+        "link": to_link(choices),
         "commands": list(commands(choices)),
-        "mechanism": choices.mechanism,
+        "mechanism": choices.view.mechanism,
         "round_index": scene.round_index,
         "reward_rate": float(scene.solution.plan.reward_rates[shown]),
         "server_cost": float(scene.solution.outcome.server_costs[shown]),

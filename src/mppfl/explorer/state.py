@@ -1,40 +1,26 @@
-"""Choices: the state of the page as one value, which is also a link, an experiment file and command lines."""
+"""Choices: the state of the page as one value, a game and a view of it, which is also a link and an experiment file."""
 
 from __future__ import annotations
 
-import math
-import re
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl, urlencode
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
 
-from mppfl.arrays import require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.experiment import Experiment, Family, GameTerms, Network, plain_table
-from mppfl.files import toml_text as write_toml
-from mppfl.game import Participation, PresetName, preset
-from mppfl.network import Isolated, SelfLoops
+from mppfl.experiment import CONSTANTS, DRAWN_CLIENTS, constant, under
+from mppfl.fields import About, Spec, from_query, to_query
+from mppfl.files import toml_text
+from mppfl.game import MECHANISMS, find_mechanism
+from mppfl.spec import GameSpec, table_of
 
 Colour = Literal["budget", "own_risk", "external_risk", "utility"]
 Event = Literal["leaves", "doubles"]
+Tab = Literal["network", "rounds", "comparison", "run"]
 
-CLIENTS_ARE = ("mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like", "sarda_r")
-MECHANISM_OF_LEADER: dict[str, str] = {
-    "mean_field": "mppfl",
-    "anticipating": "mppfl_exact",
-    "noise_aware": "mppfl_noise_aware",
-    "budget_limited": "budget_limited",
-    "pigouvian": "pigouvian",
-    "personalised": "personalised",
-}
-LEADERS = tuple(MECHANISM_OF_LEADER)
 COLOURS: tuple[Colour, ...] = get_args(Colour)
 EVENTS: tuple[Event, ...] = get_args(Event)
-TABS = ("network", "rounds", "comparison", "run")
-NETWORKS = ("random", "file", "run")
+SHOWN = tuple(name for name in MECHANISMS if name != "noiseless")  # without noise there is no budget to show
+READ_AS: dict[str, Any] = {"isolated": "keep", "self_loops": "drop"}  # how the page begins with a file of edges
 MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten million edges has
     "erdos_renyi": 3_000,
     "stochastic_block": 15_000,
@@ -44,292 +30,90 @@ MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten
 }
 MOST_ROUNDS, MOST_HOPS = 1_000, 50
 DOWNLOADED = "mppfl-experiment.toml"  # the name of the experiment file as a download
-LONGEST_LINK = 20_000  # characters
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ViewState(Spec):
+    """What is looked at: the mechanism that plays the game, and where the reader stands in its answer."""
+
+    mechanism: Annotated[str, About("Pricing mechanism.")] = "mppfl"
+    tab: Annotated[Tab, About("What is open.")] = "network"
+    round_shown: Annotated[int, About("The round shown; the last one where there are fewer.", "", 1)] = 1
+    colour: Annotated[Colour, About("What a client's colour says.")] = "budget"
+    client: Annotated[str, About("Name of the chosen client.")] = ""
+    other: Annotated[str, About("Name of the client who leaves or doubles its budget.")] = ""
+    event: Annotated[Event, About("What the other client does.")] = "leaves"
+    opened: Annotated[tuple[int, ...], About("Communities opened, from the outside in.", "", 0)] = ()
+    runs: Annotated[tuple[str, ...], About("Runs laid over each other.")] = ()
+
+    def _check(self) -> None:
+        find_mechanism(self.mechanism)
+        if self.mechanism == "noiseless":
+            raise BadInput("mechanism='noiseless' has no budgets to show. Choose a mechanism with noise.")
+        if not all(self.runs) or len(set(self.runs)) < len(self.runs):
+            raise BadInput(f"runs={', '.join(self.runs)!r:.60} must be names of runs, each once.")
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The whole state of the page.
+    """The whole state of the page: a game that it can show, and the view of it."""
 
-    network               "random", "file" (that of --graph) or "run" (that of --run)
-    family, num_clients   of the random network; `seed` draws it, and the clients' costs on any network
-    undirected, isolated, self_loops     how a file of edges is read
-    clients_are           who the clients are: "mppfl" (they know the network), or a mechanism of another kind
-    leader                how the server sets prices for clients who know the network; means nothing to others
-    payment_limit         money per round of the leader budget_limited
-    fixed_budget          ρ_0 where clients_are is "dp_fedavg": "min", "mean" or a number
-    budget_min, budget_max    bounds on a budget of a round, for everybody
-    round_shown           the last round is shown where there are fewer
-    colour                what a client's colour says
-    client, other, event  names of the chosen client, and of the one who leaves or doubles its budget
-    opened                communities opened, from the outside in
-    runs                  runs laid over each other
-    """
-
-    network: str = "random"
-    family: Family = "erdos_renyi"
-    num_clients: int = 20
-    seed: int = 0
-    undirected: bool = False
-    isolated: Isolated = "keep"
-    self_loops: SelfLoops = "drop"
-    preset: PresetName = "paper-like"
-    max_hops: int = 5
-    hop_decay: float = 0.9
-    externality_strength: float = 0.05
-    accuracy_weight: float = 0.5
-    num_rounds: int = 60
-    clients_are: str = "mppfl"
-    leader: str = "mean_field"
-    payment_limit: float = 1.0
-    fixed_budget: str = "min"
-    budget_min: float = 0.0
-    budget_max: float | None = None
-    participation: Participation = "always"
-    round_shown: int = 1
-    colour: str = "budget"
-    client: str = ""
-    other: str = ""
-    event: str = "leaves"
-    tab: str = "network"
-    opened: tuple[int, ...] = ()
-    runs: tuple[str, ...] = ()
+    game: GameSpec = field(default_factory=GameSpec)
+    view: ViewState = field(default_factory=ViewState)
 
     def __post_init__(self) -> None:
-        for name, allowed in ONE_OF.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise BadInput(f"{name}={value!r:.60} must be one of {', '.join(allowed)}.")
-        most = MOST_DRAWN[self.family]
-        if require_count(self.num_clients, "num_clients", 2) > most and self.network == "random":
-            raise BadInput(
-                f"num_clients={self.num_clients:,} is too many for a random {self.family} on this page. "
-                f"Ask for at most {most:,}, or give a file."
-            )
-        require_count(self.seed, "seed", 0)
-        _count_up_to(self.max_hops, "max_hops", MOST_HOPS)
-        _count_up_to(self.num_rounds, "num_rounds", MOST_ROUNDS)
-        require_count(self.round_shown, "round_shown")
-        require_number(self.hop_decay, "hop_decay", 0.0, 1.0)
-        require_number(self.externality_strength, "externality_strength", 0.0, 1e6, open_ends=False)
-        require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0)
-        require_number(self.payment_limit, "payment_limit", 0.0, math.inf)
-        fixed_budget_of(self.fixed_budget)
-        require_number(self.budget_min, "budget_min", 0.0, 1e300, open_ends=False)
-        if self.budget_max is not None:
-            require_number(self.budget_max, "budget_max", 0.0, math.inf)
-            if self.budget_max < self.budget_min:
-                raise BadInput(f"budget_max={self.budget_max:g} is below budget_min={self.budget_min:g}. Raise it.")
-        for community in self.opened:
-            require_count(community, "opened", 0)
-        if not all(self.runs) or len(set(self.runs)) < len(self.runs):
-            raise BadInput(f"runs={', '.join(self.runs)!r:.60} must be names of runs, each once.")
-
-    @property
-    def mechanism(self) -> str:
-        """The name in mppfl.game.mechanisms of what `clients_are` and `leader` together mean."""
-        return MECHANISM_OF_LEADER[self.leader] if self.clients_are == "mppfl" else self.clients_are
+        game, family = self.game, self.game.family or "erdos_renyi"
+        if game.graph is None:
+            remedy = "or give a file"
+            _up_to(f"a random {family} on this page", "num_clients", num_clients_of(game), MOST_DRAWN[family], remedy)
+        _up_to("this page", "max_hops", constant(game, "max_hops"), MOST_HOPS)
+        _up_to("this page", "num_rounds", game.num_rounds, MOST_ROUNDS)
 
 
-ONE_OF: dict[str, tuple[str, ...]] = {
-    "network": NETWORKS,
-    "family": get_args(Family),
-    "isolated": get_args(Isolated),
-    "self_loops": get_args(SelfLoops),
-    "preset": get_args(PresetName),
-    "clients_are": CLIENTS_ARE,
-    "leader": LEADERS,
-    "participation": get_args(Participation),
-    "colour": COLOURS,
-    "event": EVENTS,
-    "tab": TABS,
-}
+def _up_to(place: str, name: str, value: int, most: int, remedy: str = "") -> None:
+    if value > most:
+        more = f", {remedy}" if remedy else ""
+        raise BadInput(f"{name}={value:,} is too many for {place}. Ask for at most {most:,}{more}.")
 
 
-def _count_up_to(value: int, name: str, most: int) -> None:
-    if require_count(value, name) > most:
-        raise BadInput(f"{name}={value:,} is too many for this page. Ask for at most {most:,}.")
+def num_clients_of(game: GameSpec) -> int:
+    """The size of a random network."""
+    return DRAWN_CLIENTS if game.num_clients is None else game.num_clients
 
 
-def fixed_budget_of(text: str) -> float | Literal["min", "mean"]:
-    """ "min", "mean", or the number above 0 that the text spells."""
-    if text == "min":
-        return "min"
-    if text == "mean":
-        return "mean"
-    try:
-        return require_number(float(text), "fixed_budget", 0.0, math.inf)
-    except ValueError:
-        raise BadInput(f"fixed_budget={text!r:.60} must be min, mean or a number above 0.") from None
+def constants_of(game: GameSpec) -> dict[str, Any]:
+    """The game's constants, those of its preset among them."""
+    return {name: constant(game, name) for name in CONSTANTS}
 
 
-def with_preset(choices: Choices, name: PresetName) -> Choices:
-    """The choices with a preset's clients and all of its constants."""
-    constants = preset(name)
-    return replace(
-        choices,
-        preset=name,
-        max_hops=constants.max_hops,
-        hop_decay=constants.hop_decay,
-        externality_strength=constants.externality_strength,
-        accuracy_weight=constants.accuracy_weight,
-    )
+# ---- as a link, as a file, as command lines ------------------------------------------------------------------------
 
 
-# ---- as a link ----------------------------------------------------------------------------------------------------
-
-SHORTER = {
-    "num_clients": "clients",
-    "self_loops": "loops",
-    "max_hops": "hops",
-    "hop_decay": "decay",
-    "externality_strength": "alpha",
-    "accuracy_weight": "tau",
-    "num_rounds": "rounds",
-    "clients_are": "who",
-    "payment_limit": "limit",
-    "fixed_budget": "fixed",
-    "budget_min": "least",
-    "budget_max": "most",
-    "participation": "part",
-    "round_shown": "round",
-    "runs": "run",
-}
-KEYS: dict[str, str] = {  # field of Choices: its name in a link
-    field.name: SHORTER.get(field.name, field.name) for field in fields(Choices)
-}
+def to_link(choices: Choices) -> str:
+    """The choices as the query of a link, "?max_hops=3&client=ann": only what differs from the defaults, or ""."""
+    return to_query(choices.game.changed() | choices.view.changed())
 
 
-def to_query(choices: Choices) -> str:
-    """The choices as the query of a link, "?alpha=0.1&hops=3": only what differs from the defaults, or ""."""
-    defaults = Choices()
-    pairs: list[tuple[str, str]] = []
-    for name, key in KEYS.items():
-        value = getattr(choices, name)
-        if value == getattr(defaults, name):
-            continue
-        if name == "runs":
-            pairs += [(key, run) for run in value]
-        elif name == "opened":
-            pairs.append((key, ".".join(map(str, value))))
-        else:
-            pairs.append((key, _text(value)))
-    return f"?{urlencode(pairs)}" if pairs else ""
+def from_link(link: str) -> Choices:
+    """The choices that a link holds; a key that nobody knows, or a value that cannot be, raises BadInput."""
+    game, view = from_query(link, GameSpec, ViewState)
+    return Choices(GameSpec(**game), ViewState(**view))
 
 
-def from_query(text: str) -> Choices:
-    """The choices that a link holds; keys that nobody knows are ignored, a value that cannot be raises BadInput."""
-    if len(text) > LONGEST_LINK:
-        raise BadInput(f"the link has {len(text):,} characters; at most {LONGEST_LINK:,} can be read. Shorten it.")
-    fields_by_key = {key: name for name, key in KEYS.items()}
-    given: dict[str, Any] = {}
-    for key, value in parse_qsl(text.removeprefix("?"), keep_blank_values=True):
-        if key not in fields_by_key:
-            continue
-        name = fields_by_key[key]
-        if name == "runs":
-            given[name] = (*given.get(name, ()), value)
-            continue
-        try:
-            given[name] = _READERS[_TYPES[name]](value)
-        except ValueError:
-            kind = _IN_WORDS[_TYPES[name]]
-            raise BadInput(f"{key}={value!r:.60} in the link must be {kind}. Correct it, or leave it out.") from None
-    return Choices(**given)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else str(value)
-
-
-def _yes_or_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(text)
-    return text == "yes"
-
-
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text):  # int() would also take " 1_0 "
-        raise ValueError(text)
-    return int(text)
-
-
-def _wholes(text: str) -> tuple[int, ...]:
-    return tuple(map(_whole, text.split("."))) if text else ()
-
-
-_TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(Choices)}
-_READERS: dict[str, Callable[[str], Any]] = dict.fromkeys(_TYPES.values(), str) | {
-    "int": _whole,
-    "float": float,
-    "float | None": lambda text: None if text == "none" else float(text),
-    "bool": _yes_or_no,
-    "tuple[int, ...]": _wholes,
-}
-_IN_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "float | None": "a number or none",
-    "bool": "yes or no",
-    "tuple[int, ...]": "whole numbers with points between them",
-}
-
-
-# ---- as an experiment ---------------------------------------------------------------------------------------------
-
-
-def experiment_of(choices: Choices, source: Path | None = None) -> Experiment:
-    """The experiment that plays the game of these choices; `source` is the file of edges of a network that has one.
-
-    Each mechanism's own server sets its rates.
-    """
-    from_file = choices.network != "random"
-    if from_file and source is None:
-        raise BadInput(f"network={choices.network!r} has no file of edges here. Give its file, or a random network.")
-    network = Network(
-        source=str(source) if from_file else None,
-        undirected=choices.undirected if from_file else False,
-        isolated=choices.isolated if from_file else "error",
-        self_loops=choices.self_loops if from_file else "error",
-        generate=None if from_file else choices.family,
-        num_clients=None if from_file else choices.num_clients,
-        max_hops=choices.max_hops,
-        hop_decay=choices.hop_decay,
-    )
-    mechanism = choices.mechanism
-    game = GameTerms(
-        preset=choices.preset,
-        externality_strength=choices.externality_strength,
-        accuracy_weight=choices.accuracy_weight,
-        num_rounds=choices.num_rounds,
-        participation=choices.participation,
-        fixed_budget=fixed_budget_of(choices.fixed_budget) if mechanism == "dp_fedavg" else "min",
-        convention="own",
-        payment_limit=choices.payment_limit if mechanism == "budget_limited" else None,
-        budget_min=choices.budget_min,
-        budget_max=choices.budget_max,
-    )
-    return Experiment(name="explorer", seeds=(choices.seed,), mechanisms=(mechanism,), network=network, game=game)
-
-
-def to_toml(choices: Choices, source: Path | None = None) -> str:
-    """The experiment as a file: network, game and mechanism; data and training are left at their defaults."""
-    experiment = experiment_of(choices, source)
+def to_toml(choices: Choices) -> str:
+    """The game and the mechanism as an experiment file; data and training are left at their defaults."""
     head = "".join(f"# {line}\n" for line in commands(choices))
-    values = {"name": experiment.name, "seed": choices.seed, "mechanism": choices.mechanism}
-    return head + write_toml(
-        values | {"network": plain_table(experiment.network), "game": plain_table(experiment.game)}
-    )
+    mechanism = choices.view.mechanism
+    values = {"name": "explorer", "seed": choices.game.seed, "mechanism": mechanism}
+    return head + toml_text(values | {"game": table_of(under(choices.game, (mechanism,)))})
 
 
 def commands(choices: Choices, file: str = DOWNLOADED) -> tuple[str, ...]:
     """Command lines that re-make what is shown from the experiment file; what the reader looks at comes first."""
-    name = shlex.quote(file)
+    name, fixed = shlex.quote(file), choices.game.fixed_budget
     solved = f"mppfl solve --experiment {name}"
     compared = f"mppfl compare --experiment {name} --mechanisms all"
-    if choices.fixed_budget != "min" and choices.mechanism != "dp_fedavg":  # the file is silent on it
-        compared += f" --fixed-budget {choices.fixed_budget}"
-    first = (compared, solved) if choices.tab == "comparison" else (solved, compared)
+    if fixed != under(choices.game, (choices.view.mechanism,)).fixed_budget:  # the file is silent on it
+        compared += f" --fixed-budget {fixed}"
+    first = (compared, solved) if choices.view.tab == "comparison" else (solved, compared)
     return (*first, f"mppfl train {name}")

@@ -1,30 +1,30 @@
 """World: networks, solved games and drawings that the server holds; Scene: one round of a game; Site: all of a page.
 
-A game is made by the functions that `mppfl solve --experiment` calls, from the experiment file of the same choices, so
-the page and the command line show one and the same. Any number of requests may ask at a time.
+A game is made by the functions that `mppfl solve` calls, from the same GameSpec, so the page and the command line show
+one and the same. Any number of requests may ask at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import Experiment, clients_of, game_on, network_of, propagation_of, solve_all
+from mppfl.experiment import clients_of, constant, game_on, network_of, propagation_of, solve_all, under
 from mppfl.explorer.network_view import NetworkDrawing, Picture
-from mppfl.explorer.state import COLOURS, LEADERS, Choices, experiment_of
-from mppfl.game import AlongLine, Game, LossOperator, Participation, Plan, Solution, Stored, privacy_loss, utility
-from mppfl.network import Propagation, SocialGraph, read_graph
+from mppfl.explorer.state import COLOURS, Choices, ViewState, constants_of, num_clients_of
+from mppfl.game import MECHANISMS, AlongLine, Game, LossOperator, Plan, Solution, Stored, privacy_loss, utility
+from mppfl.network import Propagation, SocialGraph
+from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
     from mppfl.explorer.run_view import RunReader
@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 LARGE = 20_000  # clients; of larger networks fewer solutions are kept
 HUGE = 50_000  # clients; on larger networks what takes minutes is refused
 MOST_LEAVING = {False: 60 * 1000**2, True: 60 * 400**2}  # rounds × clients², by "are there bounds?": some 15 seconds
+RULES: tuple[dict[str, Any], ...] = (
+    {"participation": "everyone"},
+    {"participation": "rational"},
+    {"participation": "rational", "against": "nothing"},
+)
 QUICK_WHEN_HUGE = ("mppfl", "mppfl_exact", "social_agnostic")  # budgets of all rounds on one line
 REMEMBERED = {  # values of each kind that are kept: of small networks, and of large ones
     "graph": (8, 8),
@@ -86,24 +91,18 @@ class _Slot:
 
 
 class World:
-    """Networks by the names that Choices give them, and everything solved on them.
+    """Networks, and everything solved on them.
 
-    graph, source  the network of --graph and its file, read with the defaults of Choices but for `undirected`; the file
-                   is read anew where a reader chooses to read it otherwise
-    run_source     the file of edges of the run of --run
+    files  paths of the files of edges that may be asked for
+    given  the game whose network was read already, and
+    graph  that network
     """
 
     def __init__(
-        self,
-        graph: SocialGraph | None = None,
-        source: Path | None = None,
-        run_source: Path | None = None,
-        *,
-        undirected: bool = False,
+        self, files: Iterable[str] = (), given: GameSpec | None = None, graph: SocialGraph | None = None
     ) -> None:
-        self._graph = graph
-        self._files = {name: Path(path) for name, path in (("file", source), ("run", run_source)) if path is not None}
-        self._read_as = Choices(network="file", undirected=undirected)
+        self._files = tuple(files)
+        self._given, self._graph = given, graph
         self._memories: dict[tuple[str, bool], Memory[Any]] = {
             (kind, large): Memory(most[large]) for kind, most in REMEMBERED.items() for large in (False, True)
         }
@@ -112,89 +111,70 @@ class World:
         """A value of one of the kinds in `REMEMBERED`, made where it is not kept."""
         return self._memories[kind, large].get(key, make)
 
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """Names that `Choices.network` may have here."""
-        return tuple(dict.fromkeys(["random", *(["file"] if self._graph is not None else []), *self._files]))
+    def require_files(self, game: GameSpec) -> None:
+        """Raises where a file is not offered here: a link must not read any other, and outlives its server."""
+        given = self._given or GameSpec()
+        graphs, clients = (*self._files, given.graph), (given.clients,)
+        for name, path, offered in (("graph", game.graph, graphs), ("clients", game.clients, clients)):
+            if path is not None and path not in offered:
+                here = ", ".join(dict.fromkeys(filter(None, offered))) or "nothing"
+                raise BadInput(f"{name}={path!r:.80} is not here (any more). Leave it out, or choose: {here}.")
 
-    def require_network(self, name: str) -> None:
-        """Raises where no network of this name is here: links outlive the servers that they were made on."""
-        if name not in self.networks:
-            raise BadInput(f"network={name!r} is not here (any more). Choose one of {', '.join(self.networks)}.")
-
-    def source(self, choices: Choices) -> Path | None:
-        """The file of edges of the chosen network, which its experiment file names; None if it has none."""
-        return self._files.get(choices.network)
-
-    def graph(self, choices: Choices) -> SocialGraph:
-        """The chosen network; read or drawn on first use."""
-        self.require_network(choices.network)
-        path = self.source(choices)
-        as_given = path is None or graph_key(choices) == graph_key(self._read_as)
-        if choices.network == "file" and self._graph is not None and as_given:
+    def graph(self, game: GameSpec) -> SocialGraph:
+        """The network of a game; read or drawn on first use."""
+        if self._given is not None and self._graph is not None and graph_key(game) == graph_key(self._given):
             return self._graph
-
-        def make() -> SocialGraph:
-            if path is None:
-                return network_of(experiment_of(choices), choices.seed)
-            how = {"isolated": choices.isolated, "self_loops": choices.self_loops}
-            return read_graph(path, undirected=choices.undirected, **how)  # type: ignore[arg-type]
-
-        graph: SocialGraph = self.remembered("graph", graph_key(choices), make)
+        self.require_files(game)
+        graph: SocialGraph = self.remembered("graph", graph_key(game), lambda: network_of(game))
         return graph
 
-    def names(self, choices: Choices) -> tuple[str, ...]:
+    def names(self, game: GameSpec) -> tuple[str, ...]:
         """Everybody's name, in the order of the network."""
-        graph = self.graph(choices)
+        graph = self.graph(game)
         size = graph.num_clients
         return graph.names or tuple(self.remembered("names", size, lambda: tuple(map(str, range(size)))))
 
     def picture(self, choices: Choices) -> Picture:
         """The drawing of the network, with the communities opened that the choices say."""
-        graph = self.graph(choices)
-        drawing: NetworkDrawing = self.remembered("drawing", graph_key(choices), lambda: NetworkDrawing(graph))
-        return drawing.picture(choices.opened)
+        graph, key = self.graph(choices.game), graph_key(choices.game)
+        drawing: NetworkDrawing = self.remembered("drawing", key, lambda: NetworkDrawing(graph))
+        return drawing.picture(choices.view.opened)
 
-    def experiment(self, choices: Choices) -> Experiment:
-        """The experiment of the choices; a network that was given without a file gets a name in place of one."""
-        return experiment_of(choices, self._files.get(choices.network, Path("edges.csv")))
-
-    def game(self, choices: Choices) -> Game:
-        """The game of the choices, on a network whose walks and factors are kept from one lever to the next."""
-        graph, experiment = self.graph(choices), self.experiment(choices)
-        large = graph.num_clients > LARGE
-        key = (graph_key(choices), choices.max_hops, choices.hop_decay)
-        strength = choices.externality_strength
+    def game(self, spec: GameSpec) -> Game:
+        """The game, on a network whose walks and factors are kept from one lever to the next."""
+        graph = self.graph(spec)
+        self.require_files(spec)
+        large, strength = graph.num_clients > LARGE, constant(spec, "externality_strength")
+        key = (graph_key(spec), constant(spec, "max_hops"), constant(spec, "hop_decay"), spec.diagonal)
 
         def make() -> Game:
-            walks: Propagation = self.remembered(
-                "propagation", key, lambda: propagation_of(experiment, graph), large=large
-            )
-            game = game_on(experiment, walks, graph, clients_of(experiment, graph, choices.seed))
+            walks: Propagation = self.remembered("propagation", key, lambda: propagation_of(spec, graph), large=large)
+            game = game_on(spec, walks, graph, clients_of(spec, graph))
             # What was factorised serves every τ, preset and bound.
             vars(game)["loss"] = self.remembered(
                 "loss", (key, strength), lambda: LossOperator(walks, strength), large=large
             )
             return game
 
-        game: Game = self.remembered("game", game_key(choices), make, large=large)
+        game: Game = self.remembered("game", game_key(spec), make, large=large)
         return game
 
     def solution(self, choices: Choices) -> Solution:
         """Prices and budgets of every round; refuses what would take minutes on a huge network."""
-        size = self.graph(choices).num_clients
+        spec, mechanism = choices.game, choices.view.mechanism
+        size = self.graph(spec).num_clients
         require_quick(choices, size)
 
         def make() -> Solution:
-            return solve_all(self.experiment(choices), self.game(choices), choices.seed)[choices.mechanism]
+            return solve_all(spec, [mechanism], self.game(spec))[mechanism]
 
         solution: Solution = self.remembered("solution", solution_key(choices), make, large=size > LARGE)
         return solution
 
     def scene(self, choices: Choices) -> Scene:
         """The solved game in the round shown; the last round where there are fewer."""
-        solution, names = self.solution(choices), self.names(choices)
-        round_index = min(choices.round_shown, choices.num_rounds)
+        solution, names = self.solution(choices), self.names(choices.game)
+        round_index = min(choices.view.round_shown, choices.game.num_rounds)
 
         def make() -> Scene:
             return _scene(choices, solution, round_index, names)
@@ -210,7 +190,7 @@ class Site:
 
     start     what is chosen when no link says otherwise
     runs      reader of the folder of --run, or None
-    networks  what the page calls the networks there are, by their names in Choices
+    networks  what the page calls the networks there are, by the paths of their files
     """
 
     world: World
@@ -224,15 +204,15 @@ def warm_up() -> int:
 
     A game without an answer loads the code all the same.
     """
-    world, small = World(), Choices(num_clients=8, num_rounds=2)
-    world.picture(small)
+    world, small = World(), GameSpec(num_clients=8, num_rounds=2)
+    world.picture(Choices(small))
     sparse = replace(small, num_clients=1100, family="watts_strogatz")  # walks are walked, not multiplied out
-    kinds = [
-        replace(small, leader=leader, budget_max=most, participation=rule)
-        for leader, most, rule in product(LEADERS, (None, 1.0), get_args(Participation))
-    ]
+    games = [replace(small, budget_max=most, **rule) for most, rule in product((None, 1.0), RULES)]
+    mechanisms = [name for name, record in MECHANISMS.items() if record.leader is not None and not record.needs_option]
+    kinds = [Choices(game, ViewState(mechanism=name)) for game, name in product(games, mechanisms)]
+    kinds += [Choices(replace(sparse, max_hops=hops)) for hops in (2, 3)]
     played = 0
-    for choices in (*kinds, replace(sparse, max_hops=2), replace(sparse, max_hops=3)):
+    for choices in kinds:
         try:
             world.scene(choices)
             played += 1
@@ -244,43 +224,49 @@ def warm_up() -> int:
 # ---- what makes two choices one and the same ----------------------------------------------------------------------
 
 
-def graph_key(choices: Choices) -> tuple[Hashable, ...]:
-    """Equal for choices with the same network."""
-    if choices.network == "random":
-        return ("random", choices.family, choices.num_clients, choices.seed)
-    return (choices.network, choices.undirected, choices.isolated, choices.self_loops)
+def _values(spec: GameSpec, names: Iterable[str]) -> tuple[Hashable, ...]:
+    return tuple(getattr(spec, name) for name in names)
 
 
-def game_key(choices: Choices) -> tuple[Hashable, ...]:
-    """Equal for choices with the same game."""
-    constants = (choices.max_hops, choices.hop_decay, choices.externality_strength, choices.accuracy_weight)
-    return (graph_key(choices), choices.preset, choices.seed, constants, choices.budget_min, choices.budget_max)
+def graph_key(spec: GameSpec) -> tuple[Hashable, ...]:
+    """Equal for games with the same network."""
+    if spec.graph is None:
+        options = tuple(spec.family_options().items())
+        return (spec.family or "erdos_renyi", num_clients_of(spec), spec.seed_of("graph"), spec.normalisation, options)
+    return _values(spec, ("graph", "undirected", "isolated", "self_loops", "normalisation", "num_clients"))
+
+
+def game_key(spec: GameSpec) -> tuple[Hashable, ...]:
+    """Equal for the same game."""
+    names = ("preset", "clients", "budget_min", "budget_max", "diagonal", "seed")
+    return (graph_key(spec), spec.seed_of("clients"), *constants_of(spec).values(), *_values(spec, names))
 
 
 def solution_key(choices: Choices) -> tuple[Hashable, ...]:
     """Equal for choices with the same prices and budgets."""
-    mechanism = choices.mechanism
-    option = {"budget_limited": choices.payment_limit, "dp_fedavg": choices.fixed_budget}.get(mechanism)
-    return (game_key(choices), mechanism, option, choices.num_rounds, choices.participation)
+    spec, mechanism = under(choices.game, (choices.view.mechanism,)), choices.view.mechanism
+    names = ("payment_limit", "fixed_budget", "num_rounds", "participation", "against", "reward_rate")
+    return (game_key(spec), mechanism, *_values(spec, names))
 
 
 def require_quick(choices: Choices, num_clients: int) -> None:
     """Raises where the answer for so many clients would take minutes."""
-    most = MOST_LEAVING[choices.budget_min > 0 or choices.budget_max is not None]
-    if choices.participation == "if_non_negative" and choices.num_rounds * num_clients**2 > most:
+    spec, mechanism = choices.game, choices.view.mechanism
+    bounded = spec.budget_min > 0 or spec.budget_max is not None
+    if spec.against == "nothing" and spec.num_rounds * num_clients**2 > MOST_LEAVING[bounded]:
         raise BadInput(
-            f"participation='if_non_negative' on {num_clients:,} clients and {choices.num_rounds} rounds may take"
-            " minutes. Choose if_better_than_opting_out, fewer rounds or a smaller network, or use `mppfl solve`."
+            f'against="nothing" on {num_clients:,} clients and {spec.num_rounds} rounds may take minutes. Choose '
+            "staying_out, fewer rounds or a smaller network, or use `mppfl solve`."
         )
     if num_clients <= HUGE:
         return
     where = f"on {num_clients:,} clients takes minutes. Use `mppfl solve`, or a network of at most {HUGE:,}"
-    if choices.mechanism not in QUICK_WHEN_HUGE:
+    if mechanism not in QUICK_WHEN_HUGE:
         quick = ", ".join(QUICK_WHEN_HUGE)
-        raise BadInput(f"mechanism={choices.mechanism!r} {where}; quick on any: {quick}.")
-    if choices.participation != "always":
-        raise BadInput(f"participation={choices.participation!r} {where}; quick on any: always.")
-    if choices.budget_min > 0 or choices.budget_max is not None:
+        raise BadInput(f"mechanism={mechanism!r} {where}; quick on any: {quick}.")
+    if spec.participation != "everyone":
+        raise BadInput(f"participation={spec.participation!r} {where}; quick on any: everyone.")
+    if bounded:
         raise BadInput(f"bounds on budgets {where}; quick on any: no bounds.")
 
 

@@ -19,13 +19,14 @@ from flwr.serverapp import Grid, ServerApp
 from mppfl.data import ClientData, fixed_features, load_dataset
 from mppfl.device import to_device
 from mppfl.errors import BadFile, BadInput, UnknownClient
-from mppfl.experiment import Experiment, aggregations_of, model_of, network_of, prepare, read_experiment, split_of
+from mppfl.experiment import aggregations_of, model_of, network_of, prepare, read_experiment, split_of
 from mppfl.files import write_whole
 from mppfl.flower.identity import NODE_KEY, NodeSettings, Registry, node_of, read_node
 from mppfl.flower.state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.upload import PrivateUpload
 from mppfl.flower.wire import OF_TRAINING, ClientTerms, Vector, terms_in, vector_of
+from mppfl.spec import Experiment
 from mppfl.training import (
     ClientSlot,
     Descent,
@@ -67,7 +68,7 @@ def to_arrays(model: FlatModel, vector: Vector) -> ArrayRecord:
 def first_model(model: FlatModel, config: TrainingConfig) -> Vector:
     """The weights before the first round, in the precision of the configuration."""
     dtype = torch.float64 if config.precision == "float64" else torch.float32
-    weights: Vector = model.initial_weights(config.seed).to(dtype).numpy()
+    weights: Vector = model.initial_weights(config.stream_seed).to(dtype).numpy()
     return weights
 
 
@@ -148,12 +149,12 @@ def client_side(experiment: Experiment, client: str) -> ClientSide:
     """The data of one client and its training. The game and other clients' costs are not needed here."""
     source, seed = experiment.data, experiment.seeds[0]
     dataset = fixed_features(load_dataset(source.name, source.folder, source=source.source), source.features)
-    data = split_of(experiment, dataset, network_of(experiment, seed), seed)
+    data = split_of(experiment, dataset, network_of(experiment.game), seed)
     if client not in data.names:
         raise UnknownClient(
             f"client {client!r} is none of the experiment's {data.num_clients}. Check the node's settings."
         )
-    config = replace(experiment.training.config, seed=experiment.seed_of("training", seed))
+    config = replace(experiment.training, seed=experiment.seed_of("training", seed))
     return ClientSide(data, data.names.index(client), config, flat_model(model_of(experiment, data)))
 
 
@@ -182,7 +183,7 @@ def _trained_model(side: ClientSide, start: Vector, terms: ClientTerms) -> Vecto
             config.mechanism, terms.clip_norm, work, config.noise, terms.budget, client=data.names[position]
         )
     weights = torch.from_numpy(start.copy())
-    layers_seed = int(stream(config.seed, "layers", terms.round_index, position).integers(2**62))
+    layers_seed = int(stream(config.stream_seed, "layers", terms.round_index, position).integers(2**62))
     cpu = torch.device("cpu")
     table = table_for(config, to_device(data.features, cpu).to(weights.dtype), to_device(data.labels, cpu))
     side.model.module.to(weights.dtype)

@@ -21,9 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import Experiment, network_of, require_capped_clients
+from mppfl.experiment import network_of, require_capped_clients
 from mppfl.files import write_whole
 from mppfl.flower.identity import PATHS, NodeSettings, read_node
+from mppfl.spec import Experiment
 
 EXPERIMENT, NODE, LEDGER = "experiment.toml", "node.toml", "ledger.sqlite"
 DECIDED = ("client", "cap", "accept", "without_noise")  # settings of a node that the experiment file decides
@@ -154,7 +155,7 @@ def _write_all(contents: Mapping[Path, str]) -> None:
 
 def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
     """Makes certificates, and a folder, settings and a key for every client, where missing; returns the clients."""
-    graph = network_of(experiment, experiment.seeds[0])
+    graph = network_of(experiment.game)
     require_capped_clients(experiment, graph)
     clients = [graph.name(position) for position in range(graph.num_clients)]
     layout.folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +176,7 @@ def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
             client=client,
             ledger=folder.absolute() / LEDGER,
             cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
-            accept=(experiment.training.config.privacy,),
+            accept=(experiment.training.privacy,),
             without_noise=experiment.mechanisms == ("noiseless",),
             experiment=layout.experiment.absolute(),
         )

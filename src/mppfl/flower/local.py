@@ -81,11 +81,11 @@ def _prepared(app: str | Path, resume: bool, num_nodes: int | None) -> Iterator[
     layout = Layout(Path(app).absolute())
     require_plain_path(layout.app)
     experiment = deployed_experiment(layout.experiment)
-    num_clients = network_of(experiment, experiment.seeds[0]).num_clients
+    num_clients = network_of(experiment.game).num_clients
     if num_nodes is not None and num_nodes != num_clients:
         raise BadInput(
             f"--nodes {num_nodes}, but the experiment has {num_clients} clients. Leave it out, or change "
-            f"network.num_clients in {layout.experiment}."
+            f"game.num_clients in {layout.experiment}."
         )
     _require_runnable(layout, resume)
     with ServerFolder(layout.folder).locked(wait_seconds=0.0):

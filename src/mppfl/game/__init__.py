@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from .clients import PRESETS, PresetName, draw_clients, preset, read_clients
     from .compare import (
         COMPARED,
-        SAME_AT_COMMON_REWARD,
-        WITHOUT_RATES,
         Comparison,
         Convention,
         Row,
@@ -47,10 +45,12 @@ if TYPE_CHECKING:
     from .mechanisms import (
         MECHANISMS,
         Mechanism,
+        as_mechanism,
         budget_limited,
         dp_fedavg,
         equilibrium_along,
         find_mechanism,
+        mechanism,
         mppfl,
         mppfl_exact,
         mppfl_noise_aware,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         personalised_prices,
         pigouvian,
         random,
+        respond,
         sarda_like,
         sarda_r,
         social_agnostic,
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
         plan_from_rounds,
         rounds_up_to,
     )
-    from .solve import Solution, as_mechanism, checked, doubts_about, follow, follows, solve
+    from .solve import Solution, doubts_about, follow, follows, solve
     from .welfare import (
         SocialOptima,
         price_of_anarchy,

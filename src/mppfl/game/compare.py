@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -12,12 +11,11 @@ import numpy as np
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
 from mppfl.game.leaders import noise_aware_cost
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, dp_fedavg, personalised, sarda_like
-from mppfl.game.mechanisms import mppfl as mppfl_mechanism
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, as_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Horizon, Plan, rounds_up_to
-from mppfl.game.solve import as_mechanism, checked, doubts_about, name_of, unbound
+from mppfl.game.solve import doubts_about
 from mppfl.game.tables import data_frame, html_table, lines_of
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
 
@@ -25,21 +23,7 @@ Convention = Literal["common", "own"]
 CONVENTIONS: tuple[Convention, ...] = ("common", "own")
 OPTIMUM_BELOW = 1000  # clients; the bounded social optimum of every round is dear on larger networks
 
-SAME_AT_COMMON_REWARD = ("mppfl_exact", "mppfl_noise_aware", "budget_limited")  # differ from mppfl in the rate alone
-WITHOUT_RATES = (sarda_like, personalised)  # whose prices are not a rate's: both conventions see the same plan
-
-COMPARED = (
-    "mppfl",
-    "mppfl_exact",
-    "mppfl_noise_aware",
-    "social_agnostic",
-    "random",
-    "dp_fedavg",
-    "sarda_like",
-    "sarda_r",
-    "pigouvian",
-    "personalised",
-)
+COMPARED = tuple(name for name, record in MECHANISMS.items() if record.compared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,25 +134,25 @@ def compare(
     several = [games] if isinstance(games, Game) else list(games)
     if leak is not None:
         _require_one_network(several)
-    chosen = _functions(mechanisms, fixed_budget)
+    chosen = _records(mechanisms, fixed_budget)
     _check_conventions(conventions)
     jobs = [
         (convention, name)
         for convention in conventions
         for name in chosen
-        if convention == "own" or not _differs_in_the_rate_alone(chosen[name])
+        if convention == "own" or not chosen[name].only_rate_differs
     ]
     rows: list[Row] = []
     for number, game in enumerate(several):
         rounds = rounds_up_to(num_rounds)
-        common = mppfl_mechanism(game, Horizon(rounds, seed=seed)).reward_rates
+        common = MECHANISMS["mppfl"](game, Horizon(rounds, seed=seed)).reward_rates
         optima = SocialOptima(game) if game.num_clients <= OPTIMUM_BELOW else None
         doubts = doubts_about(game)
         plans: dict[str, Plan] = {}  # of those that serve both conventions
         for convention, name in jobs:
-            rates = common if convention == "common" and chosen[name] not in WITHOUT_RATES else None
+            rates = common if convention == "common" and chosen[name].has_rate else None
             plan = plans.get(name) or chosen[name](game, Horizon(rounds, rates, seed + number))
-            if chosen[name] in WITHOUT_RATES:
+            if not chosen[name].has_rate:
                 plans[name] = plan
             row = _row(game, plan, name, convention, number, optima)
             row = replace(row, notes=(*row.notes, *doubts))
@@ -201,35 +185,25 @@ def _first_leak(plan: Plan, leak: Callable[[Array], float]) -> float | None:
     return float(leak(budgets)) if np.isfinite(budgets).all() else None
 
 
-def _differs_in_the_rate_alone(function: Mechanism) -> bool:
-    """Whether a common reward leaves nothing of a mechanism: known by the function, since anybody may take its name."""
-    return any(unbound(function) is MECHANISMS[name] for name in SAME_AT_COMMON_REWARD)
-
-
-def _functions(
+def _records(
     mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism], fixed_budget: float | Literal["min", "mean"]
 ) -> dict[str, Mechanism]:
-    """Every mechanism by its name, ready to be asked: the fixed budget bound, plans of others' functions checked."""
-    functions: dict[str, Mechanism] = {}
-    for name, function in _named(mechanisms):
-        if functions.setdefault(name, function) is not function:
-            raise BadInput(f"two mechanisms are called {name!r}. Give a mapping with a name for each.")
-    if fixed_budget != "min" and dp_fedavg not in functions.values():
-        raise BadInput(
-            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(functions)}. Compare dp_fedavg, or omit it."
-        )
-    return {
-        name: partial(dp_fedavg, budget=fixed_budget) if function is dp_fedavg else checked(function, name)
-        for name, function in functions.items()
-    }
-
-
-def _named(mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism]) -> list[tuple[str, Mechanism]]:
-    if isinstance(mechanisms, Mapping):
-        return [(name, as_mechanism(mechanism)) for name, mechanism in mechanisms.items()]
+    """Every mechanism by its name, the fixed budget bound to the one that takes it."""
     if isinstance(mechanisms, str):
         raise BadInput(f"mechanisms={mechanisms!r:.60} must be a list of names or functions. Put it into one.")
-    return [(given if isinstance(given, str) else name_of(given), as_mechanism(given)) for given in mechanisms]
+    named = mechanisms.items() if isinstance(mechanisms, Mapping) else ((None, given) for given in mechanisms)
+    records: dict[str, Mechanism] = {}
+    for name, given in named:
+        record = as_mechanism(given)
+        record = record if name is None else replace(record, name=name)
+        if records.setdefault(record.name, record).function is not record.function:
+            raise BadInput(f"two mechanisms are called {record.name!r}. Give a mapping with a name for each.")
+    takers = [name for name, record in records.items() if record.option == "fixed_budget" and not record.options]
+    if fixed_budget != "min" and not takers:
+        raise BadInput(
+            f"fixed_budget={fixed_budget!r} means nothing to {', '.join(records)}. Compare dp_fedavg, or omit it."
+        )
+    return records | {name: records[name].with_options(fixed_budget=fixed_budget) for name in takers}
 
 
 def _row(game: Game, plan: Plan, name: str, convention: Convention, number: int, optima: SocialOptima | None) -> Row:

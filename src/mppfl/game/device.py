@@ -20,7 +20,7 @@ from mppfl.arrays import Array, BoolArray
 from mppfl.device import DevicePropagation, find_device, matrix_bytes, propagation_on_device, require_room, to_device
 from mppfl.errors import BadInput, NotConverged
 from mppfl.game.loss import KRYLOV_BASIS, LossOperator, answer_of_polynomial
-from mppfl.game.mechanisms import Mechanism, mppfl, mppfl_exact
+from mppfl.game.mechanisms import Mechanism
 from mppfl.game.model import Game
 from mppfl.game.plan import Participation
 
@@ -40,9 +40,10 @@ def game_on_device(game: Game, mechanism: Mechanism, participation: Participatio
     the game does not fit into the device's memory: nothing is handed to another solver in silence.
     """
     leave_out = "Leave device out, and NumPy solves it."
-    if mechanism not in (mppfl, mppfl_exact):
-        name = getattr(getattr(mechanism, "func", mechanism), "__name__", repr(mechanism))
-        raise BadInput(f"device={device!r} solves the mechanisms mppfl and mppfl_exact, not {name}. {leave_out}")
+    if mechanism.name not in ("mppfl", "mppfl_exact"):
+        raise BadInput(
+            f"device={device!r} solves the mechanisms mppfl and mppfl_exact, not {mechanism.name}. {leave_out}"
+        )
     if participation != "always":
         raise BadInput(f'device={device!r} solves participation="always", not {participation!r}. {leave_out}')
     torch_device = find_device(device)

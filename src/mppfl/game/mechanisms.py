@@ -1,4 +1,4 @@
-"""Mechanisms to compare. Each is a function: a game and a horizon in, a plan out. Yours can be one too.
+"""Mechanisms to compare. Each is a function, a game and a horizon in, a plan out, and its record. Yours can be one too.
 
 With `horizon.reward_rates` set, every mechanism faces those rates (the common-reward comparison); without, its own
 server sets them. Exposure happens to everybody alike: whoever ignores it still suffers it.
@@ -6,16 +6,18 @@ server sets them. Exposure happens to everybody alike: whoever ignores it still 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
+from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import minimize
 
 from mppfl.arrays import Array, IntArray, require_number
-from mppfl.errors import BadInput
-from mppfl.game.equilibrium import equilibria_at, equilibrium_response, waking_rates
+from mppfl.errors import BadInput, MppflError
+from mppfl.game.equilibrium import equilibria_at, equilibrium_at, equilibrium_response, waking_rates
 from mppfl.game.leaders import (
     UniformLeader,
     choose_rates,
@@ -35,6 +37,8 @@ from mppfl.game.plan import (
     RoundTerms,
     Stored,
     Within,
+    as_numbers,
+    check_plan,
     plan_from_rounds,
 )
 from mppfl.game.welfare import SocialOptima
@@ -53,30 +57,220 @@ class MayLeave(Horizon):
     """A horizon in which clients may opt out: a floor then binds only those who stay, and no leader counts on it."""
 
 
+@dataclass(frozen=True, eq=False)
+class Mechanism:
+    """A pricing mechanism: a function from a game and a horizon to a plan, and all there is to know about it.
+
+    Args:
+        function: (game, horizon, **options) -> plan.
+        name: by which commands and files call it; the function's own unless given.
+        title: its name for people.
+        summary: what it does, in one line.
+        leader: the leader whose reward rate it pays; None without one.
+        option: the keyword of the function that a user may set, a field of GameSpec by the same name.
+        needs_option: whether it has no default.
+        has_rate: False where prices are its own whatever rates are given.
+        only_rate_differs: whether it is mppfl but for the rate, so that common rates leave nothing of it.
+        compared: whether `compare` takes it unless told otherwise.
+        options: values bound to the function.
+
+    Example:
+        >>> import mppfl
+        >>> from mppfl.game import find_mechanism
+        >>> find_mechanism("budget_limited").with_options(payment_limit=2.0).options
+        {'payment_limit': 2.0}
+    """
+
+    function: Callable[..., Plan]
+    name: str = ""
+    title: str = ""
+    summary: str = ""
+    leader: UniformLeader | None = None
+    option: str | None = None
+    needs_option: bool = False
+    has_rate: bool = True
+    only_rate_differs: bool = False
+    compared: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        name = self.name or str(getattr(self.plain, "__name__", type(self.plain).__name__))
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "title", self.title or name)
+
+    @property
+    def plain(self) -> Callable[..., Plan]:
+        """The function behind a `functools.partial`."""
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        return function
+
+    def with_options(self, **options: Any) -> Mechanism:
+        """The same mechanism with options bound to its function."""
+        return replace(self, options={**self.options, **options})
+
+    def __call__(self, game: Game, horizon: Horizon) -> Plan:
+        """The plan, checked: whoever wrote the function may have forgotten a round, a client or a bound."""
+        try:
+            plan = self.function(game, horizon, **self.options)
+        except (MppflError, MemoryError):
+            raise
+        except Exception as cause:  # somebody else's code can fail in any way
+            raise BadInput(_failed(self, cause)) from cause
+        return check_plan(plan, game, horizon, self.name)
+
+
+def mechanism(**facts: Any) -> Callable[[Callable[..., Plan]], Mechanism]:
+    """A decorator that makes a function a Mechanism with these facts.
+
+    Example:
+        >>> import numpy as np, mppfl
+        >>> from mppfl.game import mechanism, respond
+        >>> @mechanism(title="Twice the paper's prices")
+        ... def doubled(game, horizon):
+        ...     terms = [respond(game, 2 * t.reward_rate, t.round_index) for t in mppfl.solve(game).plan]
+        ...     return mppfl.plan_from_rounds("doubled", terms)
+        >>> doubled.name, doubled.title
+        ('doubled', "Twice the paper's prices")
+    """
+    return lambda function: Mechanism(function, **facts)
+
+
+def as_mechanism(given: Any) -> Mechanism:
+    """A mechanism from its name, its function or its record."""
+    if isinstance(given, Mechanism):
+        return given
+    if isinstance(given, partial) and isinstance(given.func, Mechanism):
+        return given.func.with_options(**given.keywords)
+    if callable(given):
+        return Mechanism(given)
+    if not isinstance(given, str):
+        raise BadInput(f"mechanism={given!r:.60} must be a name, or a function (game, horizon) -> plan.")
+    try:
+        return find_mechanism(given)
+    except MppflError:
+        raise
+    except Exception as cause:  # importing somebody else's module can fail in any way
+        raise BadInput(_unloadable(given, cause)) from cause
+
+
+def _unloadable(name: str, cause: Exception) -> str:
+    points = [point for point in metadata.entry_points(group="mppfl.mechanisms") if point.name == name]
+    owner = getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else "no package"
+    value = points[-1].value if points else "nothing"
+    return (
+        f"mechanism={name!r} of {owner} ({value}) cannot be loaded: {type(cause).__name__}: {cause}. "
+        "Repair or remove that package."
+    )
+
+
+def _failed(mechanism: Mechanism, cause: Exception) -> str:
+    """What to say of a mechanism that broke down: whose it is, and what it raised."""
+    plain, called = mechanism.plain, mechanism.name
+    kind = plain if hasattr(plain, "__qualname__") else type(plain)
+    module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
+    offered = [
+        point for point in metadata.entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module
+    ]
+    for point in offered:
+        called = point.name if point.value == address else called
+    owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
+    whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
+    return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
+
+
+def respond(game: Game, prices: Array | float, round_index: int = 1, start: Array | None = None) -> RoundTerms:
+    """Terms of a round at given prices: every client answers with its equilibrium budget within its bounds.
+
+    Args:
+        game: the game.
+        prices: money per unit of budget, one for everybody or one each: any mechanism's.
+        round_index: the round that the terms are for.
+        start: budgets near the answer, where they are at hand.
+
+    Returns:
+        The prices and the clients' answer; the reward rate is the mean price, weighted by budgets.
+
+    Raises:
+        NotConverged: the equilibrium was not found (possible only where αS is 1 or more).
+
+    Example:
+        >>> import mppfl
+        >>> from mppfl.game import respond
+        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
+        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 1.0], 0.0, 0.1), max_hops=1, externality_strength=0.5)
+        >>> respond(game, [3.0, 3.0]).budgets.round(12).tolist()
+        [1.0, 1.0]
+    """
+    paid = as_numbers(prices, "prices")
+    budgets = equilibrium_at(game, paid, start).budgets
+    return RoundTerms(round_index, _mean_price(paid, budgets), paid if paid.ndim else float(paid), budgets)
+
+
+def _mean_price(prices: Array, budgets: Array) -> float:
+    total = float(budgets.sum())
+    return float((prices * budgets).sum()) / total if total > 0 else float(np.mean(prices))
+
+
 # ---- clients who know the network -------------------------------------------------------------------------------
 
 
+@mechanism(
+    title="MPPFL",
+    summary="equilibrium budgets; the server takes exposure as it stands",
+    leader="mean_field",
+    compared=True,
+)
 def mppfl(game: Game, horizon: Horizon) -> Plan:
     """The paper's mechanism: equilibrium budgets, and a server that takes external risk as it stands (eq. 16)."""
     return _uniform(game, horizon, "mppfl", "mean_field")
 
 
+@mechanism(
+    title="MPPFL, exact leader",
+    summary="the server knows how exposure moves with its rate",
+    leader="anticipating",
+    only_rate_differs=True,
+    compared=True,
+)
 def mppfl_exact(game: Game, horizon: Horizon) -> Plan:
     """The exact Stackelberg equilibrium: the server knows how exposure moves with its rate (eq. 17)."""
     return _uniform(game, horizon, "mppfl_exact", "anticipating")
 
 
+@mechanism(
+    title="MPPFL, noise-aware",
+    summary="the server weighs uploads by their noise",
+    leader="noise_aware",
+    only_rate_differs=True,
+    compared=True,
+)
 def mppfl_noise_aware(game: Game, horizon: Horizon) -> Plan:
     """The server aggregates noise-aware, so no single small budget can drive its rate up (eq. 18)."""
     return _uniform(game, horizon, "mppfl_noise_aware", "noise_aware")
 
 
+@mechanism(
+    title="MPPFL, limited payments",
+    summary="the server spends at most a limit in a round",
+    leader="budget_limited",
+    option="payment_limit",
+    needs_option=True,
+    only_rate_differs=True,
+)
 def budget_limited(game: Game, horizon: Horizon, *, payment_limit: float = 1.0) -> Plan:
     """The server spends at most `payment_limit` in a round (eq. 19)."""
     require_number(payment_limit, "payment_limit", 0.0, np.inf)
     return _uniform(game, horizon, "budget_limited", "budget_limited", payment_limit)
 
 
+@mechanism(
+    title="Pigouvian prices",
+    summary="personal prices at which clients do what is best for all",
+    leader="anticipating",
+    compared=True,
+)
 def pigouvian(game: Game, horizon: Horizon) -> Plan:
     """Personal prices r·c_i that make everybody do what all together would want (eq. 20).
 
@@ -95,6 +289,9 @@ def offered_weights(game: Game) -> tuple[Array, tuple[str, ...]]:
     return np.maximum(weights, 0.0), notes
 
 
+@mechanism(
+    title="Personal prices", summary="one price for each client, cheapest for the server", has_rate=False, compared=True
+)
 def personalised(game: Game, horizon: Horizon) -> Plan:
     """One price for each client, as cheap for the server as can be, and hard on clients (eq. 21).
 
@@ -142,12 +339,14 @@ def equilibrium_along(game: Game, reward_rates: Array, weights: Array | None = N
 # ---- clients who do not -----------------------------------------------------------------------------------------
 
 
+@mechanism(title="Social-agnostic", summary="clients ignore what others reveal", leader="anticipating", compared=True)
 def social_agnostic(game: Game, horizon: Horizon) -> Plan:
     """SA: everybody answers as if alone, ρ_i = (r − b_i)/(2a_i); its server expects just that."""
     blind = replace(game, externality_strength=0.0)
     return replace(_uniform(blind, horizon, "social_agnostic", "anticipating"), mechanism="social_agnostic")
 
 
+@mechanism(title="Random budgets", summary="budgets drawn at random", compared=True)
 def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8) -> Plan:
     """Budgets drawn uniformly between `low` and `high` times the mean social-agnostic budget of round 1."""
     if not 0 < low <= high < np.inf:
@@ -157,23 +356,24 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
 
 
-def dp_fedavg(game: Game, horizon: Horizon, *, budget: float | Literal["min", "mean"] = "min") -> Plan:
+@mechanism(title="DP-FedAvg", summary="one budget for all clients and rounds", option="fixed_budget", compared=True)
+def dp_fedavg(game: Game, horizon: Horizon, *, fixed_budget: float | Literal["min", "mean"] = "min") -> Plan:
     """DP-FedAvg: one budget ρ_0 for all clients and rounds.
 
     "min" is the smallest budget of round 1 under MPPFL, the largest that nobody refuses; "mean" is the mean
     social-agnostic budget of round 1. The choice decides how this compares with MPPFL, so ρ_0 is in the plan's notes.
     """
-    if budget == "min":
+    if fixed_budget == "min":
         first = mppfl(game, Horizon(np.array([1])))[0].budgets
         size = float(first[first > 0].min())
-    elif budget == "mean":
+    elif fixed_budget == "mean":
         size = mean_agnostic_budget(game)
-    elif isinstance(budget, str):
-        raise BadInput(f'fixed budget={budget!r} must be "min", "mean" or a number above 0.')
+    elif isinstance(fixed_budget, str):
+        raise BadInput(f'fixed budget={fixed_budget!r} must be "min", "mean" or a number above 0.')
     else:
-        size = require_number(budget, "fixed budget", 0.0, LARGEST)
+        size = require_number(fixed_budget, "fixed budget", 0.0, LARGEST)
     everybody = Stored(np.full((1, game.num_clients), size), np.zeros(len(horizon.rounds), dtype=np.int64))
-    return _mandated(game, horizon, "dp_fedavg", everybody, (f"fixed budget {size:.6g} ({budget})",))
+    return _mandated(game, horizon, "dp_fedavg", everybody, (f"fixed budget {size:.6g} ({fixed_budget})",))
 
 
 def mean_agnostic_budget(game: Game) -> float:
@@ -182,6 +382,7 @@ def mean_agnostic_budget(game: Game) -> float:
     return float(np.clip(wanted_loss(game, rate), game.clients.budget_min, game.clients.budget_max).mean())
 
 
+@mechanism(title="No noise", summary="federated averaging without privacy")
 def noiseless(game: Game, horizon: Horizon) -> Plan:
     """Federated averaging without noise: the ceiling of accuracy. Nobody is protected, nobody is paid."""
     everybody = Stored(np.full((1, game.num_clients), np.inf), np.zeros(len(horizon.rounds), dtype=np.int64))
@@ -210,6 +411,7 @@ def _covering_rate(game: Game, budgets: Array) -> float:
 # ---- one hop only -----------------------------------------------------------------------------------------------
 
 
+@mechanism(title="SARDA-like auction", summary="double auction over one-hop exposure", has_rate=False, compared=True)
 def sarda_like(game: Game, horizon: Horizon) -> Plan:
     """An iterative double auction over one-hop exposure (model, eq. 30), after Sun et al. 2024 as far as is public.
 
@@ -247,6 +449,7 @@ def _auction(near: Game, bids: Array, start: Array) -> Array:
     return budgets
 
 
+@mechanism(title="SARDA-r", summary="one-hop welfare optimum at the reward rate", compared=True)
 def sarda_r(game: Game, horizon: Horizon) -> Plan:
     """The one-hop client-welfare optimum at the common reward rate; own rates anticipate that answer."""
     near = one_hop(game)
@@ -276,9 +479,7 @@ def one_hop(game: Game) -> Game:
 
 
 def _priced(round_index: int, prices: Array, budgets: Array) -> RoundTerms:
-    total = float(budgets.sum())
-    rate = float(prices @ budgets) / total if total > 0 else 0.0
-    return RoundTerms(round_index, rate, prices, budgets)
+    return RoundTerms(round_index, _mean_price(prices, budgets) if budgets.any() else 0.0, prices, budgets)
 
 
 # ---- one price for each client: the budgets that are cheapest for the server, and the prices for them ----------------
@@ -464,48 +665,35 @@ def _costs(game: Game, optima: SocialOptima, rounds: IntArray, rates: Array) -> 
     return np.array([[cost_without_absent(game, int(t), rate, budgets) for rate, budgets in pairs] for t in rounds])
 
 
-Mechanism = Callable[[Game, Horizon], Plan]
-
-
 # ---- by name ----------------------------------------------------------------------------------------------------
 
 MECHANISMS: dict[str, Mechanism] = {
-    "mppfl": mppfl,
-    "mppfl_exact": mppfl_exact,
-    "mppfl_noise_aware": mppfl_noise_aware,
-    "social_agnostic": social_agnostic,
-    "random": random,
-    "dp_fedavg": dp_fedavg,
-    "sarda_like": sarda_like,
-    "sarda_r": sarda_r,
-    "budget_limited": budget_limited,
-    "pigouvian": pigouvian,
-    "personalised": personalised,
-    "noiseless": noiseless,
+    record.name: record
+    for record in (
+        mppfl,
+        mppfl_exact,
+        mppfl_noise_aware,
+        social_agnostic,
+        random,
+        dp_fedavg,
+        sarda_like,
+        sarda_r,
+        budget_limited,
+        pigouvian,
+        personalised,
+        noiseless,
+    )
 }
-
-
-LEADERS: dict[str, UniformLeader] = {
-    "mppfl": "mean_field",
-    "mppfl_exact": "anticipating",
-    "mppfl_noise_aware": "noise_aware",
-    "budget_limited": "budget_limited",
-    "social_agnostic": "anticipating",
-    "pigouvian": "anticipating",
-}
-# the leader whose rate each of these mechanisms pays
 
 
 def find_mechanism(name: str) -> Mechanism:
     """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
     if name in MECHANISMS:
         return MECHANISMS[name]
-    from importlib.metadata import entry_points
-
-    offered = {point.name: point for point in entry_points(group="mppfl.mechanisms")}
+    offered = {point.name: point for point in metadata.entry_points(group="mppfl.mechanisms")}
     if name in offered:
-        loaded: Mechanism = offered[name].load()
-        return loaded
+        loaded = offered[name].load()
+        return loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name)
     near = nearest(name, [*MECHANISMS, *offered])
     hint = f" Did you mean {near!r}?" if near else ""
     raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join([*MECHANISMS, *offered])}.")

@@ -25,7 +25,7 @@ from mppfl.game.leaders import (
     noise_aware_cost,
     rates_worth_trying,
 )
-from mppfl.game.mechanisms import LEADERS
+from mppfl.game.mechanisms import MECHANISMS
 from mppfl.game.model import Game, cost_without_absent, privacy_cost, utility, wanted_loss
 from mppfl.game.participation import regret_of_free_choice
 from mppfl.game.plan import AlongLine, Plan, RoundTerms
@@ -339,7 +339,7 @@ class _Resting:
         """None where nobody can rest there, or all rates that matter are looked at anyway."""
         if not (has_floors(crowd) or has_ceilings(crowd)):
             return None
-        leader = LEADERS[plan.mechanism]
+        leader = MECHANISMS[plan.mechanism].leader or "anticipating"
         weights = np.broadcast_to(_per_rate(plan, plan[0]), (crowd.num_clients,))
         line = equilibrium_response(crowd, weights)
         if not (line.has_interior and line.free.any()):

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
-from inspect import signature
 from typing import get_args
 
 import numpy as np
@@ -21,14 +19,10 @@ from mppfl.game.equilibrium import Response, equilibrium_response, interior_rate
 from mppfl.game.leaders import UniformLeader, interior_rates_each, rates_where_no_root_is_inside, slight_margin
 from mppfl.game.mechanisms import (
     AT_A_BOUND,
-    LEADERS,
     MECHANISMS,
     MayLeave,
     Mechanism,
-    budget_limited,
     offered_weights,
-    pigouvian,
-    social_agnostic,
 )
 from mppfl.game.model import Game, privacy_cost, privacy_loss, utility, wanted_loss
 from mppfl.game.plan import Horizon, Participation, Plan, RoundTerms, plan_from_rounds
@@ -215,22 +209,13 @@ def led_by(game: Game, mechanism: Mechanism) -> Led | None:
     """How a mechanism leads, where its rounds can be settled side by side; None where they cannot."""
     if not (game.loss.is_dense and game.loss.has_one_answer):
         return None
-    limit: float | None = None
-    if (
-        isinstance(mechanism, partial)
-        and mechanism.func is budget_limited
-        and set(mechanism.keywords) == {"payment_limit"}
-    ):
-        limit = mechanism.keywords["payment_limit"]
-        mechanism = budget_limited
-    elif mechanism is budget_limited:
-        limit = signature(budget_limited).parameters["payment_limit"].default
-    name = next((known_name for known_name in LEADERS if MECHANISMS[known_name] is mechanism), None)
-    if name is None:
+    if mechanism.leader is None or MECHANISMS.get(mechanism.name, mechanism).function is not mechanism.function:
         return None
-    crowd = replace(game, externality_strength=0.0) if mechanism is social_agnostic else game
-    weights, notes = offered_weights(game) if mechanism is pigouvian else (None, ())
-    return Led(name, LEADERS[name], crowd, weights, limit, notes)
+    name = mechanism.name
+    limit = mechanism.options.get("payment_limit", 1.0) if mechanism.leader == "budget_limited" else None
+    crowd = replace(game, externality_strength=0.0) if name == "social_agnostic" else game
+    weights, notes = offered_weights(game) if name == "pigouvian" else (None, ())
+    return Led(name, mechanism.leader, crowd, weights, limit, notes)
 
 
 @dataclass(eq=False)

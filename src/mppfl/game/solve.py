@@ -6,18 +6,17 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.errors import BadInput, MppflError
-from mppfl.game.mechanisms import MECHANISMS, Mechanism, budget_limited, find_mechanism, mppfl
+from mppfl.errors import BadInput
+from mppfl.game.mechanisms import Mechanism, as_mechanism, mppfl
 from mppfl.game.model import Game
 from mppfl.game.outcome import Outcome, Verification, evaluate, verify
 from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, RoundTerms, check_plan, plan_from_rounds, rounds_up_to
+from mppfl.game.plan import Horizon, Participation, Plan, RoundTerms, plan_from_rounds, rounds_up_to
 from mppfl.game.tables import data_frame, html_table, lines_of, span
 
 log = logging.getLogger(__name__)
@@ -137,9 +136,9 @@ def solve(
         True
     """
     began = time.perf_counter()
-    function = as_mechanism(mechanism)
+    record = as_mechanism(mechanism)
     horizon = Horizon(rounds_up_to(num_rounds), reward_rates, seed)
-    if reward_rates is not None and unbound(function) is budget_limited:
+    if reward_rates is not None and record.leader == "budget_limited":
         raise BadInput(
             f"reward_rates={horizon.reward_rates!r:.60} leave budget_limited no choice, and may cost more than its "
             "payment_limit. Leave them out, or choose mppfl."
@@ -148,11 +147,11 @@ def solve(
     if device is not None:
         from mppfl.game.device import game_on_device
 
-        played = game_on_device(game, function, participation, device)
+        played = game_on_device(game, record, participation, device)
     if participation == "always":
-        plan = checked(function)(played, horizon)
+        plan = record(played, horizon)
     else:
-        plan = with_participation(played, horizon, checked(function), participation)
+        plan = with_participation(played, horizon, record, participation)
     outcome = evaluate(played, plan)
     quality = verify(played, plan, outcome)
     warnings = tuple(_warnings(game, plan, horizon))
@@ -168,83 +167,6 @@ def solve(
         seconds=time.perf_counter() - began,
         warnings=warnings,
     )
-
-
-# ---- mechanisms that somebody else may have written ----------------------------------------------------------------
-
-
-def as_mechanism(given: Any) -> Mechanism:
-    """A mechanism from its name, or the function itself."""
-    if callable(given):
-        function: Mechanism = given
-        return function
-    if not isinstance(given, str):
-        raise BadInput(f"mechanism={given!r:.60} must be a name, or a function (game, horizon) -> plan.")
-    try:
-        function = find_mechanism(given)
-    except MppflError:
-        raise
-    except Exception as cause:  # importing somebody else's module can fail in any way
-        raise BadInput(_unloadable(given, cause)) from cause
-    return function
-
-
-def _unloadable(name: str, cause: Exception) -> str:
-    from importlib.metadata import entry_points
-
-    points = [point for point in entry_points(group="mppfl.mechanisms") if point.name == name]
-    owner = getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else "no package"
-    value = points[-1].value if points else "nothing"
-    return (
-        f"mechanism={name!r} of {owner} ({value}) cannot be loaded: {type(cause).__name__}: {cause}. "
-        "Repair or remove that package."
-    )
-
-
-def unbound(function: Mechanism) -> Mechanism:
-    """The function behind a `partial`, so that a mechanism is known whatever options were bound to it."""
-    while isinstance(function, partial):
-        function = function.func
-    return function
-
-
-def name_of(function: Mechanism) -> str:
-    """What to call a function that was given without a name."""
-    return str(getattr(unbound(function), "__name__", type(function).__name__))
-
-
-def checked(function: Mechanism, name: str | None = None) -> Mechanism:
-    """The mechanism with its plans checked; ours as they are, for they are known by identity and by their tests."""
-    if unbound(function) in MECHANISMS.values():
-        return function
-    called = name or name_of(function)
-
-    @wraps(unbound(function))
-    def mechanism(game: Game, horizon: Horizon) -> Plan:
-        try:
-            plan = function(game, horizon)
-        except (MppflError, MemoryError):
-            raise
-        except Exception as cause:  # somebody else's code can fail in any way
-            raise BadInput(_failed(function, called, cause)) from cause
-        return check_plan(plan, game, horizon, called)
-
-    return mechanism
-
-
-def _failed(function: Mechanism, called: str, cause: Exception) -> str:
-    """What to say of a mechanism that broke down: whose it is, and what it raised."""
-    from importlib.metadata import entry_points
-
-    plain = unbound(function)
-    kind = plain if hasattr(plain, "__qualname__") else type(plain)
-    module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
-    offered = [point for point in entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module]
-    for point in offered:
-        called = point.name if point.value == address else called
-    owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
-    whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
-    return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
+    from mppfl.spec import FIRST_ROUND_MEDIAN, Aggregation, EngineName, Precision, TrainingConfig
+
     from .aggregate import estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
     from .budget_unit import (
         LEAST_EPSILON,
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
         epsilon_method,
         largest_budget,
         poisson_multiplier,
+        with_budget_unit,
     )
     from .client import (
         MARGIN,
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
         warn_of_overflow,
         with_views,
     )
-    from .config import CHOICES, FIRST_ROUND_MEDIAN, Aggregation, EngineName, Precision, TrainingConfig
     from .job import TrainingJob, training_key
     from .models import (
         MODEL_NAMES,

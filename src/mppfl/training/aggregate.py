@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.training.config import Aggregation, TrainingConfig
+from mppfl.spec import Aggregation, TrainingConfig
 
 COLUMNS_AT_ONCE = 2**18  # of all updates that are held in float64
 NEXT_TO_NOTHING = 1e-200  # of the largest noise energy: smaller ones count as none

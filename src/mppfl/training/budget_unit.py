@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +22,10 @@ from mppfl.privacy import (
     price_of_noise,
     require_budget,
 )
-from mppfl.training.config import TrainingConfig
+from mppfl.spec import TrainingConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LEAST_EPSILON, MOST_EPSILON = 1e-6, 1e3
 ROUNDING = 1e-9  # of ρ, taken off: more than a sum of any number of rounds gains in floating point
@@ -84,6 +90,23 @@ def epsilon_method(config: TrainingConfig) -> str:
     if not config.mechanism.is_zcdp:
         return "pld"
     return "rdp" if config.noise == "discrete" else "exact"
+
+
+def with_budget_unit(
+    config: TrainingConfig, plan: Plan, make_model: Callable[[], nn.Module]
+) -> tuple[TrainingConfig, tuple[str, ...]]:
+    """The configuration with the unit that keeps its dp_epsilon under this plan, where it has one; and a note on it."""
+    if config.dp_epsilon is None:
+        return config, ()
+    from mppfl.training.models import trained_parameters
+
+    num_parameters = sum(part.numel() for part in trained_parameters(make_model()))
+    dp_delta = delta_for_budgets(config, config.dp_epsilon, num_parameters, len(plan))
+    unit = budget_unit_for(plan, config.dp_epsilon, dp_delta, epsilon_method(config))
+    kind = "nominal ε" if config.privacy == "paper" else "ε"
+    limit = f"no client's final {kind} exceeds {config.dp_epsilon:g} at δ = {config.dp_delta:g}"
+    note = f"budget_unit={unit:.6g} was chosen so that {limit}"
+    return replace(config, dp_epsilon=None, budget_unit=unit), (note,)
 
 
 STEPS_PER_OCTAVE = 4

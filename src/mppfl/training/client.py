@@ -26,7 +26,7 @@ from mppfl.privacy import (
     noisy_answer,
     system_words,
 )
-from mppfl.training.config import TrainingConfig
+from mppfl.spec import TrainingConfig
 from mppfl.training.models import FlatModel, flattened, normalises_over_examples, seeded_layers, trained_parameters
 
 log = logging.getLogger(__name__)
@@ -94,11 +94,11 @@ def batches_with_augmentation(
     client   its position, which decides its random streams
     """
     # No stream of the seed where a real guarantee rests on the secrecy of the samples.
-    rng = None if config.hides_samples else stream(config.seed, "batches", round_index, client)
+    rng = None if config.hides_samples else stream(config.stream_seed, "batches", round_index, client)
     rows = [members[batch] for batch in batches_of_round(work, config.privacy, rng)]
     if config.augmentation == "none":
         return rows
-    return with_views(rows, stream(config.seed, "views", round_index, client))
+    return with_views(rows, stream(config.stream_seed, "views", round_index, client))
 
 
 def with_views(batches: Sequence[IntArray], rng: np.random.Generator) -> list[IntArray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -20,16 +19,17 @@ from mppfl.errors import BadInput
 from mppfl.game import Plan
 from mppfl.privacy import LocalWork, ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.spec import FIRST_ROUND_MEDIAN, TrainingConfig
 from mppfl.training.aggregate import server_step
 from mppfl.training.client import as_array, local_work, require_gradients_of_examples
-from mppfl.training.config import FIRST_ROUND_MEDIAN, TrainingConfig
 from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
 
 ABOVE_ROUNDING = 1 + 1e-12
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in the print of a module: another one in every process
 # What does not decide where a training goes: a checkpoint may be taken up with another of these.
-NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every")
+NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every",
+              "model", "norm", "hidden", "dp_epsilon")  # fmt: skip
 # Jobs that agree in these, and in their data, can be computed in one batch.
 COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "augmentation", "engine", "device", "precision",
                   "clients_at_once", "processes")  # fmt: skip
@@ -79,7 +79,8 @@ def training_key(model: nn.Module, arm: TrainingJob) -> str:
 
     Of the model it takes all parameters and buffers, trained or not, and its layers as PyTorch prints them.
     """
-    config = {k: v for k, v in dataclasses.asdict(arm.config).items() if k not in NOT_IN_KEY}
+    config = {k: v for k, v in arm.config.values().items() if k not in NOT_IN_KEY}
+    config["seed"] = arm.config.stream_seed
     facts = json.dumps(
         [arm.name, config, arm.data.names, arm.data.fingerprint], sort_keys=True, default=lambda number: number.item()
     )
@@ -90,7 +91,7 @@ def training_key(model: nn.Module, arm: TrainingJob) -> str:
             np.ascontiguousarray([terms.budgets, np.broadcast_to(terms.prices, len(terms.budgets))]).tobytes()
         )
     flat = flat_model(model)
-    flat.initial_weights(arm.config.seed)  # drawn into the module, where it is a named one
+    flat.initial_weights(arm.config.stream_seed)  # drawn into the module, where it is a named one
     for name, value in (*flat.module.named_parameters(), *flat.module.named_buffers()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(as_array(value.detach().reshape(-1).view(torch.uint8)).tobytes())
@@ -128,6 +129,11 @@ def require_fitting(model: FlatModel, arm: TrainingJob) -> list[LocalWork]:
     if arm.plan.num_clients != data.num_clients:
         raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
     _require_shapes(model, data)
+    if config.dp_epsilon is not None:
+        raise BadInput(
+            f"dp_epsilon={config.dp_epsilon:g} chooses the unit of budgets in an experiment. For a training by itself "
+            "give budget_unit, as mppfl.training.with_budget_unit finds it."
+        )
     if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
         raise BadInput(
             f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
@@ -167,7 +173,7 @@ class TrainingState:
         if arm.resume is None:
             self._require_own_run(taken_up=False)
             dtype = torch.float64 if config.precision == "float64" else torch.float32
-            self.weights = model.initial_weights(config.seed).to(device, dtype)
+            self.weights = model.initial_weights(config.stream_seed).to(device, dtype)
             self.handed_out = self.weights
             return
         if arm.resume.key != self.key:

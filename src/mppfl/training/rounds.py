@@ -31,6 +31,7 @@ from mppfl.privacy import (
     round_cost,
 )
 from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import weights_of_updates
 from mppfl.training.budget_unit import poisson_multiplier
 from mppfl.training.client import (
@@ -42,7 +43,6 @@ from mppfl.training.client import (
     evaluate,
     stream,
 )
-from mppfl.training.config import TrainingConfig
 from mppfl.training.engines import Engine, choose_engine
 from mppfl.training.job import TrainingJob, TrainingState, require_fitting
 from mppfl.training.models import flat_model
@@ -211,11 +211,11 @@ def _assigned(state: TrainingState, drawn: DrawnBatches) -> _Assignment:
         clients, costs = admitted(state, terms.round_index, asked, clients)
     slots = []
     for number, k in enumerate(clients.tolist()):
-        key = (config.seed, config.privacy, config.augmentation, state.works[k], terms.round_index, k, id(data))
+        key = (config.stream_seed, config.privacy, config.augmentation, state.works[k], terms.round_index, k, id(data))
         if key not in drawn:
             drawn[key] = batches_with_augmentation(config, state.works[k], data.members[k], terms.round_index, k)
         noise = None if costs is None else gradient_noise(state, costs[number], k, float(asked[k]))
-        layers_seed = int(stream(config.seed, "layers", terms.round_index, k).integers(2**62))
+        layers_seed = int(stream(config.stream_seed, "layers", terms.round_index, k).integers(2**62))
         slots.append(ClientSlot(state.weights, drawn[key], noise, layers_seed, config.local_epochs))
     return _Assignment(terms, asked, clients, slots, costs)
 
@@ -402,7 +402,7 @@ def gradient_noise(state: TrainingState, cost: ReleaseCost, client: int, budget:
         config.noise,
         budget if is_zcdp else None,
         None if is_zcdp else poisson_multiplier(budget, config.dp_delta, work),
-        stream(config.seed, "noise", cost.round_index, client),
+        stream(config.stream_seed, "noise", cost.round_index, client),
         cost.client,
     )
 
@@ -446,7 +446,9 @@ def noisy_uploads(
     stds = np.array([cost.noise_std for cost in costs])
     if not len(clients):
         return NoisyUploads(clients, updates, stds, math.nan)
-    streams = [stream(config.seed, "noise", cost.round_index, int(k)) for cost, k in zip(costs, clients, strict=True)]
+    streams = [
+        stream(config.stream_seed, "noise", cost.round_index, int(k)) for cost, k in zip(costs, clients, strict=True)
+    ]
     if updates.is_cuda and config.noise == "seeded":
         seeds = [int(rng.integers(2**62)) for rng in streams]
         rows, clipped = release_on_device(updates, costs, state.clip_norm, seeds)

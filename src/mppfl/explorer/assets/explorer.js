@@ -171,7 +171,7 @@
 
       pictureKey(state) {
         if (!state) return no();
-        const key = JSON.stringify(["network", "family", "num_clients", "seed", "undirected", "opened"].map((name) => state[name]));
+        const key = JSON.stringify(["graph", "family", "num_clients", "seed", "undirected", "opened", "rest"].map((name) => state[name]));
         if (key === pictured) return no();
         pictured = key;
         return key;
@@ -231,13 +231,12 @@
         return [now, now === "dark" ? "Light" : "Dark"];
       },
 
-      shown(tab, clients, leader, network) {
+      shown(tab, mechanism, graph, participation) {
         for (const each of document.querySelectorAll(".panel")) each.hidden = each.id !== "panel-" + tab;
-        const drawnHere = network === "random";
-        const visible = { "random-levers": drawnHere, "file-levers": !drawnHere && network !== "run",
-          "leader-lever": clients === "mppfl", "payment-lever": clients === "mppfl" && leader === "budget_limited",
-          "fixed-lever": clients === "dp_fedavg" };
+        const drawnHere = graph === "random";
+        const visible = { "random-levers": drawnHere, "file-levers": !drawnHere, "against-lever": participation === "rational" };
         for (const [id, is] of Object.entries(visible)) here(id).hidden = !is;
+        for (const each of document.querySelectorAll("[data-mechanism]")) each.hidden = each.dataset.mechanism !== mechanism;
         requestAnimationFrame(() => {
           window.dispatchEvent(new Event("resize"));
           const cy = drawing();

@@ -1,0 +1,296 @@
+"""Fields of specs: what an annotation says of a value, how values are checked, and how text becomes one.
+
+Whatever is wrong is told in one line: what, the value, what would be right, and for an unknown name the nearest one.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl, urlencode
+
+from mppfl.errors import BadInput
+from mppfl.files import toml_value
+
+OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
+    "source": "graph",
+    "generate": "family",
+    "network": "graph",
+    "alpha": "externality_strength",
+    "tau": "accuracy_weight",
+    "decay": "hop_decay",
+    "hops": "max_hops",
+    "rounds": "num_rounds",
+    "convention": 'reward_rate = "own" or "common"',
+    "always": 'participation = "everyone"',
+    "if_better_than_opting_out": 'participation = "rational"',
+    "if_better_than_staying_out": 'participation = "rational"',
+    "if_non_negative": 'participation = "rational" and against = "nothing"',
+}
+LONGEST_LINK = 20_000  # characters
+NOT_OF_THE_TYPE = object()
+
+
+class About(NamedTuple):
+    """What an annotation says of a field beside its type: its help, its panel in --help, its range and its option."""
+
+    help: str
+    panel: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    closed: bool = False  # whether the ends of the range of a number are in it; those of a count are
+    option: str = ""  # of the command line, where it is not the field's name
+
+
+class Spec:
+    """What specs share: unknown names are refused, values checked, and shown where they are not the default."""
+
+    __slots__ = ()
+    TABLE: ClassVar[str] = ""  # of the experiment file
+
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        require_known(values, hints(cls))
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), hint, about(type(self), name)))
+        self._check()
+
+    def _check(self) -> None:
+        """Raises where two values do not go together."""
+
+    def values(self) -> dict[str, Any]:
+        """Every value by name."""
+        return {name: getattr(self, name) for name in hints(type(self))}
+
+    def changed(self) -> dict[str, Any]:
+        """The values that are not the default, by name."""
+        defaults = defaults_of(type(self))
+        return {name: value for name, value in self.values().items() if value != defaults[name]}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+
+
+Class = TypeVar("Class", bound=type)
+
+
+def documented(cls: Class) -> Class:
+    """The class with its fields, as their annotations explain them, in place of {fields} in its docstring."""
+    lines = [f"        {name}: {about(cls, name).help}" for name in hints(cls)]
+    cls.__doc__ = str(cls.__doc__).replace("        {fields}", "\n".join(lines))
+    return cls
+
+
+def hints(cls: Any) -> dict[str, Any]:
+    """Types of a spec's fields, without what is said of them."""
+    return _described(cls)[0]
+
+
+def about(cls: Any, name: str) -> About:
+    """What the annotation says of a field."""
+    return _described(cls)[1][name]
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """Every default by name."""
+    return _defaults(cls)
+
+
+@cache
+def _defaults(cls: Any) -> dict[str, Any]:
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(cls)
+    }
+
+
+@cache
+def _described(cls: Any) -> tuple[dict[str, Any], dict[str, About]]:
+    """Types of a spec's fields, and what is said of them."""
+    types, said = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    names = [each.name for each in fields(cls)]
+    return {name: types[name] for name in names}, {name: said[name].__metadata__[0] for name in names}
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+
+def require_known(names: Iterable[str], known: Iterable[str], table: str = "", also: Iterable[str] = ()) -> None:
+    """Raises for the first name that is not known, with what was probably meant; `also` names other things known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            place = f"{table}.{name}" if table else str(name)
+            hint = did_you_mean(str(name), [*known, *also]) or f" Known: {', '.join([*known, *also])}."
+            raise BadInput(f"{place[:80]!r} is not known.{hint}")
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """A hint at the name that was meant, or at what an old one is called now; "" where there is no such."""
+    from mppfl.text import nearest
+
+    names = list(names)
+    if word in OLD_NAMES and any(OLD_NAMES[word].startswith(f"{name} ") or OLD_NAMES[word] == name for name in names):
+        return f" Write {OLD_NAMES[word]} instead."
+    near = nearest(word, names)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def checked(name: str, value: Any, hint: Any, said: About) -> Any:
+    """The value as its type has it: lists as tuples, NumPy's numbers as Python's. Raises where it cannot be."""
+    if hasattr(value, "tolist"):  # NumPy's
+        value = value.tolist()
+    kept = _matched(value, hint)
+    problem = None if kept is NOT_OF_THE_TYPE else _out_of_range(name, kept, said)
+    if problem is not None:
+        raise BadInput(problem)
+    if kept is NOT_OF_THE_TYPE or not _is_finite(kept):
+        near = ""
+        if isinstance(value, str):
+            old = OLD_NAMES.get(value, "")
+            near = f" Write {old} instead." if old.startswith(f"{name} ") else did_you_mean(value, choices(hint))
+        raise BadInput(f"{name}={shown(value)} must be {in_words(hint)}.{near}")
+    return kept
+
+
+def _matched(value: Any, hint: Any) -> Any:
+    """The value as the type has it, or NOT_OF_THE_TYPE."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        matches = (_matched(value, part) for part in parts)
+        return next((match for match in matches if match is not NOT_OF_THE_TYPE), NOT_OF_THE_TYPE)
+    if origin is Literal:
+        return value if isinstance(value, str) and value in parts else NOT_OF_THE_TYPE
+    if origin in (tuple, dict):
+        return _matched_all(value, origin, parts)
+    if hint is float and type(value) is int and abs(value) < 2**1023:
+        return float(value)
+    if hint is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value if type(value) is hint or (hint is str and isinstance(value, str)) else NOT_OF_THE_TYPE
+
+
+def _matched_all(value: Any, kind: type, parts: tuple[Any, ...]) -> Any:
+    """The same for a list or a table, each of whose entries must match."""
+    given = Mapping if kind is dict else (list, tuple)
+    if not isinstance(value, given) or (kind is tuple and parts[-1] is not Ellipsis and len(value) != len(parts)):
+        return NOT_OF_THE_TYPE
+    entries = list(value.values()) if isinstance(value, Mapping) else list(value)
+    hint = parts[1] if kind is dict else parts[0]
+    matches = [_matched(entry.tolist() if hasattr(entry, "tolist") else entry, hint) for entry in entries]
+    if any(match is NOT_OF_THE_TYPE for match in matches):
+        return NOT_OF_THE_TYPE
+    return dict(zip(map(str, value), matches, strict=True)) if kind is dict else tuple(matches)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (tuple, dict)):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _out_of_range(name: str, value: Any, said: About) -> str | None:
+    """What is wrong with a number, or one of several; None where nothing is, or it is none."""
+    if isinstance(value, dict):
+        return next((told for key in value if (told := _out_of_range(f"{name}.{key}", value[key], said))), None)
+    if isinstance(value, tuple):
+        return next((told for entry in value if (told := _out_of_range(name, entry, said))), None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    low, high = said.low, said.high
+    if isinstance(value, int):
+        end = f"at least {low:g}" if value < low else f"at most {high:,}"
+        return None if low <= value <= high else f"{name}={value} must be a whole number of {end}."
+    if not math.isfinite(value) and high == math.inf:
+        return None  # told as a number that is not finite
+    inside = low <= value <= high if said.closed else low < value < high
+    ends = "[]" if said.closed else "()"
+    return None if inside else f"{name}={value:.6g} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}."
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """The words that a value of this type may be."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for part in get_args(hint) for choice in choices(part))
+
+
+def in_words(hint: Any) -> str:
+    """A type as a user would say it."""
+    simple = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
+    if hint in simple:
+        return simple[hint]
+    parts = get_args(hint)
+    if get_origin(hint) is Literal:
+        return ("" if len(parts) == 1 else "one of ") + ", ".join(json.dumps(part) for part in parts)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(in_words(part) for part in parts if part is not NoneType)
+    if get_origin(hint) is dict:
+        return f"a table whose values are each {in_words(parts[1])}"
+    if parts[-1] is Ellipsis:
+        return f"a list whose entries are each {in_words(parts[0])}"
+    return f"a list of {len(parts)} entries, each {in_words(parts[0])}"
+
+
+def shown(value: Any) -> str:
+    """A value as the file would say it, cut where it is long."""
+    text = toml_value(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+
+def from_text(hint: Any, text: str) -> Any:
+    """The value of this type that a text spells, as options and links hold it; the text itself where it spells none."""
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if kind is bool and text in ("yes", "no", "true", "false"):
+            return text in ("yes", "true")
+        if kind is int and re.fullmatch(r"-?[0-9]{1,18}", text):  # int() would also take " 1_0 "
+            return int(text)
+        if kind is float and re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|nan|[-+]?inf", text):
+            return float(text)
+        if get_origin(kind) is tuple:
+            entry = get_args(kind)[0]
+            return tuple(from_text(entry, part.strip()) for part in text.strip("[]").split(",") if part.strip())
+    return text
+
+
+def to_text(value: Any) -> str:
+    """The text that `from_text` reads as this value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(to_text, value)) if isinstance(value, tuple) else str(value)
+
+
+def to_query(values: Mapping[str, Any]) -> str:
+    """Values as the query of a link, "?max_hops=3&seed=1"; "" for none. Of several words each gets its own pair."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in values.items():
+        words = isinstance(value, tuple) and any(isinstance(part, str) for part in value)
+        pairs += [(name, part) for part in value] if words else [(name, to_text(value))]
+    return f"?{urlencode(pairs)}" if pairs else ""
+
+
+def from_query(link: str, *classes: type[Spec]) -> list[dict[str, Any]]:
+    """What the query of a link says of each class, whose names are its keys; an unknown key is refused."""
+    if len(link) > LONGEST_LINK:
+        raise BadInput(f"the link has {len(link):,} characters; at most {LONGEST_LINK:,} can be read. Shorten it.")
+    known = {name: (place, hint) for place, cls in enumerate(classes) for name, hint in hints(cls).items()}
+    values: list[dict[str, Any]] = [{} for _ in classes]
+    for name, text in parse_qsl(link.removeprefix("?"), keep_blank_values=True):
+        require_known([name], known)
+        place, hint = known[name]
+        if hint == tuple[str, ...]:
+            values[place][name] = (*values[place].get(name, ()), text)
+        elif name in values[place]:
+            raise BadInput(f"{name}={shown(text)} stands twice in the link. Keep one of them.")
+        else:
+            values[place][name] = from_text(hint, text)
+    return values

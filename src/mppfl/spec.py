@@ -1,0 +1,615 @@
+"""Specs: a game, its data, its training and what is kept of it, as plain values.
+
+One set of frozen classes behind every door: the tables and keys of an experiment file, the options of the command
+line, the keys of an explorer's link and Python's keywords are the fields of these classes, and an annotation holds
+what each means and which values it may have.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from mppfl.errors import BadInput
+from mppfl.fields import About, Spec, defaults_of, did_you_mean, documented, hints, require_known, shown, to_query
+from mppfl.files import toml_text
+
+if TYPE_CHECKING:
+    from mppfl.game import Game
+    from mppfl.privacy import PrivacyMechanism
+
+Aggregation = Literal["num_examples", "uniform", "noise_aware"]
+Precision = Literal["float32", "tf32", "bf16", "float64"]
+EngineName = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
+Family = Literal["erdos_renyi", "barabasi_albert", "watts_strogatz", "stochastic_block", "skewed"]
+Range = tuple[float, float]
+Purpose = Literal["graph", "clients", "split", "training"]
+PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
+NETWORK, DRAWN, GAME, PRICING = "Network", "Random network", "Clients and game", "Mechanism"  # panels of --help
+MOST_ROUNDS = 10_000_000  # more would not fit into memory
+FIRST_ROUND_MEDIAN = "first_round_median"
+FAMILY_OPTIONS = {
+    "erdos_renyi": ("probability_range",),
+    "barabasi_albert": ("edges_each",),
+    "watts_strogatz": ("neighbours", "rewire"),
+    "stochastic_block": ("sizes", "within", "between"),
+    "skewed": ("num_edges", "popularity", "length_spread"),
+}
+WEIGHT_OPTIONS = ("weights", "weight_range")
+
+
+# ---- the game ------------------------------------------------------------------------------------------------------
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class GameSpec(Spec):
+    """A pricing game as plain values: its network, its clients, its constants, and how it is played.
+
+    Args:
+        {fields}
+
+    Raises:
+        BadInput: A name that is not known, a value that cannot be, or two that do not go together.
+
+    Example:
+        >>> import mppfl
+        >>> spec = mppfl.GameSpec(num_clients=12, preset="benign", num_rounds=3)
+        >>> game = spec.build()
+        >>> game.num_clients, game.propagation.hop_decay
+        (12, 0.5)
+        >>> print(spec.link())
+        ?num_clients=12&preset=benign&num_rounds=3
+    """
+
+    TABLE: ClassVar[str] = "game"
+
+    graph: Annotated[
+        str | None,
+        About("Edge list: source, target[, weight], meaning target is exposed by source; or GraphML.", NETWORK),
+    ] = None
+    undirected: Annotated[bool, About("Every edge runs both ways.", NETWORK)] = False
+    isolated: Annotated[
+        Literal["error", "keep", "drop"], About("What to do with clients without an incoming edge.", NETWORK)
+    ] = "error"
+    self_loops: Annotated[
+        Literal["error", "drop"], About("What to do with edges from a client to itself.", NETWORK)
+    ] = "error"
+    normalisation: Annotated[
+        Literal["row", "none", "symmetric"], About("How edge weights are normalised.", NETWORK)
+    ] = "row"
+    diagonal: Annotated[
+        Literal["auto", "exact", "estimate"], About("How closed walks are counted; auto: by size.", NETWORK)
+    ] = "auto"
+    family: Annotated[
+        Family | None, About("Family of the random network drawn without a graph; left out, erdos_renyi.", DRAWN)
+    ] = None
+    num_clients: Annotated[
+        int | None, About("Size of the random network, left out 20; beside a graph, what it must have.", DRAWN, 2)
+    ] = None
+    graph_seed: Annotated[int | None, About("Seed of the network alone; left out, drawn from the seed.", DRAWN, 0)] = (
+        None
+    )
+    probability_range: Annotated[
+        Range | None, About("erdos_renyi: chances of edges are drawn between these two.", DRAWN)
+    ] = None
+    edges_each: Annotated[int | None, About("barabasi_albert: edges that each newcomer makes.", DRAWN)] = None
+    neighbours: Annotated[int | None, About("watts_strogatz: neighbours of each client on the ring.", DRAWN)] = None
+    rewire: Annotated[float | None, About("watts_strogatz: chance of an edge to lead elsewhere.", DRAWN)] = None
+    sizes: Annotated[tuple[int, ...] | None, About("stochastic_block: clients in each block.", DRAWN)] = None
+    within: Annotated[float | None, About("stochastic_block: chance of an edge inside a block.", DRAWN)] = None
+    between: Annotated[float | None, About("stochastic_block: chance of an edge between blocks.", DRAWN)] = None
+    num_edges: Annotated[int | None, About("skewed: number of edges.", DRAWN)] = None
+    popularity: Annotated[
+        float | None, About("skewed: how unequal clients are in exposing others; 0: all alike.", DRAWN)
+    ] = None
+    length_spread: Annotated[
+        float | None, About("skewed: how unequal clients are in the number who expose them.", DRAWN)
+    ] = None
+    weights: Annotated[
+        Literal["uniform", "ones"] | None, About("Edge weights of the random network: drawn, or all 1.", DRAWN)
+    ] = None
+    weight_range: Annotated[Range | None, About("Edge weights are drawn between these two.", DRAWN)] = None
+    preset: Annotated[
+        Literal["paper-like", "benign"], About("Where client costs and constants come from that are not given.", GAME)
+    ] = "paper-like"
+    clients: Annotated[str | None, About("CSV: name, quadratic_cost, linear_cost, noise_harm, ...", GAME)] = None
+    clients_seed: Annotated[
+        int | None, About("Seed of the drawn client costs alone; left out, drawn from the seed.", GAME, 0)
+    ] = None
+    max_hops: Annotated[
+        int | None, About("Longest walk along which privacy leaks, in edges; left out, the preset's.", GAME, 1)
+    ] = None
+    hop_decay: Annotated[
+        float | None, About("Decay factor per hop, between 0 and 1; left out, the preset's.", GAME, 0, 1)
+    ] = None
+    externality_strength: Annotated[
+        float | None,
+        About("How much others' budgets add to a client's loss; left out, the preset's.", GAME, 0, 1e100, closed=True),
+    ] = None
+    accuracy_weight: Annotated[
+        float | None,
+        About("Server's weight on accuracy, 0 to 1; the rest is on payments; left out, the preset's.", GAME, 0, 1),
+    ] = None
+    budget_min: Annotated[float, About("Least budget of every client in a round.", GAME, 0, 1e300, closed=True)] = 0.0
+    budget_max: Annotated[float | None, About("Largest budget of every client in a round.", GAME, 0)] = None
+    num_rounds: Annotated[int, About("Number of rounds.", GAME, 1, MOST_ROUNDS, option="--rounds")] = 60
+    seed: Annotated[
+        int, About("Random seed: of the network, of the clients' costs, and of mechanisms that draw.", "", 0)
+    ] = 0
+    participation: Annotated[
+        Literal["everyone", "voluntary", "rational"],
+        About("Who participates: everyone; whoever gives a budget; whoever also gains by it.", PRICING),
+    ] = "everyone"
+    against: Annotated[
+        Literal["staying_out", "nothing"],
+        About("For rational participation: what a client's utility is held against.", PRICING),
+    ] = "staying_out"
+    reward_rate: Annotated[
+        float | Literal["own", "common"],
+        About("own: each mechanism's server sets its rates; common: MPPFL's; a number: that one.", PRICING, 0, 1e100),
+    ] = "own"
+    payment_limit: Annotated[float | None, About("For budget_limited: payments per round.", PRICING, 0)] = None
+    fixed_budget: Annotated[
+        float | Literal["min", "mean"], About("For dp_fedavg: min, mean or a number.", PRICING, 0, 1e100)
+    ] = "min"
+
+    def _check(self) -> None:
+        if self.graph is None:
+            for name in ("undirected", "isolated", "self_loops"):
+                if (value := getattr(self, name)) != defaults_of(GameSpec)[name]:
+                    raise BadInput(f"{name}={shown(value)} is for a network from a file. Give graph, too.")
+        elif self.family is not None:
+            raise BadInput(f"graph={shown(self.graph)} and family={shown(self.family)} are two networks. Keep one.")
+        self._require_options_of_the_family()
+        if self.budget_max is not None and self.budget_max < self.budget_min:
+            raise BadInput(f"budget_max={self.budget_max:g} is below budget_min={self.budget_min:g}. Raise it.")
+        if self.against != "staying_out" and self.participation != "rational":
+            raise BadInput(f'against={shown(self.against)} is for participation="rational" only. Remove it.')
+
+    def _require_options_of_the_family(self) -> None:
+        family = self.family or "erdos_renyi"
+        allowed = () if self.graph is not None else (*FAMILY_OPTIONS[family], *WEIGHT_OPTIONS)
+        for name in (*WEIGHT_OPTIONS, *(name for names in FAMILY_OPTIONS.values() for name in names)):
+            if (value := getattr(self, name)) is not None and name not in allowed:
+                network = "a network from a file" if self.graph is not None else f"{family}, whose options are "
+                raise BadInput(f"{name}={shown(value)} means nothing to {network}{', '.join(allowed)}. Remove it.")
+
+    def family_options(self) -> dict[str, Any]:
+        """What was given of the random family's own parameters."""
+        names = (*FAMILY_OPTIONS[self.family or "erdos_renyi"], *WEIGHT_OPTIONS)
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def seed_of(self, purpose: Literal["graph", "clients"]) -> int:
+        """The seed of the network or of the clients: its own, or drawn from `seed`."""
+        own = self.graph_seed if purpose == "graph" else self.clients_seed
+        return drawn_seed(self.seed, purpose) if own is None else own
+
+    def build(self, device: str | None = None) -> "Game":
+        """The game that these values describe.
+
+        Args:
+            device: "cuda", "cuda:1" or "cpu" to walk the network by PyTorch; without it NumPy does.
+
+        Returns:
+            The game, as `make_game` makes it, with the preset's constants where none are given.
+
+        Raises:
+            BadInput: A file cannot be read, or a value does not go with the network.
+            NoEquilibrium: No client may give a budget above 0.
+        """
+        from mppfl.experiment import build_game
+
+        return build_game(self, device)
+
+    def link(self) -> str:
+        """The values that are not the default as the query of a link, as the explorer has it; "" for none."""
+        return to_query(self.changed())
+
+    def to_toml(self) -> str:
+        """The game as an experiment file, which `read_experiment` and `--experiment` read."""
+        return toml_text({"seed": self.seed, "game": table_of(self)})
+
+
+# ---- data, training, accounts and results --------------------------------------------------------------------------
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class DataSpec(Spec):
+    """Which data set, and how clients share it.
+
+    Args:
+        {fields}
+    """
+
+    TABLE: ClassVar[str] = "data"
+
+    name: Annotated[str, About("Data set by name, or the path of an .npz file.")] = "digits"
+    folder: Annotated[str | None, About("Where official files lie; left out, MPPFL_DATA.")] = None
+    source: Annotated[
+        Literal["auto", "files", "hub"], About("Official files, the Hugging Face hub, or whichever is there.")
+    ] = "auto"
+    features: Annotated[
+        Literal["none", "oriented_gradients"],
+        About("What a model sees of a picture: its pixels, or numbers by rules fixed in advance."),
+    ] = "none"
+    split: Annotated[
+        Literal["iid", "dirichlet", "community", "natural"], About("How examples are dealt out to clients.")
+    ] = "iid"
+    concentration: Annotated[float, About("Of split dirichlet: small is uneven.", "", 0, 1e6)] = 0.3
+    min_examples: Annotated[int, About("What every client has at least.", "", 1)] = 10
+    uneven: Annotated[float, About("Of split iid: spread of sizes, 0 for equal ones.", "", 0, 10, closed=True)] = 0.0
+    seed: Annotated[int | None, About("Of the split alone; left out, drawn from the experiment's.", "", 0)] = None
+
+    def _check(self) -> None:
+        from mppfl.data import known_set
+
+        if not self.name.endswith(".npz"):
+            known_set(self.name)
+        if self.uneven and self.split != "iid":
+            raise BadInput(
+                f'uneven={self.uneven:g} is for split="iid" only; others have sizes of their own. Remove it.'
+            )
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingConfig(Spec):
+    """How a federated training runs. The defaults are the paper's where it states them.
+
+    Args:
+        {fields}
+
+    Raises:
+        BadInput: A value is out of its range, or two do not go together; the message names the field.
+
+    Example:
+        >>> TrainingConfig(privacy="client", clip_norm=1.0, noise="discrete")
+        TrainingConfig(privacy='client', clip_norm=1.0, noise='discrete')
+    """
+
+    TABLE: ClassVar[str] = "training"
+
+    model: Annotated[
+        Literal["linear", "softmax", "mlp", "cnn_fmnist", "cnn_cifar", "vgg11", "vgg16"],
+        About("Model of an experiment; means nothing beside a model of your own."),
+    ] = "mlp"
+    norm: Annotated[Literal["group", "batch", "none"], About("Normalisation in the VGGs.")] = "group"
+    hidden: Annotated[tuple[int, ...], About("Widths of the MLP's hidden layers.", "", 1)] = (64,)
+    learning_rate: Annotated[float, About("η of local SGD.", "", 0)] = 0.01
+    momentum: Annotated[float, About("Of local SGD, forgotten between rounds.", "", 0, 1, closed=True)] = 0.0
+    batch_size: Annotated[int, About("Examples per local step.", "", 1)] = 32
+    local_epochs: Annotated[int, About("L, passes over a client's data in a round.", "", 1)] = 5
+    augmentation: Annotated[
+        Literal["none", "crop_and_flip"],
+        About("crop_and_flip shows pictures shifted by up to 4 pixels and mirrored, anew at every look."),
+    ] = "none"
+    num_steps: Annotated[int, About("Full-batch steps in a round (privacy full_batch_steps).", "", 1)] = 1
+    privacy: Annotated[
+        Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"],
+        About("Named mechanism of mppfl.privacy."),
+    ] = "paper"
+    adjacency: Annotated[
+        Literal["replace-one", "add-remove"] | None,
+        About("Left out, the mechanism's own; add-remove is possible with privacy client."),
+    ] = None
+    clip_norm: Annotated[
+        float | Literal["first_round_median"],
+        About(
+            "𝒮, length to which updates or gradients are shortened; first_round_median takes the median length of the "
+            "first round's updates before clipping (not a private choice; reports say so).",
+            "",
+            0,
+        ),
+    ] = "first_round_median"
+    budget_unit: Annotated[float, About("ρ of the training = budget_unit · ρ of the game.", "", 0)] = 1.0
+    dp_epsilon: Annotated[
+        float | None,
+        About(
+            "ε at dp_delta with which the client who gives most shall end, instead of budget_unit: each training's "
+            "unit is then the largest that keeps it. Nominal, as budgets are. Rounds that are repeated after an "
+            "interruption with noise that protects are paid for twice, and come on top; ledger.cap forbids that.",
+            "",
+            1e-6,
+            1e3,
+            closed=True,
+        ),
+    ] = None
+    noise: Annotated[
+        Literal["seeded", "gaussian", "discrete"],
+        About("seeded for simulation, gaussian or discrete for noise that protects."),
+    ] = "seeded"
+    dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
+    aggregation: Annotated[Aggregation, About("Weights of clients' updates.")] = "noise_aware"
+    server_optimizer: Annotated[
+        Literal["sgd", "momentum", "adam"], About("What the server does with the mean update.")
+    ] = "sgd"
+    server_learning_rate: Annotated[float, About("Step of the server's optimiser.", "", 0)] = 1.0
+    server_momentum: Annotated[float, About("Of server_optimizer momentum and adam.", "", 0, 1, closed=True)] = 0.9
+    average_rounds: Annotated[
+        int, About("The model handed out is the mean of the last so many rounds' (0: the last one).", "", 0, 2**63 - 1)
+    ] = 0
+    seed: Annotated[
+        int | None,
+        About(
+            "Of the initial weights, the order of examples and seeded noise; left out, drawn from the experiment's, "
+            "and 0 without one.",
+            "",
+            0,
+            2**63 - 1,
+        ),
+    ] = None
+    engine: Annotated[EngineName, About("How clients are computed; auto chooses by model and device.")] = "auto"
+    device: Annotated[str, About("cpu, cuda or cuda:1.")] = "cpu"
+    precision: Annotated[
+        Precision,
+        About("Of the arithmetic inside local training; weights are float32 (float64 with float64)."),
+    ] = "float32"
+    clients_at_once: Annotated[
+        int | None, About("How many clients are computed at once; left out, by the memory there is.", "", 1)
+    ] = None
+    processes: Annotated[int | None, About("Processes of engine processes; left out, one per core.", "", 1)] = None
+    evaluate_every: Annotated[
+        int, About("Rounds between evaluations on the test data; the last one is always evaluated.", "", 1)
+    ] = 1
+
+    def _check(self) -> None:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise BadInput(f"device={self.device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
+        if self.mechanism.noise_on != "update" and self.clip_norm == FIRST_ROUND_MEDIAN:
+            raise BadInput(
+                f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
+                "gradient. Give clip_norm a number."
+            )
+        if self.hides_samples and self.augmentation != "none":
+            raise BadInput(
+                f"augmentation={self.augmentation!r} breaks privacy='dpsgd_poisson': views are drawn by place in the "
+                "sample, so one record more changes how the others are seen. Use augmentation='none', or "
+                "privacy='dpsgd_shuffle'."
+            )
+        if self.norm == "batch" and self.mechanism.noise_on != "update":
+            raise BadInput(
+                f"norm='batch' breaks privacy={self.privacy!r}: BatchNorm lets one record move every other record's "
+                "gradient. Use norm='group'."
+            )
+        if self.dp_epsilon is not None and self.budget_unit != 1.0:
+            raise BadInput(
+                f"dp_epsilon={self.dp_epsilon:g} chooses the unit of budgets, and budget_unit={self.budget_unit:g} "
+                "gives it. Keep one of them."
+            )
+        if self.dp_epsilon is not None and not self.mechanism.is_zcdp:
+            raise BadInput(
+                f"dp_epsilon={self.dp_epsilon:g} is kept by adding up zCDP budgets, and privacy={self.privacy!r} has "
+                "none. Give budget_unit instead."
+            )
+
+    @property
+    def hides_samples(self) -> bool:
+        """Whether a real guarantee rests on nobody knowing which records were sampled."""
+        return self.privacy == "dpsgd_poisson" and self.noise != "seeded"
+
+    @property
+    def mechanism(self) -> "PrivacyMechanism":
+        """The privacy mechanism that `privacy` and `adjacency` name."""
+        from mppfl.privacy import privacy_mechanism
+
+        return privacy_mechanism(self.privacy, self.adjacency)
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed of every stream of the training."""
+        return self.seed or 0
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class LedgerSpec(Spec):
+    """What a client may spend in all, and whether a file is kept.
+
+    Args:
+        {fields}
+    """
+
+    TABLE: ClassVar[str] = "ledger"
+
+    cap: Annotated[float | None, About("ρ that any client may spend in all.", "", 0)] = None
+    caps: Annotated[dict[str, float], About("The same for single clients, by name.", "", 0)] = field(
+        default_factory=dict
+    )
+    keep: Annotated[bool, About("Whether the account is kept as a file.")] = True
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class OutputSpec(Spec):
+    """Where results go.
+
+    Args:
+        {fields}
+    """
+
+    TABLE: ClassVar[str] = "output"
+
+    folder: Annotated[str | None, About("Where results go; left out, runs/NAME.")] = None
+    checkpoint_every: Annotated[int, About("Rounds after which a training can be taken up again.", "", 1)] = 5
+
+
+# ---- all of it -----------------------------------------------------------------------------------------------------
+
+ONE_OR_MANY = {"seed": "seeds", "mechanism": "mechanisms"}
+FOLDER_NAME = re.compile(r"[\w][\w .+-]{0,99}")
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class Experiment(Spec):
+    """One or several mechanisms on one network and one data set, each trained once for every seed and aggregation.
+
+    Args:
+        {fields}
+
+    Raises:
+        BadInput: A name or a value that cannot be, with its table, and the nearest name that is known.
+
+    Example:
+        >>> from mppfl import Experiment
+        >>> Experiment(seeds=[1], game={"num_clients": 5}, training={"model": "softmax", "clip_norm": 0.5})
+        Experiment 'experiment': mppfl, seed 1
+          game      num_clients = 5
+          training  model = "softmax", clip_norm = 0.5
+    """
+
+    name: Annotated[str, About("Names the folder of the results.")] = "experiment"
+    seeds: Annotated[
+        tuple[int, ...],
+        About(
+            "One training of each mechanism per seed, from which those of the network, the clients, the split and the "
+            "training are drawn, each from a stream of its own; left out, the game's.",
+            "",
+            0,
+        ),
+    ] = ()
+    mechanisms: Annotated[tuple[str, ...], About("Pricing mechanisms, as `mppfl compare` lists them.")] = ("mppfl",)
+    aggregations: Annotated[
+        tuple[Aggregation, ...], About("Several to compare; left out, the one of the training.")
+    ] = ()
+    game: Annotated[GameSpec, About("The game: a GameSpec, or a dictionary of its values.")] = field(
+        default_factory=GameSpec
+    )
+    data: Annotated[DataSpec, About("The data, as a dictionary of the keys of [data].")] = field(
+        default_factory=DataSpec
+    )
+    training: Annotated[TrainingConfig, About("A TrainingConfig, or a dictionary of its values.")] = field(
+        default_factory=TrainingConfig
+    )
+    ledger: Annotated[LedgerSpec, About("Caps on what clients spend, as a dictionary.")] = field(
+        default_factory=LedgerSpec
+    )
+    output: Annotated[OutputSpec, About("Where results go, as a dictionary.")] = field(default_factory=OutputSpec)
+
+    def __post_init__(self) -> None:
+        for name, cls in TABLES.items():
+            object.__setattr__(self, name, made_from(cls, getattr(self, name)))
+        Spec.__post_init__(self)
+
+    def _check(self) -> None:
+        object.__setattr__(self, "seeds", self.seeds or (self.game.seed,))
+        object.__setattr__(self, "game", replace(self.game, seed=self.seeds[0]))
+        if not FOLDER_NAME.fullmatch(self.name):
+            raise BadInput(f"name={self.name!r} must be fit for a folder: letters, digits, blanks and . + - _ only.")
+        for name in ("seeds", "mechanisms", "aggregations"):
+            listed = getattr(self, name)
+            if len(set(listed)) < len(listed):
+                raise BadInput(f"{name}={list(listed)} names one twice. Keep it once.")
+        if not self.mechanisms:
+            raise BadInput("mechanisms must name at least one.")
+        self._require_playable()
+        privacy = self.training.mechanism
+        if not privacy.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
+            option = "cap" if self.ledger.cap is not None else "caps"
+            raise BadInput(
+                f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
+                "capped would never participate. Remove it, or use another privacy."
+            )
+
+    def _require_playable(self) -> None:
+        from mppfl.experiment import require_playable
+
+        try:
+            require_playable(self.game, self.mechanisms)
+        except BadInput as cause:
+            raise BadInput(in_table("game", str(cause)).removeprefix("[game] ")) from cause
+
+    def __repr__(self) -> str:
+        seeds = f"seed{'s' * (len(self.seeds) != 1)} {', '.join(map(str, self.seeds))}"
+        lines = [f"Experiment {self.name!r}: {', '.join((*self.mechanisms, *self.aggregations))}, {seeds}"]
+        for name in TABLES:
+            values = {key: value for key, value in getattr(self, name).changed().items() if (name, key) != SEED_OF_GAME}
+            changed = ", ".join(f"{key} = {shown(value)}" for key, value in values.items())
+            lines += [f"  {name:<9} {changed}"] if changed else []
+        return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)
+
+    def game_of(self, seed: int) -> GameSpec:
+        """The game under one of the seeds."""
+        return replace(self.game, seed=seed)
+
+    def seed_of(self, purpose: Purpose, seed: int) -> int:
+        """The seed of one purpose under one of the experiment's seeds: its table's own, or drawn from `seed`."""
+        own = {
+            "graph": self.game.graph_seed,
+            "clients": self.game.clients_seed,
+            "split": self.data.seed,
+            "training": self.training.seed,
+        }[purpose]
+        return drawn_seed(seed, purpose) if own is None else own
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every value by the names of the file, defaults included; those left to others (None) are left out."""
+        values: dict[str, Any] = {"name": self.name}
+        for one, many in ONE_OR_MANY.items():
+            listed = getattr(self, many)
+            values |= {one: listed[0]} if len(listed) == 1 else {many: list(listed)}
+        if self.aggregations:
+            values["aggregations"] = list(self.aggregations)
+        return values | {name: table_of(getattr(self, name)) for name in TABLES}
+
+    def to_toml(self) -> str:
+        """The file that `read_experiment` reads back as this experiment."""
+        return toml_text(self.as_dict())
+
+
+TABLES: dict[str, type[Spec]] = {cls.TABLE: cls for cls in (GameSpec, DataSpec, TrainingConfig, LedgerSpec, OutputSpec)}
+SEED_OF_GAME = ("game", "seed")  # which stands at the top of the file
+
+
+def keys_of(table: str) -> list[str]:
+    """The names that a table of the file may hold."""
+    return [name for name in hints(TABLES[table]) if (table, name) != SEED_OF_GAME]
+
+
+def table_of(spec: Spec) -> dict[str, Any]:
+    """A spec as a table of the file; what is left to others (None, a unit that is found by its ε) is left out."""
+    values = {name: getattr(spec, name) for name in keys_of(spec.TABLE)}
+    if values.get("dp_epsilon") is not None:
+        del values["budget_unit"]
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value is not None and value != {}
+    }
+
+
+def made_from(cls: type[Spec], value: Any) -> Any:
+    """The spec of a table that is given as such, or as its values, whose faults are told with the table's name."""
+    table = cls.TABLE
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{table}={shown(value)} must be a table. Write [{table}] and its values below it.")
+    homes = {name: home for home in TABLES for name in keys_of(home)}
+    for name in value:
+        if (table, name) == SEED_OF_GAME:
+            raise BadInput("game.seed stands at the top, as seed. For one of the two use graph_seed or clients_seed.")
+        if name not in keys_of(table) and name in homes and not did_you_mean(name, keys_of(table)):
+            raise BadInput(f"'{table}.{name}' is not known. It belongs to [{homes[name]}].")
+    require_known(value, keys_of(table), table)
+    if "dp_epsilon" in value and "budget_unit" in value:
+        raise BadInput("training.dp_epsilon and training.budget_unit are both given. Keep one of them.")
+    try:
+        return cls(**value)
+    except BadInput as cause:
+        raise BadInput(in_table(table, str(cause))) from cause
+
+
+def in_table(table: str, message: str) -> str:
+    """A message about a spec's value with the table's name before it."""
+    names_its_key = re.split(r"\W", message, maxsplit=1)[0] in keys_of(table)
+    return f"{table}.{message}" if names_its_key else f"[{table}] {message}"
+
+
+def drawn_seed(seed: int, purpose: Purpose) -> int:
+    """The seed of one purpose that is drawn from the one of all."""
+    import numpy as np
+
+    return int(np.random.SeedSequence([seed, PURPOSES.index(purpose)]).generate_state(1)[0])

@@ -1,0 +1,325 @@
+"""Specs: a game said through options, a file, a link or Python is one game to the last bit; what cannot be is told."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mppfl
+from mppfl.data import FEATURES
+from mppfl.errors import BadInput
+from mppfl.experiment import CONSTANTS, read_experiment
+from mppfl.fields import about, choices, from_query, hints, to_text
+from mppfl.game import MECHANISMS, PRESETS
+from mppfl.network import Diagonal, Isolated, Normalisation, SelfLoops
+from mppfl.privacy import MECHANISMS as PRIVACY
+from mppfl.spec import TABLES, DataSpec, Experiment, GameSpec, LedgerSpec, OutputSpec, TrainingConfig, keys_of
+from mppfl.training import MODEL_NAMES, NORMS
+from tests.cli.conftest import calling  # noqa: F401  (fixtures)
+
+
+@pytest.fixture
+def command_line(calling):  # noqa: F811
+    """Runs `mppfl ...` in this process."""
+    from mppfl.cli import main
+
+    return calling(main)
+
+
+# ---- random specs ------------------------------------------------------------------------------------------------
+
+SHARES, SOME = st.floats(0.01, 0.99), st.floats(1e-3, 5.0)
+FAMILIES = st.sampled_from(
+    [
+        st.just({}),
+        st.fixed_dictionaries({"probability_range": st.tuples(st.floats(0.3, 0.5), st.floats(0.5, 0.9))}),
+        st.fixed_dictionaries({"family": st.just("barabasi_albert"), "edges_each": st.integers(1, 3)}),
+        st.fixed_dictionaries({"family": st.just("watts_strogatz"), "neighbours": st.just(4), "rewire": SHARES}),
+        st.fixed_dictionaries(
+            {"family": st.just("stochastic_block"), "sizes": st.just((5, 4)), "within": SHARES, "between": SHARES}
+        ),
+        st.fixed_dictionaries({"family": st.just("skewed"), "num_edges": st.integers(30, 40), "popularity": SHARES}),
+    ]
+).flatmap(lambda values: values)
+OTHERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**31),
+        "graph_seed": st.integers(0, 2**31),
+        "clients_seed": st.integers(0, 2**31),
+        "normalisation": st.sampled_from(["row", "none", "symmetric"]),
+        "diagonal": st.sampled_from(["auto", "exact"]),
+        "preset": st.sampled_from(["paper-like", "benign"]),
+        "max_hops": st.integers(1, 6),
+        "hop_decay": SHARES,
+        "externality_strength": st.floats(0.0, 0.2),
+        "accuracy_weight": SHARES,
+        "budget_min": st.just(0.0) | st.floats(1e-6, 0.1),
+        "budget_max": st.floats(0.2, 9.0),
+        "num_rounds": st.integers(1, 4),
+        "participation": st.sampled_from(["everyone", "voluntary", "rational"]),
+        "reward_rate": st.sampled_from(["own", "common"]) | SOME,
+        "payment_limit": SOME,
+        "fixed_budget": st.sampled_from(["min", "mean"]) | SOME,
+        "weights": st.just("uniform"),
+        "weight_range": st.tuples(st.floats(0.1, 0.5), st.floats(0.5, 2.0)),
+    },
+)
+
+
+@st.composite
+def some_values(draw) -> dict:
+    """Values of a random network of nine clients, by the names of GameSpec."""
+    return {"num_clients": 9, **draw(FAMILIES), **draw(OTHERS)}
+
+
+def as_options(values) -> list[str]:
+    """The options that say these values."""
+    line = []
+    for name, value in values.items():
+        named = "" if name == "mechanism" else about(GameSpec, name).option
+        option = named or f"--{name.replace('_', '-')}"
+        line += [option] if value is True else [option, to_text(value)]
+    return line
+
+
+def typed(command: str, line: list[str]) -> mppfl.GameSpec:
+    """The game that a command is asked for, caught before it is played."""
+    import typer.main
+
+    from mppfl.cli import app
+
+    caught: list[GameSpec] = []
+
+    class Caught(Exception):
+        pass
+
+    def catch(spec: GameSpec, *_: object, **__: object) -> None:
+        caught.append(spec)
+        raise Caught
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("mppfl.experiment.require_playable", catch)
+    patch.setattr("mppfl.cli.explore.open_site", catch)
+    try:
+        typer.main.get_command(app)([command, *line], standalone_mode=False)
+    except Caught:
+        pass
+    finally:
+        patch.undo()
+    return caught[0]
+
+
+def require_equal_games(one, other):
+    """Bit for bit: edges, clients, constants."""
+    for array in ("data", "indices", "indptr"):
+        assert np.array_equal(getattr(one.graph.influence, array), getattr(other.graph.influence, array))
+    for name in ("quadratic_cost", "linear_cost", "noise_harm", "compute_cost", "budget_min", "budget_max"):
+        assert np.array_equal(getattr(one.clients, name), getattr(other.clients, name))
+    for name in ("externality_strength", "accuracy_weight"):
+        assert getattr(one, name) == getattr(other, name)
+    assert (one.propagation.max_hops, one.propagation.hop_decay) == (
+        other.propagation.max_hops,
+        other.propagation.hop_decay,
+    )
+
+
+def every_door(values, folder) -> list[GameSpec]:
+    """The same game in Python, by options, in a file written by hand and by us, in a link."""
+    spec = GameSpec(**values)
+    path = folder / "game.toml"
+    path.write_text(spec.to_toml(), encoding="utf-8")
+    (linked,) = from_query(spec.link(), GameSpec)
+    return [spec, typed("solve", as_options(values)), read_experiment_game(path, spec), GameSpec(**linked)]
+
+
+def read_experiment_game(path, spec) -> GameSpec:
+    """The game of the file, for mechanisms that take its options."""
+    limited = [] if spec.payment_limit is None or spec.reward_rate != "own" else ["budget_limited"]
+    names = ["mppfl", "dp_fedavg", *limited]
+    text = path.read_text(encoding="utf-8")
+    if spec.payment_limit is not None and not limited:  # means nothing to those who can play at these rates
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("payment_limit"))
+    path.write_text(f"mechanisms = {names}\n{text}".replace("'", '"'), encoding="utf-8")
+    game = read_experiment(path).game
+    return game if limited or spec.payment_limit is None else replace(game, payment_limit=spec.payment_limit)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some_values())
+def test_the_same_game_through_every_door_is_equal_to_the_last_bit(tmp_path, values):
+    spec, *others = every_door(values, tmp_path)
+    assert others == [spec] * 3
+    game = spec.build()
+    for other in others[:2]:
+        require_equal_games(game, other.build())
+
+
+HANDFUL = [
+    {},
+    {"num_clients": 12, "seed": 3, "preset": "benign", "num_rounds": 2},
+    {"num_clients": 7, "seed": 1, "num_rounds": 3, "mechanism": "social_agnostic"},
+    {"num_clients": 7, "seed": 1, "num_rounds": 3, "mechanism": "social_agnostic", "reward_rate": "common"},
+    {"num_clients": 8, "num_rounds": 2, "mechanism": "dp_fedavg", "fixed_budget": 0.25, "reward_rate": 1.5},
+    {"num_clients": 8, "num_rounds": 2, "budget_max": 0.5, "participation": "rational", "against": "nothing"},
+]
+
+
+@pytest.mark.parametrize("values", HANDFUL)
+def test_every_door_solves_to_the_same_numbers(command_line, tmp_path, values):
+    from mppfl.explorer import World, from_link, to_toml
+
+    mechanism = values.get("mechanism", "mppfl")
+    game = {name: value for name, value in values.items() if name != "mechanism"}
+    by_options = command_line("solve", *as_options(values), "--json").json
+    choices_of_link = from_link(f"{GameSpec(**game).link() or '?'}&mechanism={mechanism}")
+    path = tmp_path / "game.toml"
+    path.write_text(to_toml(choices_of_link), encoding="utf-8")
+    by_file = command_line("solve", "--experiment", path, "--json").json
+    assert by_file["rounds"] == by_options["rounds"]
+    shown = World().solution(choices_of_link)
+    assert [terms.reward_rate for terms in shown.plan] == [each["reward_rate"] for each in by_options["rounds"]]
+    assert shown.plan[0].budgets.tolist() == list(by_options["rounds"][0]["budgets"].values())
+    if "reward_rate" not in values and "participation" not in values and "fixed_budget" not in values:
+        spec = GameSpec(**game)
+        solution = mppfl.solve(spec.build(), mechanism, num_rounds=spec.num_rounds)
+        assert solution.plan[0].budgets.tolist() == shown.plan[0].budgets.tolist()
+
+
+# ---- presets, numbers, names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_whole_in_every_door(tmp_path, name):
+    path = tmp_path / "game.toml"
+    path.write_text(f'[game]\npreset = "{name}"\n', encoding="utf-8")
+    (linked,) = from_query(f"?preset={name}", GameSpec)
+    specs = [GameSpec(preset=name), GameSpec(**linked), read_experiment(path).game, typed("solve", ["--preset", name])]
+    for spec in specs:
+        game = spec.build()
+        spread = game.propagation
+        constants = (spread.max_hops, spread.hop_decay, game.externality_strength, game.accuracy_weight)
+        assert constants == tuple(getattr(PRESETS[name], constant) for constant in CONSTANTS)
+
+
+def test_numbers_of_numpy_are_kept_and_written_as_numbers():
+    spec = GameSpec(
+        num_clients=np.int64(9),
+        hop_decay=np.float64(0.1),
+        family="stochastic_block",
+        sizes=np.array([4, 5]),
+        within=np.float32(0.5),
+    )
+    assert spec == GameSpec(num_clients=9, hop_decay=0.1, family="stochastic_block", sizes=(4, 5), within=0.5)
+    assert {type(value) for value in spec.changed().values()} <= {int, float, tuple, str}
+    assert "hop_decay = 0.1\n" in spec.to_toml()
+    assert LedgerSpec(caps={"ann": np.float64(2)}).caps == {"ann": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: GameSpec(num_client=10), "'num_client' is not known. Did you mean 'num_clients'?"),
+        (lambda: Experiment(game={"num_client": 10}), "'game.num_client' is not known. Did you mean 'num_clients'?"),
+        (lambda: Experiment(gane={}), "'gane' is not known. Did you mean 'game'?"),
+        (lambda: TrainingConfig(clip=1), "'clip' is not known."),
+        (lambda: Experiment(ledger={"cups": {}}), "'ledger.cups' is not known. Did you mean 'cap"),
+        (lambda: DataSpec(splits="iid"), "'splits' is not known. Did you mean 'split'?"),
+        (lambda: OutputSpec(dir="x"), "'dir' is not known. Known: folder, checkpoint_every."),
+        (lambda: from_query("?num_client=3", GameSpec), "'num_client' is not known. Did you mean 'num_clients'?"),
+        (lambda: from_query("?seed=1&seed=2", GameSpec), 'seed="2" stands twice in the link.'),
+        (lambda: GameSpec(participation="if_non_negative"), 'participation = "rational" and against = "nothing"'),
+        (lambda: GameSpec(convention="own"), 'Write reward_rate = "own" or "common" instead.'),
+        (lambda: GameSpec(source="x"), "Write graph instead."),
+        (lambda: GameSpec(generate="skewed"), "Write family instead."),
+        (lambda: GameSpec(graph="x", family="skewed"), 'graph="x" and family="skewed" are two networks. Keep one.'),
+        (lambda: GameSpec(against="nothing"), 'against="nothing" is for participation="rational" only.'),
+        (lambda: GameSpec(undirected=True), "undirected=true is for a network from a file. Give graph, too."),
+        (lambda: GameSpec(rewire=0.1), "rewire=0.1 means nothing to erdos_renyi, whose options are probability_range"),
+        (lambda: GameSpec(budget_min=2, budget_max=1), "budget_max=1 is below budget_min=2. Raise it."),
+        (lambda: GameSpec(hop_decay="0.5"), 'hop_decay="0.5" must be a finite number.'),
+        (lambda: GameSpec(num_clients=True), "num_clients=true must be a whole number."),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line_with_the_nearest_name(make, told):
+    with pytest.raises(BadInput) as refused:
+        make()
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_choices_are_those_of_the_folders():
+    same = {
+        (GameSpec, "isolated"): get_args(Isolated),
+        (GameSpec, "self_loops"): get_args(SelfLoops),
+        (GameSpec, "normalisation"): get_args(Normalisation),
+        (GameSpec, "diagonal"): get_args(Diagonal),
+        (GameSpec, "preset"): tuple(PRESETS),
+        (TrainingConfig, "privacy"): tuple(PRIVACY),
+        (TrainingConfig, "model"): tuple(MODEL_NAMES),
+        (TrainingConfig, "norm"): tuple(NORMS),
+        (DataSpec, "features"): tuple(FEATURES),
+    }
+    for (spec, name), known in same.items():
+        assert sorted(choices(hints(spec)[name])) == sorted(known), name
+
+
+def test_every_field_is_explained_and_every_option_of_a_mechanism_is_a_field():
+    for table, cls in TABLES.items():
+        assert all(about(cls, name).help.endswith((".", "...")) for name in keys_of(table))
+        assert all(f"        {name}: " in cls.__doc__ for name in hints(cls))
+    assert {record.option for record in MECHANISMS.values()} - {None} <= set(hints(GameSpec))
+
+
+def test_specs_are_values():
+    spec = GameSpec(num_clients=9, sizes=None)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert hash(spec) == hash(GameSpec(num_clients=9))
+    assert repr(spec) == "GameSpec(num_clients=9)"
+    assert Experiment(game=GameSpec(seed=4)).seeds == (4,)
+    assert Experiment(seeds=[2, 3]).game_of(3).seed == 3
+
+
+# ---- an experiment file beside every command -----------------------------------------------------------------------
+
+FILE = ('mechanism = "mppfl_exact"', "seed = 2", "[game]", "num_clients = 8", "num_rounds = 2", "max_hops = 2")
+
+
+@pytest.mark.parametrize("command", ["solve", "compare", "risk", "explore"])
+def test_values_of_a_file_are_replaced_by_set_and_by_options(tmp_path, command):
+    path = tmp_path / "trial.toml"
+    path.write_text("\n".join(FILE), encoding="utf-8")
+    of_file = GameSpec(num_clients=8, num_rounds=2, max_hops=2, seed=2)
+    line = ["--experiment", str(path)]
+    assert typed(command, line) == of_file
+    assert typed(command, [*line, "--set", "game.max_hops=3"]) == replace(of_file, max_hops=3)
+    both = [*line, "--set", "game.hop_decay=0.3", "--max-hops", "4", "--seed", "5", "--preset", "benign"]
+    assert typed(command, both) == replace(of_file, hop_decay=0.3, max_hops=4, seed=5, preset="benign")
+    with pytest.raises(BadInput, match=r"trial.toml: 'game.max_hop' is not known. Did you mean 'max_hops'\?"):
+        typed(command, [*line, "--set", "game.max_hop=3"])
+    with pytest.raises(BadInput, match=r"--set game\.max_hops=3 replaces a value of an experiment file"):
+        typed(command, ["--set", "game.max_hops=3"])
+
+
+def test_the_network_of_a_file_is_described_and_drawn(command_line, tmp_path):
+    path, edges = tmp_path / "trial.toml", tmp_path / "edges.csv"
+    path.write_text("\n".join(FILE), encoding="utf-8")
+    described = command_line("graph", "describe", "--experiment", path, "--set", "game.num_clients=9", "--json").json
+    assert described["num_clients"] == 9
+    assert command_line("graph", "generate", "erdos_renyi", edges, "--num-clients", 8, "--seed", 2).code == 0
+    drawn = command_line("graph", "describe", edges, "--json").json
+    assert drawn["num_edges"] == GameSpec(num_clients=8, seed=2).build().graph.num_edges
+
+
+def test_no_folder_is_loaded_before_a_spec_is_used():
+    import subprocess
+
+    code = "import sys, mppfl.spec; sys.exit(any(m in sys.modules for m in ('numpy', 'mppfl.game', 'mppfl.privacy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
