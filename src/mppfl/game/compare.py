@@ -10,7 +10,7 @@ import numpy as np
 
 from mppfl.arrays import Array
 from mppfl.errors import BadInput
-from mppfl.game.leaders import noise_aware_cost
+from mppfl.game.leader import noise_aware_cost
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, as_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate

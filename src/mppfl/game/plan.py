@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 from zipfile import BadZipFile
 
 import numpy as np
@@ -22,10 +22,16 @@ from mppfl.files import write_whole
 from mppfl.game.model import LARGEST, Game
 from mppfl.game.tables import lines_of, span
 
+OLD_RULES = {  # of earlier versions
+    "always": 'participation="everyone"',
+    "if_better_than_opting_out": 'participation="rational"',
+    "if_non_negative": 'participation="rational" with against="nothing"',
+}
 ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
 ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may exceed it by
 
-Participation = Literal["always", "if_better_than_opting_out", "if_non_negative"]
+Participation = Literal["everyone", "voluntary", "rational"]
+Against = Literal["staying_out", "nothing"]
 
 
 class PerRound(Protocol):
@@ -121,7 +127,7 @@ class Plan:
         num_clients: how many clients.
         prices: personal prices, where the mechanism has them.
         notes: what a reader of the result should know; one string or several.
-        participation: the rule by which clients participated.
+        participation, against: the rule by which clients participated.
 
     Raises:
         BadInput: rates are no numbers, or notes no strings.
@@ -142,7 +148,8 @@ class Plan:
     num_clients: int
     prices: PerRound | None = None
     notes: tuple[str, ...] = field(default=())
-    participation: Participation = "always"
+    participation: Participation = "everyone"
+    against: Against = "staying_out"
 
     def __post_init__(self) -> None:
         rates = as_numbers(self.reward_rates, f"mechanism {self.mechanism!r}: reward_rates")
@@ -193,6 +200,7 @@ class Plan:
             "num_clients": int(self.num_clients),
             "notes": self.notes,
             "participation": self.participation,
+            "against": self.against,
         }
         for name, values in (("budgets", self.budgets), ("prices", self.prices)):
             kept = values
@@ -263,8 +271,8 @@ def load_plan(path: str | Path) -> Plan:
         raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
     except (ValueError, KeyError, TypeError, BadZipFile) as cause:
         raise BadFile(f"{path}: is no plan ({cause}). Give a file that Plan.save wrote.") from cause
-    notes, rule = tuple(head["notes"]), head["participation"]
-    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, notes, rule)
+    rule = {"participation": head["participation"], "against": head["against"]}
+    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, tuple(head["notes"]), **rule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,9 +283,13 @@ class Horizon:
         rounds: round numbers, from 1.
         reward_rates: rates that everybody faces, one per round, or None: the mechanism's server sets its own.
         seed: for mechanisms that draw at random.
+        participation: "everyone": the server looks only at rates at which everybody who is able participates;
+            "voluntary": at all rates, those whose best response is 0 being out; "rational": as voluntary, and nobody
+            stays who gains less than
+        against: "staying_out", where outsiders are still exposed by the others, or "nothing".
 
     Raises:
-        BadInput: no rounds, a round below 1, or rates that do not belong to the rounds.
+        BadInput: no rounds, a round below 1, rates that do not belong to the rounds, or an unknown rule.
 
     Example:
         >>> import numpy as np, mppfl
@@ -288,8 +300,15 @@ class Horizon:
     rounds: IntArray
     reward_rates: Array | None = None
     seed: int = 0
+    participation: Participation = "everyone"
+    against: Against = "staying_out"
 
     def __post_init__(self) -> None:
+        for name, kind in (("participation", Participation), ("against", Against)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                hint = f" Did you mean {OLD_RULES[value]}?" if value in OLD_RULES else ""
+                raise BadInput(f"{name}={value!r} must be one of {', '.join(get_args(kind))}.{hint}")
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
         if self.reward_rates is not None:
@@ -330,7 +349,11 @@ def rounds_up_to(num_rounds: int) -> IntArray:
 
 
 def plan_from_rounds(
-    mechanism: str, terms: Sequence[RoundTerms], notes: tuple[str, ...] = (), participation: Participation = "always"
+    mechanism: str,
+    terms: Sequence[RoundTerms],
+    notes: tuple[str, ...] = (),
+    participation: Participation = "everyone",
+    against: Against = "staying_out",
 ) -> Plan:
     """A plan from the terms of each round, however they were found. Prices are paid as the terms give them.
 
@@ -338,7 +361,7 @@ def plan_from_rounds(
         mechanism: its name.
         terms: one per round.
         notes: what a reader of the result should know.
-        participation: the rule by which clients participated.
+        participation, against: the rule by which clients participated.
 
     Returns:
         The plan.
@@ -379,6 +402,7 @@ def plan_from_rounds(
         personal,
         notes,
         participation,
+        against,
     )
 
 
