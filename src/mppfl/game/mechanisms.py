@@ -33,12 +33,9 @@ from mppfl.game.path import PATH_BELOW
 from mppfl.game.plan import (
     AlongLine,
     Horizon,
-    PerRound,
     Plan,
-    RandomBudgets,
     RoundTerms,
     Stored,
-    Within,
     as_numbers,
     check_plan,
     plan_from_rounds,
@@ -354,7 +351,12 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     if not 0 < low <= high < np.inf:
         raise BadInput(f"random budgets need 0 < low <= high, got low={low:g}, high={high:g}.")
     mean = mean_agnostic_budget(game)
-    drawn = RandomBudgets(horizon.rounds, game.num_clients, low * mean, high * mean, horizon.seed)
+    drawn = np.array(
+        [  # reproducible per round: reading one does not change another
+            np.random.default_rng([horizon.seed, int(t) - 1]).uniform(low * mean, high * mean, game.num_clients)
+            for t in horizon.rounds
+        ]
+    )
     return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
 
 
@@ -374,8 +376,9 @@ def dp_fedavg(game: Game, horizon: Horizon, *, fixed_budget: float | Literal["mi
         raise BadInput(f'fixed budget={fixed_budget!r} must be "min", "mean" or a number above 0.')
     else:
         size = require_number(fixed_budget, "fixed budget", 0.0, LARGEST)
-    everybody = Stored(np.full((1, game.num_clients), size), np.zeros(len(horizon.rounds), dtype=np.int64))
-    return _mandated(game, horizon, "dp_fedavg", everybody, (f"fixed budget {size:.6g} ({fixed_budget})",))
+    return _mandated(
+        game, horizon, "dp_fedavg", np.full((1, game.num_clients), size), (f"fixed budget {size:.6g} ({fixed_budget})",)
+    )
 
 
 def _first_round(game: Game) -> RoundTerms:
@@ -400,17 +403,18 @@ def noiseless(game: Game, horizon: Horizon) -> Plan:
     return Plan("noiseless", horizon.rounds, np.zeros(len(horizon.rounds)), everybody, game.num_clients)
 
 
-def _mandated(game: Game, horizon: Horizon, name: str, budgets: PerRound, notes: tuple[str, ...]) -> Plan:
-    """Budgets that nobody chose, within everybody's bounds.
+def _mandated(game: Game, horizon: Horizon, name: str, rows: Array, notes: tuple[str, ...]) -> Plan:
+    """Budgets that nobody chose, one row for each round or one for all, within everybody's bounds.
 
     The server's own rate is then the lowest at which no client that participates is worse off than at 0.
     """
+    rows = np.clip(rows, game.clients.budget_min, game.clients.budget_max)
+    row_of_round = np.arange(len(horizon.rounds)) % len(rows)
     rates = horizon.reward_rates
-    budgets = Within(budgets, game.clients.budget_min, game.clients.budget_max)
     if rates is None:
-        rates = np.array([_covering_rate(game, budgets.at(k, 0.0)) for k in range(len(horizon.rounds))])
+        rates = np.array([_covering_rate(game, row) for row in rows])[row_of_round]
         notes = (*notes, "own reward: the lowest rate that covers every client's cost")
-    return Plan(name, horizon.rounds, rates, budgets, game.num_clients, notes=notes)
+    return Plan(name, horizon.rounds, rates, Stored(rows, row_of_round), game.num_clients, notes=notes)
 
 
 def _covering_rate(game: Game, budgets: Array) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,12 +32,6 @@ ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may e
 
 Participation = Literal["everyone", "voluntary", "rational"]
 Against = Literal["staying_out", "nothing"]
-
-
-class PerRound(Protocol):
-    """Something that has one value per client in every round."""
-
-    def at(self, position: int, reward_rate: float) -> Array: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,31 +56,7 @@ class Stored:
         return np.asarray(self.rows[self.row_of_round[position]])
 
 
-@dataclass(frozen=True, eq=False)
-class RandomBudgets:
-    """Uniform random budgets, reproducible per round: reading one round does not change another."""
-
-    rounds: IntArray
-    num_clients: int
-    low: float
-    high: float
-    seed: int
-
-    def at(self, position: int, reward_rate: float) -> Array:
-        rng = np.random.default_rng([self.seed, int(self.rounds[position]) - 1])
-        return rng.uniform(self.low, self.high, self.num_clients)
-
-
-@dataclass(frozen=True, eq=False)
-class Within:
-    """The same, held between bounds: nobody can be made to give more than it allows."""
-
-    budgets: PerRound
-    low: Array
-    high: Array
-
-    def at(self, position: int, reward_rate: float) -> Array:
-        return np.clip(self.budgets.at(position, reward_rate), self.low, self.high)
+PerRound = AlongLine | Stored  # one value per client in every round
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +93,7 @@ class Plan:
         mechanism: its name.
         rounds: round numbers, from 1.
         reward_rates: one per round.
-        budgets: one per client in every round, kept compactly (`AlongLine`, `Stored`, or any object with `at`).
+        budgets: one per client in every round, kept compactly (`AlongLine` or `Stored`).
         num_clients: how many clients.
         prices: personal prices, where the mechanism has them.
         notes: what a reader of the result should know; one string or several.
@@ -191,52 +161,32 @@ class Plan:
         facts |= {f"note {k}": note[:100] for k, note in enumerate(self.notes[:5], start=1)}
         return lines_of(f"Plan of {self.mechanism}: {rounds}, {self.num_clients:,} clients", facts)
 
-    def save(self, path: str | Path) -> None:
-        """Writes the plan to a file (NumPy's .npz) that `load_plan` reads back, number for number."""
+    def save(self, path: str | Path, names: Sequence[str] | None = None) -> None:
+        """Writes the plan to a file (NumPy's .npz) that `load_plan` reads back, number for number.
+
+        names  of the clients, kept in the file beside the version that wrote it
+        """
+        from mppfl import __version__
+
+        head = {name: getattr(self, name) for name in ("mechanism", "num_clients", "notes", "participation", "against")}
+        head |= {"format": PLAN_FORMAT, "version": __version__, "names": None if names is None else list(names)}
         arrays: dict[str, Any] = {"rounds": self.rounds, "reward_rates": self.reward_rates}
-        head = {
-            "format": PLAN_FORMAT,
-            "mechanism": self.mechanism,
-            "num_clients": int(self.num_clients),
-            "notes": self.notes,
-            "participation": self.participation,
-            "against": self.against,
-        }
         for name, values in (("budgets", self.budgets), ("prices", self.prices)):
-            kept = values
-            if values is not None and type(values) not in KEPT.values():  # somebody else's: read round by round
-                rows = [values.at(k, float(rate)) for k, rate in enumerate(self.reward_rates)]
-                kept = Stored(np.array(rows), np.arange(len(self)))
-            head[name] = None if kept is None else _packed(kept, name, arrays)
+            if values is not None:
+                arrays |= {f"{name}.{f.name}": getattr(values, f.name) for f in fields(values)}
         file = BytesIO()
         np.savez(file, head=np.array(json.dumps(head)), **arrays)
         write_whole(Path(path), file.getvalue())
 
 
-PLAN_FORMAT = "mppfl plan 1"
-KEPT: dict[str, Any] = {kind.__name__: kind for kind in (AlongLine, Stored, RandomBudgets, Within)}
+PLAN_FORMAT = "mppfl plan 2"
 
 
-def _packed(values: Any, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Numbers of one of the KEPT, its arrays put aside by name."""
-    packed: dict[str, Any] = {"kind": type(values).__name__}
-    for f in fields(values):
-        value = getattr(values, f.name)
-        if isinstance(value, np.ndarray):
-            arrays[f"{name}.{f.name}"] = value
-        else:
-            packed[f.name] = _packed(value, f"{name}.{f.name}", arrays) if type(value) in KEPT.values() else value
-    return packed
-
-
-def _unpacked(packed: dict[str, Any] | None, name: str, arrays: Any) -> Any:
-    if packed is None:
-        return None
-    values: dict[str, Any] = {}
-    for f in fields(KEPT[packed["kind"]]):
-        value = packed[f.name] if f.name in packed else arrays[f"{name}.{f.name}"]
-        values[f.name] = _unpacked(value, f"{name}.{f.name}", arrays) if isinstance(value, dict) else value
-    return KEPT[packed["kind"]](**values)
+def _kept(arrays: Any, name: str) -> PerRound | None:
+    for kind in (AlongLine, Stored):
+        if all(f"{name}.{f.name}" in arrays for f in fields(kind)):
+            return kind(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(kind)})
+    return None
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -265,7 +215,9 @@ def load_plan(path: str | Path) -> Plan:
             head = json.loads(str(arrays["head"]))
             if head["format"] != PLAN_FORMAT:
                 raise ValueError(f"format {head['format']!r}")
-            budgets, prices = (_unpacked(head[name], name, arrays) for name in ("budgets", "prices"))
+            budgets, prices = _kept(arrays, "budgets"), _kept(arrays, "prices")
+            if budgets is None:
+                raise KeyError("budgets")
             rounds, rates = arrays["rounds"], arrays["reward_rates"]
     except OSError as cause:
         raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
@@ -458,12 +410,12 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
         raise BadInput(
             f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each one from 0 to {LARGEST:g}."
         )
-    for positions, rows in _extremes(plan, plan.budgets, f"{called}: budgets"):
-        _check_values(rows, plan.num_clients, f"{called}: budgets", np.inf)
-        _check_ceilings(plan.rounds[positions], rows, game, called)
+    positions, rows = _extremes(plan, plan.budgets, f"{called}: budgets")
+    _check_values(rows, plan.num_clients, f"{called}: budgets", np.inf)
+    _check_ceilings(plan.rounds[positions], rows, game, called)
     if plan.prices is not None:
-        for _, rows in _extremes(plan, plan.prices, f"{called}: prices"):
-            _check_values(rows, plan.num_clients, f"{called}: prices", LARGEST)
+        _, paid = _extremes(plan, plan.prices, f"{called}: prices")
+        _check_values(paid, plan.num_clients, f"{called}: prices", LARGEST)
     return plan
 
 
@@ -500,33 +452,23 @@ def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> N
         )
 
 
-def _extremes(plan: Plan, values: PerRound, what: str) -> Iterator[tuple[IntArray, Array]]:
+def _extremes(plan: Plan, values: Any, what: str) -> tuple[IntArray, Array]:
     """Positions of rounds and everybody's values in them [positions, clients], between which all rounds' values lie."""
-    if not hasattr(values, "at"):
+    if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
+        positions = np.unique([np.argmin(plan.reward_rates), np.argmax(plan.reward_rates)])
+        with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
+            rows = [values.at(int(k), float(plan.reward_rates[k])) for k in positions]
+        return positions, as_numbers(rows, what)
+    if not isinstance(values, Stored):
         raise BadInput(
             f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_from_rounds."
         )
-    if isinstance(values, Stored):
-        rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)
-        whole = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
-        if not (whole and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
-            raise BadInput(
-                f"{what} have row_of_round={_briefly(values.row_of_round)} for {len(plan):,} rounds and rows of shape "
-                f"{rows.shape}. Say of each round which row it takes, from 0."
-            )
-        used, first = np.unique(row_of_round, return_index=True)
-        yield first, rows if len(used) == len(rows) else rows[used]
-        return
-    several: Any = range(len(plan))
-    if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
-        several = (int(np.argmin(plan.reward_rates)), int(np.argmax(plan.reward_rates)))
-    for position in several:
-        try:
-            with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
-                row = values.at(position, float(plan.reward_rates[position]))
-        except Exception as cause:  # somebody else's code can fail in any way
-            raise BadInput(
-                f"{what} of round {plan.rounds[position]} cannot be read: {type(cause).__name__}: {cause}. "
-                "Correct the mechanism."
-            ) from cause
-        yield np.array([position]), as_numbers(row, what)[None]
+    rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)
+    whole = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
+    if not (whole and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
+        raise BadInput(
+            f"{what} have row_of_round={_briefly(values.row_of_round)} for {len(plan):,} rounds and rows of shape "
+            f"{rows.shape}. Say of each round which row it takes, from 0."
+        )
+    used, first = np.unique(row_of_round, return_index=True)
+    return first, rows if len(used) == len(rows) else rows[used]
