@@ -7,7 +7,7 @@ social optimum  Q = 2BᵀAB              h = 0          c = Bᵀb − r  all cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
+from mppfl.game.equilibrium import Response, equilibrium_response
 from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game
 from mppfl.game.path import Followers
@@ -174,6 +175,12 @@ def _kept(game: Game, name: str, make: Any) -> Any:
 @dataclass(frozen=True, eq=False)
 class Society(Followers):
     """Clients who answer a rate with what is best for all of them; `weights` are Pigouvian, which says the same."""
+
+    @cached_property
+    def line(self) -> Response:
+        line = equilibrium_response(self.game, self.weights)
+        # What reaches those who have no choice counts for the others, too, which Pigouvian weights do not know.
+        return line if line.free.all() else replace(line, lowest_rate=np.inf, highest_rate=-np.inf)
 
     @cached_property
     def matrix(self) -> Array:

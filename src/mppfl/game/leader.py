@@ -158,14 +158,19 @@ class Answers:
         return self.followers.line
 
     @cached_property
+    def able(self) -> BoolArray:
+        """Who can be asked to participate: not who may give nothing, nor who is paid nothing and has no floor."""
+        clients = self.game.clients
+        return (clients.budget_max > 0) & ((self.followers.weights > 0) | (clients.budget_min > 0))
+
+    @cached_property
     def samples(self) -> _Samples:
         return _Samples(self)
 
     @cached_property
     def path(self) -> Path | None:
         """Allowed segments; None where the game is too large for its path to be followed."""
-        clients, line = self.game.clients, self.line
-        able = clients.budget_max > 0
+        clients, line, able = self.game.clients, self.line, self.able
         bounds_matter = bool(
             (clients.budget_min[line.free] > 0).any() or np.isfinite(clients.budget_max[line.free]).any()
         )
@@ -226,24 +231,39 @@ class Answers:
         return f"no reward rate of round {round_index} moves clients to participate as {rule} asks{spent}."
 
     def _who_cannot_be_kept(self) -> str:
-        """Why no rate keeps everybody: who opts out, and at which rate each is there last."""
+        """Why no rate keeps everybody: who participates at no rate, or is gone before others come."""
         if self.participation != "everyone":
             return f"no reward rate moves anybody to participate under participation={self.participation!r}."
-        graph, able = self.game.graph, np.flatnonzero(self.game.clients.budget_max > 0)
-        line = self.line
-        # With most clients inside, whose budget falls to 0 first as the rate rises, or never rises above it?
-        with np.errstate(divide="ignore", invalid="ignore"):
-            leaves = np.where(line.slope < 0, line.offset / line.slope, np.inf)
-            comes = np.where(line.slope > 0, line.offset / line.slope, np.where(line.offset < 0, 0.0, np.inf))
-        lowest = able[np.argmax(comes[able])]
-        lost = [k for k in able[np.argsort(leaves[able], kind="stable")] if not leaves[k] > comes[lowest]][:3]
-        named = ", ".join(f"{graph.name(int(k))!r} (leaves at rate {max(leaves[k], 0.0):.4g})" for k in lost)
-        last = f"{graph.name(int(lowest))!r}, which participates only above rate {comes[lowest]:.4g}"
-        reason = f"{named} would be gone before {last}" if named else f"bounds hold {last}"
+        comes, leaves = self._stays()
+        clients = np.flatnonzero(self.able)
+        late = clients[np.argmax(np.where(comes < leaves, comes, -np.inf)[clients])]
+        lost = [
+            k for k in clients[np.argsort(leaves[clients], kind="stable")] if leaves[k] <= max(comes[k], comes[late])
+        ]
+        named = [self.game.graph.name(int(k)) for k in lost[:3]]
+        reasons = [
+            f"{name!r} participates at no rate" if leaves[k] <= comes[k] else f"{name!r} leaves at rate {leaves[k]:.4g}"
+            for name, k in zip(named, lost, strict=False)
+        ]
+        if any(leaves[k] > comes[k] for k in lost[:3]):
+            reasons.append(f"{self.game.graph.name(int(late))!r} comes only at rate {comes[late]:.4g}")
+        reason = ", ".join(reasons) or "their bounds leave no common rate"
         return (
-            f'no reward rate keeps all {len(able):,} clients: {reason}. Use participation="voluntary", or give '
+            f'no reward rate keeps all {len(clients):,} clients: {reason}. Use participation="voluntary", or give '
             "budget_min above 0 to those who must stay."
         )
+
+    def _stays(self) -> tuple[Array, Array]:
+        """From which rate and up to which each client participates; who never does comes no sooner than it leaves."""
+        if self.game.num_clients > PATH_BELOW:  # as they would with everybody inside
+            line = self.line
+            with np.errstate(divide="ignore", invalid="ignore"):
+                crossing = line.offset / line.slope
+            comes = np.where(line.slope > 0, crossing, np.where(line.offset < 0, 0.0, np.inf))
+            return comes, np.where(line.slope < 0, crossing, np.inf)
+        path = response_path(self.followers)
+        comes = np.where(path.participating, path.ends[:, :1], np.inf).min(axis=0)
+        return comes, np.where(path.participating, path.ends[:, 1:], -np.inf).max(axis=0)
 
 
 def _strictly_inside(path: Path, able: BoolArray) -> Path:
@@ -538,7 +558,7 @@ class _Samples:
         """Sums at rates, wishes being interpolated between the samples `low` and `high` of each."""
         answers = self.answers
         game, weights, clients = answers.game, answers.weights, answers.game.clients
-        sizes, able = noise_aware_sums(game)[0], clients.budget_max > 0
+        sizes, able = noise_aware_sums(game)[0], answers.able
         examples, own = clients.data_size, answers.followers.own[0]
         rows = []
         for rate, j, k in zip(rates, low, high, strict=True):
