@@ -12,8 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.linalg
-from scipy.sparse.linalg import LinearOperator, cg
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
@@ -23,7 +21,8 @@ from mppfl.game.model import Game
 from mppfl.game.path import Followers
 
 MAX_STEPS = 200
-ENOUGH = 1e-12  # of the terms that a slope is the difference of
+CG_STEPS = 200
+ENOUGH = 1e-13  # of the terms that a slope is the difference of
 ACCEPTABLE = 1e-7  # of them, where rounding ends the search before that
 
 
@@ -57,27 +56,26 @@ class Quadratic:
         return (4 if self.both_ways else 2) * self.factor * self.quadratic_cost
 
     def solve(self, right: Array, free: BoolArray, bend: Array) -> Array:
-        """(Q + diag(bend))⁻¹ right on the free clients, 0 elsewhere; with more bend where that is not positive."""
+        """(Q + diag(bend))⁻¹ right on the free clients, 0 elsewhere, by conjugate gradients.
+
+        They stop where Q is not positive, which personal prices may have it: the step so far still leads downhill.
+        """
+        scale = np.where(free, 1 / (self.diagonal + bend), 0.0)
         step = np.zeros_like(right)
-        if self.loss.is_dense:
-            part = self.matrix[np.ix_(free, free)] + np.diag(bend[free])
-            try:
-                step[free] = scipy.linalg.cho_solve(scipy.linalg.cho_factor(part), right[free])
-            except np.linalg.LinAlgError:  # personal prices need not be convex
-                lift = 1.01 * np.abs(np.linalg.eigvalsh(part)[0])
-                step[free] = np.linalg.solve(part + lift * np.eye(len(part)), right[free])
-            return step
-        size = int(free.sum())
-
-        def product(y: Array) -> Array:
-            whole = np.zeros_like(right)
-            whole[free] = y
-            return (self @ whole)[free] + bend[free] * y
-
-        scale = 1 / (self.diagonal + bend)[free]
-        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-        inverse = LinearOperator((size, size), matvec=lambda y: scale * y, dtype=np.float64)
-        step[free], _ = cg(operator, right[free], rtol=1e-6, maxiter=500, M=inverse)
+        left = np.where(free, right, 0.0)
+        direction = scaled = scale * left
+        size = first = float(left @ scaled)
+        for turn in range(CG_STEPS):
+            if size <= 1e-26 * first:
+                break
+            image = np.where(free, self @ direction + bend * direction, 0.0)
+            curve = float(direction @ image)
+            if curve <= 0:
+                return step if turn else direction
+            step, left = step + size / curve * direction, left - size / curve * image
+            scaled = scale * left
+            before, size = size, float(left @ scaled)
+            direction = scaled + size / before * direction
         return step
 
 

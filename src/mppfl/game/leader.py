@@ -30,7 +30,7 @@ COMPILED_ABOVE = 100_000  # clients
 AT_ONCE = 4_000_000  # clients × rates whose budgets are formed side by side
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
-ALONE = 3  # rates that are solved for one by one rather than along the path
+ALONE, SHORT = 3, 300  # at more rates, and on networks of at most so many clients, answers are read off the path
 OPEN = 1e-9  # of a segment: how near to the rate at which somebody leaves the server goes
 GRID = 24  # rates between two samples at which costs are read off interpolated wishes
 
@@ -87,7 +87,7 @@ def answers_along(followers: Followers, reward_rates: Array, against: Against | 
     if against is None and line.has_interior and inside.all():
         return AlongLine(line.slope, line.offset)
     distinct, rows = np.unique(reward_rates, return_inverse=True)
-    if followers.game.num_clients <= PATH_BELOW and (against is not None or len(distinct) > ALONE):
+    if against is not None or (followers.game.num_clients <= SHORT and len(distinct) > ALONE):
         path = response_path(followers, against, float(distinct[-1]))
         bounds = clients.budget_min, clients.budget_max
         budgets = [path.budgets(path.segment_at(rate), rate, *bounds) for rate in distinct.tolist()]
@@ -393,14 +393,18 @@ class _View:
     def _end_the_endless(self, first_round: float) -> None:
         """Puts an end to endless pieces, past the rate of every round."""
         for piece in np.flatnonzero(~np.isfinite(self.high)):
-            k, high = self.segment[piece : piece + 1], max(2 * self.low[piece], 1e-300)
-            scale = np.abs(self.offset[k]).max() / max(np.abs(self.slope[k]).max(), 1e-300)
-            high = np.array([max(high, float(scale))])
-            for _ in range(2000):
-                _, pulled = self.sums(k, high)
-                if self.condition(np.array([piece]), high, pulled, np.array([first_round]))[0] > 0:
-                    break
-                high = high * 2
+            k = self.segment[piece : piece + 1]
+            slope, pull, offset = self.slope[k[0]], self.pull[k[0]], self.offset[k[0]]
+            scale = np.abs(offset).max() / max(np.abs(slope).max(), 1e-300)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                # Far out F is A·r − (κ/t) Σ g_i/(r·u_i)².
+                pulled = np.where(slope > 0, pull / slope**2, 0.0).sum()
+                root = np.cbrt(self.strength[k] / first_round * pulled / self.steepness[k])
+                high = np.maximum(np.nan_to_num(root, posinf=0.0), max(2 * self.low[piece], scale, 1e-300))
+                for _ in range(1000):
+                    if self.condition(np.array([piece]), high, self.sums(k, high)[1], np.array([first_round]))[0] > 0:
+                        break
+                    high = high * 2
             self.high[piece] = high[0]
 
     def _where_condition_turns(self, tried: list[Array], rises: BoolArray, falls: BoolArray) -> list[Array]:
