@@ -22,7 +22,7 @@ from mppfl.game.path import Followers
 
 MAX_STEPS = 200
 CG_STEPS = 200
-ENOUGH = 1e-13  # of the terms that a slope is the difference of
+ENOUGH = 1e-12  # of the terms that a slope is the difference of
 ACCEPTABLE = 1e-7  # of them, where rounding ends the search before that
 
 
