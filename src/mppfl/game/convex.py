@@ -55,7 +55,7 @@ class Quadratic:
             return np.diag(self.matrix)
         return (4 if self.both_ways else 2) * self.factor * self.quadratic_cost
 
-    def solve(self, right: Array, free: BoolArray, bend: Array, accuracy: float) -> Array:
+    def solve(self, right: Array, free: BoolArray, bend: Array) -> Array:
         """(Q + diag(bend))⁻¹ right on the free clients, 0 elsewhere, by conjugate gradients.
 
         They stop where Q is not positive, which personal prices may have it: the step so far still leads downhill.
@@ -66,7 +66,7 @@ class Quadratic:
         direction = scaled = scale * left
         size = first = float(left @ scaled)
         for turn in range(CG_STEPS):
-            if size <= accuracy**2 * first:
+            if size <= 1e-26 * first:
                 break
             image = np.where(free, self @ direction + bend * direction, 0.0)
             curve = float(direction @ image)
@@ -104,8 +104,7 @@ def minimise(
         worst = float((np.abs(slope) / np.maximum(allowed, 1e-300))[~held].max(initial=0.0))
         if worst <= 1:
             return x
-        accuracy = max(1e-13, min(1e-3, worst * ENOUGH))  # far from the minimum a rough step is as good
-        step = quadratic.solve(np.where(held, 0.0, -slope), ~held, 2 * steep * inverse, accuracy)
+        step = quadratic.solve(np.where(held, 0.0, -slope), ~held, 2 * steep * inverse)
         length = 1.0
         while True:
             y = np.clip(np.where(noisy, np.maximum(x + length * step, 0.1 * x), x + length * step), low, high)
