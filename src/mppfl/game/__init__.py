@@ -82,7 +82,7 @@ if TYPE_CHECKING:
         plan_from_rounds,
         rounds_up_to,
     )
-    from .solve import Solution, doubts_about, follows, solve
+    from .solve import Solution, doubts_about, follows, load_solution, solve
     from .welfare import (
         SocialOptima,
         price_of_anarchy,

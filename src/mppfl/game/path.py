@@ -346,7 +346,7 @@ class _Walker:
                 continue
             roots = self._roots(np.where(np.isfinite(given), given, 0.0) if given is not None else None)
             for root, rises in roots:
-                line = root * self.slope - self.offset
+                line = np.where(np.isfinite(root), root, 0.0) * self.slope - self.offset
                 valid = which & (root > rate) & np.where(out, rises, ~rises)
                 if given is None:
                     valid &= ~out | ((line >= self.low) & (line <= self.high))

@@ -210,21 +210,33 @@ def load_plan(path: str | Path) -> Plan:
         ...     load_plan(f"{folder}/plan.npz").terms(1).budgets.tolist()
         [0.5, 0.2]
     """
+    head, arrays = _read(path)
+    budgets, prices = _kept(arrays, "budgets"), _kept(arrays, "prices")
+    if budgets is None:
+        raise BadFile(f"{path}: is no plan (it has no budgets). Give a file that Plan.save wrote.")
+    rounds, rates = arrays["rounds"], arrays["reward_rates"]
+    rule = {"participation": head["participation"], "against": head["against"]}
+    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, tuple(head["notes"]), **rule)
+
+
+def plan_names(path: str | Path) -> list[str] | None:
+    """Names of the clients in a plan's file, where it has them."""
+    names: list[str] | None = _read(path)[0]["names"]
+    return names
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts and arrays of a plan's file."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            head = json.loads(str(arrays["head"]))
+        with np.load(path, allow_pickle=False) as file:
+            head, arrays = json.loads(str(file["head"])), {name: file[name] for name in file.files if name != "head"}
             if head["format"] != PLAN_FORMAT:
                 raise ValueError(f"format {head['format']!r}")
-            budgets, prices = _kept(arrays, "budgets"), _kept(arrays, "prices")
-            if budgets is None:
-                raise KeyError("budgets")
-            rounds, rates = arrays["rounds"], arrays["reward_rates"]
+            return head, arrays
     except OSError as cause:
         raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
     except (ValueError, KeyError, TypeError, BadZipFile) as cause:
         raise BadFile(f"{path}: is no plan ({cause}). Give a file that Plan.save wrote.") from cause
-    rule = {"participation": head["participation"], "against": head["against"]}
-    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, tuple(head["notes"]), **rule)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,16 +7,27 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.errors import BadInput
-from mppfl.game.mechanisms import Mechanism, as_mechanism
+from mppfl.errors import BadFile, BadInput
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, as_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import Outcome, Verification, evaluate, leader_savings, verify
-from mppfl.game.plan import Against, Horizon, Participation, Plan, RoundTerms, plan_from_rounds, rounds_up_to
+from mppfl.game.plan import (
+    Against,
+    Horizon,
+    Participation,
+    Plan,
+    RoundTerms,
+    load_plan,
+    plan_from_rounds,
+    plan_names,
+    rounds_up_to,
+)
 from mppfl.game.tables import data_frame, html_table, lines_of, span
 
 log = logging.getLogger(__name__)
@@ -72,6 +83,10 @@ class Solution:
     def terms(self, round_index: int) -> RoundTerms:
         """Terms of a round by its number, from 1."""
         return self.plan.terms(round_index)
+
+    def save(self, path: str | Path) -> None:
+        """Writes plan and names of clients to a file (NumPy's .npz), from which `load_solution` makes this again."""
+        self.plan.save(path, [self.game.graph.name(client) for client in range(self.game.num_clients)])
 
     def _columns(self) -> dict[str, Any]:
         outcome = self.outcome
@@ -197,6 +212,38 @@ def _solution(
         warnings=warnings,
         mechanism=record,
     )
+
+
+def load_solution(path: str | Path, game: Game) -> Solution:
+    """The solution that `Solution.save` wrote: its plan as it was, its outcome and quality computed in the game again.
+
+    Args:
+        path: the file.
+        game: the game that was solved, for instance from the spec that describes it.
+
+    Returns:
+        The solution, number for number.
+
+    Raises:
+        BadFile: the file is not there, is no plan, or is about other clients.
+
+    Example:
+        >>> import mppfl, tempfile
+        >>> from mppfl.game import load_solution
+        >>> game = mppfl.make_game(mppfl.graph_from_matrix([[0, 1], [1, 0]]), mppfl.Clients([1.0, 2.0], 0.1, 0.5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     mppfl.solve(game).save(f"{folder}/solution.npz")
+        ...     load_solution(f"{folder}/solution.npz", game).plan.mechanism
+        'mppfl'
+    """
+    began = time.perf_counter()
+    plan, names = load_plan(path), plan_names(path)
+    if names is None or names != [game.graph.name(client) for client in range(game.num_clients)]:
+        raise BadFile(f"{path}: is about other clients than the game's. Give the game that was solved.")
+    record = MECHANISMS.get(plan.mechanism) or Mechanism(lambda *_: plan, plan.mechanism)
+    outcome = evaluate(game, plan)
+    horizon = Horizon(plan.rounds, plan.reward_rates, 0, plan.participation, plan.against)
+    return _solution(game, record, plan, outcome, verify(game, plan, outcome, record), horizon, began)
 
 
 def _solve_each(
