@@ -63,6 +63,18 @@ class Row:
     leak: float | None = None
 
 
+NUMBERS = (  # of a row, money or shares
+    "server_cost",
+    "noise_aware_cost",
+    "payments",
+    "welfare",
+    "total_welfare",
+    "negative_utility",
+    "participating",
+    "mean_budget",
+)
+
+
 class Comparison(Sequence[Row]):
     """Rows of a comparison: a sequence, a table in notebooks, and a pandas.DataFrame."""
 
@@ -195,7 +207,8 @@ def _rows_of_game(
         try:
             plan = plans.get(name) or record(game, replace(own, reward_rates=rates))
         except NoEquilibrium as reason:  # the others are compared all the same
-            rows.append(Row(name, convention, number, *[np.nan] * 5, None, *[np.nan] * 3, (str(reason), *doubts)))
+            nothing: dict[str, Any] = dict.fromkeys(NUMBERS, np.nan)
+            rows.append(Row(name, convention, number, notes=(str(reason), *doubts), price_of_anarchy=None, **nothing))
             continue
         if not record.has_rate:
             plans[name] = plan

@@ -469,8 +469,8 @@ def _extremes(plan: Plan, values: Any, what: str) -> tuple[IntArray, Array]:
     if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
         positions = np.unique([np.argmin(plan.reward_rates), np.argmax(plan.reward_rates)])
         with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
-            rows = [values.at(int(k), float(plan.reward_rates[k])) for k in positions]
-        return positions, as_numbers(rows, what)
+            ends = [values.at(int(k), float(plan.reward_rates[k])) for k in positions]
+        return positions, as_numbers(ends, what)
     if not isinstance(values, Stored):
         raise BadInput(
             f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_from_rounds."
