@@ -213,12 +213,13 @@ class _Walker:
 
     def segments(self, last: float) -> Iterator[tuple[float, float, Array, Array, BoolArray]]:
         """Low and high end, slope, offset, who is free: one segment after another."""
-        rate, settled = 0.0, True
+        rate, settled, before = 0.0, True, self.state == OUT
         for _ in range(20 * len(self.low) + 50):
             if self.pivots >= REFRESH:
                 self._refresh()
             if self.against is not None:
-                settled = self._settle(rate)
+                settled = self._settle(rate, before)
+                before = self.state == OUT
             end, k, state = self._next_bend(rate)
             if self.against is not None:
                 end, k, state = min((end, k, state), self._next_change_of_mind(rate, settled), key=lambda bend: bend[0])
@@ -291,12 +292,13 @@ class _Walker:
         given = np.where(self.state == FREE, line, given)
         return margin_of(self.game, rate * self.weights, line, given, self.against)
 
-    def _settle(self, rate: float) -> bool:
+    def _settle(self, rate: float, before: BoolArray) -> bool:
         """Lets clients join and leave at a rate until nobody wants to. Where they would come and go for ever, nobody
         joins any more, those who lose leave, and the answer is False.
+
+        before  who was out up to this rate
         """
-        seen: set[bytes] = set()
-        settled = True
+        seen, settled = {before.tobytes()} - {(self.state == OUT).tobytes()}, True
         while True:
             margins, out = self._margins(rate), self.state == OUT
             scale = 1e-11 * self._money(rate)
@@ -306,10 +308,12 @@ class _Walker:
             if not wrong.any():
                 return settled
             k = int(np.argmax(np.where(wrong, np.abs(margins), -1.0)))
-            if out[k]:
-                self._join(rate, k)
-            else:
+            if not out[k]:
                 self._hold(k, OUT, 0.0)
+            elif (out ^ (np.arange(len(out)) == k)).tobytes() in seen:
+                settled = False
+            else:
+                self._join(rate, k)
             self._within_bounds(rate)
 
     def _money(self, rate: float) -> Array:
