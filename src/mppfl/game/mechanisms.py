@@ -54,9 +54,7 @@ class Mechanism:
         function: (game, horizon, **options) -> plan.
         name: by which commands and files call it; the function's own unless given.
         title: its name for people.
-        summary: what it does, in one line.
-        leader: the leader whose reward rate it pays; None without one.
-        settles: whether the function itself keeps to participation="rational"; else clients are asked crowd by crowd.
+        leader: the leader whose reward rate it pays, by the horizon's participation rule; None without one.
         option: the keyword of the function that a user may set, a field of GameSpec by the same name.
         needs_option: whether it has no default.
         has_rate: False where prices are its own whatever rates are given.
@@ -74,20 +72,23 @@ class Mechanism:
     function: Callable[..., Plan]
     name: str = ""
     title: str = ""
-    summary: str = ""
     leader: UniformLeader | None = None
-    settles: bool = False
     option: str | None = None
     needs_option: bool = False
     has_rate: bool = True
     only_rate_differs: bool = False
-    compared: bool = False
+    compared: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name = self.name or str(getattr(self.plain, "__name__", type(self.plain).__name__))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "title", self.title or name)
+
+    @property
+    def summary(self) -> str:
+        """What it does: the first line of the function's docstring."""
+        return next(iter((self.plain.__doc__ or "").strip().splitlines()), "")
 
     @property
     def plain(self) -> Callable[..., Plan]:
@@ -103,7 +104,7 @@ class Mechanism:
 
     def __call__(self, game: Game, horizon: Horizon) -> Plan:
         """The plan, checked: whoever wrote the function may have forgotten a round, a client or a bound."""
-        if horizon.participation == "rational" and not (self.settles and game.num_clients <= PATH_BELOW):
+        if horizon.participation == "rational" and (self.leader is None or game.num_clients > PATH_BELOW):
             return settled_plan(game, horizon, self)
         try:
             plan = self.function(game, horizon, **self.options)
@@ -145,17 +146,20 @@ def as_mechanism(given: Any) -> Mechanism:
     except MppflError:
         raise
     except Exception as cause:  # importing somebody else's module can fail in any way
-        raise BadInput(_unloadable(given, cause)) from cause
+        points = [point for point in _offered() if point.name == given]
+        raise BadInput(
+            f"mechanism={given!r} of {_owner(points)} ({points[-1].value if points else 'nothing'}) cannot be loaded: "
+            f"{type(cause).__name__}: {cause}. Repair or remove that package."
+        ) from cause
 
 
-def _unloadable(name: str, cause: Exception) -> str:
-    points = [point for point in metadata.entry_points(group="mppfl.mechanisms") if point.name == name]
-    owner = getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else "no package"
-    value = points[-1].value if points else "nothing"
-    return (
-        f"mechanism={name!r} of {owner} ({value}) cannot be loaded: {type(cause).__name__}: {cause}. "
-        "Repair or remove that package."
-    )
+def _offered() -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group="mppfl.mechanisms"))
+
+
+def _owner(points: list[metadata.EntryPoint]) -> str | None:
+    """The package that offers these mechanisms."""
+    return getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else None
 
 
 def _failed(mechanism: Mechanism, cause: Exception) -> str:
@@ -163,12 +167,9 @@ def _failed(mechanism: Mechanism, cause: Exception) -> str:
     plain, called = mechanism.plain, mechanism.name
     kind = plain if hasattr(plain, "__qualname__") else type(plain)
     module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
-    offered = [
-        point for point in metadata.entry_points(group="mppfl.mechanisms") if point.value.partition(":")[0] == module
-    ]
-    for point in offered:
-        called = point.name if point.value == address else called
-    owner = getattr(getattr(offered[-1], "dist", None), "name", "an unknown package") if offered else None
+    offered = [point for point in _offered() if point.value.partition(":")[0] == module]
+    called = next((point.name for point in offered if point.value == address), called)
+    owner = _owner(offered)
     whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
     return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
@@ -209,39 +210,19 @@ def _mean_price(prices: Array, budgets: Array) -> float:
 # ---- clients who know the network -------------------------------------------------------------------------------
 
 
-@mechanism(
-    title="MPPFL",
-    summary="equilibrium budgets; the server takes exposure as it stands",
-    leader="mean_field",
-    settles=True,
-    compared=True,
-)
+@mechanism(title="MPPFL", leader="mean_field")
 def mppfl(game: Game, horizon: Horizon) -> Plan:
     """The paper's mechanism: equilibrium budgets, and a server that takes external risk as it stands (eq. 16)."""
     return _uniform(game, horizon, "mppfl", "mean_field")
 
 
-@mechanism(
-    title="MPPFL, exact leader",
-    summary="the server knows how exposure moves with its rate",
-    leader="anticipating",
-    settles=True,
-    only_rate_differs=True,
-    compared=True,
-)
+@mechanism(title="MPPFL, exact leader", leader="anticipating", only_rate_differs=True)
 def mppfl_exact(game: Game, horizon: Horizon) -> Plan:
     """The exact Stackelberg equilibrium: the server knows how exposure moves with its rate (eq. 17)."""
     return _uniform(game, horizon, "mppfl_exact", "anticipating")
 
 
-@mechanism(
-    title="MPPFL, noise-aware",
-    summary="the server weighs uploads by their noise",
-    leader="noise_aware",
-    settles=True,
-    only_rate_differs=True,
-    compared=True,
-)
+@mechanism(title="MPPFL, noise-aware", leader="noise_aware", only_rate_differs=True)
 def mppfl_noise_aware(game: Game, horizon: Horizon) -> Plan:
     """The server aggregates noise-aware, so no single small budget can drive its rate up (eq. 18)."""
     return _uniform(game, horizon, "mppfl_noise_aware", "noise_aware")
@@ -249,12 +230,11 @@ def mppfl_noise_aware(game: Game, horizon: Horizon) -> Plan:
 
 @mechanism(
     title="MPPFL, limited payments",
-    summary="the server spends at most a limit in a round",
     leader="budget_limited",
-    settles=True,
     option="payment_limit",
     needs_option=True,
     only_rate_differs=True,
+    compared=False,
 )
 def budget_limited(game: Game, horizon: Horizon, *, payment_limit: float = 1.0) -> Plan:
     """The server spends at most `payment_limit` in a round (eq. 19)."""
@@ -262,13 +242,7 @@ def budget_limited(game: Game, horizon: Horizon, *, payment_limit: float = 1.0) 
     return _uniform(game, horizon, "budget_limited", "budget_limited", payment_limit)
 
 
-@mechanism(
-    title="Pigouvian prices",
-    summary="personal prices at which clients do what is best for all",
-    leader="anticipating",
-    settles=True,
-    compared=True,
-)
+@mechanism(title="Pigouvian prices", leader="anticipating")
 def pigouvian(game: Game, horizon: Horizon) -> Plan:
     """Personal prices r·c_i that make everybody do what all together would want (eq. 20).
 
@@ -287,9 +261,7 @@ def offered_weights(game: Game) -> tuple[Array, tuple[str, ...]]:
     return np.maximum(weights, 0.0), notes
 
 
-@mechanism(
-    title="Personal prices", summary="one price for each client, cheapest for the server", has_rate=False, compared=True
-)
+@mechanism(title="Personal prices", has_rate=False, compared=True)
 def personalised(game: Game, horizon: Horizon) -> Plan:
     """One price for each client, as cheap for the server as can be, and hard on clients (eq. 21).
 
@@ -328,13 +300,7 @@ def _uniform(
 # ---- clients who do not -----------------------------------------------------------------------------------------
 
 
-@mechanism(
-    title="Social-agnostic",
-    summary="clients ignore what others reveal",
-    leader="anticipating",
-    settles=True,
-    compared=True,
-)
+@mechanism(title="Social-agnostic", leader="anticipating")
 def social_agnostic(game: Game, horizon: Horizon) -> Plan:
     """SA: everybody answers as if alone, ρ_i = (r − b_i)/(2a_i); its server expects just that."""
     return _uniform(blind(game), horizon, "social_agnostic", "anticipating")
@@ -345,7 +311,7 @@ def blind(game: Game) -> Game:
     return replace(game, externality_strength=0.0)
 
 
-@mechanism(title="Random budgets", summary="budgets drawn at random", compared=True)
+@mechanism(title="Random budgets")
 def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8) -> Plan:
     """Budgets drawn uniformly between `low` and `high` times the mean social-agnostic budget of round 1."""
     if not 0 < low <= high < np.inf:
@@ -360,7 +326,7 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
 
 
-@mechanism(title="DP-FedAvg", summary="one budget for all clients and rounds", option="fixed_budget", compared=True)
+@mechanism(title="DP-FedAvg", option="fixed_budget")
 def dp_fedavg(game: Game, horizon: Horizon, *, fixed_budget: float | Literal["min", "mean"] = "min") -> Plan:
     """DP-FedAvg: one budget ρ_0 for all clients and rounds.
 
@@ -396,7 +362,7 @@ def mean_agnostic_budget(game: Game) -> float:
     return float(np.clip(wanted_loss(game, rate), game.clients.budget_min, game.clients.budget_max).mean())
 
 
-@mechanism(title="No noise", summary="federated averaging without privacy")
+@mechanism(title="No noise", compared=False)
 def noiseless(game: Game, horizon: Horizon) -> Plan:
     """Federated averaging without noise: the ceiling of accuracy. Nobody is protected, nobody is paid."""
     everybody = Stored(np.full((1, game.num_clients), np.inf), np.zeros(len(horizon.rounds), dtype=np.int64))
@@ -426,7 +392,7 @@ def _covering_rate(game: Game, budgets: Array) -> float:
 # ---- one hop only -----------------------------------------------------------------------------------------------
 
 
-@mechanism(title="SARDA-like auction", summary="double auction over one-hop exposure", has_rate=False, compared=True)
+@mechanism(title="SARDA-like auction", has_rate=False)
 def sarda_like(game: Game, horizon: Horizon) -> Plan:
     """An iterative double auction over one-hop exposure (model, eq. 30), after Sun et al. 2024 as far as is public.
 
@@ -447,7 +413,7 @@ def sarda_like(game: Game, horizon: Horizon) -> Plan:
     return plan_from_rounds("sarda_like", terms, ("prices come from the auction, not from a common reward rate",))
 
 
-@mechanism(title="SARDA-r", summary="one-hop welfare optimum at the reward rate", compared=True)
+@mechanism(title="SARDA-r")
 def sarda_r(game: Game, horizon: Horizon) -> Plan:
     """The one-hop client-welfare optimum at the common reward rate; own rates anticipate that answer."""
     require_somebody(game)
@@ -508,7 +474,7 @@ def find_mechanism(name: str) -> Mechanism:
     """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
     if name in MECHANISMS:
         return MECHANISMS[name]
-    offered = {point.name: point for point in metadata.entry_points(group="mppfl.mechanisms")}
+    offered = {point.name: point for point in _offered()}
     if name in offered:
         loaded = offered[name].load()
         return loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name)

@@ -213,16 +213,16 @@ class _Walker:
 
     def segments(self, last: float) -> Iterator[tuple[float, float, Array, Array, BoolArray]]:
         """Low and high end, slope, offset, who is free: one segment after another."""
-        rate, settled, before = 0.0, True, self.state == OUT
+        rate, before = 0.0, self.state == OUT
         for _ in range(20 * len(self.low) + 50):
             if self.pivots >= REFRESH:
                 self._refresh()
             if self.against is not None:
-                settled = self._settle(rate, before)
+                self._settle(rate, before)
                 before = self.state == OUT
             end, k, state = self._next_bend(rate)
             if self.against is not None:
-                end, k, state = min((end, k, state), self._next_change_of_mind(rate, settled), key=lambda bend: bend[0])
+                end, k, state = min((end, k, state), self._next_change_of_mind(rate), key=lambda bend: bend[0])
             free = self.state == FREE
             yield rate, end, np.where(free, self.slope, 0.0), np.where(free, self.offset, -self.value), free
             if k < 0 or end >= last:
@@ -292,26 +292,30 @@ class _Walker:
         given = np.where(self.state == FREE, line, given)
         return margin_of(self.game, rate * self.weights, line, given, self.against)
 
-    def _settle(self, rate: float, before: BoolArray) -> bool:
-        """Lets clients join and leave at a rate until nobody wants to. Where they would come and go for ever, nobody
-        joins any more, those who lose leave, and the answer is False.
+    def _settle(self, rate: float, before: BoolArray) -> None:
+        """Lets clients join and leave at a rate until nobody wants to, the largest margin first. Who would come and go
+        for ever stays out, until a rate at which it would have stayed.
 
         before  who was out up to this rate
         """
-        seen, settled = {before.tobytes()} - {(self.state == OUT).tobytes()}, True
+        seen, restless = {before.tobytes()} - {(self.state == OUT).tobytes()}, np.zeros_like(before)
+        self.again = np.full(len(before), np.inf)
         while True:
             margins, out = self._margins(rate), self.state == OUT
-            scale = 1e-11 * self._money(rate)
-            settled = settled and out.tobytes() not in seen
             seen.add(out.tobytes())
-            wrong = np.where(out, settled & (margins > scale), margins < -scale) & self.chooses
+            slight = 1e-11 * self._money(rate)
+            wrong = np.where(out, ~restless & (margins > slight), margins < -slight) & self.chooses
             if not wrong.any():
-                return settled
+                self.again = np.where(out & (margins > slight), self.again, np.inf)
+                return
             k = int(np.argmax(np.where(wrong, np.abs(margins), -1.0)))
             if not out[k]:
+                roots = self._roots(None if self.state[k] == FREE else self.value)
+                self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
                 self._hold(k, OUT, 0.0)
             elif (out ^ (np.arange(len(out)) == k)).tobytes() in seen:
-                settled = False
+                restless[k] = True
+                continue
             else:
                 self._join(rate, k)
             self._within_bounds(rate)
@@ -338,13 +342,13 @@ class _Walker:
                 return
             self._cross(rate, int(wrong[0]), int(goes[wrong[0]]))
 
-    def _next_change_of_mind(self, rate: float, settled: bool) -> tuple[float, int, int]:
+    def _next_change_of_mind(self, rate: float) -> tuple[float, int, int]:
         """The first rate past this one at which a client's margin changes sign, whose, and where it goes."""
         out = self.state == OUT
-        first = np.full(len(self.low), np.inf)
+        first = self.again.copy()
         pieces = [(self.state == FREE, None), ((self.state == LOW) | (self.state == HIGH), self.value)]
         pieces += [(out, None), (out, self.low), (out, self.high)]
-        for state_is, given in pieces if settled else pieces[:2]:
+        for state_is, given in pieces:
             which = state_is & self.chooses & (True if given is None else np.isfinite(given) & (given > 0))
             if not which.any():
                 continue
@@ -366,16 +370,14 @@ class _Walker:
             self.game, self.weights, self.slope, self.offset, given, self.against
         )
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            root = np.sqrt(linear**2 - 4 * square * constant)
-            size = -0.5 * (linear + np.where(linear < 0, -root, root))
-            roots = [np.where(square != 0, size / square, np.inf), np.where(size != 0, constant / size, np.inf)]
-            return [
-                (
-                    np.where(np.isfinite(r) & (r >= 0), r, np.inf),
-                    2 * square * np.where(np.isfinite(r), r, 0.0) + linear > 0,
-                )
-                for r in roots
-            ]
+            inner = linear**2 - 4 * square * constant
+            inner = np.where(np.abs(inner) > 100 * FLAT * linear**2, inner, 0.0)  # two roots in one
+            size = -0.5 * (linear + np.copysign(np.sqrt(inner), linear))
+            both = np.sort([np.where(square != 0, size / square, np.inf), constant / size], axis=0)
+        both = np.where(both >= 0, both, np.inf)  # neither NaN
+        # A margin that opens upwards falls at its first root and rises at its second, which may be the same.
+        first, second = np.where(square != 0, square < 0, linear > 0), square > 0
+        return [(both[0], first), (both[1], second)]
 
 
 def margin_of(game: Game, prices: Array | float, wish: Array, given: Array, against: Against | None) -> Array:
@@ -402,7 +404,8 @@ def margin_polynomial(
         s1, s0 = weights / (2 * a), b / (2 * a)
         pay2, pay1 = weights * slope, -weights * offset
         if given is not None:
-            s1, s0 = s1 - slope, s0 - offset - given
+            spill = s1 - slope
+            s1, s0 = np.where(np.abs(spill) > FLAT * s1, spill, 0.0), s0 - offset - given
             pay2, pay1 = none, weights * given
         return pay2 - a * s1**2, pay1 + 2 * a * s1 * s0 - b * s1, -clients.compute_cost - a * s0**2 + b * s0
     if given is None:
