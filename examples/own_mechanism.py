@@ -3,14 +3,14 @@
 import numpy as np
 
 import mppfl
-from mppfl.game import MECHANISMS, equilibrium_along
+from mppfl.game import MECHANISMS, budgets_along
 
 
 def steady(game: mppfl.Game, horizon: mppfl.Horizon) -> mppfl.Plan:
     """The reward rate of round 1 for ever; clients answer it in equilibrium."""
     first = mppfl.solve(game, "mppfl").terms(1).reward_rate
     rates = np.full(len(horizon.rounds), first) if horizon.reward_rates is None else horizon.reward_rates
-    return mppfl.Plan("steady", horizon.rounds, rates, equilibrium_along(game, rates), game.num_clients)
+    return mppfl.Plan("steady", horizon.rounds, rates, budgets_along(game, rates), game.num_clients)
 
 
 rng = np.random.default_rng(1)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 
 from mppfl.arrays import Array, require_count, require_number
-from mppfl.game import Game, RateCondition, rising_rates, wanted_loss
+from mppfl.game import Game, wanted_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,17 +82,20 @@ def solved_rate(game: Game, round_index: int, risk: Array) -> float:
     clients = game.clients
     alone = 1 / (2 * clients.quadratic_cost)
     offset = clients.linear_cost * alone + game.externality_strength * game.num_clients * risk
-    condition = RateCondition(
-        steepness=2 * float(alone.sum()),
-        constant=float(offset.sum()),
-        strength=game.accuracy_weight / (1 - game.accuracy_weight),
-        pull=clients.noise_harm * alone,
-        slope=alone,
-        offset=offset,
-        lowest=float((offset / alone).max()),
-        highest=np.inf,
-    )
-    return float(rising_rates(condition, np.array([round_index]))[0])
+    pull = game.accuracy_weight / (1 - game.accuracy_weight) / round_index * clients.noise_harm * alone
+
+    def condition(rate: float) -> float:
+        return float(2 * alone.sum() * rate - offset.sum() - (pull / (rate * alone - offset) ** 2).sum())
+
+    # It rises from −∞, just above the rate at which the most reluctant client shares, to +∞.
+    low = float((offset / alone).max())
+    high = 2 * low + 1.0
+    while condition(high) < 0:
+        high *= 2
+    step = high - low
+    while condition(low + step) >= 0:
+        step /= 2
+    return float(brentq(condition, low + step, high, xtol=1e-300, rtol=8.9e-16))
 
 
 def lemma_1_right_side(game: Game, round_index: int, reward_rate: float, risk: Array) -> float:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         Solution,
         compare,
         draw_clients,
-        follow,
         load_plan,
         make_game,
         plan_from_rounds,

@@ -25,6 +25,34 @@ def paper_scale_game(seed, num_clients=None, externality_strength=None, preset=N
     )
 
 
+def bounded_game(seed, num_clients=None, **changes) -> Game:
+    """A small game with clients at every kind of bound: none, a floor, a ceiling, both, no choice, kept out."""
+    rng = np.random.default_rng(seed)
+    size = num_clients or int(rng.integers(2, 11))
+    weights = np.where(rng.random((size, size)) < rng.uniform(0.2, 1), rng.uniform(0.1, 1, (size, size)), 0.0)
+    np.fill_diagonal(weights, 0.0)
+    weights[0, 1] = 1.0
+    kind = rng.choice(6, size, p=[0.4, 0.15, 0.2, 0.15, 0.05, 0.05])
+    low = np.where(np.isin(kind, (1, 3)), rng.uniform(0, 0.2, size), 0.0)
+    high = np.where(np.isin(kind, (2, 3)), low + rng.uniform(0.05, 1.5, size), np.inf)
+    low = np.where(kind == 4, 0.1, low)
+    high = np.where(kind == 4, 0.1, np.where((kind == 5) & (np.arange(size) > 0), 0.0, high))
+    clients = mppfl.Clients(
+        rng.uniform(0.1, 1.5, size),
+        rng.uniform(0, 2, size),
+        np.exp(rng.uniform(-4, 0, size)),
+        compute_cost=np.where(rng.random(size) < 0.6, rng.uniform(0, 0.1, size), 0.0),
+        data_size=rng.integers(10, 100, size),
+        budget_min=low,
+        budget_max=high,
+    )
+    hops = int(rng.integers(1, 5))
+    facts = {"max_hops": hops, "hop_decay": 0.8, "accuracy_weight": rng.uniform(0.3, 0.7)}
+    strength = rng.uniform(0.0, 0.95) / sum(0.8**k for k in range(hops))
+    facts |= {"externality_strength": float(strength)} | changes
+    return mppfl.make_game(mppfl.graph_from_matrix(weights, isolated="keep"), clients, **facts)
+
+
 def two_friends(externality_strength=0.5) -> Game:
     graph = mppfl.graph_from_edges(np.array([0, 1]), np.array([1, 0]))
     clients = mppfl.Clients([1.0, 1.0], [0.0, 0.0], [0.1, 0.1])

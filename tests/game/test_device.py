@@ -109,11 +109,6 @@ def test_golden_cases_are_solved(where):
 
 
 @on_every_device
-def test_without_externality_everybody_answers_as_if_alone(where):
-    assert_same_solution(paper_scale_game(3, externality_strength=0.0), where, num_rounds=4)
-
-
-@on_every_device
 def test_given_rates_hold_in_all_rounds(where):
     game = paper_scale_game(5)
     rate = mppfl.solve(game).terms(1).reward_rate
@@ -198,14 +193,6 @@ def test_isolated_pairs_whose_diagonal_the_polynomial_misses_are_solved(where):
     assert ours @ ours.solve(right) == approx(right, abs=1e-12)
 
 
-def test_a_start_near_the_answer_saves_steps_and_changes_nothing():
-    _, ours = both_operators(sparse_game(9, 1500, 5), "cpu")
-    right = np.random.default_rng(0).uniform(0, 1, 1500)
-    answer = ours.solve(right)
-    assert ours.solve(right, start=answer + 1e-6) == approx(answer, abs=1e-12)
-    assert not ours.solve(np.zeros_like(right)).any()
-
-
 def test_a_system_that_has_no_answer_raises_with_the_last_iterate():
     game = two_friends(externality_strength=1.0)  # B = [[1, 1], [1, 1]]
     _, ours = both_operators(game, "cpu")
@@ -234,17 +221,6 @@ def test_a_game_can_be_made_on_the_device_too(where):
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", ["pigouvian", "dp_fedavg", lambda game, horizon: None])
-def test_other_mechanisms_are_refused(mechanism):
-    with pytest.raises(BadInput, match="solves the mechanisms mppfl and mppfl_exact, not"):
-        mppfl.solve(two_friends(), mechanism, device="cpu")
-
-
-def test_a_choice_whether_to_take_part_is_refused():
-    with pytest.raises(BadInput, match="participation"):
-        mppfl.solve(two_friends(), participation="if_non_negative", device="cpu")
-
-
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "CPU", "", 3])
 def test_an_unknown_device_is_refused(name):
     with pytest.raises(BadInput, match="is not known"):
@@ -270,6 +246,3 @@ def test_a_game_that_does_not_fit_is_refused_with_figures(monkeypatch):
 def test_memory_grows_with_edges_and_clients_as_stated():
     assert solution_bytes(50_000_000, 1_000_000_000) / 2**30 == approx(35.4, abs=2)  # fits an 80 GB device
     assert solution_bytes(10**6, 10**9) - solution_bytes(10**6, 10**8) == 12 * 9 * 10**8
-
-
-# ---- what it needs ----------------------------------------------------------------------------------------------

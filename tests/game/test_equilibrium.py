@@ -163,7 +163,7 @@ def test_krylov_steps_agree_with_factorisation(monkeypatch, strength):
 def test_beyond_the_contraction_a_solution_is_still_sought_and_said_to_be_unproved():
     game = paper_scale_game(2, num_clients=30, externality_strength=0.4, preset="paper-like")
     assert game.contraction > 1
-    found = mppfl.solve(game, num_rounds=3)
+    found = mppfl.solve(game, num_rounds=3, participation="voluntary")
     assert not found.is_unique
     assert any("αS" in note for note in found.warnings)
     assert found.verification.residual <= 1e-9

@@ -86,7 +86,7 @@ def left_by_force(game, prices, client):
 
 def at_bounds(seed, name="mppfl_noise_aware"):
     game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.05)
-    terms = MECHANISMS[name](game, Horizon(rounds_up_to(1)))[0]
+    terms = MECHANISMS[name](game, Horizon(rounds_up_to(1), participation="voluntary"))[0]
     return game, terms
 
 
@@ -136,7 +136,7 @@ def test_best_responses_settle_anew(name):
 
 def test_of_many_clients_at_bounds_those_who_impose_most_are_tried():
     game = paper_scale_game(5, num_clients=210, preset="paper-like", externality_strength=0.01)
-    terms = MECHANISMS["mppfl_noise_aware"](game, Horizon(rounds_up_to(1)))[0]
+    terms = MECHANISMS["mppfl_noise_aware"](game, Horizon(rounds_up_to(1), participation="voluntary"))[0]
     assert (terms.budgets == 0).any()
     found = key_players(game, terms.prices, terms.budgets, 2)
     assert found.assumes.endswith("; tried for the 4 who impose most")

@@ -32,7 +32,7 @@ ROUNDS = np.array([1, 2, 3])
 @pytest.mark.parametrize("rates", [None, RATES])
 def test_every_mechanism_plans_every_game(name, rates):
     for game in (paper_scale_game(0, num_clients=9), star(), two_friends()):
-        plan = MECHANISMS[name](game, Horizon(ROUNDS, rates))
+        plan = MECHANISMS[name](game, Horizon(ROUNDS, rates, participation="voluntary"))
         assert plan.mechanism == name
         assert len(plan) == 3
         for terms in plan:
@@ -70,7 +70,7 @@ def test_random_budgets_belong_to_their_round_whoever_plans_it():
     alone = [random(game, Horizon(np.array([t]), np.array([3.0]), 7)).to_matrix()[0] for t in (1, 2, 3)]
     assert np.array_equal(whole, np.array(alone))
     # rounds settle one by one where clients may opt out, and still differ
-    free = mppfl.solve(game, "random", num_rounds=3, participation="if_better_than_opting_out", seed=7).plan.to_matrix()
+    free = mppfl.solve(game, "random", num_rounds=3, participation="rational", seed=7).plan.to_matrix()
     everyday = (free > 0).all(0)
     assert everyday.sum() > 1
     assert not np.array_equal(free[0, everyday], free[1, everyday])
@@ -151,7 +151,7 @@ def test_the_auction_finds_the_one_hop_optimum_within_bounds(seed):
 def test_who_left_the_auction_does_not_bid_and_the_others_settle_without_it():
     game = paper_scale_game(3, num_clients=9)
     game = replace(game, clients=replace(game.clients, compute_cost=np.full(9, 0.5)))
-    found = mppfl.solve(game, "sarda_like", participation="if_non_negative").terms(1)
+    found = mppfl.solve(game, "sarda_like", participation="rational", against="nothing").terms(1)
     out = found.budgets == 0
     assert 0 < out.sum() < 9
     held = game.with_bounds(np.zeros(9), np.where(out, 0.0, np.inf))

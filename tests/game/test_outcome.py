@@ -16,15 +16,13 @@ from mppfl.game import (
     accuracy_term,
     compute_cost,
     evaluate,
-    follow,
-    gain_from_joining,
+    gain_from_participating,
     noise_harm,
     rounds_up_to,
     server_cost,
     utility,
     verify,
     welfare,
-    with_participation,
 )
 from tests.game.games import paper_scale_game, star, two_friends
 from tests.homes import home
@@ -104,38 +102,37 @@ def test_clients_stay_out_when_taking_part_costs_more_than_it_brings():
     game = two_friends()
     costly = replace(game, clients=replace(game.clients, compute_cost=np.array([100.0, 0.0])))
     rates = np.array([3.0])
-    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_opting_out")
+    found = mppfl.solve(costly, reward_rates=rates, participation="rational")
     assert found.terms(1).budgets == approx([0.0, 1.5])
-    assert gain_from_joining(costly, 3.0, np.array([1.0, 1.0])) == approx([1.0 - 100.0, 1.0])
+    assert gain_from_participating(costly, 3.0, np.array([1.0, 1.0]), "staying_out") == approx([1.0 - 100.0, 1.0])
     everybody = mppfl.solve(costly, reward_rates=rates)
     assert everybody.terms(1).budgets == approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
+@pytest.mark.parametrize("against", ["staying_out", "nothing"])
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_who_takes_part_wishes_to_leave(seed, rule):
+def test_nobody_who_participates_wishes_to_leave(seed, against):
     game = paper_scale_game(seed, num_clients=20, preset="paper-like", externality_strength=0.08)
     rng = np.random.default_rng(seed)
     costs = rng.uniform(0, 0.02, 20)
     game = replace(game, clients=replace(game.clients, compute_cost=costs))
-    found = mppfl.solve(game, num_rounds=2, participation=rule)
+    found = mppfl.solve(game, num_rounds=2, participation="rational", against=against)
     assert found.outcome.participating[0] < 20
     for terms in found.plan:
-        part = terms.participating
-        margin = (
-            utility(game, terms.prices, terms.budgets)
-            if rule == "if_non_negative"
-            else gain_from_joining(game, terms.prices, terms.budgets)
-        )
-        assert (margin[part] >= -1e-9).all()
+        margins = gain_from_participating(game, terms.prices, terms.budgets, against)
+        assert (margins[terms.participating] >= -1e-9).all()
+        if against == "nothing":
+            gains = utility(game, terms.prices, terms.budgets)
+            assert margins[terms.participating] == approx(gains[terms.participating])
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
-@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
-def test_every_mechanism_settles_who_takes_part(name, rule):
+@pytest.mark.parametrize("against", ["staying_out", "nothing"])
+def test_every_mechanism_settles_who_participates(name, against):
     game = two_friends()
     game = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
-    budgets = with_participation(game, Horizon(np.array([1]), np.array([3.0])), MECHANISMS[name], rule)[0].budgets
+    horizon = Horizon(np.array([1]), np.array([3.0]), participation="rational", against=against)
+    budgets = MECHANISMS[name](game, horizon)[0].budgets
     if name != "noiseless":  # where nobody is asked
         assert budgets[1] == 0
 
@@ -160,7 +157,7 @@ def drifting_games(num_rounds=12, size=25):
 
 def test_a_plan_follows_a_network_that_changes():
     games = list(drifting_games())
-    plan = follow(games)
+    plan = mppfl.solve(iter(games)).plan
     assert len(plan) == 12
     for game, terms in zip(games, plan, strict=True):
         exact = mppfl.solve(game, num_rounds=terms.round_index).terms(terms.round_index)
@@ -169,7 +166,7 @@ def test_a_plan_follows_a_network_that_changes():
 
 def test_a_changing_network_keeps_its_clients():
     with pytest.raises(mppfl.BadInput, match="budget_max 0"):
-        follow([paper_scale_game(0, num_clients=5), paper_scale_game(0, num_clients=6)])
+        mppfl.solve([paper_scale_game(0, num_clients=5), paper_scale_game(0, num_clients=6)])
 
 
 def test_noise_harm_is_the_same_for_everybody_under_size_weights():
@@ -236,18 +233,18 @@ def test_who_rightly_stays_out_regrets_nothing():
     game = two_friends()
     costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
     rates = np.array([3.0])
-    found = mppfl.solve(costly, reward_rates=rates, participation="if_better_than_opting_out").verification
+    found = mppfl.solve(costly, reward_rates=rates, participation="rational").verification
     assert found.client_regret == approx(0.0, abs=1e-12)
     assert found.residual == approx(0.0, abs=1e-12)
     # Forced in, the dear one would leave: it saves 50 and gives up a·ρ² = 1.
     forced = mppfl.solve(costly, reward_rates=rates).plan
-    unhappy = verify(costly, replace(forced, participation="if_better_than_opting_out"))
+    unhappy = verify(costly, replace(forced, participation="rational"))
     assert unhappy.client_regret == approx(50.0 - 1.0)
 
 
 def test_a_singular_network_has_equilibria_and_one_is_found():
     # α = 1, one edge each way: B = [[1, 1], [1, 1]]. Any ρ₁ + ρ₂ = r/2 is an equilibrium.
-    found = mppfl.solve(two_friends(externality_strength=1.0))
+    found = mppfl.solve(two_friends(externality_strength=1.0), participation="voluntary")
     assert found.terms(1).budgets.sum() == approx(found.terms(1).reward_rate / 2)
     assert found.verification.residual <= 1e-12
     assert not found.is_unique
@@ -257,23 +254,14 @@ def test_who_cannot_give_what_it_wishes_leaves_where_the_little_it_gives_is_not_
     # Client 1 wishes for .58 and would gain by it, but may give .1 at most: that does not cover its compute cost of .2.
     clients = Clients([1.0] * 2, [0.1] * 2, [1.0] * 2, compute_cost=[0.2, 0.0], budget_max=[0.1, np.inf])
     game = mppfl.make_game(mppfl.read_graph(np.array([[0.0, 1.0], [1.0, 0.0]])), clients)
-    found = mppfl.solve(game, num_rounds=2, participation="if_better_than_opting_out")
+    found = mppfl.solve(game, num_rounds=2, participation="rational")
     assert found.plan.to_matrix()[:, 0] == approx([0.0, 0.0])
     assert found.verification.client_regret == approx(0.0, abs=1e-12)
     for terms in found.plan:
         alone = np.where(np.arange(2) == 0, 0.1, terms.budgets)
         gained = utility(game, terms.prices, alone)[0] - utility(game, terms.prices, terms.budgets)[0]
-        assert gain_from_joining(game, terms.prices, terms.budgets)[0] == approx(gained)
-        assert gain_from_joining(game, terms.prices, alone)[0] == approx(gained)
-
-
-@pytest.mark.parametrize("rule", ["if_better_than_opting_out", "if_non_negative"])
-def test_no_saving_is_claimed_for_the_leader_where_clients_may_stay_out(rule):
-    game = two_friends()
-    costly = replace(game, clients=replace(game.clients, compute_cost=np.array([0.0, 50.0])))
-    found = mppfl.solve(costly, "mppfl_exact", participation=rule).verification
-    assert found.leader_regret is None
-    assert found.leader_rounds == ()
+        assert gain_from_participating(game, terms.prices, terms.budgets, "staying_out")[0] == approx(gained)
+        assert gain_from_participating(game, terms.prices, alone, "staying_out")[0] == approx(gained)
 
 
 def test_those_without_noise_add_none_and_are_paid_nothing_but_the_others_are():

@@ -65,7 +65,7 @@ class Steady:
 
 
 @pytest.mark.parametrize(("function", "name"), [(steady, "steady"), (partial(steady), "steady"), (Steady(), "Steady")])
-@pytest.mark.parametrize("participation", ["always", "if_non_negative"])
+@pytest.mark.parametrize("participation", ["everyone", "rational"])
 def test_a_mechanism_of_ones_own_that_breaks_down_is_named_with_what_it_raised(function, name, participation):
     with pytest.raises(mppfl.BadInput) as refused:
         mppfl.solve(two_friends(), function, participation=participation)
@@ -91,16 +91,14 @@ def test_what_a_mechanism_of_ones_own_refuses_by_our_errors_passes_as_it_is():
 
 
 def test_no_noise_at_all_is_no_empty_round():
-    found = mppfl.solve(
-        two_friends(), "noiseless", reward_rates=np.array([2.0]), participation="if_better_than_opting_out"
-    )
+    found = mppfl.solve(two_friends(), "noiseless", reward_rates=np.array([2.0]), participation="rational")
     assert any("prices of its own" in warning for warning in found.warnings)
 
 
 def test_rounds_in_which_everybody_stays_out_follow_any_rates():
     game = paper_scale_game(3, num_clients=6)
     rates = np.array([2.0, 1e-6])
-    found = mppfl.solve(game, num_rounds=2, reward_rates=rates, participation="if_non_negative")
+    found = mppfl.solve(game, num_rounds=2, reward_rates=rates, participation="rational", against="nothing")
     assert found.plan.terms(2).budgets.max() == 0
     assert not any("prices of its own" in warning for warning in found.warnings)
 

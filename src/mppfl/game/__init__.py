@@ -16,30 +16,18 @@ if TYPE_CHECKING:
         compare,
         summarise,
     )
+    from .convex import Society, auction_budgets, optimal_budgets, personal_budgets
     from .device import DeviceLoss, solution_bytes
-    from .equilibrium import (
-        EXACT_BELOW,
-        Response,
-        equilibria_at,
-        equilibrium_at,
-        equilibrium_response,
-        pivoting_path,
-        plain_path,
-        response_path,
-    )
+    from .equilibrium import Response, equilibrium_at, equilibrium_response, lemke
     from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
-    from .leaders import (
-        RateCondition,
-        best_on_path,
-        cheaper_at_bounds,
+    from .leader import (
+        Answers,
+        answers_along,
+        budgets_along,
         choose_rates,
-        interior_rates_each,
-        interior_rates_of,
+        cost_of,
         noise_aware_cost,
         pigouvian_weights,
-        rate_condition,
-        rising_rates,
-        spending_rate,
     )
     from .loss import LossOperator
     from .mechanisms import (
@@ -48,16 +36,14 @@ if TYPE_CHECKING:
         as_mechanism,
         budget_limited,
         dp_fedavg,
-        equilibrium_along,
         find_mechanism,
         mechanism,
         mppfl,
         mppfl_exact,
         mppfl_noise_aware,
         one_hop,
+        personal_prices,
         personalised,
-        personalised_budgets,
-        personalised_prices,
         pigouvian,
         random,
         respond,
@@ -80,9 +66,11 @@ if TYPE_CHECKING:
         utility,
         wanted_loss,
     )
-    from .outcome import Outcome, evaluate, verify
-    from .participation import gain_from_joining, led_by, settle_one_by_one, settle_together, with_participation
+    from .outcome import Outcome, Verification, evaluate, leader_savings, verify
+    from .participation import gain_from_participating, settled_plan
+    from .path import PATH_BELOW, Followers, Path, response_path
     from .plan import (
+        Against,
         AlongLine,
         Horizon,
         Participation,
@@ -94,7 +82,7 @@ if TYPE_CHECKING:
         plan_from_rounds,
         rounds_up_to,
     )
-    from .solve import Solution, doubts_about, follow, follows, solve
+    from .solve import Solution, doubts_about, follows, load_solution, solve
     from .welfare import (
         SocialOptima,
         price_of_anarchy,

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
 from typing import Any, Literal, overload
 
 import numpy as np
 
-from mppfl.arrays import Array
-from mppfl.errors import BadInput
-from mppfl.game.leaders import noise_aware_cost
+from mppfl.arrays import Array, require_count
+from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.game.leader import noise_aware_cost
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, as_mechanism
 from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
-from mppfl.game.plan import Horizon, Plan, rounds_up_to
+from mppfl.game.plan import Against, Horizon, Participation, Plan, rounds_up_to
 from mppfl.game.solve import doubts_about
 from mppfl.game.tables import data_frame, html_table, lines_of
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
 
 Convention = Literal["common", "own"]
 CONVENTIONS: tuple[Convention, ...] = ("common", "own")
-OPTIMUM_BELOW = 1000  # clients; the bounded social optimum of every round is dear on larger networks
 
 COMPARED = tuple(name for name, record in MECHANISMS.items() if record.compared)
 
@@ -34,8 +37,8 @@ class Row:
     noise_aware_cost  the same with noise-aware aggregation (eq. 18)
     welfare           Σ_t Σ_i (paid − privacy cost)
     total_welfare     clients and server together
-    price_of_anarchy  optimal welfare at the same rates over welfare; None where prices are personal, welfare is not
-                      positive, or the network is too large for the optimum
+    price_of_anarchy  optimal welfare at the same rates over welfare; None where it was not asked for, prices are
+                      personal, or welfare is not positive
     negative_utility        share of clients with negative utility, mean over rounds
     participating       share of clients with a positive budget, mean over rounds
     mean_budget       mean budget of a client in a round
@@ -58,6 +61,18 @@ class Row:
     mean_budget: float
     notes: tuple[str, ...]
     leak: float | None = None
+
+
+NUMBERS = (  # of a row, money or shares
+    "server_cost",
+    "noise_aware_cost",
+    "payments",
+    "welfare",
+    "total_welfare",
+    "negative_utility",
+    "participating",
+    "mean_budget",
+)
 
 
 class Comparison(Sequence[Row]):
@@ -98,7 +113,11 @@ def compare(
     num_rounds: int = 60,
     fixed_budget: float | Literal["min", "mean"] = "min",
     conventions: Sequence[Convention] = CONVENTIONS,
+    participation: Participation = "everyone",
+    against: Against = "staying_out",
     seed: int = 0,
+    optimum: bool = False,
+    workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
     leak: Callable[[Array], float] | None = None,
 ) -> Comparison:
@@ -112,14 +131,19 @@ def compare(
         fixed_budget: of the mechanism `fixed`.
         conventions: "common", where everybody faces MPPFL's reward rates and mechanisms that differ from it in the rate
             alone are left out; "own", where each mechanism's server sets its own.
+        participation, against: the rule by which clients participate, as in `solve`.
         seed: for mechanisms that draw at random.
-        progress: called with (done, all) after every row.
+        optimum: whether rows carry the price of anarchy, which needs the social optimum of every round: it may take
+            longer than everything else.
+        workers: processes among which the games are divided; mechanisms and `leak` must then be known to all of them.
+        progress: called with (done, all) after every game.
         leak: what leaks in all at given budgets, for instance `leak_model(graph, sample).total` in nats; every row then
             carries it for its first round: it is dear to compute (N³ up to 3,000 clients). All games must then be on
             the network it was made for.
 
     Returns:
-        One row per mechanism, convention and game.
+        One row per mechanism, convention and game; without numbers, and with the reason in its notes, where the
+        participation rule allows a mechanism no rate.
 
     Raises:
         BadInput: an argument, or a plan of a function that is not ours, is wrong.
@@ -136,30 +160,62 @@ def compare(
         _require_one_network(several)
     chosen = _records(mechanisms, fixed_budget)
     _check_conventions(conventions)
-    jobs = [
-        (convention, name)
-        for convention in conventions
-        for name in chosen
-        if convention == "own" or not chosen[name].only_rate_differs
-    ]
+    horizon = Horizon(rounds_up_to(num_rounds), None, seed, participation, against)
+    play = partial(
+        _rows_of_game, records=chosen, conventions=tuple(conventions), horizon=horizon, optimum=optimum, leak=leak
+    )
     rows: list[Row] = []
-    for number, game in enumerate(several):
-        rounds = rounds_up_to(num_rounds)
-        common = MECHANISMS["mppfl"](game, Horizon(rounds, seed=seed)).reward_rates
-        optima = SocialOptima(game) if game.num_clients <= OPTIMUM_BELOW else None
-        doubts = doubts_about(game)
-        plans: dict[str, Plan] = {}  # of those that serve both conventions
-        for convention, name in jobs:
-            rates = common if convention == "common" and chosen[name].has_rate else None
-            plan = plans.get(name) or chosen[name](game, Horizon(rounds, rates, seed + number))
-            if not chosen[name].has_rate:
-                plans[name] = plan
-            row = _row(game, plan, name, convention, number, optima)
-            row = replace(row, notes=(*row.notes, *doubts))
-            rows.append(row if leak is None else replace(row, leak=_first_leak(plan, leak)))
-            if progress is not None:
-                progress(len(rows), len(several) * len(jobs))
+    for done, of_game in enumerate(_mapped(play, several, workers), start=1):
+        rows += of_game
+        if progress is not None:
+            progress(done, len(several))
     return Comparison(rows)
+
+
+def _mapped(play: Callable[[tuple[int, Game]], list[Row]], games: list[Game], workers: int) -> Iterator[list[Row]]:
+    """Rows of every game, in their order."""
+    if require_count(workers, "workers") == 1 or len(games) == 1:
+        yield from map(play, enumerate(games))
+        return
+    with ProcessPoolExecutor(min(workers, len(games)), get_context("spawn")) as pool:
+        yield from pool.map(play, enumerate(games))
+
+
+def _rows_of_game(
+    numbered: tuple[int, Game],
+    records: dict[str, Mechanism],
+    conventions: tuple[Convention, ...],
+    horizon: Horizon,
+    optimum: bool,
+    leak: Callable[[Array], float] | None,
+) -> list[Row]:
+    """All mechanisms in one game."""
+    number, game = numbered
+    own = replace(horizon, seed=horizon.seed + number)
+    common = None
+    optima = SocialOptima(game) if optimum else None
+    doubts = doubts_about(game)
+    plans: dict[str, Plan] = {}  # of those that serve both conventions
+    rows = []
+    for convention, (name, record) in product(conventions, records.items()):
+        if convention == "common" and record.only_rate_differs:
+            continue
+        rates = None
+        if convention == "common" and record.has_rate:
+            common = MECHANISMS["mppfl"](game, horizon).reward_rates if common is None else common
+            rates = common
+        try:
+            plan = plans.get(name) or record(game, replace(own, reward_rates=rates))
+        except NoEquilibrium as reason:  # the others are compared all the same
+            nothing: dict[str, Any] = dict.fromkeys(NUMBERS, np.nan)
+            rows.append(Row(name, convention, number, notes=(str(reason), *doubts), price_of_anarchy=None, **nothing))
+            continue
+        if not record.has_rate:
+            plans[name] = plan
+        row = _row(game, plan, name, convention, number, optima)
+        first_leak = None if leak is None else _first_leak(plan, leak)
+        rows.append(replace(row, notes=(*row.notes, *doubts), leak=first_leak))
+    return rows
 
 
 def _check_conventions(conventions: Sequence[Convention]) -> None:
@@ -275,7 +331,7 @@ def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapp
     columns = {f.name: [getattr(row, f.name) for row in mine] for f in fields(Row)}
     means = ("server_cost", "noise_aware_cost", "welfare", "total_welfare", "negative_utility", "participating")
     leaks, ratios = ([value for value in columns[name] if value is not None] for name in ("leak", "price_of_anarchy"))
-    pairs = [(row, reference[row.game]) for row in mine if row.game in reference]
+    pairs = [(row, reference[row.game]) for row in mine if row.game in reference and np.isfinite(row.server_cost)]
     return Summary(
         mechanism=name,
         convention=convention,

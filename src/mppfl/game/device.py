@@ -18,11 +18,9 @@ from torch import Tensor
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.device import DevicePropagation, find_device, matrix_bytes, propagation_on_device, require_room, to_device
-from mppfl.errors import BadInput, NotConverged
+from mppfl.errors import NotConverged
 from mppfl.game.loss import KRYLOV_BASIS, LossOperator, answer_of_polynomial
-from mppfl.game.mechanisms import Mechanism
 from mppfl.game.model import Game
-from mppfl.game.plan import Participation
 
 TOLERANCE = 1e-13  # of the largest entry: double precision has room for it, and a step costs little here
 ENOUGH = 1e3 * TOLERANCE  # what is accepted where rounding stands in the way
@@ -33,19 +31,8 @@ WORKING_BYTES = 2**30  # sums over clients, and what the sparse products ask for
 Answer = Callable[[Any, float], tuple[Any, bool]]  # projected matrix, length of the start -> weights, whether enough
 
 
-def game_on_device(game: Game, mechanism: Mechanism, participation: Participation, device: str) -> Game:
-    """The same game whose network's equations a device solves.
-
-    Raises BadInput for mechanisms other than mppfl and mppfl_exact, for participation other than "always", and where
-    the game does not fit into the device's memory: nothing is handed to another solver in silence.
-    """
-    leave_out = "Leave device out, and NumPy solves it."
-    if mechanism.name not in ("mppfl", "mppfl_exact"):
-        raise BadInput(
-            f"device={device!r} solves the mechanisms mppfl and mppfl_exact, not {mechanism.name}. {leave_out}"
-        )
-    if participation != "always":
-        raise BadInput(f'device={device!r} solves participation="always", not {participation!r}. {leave_out}')
+def game_on_device(game: Game, device: str) -> Game:
+    """The same game whose network's equations a device solves; BadInput where it does not fit into its memory."""
     torch_device = find_device(device)
     size, edges = game.num_clients, game.graph.num_edges
     require_room(torch_device, solution_bytes(size, edges), f"equilibria of {size:,} clients and {edges:,} edges")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, get_args
 from zipfile import BadZipFile
 
 import numpy as np
@@ -22,16 +22,16 @@ from mppfl.files import write_whole
 from mppfl.game.model import LARGEST, Game
 from mppfl.game.tables import lines_of, span
 
+OLD_RULES = {  # of earlier versions
+    "always": 'participation="everyone"',
+    "if_better_than_opting_out": 'participation="rational"',
+    "if_non_negative": 'participation="rational" with against="nothing"',
+}
 ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
 ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may exceed it by
 
-Participation = Literal["always", "if_better_than_opting_out", "if_non_negative"]
-
-
-class PerRound(Protocol):
-    """Something that has one value per client in every round."""
-
-    def at(self, position: int, reward_rate: float) -> Array: ...
+Participation = Literal["everyone", "voluntary", "rational"]
+Against = Literal["staying_out", "nothing"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,31 +56,7 @@ class Stored:
         return np.asarray(self.rows[self.row_of_round[position]])
 
 
-@dataclass(frozen=True, eq=False)
-class RandomBudgets:
-    """Uniform random budgets, reproducible per round: reading one round does not change another."""
-
-    rounds: IntArray
-    num_clients: int
-    low: float
-    high: float
-    seed: int
-
-    def at(self, position: int, reward_rate: float) -> Array:
-        rng = np.random.default_rng([self.seed, int(self.rounds[position]) - 1])
-        return rng.uniform(self.low, self.high, self.num_clients)
-
-
-@dataclass(frozen=True, eq=False)
-class Within:
-    """The same, held between bounds: nobody can be made to give more than it allows."""
-
-    budgets: PerRound
-    low: Array
-    high: Array
-
-    def at(self, position: int, reward_rate: float) -> Array:
-        return np.clip(self.budgets.at(position, reward_rate), self.low, self.high)
+PerRound = AlongLine | Stored  # one value per client in every round
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +93,11 @@ class Plan:
         mechanism: its name.
         rounds: round numbers, from 1.
         reward_rates: one per round.
-        budgets: one per client in every round, kept compactly (`AlongLine`, `Stored`, or any object with `at`).
+        budgets: one per client in every round, kept compactly (`AlongLine` or `Stored`).
         num_clients: how many clients.
         prices: personal prices, where the mechanism has them.
         notes: what a reader of the result should know; one string or several.
-        participation: the rule by which clients participated.
+        participation, against: the rule by which clients participated.
 
     Raises:
         BadInput: rates are no numbers, or notes no strings.
@@ -142,7 +118,8 @@ class Plan:
     num_clients: int
     prices: PerRound | None = None
     notes: tuple[str, ...] = field(default=())
-    participation: Participation = "always"
+    participation: Participation = "everyone"
+    against: Against = "staying_out"
 
     def __post_init__(self) -> None:
         rates = as_numbers(self.reward_rates, f"mechanism {self.mechanism!r}: reward_rates")
@@ -184,51 +161,32 @@ class Plan:
         facts |= {f"note {k}": note[:100] for k, note in enumerate(self.notes[:5], start=1)}
         return lines_of(f"Plan of {self.mechanism}: {rounds}, {self.num_clients:,} clients", facts)
 
-    def save(self, path: str | Path) -> None:
-        """Writes the plan to a file (NumPy's .npz) that `load_plan` reads back, number for number."""
+    def save(self, path: str | Path, names: Sequence[str] | None = None) -> None:
+        """Writes the plan to a file (NumPy's .npz) that `load_plan` reads back, number for number.
+
+        names  of the clients, kept in the file beside the version that wrote it
+        """
+        from mppfl import __version__
+
+        head = {name: getattr(self, name) for name in ("mechanism", "num_clients", "notes", "participation", "against")}
+        head |= {"format": PLAN_FORMAT, "version": __version__, "names": None if names is None else list(names)}
         arrays: dict[str, Any] = {"rounds": self.rounds, "reward_rates": self.reward_rates}
-        head = {
-            "format": PLAN_FORMAT,
-            "mechanism": self.mechanism,
-            "num_clients": int(self.num_clients),
-            "notes": self.notes,
-            "participation": self.participation,
-        }
         for name, values in (("budgets", self.budgets), ("prices", self.prices)):
-            kept = values
-            if values is not None and type(values) not in KEPT.values():  # somebody else's: read round by round
-                rows = [values.at(k, float(rate)) for k, rate in enumerate(self.reward_rates)]
-                kept = Stored(np.array(rows), np.arange(len(self)))
-            head[name] = None if kept is None else _packed(kept, name, arrays)
+            if values is not None:
+                arrays |= {f"{name}.{f.name}": getattr(values, f.name) for f in fields(values)}
         file = BytesIO()
         np.savez(file, head=np.array(json.dumps(head)), **arrays)
         write_whole(Path(path), file.getvalue())
 
 
-PLAN_FORMAT = "mppfl plan 1"
-KEPT: dict[str, Any] = {kind.__name__: kind for kind in (AlongLine, Stored, RandomBudgets, Within)}
+PLAN_FORMAT = "mppfl plan 2"
 
 
-def _packed(values: Any, name: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Numbers of one of the KEPT, its arrays put aside by name."""
-    packed: dict[str, Any] = {"kind": type(values).__name__}
-    for f in fields(values):
-        value = getattr(values, f.name)
-        if isinstance(value, np.ndarray):
-            arrays[f"{name}.{f.name}"] = value
-        else:
-            packed[f.name] = _packed(value, f"{name}.{f.name}", arrays) if type(value) in KEPT.values() else value
-    return packed
-
-
-def _unpacked(packed: dict[str, Any] | None, name: str, arrays: Any) -> Any:
-    if packed is None:
-        return None
-    values: dict[str, Any] = {}
-    for f in fields(KEPT[packed["kind"]]):
-        value = packed[f.name] if f.name in packed else arrays[f"{name}.{f.name}"]
-        values[f.name] = _unpacked(value, f"{name}.{f.name}", arrays) if isinstance(value, dict) else value
-    return KEPT[packed["kind"]](**values)
+def _kept(arrays: Any, name: str) -> PerRound | None:
+    for kind in (AlongLine, Stored):
+        if all(f"{name}.{f.name}" in arrays for f in fields(kind)):
+            return kind(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(kind)})
+    return None
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -252,19 +210,33 @@ def load_plan(path: str | Path) -> Plan:
         ...     load_plan(f"{folder}/plan.npz").terms(1).budgets.tolist()
         [0.5, 0.2]
     """
+    head, arrays = _read(path)
+    budgets, prices = _kept(arrays, "budgets"), _kept(arrays, "prices")
+    if budgets is None:
+        raise BadFile(f"{path}: is no plan (it has no budgets). Give a file that Plan.save wrote.")
+    rounds, rates = arrays["rounds"], arrays["reward_rates"]
+    rule = {"participation": head["participation"], "against": head["against"]}
+    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, tuple(head["notes"]), **rule)
+
+
+def plan_names(path: str | Path) -> list[str] | None:
+    """Names of the clients in a plan's file, where it has them."""
+    names: list[str] | None = _read(path)[0]["names"]
+    return names
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts and arrays of a plan's file."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            head = json.loads(str(arrays["head"]))
+        with np.load(path, allow_pickle=False) as file:
+            head, arrays = json.loads(str(file["head"])), {name: file[name] for name in file.files if name != "head"}
             if head["format"] != PLAN_FORMAT:
                 raise ValueError(f"format {head['format']!r}")
-            budgets, prices = (_unpacked(head[name], name, arrays) for name in ("budgets", "prices"))
-            rounds, rates = arrays["rounds"], arrays["reward_rates"]
+            return head, arrays
     except OSError as cause:
         raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
     except (ValueError, KeyError, TypeError, BadZipFile) as cause:
         raise BadFile(f"{path}: is no plan ({cause}). Give a file that Plan.save wrote.") from cause
-    notes, rule = tuple(head["notes"]), head["participation"]
-    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, notes, rule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,9 +247,13 @@ class Horizon:
         rounds: round numbers, from 1.
         reward_rates: rates that everybody faces, one per round, or None: the mechanism's server sets its own.
         seed: for mechanisms that draw at random.
+        participation: "everyone": the server looks only at rates at which everybody who is able participates;
+            "voluntary": at all rates, those whose best response is 0 being out; "rational": as voluntary, and nobody
+            stays who gains less than
+        against: "staying_out", where outsiders are still exposed by the others, or "nothing".
 
     Raises:
-        BadInput: no rounds, a round below 1, or rates that do not belong to the rounds.
+        BadInput: no rounds, a round below 1, rates that do not belong to the rounds, or an unknown rule.
 
     Example:
         >>> import numpy as np, mppfl
@@ -288,8 +264,15 @@ class Horizon:
     rounds: IntArray
     reward_rates: Array | None = None
     seed: int = 0
+    participation: Participation = "everyone"
+    against: Against = "staying_out"
 
     def __post_init__(self) -> None:
+        for name, kind in (("participation", Participation), ("against", Against)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                hint = f" Did you mean {OLD_RULES[value]}?" if value in OLD_RULES else ""
+                raise BadInput(f"{name}={value!r} must be one of {', '.join(get_args(kind))}.{hint}")
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
         if self.reward_rates is not None:
@@ -330,7 +313,11 @@ def rounds_up_to(num_rounds: int) -> IntArray:
 
 
 def plan_from_rounds(
-    mechanism: str, terms: Sequence[RoundTerms], notes: tuple[str, ...] = (), participation: Participation = "always"
+    mechanism: str,
+    terms: Sequence[RoundTerms],
+    notes: tuple[str, ...] = (),
+    participation: Participation = "everyone",
+    against: Against = "staying_out",
 ) -> Plan:
     """A plan from the terms of each round, however they were found. Prices are paid as the terms give them.
 
@@ -338,7 +325,7 @@ def plan_from_rounds(
         mechanism: its name.
         terms: one per round.
         notes: what a reader of the result should know.
-        participation: the rule by which clients participated.
+        participation, against: the rule by which clients participated.
 
     Returns:
         The plan.
@@ -379,6 +366,7 @@ def plan_from_rounds(
         personal,
         notes,
         participation,
+        against,
     )
 
 
@@ -434,12 +422,12 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
         raise BadInput(
             f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each one from 0 to {LARGEST:g}."
         )
-    for positions, rows in _extremes(plan, plan.budgets, f"{called}: budgets"):
-        _check_values(rows, plan.num_clients, f"{called}: budgets", np.inf)
-        _check_ceilings(plan.rounds[positions], rows, game, called)
+    positions, rows = _extremes(plan, plan.budgets, f"{called}: budgets")
+    _check_values(rows, plan.num_clients, f"{called}: budgets", np.inf)
+    _check_ceilings(plan.rounds[positions], rows, game, called)
     if plan.prices is not None:
-        for _, rows in _extremes(plan, plan.prices, f"{called}: prices"):
-            _check_values(rows, plan.num_clients, f"{called}: prices", LARGEST)
+        _, paid = _extremes(plan, plan.prices, f"{called}: prices")
+        _check_values(paid, plan.num_clients, f"{called}: prices", LARGEST)
     return plan
 
 
@@ -476,33 +464,23 @@ def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> N
         )
 
 
-def _extremes(plan: Plan, values: PerRound, what: str) -> Iterator[tuple[IntArray, Array]]:
+def _extremes(plan: Plan, values: Any, what: str) -> tuple[IntArray, Array]:
     """Positions of rounds and everybody's values in them [positions, clients], between which all rounds' values lie."""
-    if not hasattr(values, "at"):
+    if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
+        positions = np.unique([np.argmin(plan.reward_rates), np.argmax(plan.reward_rates)])
+        with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
+            ends = [values.at(int(k), float(plan.reward_rates[k])) for k in positions]
+        return positions, as_numbers(ends, what)
+    if not isinstance(values, Stored):
         raise BadInput(
             f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_from_rounds."
         )
-    if isinstance(values, Stored):
-        rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)
-        whole = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
-        if not (whole and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
-            raise BadInput(
-                f"{what} have row_of_round={_briefly(values.row_of_round)} for {len(plan):,} rounds and rows of shape "
-                f"{rows.shape}. Say of each round which row it takes, from 0."
-            )
-        used, first = np.unique(row_of_round, return_index=True)
-        yield first, rows if len(used) == len(rows) else rows[used]
-        return
-    several: Any = range(len(plan))
-    if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
-        several = (int(np.argmin(plan.reward_rates)), int(np.argmax(plan.reward_rates)))
-    for position in several:
-        try:
-            with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such
-                row = values.at(position, float(plan.reward_rates[position]))
-        except Exception as cause:  # somebody else's code can fail in any way
-            raise BadInput(
-                f"{what} of round {plan.rounds[position]} cannot be read: {type(cause).__name__}: {cause}. "
-                "Correct the mechanism."
-            ) from cause
-        yield np.array([position]), as_numbers(row, what)[None]
+    rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)
+    whole = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
+    if not (whole and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
+        raise BadInput(
+            f"{what} have row_of_round={_briefly(values.row_of_round)} for {len(plan):,} rounds and rows of shape "
+            f"{rows.shape}. Say of each round which row it takes, from 0."
+        )
+    used, first = np.unique(row_of_round, return_index=True)
+    return first, rows if len(used) == len(rows) else rows[used]

@@ -5,18 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.errors import BadInput
-from mppfl.game.mechanisms import Mechanism, as_mechanism, mppfl
+from mppfl.errors import BadFile, BadInput
+from mppfl.game.mechanisms import MECHANISMS, Mechanism, as_mechanism
 from mppfl.game.model import Game
-from mppfl.game.outcome import Outcome, Verification, evaluate, verify
-from mppfl.game.participation import with_participation
-from mppfl.game.plan import Horizon, Participation, Plan, RoundTerms, plan_from_rounds, rounds_up_to
+from mppfl.game.outcome import Outcome, Verification, evaluate, leader_savings, verify
+from mppfl.game.plan import (
+    Against,
+    Horizon,
+    Participation,
+    Plan,
+    RoundTerms,
+    load_plan,
+    plan_from_rounds,
+    plan_names,
+    rounds_up_to,
+)
 from mppfl.game.tables import data_frame, html_table, lines_of, span
 
 log = logging.getLogger(__name__)
@@ -36,6 +47,7 @@ class Solution:
             client); 0 where they are exact.
         seconds: time it took.
         warnings: what a reader should know before using the numbers.
+        mechanism: the record of the mechanism, with its options.
 
     Example:
         >>> import mppfl
@@ -54,10 +66,27 @@ class Solution:
     diagonal_error: float
     seconds: float
     warnings: tuple[str, ...]
+    mechanism: Mechanism
+
+    @cached_property
+    def saving_if_clients_may_leave(self) -> float | None:
+        """What the server could save in a round, at most, were it to look also at rates at which clients opt out.
+
+        None for mechanisms without a leader, and where the plan has no such rule to relax.
+        """
+        if self.mechanism.leader is None or self.plan.participation != "everyone":
+            return None
+        positions = np.arange(len(self.plan))
+        savings = leader_savings(self.game, self.plan, self.mechanism, positions, "voluntary")
+        return max(0.0, float(savings.max()))
 
     def terms(self, round_index: int) -> RoundTerms:
         """Terms of a round by its number, from 1."""
         return self.plan.terms(round_index)
+
+    def save(self, path: str | Path) -> None:
+        """Writes plan and names of clients to a file (NumPy's .npz), from which `load_solution` makes this again."""
+        self.plan.save(path, [self.game.graph.name(client) for client in range(self.game.num_clients)])
 
     def _columns(self) -> dict[str, Any]:
         outcome = self.outcome
@@ -97,24 +126,27 @@ class Solution:
 
 
 def solve(
-    game: Game,
+    game: Game | Iterable[Game],
     mechanism: str | Mechanism = "mppfl",
     *,
     num_rounds: int = 1,
     reward_rates: Array | None = None,
-    participation: Participation = "always",
+    participation: Participation = "everyone",
+    against: Against = "staying_out",
     seed: int = 0,
     device: str | None = None,
 ) -> Solution:
     """What a mechanism does in rounds 1..num_rounds of a game, and how far that is from an equilibrium.
 
     Args:
-        game: see `make_game`.
+        game: see `make_game`; or several games with the same clients, one for each round, where friends come and go.
         mechanism: a name, or a function (game, horizon) -> plan, whose plans are checked.
         num_rounds: how many rounds.
         reward_rates: rates of all rounds; without them the mechanism's own server sets them, as it does where it has
             prices of its own (a warning then says so).
-        participation: "always", "if_better_than_opting_out" or "if_non_negative".
+        participation: "everyone" (the server looks only at rates at which everybody participates), "voluntary" (at
+            all rates) or "rational" (nobody stays who gains less than by opting out).
+        against: what "rational" clients compare with: "staying_out" (still exposed by the others) or "nothing".
         seed: for mechanisms that draw at random.
         device: "cuda", "cuda:1" or "cpu" to solve the network's equations by PyTorch, for mppfl and mppfl_exact;
             without it NumPy solves.
@@ -124,7 +156,7 @@ def solve(
 
     Raises:
         BadInput: an argument, or a plan of a function that is not ours, is wrong.
-        NoEquilibrium: no reward rate moves anybody.
+        NoEquilibrium: the participation rule allows no rate; it names the clients who cannot be kept.
         NotConverged: the equations were not solved; carries the last iterate.
 
     Example:
@@ -137,7 +169,10 @@ def solve(
     """
     began = time.perf_counter()
     record = as_mechanism(mechanism)
-    horizon = Horizon(rounds_up_to(num_rounds), reward_rates, seed)
+    rule: Any = {"seed": seed, "participation": participation, "against": against}
+    if not isinstance(game, Game):
+        return _solve_each(list(game), record, reward_rates, rule, began)
+    horizon = Horizon(rounds_up_to(num_rounds), reward_rates, **rule)
     if reward_rates is not None and record.leader == "budget_limited":
         raise BadInput(
             f"reward_rates={horizon.reward_rates!r:.60} leave budget_limited no choice, and may cost more than its "
@@ -147,13 +182,22 @@ def solve(
     if device is not None:
         from mppfl.game.device import game_on_device
 
-        played = game_on_device(game, record, participation, device)
-    if participation == "always":
-        plan = record(played, horizon)
-    else:
-        plan = with_participation(played, horizon, record, participation)
+        played = game_on_device(game, device)
+    plan = record(played, horizon)
     outcome = evaluate(played, plan)
-    quality = verify(played, plan, outcome)
+    quality = verify(played, plan, outcome, record)
+    return _solution(game, record, plan, outcome, quality, horizon, began)
+
+
+def _solution(
+    game: Game,
+    record: Mechanism,
+    plan: Plan,
+    outcome: Outcome,
+    quality: Verification,
+    horizon: Horizon,
+    began: float,
+) -> Solution:
     warnings = tuple(_warnings(game, plan, horizon))
     for warning in warnings:
         log.info(warning)
@@ -166,7 +210,74 @@ def solve(
         diagonal_error=_diagonal_error(game, plan),
         seconds=time.perf_counter() - began,
         warnings=warnings,
+        mechanism=record,
     )
+
+
+def load_solution(path: str | Path, game: Game) -> Solution:
+    """The solution that `Solution.save` wrote: its plan as it was, its outcome and quality computed in the game again.
+
+    Args:
+        path: the file.
+        game: the game that was solved, for instance from the spec that describes it.
+
+    Returns:
+        The solution, number for number.
+
+    Raises:
+        BadFile: the file is not there, is no plan, or is about other clients.
+
+    Example:
+        >>> import mppfl, tempfile
+        >>> from mppfl.game import load_solution
+        >>> game = mppfl.make_game(mppfl.graph_from_matrix([[0, 1], [1, 0]]), mppfl.Clients([1.0, 2.0], 0.1, 0.5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     mppfl.solve(game).save(f"{folder}/solution.npz")
+        ...     load_solution(f"{folder}/solution.npz", game).plan.mechanism
+        'mppfl'
+    """
+    began = time.perf_counter()
+    plan, names = load_plan(path), plan_names(path)
+    if names is None or names != [game.graph.name(client) for client in range(game.num_clients)]:
+        raise BadFile(f"{path}: is about other clients than the game's. Give the game that was solved.")
+    record = MECHANISMS.get(plan.mechanism) or Mechanism(lambda *_: plan, plan.mechanism)
+    outcome = evaluate(game, plan)
+    horizon = Horizon(plan.rounds, plan.reward_rates, 0, plan.participation, plan.against)
+    return _solution(game, record, plan, outcome, verify(game, plan, outcome, record), horizon, began)
+
+
+def _solve_each(
+    games: list[Game], record: Mechanism, reward_rates: Array | None, rule: dict[str, Any], began: float
+) -> Solution:
+    """One round in each game: a network that changes from round to round."""
+    if not games:
+        raise BadInput("there must be at least one game.")
+    whole = Horizon(np.arange(1, len(games) + 1), reward_rates, **rule)
+    plans: list[Plan] = []
+    for k, game in enumerate(games):
+        if game.num_clients != games[0].num_clients:
+            raise BadInput(
+                f"round {k + 1} has {game.num_clients} clients, the one before {games[k - 1].num_clients}; "
+                "keep those who left, with budget_max 0."
+            )
+        rates = None if whole.reward_rates is None else whole.reward_rates[k : k + 1]
+        plans.append(record(game, replace(whole, rounds=whole.rounds[k : k + 1], reward_rates=rates)))
+    notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+    name, kept = plans[0].mechanism, {key: rule[key] for key in ("participation", "against")}
+    terms = [plan[0] for plan in plans]
+    joined = plan_from_rounds(name, terms, (*notes, "the network changes from round to round"), **kept)
+    outcomes = [evaluate(game, plan) for game, plan in zip(games, plans, strict=True)]
+    together = Outcome(*(np.concatenate([getattr(one, f.name) for one in outcomes]) for f in fields(Outcome)))
+    checks = [verify(game, plan, one, record) for game, plan, one in zip(games, plans, outcomes, strict=True)]
+    regrets = [check.leader_regret for check in checks if check.leader_regret is not None]
+    quality = Verification(
+        residual=max(check.residual for check in checks),
+        client_regret=max(check.client_regret for check in checks),
+        relative_regret=max(check.relative_regret for check in checks),
+        leader_regret=max(regrets) if regrets else None,
+        leader_rounds=tuple(int(t) for t in joined.rounds) if regrets else (),
+    )
+    return _solution(games[-1], record, joined, together, quality, whole, began)
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------
@@ -194,7 +305,7 @@ def doubts_about(game: Game) -> tuple[str, ...]:
 def follows(plan: Plan, reward_rates: Array) -> bool:
     """Whether these are the plan's rates, but for rounds in which everybody opted out, which have none."""
     others = np.flatnonzero(~np.isclose(plan.reward_rates, reward_rates))
-    may_be_deserted = plan.participation != "always"
+    may_be_deserted = plan.participation == "rational"
     return all(may_be_deserted and not plan[int(k)].participating.any() for k in others)
 
 
@@ -207,35 +318,3 @@ def _diagonal_error(game: Game, plan: Plan) -> float:
     reach = game.externality_strength * float(game.propagation.row_sums.max())
     off = 2 * game.externality_strength * float(np.abs(error * budgets).max())
     return off / (1 - reach) if reach < 1 else np.inf
-
-
-def follow(games: Iterable[Game]) -> Plan:
-    """A plan for a game that changes from round to round (friends come and go), with the paper's leader (eq. 16).
-
-    Args:
-        games: one per round, all with the same clients.
-
-    Returns:
-        A plan with as many rounds as there are games.
-
-    Raises:
-        BadInput: no games, or the number of clients changes.
-
-    Example:
-        >>> import mppfl
-        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
-        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> len(mppfl.follow([game, game]))
-        2
-    """
-    terms: list[RoundTerms] = []
-    for round_index, game in enumerate(games, start=1):
-        if terms and game.num_clients != len(terms[-1].budgets):
-            raise BadInput(
-                f"round {round_index} has {game.num_clients} clients, the one before {len(terms[-1].budgets)}; "
-                "keep those who left, with budget_max 0."
-            )
-        terms.append(mppfl(game, Horizon(np.array([round_index])))[0])
-    if not terms:
-        raise BadInput("there must be at least one game.")
-    return plan_from_rounds("mppfl", terms, ("the network changes from round to round",))

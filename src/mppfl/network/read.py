@@ -284,7 +284,7 @@ def _plain_numbers(stream: IO[bytes], rest: bytes, separator: str, width: int) -
         outline = b"\n" + text.translate(_OUTLINE)
         if any(mark in outline for mark in _NOT_PLAIN):
             return None
-        if outline.strip():
+        if text.strip():
             try:
                 table = np.loadtxt(io.StringIO(text.decode()), columns, comments=None, delimiter=delimiter, ndmin=1)
             except ValueError:

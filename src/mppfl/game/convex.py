@@ -1,0 +1,198 @@
+"""One convex problem in a box, min Σ h_i/x_i + ½xᵀQx + cᵀx, and its uses: personal prices, the auction, the optimum.
+
+personalised    Q = 2(1−τ)(AB + BᵀA)   h = τε/t       c = (1−τ)b   cheapest for the server (eq. 21)
+SARDA-like      Q = 2B₁ᵀAB₁            h = τε/(1−τ)t  c = B₁ᵀb     one-hop welfare with the server's (eq. 30)
+social optimum  Q = 2BᵀAB              h = 0          c = Bᵀb − r  all clients together at a rate (eq. 25)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mppfl.arrays import Array, BoolArray
+from mppfl.errors import NotConverged
+from mppfl.game.equilibrium import Response, equilibrium_response
+from mppfl.game.loss import LossOperator
+from mppfl.game.model import Game
+from mppfl.game.path import Followers
+
+MAX_STEPS = 200
+CG_STEPS = 200
+ENOUGH = 1e-12  # of the terms that a slope is the difference of
+ACCEPTABLE = 1e-7  # of them, where rounding ends the search before that
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """Q of the problem: twice AB + BᵀA, or twice BᵀAB, times a factor; as a matrix for small networks."""
+
+    loss: LossOperator
+    quadratic_cost: Array
+    factor: float
+    both_ways: bool  # AB + BᵀA, else BᵀAB
+
+    def __matmul__(self, x: Array) -> Array:
+        if self.loss.is_dense:
+            return np.asarray(self.matrix @ x)
+        costs = self.quadratic_cost
+        if self.both_ways:
+            return 2 * self.factor * (costs * (self.loss @ x) + self.loss.T @ (costs * x))
+        return 2 * self.factor * (self.loss.T @ (costs * (self.loss @ x)))
+
+    @cached_property
+    def matrix(self) -> Array:
+        weighed = self.quadratic_cost[:, None] * self.loss.dense
+        return 2 * self.factor * (weighed + weighed.T if self.both_ways else self.loss.dense.T @ weighed)
+
+    @cached_property
+    def diagonal(self) -> Array:
+        """Its diagonal; on large networks a bound from below, which is enough to scale by."""
+        if self.loss.is_dense:
+            return np.diag(self.matrix)
+        return (4 if self.both_ways else 2) * self.factor * self.quadratic_cost
+
+    def solve(self, right: Array, free: BoolArray, bend: Array) -> Array:
+        """(Q + diag(bend))⁻¹ right on the free clients, 0 elsewhere, by conjugate gradients.
+
+        They stop where Q is not positive, which personal prices may have it: the step so far still leads downhill.
+        """
+        scale = np.where(free, 1 / (self.diagonal + bend), 0.0)
+        step = np.zeros_like(right)
+        left = np.where(free, right, 0.0)
+        direction = scaled = scale * left
+        size = first = float(left @ scaled)
+        for turn in range(CG_STEPS):
+            if size <= 1e-26 * first:
+                break
+            image = np.where(free, self @ direction + bend * direction, 0.0)
+            curve = float(direction @ image)
+            if curve <= 0:
+                return step if turn else direction
+            step, left = step + size / curve * direction, left - size / curve * image
+            scaled = scale * left
+            before, size = size, float(left @ scaled)
+            direction = scaled + size / before * direction
+        return step
+
+
+def minimise(
+    quadratic: Quadratic, harm: Array, linear: Array, digits: Array, low: Array, high: Array, start: Array
+) -> Array:
+    """The x in [low, high] that minimises Σ harm/x + ½xᵀQx + linearᵀx: projected Newton's steps with a line search.
+
+    digits  the size of the terms that `linear` is the difference of: slopes are known to a share of it
+    """
+    noisy = harm > 0
+    x = np.clip(start, low, high)
+    x = np.where(noisy & (x <= 0), np.minimum(np.sqrt(harm / np.maximum(quadratic.diagonal, 1e-300)), high), x)
+
+    def cost(y: Array, image: Array) -> float:
+        return float(np.divide(harm, y, out=np.zeros_like(y), where=noisy & (y > 0)).sum() + y @ (0.5 * image + linear))
+
+    image = quadratic @ x
+    here, worst = cost(x, image), np.inf
+    for _ in range(MAX_STEPS):
+        inverse = np.divide(1.0, x, out=np.zeros_like(x), where=noisy & (x > 0))
+        steep = harm * inverse**2
+        slope = image + linear - steep
+        allowed = ENOUGH * (np.abs(image) + digits + steep)
+        held = ((x <= low) & (slope > -allowed)) | ((x >= high) & (slope < allowed))
+        worst = float((np.abs(slope) / np.maximum(allowed, 1e-300))[~held].max(initial=0.0))
+        if worst <= 1:
+            return x
+        step = quadratic.solve(np.where(held, 0.0, -slope), ~held, 2 * steep * inverse)
+        length = 1.0
+        while True:
+            y = np.clip(np.where(noisy, np.maximum(x + length * step, 0.1 * x), x + length * step), low, high)
+            turned = quadratic @ y
+            there = cost(y, turned)
+            if there <= here or length < 1e-10:
+                break
+            length /= 2
+        if there > here or np.array_equal(x, y):
+            break  # rounding ends the search
+        x, image, here = y, turned, there
+    if worst * ENOUGH > ACCEPTABLE:
+        raise NotConverged(f"budgets in their bounds settled only to {worst * ENOUGH:.2g} of their cost.", x, worst)
+    return x
+
+
+def personal_budgets(game: Game, round_index: int, start: Array | None = None) -> Array:
+    """Budgets that minimise τ/t Σε/ρ + (1−τ) ρᵀ(2ABρ + b): the cheapest a server can do with one price each (eq. 21)
+    where every budget_min is 0.
+
+    A client gets the price 2a_i(Bρ)_i + b_i at which its budget is its best response; at a floor above 0 any lower
+    price would do as well, which this cost does not know.
+    """
+    pay = 1 - game.accuracy_weight
+    quadratic = _kept(game, "personal", lambda: Quadratic(game.loss, game.clients.quadratic_cost, pay, True))
+    return _bought(game, quadratic, game.accuracy_weight / round_index, pay * game.clients.linear_cost, start)
+
+
+def auction_budgets(near: Game, round_index: int, start: Array | None = None) -> Array:
+    """Budgets at which bids meet asks in the double auction over one-hop exposure (model, eq. 30)."""
+    strength = near.accuracy_weight / ((1 - near.accuracy_weight) * round_index)
+    return _bought(near, _welfare(near), strength, near.loss.T @ near.clients.linear_cost, start)
+
+
+def _bought(game: Game, quadratic: Quadratic, strength: float, linear: Array, start: Array | None) -> Array:
+    clients = game.clients
+    harm = np.where(clients.budget_max > 0, strength * clients.noise_harm, 0.0)
+    first = np.zeros(game.num_clients) if start is None else start
+    return minimise(quadratic, harm, linear, linear, clients.budget_min, clients.budget_max, first)
+
+
+def optimal_budgets(game: Game, reward_rate: float, start: Array | None = None) -> Array:
+    """Budgets within their bounds at which all clients together gain most at a rate (model, eq. 25)."""
+    clients = game.clients
+    cost = _kept(game, "harm to all", lambda: game.loss.T @ clients.linear_cost)
+    first = clients.budget_min if start is None else start
+    none = np.zeros(game.num_clients)
+    return minimise(
+        _welfare(game), none, cost - reward_rate, cost + reward_rate, clients.budget_min, clients.budget_max, first
+    )
+
+
+def _welfare(game: Game) -> Quadratic:
+    kept: Quadratic = _kept(game, "welfare", lambda: Quadratic(game.loss, game.clients.quadratic_cost, 1.0, False))
+    return kept
+
+
+def _kept(game: Game, name: str, make: Any) -> Any:
+    """What depends on the game alone, computed once."""
+    kept = vars(game).setdefault("_of_convex", {})
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Society(Followers):
+    """Clients who answer a rate with what is best for all of them; `weights` are Pigouvian, which says the same."""
+
+    @cached_property
+    def line(self) -> Response:
+        line = equilibrium_response(self.game, self.weights)
+        # What reaches those who have no choice counts for the others, too, which Pigouvian weights do not know.
+        return line if line.free.all() else replace(line, lowest_rate=np.inf, highest_rate=-np.inf)
+
+    @cached_property
+    def matrix(self) -> Array:
+        matrix = _welfare(self.game).matrix
+        return matrix / np.diag(matrix)[:, None]
+
+    @cached_property
+    def own(self) -> tuple[Array, Array]:
+        diagonal = _welfare(self.game).diagonal
+        return 1 / diagonal, (self.game.loss.T @ self.game.clients.linear_cost) / diagonal
+
+    def answer(self, rate: float, start: Array | None = None, tolerance: float = 1e-12) -> Array:
+        return optimal_budgets(self.game, rate, start)
+
+    def wish(self, rate: float, budgets: Array) -> Array:
+        quadratic = _welfare(self.game)
+        return rate * self.own[0] - self.own[1] - (quadratic @ budgets / quadratic.diagonal - budgets)

@@ -1,0 +1,413 @@
+"""Path: how clients' equilibrium moves as the reward rate rises, by straight lines between bends (model, eq. 15).
+
+Between two rates at which a client meets or leaves a bound, budgets are ρ(r) = r·slope − offset. One bend costs one
+principal pivot, O(clients²); the tableau is computed anew every few hundred pivots, so rounding does not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.linalg.blas import dger
+
+from mppfl.arrays import Array, BoolArray, IntArray
+from mppfl.errors import NotConverged
+from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response
+from mppfl.game.model import Game
+from mppfl.game.plan import Against
+
+PATH_BELOW = 1500  # clients; on larger networks wishes are sampled
+REFRESH = 200  # pivots after which the tableau is computed anew
+FLAT = 1e-14  # of a client's own answer to the rate: a smaller slope is rounding
+NEARBY = 1e-13  # of a budget's own digits: nearer to a bound it is at the bound
+
+LOW, FREE, HIGH, OUT = -1, 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """Segments in the order of their rates.
+
+    ends           [segments, 2]        where each begins and ends
+    slope, offset  [segments, clients]  the line that everybody follows there
+    free           [segments, clients]  who is strictly inside its bounds
+    """
+
+    ends: Array
+    slope: Array
+    offset: Array
+    free: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def participating(self) -> BoolArray:
+        return self.free | (self.offset < 0)
+
+    def only(self, which: BoolArray) -> Path:
+        """Some of the segments, in their order; rates between them are left out."""
+        return Path(self.ends[which], self.slope[which], self.offset[which], self.free[which])
+
+    def budgets(self, segment: int, rate: float, low: Array, high: Array) -> Array:
+        """Everybody's budget at a rate of a segment; one that is at a bound but for rounding is at it exactly."""
+        line, constant = rate * self.slope[segment], self.offset[segment]
+        return snapped(line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0), low, high)
+
+    def segment_at(self, rate: float) -> int:
+        """The first segment that a rate lies on."""
+        return int(np.clip(np.searchsorted(self.ends[:, 1], rate), 0, len(self) - 1))
+
+
+def snapped(budgets: Array, digits: Array, low: Array, high: Array) -> Array:
+    """Budgets within their bounds, those nearer to a bound than NEARBY of `digits` exactly at it."""
+    near = NEARBY * digits
+    inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
+    return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
+
+
+@dataclass(frozen=True, eq=False)
+class Followers:
+    """Clients who answer a reward rate, each with its best response to the others.
+
+    weights  personal prices per unit of rate
+    """
+
+    game: Game
+    weights: Array
+
+    @cached_property
+    def line(self) -> Response:
+        """Their answer while everybody is inside its bounds."""
+        return equilibrium_response(self.game, self.weights)
+
+    @cached_property
+    def matrix(self) -> Array:
+        """M of the answer x = clip(r·own_slope − own_offset − (M − I)x), with a unit diagonal."""
+        return self.game.loss.dense
+
+    @cached_property
+    def own(self) -> tuple[Array, Array]:
+        """Slope and offset of what each would answer alone."""
+        clients = self.game.clients
+        return self.weights / (2 * clients.quadratic_cost), clients.linear_cost / (2 * clients.quadratic_cost)
+
+    def answer(self, rate: float, start: Array | None = None, tolerance: float = 1e-12) -> Array:
+        return equilibrium_at(self.game, rate * self.weights, start, tolerance).budgets
+
+    def wish(self, rate: float, budgets: Array) -> Array:
+        """What each would answer without bounds, given the others' budgets."""
+        return rate * self.own[0] - self.own[1] - (self.game.loss @ budgets - budgets)
+
+
+def response_path(followers: Followers, against: Against | None = None, last: float = np.inf) -> Path:
+    """Every segment of the path of answers from rate 0 up to `last`; without it, the last segment has no end.
+
+    against  None: clients answer within their bounds. Else each also opts out where it gains less than by staying out,
+             or than nothing: as the rate rises, clients join and leave as soon as that pays, and budgets jump there.
+    """
+    walker = _Walker(followers, against)
+    segments = list(walker.segments(last))
+    ends = np.array([(low, high) for low, high, _, _, _ in segments])
+    whole = ends[:, 1] > ends[:, 0]
+    whole[0] |= bool(walker.low.any())  # at no pay at all some give their floors
+    slope, offset, free = (np.array([segment[k] for segment in segments]) for k in (2, 3, 4))
+    return Path(ends[whole], slope[whole], offset[whole], free[whole])
+
+
+@dataclass(eq=False)
+class _Walker:
+    """The principal pivot transform of B over the free clients, and everybody's line.
+
+    value          budget at which a client who is not free is held
+    slope, offset  r·slope − offset: the budget of a free client, the wish of one who is held
+    """
+
+    followers: Followers
+    against: Against | None
+    state: IntArray = field(init=False)
+    value: Array = field(init=False)
+    slope: Array = field(init=False)
+    offset: Array = field(init=False)
+    tableau: Any = field(init=False)
+    pivots: int = 0
+
+    def __post_init__(self) -> None:
+        self.game, self.weights, self.matrix = self.followers.game, self.followers.weights, self.followers.matrix
+        self.own_slope, self.own_offset = self.followers.own
+        self.low, self.high = self.game.clients.budget_min, self.game.clients.budget_max
+        self.state = np.full(len(self.low), LOW)
+        self.value = self.low.copy()
+        if self.against is not None:
+            # Who bears no cost but its privacy loses nothing by being there at 0, and never opts out.
+            stays = (self.low == 0) & (self.game.clients.compute_cost == 0) & (self.against == "staying_out")
+            self.state, self.value = np.where(stays, LOW, OUT), np.zeros_like(self.low)
+            self.chooses = (self.high > 0) & ~stays
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Tableau and lines from who is free and where the others are held."""
+        free, matrix = self.state == FREE, self.matrix
+        held = ~free
+        value = np.where(free, 0.0, self.value)
+        spill = matrix @ value
+        right = np.column_stack([self.own_slope, self.own_offset + spill])
+        table = np.array(matrix, order="F")
+        if free.any():
+            inverse = np.linalg.inv(matrix[np.ix_(free, free)])
+            right[free] = inverse @ right[free]
+            crossing = matrix[np.ix_(held, free)]
+            right[held] -= crossing @ right[free]
+            table[np.ix_(free, free)] = inverse
+            table[np.ix_(held, free)] = crossing @ inverse
+            table[np.ix_(held, held)] -= crossing @ inverse @ matrix[np.ix_(free, held)]
+            table[np.ix_(free, held)] = -inverse @ matrix[np.ix_(free, held)]
+        right[held, 1] -= value[held]
+        self.tableau, self.slope, self.offset = table, right[:, 0].copy(), right[:, 1].copy()
+        self.pivots = 0
+
+    # ---- one client changes sides
+
+    def _move(self, k: int, slope: float, offset: float) -> None:
+        """Everybody else's line after client k's budget moved by r·slope − offset."""
+        change = np.where(self.state == FREE, self.tableau[:, k], -self.tableau[:, k])
+        change[k] = 0.0
+        self.slope += change * slope
+        self.offset += change * offset
+
+    def _pivot(self, k: int) -> None:
+        scale = 1.0 / self.tableau[k, k]
+        row, column = self.tableau[k] * scale, self.tableau[:, k].copy()
+        self.tableau = dger(-1.0, column, row, a=self.tableau, overwrite_a=1)
+        self.tableau[:, k], self.tableau[k] = column * scale, -row
+        self.tableau[k, k] = scale
+        self.pivots += 1
+
+    def _set_free(self, k: int) -> None:
+        mine, bound = self.tableau[k, k], self.value[k]
+        slope, offset = self.slope[k] / mine, (self.offset[k] + bound) / mine
+        self._move(k, slope, offset)
+        self.state[k], self.slope[k], self.offset[k] = FREE, slope, offset - bound
+        self._pivot(k)
+
+    def _hold(self, k: int, state: int, value: float) -> None:
+        if self.state[k] == FREE:
+            self._pivot(k)
+            slope, offset = -self.slope[k], -self.offset[k] - value
+            mine = self.tableau[k, k]
+            self.state[k] = state
+            self._move(k, slope, offset)
+            self.slope[k], self.offset[k] = -mine * slope, -value - mine * offset
+        else:
+            change = value - self.value[k]
+            self._move(k, 0.0, -change)
+            self.offset[k] += (self.tableau[k, k] - 1.0) * change
+            self.state[k] = state
+        self.value[k] = value
+
+    # ---- the walk
+
+    def segments(self, last: float) -> Iterator[tuple[float, float, Array, Array, BoolArray]]:
+        """Low and high end, slope, offset, who is free: one segment after another."""
+        rate, before = 0.0, self.state == OUT
+        for _ in range(20 * len(self.low) + 50):
+            if self.pivots >= REFRESH:
+                self._refresh()
+            if self.against is not None:
+                self._settle(rate, before)
+                before = self.state == OUT
+            end, k, state = self._next_bend(rate)
+            if self.against is not None:
+                end, k, state = min((end, k, state), self._next_change_of_mind(rate), key=lambda bend: bend[0])
+            free = self.state == FREE
+            yield rate, end, np.where(free, self.slope, 0.0), np.where(free, self.offset, -self.value), free
+            if k < 0 or end >= last:
+                return
+            rate = end
+            jumps = state == OUT or self.state[k] == OUT
+            self._cross(rate, k, state)
+            if jumps:
+                self._within_bounds(rate)
+        raise NotConverged(f"the path of budgets has too many bends; it was followed up to rate {rate:.6g}.", rate, 0.0)
+
+    def _cross(self, rate: float, k: int, state: int) -> None:
+        if state == OUT:
+            self._hold(k, OUT, 0.0)
+        elif self.state[k] == OUT:
+            self._join(rate, k)
+        elif state != FREE:
+            self._hold(k, state, self.low[k] if state == LOW else self.high[k])
+        elif self.tableau[k, k] > 1e-12:
+            self._set_free(k)
+        else:
+            self._start_anew(rate)  # B is no P-matrix (αS is 1 or more): the path jumps
+
+    def _join(self, rate: float, k: int) -> None:
+        wish = rate * self.slope[k] - self.offset[k]
+        if wish <= self.low[k]:
+            self._hold(k, LOW, self.low[k])
+        elif wish >= self.high[k]:
+            self._hold(k, HIGH, self.high[k])
+        else:
+            self._set_free(k)
+
+    def _start_anew(self, rate: float) -> None:
+        """Some equilibrium just past a rate, where several may exist."""
+        out = self.state == OUT
+        inside = self.game
+        if out.any():
+            inside = self.game.with_bounds(np.where(out, 0.0, self.low), np.where(out, 0.0, self.high))
+        budgets = replace(self.followers, game=inside).answer(rate * (1 + 1e-9))
+        self.state = np.where(out, OUT, np.where(budgets <= self.low, LOW, np.where(budgets >= self.high, HIGH, FREE)))
+        self.value = np.where(out, 0.0, np.clip(budgets, self.low, self.high))
+        self._refresh()
+
+    def _next_bend(self, rate: float) -> tuple[float, int, int]:
+        """The first rate from here at which a line meets a bound, whose it is, and where that client goes."""
+        flat = FLAT * np.abs(self.own_slope)
+        up, down = self.slope > flat, self.slope < -flat
+        is_free = self.state == FREE
+        bound = np.where(is_free, np.where(up, self.high, self.low), self.value)
+        moves = np.where(is_free, up | down, (self.state == LOW) & up | (self.state == HIGH) & down)
+        moves &= (self.high > self.low) & np.isfinite(bound)
+        if not moves.any():
+            return np.inf, -1, FREE
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            crossing = np.where(moves, (self.offset + bound) / self.slope, np.inf)
+        k = int(np.argmin(crossing))
+        # A crossing behind the rate is rounding at a bend, or a wish past its bound from the start.
+        goes = FREE if not is_free[k] else HIGH if up[k] else LOW
+        return max(float(crossing[k]), rate), k if np.isfinite(crossing[k]) else -1, goes
+
+    # ---- who joins, who leaves
+
+    def _margins(self, rate: float) -> Array:
+        """What each client gains by participating rather than opting out, others unmoved (model, eq. 31)."""
+        line = rate * self.slope - self.offset
+        given = np.where(self.state == OUT, np.clip(line, self.low, self.high), self.value)
+        given = np.where(self.state == FREE, line, given)
+        return margin_of(self.game, rate * self.weights, line, given, self.against)
+
+    def _settle(self, rate: float, before: BoolArray) -> None:
+        """Lets clients join and leave at a rate until nobody wants to, the largest margin first. Who would come and go
+        for ever stays out, until a rate at which it would have stayed.
+
+        before  who was out up to this rate
+        """
+        seen, restless = {before.tobytes()} - {(self.state == OUT).tobytes()}, np.zeros_like(before)
+        self.again = np.full(len(before), np.inf)
+        while True:
+            margins, out = self._margins(rate), self.state == OUT
+            seen.add(out.tobytes())
+            slight = 1e-11 * self._money(rate)
+            wrong = np.where(out, ~restless & (margins > slight), margins < -slight) & self.chooses
+            if not wrong.any():
+                self.again = np.where(out & (margins > slight), self.again, np.inf)
+                return
+            k = int(np.argmax(np.where(wrong, np.abs(margins), -1.0)))
+            if not out[k]:
+                roots = self._roots(None if self.state[k] == FREE else self.value)
+                self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
+                self._hold(k, OUT, 0.0)
+            elif (out ^ (np.arange(len(out)) == k)).tobytes() in seen:
+                restless[k] = True
+                continue
+            else:
+                self._join(rate, k)
+            self._within_bounds(rate)
+
+    def _money(self, rate: float) -> Array:
+        """The size of the sums that a client's margin is the difference of."""
+        clients = self.game.clients
+        losses = np.abs(rate * self.own_slope) + self.own_offset
+        return np.asarray(clients.quadratic_cost * losses**2 + clients.linear_cost * losses + clients.compute_cost)
+
+    def _within_bounds(self, rate: float) -> None:
+        """Moves clients whom a jump of others has put past a bound, one by one."""
+        for _ in range(4 * len(self.low) + 4):
+            line, flat = rate * self.slope - self.offset, NEARBY * (np.abs(rate * self.slope) + np.abs(self.offset))
+            below, above = line < self.low - flat, line > self.high + flat
+            free = self.state == FREE
+            goes = np.where(free & below, LOW, np.where(free & above, HIGH, OUT))
+            movable = self.high > self.low
+            released = movable & ((self.state == LOW) & (line > self.low + flat))
+            released |= movable & ((self.state == HIGH) & (line < self.high - flat))
+            goes = np.where(released, FREE, goes)
+            wrong = np.flatnonzero(goes != OUT)
+            if len(wrong) == 0:
+                return
+            self._cross(rate, int(wrong[0]), int(goes[wrong[0]]))
+
+    def _next_change_of_mind(self, rate: float) -> tuple[float, int, int]:
+        """The first rate past this one at which a client's margin changes sign, whose, and where it goes."""
+        out = self.state == OUT
+        first = self.again.copy()
+        pieces = [(self.state == FREE, None), ((self.state == LOW) | (self.state == HIGH), self.value)]
+        pieces += [(out, None), (out, self.low), (out, self.high)]
+        for state_is, given in pieces:
+            which = state_is & self.chooses & (True if given is None else np.isfinite(given) & (given > 0))
+            if not which.any():
+                continue
+            roots = self._roots(np.where(np.isfinite(given), given, 0.0) if given is not None else None)
+            for root, rises in roots:
+                line = np.where(np.isfinite(root), root, 0.0) * self.slope - self.offset
+                valid = which & (root > rate) & np.where(out, rises, ~rises)
+                if given is None:
+                    valid &= ~out | ((line >= self.low) & (line <= self.high))
+                elif given is not self.value:
+                    valid &= (line <= self.low) if given is self.low else (line >= self.high)
+                first = np.where(valid, np.minimum(first, root), first)
+        k = int(np.argmin(first))
+        return float(first[k]), k if np.isfinite(first[k]) else -1, FREE if out[k] else OUT
+
+    def _roots(self, given: Array | None) -> list[tuple[Array, BoolArray]]:
+        """Rates at which the margin of giving the line itself, or a constant, is 0, and whether it rises there."""
+        square, linear, constant = margin_polynomial(
+            self.game, self.weights, self.slope, self.offset, given, self.against
+        )
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            inner = linear**2 - 4 * square * constant
+            inner = np.where(np.abs(inner) > 100 * FLAT * linear**2, inner, 0.0)  # two roots in one
+            size = -0.5 * (linear + np.copysign(np.sqrt(inner), linear))
+            both = np.sort([np.where(square != 0, size / square, np.inf), constant / size], axis=0)
+        both = np.where(both >= 0, both, np.inf)  # neither NaN
+        # A margin that opens upwards falls at its first root and rises at its second, which may be the same.
+        first, second = np.where(square != 0, square < 0, linear > 0), square > 0
+        return [(both[0], first), (both[1], second)]
+
+
+def margin_of(game: Game, prices: Array | float, wish: Array, given: Array, against: Against | None) -> Array:
+    """What participating with `given` is worth against staying out, or against nothing, in money (model, eq. 31).
+
+    wish  the best budget without bounds, others unmoved; outsiders are still exposed by the others
+    """
+    clients = game.clients
+    if against == "nothing":
+        losses = (prices - clients.linear_cost) / (2 * clients.quadratic_cost) - wish + given
+        cost = clients.quadratic_cost * losses**2 + clients.linear_cost * losses
+        return np.asarray(prices * given - clients.compute_cost - cost)
+    return np.asarray(clients.quadratic_cost * given * (2 * wish - given) - clients.compute_cost)
+
+
+def margin_polynomial(
+    game: Game, weights: Array, slope: Array, offset: Array, given: Array | None, against: Against | None
+) -> tuple[Array, Array, Array]:
+    """`margin_of` at prices r·weights and wish r·slope − offset, as a polynomial in r; None gives the wish itself."""
+    clients = game.clients
+    a, b, none = clients.quadratic_cost, clients.linear_cost, np.zeros_like(slope)
+    if against == "nothing":
+        # The loss s is r·s₁ − s₀, so the cost a s² + b s is a polynomial, and pay is r·w·given.
+        s1, s0 = weights / (2 * a), b / (2 * a)
+        pay2, pay1 = weights * slope, -weights * offset
+        if given is not None:
+            spill = s1 - slope
+            s1, s0 = np.where(np.abs(spill) > FLAT * s1, spill, 0.0), s0 - offset - given
+            pay2, pay1 = none, weights * given
+        return pay2 - a * s1**2, pay1 + 2 * a * s1 * s0 - b * s1, -clients.compute_cost - a * s0**2 + b * s0
+    if given is None:
+        return a * slope**2, -2 * a * slope * offset, a * offset**2 - clients.compute_cost
+    return none, 2 * a * given * slope, -a * given * (2 * offset + given) - clients.compute_cost
