@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DISPENSABLE = ("dearer, worse than mppfl", "cost if noise-aware", "total welfare", "partici- pating")
 
 
-@inputs.with_game("participation", "against", "reward_rate")
+@inputs.with_game("reward_rate")
 def compare_command(
     asked: inputs.Asked,
     seeds: Annotated[int, typer.Option(help="Number of games to draw, with seeds from --seed upward.")] = 1,
@@ -37,6 +37,9 @@ def compare_command(
     ] = None,
     attribute: inputs.AttributeOption = None,
     leak_price: inputs.LeakPriceOption = None,
+    optimum: Annotated[
+        bool, inputs.option("--optimum", "Add the price of anarchy: needs the social optimum, which is slow.")
+    ] = False,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
     train: Annotated[
         Path | None,
@@ -71,8 +74,6 @@ def compare_command(
         check_figure(figure)
     plain = [name for name in names if name != inputs.PRICED]
     require_playable(spec, plain)
-    if spec.participation != "everyone":
-        inputs.warn((f"participation={spec.participation!r} is left out: in compare every client participates",))
     if len(chosen) > 1 and spec.graph is not None and spec.clients is not None:
         raise BadInput(
             f"--seeds={len(chosen)} would play one game {len(chosen)} times: --graph and --clients leave nothing to "
@@ -80,7 +81,7 @@ def compare_command(
         )
     functions, rounds = {name: mechanism_of(spec, name) for name in plain}, spec.num_rounds
     jobs = [(seed, replace(spec, seed=seed).build) for seed in chosen]
-    rows, notes, leaks = play(jobs, functions, rounds, attribute, leak_price)
+    rows, notes, leaks = play(jobs, functions, spec, attribute, leak_price, optimum=optimum)
     inputs.warn(notes)
     summaries = summarise(rows)
     if figure is not None:
@@ -99,9 +100,11 @@ def compare_command(
 def play(
     jobs: Sequence[Job],
     mechanisms: dict[str, Mechanism],
-    rounds: int,
+    spec: GameSpec,
     attribute: Path | None,
     leak_price: float | None,
+    *,
+    optimum: bool,
 ) -> tuple[list[Row], tuple[str, ...], dict[str, Any] | None]:
     """Rows of all games, notes on the games, and with a public sample `leak_is` and `least_leakage`."""
     from rich.console import Console
@@ -127,8 +130,11 @@ def play(
             game_rows = compare(
                 game,
                 mechanisms,
-                num_rounds=rounds,
+                num_rounds=spec.num_rounds,
+                participation=spec.participation,
+                against=spec.against,
                 seed=seed,
+                optimum=optimum,
                 progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
                 leak=total,
             )

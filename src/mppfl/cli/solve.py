@@ -12,6 +12,8 @@ from mppfl.cli import inputs
 if TYPE_CHECKING:
     from mppfl.game import Solution
 
+QUICK = 300  # clients; on larger networks the saving if clients may leave is computed only in Python
+
 
 @inputs.with_game()
 def solve_command(
@@ -77,6 +79,7 @@ def as_json(solution: Solution, mechanism: str, seconds: float, *, budgets: bool
         "residual": quality.residual,
         "client_regret": quality.client_regret,
         "leader_regret": quality.leader_regret,
+        "saving_if_clients_may_leave": solution.saving_if_clients_may_leave if graph.num_clients <= QUICK else None,
         "contraction": solution.game.contraction,
         "is_unique": solution.is_unique,
         "exact_hops": solution.game.propagation.home.exact_hops,
@@ -107,7 +110,10 @@ def show(solution: Solution, seconds: float) -> None:
     }
     checks = [f"residual {quality.residual:.1e}, maximum unilateral gain {quality.client_regret:.1e}"]
     if quality.leader_regret is not None:
-        checks.append(f"leader regret {quality.leader_regret:.3g} in a round, over rates that keep everybody")
+        rule = f"participation = {solution.plan.participation!r}"
+        checks.append(f"leader regret {quality.leader_regret:.3g} in a round, over rates that {rule} allows")
+    if game.num_clients <= QUICK and (saving := solution.saving_if_clients_may_leave) is not None:
+        checks.append(f"the server could save {saving:.3g} in a round if clients might leave")
     if solution.diagonal_error:
         error = f"{solution.diagonal_error:.1e}"
         checks.append(f"closed walks beyond {spread.home.exact_hops} hops estimated: budgets within {error}")

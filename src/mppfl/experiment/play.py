@@ -16,7 +16,6 @@ from mppfl.game import (
     Clients,
     Game,
     Mechanism,
-    Participation,
     Solution,
     draw_clients,
     find_mechanism,
@@ -151,7 +150,13 @@ def require_playable(spec: GameSpec, mechanisms: Sequence[str]) -> None:
 def solve_all(spec: GameSpec, mechanisms: Sequence[str], game: Game, device: str | None = None) -> dict[str, Solution]:
     """Every mechanism's solution of the game, under the spec's participation and at its reward rates."""
     play = partial(
-        solve, game, num_rounds=spec.num_rounds, participation=_participation(spec), seed=spec.seed, device=device
+        solve,
+        game,
+        num_rounds=spec.num_rounds,
+        participation=spec.participation,
+        against=spec.against,
+        seed=spec.seed,
+        device=device,
     )
     if spec.reward_rate == "own":
         return {name: play(mechanism_of(spec, name)) for name in mechanisms}
@@ -168,10 +173,3 @@ def solve_all(spec: GameSpec, mechanisms: Sequence[str], game: Game, device: str
                 f"reward_rate={spec.reward_rate:g} means nothing to {name}, which has prices of its own. Leave it out."
             )
     return solutions
-
-
-def _participation(spec: GameSpec) -> Participation:
-    """The name that the game's solver has for the rule."""
-    if spec.participation != "rational":
-        return "always"
-    return "if_better_than_opting_out" if spec.against == "staying_out" else "if_non_negative"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         node_paint,
     )
     from .page import FAMILY_NAMES, OF_GAME, PARTICIPATION_WORDS, as_levers
-    from .round_view import COMPARISON_CHARTS, LEFT_OUT, ROUND_CHARTS, comparison, comparison_charts, round_charts
+    from .round_view import COMPARISON_CHARTS, ROUND_CHARTS, comparison, comparison_charts, round_charts
     from .run_view import RUN_CHARTS, RunReader, ledger_rows, list_runs, run_charts, run_view
     from .server import COOKIE, AccessControl, access_for, address_of, bind, cookie_for, make_app
     from .state import (

@@ -184,7 +184,7 @@ def _settled_anew(scene: Scene, moved: Array, other: int) -> Array:
     """The equilibrium at the same prices with `other` held at its new budget."""
     game = scene.solution.game
     low, high = game.clients.budget_min.copy(), game.clients.budget_max.copy()
-    if scene.choices.game.participation != "everyone":
+    if scene.choices.game.participation == "rational":
         outside = scene.budgets <= 0
         low[outside] = high[outside] = 0.0
     low[other] = high[other] = moved[other]

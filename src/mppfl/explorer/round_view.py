@@ -13,7 +13,7 @@ from mppfl.arrays import Array, IntArray
 from mppfl.charts import MECHANISM_SLOTS, ROUNDS, Axis, Bars, Chart, Line, Points
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment import mechanism_of
-from mppfl.explorer.markup import table, tag
+from mppfl.explorer.markup import table
 from mppfl.explorer.state import Choices
 from mppfl.explorer.world import Scene, World, game_key
 from mppfl.game import COMPARED, Convention, Row, compare
@@ -24,6 +24,7 @@ SAMPLE = 2_000  # clients that stand for the others in a figure
 MOST_NAMED = 60  # clients that get one or two bars with a name; of more, curves are drawn
 MOST_BARS = 80  # in all, where each client has more than two
 MOST_COMPARED = 10_000  # clients; about 20 seconds
+MOST_OPTIMA = 300  # clients; the price of anarchy needs an optimum in every round
 BUDGET = Axis("budget", "ρ of zCDP, per round")
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
 MEASURES = (  # key of the chart, attribute of a row, title, what it is, unit, what it is multiplied by
@@ -42,7 +43,6 @@ MEASURES = (  # key of the chart, attribute of a row, title, what it is, unit, w
 )
 COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
 CONVENTIONS = {"common": "common reward", "own": "own reward"}
-LEFT_OUT = "every client participates in this comparison, whatever participation is chosen"
 
 
 def summary(scene: Scene) -> str:
@@ -201,12 +201,10 @@ class ComparisonView:
 
     rows        one per mechanism and convention; what differs from mppfl in the rate alone is not under "common"
     num_rounds  over which they are summed
-    notes       what a reader should know
     """
 
     rows: tuple[Row, ...]
     num_rounds: int
-    notes: tuple[str, ...]
 
     def under(self, convention: Convention) -> tuple[Row, ...]:
         """The rows of one reward convention."""
@@ -224,11 +222,11 @@ def comparison(world: World, choices: Choices) -> ComparisonView:
 
     def make() -> ComparisonView:
         functions = {name: mechanism_of(spec, name) for name in COMPARED}
-        rows = compare(world.game(spec), functions, num_rounds=spec.num_rounds, seed=spec.seed)
-        notes = (LEFT_OUT,) if spec.participation != "everyone" else ()
-        return ComparisonView(tuple(rows), spec.num_rounds, notes)
+        rule: Any = {"participation": spec.participation, "against": spec.against, "optimum": size <= MOST_OPTIMA}
+        rows = compare(world.game(spec), functions, num_rounds=spec.num_rounds, seed=spec.seed, **rule)
+        return ComparisonView(tuple(rows), spec.num_rounds)
 
-    key = (game_key(spec), spec.num_rounds, spec.fixed_budget, spec.participation)
+    key = (game_key(spec), spec.num_rounds, spec.fixed_budget, spec.participation, spec.against)
     made: ComparisonView = world.remembered("comparison", key, make)
     return made
 
@@ -293,8 +291,7 @@ def comparison_table(compared: ComparisonView) -> Markup:
         ]
         for row in compared.rows
     ]
-    notes = [tag("p", sentence(note), class_="soft") for note in compared.notes]
-    return Markup().join([table(heads, rows, f"Sums over {compared.num_rounds} rounds"), *notes])
+    return table(heads, rows, f"Sums over {compared.num_rounds} rounds")
 
 
 def sentence(text: str) -> str:

@@ -36,6 +36,7 @@ HUGE = 50_000  # clients; on larger networks what takes minutes is refused
 MOST_LEAVING = {False: 60 * 1000**2, True: 60 * 400**2}  # rounds × clients², by "are there bounds?": some 15 seconds
 RULES: tuple[dict[str, Any], ...] = (
     {"participation": "everyone"},
+    {"participation": "voluntary"},
     {"participation": "rational"},
     {"participation": "rational", "against": "nothing"},
 )
