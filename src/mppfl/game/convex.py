@@ -94,27 +94,27 @@ def minimise(
         return float(np.divide(harm, y, out=np.zeros_like(y), where=noisy & (y > 0)).sum() + y @ (0.5 * image + linear))
 
     image = quadratic @ x
-    here, worst = cost(x, image), np.inf
+    here, worst, rounded = cost(x, image), np.inf, False
     for _ in range(MAX_STEPS):
         inverse = np.divide(1.0, x, out=np.zeros_like(x), where=noisy & (x > 0))
         steep = harm * inverse**2
         slope = image + linear - steep
         allowed = ENOUGH * (np.abs(image) + digits + steep)
         held = ((x <= low) & (slope > -allowed)) | ((x >= high) & (slope < allowed))
-        worst = float((np.abs(slope) / np.maximum(allowed, 1e-300))[~held].max(initial=0.0))
-        if worst <= 1:
-            return x
+        before, worst = worst, float((np.abs(slope) / np.maximum(allowed, 1e-300))[~held].max(initial=0.0))
+        if worst <= 1 or (rounded and worst > 0.1 * before):
+            break
         step = quadratic.solve(np.where(held, 0.0, -slope), ~held, 2 * steep * inverse)
+        slack = 1e-15 * float(harm @ inverse + np.abs(x) @ (np.abs(image) + digits))  # what rounding leaves of a cost
         length = 1.0
         while True:
             y = np.clip(np.where(noisy, np.maximum(x + length * step, 0.1 * x), x + length * step), low, high)
             turned = quadratic @ y
             there = cost(y, turned)
-            if there <= here or length < 1e-10:
+            if there <= here + slack or length < 1e-10:
                 break
             length /= 2
-        if there > here or np.array_equal(x, y):
-            break  # rounding ends the search
+        rounded = there > here - slack
         x, image, here = y, turned, there
     if worst * ENOUGH > ACCEPTABLE:
         raise NotConverged(f"budgets in their bounds settled only to {worst * ENOUGH:.2g} of their cost.", x, worst)

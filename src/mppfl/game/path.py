@@ -298,7 +298,7 @@ class _Walker:
 
         before  who was out up to this rate
         """
-        seen, restless = {before.tobytes()} - {(self.state == OUT).tobytes()}, np.zeros_like(before)
+        seen, restless = {before.tobytes()} - {(self.state == OUT).tobytes()}, (self.state == OUT) & ~before
         self.again = np.full(len(before), np.inf)
         while True:
             margins, out = self._margins(rate), self.state == OUT
@@ -306,7 +306,7 @@ class _Walker:
             slight = 1e-11 * self._money(rate)
             wrong = np.where(out, ~restless & (margins > slight), margins < -slight) & self.chooses
             if not wrong.any():
-                self.again = np.where(out & (margins > slight), self.again, np.inf)
+                self.again = np.where(out & (margins > -slight), self.again, np.inf)
                 return
             k = int(np.argmax(np.where(wrong, np.abs(margins), -1.0)))
             if not out[k]:
@@ -357,7 +357,8 @@ class _Walker:
                 line = np.where(np.isfinite(root), root, 0.0) * self.slope - self.offset
                 valid = which & (root > rate) & np.where(out, rises, ~rises)
                 if given is None:
-                    valid &= ~out | ((line >= self.low) & (line <= self.high))
+                    near = NEARBY * np.abs(self.offset)
+                    valid &= ~out | ((line >= self.low - near) & (line <= self.high + near))
                 elif given is not self.value:
                     valid &= (line <= self.low) if given is self.low else (line >= self.high)
                 first = np.where(valid, np.minimum(first, root), first)
