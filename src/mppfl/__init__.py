@@ -3,10 +3,9 @@
 Public sub-packages: `mppfl.flower`, `mppfl.leakage`, `mppfl.privacy.audit`.
 """
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from mppfl.exports import export_lazily
+from mppfl.exports import export_lazily, package_version
 
 if TYPE_CHECKING:
     from mppfl.data import ClientData, client_data, load_dataset, split_dataset
@@ -25,10 +24,13 @@ if TYPE_CHECKING:
         compare,
         draw_clients,
         load_plan,
+        load_solution,
         make_game,
         plan_from_rounds,
         read_clients,
+        respond,
         solve,
+        sweep,
     )
     from mppfl.network import (
         SocialGraph,
@@ -50,9 +52,6 @@ if TYPE_CHECKING:
         train_rounds,
     )
 
-try:
-    __version__ = version("mppfl")
-except PackageNotFoundError:  # a copy of the source that was never installed
-    __version__ = "0+unknown"
+__version__ = package_version()
 
 export_lazily(__name__)

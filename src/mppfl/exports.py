@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,3 +87,11 @@ class _Folder(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted(self.__dict__["_homes"])
+
+
+def package_version() -> str:
+    """The version that is installed; "0+unknown" for a copy of the source that was never installed."""
+    try:
+        return version("mppfl")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mppfl.arrays import Array
+if TYPE_CHECKING:
+    from mppfl.arrays import Array
 
 UNKNOWN = "–"
 
@@ -73,7 +72,7 @@ def duration(seconds: Any) -> str:
 
 def finite(values: Array) -> Array:
     """Only the finite ones."""
-    return np.asarray(values[np.isfinite(values)])
+    return values[(values > -math.inf) & (values < math.inf)]
 
 
 def plainly(value: Any) -> str:
@@ -84,7 +83,7 @@ def plainly(value: Any) -> str:
 
 def tooltip_values(values: Any) -> list[float | str | None]:
     """The same for many."""
-    return [tooltip_number(value) for value in np.asarray(values, dtype=np.float64).tolist()]
+    return [tooltip_number(value) for value in map(float, values)]
 
 
 def tooltip_number(value: float) -> float | str | None:

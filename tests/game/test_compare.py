@@ -31,7 +31,7 @@ def rows():
         "personalised",
         "noiseless",
     )
-    return mppfl.compare(GAMES, names, num_rounds=10, fixed_budget="mean")
+    return mppfl.compare(GAMES, names, num_rounds=10, fixed_budget="mean", optimum=True)
 
 
 def pick(rows, mechanism, convention):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Summary,
         compare,
         summarise,
+        sweep,
     )
     from .convex import Society, auction_budgets, optimal_budgets, personal_budgets
     from .device import DeviceLoss, solution_bytes

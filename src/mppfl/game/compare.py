@@ -14,6 +14,7 @@ import numpy as np
 
 from mppfl.arrays import Array, require_count
 from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.fields import defaults_of, require_known
 from mppfl.game.leader import noise_aware_cost
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, as_mechanism
 from mppfl.game.model import Game
@@ -22,6 +23,7 @@ from mppfl.game.plan import Against, Horizon, Participation, Plan, rounds_up_to
 from mppfl.game.solve import doubts_about
 from mppfl.game.tables import data_frame, html_table, lines_of
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
+from mppfl.spec import GameSpec
 
 Convention = Literal["common", "own"]
 CONVENTIONS: tuple[Convention, ...] = ("common", "own")
@@ -78,21 +80,24 @@ NUMBERS = (  # of a row, money or shares
 class Comparison(Sequence[Row]):
     """Rows of a comparison: a sequence, a table in notebooks, and a pandas.DataFrame."""
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.rows = tuple(rows)
+    def __init__(self, rows: Iterable[Row] = (), swept: str = "", settings: Sequence[Any] = ()) -> None:
+        self.rows, self.swept, self.settings = tuple(rows), swept, tuple(settings)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> Comparison: ...
     def __getitem__(self, index: int | slice) -> Row | Comparison:
-        return Comparison(self.rows[index]) if isinstance(index, slice) else self.rows[index]
+        if isinstance(index, slice):
+            return Comparison(self.rows[index], self.swept, self.settings[index])
+        return self.rows[index]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def _columns(self) -> dict[str, Any]:
-        return {f.name: [getattr(row, f.name) for row in self.rows] for f in fields(Row) if f.name != "notes"}
+        columns = {f.name: [getattr(row, f.name) for row in self.rows] for f in fields(Row) if f.name != "notes"}
+        return {self.swept: list(self.settings)} | columns if self.swept else columns
 
     def to_pandas(self) -> Any:  # pandas.DataFrame
         """One row per mechanism, convention and game; needs pandas."""
@@ -216,6 +221,66 @@ def _rows_of_game(
         first_leak = None if leak is None else _first_leak(plan, leak)
         rows.append(replace(row, notes=(*row.notes, *doubts), leak=first_leak))
     return rows
+
+
+def sweep(
+    spec: GameSpec,
+    field: str,
+    values: Iterable[Any],
+    mechanisms: Sequence[str | Mechanism] = ("mppfl",),
+    *,
+    seeds: Sequence[int] | None = None,
+    conventions: Sequence[Convention] = ("own",),
+    workers: int = 1,
+) -> Comparison:
+    """Mechanisms compared while one value of a game changes.
+
+    Args:
+        spec: the game.
+        field: a field of GameSpec.
+        values: what it takes, one after the other.
+        mechanisms: names and functions, as in `compare`; an option of the spec is bound to the mechanism that takes it.
+        seeds: one game is drawn for each; the spec's own unless given.
+        conventions: "own" or "common" rewards, or both.
+        workers: processes among which the games of one value are divided.
+
+    Returns:
+        The rows of `compare`, with the value of the field as the first column of the table.
+
+    Raises:
+        BadInput: the field is not known, or cannot take a value.
+
+    Example:
+        >>> import mppfl
+        >>> spec = mppfl.GameSpec(num_clients=5, num_rounds=2)
+        >>> table = mppfl.sweep(spec, "externality_strength", [0.01, 0.1], ["mppfl", "social_agnostic"])
+        >>> len(table), table.settings
+        (4, (0.01, 0.01, 0.1, 0.1))
+    """
+    require_known([field], defaults_of(type(spec)))
+    rows: list[Row] = []
+    settings: list[Any] = []
+    for value in values:
+        changed = replace(spec, **{field: value})
+        records = [as_mechanism(given) for given in mechanisms]
+        options = [getattr(changed, record.option, None) if record.option else None for record in records]
+        bound = [
+            record if option is None else record.with_options(**{str(record.option): option})
+            for record, option in zip(records, options, strict=True)
+        ]
+        of_value = compare(
+            [replace(changed, seed=seed).build() for seed in ([changed.seed] if seeds is None else seeds)],
+            bound,
+            num_rounds=changed.num_rounds,
+            conventions=conventions,
+            participation=changed.participation,
+            against=changed.against,
+            seed=changed.seed,
+            workers=workers,
+        )
+        rows += of_value.rows
+        settings += [value] * len(of_value)
+    return Comparison(rows, field, settings)
 
 
 def _check_conventions(conventions: Sequence[Convention]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadFile, BadInput
+from mppfl.exports import package_version
 from mppfl.files import write_whole
 from mppfl.game.model import LARGEST, Game
 from mppfl.game.tables import lines_of, span
@@ -166,10 +167,8 @@ class Plan:
 
         names  of the clients, kept in the file beside the version that wrote it
         """
-        from mppfl import __version__
-
         head = {name: getattr(self, name) for name in ("mechanism", "num_clients", "notes", "participation", "against")}
-        head |= {"format": PLAN_FORMAT, "version": __version__, "names": None if names is None else list(names)}
+        head |= {"format": PLAN_FORMAT, "version": package_version(), "names": None if names is None else list(names)}
         arrays: dict[str, Any] = {"rounds": self.rounds, "reward_rates": self.reward_rates}
         for name, values in (("budgets", self.budgets), ("prices", self.prices)):
             if values is not None:
