@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from mppfl.data import FEATURES
 from mppfl.errors import BadFile, BadInput
-from mppfl.experiment import TABLES, Experiment, experiment_from, game_without_data, keys_of, read_experiment
+from mppfl.experiment import experiment_from, read_experiment
 from mppfl.files import toml_text
+from mppfl.spec import TABLES, Experiment, keys_of
 from mppfl.training import MODEL_NAMES, NORMS, TrainingConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -51,18 +52,16 @@ def test_a_file_changes_the_defaults_of_its_tables_and_one_seed_or_mechanism_sta
     text = 'seed = 4\nmechanism = "dp_fedavg"\n[training]\nclip_norm = 1\n[game]\nnum_rounds = 7\n'
     chosen = read_experiment(file(text))
     assert (chosen.seeds, chosen.mechanisms, chosen.game.num_rounds) == ((4,), ("dp_fedavg",), 7)
-    assert chosen.training.config == TrainingConfig(clip_norm=1.0)
-    assert {f.name for f in fields(TrainingConfig)} <= set(keys_of("training"))
+    assert chosen.training == TrainingConfig(clip_norm=1.0)
+    assert {f.name for f in fields(TrainingConfig)} == set(keys_of("training"))
     assert complaint(file("seed = 4\nseeds = [4]\n")) == "seed and seeds are both given. Keep one of them."
 
 
 def test_relative_paths_are_relative_to_the_file(file, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
-    tables = {"network": 'source = "a.csv"', "game": 'clients = "sub/c.csv"', "data": 'name = "d.npz"'}
-    tables |= {"output": 'folder = "o"'}
-    chosen = read_experiment(file("\n".join(f"[{name}]\n{line}" for name, line in tables.items())))
-    assert chosen.network.source == str(tmp_path / "a.csv")
-    assert chosen.game.clients == str(tmp_path / "sub/c.csv")
+    text = '[game]\ngraph = "a.csv"\nclients = "sub/c.csv"\n[data]\nname = "d.npz"\n[output]\nfolder = "o"\n'
+    chosen = read_experiment(file(text))
+    assert (chosen.game.graph, chosen.game.clients) == (str(tmp_path / "a.csv"), str(tmp_path / "sub/c.csv"))
     assert (chosen.data.name, chosen.output.folder) == (str(tmp_path / "d.npz"), str(tmp_path / "o"))
 
 
@@ -70,7 +69,7 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
     path = file('mechanism = "mppfl"\n[training]\nclip_norm = 2.0\n')
     changes = ["training.clip_norm=0.5", "data.split=dirichlet", 'mechanisms=["dp_fedavg", "random"]', "seed=9"]
     chosen = read_experiment(path, [*changes, "ledger.caps.ann=2", 'game.preset="benign"', "ledger.keep=false"])
-    assert chosen.training.config.clip_norm == 0.5
+    assert chosen.training.clip_norm == 0.5
     assert (chosen.data.split, chosen.game.preset) == ("dirichlet", "benign")
     assert (chosen.mechanisms, chosen.seeds) == (("dp_fedavg", "random"), (9,))
     assert (chosen.ledger.caps, chosen.ledger.keep) == ({"ann": 2.0}, False)
@@ -80,12 +79,11 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
 
 
 def test_tables_may_be_dictionaries_checked_as_the_file_is_and_numbers_those_of_numpy(file):
-    raw = {"network": {"num_clients": 5}, "training": {"clip_norm": 0.5, "hidden": [8, 8]}, "ledger": {"cap": 2}}
+    raw = {"game": {"num_clients": 5}, "training": {"clip_norm": 0.5, "hidden": [8, 8]}, "ledger": {"cap": 2}}
     chosen = Experiment(seeds=[1], **raw)
     assert chosen == experiment_from({"seed": 1, **raw})
-    assert (chosen.seeds, chosen.training.config.clip_norm, chosen.training.hidden) == ((1,), 0.5, (8, 8))
-    network = {"num_clients": np.int64(5), "hop_decay": np.float64(0.1)}
-    chosen = Experiment(network=network, ledger={"cap": np.float32(2)})
+    assert (chosen.seeds, chosen.training.clip_norm, chosen.training.hidden) == ((1,), 0.5, (8, 8))
+    chosen = Experiment(game={"num_clients": np.int64(5), "hop_decay": np.float64(0.1)}, ledger={"cap": np.float32(2)})
     assert "hop_decay = 0.1\n" in chosen.to_toml()
     assert read_experiment(file(chosen.to_toml(), "experiment.toml")) == chosen
 
@@ -93,7 +91,7 @@ def test_tables_may_be_dictionaries_checked_as_the_file_is_and_numbers_those_of_
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"network": {"num_client": 10}}, "'network.num_client' is not known. Did you mean 'num_clients'?"),
+        ({"game": {"num_client": 10}}, "'game.num_client' is not known. Did you mean 'num_clients'?"),
         ({"training": {"clip_norm": "big"}}, 'training.clip_norm="big" must be a finite number or'),
         ({"training": 3}, "training=3 must be a table."),
         ({"mechanisms": "mppfl"}, 'mechanisms="mppfl" must be a list whose entries are each text.'),
@@ -124,8 +122,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize("family", OPTIONS)
 def test_every_option_of_a_random_family_can_be_written_down(family):
-    chosen = Experiment(network={"generate": family, "num_clients": 8, **OPTIONS[family]})
-    assert game_without_data(chosen, 0).graph.num_clients == 8
+    chosen = Experiment(game={"family": family, "num_clients": 8, **OPTIONS[family]})
+    assert chosen.game.build().graph.num_clients == 8
 
 
 def test_models_norms_and_features_are_those_there_are():
@@ -140,7 +138,7 @@ def test_seeds_of_different_purposes_come_from_separate_streams():
     assert seeds["split"] == 11  # the table's own
     assert len(set(seeds.values())) == 4
     assert seeds["graph"] != chosen.seed_of("graph", 4)
-    assert chosen.stream("graph", 3).random() == chosen.stream("graph", 3).random()
+    assert seeds["graph"] == chosen.game.seed_of("graph")
 
 
 @pytest.mark.parametrize(("ledger", "option"), [({"cap": 1.0}, "cap"), ({"caps": {"4": 1.0}}, "caps")])
@@ -156,15 +154,15 @@ def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
 SOME = [
     {},
     {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["num_examples", "uniform"]},
-    {"name": "with blanks", "network": {"generate": "stochastic_block", "sizes": [3, 4], "within": 0.5}},
-    {"network": {"source": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
+    {"name": "with blanks", "game": {"family": "stochastic_block", "sizes": [3, 4], "within": 0.5}},
+    {"game": {"graph": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
     {
         "training": {"dp_epsilon": 3, "privacy": "full_batch", "clip_norm": 1},
         "data": {"features": "oriented_gradients"},
     },
     {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
     {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
-    {"game": {"convention": "own", "payment_limit": 3.5}, "mechanism": "budget_limited"},
+    {"game": {"payment_limit": 3.5}, "mechanism": "budget_limited"},
     {"game": {"fixed_budget": 0.25}, "mechanisms": ["mppfl", "dp_fedavg"]},
     {"game": {"budget_min": 0.125, "budget_max": 2}},
     {"training": {"model": "vgg11", "norm": "batch", "privacy": "client", "clip_norm": 1}},
@@ -213,32 +211,34 @@ def test_the_writer_writes_what_toml_reads(values):
         ("training.device=3", "training.device=3 must be text."),
         ("training.dp_epsilon=0", "training.dp_epsilon=0 must lie in [1e-06, 1000]."),
         ("data.features=gradients", 'data.features="gradients" must be one of "none", "oriented_gradients".'),
-        ("network.undirected=1", "network.undirected=1 must be true or false."),
-        ("network.weight_range=[1]", "network.weight_range=[1] must be a list of 2 entries, each a finite number."),
-        ("network.max_hops=0", "network.max_hops=0 must be a whole number of at least 1."),
+        ("game.undirected=1", "game.undirected=1 must be true or false."),
+        ("game.weight_range=[1]", "game.weight_range=[1] must be a list of 2 entries, each a finite number."),
+        ("game.max_hops=0", "game.max_hops=0 must be a whole number of at least 1."),
         ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
         ("game.budget_max=0", "game.budget_max=0 must lie in (0, inf)."),
         ("game={budget_min=2,budget_max=1}", "game.budget_max=1 is below budget_min=2. Raise it."),
-        ("network.hop_decay=1.5", "network.hop_decay=1.5 must lie in (0, 1)."),
-        ("network.rewire=0.3", "network.rewire=0.3 means nothing to erdos_renyi, whose options are "),
-        ("network.isolated=keep", "network.isolated='keep' is for a network from a file. Give source, too."),
+        ("game.hop_decay=1.5", "game.hop_decay=1.5 must lie in (0, 1)."),
+        ("game.rewire=0.3", "game.rewire=0.3 means nothing to erdos_renyi, whose options are "),
+        ("game.isolated=keep", 'game.isolated="keep" is for a network from a file. Give graph, too.'),
         ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
-        ("game.participation=never", 'game.participation="never" must be one of "always", '),
-        ("game.payment_limit=1", "game.payment_limit=1.0 means nothing without the mechanism budget_limited."),
-        ("game.fixed_budget=mean", 'fixed_budget="mean" means nothing without the mechanism dp_fedavg. Remove it, or'),
+        ("game.participation=never", 'game.participation="never" must be one of "everyone", '),
+        ("game.payment_limit=1", "game.payment_limit=1.0 means nothing to mppfl. Choose the mechanism budget_limited"),
+        ("game.fixed_budget=mean", 'fixed_budget="mean" means nothing to mppfl. Choose the mechanism dp_fedavg, or'),
         ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
         ("data.split=dirichle", 'one of "iid", "dirichlet", "community", "natural". Did you mean \'dirichlet\'?'),
         ("data.uneven=-1", "data.uneven=-1 must lie in [0, 10]."),
         ("ledger.cap=0", "ledger.cap=0 must lie in (0, inf)."),
         ("ledger.caps.ann=-1", "ledger.caps.ann=-1 must lie in (0, inf)."),
         ("output.checkpoint_every=0", "output.checkpoint_every=0 must be a whole number of at least 1."),
-        ("network=3", "network=3 must be a table. Write [network] and its values below it."),
+        ("game=3", "game=3 must be a table. Write [game] and its values below it."),
         ("seed=-1", "seed=-1 must be a whole number of at least 0."),
         ("seed=1.5", "seed=1.5 must be a whole number. For several, use seeds."),
         ("seeds=[1, 1]", "seeds=[1, 1] names one twice. Keep it once."),
-        ("mechanisms=[]", "seeds and mechanisms must each name at least one."),
+        ("mechanisms=[]", "mechanisms must name at least one."),
+        ("seeds=[]", "seeds must name at least one."),
+        ("game.seed=1", "game.seed stands at the top, as seed."),
         ("mechanism=mpfl", "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
-        ("mechanism=mppfl_exact", "mechanism='mppfl_exact' differs from mppfl in the reward rate alone"),
+        ("mechanism=budget_limited", "budget_limited needs payment_limit, payments per round."),
         ("name=a/b", "name='a/b' must be fit for a folder"),
         ("training", "--set 'training' must look like training.clip_norm=0.5."),
         ("training.clip_norm=[", "--set 'training.clip_norm=[': '[' is no TOML value."),
@@ -251,12 +251,18 @@ def test_the_writer_writes_what_toml_reads(values):
             'training={dp_epsilon=3,privacy="dpsgd_poisson",clip_norm=1}',
             "training.dp_epsilon=3 is kept by adding up zCDP",
         ),
-        ('network={generate="skewed",num_links=4}', "Did you mean 'num_edges'"),  # names of an earlier version
-        ("network.links_each=4", "Did you mean 'edges_each'"),
+        ('game={family="skewed",num_links=4}', "Did you mean 'num_edges'"),  # names of an earlier version
+        ("game.links_each=4", "Did you mean 'edges_each'"),
         ("training.aggregation=size", "Did you mean 'num_examples'"),
         ("training.server_optimizer=plain", "Did you mean 'sgd'"),
         ("mechanism=fixed", "Did you mean 'dp_fedavg'"),
-        ("game.participation=if_better_than_staying_out", "Did you mean 'if_better_than_opting_out'"),
+        ("game.participation=always", 'Write participation = "everyone" instead.'),
+        ("game.participation=if_better_than_opting_out", 'Write participation = "rational" instead.'),
+        ("game.participation=if_non_negative", 'participation = "rational" and against = "nothing" instead.'),
+        ("game.convention=own", 'Write reward_rate = "own" or "common" instead.'),
+        ("game.generate=skewed", "Write family instead."),
+        ("game.source=friends.csv", "Write graph instead."),
+        ("network={max_hops=3,seed=1}", "network.max_hops is game.max_hops, network.seed is game.graph_seed."),
     ],
 )
 def test_a_mistake_is_told_with_its_place_its_value_and_the_remedy(file, override, message):
@@ -267,9 +273,9 @@ def test_epsilon_or_a_unit_of_budgets_and_the_command_line_replaces_either(file)
     both = file("[training]\ndp_epsilon = 3\nbudget_unit = 1.0\n")
     assert complaint(both) == "training.dp_epsilon and training.budget_unit are both given. Keep one of them."
     chosen = read_experiment(file("[training]\nbudget_unit = 0.1\n"), ["training.dp_epsilon=2"])
-    assert (chosen.training.dp_epsilon, chosen.training.config.budget_unit) == (2.0, 1.0)
+    assert (chosen.training.dp_epsilon, chosen.training.budget_unit) == (2.0, 1.0)
     chosen = read_experiment(file("[training]\ndp_epsilon = 3\n"), ["training.budget_unit=0.1"])
-    assert (chosen.training.dp_epsilon, chosen.training.config.budget_unit) == (None, 0.1)
+    assert (chosen.training.dp_epsilon, chosen.training.budget_unit) == (None, 0.1)
 
 
 def test_files_that_are_none_are_refused_in_one_line(tmp_path, file):
@@ -317,11 +323,11 @@ def test_the_examples_are_valid():
     private = read_experiment(EXAMPLES / "fashion_mnist_private.toml")
     assert (private.data.name, private.data.features) == ("fashion-mnist", "oriented_gradients")
     assert (private.mechanisms, private.game.fixed_budget, private.training.dp_epsilon) == (("dp_fedavg",), 1.0, 3.0)
-    assert private.training.config.mechanism.guarantee.startswith("ρ-zCDP per record")
+    assert private.training.mechanism.guarantee.startswith("ρ-zCDP per record")
 
 
 def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(file):
-    game = '[game]\nconvention = "own"\nfixed_budget = "mean"\npayment_limit = 2.0\n'
+    game = '[game]\nfixed_budget = "mean"\npayment_limit = 2.0\n'
     path = file(f'mechanisms = ["mppfl", "dp_fedavg", "budget_limited"]\n{game}')
 
     def options(*overrides):
@@ -334,5 +340,4 @@ def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_
     assert options('mechanisms=["mppfl", "budget_limited"]') == ("min", 2.0)
     assert options("mechanism=dp_fedavg", "game.fixed_budget=0.5") == (0.5, None)
     for both in (("mechanism=mppfl", "game.fixed_budget=0.5"), ("game.fixed_budget=0.5", "mechanism=mppfl")):
-        message = "game.fixed_budget=0.5 means nothing without the mechanism dp_fedavg"
-        assert complaint(path, *both).startswith(message)
+        assert complaint(path, *both).startswith("game.fixed_budget=0.5 means nothing to mppfl.")

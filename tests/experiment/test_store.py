@@ -564,7 +564,7 @@ def test_without_a_kept_ledger_curves_are_shown_and_accounts_wait(tmp_path):
 
 
 def test_a_training_without_noise_is_said_to_have_none(tmp_path):
-    chosen = small(mechanisms=["noiseless"], game={"num_rounds": 2, "convention": "own"})
+    chosen = small(mechanisms=["noiseless"], game={"num_rounds": 2, "reward_rate": "own"})
     state = read_live(killed_after(2, chosen, tmp_path / "out") / "noiseless")
     assert (state.noise, state.is_simulation) == ("none", False)
 

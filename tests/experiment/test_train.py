@@ -14,7 +14,6 @@ import pytest
 from mppfl.errors import BadInput, MppflError, NoEquilibrium
 from mppfl.experiment import (
     experiment_from,
-    game_without_data,
     load_run,
     prepare,
     read_experiment,
@@ -42,8 +41,8 @@ def same_members(data, other):
 
 def test_a_training_plays_the_same_game_but_for_the_numbers_of_examples_which_change_no_budget_inside_the_bounds():
     chosen = small(data={"uneven": 0.5})
-    cases, game = prepare(chosen), game_without_data(chosen, 3)
-    trained, solved = cases[0].solution.game, solve_all(chosen, game, 3)
+    cases, game = prepare(chosen), chosen.game.build()
+    trained, solved = cases[0].solution.game, solve_all(chosen.game, chosen.mechanisms, game)
     assert (trained.graph.influence != game.graph.influence).nnz == 0
     for name in ("quadratic_cost", "linear_cost", "noise_harm", "budget_min", "budget_max"):
         assert np.array_equal(getattr(trained.clients, name), getattr(game.clients, name))
@@ -63,7 +62,7 @@ def three_friends(tmp_path):
         rows = [f"{name},1,0.5,0.1,3,{bounds[name == 'cat']}\n" for name in ("ann", "bob", "cat")]
         header = "name,quadratic_cost,linear_cost,noise_harm,data_size,budget_min,budget_max\n"
         (tmp_path / "people.csv").write_text(header + "".join(rows))
-        text = f'[network]\nsource = "edges.csv"\nnum_clients = 3\n[game]\nclients = "people.csv"\n{game}\n'
+        text = f'[game]\ngraph = "edges.csv"\nnum_clients = 3\nclients = "people.csv"\n{game}\n'
         (tmp_path / "three.toml").write_text(text)
         return read_experiment(tmp_path / "three.toml")
 
@@ -75,13 +74,13 @@ def test_bounds_hold_in_a_training_and_the_narrower_of_two_counts(three_friends)
         budgets = case.solution.plan.to_matrix()
         assert budgets.min() >= 0.05 - 1e-12
         assert budgets.max() <= 0.3 + 1e-12
-    clients = game_without_data(three_friends("budget_min = 0.05\nbudget_max = 1"), 0).clients
+    clients = three_friends("budget_min = 0.05\nbudget_max = 1").game.build().clients
     assert clients.budget_min.tolist() == [0.05, 0.05, 0.1]
     assert clients.budget_max.tolist() == [1.0, 1.0, 0.2]
     with pytest.raises(BadInput, match=r"leave client 'cat' no budget: at least 0\.3, at most 0\.2 \(1 such\)"):
-        game_without_data(three_friends("budget_min = 0.3"), 0)
-    with pytest.raises(NoEquilibrium, match="budget_max is 0 for all clients"):
-        game_without_data(three_friends(bounds=("0,0", "0,0")), 0)
+        three_friends("budget_min = 0.3").game.build()
+    with pytest.raises(NoEquilibrium, match="budget_max is 0 for all 3 clients"):
+        three_friends(bounds=("0,0", "0,0")).game.build()
 
 
 def test_a_network_and_clients_of_ones_own_are_read(three_friends):
@@ -90,11 +89,11 @@ def test_a_network_and_clients_of_ones_own_are_read(three_friends):
     assert case.data.names == ("ann", "bob", "cat")
     assert "data_size of the clients file was replaced" in case.notes[0]
     with pytest.raises(BadInput, match=r"num_clients=4, but .* has 3 clients"):
-        prepare(replace(chosen, network=replace(chosen.network, num_clients=4)))
+        prepare(replace(chosen, game=replace(chosen.game, num_clients=4)))
 
 
 def test_no_torch_is_loaded_for_it():
-    names = "game_without_data, load_run, prepare, read_experiment, read_live, train"
+    names = "build_game, load_run, prepare, read_experiment, read_live, train"
     code = f"import sys; from mppfl.experiment import {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
@@ -124,7 +123,7 @@ def test_seeds_and_aggregations_multiply_the_trainings_which_share_one_table_of_
 
 
 def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_mechanism_alone():
-    game = {"convention": "own", "fixed_budget": "mean", "payment_limit": 2.0}
+    game = {"reward_rate": "own", "fixed_budget": "mean", "payment_limit": 2.0}
     cases = prepare(small(mechanisms=["mppfl", "dp_fedavg", "budget_limited", "social_agnostic"], game=game))
     options = [(case.experiment.game.fixed_budget, case.experiment.game.payment_limit) for case in cases]
     assert options == [("min", None), ("mean", None), ("min", 2.0), ("min", None)]
