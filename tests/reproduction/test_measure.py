@@ -258,7 +258,7 @@ def test_data_that_are_not_there_stop_nobody_else_and_the_commit_is_told_or_unkn
     [
         ({"minutes": -1}, "minutes"),
         ({"at_most_arms": 0}, "at_most_arms"),
-        ({"precision": "half"}, "precision='half'"),
+        ({"precision": "half"}, 'precision="half"'),
         ({"device": "tpu"}, "tpu"),
     ],
 )
