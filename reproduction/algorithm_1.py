@@ -84,18 +84,20 @@ def solved_rate(game: Game, round_index: int, risk: Array) -> float:
     offset = clients.linear_cost * alone + game.externality_strength * game.num_clients * risk
     pull = game.accuracy_weight / (1 - game.accuracy_weight) / round_index * clients.noise_harm * alone
 
-    def condition(rate: float) -> float:
-        return float(2 * alone.sum() * rate - offset.sum() - (pull / (rate * alone - offset) ** 2).sum())
-
-    # It rises from −∞, just above the rate at which the most reluctant client shares, to +∞.
+    # It rises from −∞, just above the rate at which the most reluctant client shares, to +∞. Counted from there, a rise
+    # that is lost beside a large rate still tells the two sides of the root apart.
     low = float((offset / alone).max())
-    high = 2 * low + 1.0
+    slack = (low - offset / alone) * alone
+
+    def condition(rise: float) -> float:
+        return float(2 * alone.sum() * (low + rise) - offset.sum() - (pull / (rise * alone + slack) ** 2).sum())
+
+    high = low + 1.0
     while condition(high) < 0:
         high *= 2
-    step = high - low
-    while condition(low + step) >= 0:
-        step /= 2
-    return float(brentq(condition, low + step, high, xtol=1e-300, rtol=8.9e-16))
+    while condition(high / 2) >= 0:
+        high /= 2
+    return low + float(brentq(condition, high / 2, high, xtol=1e-300, rtol=8.9e-16))
 
 
 def lemma_1_right_side(game: Game, round_index: int, reward_rate: float, risk: Array) -> float:
