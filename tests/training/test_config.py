@@ -21,7 +21,7 @@ ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm
 SHARES = ("momentum", "server_momentum")
 SAMPLED = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "augmentation": "crop_and_flip"}
 
-not_numbers = st.sampled_from(["x", "", "0.5", 10**400, [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
+not_numbers = st.sampled_from([math.nan, "x", "", "0.5", 10**400, [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
 not_counts = st.one_of(
     st.integers(max_value=0), st.floats(), st.booleans(), st.sampled_from(["1", "x", [], {}, 1j, object()])
 )
@@ -29,20 +29,15 @@ bad_values = st.one_of(
     st.tuples(st.sampled_from(COUNTS), not_counts),
     st.tuples(
         st.sampled_from(ABOVE_ZERO),
-        st.one_of(st.floats(max_value=0.0), st.sampled_from([math.nan, math.inf, -math.inf]), not_numbers),
+        st.one_of(st.floats(max_value=0.0), st.just(math.inf), not_numbers),
     ),
     st.tuples(
         st.sampled_from(SHARES),
-        st.one_of(
-            st.floats(max_value=0.0, exclude_max=True),
-            st.floats(min_value=1.0, exclude_min=True),
-            st.just(math.nan),
-            not_numbers,
-        ),
+        st.one_of(st.floats(max_value=0.0, exclude_max=True), st.floats(min_value=1.0, exclude_min=True), not_numbers),
     ),
     st.tuples(
         st.just("dp_delta"),
-        st.one_of(st.floats(max_value=0.0), st.floats(min_value=1.0), st.just(math.nan), not_numbers),
+        st.one_of(st.floats(max_value=0.0), st.floats(min_value=1.0), not_numbers),
     ),
     st.tuples(
         st.sampled_from(["seed", "average_rounds"]),
