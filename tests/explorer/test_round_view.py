@@ -10,7 +10,7 @@ import pytest
 
 from mppfl.charts import to_plotly
 from mppfl.errors import BadInput
-from mppfl.explorer import LEFT_OUT, ROUND_CHARTS, World, comparison, comparison_charts, round_charts
+from mppfl.explorer import ROUND_CHARTS, World, comparison, comparison_charts, round_charts
 from mppfl.game import COMPARED, AlongLine, compare
 from mppfl.network import graph_from_edges
 from mppfl.spec import GameSpec
@@ -160,11 +160,13 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
 
 
 def test_compared_rows_are_those_of_the_library(world):
-    found = comparison(world, SMALL)
-    rows = compare(world.game(SMALL.game), num_rounds=3, fixed_budget="mean", seed=2)
-    for mine, theirs in zip(found.rows, rows, strict=True):
-        assert (mine.mechanism, mine.convention) == (theirs.mechanism, theirs.convention)
-        assert (mine.server_cost, mine.welfare) == (theirs.server_cost, theirs.welfare)
+    for rule in ({}, {"participation": "rational", "against": "nothing"}):
+        found = comparison(world, altered(SMALL, **rule))
+        rows = compare(world.game(SMALL.game), num_rounds=3, fixed_budget="mean", seed=2, optimum=True, **rule)
+        for mine, theirs in zip(found.rows, rows, strict=True):
+            assert (mine.mechanism, mine.convention) == (theirs.mechanism, theirs.convention)
+            assert (mine.server_cost, mine.welfare) == (theirs.server_cost, theirs.welfare)
+            assert mine.price_of_anarchy == theirs.price_of_anarchy
     assert [row.mechanism for row in found.under("own")] == list(COMPARED)
     assert found.num_rounds == 3
 
@@ -180,11 +182,6 @@ def test_a_comparison_is_kept_whichever_mechanism_and_round_is_shown(world, monk
     found = comparison(world, SMALL)
     monkeypatch.setattr(home(comparison), "compare", None)
     assert comparison(world, altered(SMALL, mechanism="dp_fedavg", round_shown=3, tab="comparison")) is found
-
-
-def test_that_everybody_takes_part_is_said_where_the_page_lets_them_stay_out(world):
-    assert comparison(world, SMALL).notes == ()
-    assert comparison(world, altered(SMALL, participation="rational")).notes == (LEFT_OUT,)
 
 
 def test_a_comparison_on_a_large_network_is_refused():

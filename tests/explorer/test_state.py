@@ -118,7 +118,7 @@ SOME = [
     choose(num_clients=9, seed=5, budget_min=0.05, budget_max=0.6, num_rounds=3),
     choose(family="watts_strogatz", preset="benign", mechanism="random", seed=3, num_rounds=4),
     choose(mechanism="dp_fedavg", fixed_budget=0.125, num_rounds=3),
-    choose(mechanism="budget_limited", payment_limit=2.5, num_rounds=3, num_clients=6),
+    choose(mechanism="budget_limited", payment_limit=2.5, participation="voluntary", num_rounds=3, num_clients=6),
     choose(participation="rational", against="nothing", num_rounds=3, max_hops=2, hop_decay=0.3),
     choose(mechanism="personalised", accuracy_weight=0.7, num_rounds=2),
 ]

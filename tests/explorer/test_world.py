@@ -154,7 +154,7 @@ def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered(tmp_path):
 
 
 def test_warming_up_plays_leaders_bounds_and_rules():
-    assert warm_up() == 5 * 2 * 3 + 2
+    assert warm_up() == 5 * 2 * 4 + 2
 
 
 def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
