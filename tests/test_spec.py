@@ -241,7 +241,7 @@ def test_numbers_of_numpy_are_kept_and_written_as_numbers():
         (lambda: GameSpec(generate="skewed"), "Write family instead."),
         (lambda: GameSpec(graph="x", family="skewed"), 'graph="x" and family="skewed" are two networks. Keep one.'),
         (lambda: GameSpec(against="nothing"), 'against="nothing" is for participation="rational" only.'),
-        (lambda: GameSpec(undirected=True), "undirected=true is for a network from a file. Give graph, too."),
+        (lambda: GameSpec(undirected=True), "undirected=true is for a network from a file. Give graph=FILE, too."),
         (lambda: GameSpec(rewire=0.1), "rewire=0.1 means nothing to erdos_renyi, whose options are probability_range"),
         (lambda: GameSpec(budget_min=2, budget_max=1), "budget_max=1 is below budget_min=2. Raise it."),
         (lambda: GameSpec(hop_decay="0.5"), 'hop_decay="0.5" must be a finite number.'),

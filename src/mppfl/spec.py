@@ -158,7 +158,7 @@ class GameSpec(Spec):
         if self.graph is None:
             for name in ("undirected", "isolated", "self_loops"):
                 if (value := getattr(self, name)) != defaults_of(GameSpec)[name]:
-                    raise BadInput(f"{name}={shown(value)} is for a network from a file. Give graph, too.")
+                    raise BadInput(f"{name}={shown(value)} is for a network from a file. Give graph=FILE, too.")
         elif self.family is not None:
             raise BadInput(f"graph={shown(self.graph)} and family={shown(self.family)} are two networks. Keep one.")
         self._require_options_of_the_family()

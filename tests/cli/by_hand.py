@@ -46,10 +46,12 @@ class SmallGame:
         losses = self.losses(budgets)
         return sum(prices * budgets - self.quadratic_cost * losses**2 - self.linear_cost * losses)
 
-    def server_cost(self, round_index: int, prices: np.ndarray, budgets: np.ndarray) -> float:
+    def server_cost(self, round_index: int, prices: np.ndarray, budgets: np.ndarray, noise_aware: bool) -> float:
         part = budgets > 0
-        noise = sum(self.noise_harm[part] / budgets[part]) / round_index
-        return self.accuracy_weight * noise + (1 - self.accuracy_weight) * sum(prices * budgets)
+        noise = sum(self.noise_harm[part] / budgets[part])
+        if noise_aware:
+            noise = len(budgets) ** 2 * self.noise_harm.mean() / sum(budgets)
+        return self.accuracy_weight * noise / round_index + (1 - self.accuracy_weight) * sum(prices * budgets)
 
     def by_name(self, values: np.ndarray) -> dict[str, float]:
         return dict(zip(self.names, values.tolist(), strict=True))

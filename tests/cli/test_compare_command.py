@@ -8,9 +8,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from mppfl.explorer import Choices, World, commands, comparison, to_toml
+from mppfl.explorer import World, commands, comparison, to_toml
 from mppfl.game import COMPARED
 from tests.cli.by_hand import seven_clients
+from tests.explorer.chosen import choose
 
 approx = pytest.approx
 BASELINES = ("social_agnostic", "random", "dp_fedavg")
@@ -56,7 +57,7 @@ def test_rows_add_up_what_solve_says_of_every_round(mppfl, write):
 
 def test_price_of_anarchy_and_payments_within_a_limit_of_two_friends_by_hand(mppfl, friends):
     options = (*friends, "--rounds", 2, "--mechanisms", "mppfl,budget_limited", "--payment-limit", 0.3, "--json")
-    comparison = mppfl("compare", *options).json
+    comparison = mppfl("compare", *options, "--optimum").json
     # At rate r the equilibrium's welfare is 2(rρ − (1.5ρ)²) at ρ = r/3, r²/6; the optimum ρ = 2r/9 gives 2r²/9.
     anarchy = [row["price_of_anarchy"] for row in comparison["games"] if row["mechanism"] == "mppfl"]
     assert anarchy == approx([4 / 3, 4 / 3])
@@ -129,7 +130,7 @@ def test_thirty_games_of_the_papers_setting_agree_with_an_independent_measuremen
 
 
 def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
-    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "dp_fedavg"]\n[network]\nnum_clients = 6\n[game]\nnum_rounds = 2'
+    text = 'seeds = [3, 5]\nmechanisms = ["mppfl", "dp_fedavg"]\n[game]\nnum_clients = 6\nnum_rounds = 2'
     comparison = mppfl("compare", "--experiment", write("trial.toml", text), "--json").json
     assert (comparison["rounds"], comparison["seeds"], len(comparison["games"])) == (2, 2, 8)
     for number, seed in enumerate((3, 5)):
@@ -139,10 +140,10 @@ def test_an_experiment_file_says_whom_to_compare_in_which_games(mppfl, write):
         assert row_of(comparison, "mppfl", game=number)["server_cost"] == approx(cost, rel=1e-12)
 
 
-@pytest.mark.parametrize("shown", [{"clients_are": "dp_fedavg"}, {}])
-@pytest.mark.parametrize("fixed_budget", ["0.2", "mean", "min"])
+@pytest.mark.parametrize("shown", [{"mechanism": "dp_fedavg"}, {}])
+@pytest.mark.parametrize("fixed_budget", [0.2, "mean", "min"])
 def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write, shown, fixed_budget):
-    choices = Choices(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
+    choices = choose(num_clients=7, num_rounds=3, tab="comparison", fixed_budget=fixed_budget, seed=2, **shown)
     path = write("explorer.toml", to_toml(choices))
     found = mppfl(*shlex.split(commands(choices, str(path))[0])[1:], "--json").json
     shown = comparison(World(), choices)
@@ -151,15 +152,18 @@ def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write
         assert (row["server_cost"], row["welfare"]) == (mine.server_cost, mine.welfare)
 
 
-def test_that_everybody_takes_part_is_said_where_the_file_lets_them_stay_out(mppfl, write):
-    path = write("trial.toml", '[network]\nnum_clients = 5\n[game]\nnum_rounds = 1\nparticipation = "if_non_negative"')
-    answer = mppfl("compare", "--experiment", path, "--json")
-    assert answer.stderr == "note: participation='if_non_negative' is left out: in compare every client participates\n"
-    assert {row["participating"] for row in answer.json["games"]} == {1.0}
+def test_who_stays_out_follows_the_rule_of_the_file(mppfl, friends, write):
+    clients = write("c.csv", "name,quadratic_cost,linear_cost,noise_harm,compute_cost", "ann,1,0,1,0", "bob,1,0,1,9")
+    path = write("trial.toml", '[game]\nnum_rounds = 1\nparticipation = "rational"')
+    options = ("--experiment", path, *friends, "--clients", clients, "--json")
+    for more, shares in ((), {0.5}), (("--participation", "everyone"), {1.0}):
+        answer = mppfl("compare", *options, *more)
+        assert ({row["participating"] for row in answer.json["games"]}, answer.stderr) == (shares, "")
 
 
 def test_an_equilibrium_that_may_not_be_the_only_one_is_said_to_be_so(mppfl, write):
-    options = ("--graph", write("g.csv", "A,B\nB,C\nC,A\n"), "--externality-strength", 5, "--rounds", 1)
+    options = ("--graph", write("g.csv", "A,B\nB,C\nC,A\n"), "--participation", "voluntary")
+    options += ("--externality-strength", 5, "--rounds", 1)
     note = mppfl("solve", *options, "--json").json["notes"][-1]
     assert "it may not be the only equilibrium" in note
     answer = mppfl("compare", *options, "--mechanisms", "mppfl,mppfl_exact", "--json")
@@ -180,8 +184,10 @@ def test_whoever_loses_clients_is_told_how_to_read_costs_and_no_number_is_cut(mp
     edges = write("edges.csv", "a,b", "b,c", "c,a", "c,d")
     shared = ("compare", "--graph", edges, "--undirected", "--rounds", 3)
     assert "opt out" not in mppfl(*shared, "--mechanisms", "mppfl").stdout
-    answer = mppfl(*shared, "--payment-limit", 1e-9, "--mechanisms", "mppfl,budget_limited")
-    assert answer.code == 0
-    assert "Server cost leaves out clients that opt out" in answer.stdout
-    assert "budget_limited" in answer.stdout
-    assert "…" not in answer.stdout
+    limited = (*shared, "--payment-limit", 1e-9, "--mechanisms", "mppfl,budget_limited")
+    everyone, voluntary = mppfl(*limited), mppfl(*limited, "--participation", "voluntary")
+    assert "budget_limited: no reward rate of round 1 moves clients" in everyone.stdout
+    assert "nan" not in everyone.stdout
+    assert "Server cost leaves out clients that opt out" in voluntary.stdout
+    assert "budget_limited" in voluntary.stdout
+    assert "…" not in voluntary.stdout

@@ -170,12 +170,13 @@ NO_LEAK = "--leak-price=1 has no leak to price. Give --attribute, a public sampl
         (("--attribute", "p.csv", "--leak-price", "nan"), "--leak-price=nan must lie in [0, "),
         (("--attribute", "p.csv", "--seeds", 3), "--attribute='p.csv' belongs to one network, and --seeds=3 draws"),
         (("--attribute", "p.csv"), "p.csv: No such file or directory."),
-        (("--attribute", "p.csv", "--train", "t.toml"), "--attribute means nothing with --train='t.toml': leaks are"),
-        (("--leak-price", 1, "--experiment", "t.toml"), "--leak-price means nothing with --experiment='t.toml'"),
-        (("--mechanisms", "leakage_priced", "--train", "t.toml"), "leakage_priced means nothing with --train="),
+        (("--attribute", "p.csv", "--train", "t.toml"), "--attribute means nothing with --train."),
+        (("--leak-price", 1, "--experiment", "t.toml"), NO_LEAK),
+        (("--mechanisms", "leakage_priced", "--train", "t.toml"), "mechanism='leakage_priced' is not known."),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(mppfl, options, message):
+def test_what_cannot_be_compared_is_refused_in_one_line(mppfl, write, monkeypatch, options, message):
+    monkeypatch.chdir(write("t.toml", "[game]\nnum_clients = 5").parent)
     assert message in mppfl("compare", *options).error
 
 

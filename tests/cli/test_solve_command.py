@@ -9,16 +9,17 @@ import subprocess
 import numpy as np
 import pytest
 
-from mppfl.explorer import Choices, World, commands, to_toml
+from mppfl.explorer import World, commands, to_toml
 from mppfl.game import MECHANISMS
 from tests.cli.by_hand import seven_clients
+from tests.explorer.chosen import choose
 
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
 
 CONTRACT = (  # DESIGN.md, "Public contract"
     {"num_clients": int, "num_edges": int, "mechanism": str, "rounds": list}
-    | dict.fromkeys(("residual", "client_regret", "leader_regret", "seconds"), float)
+    | dict.fromkeys(("residual", "client_regret", "leader_regret", "saving_if_clients_may_leave", "seconds"), float)
     | {"contraction": float, "is_unique": bool, "exact_hops": int, "diagonal_error": float, "notes": list}
 )
 OF_A_ROUND = dict.fromkeys(("reward_rate", "server_cost", "welfare"), float)
@@ -121,7 +122,8 @@ def test_cost_and_welfare_follow_from_budgets_prices_and_the_edge_list(mppfl, wr
         budgets, prices = (np.array([this[key][name] for name in game.names]) for key in ("budgets", "prices"))
         gains = prices * budgets - game.quadratic_cost * game.losses(budgets) ** 2
         gains -= game.linear_cost * game.losses(budgets)
-        assert this["server_cost"] == approx(game.server_cost(this["round_index"], prices, budgets), rel=1e-9)
+        cost = game.server_cost(this["round_index"], prices, budgets, mechanism == "mppfl_noise_aware")
+        assert this["server_cost"] == approx(cost, rel=1e-9)
         assert this["welfare"] == approx(game.welfare(prices, budgets), rel=1e-9, abs=1e-9)
         assert this["num_negative_utility"] == (gains < -1e-9).sum()
         assert this["not_participating"] == [name for name in game.names if this["budgets"][name] == 0]
@@ -159,34 +161,38 @@ def test_who_finds_the_rate_too_low_does_not_take_part(mppfl, friends, write):
 @pytest.mark.parametrize(
     ("rule", "compute_cost", "expected"),
     [
-        # At rate 3 both give 1; being in is worth aρ² − C = 1 − C to bob, and U = 3 − 1.5² − C = 0.75 − C.
-        ("always", 1.5, {"ann": 1.0, "bob": 1.0}),
-        ("if_better_than_opting_out", 0.8, {"ann": 1.0, "bob": 1.0}),
-        ("if_better_than_opting_out", 1.5, {"ann": 1.5, "bob": 0.0}),
-        ("if_non_negative", 0.7, {"ann": 1.0, "bob": 1.0}),
-        ("if_non_negative", 0.8, {"ann": 1.5, "bob": 0.0}),
+        # At rate 3 and α = 1/5 both give 1.25. Beside ann's 1.5 bob would give ρ = 1.2: joining is worth aρ² − C =
+        # 1.44 − C to him, and U = 3ρ − 1.5² − C = 1.35 − C.
+        ((), 1.5, {"ann": 1.25, "bob": 1.25}),
+        (("staying_out",), 1.4, {"ann": 1.25, "bob": 1.25}),
+        (("staying_out",), 1.5, {"ann": 1.5, "bob": 0.0}),
+        (("nothing",), 1.3, {"ann": 1.25, "bob": 1.25}),
+        (("nothing",), 1.4, {"ann": 1.5, "bob": 0.0}),
     ],
 )
 def test_who_stays_out_follows_the_participation_rule(mppfl, friends, write, rule, compute_cost, expected):
     header = f"{HEADER},compute_cost"
     clients = write("c.csv", header, "ann,1,0,1,0", f"bob,1,0,1,{compute_cost}")
-    options = ("--clients", clients, "--reward-rate", 3, "--participation", rule, "--rounds", 1, "--json")
+    options = ("--clients", clients, "--externality-strength", 0.2, "--reward-rate", 3, "--rounds", 1, "--json")
+    options += ("--participation", "rational", "--against", *rule) if rule else ()
     found = mppfl("solve", *friends, *options).json
     assert found["rounds"][0]["budgets"] == approx(expected)
     assert found["rounds"][0]["not_participating"] == [name for name, budget in expected.items() if budget == 0]
-    assert found["notes"] == ([] if rule == "always" else [f"participation: {rule}"])
+    assert found["notes"] == []
 
 
 def test_a_given_reward_rate_at_which_nobody_takes_part_is_no_mistake(mppfl, friends, write):
     clients = write("c.csv", f"{HEADER},compute_cost", "ann,1,0,1,5", "bob,1,0,1,5")
-    options = ("--clients", clients, "--reward-rate", 1, "--participation", "if_non_negative", "--rounds", 2, "--json")
+    options = ("--clients", clients, "--reward-rate", 1, "--rounds", 2, "--json")
+    options += ("--participation", "rational", "--against", "nothing")
     found = mppfl("solve", *friends, *options).json
     assert [this["not_participating"] for this in found["rounds"]] == [["ann", "bob"]] * 2
     assert "in 2 rounds nobody participates: no rate of this server suits anybody" in found["notes"]
 
 
 def test_a_game_that_may_have_several_equilibria_is_solved_and_said_to_be_so(mppfl, friends):
-    answer = mppfl("solve", *friends, "--externality-strength", 1.25, "--rounds", 2, "--json")
+    options = ("--externality-strength", 1.25, "--participation", "voluntary", "--rounds", 2, "--json")
+    answer = mppfl("solve", *friends, *options)
     assert (answer.json["contraction"], answer.json["is_unique"]) == (1.25, False)
     assert "αS = 1.25 is not below 1" in answer.stderr
     assert answer.json["residual"] < 1e-9
@@ -197,20 +203,9 @@ def test_the_server_of_a_star_buys_no_budget_that_is_mere_rounding(mppfl, write,
     # Ten leaves (a = 1, b = 0) around a hub (a = 0.05, b = 1), who shares the less the higher the rate.
     graph = write("star.csv", *(f"hub,leaf{k}" for k in range(10)))
     clients = write("c.csv", HEADER, "hub,0.05,1,1", *(f"leaf{k},1,0,1" for k in range(10)))
-    options = (
-        "--graph",
-        graph,
-        "--undirected",
-        "--clients",
-        clients,
-        "--mechanism",
-        mechanism,
-        "--rounds",
-        3,
-        "--json",
-    )
+    options = ("--graph", graph, "--undirected", "--clients", clients, "--mechanism", mechanism, "--rounds", 3)
     constants = ("--max-hops", 1, "--hop-decay", 0.5, "--externality-strength", 0.2, "--accuracy-weight", 0.5)
-    for this in mppfl("solve", *options, *constants).json["rounds"]:
+    for this in mppfl("solve", *options, *constants, "--json").json["rounds"]:
         assert all(budget == 0 or budget > 1e-9 for budget in this["budgets"].values())
         assert this["server_cost"] < 1e6
 
@@ -226,8 +221,8 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
 # ---- an experiment file instead of options ------------------------------------------------------------------------
 
 
-def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, write):
-    path = write("trial.toml", 'mechanism = "dp_fedavg"', "[game]\nnum_rounds = 2")
+def test_a_file_with_common_rates_plays_at_the_rates_of_mppfl(mppfl, write):
+    path = write("trial.toml", 'mechanism = "dp_fedavg"', '[game]\nnum_rounds = 2\nreward_rate = "common"')
     rates = [
         [this["reward_rate"] for this in mppfl("solve", "--experiment", path, *more, "--json").json["rounds"]]
         for more in ((), ("--mechanism", "mppfl"))
@@ -238,10 +233,10 @@ def test_a_file_with_the_common_convention_plays_at_the_rates_of_mppfl(mppfl, wr
 @pytest.mark.parametrize(
     "choices",
     [
-        Choices(num_rounds=4),
-        Choices(num_clients=9, leader="budget_limited", payment_limit=3.0, num_rounds=3, seed=7),
-        Choices(clients_are="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
-        Choices(participation="if_better_than_opting_out", preset="benign", num_rounds=3),
+        choose(num_rounds=4),
+        choose(num_clients=9, mechanism="budget_limited", payment_limit=10.0, num_rounds=3, seed=7),
+        choose(mechanism="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
+        choose(participation="rational", preset="benign", num_rounds=3),
     ],
 )
 def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choices):
