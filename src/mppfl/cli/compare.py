@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -270,14 +271,15 @@ def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool =
         for s in chosen:
             cells = [*map(_figure, (s.server_cost, s.noise_aware_cost, s.welfare, s.total_welfare))]
             cells += ["–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}"]
-            cells += [f"{100 * s.negative_utility:.0f} %", f"{100 * s.participating:.0f} %", _beside_mppfl(s)]
+            cells += [_share(s.negative_utility), _share(s.participating), _beside_mppfl(s)]
             cells += ["–" if s.leak is None else f"{s.leak:,.3f}"] * with_leak
             table.add_row(s.mechanism, *cells)
         inputs.print_fitting(table, DISPENSABLE)
 
 
 def show_notes(rows: Sequence[Row], seeds: int, of_games: Sequence[str], leaks: dict[str, Any] | None) -> None:
-    """Notes that the tables need: on clients that opt out, mechanisms with settings of their own, and leaks.
+    """Notes that the tables need: on clients that opt out, mechanisms with settings of their own or without a plan,
+    and leaks.
 
     of_games  notes on the games, which every row repeats
     """
@@ -285,8 +287,9 @@ def show_notes(rows: Sequence[Row], seeds: int, of_games: Sequence[str], leaks: 
         typer.echo(
             "Server cost leaves out clients that opt out, so losing them looks cheap; cost if noise-aware counts them."
         )
-    with_settings = [row for row in rows if row.mechanism in ("dp_fedavg", inputs.PRICED) and seeds == 1]
-    notes = dict.fromkeys((row.mechanism, note) for row in with_settings for note in row.notes)
+    with_settings = ("dp_fedavg", inputs.PRICED) if seeds == 1 else ()
+    told = [row for row in rows if row.mechanism in with_settings or math.isnan(row.server_cost)]
+    notes = dict.fromkeys((row.mechanism, note) for row in told for note in row.notes)
     for name, note in notes:
         if note not in of_games:
             typer.echo(f"{name}: {note}")
@@ -309,6 +312,10 @@ def _beside_mppfl(summary: Summary) -> str:
     if summary.beside_mppfl == 0:
         return "–"
     return f"{summary.dearer_than_mppfl}, {summary.worse_than_mppfl} of {summary.beside_mppfl}"
+
+
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else f"{100 * value:.0f} %"
 
 
 def _figure(value: float) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mppfl.leakage import WhoLeaks
 
 
-@inputs.with_game("num_rounds", "participation", "against", "reward_rate")
+@inputs.with_game("num_rounds", "reward_rate")
 def risk_command(
     asked: inputs.Asked,
     round_index: Annotated[int, inputs.option("--round", "The round whose budgets count.")] = 1,
@@ -70,7 +70,7 @@ def risk_command(
             function = inputs.priced_mechanism(inputs.exact_leak(game.graph, exposure_sources), leak_price)
         else:
             function = mechanism_of(spec, mechanism)
-        plan = function(game, Horizon(np.array([round_index]), seed=spec.seed))
+        plan = function(game, Horizon(np.array([round_index]), None, spec.seed, spec.participation, spec.against))
         terms = plan[0]
         if not np.isfinite(terms.budgets).all():
             raise BadInput(
