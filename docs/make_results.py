@@ -19,6 +19,11 @@ SHOWN = ("mppfl", "mppfl_exact", "mppfl_noise_aware", "social_agnostic", "random
 SEEDS, ROUNDS, CLIENTS = 30, 60, 20
 
 
+def _edges(row: dict) -> int:
+    """Edges of a network in a record; older records call them links."""
+    return row["edges"] if "edges" in row else row["links"]
+
+
 def run_comparison() -> None:
     """30 games of the preset `paper-like` on the paper's random network, both reward conventions."""
     import mppfl
@@ -68,7 +73,7 @@ def speed_table() -> str:
         how = "exact" if error == 0 else f"exact to {hops} hops, ±{error:.0e} beyond"
         memory = max(r["peak_mb"] for r in row["ours"])
         lines.append(
-            f"| {row['clients']:,} | {row['links']:,} | {walks:.2f} s ({how}) | {ours - walks:.2f} s | {plain:.2f} s "
+            f"| {row['clients']:,} | {_edges(row):,} | {walks:.2f} s ({how}) | {ours - walks:.2f} s | {plain:.2f} s "
             f"| {row['times_faster']:.1f}× | {memory:,.0f} MB |"
         )
     return "\n".join(lines)
@@ -93,7 +98,7 @@ def real_table() -> str:
         first, last = row["solved"][0], row["solved"][-1]
         regret = max(s["client_regret"] for s in row["solved"])
         lines.append(
-            f"| {row['name']} | {row['clients']:,} | {row['links']:,} | {row['diagonal_seconds']:.1f} s "
+            f"| {row['name']} | {row['clients']:,} | {_edges(row):,} | {row['diagonal_seconds']:.1f} s "
             f"| {first['seconds']:.1f} s | {last['seconds']:.1f} s | {regret:.0e} |"
         )
     return "\n".join(lines)
@@ -150,7 +155,7 @@ def gpu_equilibrium_table() -> str:
     reference = newest_record("equilibrium-gpu")
     for row in reference["rows"]:
         lines.append(
-            f"| {row['clients']:,} | {row['links']:,} | {row['diagonal_seconds']:.2f} s "
+            f"| {row['clients']:,} | {_edges(row):,} | {row['diagonal_seconds']:.2f} s "
             f"| {row['seconds_given_the_diagonal']:.2f} s | {row['residual']:.0e} | {row['peak_gib']:.1f} GiB |"
         )
     first = reference["rows"][0]

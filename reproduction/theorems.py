@@ -304,7 +304,7 @@ STATEMENTS = (
         "given φ, its rate makes the server's cost least",
         rate_at_given_risk,
         "f-stackelberg-equilibrium",
-        "tests/game/test_leaders.py",
+        "tests/game/test_leader.py",
     ),
     Statement(
         "Algorithm 1",
@@ -318,7 +318,7 @@ STATEMENTS = (
         "the rate of Lemma 1 and the budgets of Theorem 1 are a Stackelberg equilibrium",
         stackelberg,
         "f-stackelberg-equilibrium",
-        "tests/game/test_leaders.py",
+        "tests/game/test_leader.py",
     ),
     Statement(
         "Theorem 2",

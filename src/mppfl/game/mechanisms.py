@@ -20,6 +20,7 @@ from mppfl.game.convex import Society, auction_budgets, personal_budgets
 from mppfl.game.equilibrium import equilibrium_at
 from mppfl.game.leader import (
     Answers,
+    Rates,
     UniformLeader,
     answers_along,
     budgets_along,
@@ -33,6 +34,7 @@ from mppfl.game.path import PATH_BELOW
 from mppfl.game.plan import (
     AlongLine,
     Horizon,
+    Participation,
     Plan,
     RoundTerms,
     Stored,
@@ -84,6 +86,7 @@ class Mechanism:
         name = self.name or str(getattr(self.plain, "__name__", type(self.plain).__name__))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "title", self.title or name)
+        object.__setattr__(self, "__doc__", self.plain.__doc__)
 
     @property
     def summary(self) -> str:
@@ -421,11 +424,25 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
     society = Society(near, pigouvian_weights(near))
     rates = horizon.reward_rates
     if rates is None:
-        # An optimum for all leaves some out at every rate, so the server looks at all rates.
-        answers = Answers(society, "voluntary", paid=np.ones(game.num_clients))
-        chosen = answers.choose("anticipating", horizon.rounds, np.inf)
-        return Plan("sarda_r", horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients)
+        notes: tuple[str, ...] = ()
+        chosen = _rates_at_optima(society, horizon)
+        if chosen is None:
+            chosen = _rates_at_optima(society, replace(horizon, participation="voluntary"))
+            notes = ("the optimum of all leaves some out at every rate",)
+        if chosen is None:
+            raise NoEquilibrium("no reward rate makes it best for all clients together that anybody participates.")
+        return Plan("sarda_r", horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients, notes=notes)
     return Plan("sarda_r", horizon.rounds, rates, answers_along(society, rates), game.num_clients)
+
+
+def _rates_at_optima(society: Society, horizon: Horizon) -> Rates | None:
+    """The cheapest rates that a rule allows where clients answer with what is best for all; None where it has none."""
+    rule: Participation = "everyone" if horizon.participation == "everyone" else "voluntary"
+    try:
+        paid = np.ones(society.game.num_clients)
+        return Answers(society, rule, paid=paid).choose("anticipating", horizon.rounds, np.inf)
+    except NoEquilibrium:
+        return None
 
 
 def one_hop(game: Game) -> Game:
