@@ -269,13 +269,19 @@ def _strictly_inside(path: Path, able: BoolArray) -> Path:
     """The same path without ends at which somebody's budget is 0: the most that is lost is OPEN of a segment."""
     ends = path.ends.copy()
     for k, (low, high) in enumerate(path.ends.tolist()):
-        width = OPEN * min(high - low, max(low, high - low if np.isfinite(high) else 1.0))
+        width = OPEN * min(high - low, low if low > 0 else _scale(path.slope[k], path.offset[k]))
         for side, end, inwards in ((0, low, width), (1, high, -width)):
             if np.isfinite(end):
                 line, offset = end * path.slope[k], path.offset[k]
                 if ((line - offset <= NEARBY * (np.abs(line) + np.abs(offset))) & able).any():
                     ends[k, side] = end + inwards
     return Path(ends, path.slope, path.offset, path.free)
+
+
+def _scale(slope: Array, offset: Array) -> float:
+    """A rate of the size at which budgets on these lines change a lot."""
+    steepest = float(np.abs(slope).max())
+    return float(np.abs(offset).max()) / steepest if steepest > 0 else 1.0
 
 
 def _no_segments(game: Game) -> Path:
@@ -295,7 +301,7 @@ class _View:
 
     def __init__(self, game: Game, weights: Array, path: Path, leader: UniformLeader, limit: float) -> None:
         clients, tau = game.clients, game.accuracy_weight
-        self.game, self.path, self.leader = game, path, leader
+        self.game, self.weights, self.path, self.leader = game, weights, path, leader
         self.paid_slope, self.paid_offset = path.slope @ weights, path.offset @ weights
         self.strength = np.full(len(path), tau / (1 - tau))
         if leader == "noise_aware":  # all clients together are one whose budget is X = Σ(n_i/n̄)²ρ_i
@@ -377,7 +383,12 @@ class _View:
         inside = ~rises & ~falls
         if self.leader != "mean_field":
             inside &= self._least_between(turn, tried) < least
-        return self._with_roots(inside, times, rates, where, least)
+        rates, where, least = self._with_roots(inside, times, rates, where, least)
+        nowhere = np.isinf(least)
+        if self.leader == "mean_field" and nowhere.any():  # its condition holds at no rate that is allowed
+            cheapest = _View(self.game, self.weights, self.path, "anticipating", np.inf).best(rounds[nowhere])
+            rates[nowhere], where[nowhere], least[nowhere] = cheapest
+        return rates, where, least
 
     def _least_between(self, turn: list[Array], tried: list[Array]) -> Array:
         """What a convex cost is at least on each piece, in each round: where the tangents at its ends meet."""
@@ -394,12 +405,11 @@ class _View:
         for piece in np.flatnonzero(~np.isfinite(self.high)):
             k = self.segment[piece : piece + 1]
             slope, pull, offset = self.slope[k[0]], self.pull[k[0]], self.offset[k[0]]
-            scale = np.abs(offset).max() / max(np.abs(slope).max(), 1e-300)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 # Far out F is A·r − (κ/t) Σ g_i/(r·u_i)².
                 pulled = np.where(slope > 0, pull / slope**2, 0.0).sum()
                 root = np.cbrt(self.strength[k] / first_round * pulled / self.steepness[k])
-                high = np.maximum(np.nan_to_num(root, posinf=0.0), max(2 * self.low[piece], scale, 1e-300))
+                high = np.maximum(np.nan_to_num(root, posinf=0.0), max(2 * self.low[piece], _scale(slope, offset)))
                 for _ in range(1000):
                     if self.condition(np.array([piece]), high, self.sums(k, high)[1], np.array([first_round]))[0] > 0:
                         break
@@ -407,15 +417,13 @@ class _View:
             self.high[piece] = high[0]
 
     def _where_condition_turns(self, tried: list[Array], rises: BoolArray, falls: BoolArray) -> list[Array]:
-        """Ends of pieces count only where F turns from negative to positive across them, or where the rates end."""
+        """Ends of pieces count only where F turns from negative to positive across them, or where the rates begin."""
         follows = np.zeros(len(self.low), dtype=bool)
         follows[1:] = self.low[1:] == self.high[:-1]
-        from_below = np.concatenate([np.zeros((1, rises.shape[1]), dtype=bool), falls[:-1]])
-        at_low = rises & np.where(follows[:, None], from_below, True)
-        next_rises = np.concatenate([rises[1:], np.zeros((1, rises.shape[1]), dtype=bool)])
-        has_next = np.concatenate([follows[1:], [False]])
-        at_high = falls & np.where(has_next[:, None], next_rises, True)
-        return [np.where(at_low, tried[0], np.inf), np.where(at_high, tried[1], np.inf)]
+        falls_below = np.concatenate([np.zeros((1, rises.shape[1]), dtype=bool), falls[:-1]])
+        turns = rises & np.where(follows[:, None], falls_below, True)
+        at_high = np.concatenate([(turns & follows[:, None])[1:], np.zeros((1, rises.shape[1]), dtype=bool)])
+        return [np.where(turns, tried[0], np.inf), np.where(at_high, tried[1], np.inf)]
 
     def _cheapest_end(self, costs: Array, ends: list[tuple[Array, Array, Array]]) -> tuple[Array, IntArray, Array]:
         num_pieces, num_rounds = costs.shape[1:]
@@ -529,11 +537,9 @@ class _Sums:
         strength = game.accuracy_weight / (1 - game.accuracy_weight)
         with np.errstate(invalid="ignore"):
             rising = self.paid + self.rates * self.alone - strength / rounds[:, None] * self.pull > 0
-        edge = np.ones((len(rounds), 1), dtype=bool)
-        shut = ~self.allowed[None]
-        before = np.concatenate([edge, ~rising[:, :-1] | shut[:, :-1]], axis=1)
-        after = np.concatenate([rising[:, 1:] | shut[:, 1:], edge], axis=1)
-        return np.asarray((rising & before) | (~rising & after))
+        falls = np.concatenate([np.ones((len(rounds), 1), dtype=bool), ~rising[:, :-1]], axis=1)
+        begins = np.concatenate([[True], ~self.allowed[:-1]])
+        return np.asarray(rising & (falls | begins[None]))
 
 
 class _Samples:
@@ -618,7 +624,8 @@ class _Samples:
         sums = self.everywhere()
         costs = sums.costs(self.answers.game, leader, rounds, limit)
         if leader == "mean_field":
-            costs = np.where(sums.turns(self.answers.game, rounds), costs, np.inf)
+            turns = np.where(sums.turns(self.answers.game, rounds), costs, np.inf)
+            costs = np.where(np.isfinite(turns).any(axis=1, keepdims=True), turns, costs)
         least = costs.min(axis=1)
         if not np.isfinite(least).all():
             raise NoEquilibrium(self.answers.no_rate(int(rounds[np.argmin(np.isfinite(least))]), limit))

@@ -147,6 +147,8 @@ class _Walker:
             stays = (self.low == 0) & (self.game.clients.compute_cost == 0) & (self.against == "staying_out")
             self.state, self.value = np.where(stays, LOW, OUT), np.zeros_like(self.low)
             self.chooses = (self.high > 0) & ~stays
+            self.tried_at, self.seen = -1.0, set[bytes]()  # the crowds that were tried at this rate
+            self.restless = np.zeros(len(stays), dtype=bool)  # who would come and go
         self._refresh()
 
     def _refresh(self) -> None:
@@ -298,13 +300,18 @@ class _Walker:
 
         before  who was out up to this rate
         """
-        seen, restless = {before.tobytes()} - {(self.state == OUT).tobytes()}, (self.state == OUT) & ~before
-        self.again = np.full(len(before), np.inf)
+        just_left = (self.state == OUT) & ~before
+        if rate > self.tried_at * (1 + 10 * NEARBY):
+            self.seen, self.restless = set(), np.zeros_like(before)
+        self.tried_at, self.again = rate, np.full(len(before), np.inf)
+        self.restless |= just_left
+        if (before != (self.state == OUT)).any():
+            self.seen.add(before.tobytes())
         while True:
             margins, out = self._margins(rate), self.state == OUT
-            seen.add(out.tobytes())
+            self.seen.add(out.tobytes())
             slight = 1e-11 * self._money(rate)
-            wrong = np.where(out, ~restless & (margins > slight), margins < -slight) & self.chooses
+            wrong = np.where(out, ~self.restless & (margins > slight), margins < -slight) & self.chooses
             if not wrong.any():
                 self.again = np.where(out & (margins > -slight), self.again, np.inf)
                 return
@@ -313,8 +320,8 @@ class _Walker:
                 roots = self._roots(None if self.state[k] == FREE else self.value)
                 self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
                 self._hold(k, OUT, 0.0)
-            elif (out ^ (np.arange(len(out)) == k)).tobytes() in seen:
-                restless[k] = True
+            elif (out ^ (np.arange(len(out)) == k)).tobytes() in self.seen:
+                self.restless[k] = True
                 continue
             else:
                 self._join(rate, k)
