@@ -11,7 +11,7 @@ HEADER = "name,quadratic_cost,linear_cost,noise_harm,compute_cost,data_size"
 ROUNDING = 1e-9
 SETTLED = {"residual": ROUNDING, "client_regret": ROUNDING}  # clients who answer each other leave only rounding
 BEST = {**SETTLED, "leader_regret": ROUNDING}  # and so does a server that knows their answer
-COMPARED = ("compare", "--num-clients", 8, "--seed", 3, "--seeds", 2, "--rounds", 3)
+COMPARED = ("compare", "--num-clients", 8, "--seed", 3, "--seeds", 2, "--rounds", 3, "--optimum")
 EXPOSED = ("risk", "--num-clients", 25, "--seed", 6, "--top", 5)
 CONTRACT_LINE = (
     *("--max-hops", 5, "--hop-decay", 0.9, "--externality-strength", 0.05, "--accuracy-weight", 0.5),
@@ -58,5 +58,5 @@ def contract_files(folder: Path) -> tuple[object, ...]:
 def with_its_digits(answer: dict) -> dict:
     """What `solve` answers, with six digits of the server's regret: a small difference of costs has no more."""
     if answer["leader_regret"] is not None:
-        answer["leader_regret"] = float(f"{answer['leader_regret']:.6g}")
+        answer["leader_regret"] = float(f"{round(answer['leader_regret'], 12):.6g}")
     return answer

@@ -31,7 +31,15 @@ def lengths(weights):
 def booked(entries):
     """What a server's book holds of every client and round."""
     return [
-        [each.round_index, each.client, each.state, each.price, str(each.game_budget), str(each.budget), each.amount]
+        [
+            each.round_index,
+            each.client,
+            each.state,
+            each.price,
+            float(each.game_budget),
+            float(each.budget),
+            each.amount,
+        ]
         for each in sorted(entries, key=lambda entry: (entry.round_index, entry.client))
     ]
 

@@ -26,7 +26,7 @@ MECHANISMS = {
     "mppfl": ((), SETTLED),
     "mppfl_exact": ((), BEST),
     "mppfl_noise_aware": ((), BEST),
-    "budget_limited": (("--payment-limit", 5), SETTLED),
+    "budget_limited": (("--payment-limit", 5, "--participation", "voluntary"), SETTLED),
     "pigouvian": ((), BEST),
     "personalised": ((), SETTLED),
     "social_agnostic": ((), {"leader_regret": ROUNDING}),
@@ -194,14 +194,14 @@ def test_compare_plays_an_experiment_file(golden, tmp_path):
     file = write_lines(tmp_path / "experiment.toml", [EXPERIMENT.replace("seed = 2", "seeds = [2, 7]", 1)])
     chosen = ("--mechanisms", "mppfl,dp_fedavg,budget_limited,noiseless", "--fixed-budget", 0.3, "--rounds", 2)
     with_limit = write_lines(tmp_path / "limited.toml", [file.read_text() + "payment_limit = 2.0"])
-    golden.check(json_of("compare", "--experiment", with_limit, *chosen))
+    golden.check(json_of("compare", "--optimum", "--experiment", with_limit, *chosen))
 
 
 def test_compare_totals_and_prices_what_leaks(golden, tmp_path):
     given = contract_files(tmp_path)[:4]
     sample = write_sample(tmp_path / "sample.csv", 12)
     priced = ("--attribute", sample, "--leak-price", 2.0, "--mechanisms", "mppfl,social_agnostic,leakage_priced")
-    golden.check(json_of("compare", *given, *priced, "--undirected", "--rounds", 2), relative=1e-7)
+    golden.check(json_of("compare", "--optimum", *given, *priced, "--undirected", "--rounds", 2), relative=1e-7)
 
 
 # ---- risk ---------------------------------------------------------------------------------------------------------
