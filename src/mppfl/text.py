@@ -104,7 +104,6 @@ def _raised(power: int) -> str:
 RENAMED = {
     "num_links": "num_edges",
     "links_each": "edges_each",
-    "if_better_than_staying_out": "if_better_than_opting_out",
     "fixed": "dp_fedavg",
     "size": "num_examples",
     "plain": "sgd",

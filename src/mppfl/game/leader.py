@@ -173,7 +173,7 @@ class Answers:
         clients, line, able = self.game.clients, self.line, self.able
         low, high = clients.budget_min[line.free], clients.budget_max[line.free]
         bounds_matter = len(low) == 0 or bool((low > 0).any() or np.isfinite(high).any())
-        if self.participation == "everyone" and not bounds_matter and self.game.loss.has_one_answer:
+        if self.participation == "everyone" and not bounds_matter:
             # Everybody participates just where everybody is strictly inside its bounds.
             if not line.has_interior or not (line.free | (line.offset < 0))[able].all():
                 return _no_segments(self.game)
@@ -378,7 +378,7 @@ class _View:
         rises, falls = turn[0] >= 0, turn[1] < 0
         if self.leader == "mean_field":
             tried = self._where_condition_turns(tried, rises, falls)
-        costs = np.stack([np.nan_to_num(one, nan=np.inf) for one in tried])  # [2, pieces, rounds]
+        costs = np.stack([np.nan_to_num(one, nan=np.inf, posinf=np.inf) for one in tried])  # [2, pieces, rounds]
         rates, where, least = self._cheapest_end(costs, ends)
         inside = ~rises & ~falls
         if self.leader != "mean_field":
@@ -576,7 +576,7 @@ class _Samples:
             budgets = np.clip(wish, clients.budget_min, clients.budget_max)
             part, free = budgets > 0, (wish > clients.budget_min) & (wish < clients.budget_max)
             inverse = np.divide(1.0, budgets, out=np.zeros_like(budgets), where=part)
-            grown = (examples.sum() / max(examples @ part, 1e-300)) ** 2
+            grown = (examples.sum() / max(examples @ part, 1e-100)) ** 2
             pulled = (clients.noise_harm * own * inverse**2)[free].sum()
             allowed = part[able].all() if answers.participation == "everyone" else part.any()
             rows.append(

@@ -150,10 +150,4 @@ def _notes_of_rounds(notes: list[tuple[str, ...]]) -> list[str]:
 
 def _doubts(rounds: list[_Round]) -> list[str]:
     restless = sum(not state.at_rest for state in rounds)
-    deserted = sum(state.terms is not None and not state.terms.participating.any() for state in rounds)
-    notes = []
-    if restless:
-        notes.append(f"in {restless} rounds some who opt out would rather join at these rates")
-    if deserted:
-        notes.append(f"in {deserted} rounds nobody participates: no rate of this server suits anybody")
-    return notes
+    return [f"in {restless} rounds some who opt out would rather join at these rates"] if restless else []

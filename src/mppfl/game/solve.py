@@ -198,7 +198,7 @@ def _solution(
     horizon: Horizon,
     began: float,
 ) -> Solution:
-    warnings = tuple(_warnings(game, plan, horizon))
+    warnings = tuple(_warnings(game, plan, horizon, outcome))
     for warning in warnings:
         log.info(warning)
     return Solution(
@@ -283,8 +283,11 @@ def _solve_each(
 # ---- what a reader should know -------------------------------------------------------------------------------------
 
 
-def _warnings(game: Game, plan: Plan, horizon: Horizon) -> list[str]:
+def _warnings(game: Game, plan: Plan, horizon: Horizon, outcome: Outcome) -> list[str]:
     notes = list(plan.notes)
+    deserted = int((outcome.participating == 0).sum())
+    if deserted:
+        notes.append(f"in {deserted} rounds nobody participates: no rate of this server suits anybody")
     if horizon.reward_rates is not None and not follows(plan, horizon.reward_rates):
         notes.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
     notes += doubts_about(game)
