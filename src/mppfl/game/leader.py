@@ -32,6 +32,7 @@ SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where co
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
 ALONE, SHORT = 3, 300  # at more rates, and on networks of at most so many clients, answers are read off the path
 OPEN = 1e-9  # of a segment: how near to the rate at which somebody leaves the server goes
+REFINED = (1.3, 1.05)  # how far around the rates that rounds choose samples are added, time after time
 GRID = 24  # rates between two samples at which costs are read off interpolated wishes
 
 
@@ -612,13 +613,12 @@ class _Samples:
         if sums.rates[chosen].max() >= self.rates[-1]:  # the best rate may lie above all samples
             self.add(np.asarray(self.rates[-1] * 2.0 ** np.arange(1, 9), dtype=np.float64))
             sums, chosen = self._chosen(leader, rounds, limit)
-        rates = sums.rates[chosen]
-        self.add(
-            np.geomspace(
-                max(float(rates.min()) / 1.3, floor), max(float(rates.max()) * 1.3, 1.7 * floor), NUM_SAMPLES // 2
-            )
-        )
-        return self._chosen(leader, rounds, limit)
+        for spread in REFINED:
+            rates = sums.rates[chosen]
+            low, high = max(float(rates.min()) / spread, floor), max(float(rates.max()) * spread, spread**2 * floor)
+            self.add(np.geomspace(low, high, NUM_SAMPLES // 2))
+            sums, chosen = self._chosen(leader, rounds, limit)
+        return sums, chosen
 
     def _chosen(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
         sums = self.everywhere()
