@@ -103,7 +103,8 @@ def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
     idle += [] if game["participation"] == "rational" else ["against"]
     idle += [] if find_mechanism(view.mechanism).option == "payment_limit" else ["payment_limit"]
     usual = as_levers(Choices(GameSpec(preset=game["preset"])))  # which need not be said
-    kept = {name: value for name, value in game.items() if name not in idle and value != usual.get(name)}
+    said = {name: value for name, value in game.items() if name not in idle}
+    kept = {name: value for name, value in said.items() if name == "payment_limit" or value != usual.get(name)}
     kept |= {"undirected": True} if kept.get("undirected") else {}
     kept["fixed_budget"] = from_text(hints(GameSpec)["fixed_budget"], game["fixed_budget"])
     return Choices(GameSpec(**{**kept, "preset": game["preset"]}), view)
