@@ -22,7 +22,7 @@ SEEDS, ROUNDS, CLIENTS = 30, 60, 20
 def run_comparison() -> None:
     """30 games of the preset `paper-like` on the paper's random network, both reward conventions."""
     import mppfl
-    from mppfl.experiment import comparison_figure
+    from mppfl.cli import comparison_figure
     from mppfl.game import summarise
 
     games = []
