@@ -292,7 +292,7 @@ def test_a_file_of_another_configuration_is_refused(tmp_path, told):
     [
         ({"minutes": -1}, "minutes"),
         ({"at_most_arms": 0}, "at_most_arms"),
-        ({"precision": "half"}, "precision='half'"),
+        ({"precision": "half"}, 'precision="half"'),
         ({"device": "tpu"}, "tpu"),
     ],
 )
