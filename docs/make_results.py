@@ -27,7 +27,7 @@ def _edges(row: dict) -> int:
 def run_comparison() -> None:
     """30 games of the preset `paper-like` on the paper's random network, both reward conventions."""
     import mppfl
-    from mppfl.experiment import comparison_figure
+    from mppfl.cli import comparison_figure
     from mppfl.game import summarise
 
     games = []

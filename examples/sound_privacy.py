@@ -22,7 +22,7 @@ config = mppfl.TrainingConfig(
     server_optimizer="momentum",
 )
 with tempfile.TemporaryDirectory() as folder, mppfl.PrivacyLedger.open(Path(folder) / "ledger.sqlite") as ledger:
-    ledger.set_cap(data.names, 0.15, "record")
+    ledger.set_cap(data.names, 0.25, "record")
     for record in mppfl.train_rounds(
         mppfl.make_model("softmax", data.input_shape, 10), data, plan, config, ledger=ledger, run="digits"
     ):

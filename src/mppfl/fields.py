@@ -144,8 +144,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 def checked(name: str, value: Any, hint: Any, said: About) -> Any:
     """The value as its type has it: lists as tuples, NumPy's numbers as Python's. Raises where it cannot be."""
-    if hasattr(value, "tolist"):  # NumPy's
-        value = value.tolist()
+    value = _plain(value)
     kept = _matched(value, hint)
     problem = None if kept is NOT_OF_THE_TYPE else _out_of_range(name, kept, said)
     if problem is not None:
@@ -167,26 +166,34 @@ def _matched(value: Any, hint: Any) -> Any:
         return next((match for match in matches if match is not NOT_OF_THE_TYPE), NOT_OF_THE_TYPE)
     if origin is Literal:
         return value if isinstance(value, str) and value in parts else NOT_OF_THE_TYPE
-    if origin in (tuple, dict):
-        return _matched_all(value, origin, parts)
-    if hint is float and type(value) is int and abs(value) < 2**1023:
+    if origin is tuple:
+        return _matched_list(value, parts)
+    if origin is dict:
+        entries = _matched_list(list(value.values()), (parts[1], ...)) if isinstance(value, Mapping) else None
+        return dict(zip(map(str, value), entries, strict=True)) if isinstance(entries, tuple) else NOT_OF_THE_TYPE
+    return _matched_plainly(value, hint)
+
+
+def _matched_plainly(value: Any, kind: Any) -> Any:
+    """The same for a number, a text, yes or no, or nothing."""
+    if kind is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
-    if hint is str and isinstance(value, os.PathLike):
+    if kind is str and isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
-    return value if type(value) is hint or (hint is str and isinstance(value, str)) else NOT_OF_THE_TYPE
+    return value if type(value) is kind else NOT_OF_THE_TYPE
 
 
-def _matched_all(value: Any, kind: type, parts: tuple[Any, ...]) -> Any:
-    """The same for a list or a table, each of whose entries must match."""
-    given = Mapping if kind is dict else (list, tuple)
-    if not isinstance(value, given) or (kind is tuple and parts[-1] is not Ellipsis and len(value) != len(parts)):
+def _matched_list(values: Any, parts: tuple[Any, ...]) -> Any:
+    """The same for a list, each of whose entries must match."""
+    if not isinstance(values, (list, tuple)) or (parts[-1] is not Ellipsis and len(values) != len(parts)):
         return NOT_OF_THE_TYPE
-    entries = list(value.values()) if isinstance(value, Mapping) else list(value)
-    hint = parts[1] if kind is dict else parts[0]
-    matches = [_matched(entry.tolist() if hasattr(entry, "tolist") else entry, hint) for entry in entries]
-    if any(match is NOT_OF_THE_TYPE for match in matches):
-        return NOT_OF_THE_TYPE
-    return dict(zip(map(str, value), matches, strict=True)) if kind is dict else tuple(matches)
+    entries = tuple(_matched(_plain(entry), parts[0]) for entry in values)
+    return NOT_OF_THE_TYPE if any(entry is NOT_OF_THE_TYPE for entry in entries) else entries
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_finite(value: Any) -> bool:
@@ -197,21 +204,24 @@ def _is_finite(value: Any) -> bool:
 
 def _out_of_range(name: str, value: Any, said: About) -> str | None:
     """What is wrong with a number, or one of several; None where nothing is, or it is none."""
-    if isinstance(value, dict):
-        return next((told for key in value if (told := _out_of_range(f"{name}.{key}", value[key], said))), None)
-    if isinstance(value, tuple):
-        return next((told for entry in value if (told := _out_of_range(name, entry, said))), None)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    low, high = said.low, said.high
-    if isinstance(value, int):
-        end = f"at least {low:g}" if value < low else f"at most {high:,}"
-        return None if low <= value <= high else f"{name}={value} must be a whole number of {end}."
-    if not math.isfinite(value) and high == math.inf:
-        return None  # told as a number that is not finite
-    inside = low <= value <= high if said.closed else low < value < high
-    ends = "[]" if said.closed else "()"
-    return None if inside else f"{name}={value:.6g} must lie in {ends[0]}{low:g}, {high:g}{ends[1]}."
+    if isinstance(value, (tuple, dict)):
+        entries = value.items() if isinstance(value, dict) else (("", entry) for entry in value)
+        told = (_out_of_range(f"{name}.{key}" if key else name, entry, said) for key, entry in entries)
+        return next(filter(None, told), None)
+    if type(value) is int and not said.low <= value <= said.high:
+        end = f"at least {said.low:g}" if value < said.low else f"at most {said.high:,}"
+        return f"{name}={value} must be a whole number of {end}."
+    if type(value) is float and not _is_inside(value, said):
+        ends = "[]" if said.closed else "()"
+        return f"{name}={value:.6g} must lie in {ends[0]}{said.low:g}, {said.high:g}{ends[1]}."
+    return None
+
+
+def _is_inside(value: float, said: About) -> bool:
+    """Whether a number lies in its range; one that is not finite is told as such where no range says it."""
+    if not math.isfinite(value) and said.high == math.inf:
+        return True
+    return said.low <= value <= said.high if said.closed else said.low < value < said.high
 
 
 def choices(hint: Any) -> tuple[str, ...]:
@@ -247,18 +257,22 @@ def shown(value: Any) -> str:
 # ---- text ----------------------------------------------------------------------------------------------------------
 
 
+SPELT = {  # int() would also take " 1_0 ", and float() "infinity"
+    int: re.compile(r"-?[0-9]{1,18}"),
+    float: re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|nan|[-+]?inf"),
+}
+
+
 def from_text(hint: Any, text: str) -> Any:
     """The value of this type that a text spells, as options and links hold it; the text itself where it spells none."""
     for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         if kind is bool and text in ("yes", "no", "true", "false"):
             return text in ("yes", "true")
-        if kind is int and re.fullmatch(r"-?[0-9]{1,18}", text):  # int() would also take " 1_0 "
-            return int(text)
-        if kind is float and re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|nan|[-+]?inf", text):
-            return float(text)
+        if kind in SPELT and SPELT[kind].fullmatch(text):
+            return kind(text)
         if get_origin(kind) is tuple:
-            entry = get_args(kind)[0]
-            return tuple(from_text(entry, part.strip()) for part in text.strip("[]").split(",") if part.strip())
+            parts = filter(None, (part.strip() for part in text.strip("[]").split(",")))
+            return tuple(from_text(get_args(kind)[0], part) for part in parts)
     return text
 
 

@@ -6,7 +6,7 @@ what each means and which values it may have.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -373,14 +373,18 @@ class TrainingConfig(Spec):
                 f"norm='batch' breaks privacy={self.privacy!r}: BatchNorm lets one record move every other record's "
                 "gradient. Use norm='group'."
             )
-        if self.dp_epsilon is not None and self.budget_unit != 1.0:
+        if self.dp_epsilon is not None:
+            self._require_unit_to_choose(self.dp_epsilon)
+
+    def _require_unit_to_choose(self, dp_epsilon: float) -> None:
+        if self.budget_unit != 1.0:
             raise BadInput(
-                f"dp_epsilon={self.dp_epsilon:g} chooses the unit of budgets, and budget_unit={self.budget_unit:g} "
+                f"dp_epsilon={dp_epsilon:g} chooses the unit of budgets, and budget_unit={self.budget_unit:g} "
                 "gives it. Keep one of them."
             )
-        if self.dp_epsilon is not None and not self.mechanism.is_zcdp:
+        if not self.mechanism.is_zcdp:
             raise BadInput(
-                f"dp_epsilon={self.dp_epsilon:g} is kept by adding up zCDP budgets, and privacy={self.privacy!r} has "
+                f"dp_epsilon={dp_epsilon:g} is kept by adding up zCDP budgets, and privacy={self.privacy!r} has "
                 "none. Give budget_unit instead."
             )
 
@@ -587,19 +591,24 @@ def made_from(cls: type[Spec], value: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise BadInput(f"{table}={shown(value)} must be a table. Write [{table}] and its values below it.")
-    homes = {name: home for home in TABLES for name in keys_of(home)}
-    for name in value:
-        if (table, name) == SEED_OF_GAME:
-            raise BadInput("game.seed stands at the top, as seed. For one of the two use graph_seed or clients_seed.")
-        if name not in keys_of(table) and name in homes and not did_you_mean(name, keys_of(table)):
-            raise BadInput(f"'{table}.{name}' is not known. It belongs to [{homes[name]}].")
-    require_known(value, keys_of(table), table)
+    _require_keys(table, value)
     if "dp_epsilon" in value and "budget_unit" in value:
         raise BadInput("training.dp_epsilon and training.budget_unit are both given. Keep one of them.")
     try:
         return cls(**value)
     except BadInput as cause:
         raise BadInput(in_table(table, str(cause))) from cause
+
+
+def _require_keys(table: str, names: Iterable[str]) -> None:
+    """Raises for the first name that is not a key of the table, with the table that has it."""
+    known, homes = keys_of(table), {name: home for home in TABLES for name in keys_of(home)}
+    for name in names:
+        if (table, name) == SEED_OF_GAME:
+            raise BadInput("game.seed stands at the top, as seed. For one of the two use graph_seed or clients_seed.")
+        if name not in known and name in homes and not did_you_mean(name, known):
+            raise BadInput(f"'{table}.{name}' is not known. It belongs to [{homes[name]}].")
+    require_known(names, known, table)
 
 
 def in_table(table: str, message: str) -> str:

@@ -154,6 +154,7 @@ def test_commands_name_the_file_and_begin_with_what_is_shown():
     [
         *SOME,
         choose(preset="benign"),
+        choose(mechanism="budget_limited", payment_limit=1.0),
         choose(probability_range=(0.4, 0.5), clients_seed=3, normalisation="symmetric"),
         choose(graph="/a.csv", isolated="keep", undirected=True, reward_rate="common"),
     ],

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
+    from .compare import comparison_figure
     from .explore import open_site
     from .inputs import Command, DebugOption, JsonOption, SeedOption, print_json, working
     from .main import app, main, run

@@ -86,8 +86,6 @@ def compare_command(
     inputs.warn(notes)
     summaries = summarise(rows)
     if figure is not None:
-        from mppfl.experiment import comparison_figure
-
         comparison_figure(summaries, figure, rounds)
     if json:
         inputs.print_json(as_json(summaries, rows, rounds, len(jobs), notes, leaks))
@@ -211,6 +209,34 @@ def compare_trained(
     train_command.show(runs)
     if report is not None:
         typer.echo(f"report: {report}")
+
+
+def comparison_figure(summaries: Sequence[Summary], path: Path, num_rounds: int) -> None:
+    """Server cost and client welfare of every mechanism, one row per reward convention, as .png, .pdf or .svg.
+
+    Bars are means over games, whiskers one standard deviation.
+    """
+    import numpy as np
+
+    from mppfl.charts import MECHANISM_SLOTS, Axis, Bars, Chart, write_figure
+
+    charts = []
+    for convention in dict.fromkeys(row.convention for row in summaries):
+        rows = [row for row in summaries if row.convention == convention and np.isfinite(row.welfare)]
+        for measure, name in (("server_cost", "server cost"), ("welfare", "client welfare")):
+            means, spreads = (np.array([getattr(row, measure + end) for row in rows]) for end in ("", "_sd"))
+            charts.append(
+                Chart(
+                    f"{convention}-{measure}",
+                    f"{convention.capitalize()} reward: {name}",
+                    Axis(name, f"money, sum over {num_rounds} rounds"),
+                    Axis("mechanism", "name"),
+                    bars=(Bars(name, 0, means, spreads if spreads.any() else None),),
+                    labels=tuple(row.mechanism.replace("_", " ") for row in rows),
+                    label_slots=tuple(MECHANISM_SLOTS.get(row.mechanism, 0) for row in rows),
+                )
+            )
+    write_figure(charts, path)
 
 
 def check_figure(path: Path) -> None:

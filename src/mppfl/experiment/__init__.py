@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         require_capped_clients,
         split_of,
     )
-    from .figures import comparison_figure
     from .file import experiment_from, read_experiment
     from .layout import lay_out
     from .live import (

@@ -70,21 +70,31 @@ def experiment_from(raw: Mapping[str, Any]) -> Experiment:
         if one in given and many in given:
             raise BadInput(f"{one} and {many} are both given. Keep one of them.")
         if one in given:
-            kind: type = int if one == "seed" else str
-            if type(given[one]) is not kind:
-                words = "a whole number" if kind is int else "text"
-                raise BadInput(f"{one}={shown(given[one])} must be {words}. For several, use {many}.")
-            if one == "seed" and given[one] < 0:
-                raise BadInput(f"seed={given[one]} must be a whole number of at least 0.")
-            given[many] = [given.pop(one)]
-    if isinstance(network := given.get("network"), Mapping):
-        places = [f"network.{key}" for key in network] or ["network"]
-        now = ", ".join(f"{place} is {OLD_KEYS.get(place, place.replace('network', 'game'))}" for place in places)
-        raise BadInput(f"[network] is part of [game] now: {now}. Write them there.")
+            given[many] = [_single(one, given.pop(one))]
+    _refuse_network(given.get("network"))
     require_known(given, (*TOP, *TABLES), also=ONE_OR_MANY)
-    if "seeds" in given and not given["seeds"]:
+    if given.get("seeds", True) == []:
         raise BadInput("seeds must name at least one.")
     return Experiment(**given)
+
+
+def _single(name: str, value: Any) -> Any:
+    """The one seed, or the one mechanism."""
+    kind: type = int if name == "seed" else str
+    if type(value) is not kind:
+        words = "a whole number" if kind is int else "text"
+        raise BadInput(f"{name}={shown(value)} must be {words}. For several, use {ONE_OR_MANY[name]}.")
+    if isinstance(value, int) and value < 0:
+        raise BadInput(f"{name}={value} must be a whole number of at least 0.")
+    return value
+
+
+def _refuse_network(table: Any) -> None:
+    """Says where the keys of [network], a table of earlier versions, stand now."""
+    if isinstance(table, Mapping):
+        places = [f"network.{key}" for key in table] or ["network"]
+        now = ", ".join(f"{place} is {OLD_KEYS.get(place, place.replace('network', 'game'))}" for place in places)
+        raise BadInput(f"[network] is part of [game] now: {now}. Write them there.")
 
 
 def differences(now: Experiment, before: Experiment) -> list[str]:
@@ -128,10 +138,9 @@ def _set(raw: dict[str, Any], override: str) -> None:
         table = table.setdefault(step, {})
         if not isinstance(table, dict):
             raise BadInput(f"--set {override!r}: {step!r} is a value, not a table.")
-    for either in EITHER_OR:  # a value on the command line replaces either form in the file
-        if tuple(steps) in either:
-            for *_, key in either:
-                table.pop(key, None)
+    replaced = next((either for either in EITHER_OR if tuple(steps) in either), ())
+    for *_, key in replaced:  # a value on the command line replaces either form in the file
+        table.pop(key, None)
     table[steps[-1]] = _value_of(override, text)
     if isinstance(raw.get("game"), dict):
         for option in before - _options(raw):  # what the file says of a mechanism goes with it

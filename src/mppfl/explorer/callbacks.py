@@ -96,17 +96,23 @@ def choices_of(state: Mapping[str, Any], start: Choices) -> Choices:
     held = {name: _from_lever(name, state.get(name), begun[name]) for name in LEVERS}
     view = ViewState(**{name: held[name] for name in hints(ViewState)})
     game = held["rest"] | {name: held[name] for name in OF_GAME}
+    idle = _idle(game, view.mechanism)
+    usual = as_levers(Choices(GameSpec(preset=game["preset"])))  # which need not be said
+    said = {name: value for name, value in game.items() if name not in idle}
+    kept = {name: value for name, value in said.items() if name == "payment_limit" or value != usual.get(name)}
+    kept |= {"undirected": True} if kept.get("undirected") else {}
+    kept["fixed_budget"] = from_text(hints(GameSpec)["fixed_budget"], game["fixed_budget"])
+    return Choices(GameSpec(**{**kept, "preset": game["preset"]}), view)
+
+
+def _idle(game: Mapping[str, Any], mechanism: str) -> list[str]:
+    """Fields that mean nothing beside the others."""
     if game["graph"] == RANDOM:
         idle = ["graph", "undirected", "isolated", "self_loops"]
     else:
         idle = ["family", "num_clients", *WEIGHT_OPTIONS, *chain.from_iterable(FAMILY_OPTIONS.values())]
     idle += [] if game["participation"] == "rational" else ["against"]
-    idle += [] if find_mechanism(view.mechanism).option == "payment_limit" else ["payment_limit"]
-    usual = as_levers(Choices(GameSpec(preset=game["preset"])))  # which need not be said
-    kept = {name: value for name, value in game.items() if name not in idle and value != usual.get(name)}
-    kept |= {"undirected": True} if kept.get("undirected") else {}
-    kept["fixed_budget"] = from_text(hints(GameSpec)["fixed_budget"], game["fixed_budget"])
-    return Choices(GameSpec(**{**kept, "preset": game["preset"]}), view)
+    return idle + ([] if find_mechanism(mechanism).option == "payment_limit" else ["payment_limit"])
 
 
 def _property(name: str) -> str:
