@@ -194,4 +194,4 @@ def test_a_record_a_history_and_a_configuration_print_in_a_few_lines():
     assert "4,420 weights" in repr(records[0])
     assert len(lines) <= 12
     assert repr(history_of(records, 3)).startswith("History of 2 rounds, 3 clients: accuracy ")
-    assert repr(TrainingConfig(batch_size=4, seed=0)) == "TrainingConfig(batch_size=4)"
+    assert repr(TrainingConfig(batch_size=4)) == "TrainingConfig(batch_size=4)"
