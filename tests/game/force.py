@@ -8,11 +8,12 @@ def answers_by_force(game, weights, rates):
     clients, matrix = game.clients, np.eye(game.num_clients) + game.externality_strength * game.propagation.to_dense()
     low, high = clients.budget_min, clients.budget_max
     wanted = (np.multiply.outer(rates, weights) - clients.linear_cost) / (2 * clients.quadratic_cost)
-    budgets = np.clip(wanted, low, high)
+    budgets, size = np.clip(wanted, low, high), clients.linear_cost / clients.quadratic_cost
     for sweep in range(400):
-        wish = wanted - budgets @ (matrix - np.eye(len(low))).T
+        spill = budgets @ (matrix - np.eye(len(low))).T
+        wish, digits = wanted - spill, np.abs(wanted) + np.abs(spill) + size
         answer = np.clip(wish, low, high)
-        if np.abs(answer - budgets).max() <= 1e-13 * np.abs(wanted).max():
+        if (np.abs(answer - budgets) <= 1e-13 * digits).all():
             break
         if sweep % 8 == 7:  # sets may come round again: best responses lead on where αS < 1
             budgets = answer
@@ -20,7 +21,7 @@ def answers_by_force(game, weights, rates):
         free = (wish > low) & (wish < high)
         systems = np.where(free[:, :, None], matrix, np.eye(len(low)))
         budgets = np.linalg.solve(systems, np.where(free, wanted, answer)[:, :, None])[:, :, 0]
-    return np.where(answer <= low + 1e-13 * np.abs(wanted), low, answer)
+    return np.where(wish <= low + 1e-13 * digits, low, answer)
 
 
 def costs_by_force(game, leader, round_index, weights, rates, budgets):

@@ -1,5 +1,7 @@
 """Games for tests: the paper's scale drawn at random, and small ones worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -51,6 +53,21 @@ def bounded_game(seed, num_clients=None, **changes) -> Game:
     strength = rng.uniform(0.0, 0.95) / sum(0.8**k for k in range(hops))
     facts |= {"externality_strength": float(strength)} | changes
     return mppfl.make_game(mppfl.graph_from_matrix(weights, isolated="keep"), clients, **facts)
+
+
+def wide_game(seed) -> Game:
+    """The same with costs and budgets over twelve orders of magnitude."""
+    game = bounded_game(seed)
+    rng, clients = np.random.default_rng(seed), game.clients
+    unit, money = 10 ** rng.uniform(-6, 6, (2, game.num_clients))
+    money = np.where(seed % 2, 1.0, money)  # only budgets differ, or what wakes clients, too
+    changes = {
+        "quadratic_cost": clients.quadratic_cost * money / unit**2,
+        "linear_cost": clients.linear_cost * money / unit,
+    }
+    changes |= {"noise_harm": clients.noise_harm * money * unit, "compute_cost": clients.compute_cost * money}
+    changes |= {"budget_min": clients.budget_min * unit, "budget_max": clients.budget_max * unit}
+    return replace(game, clients=replace(clients, **changes))
 
 
 def two_friends(externality_strength=0.5) -> Game:

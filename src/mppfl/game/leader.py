@@ -378,7 +378,7 @@ class _View:
         rises, falls = turn[0] >= 0, turn[1] < 0
         if self.leader == "mean_field":
             tried = self._where_condition_turns(tried, rises, falls)
-        costs = np.stack([np.nan_to_num(one, nan=np.inf) for one in tried])  # [2, pieces, rounds]
+        costs = np.stack([np.nan_to_num(one, nan=np.inf, posinf=np.inf) for one in tried])  # [2, pieces, rounds]
         rates, where, least = self._cheapest_end(costs, ends)
         inside = ~rises & ~falls
         if self.leader != "mean_field":

@@ -154,62 +154,36 @@ class _Walker:
     def _refresh(self) -> None:
         """Tableau and lines from who is free and where the others are held."""
         free, matrix = self.state == FREE, self.matrix
-        held = ~free
-        value = np.where(free, 0.0, self.value)
-        spill = matrix @ value
-        right = np.column_stack([self.own_slope, self.own_offset + spill])
         table = np.array(matrix, order="F")
         if free.any():
             inverse = np.linalg.inv(matrix[np.ix_(free, free)])
-            right[free] = inverse @ right[free]
-            crossing = matrix[np.ix_(held, free)]
-            right[held] -= crossing @ right[free]
-            table[np.ix_(free, free)] = inverse
-            table[np.ix_(held, free)] = crossing @ inverse
-            table[np.ix_(held, held)] -= crossing @ inverse @ matrix[np.ix_(free, held)]
-            table[np.ix_(free, held)] = -inverse @ matrix[np.ix_(free, held)]
-        right[held, 1] -= value[held]
-        self.tableau, self.slope, self.offset = table, right[:, 0].copy(), right[:, 1].copy()
-        self.pivots = 0
+            across = inverse @ matrix[np.ix_(free, ~free)]
+            crossing = matrix[np.ix_(~free, free)]
+            table[np.ix_(free, free)], table[np.ix_(free, ~free)] = inverse, -across
+            table[np.ix_(~free, free)] = crossing @ inverse
+            table[np.ix_(~free, ~free)] -= crossing @ across
+        self.tableau, self.pivots = table, 0
+        self._draw_lines()
 
-    # ---- one client changes sides
+    def _draw_lines(self) -> None:
+        """Everybody's line anew: its digits are those of who is there now, not of who has been."""
+        free = self.state == FREE
+        right = np.array([np.where(free, self.own_slope, 0.0), np.where(free, self.own_offset, -self.value)])
+        slope, offset = right @ self.tableau.T
+        self.slope = np.where(free, slope, self.own_slope - slope)
+        self.offset = np.where(free, offset, self.own_offset - offset - self.value)
 
-    def _move(self, k: int, slope: float, offset: float) -> None:
-        """Everybody else's line after client k's budget moved by r·slope − offset."""
-        change = np.where(self.state == FREE, self.tableau[:, k], -self.tableau[:, k])
-        change[k] = 0.0
-        self.slope += change * slope
-        self.offset += change * offset
-
-    def _pivot(self, k: int) -> None:
-        scale = 1.0 / self.tableau[k, k]
-        row, column = self.tableau[k] * scale, self.tableau[:, k].copy()
-        self.tableau = dger(-1.0, column, row, a=self.tableau, overwrite_a=1)
-        self.tableau[:, k], self.tableau[k] = column * scale, -row
-        self.tableau[k, k] = scale
-        self.pivots += 1
-
-    def _set_free(self, k: int) -> None:
-        mine, bound = self.tableau[k, k], self.value[k]
-        slope, offset = self.slope[k] / mine, (self.offset[k] + bound) / mine
-        self._move(k, slope, offset)
-        self.state[k], self.slope[k], self.offset[k] = FREE, slope, offset - bound
-        self._pivot(k)
-
-    def _hold(self, k: int, state: int, value: float) -> None:
-        if self.state[k] == FREE:
-            self._pivot(k)
-            slope, offset = -self.slope[k], -self.offset[k] - value
-            mine = self.tableau[k, k]
-            self.state[k] = state
-            self._move(k, slope, offset)
-            self.slope[k], self.offset[k] = -mine * slope, -value - mine * offset
-        else:
-            change = value - self.value[k]
-            self._move(k, 0.0, -change)
-            self.offset[k] += (self.tableau[k, k] - 1.0) * change
-            self.state[k] = state
-        self.value[k] = value
+    def _place(self, k: int, state: int, value: float = 0.0) -> None:
+        """Client k is free from now on, or held at a value."""
+        if (self.state[k] == FREE) != (state == FREE):
+            scale = 1.0 / self.tableau[k, k]
+            row, column = self.tableau[k] * scale, self.tableau[:, k].copy()
+            self.tableau = dger(-1.0, column, row, a=self.tableau, overwrite_a=1)
+            self.tableau[:, k], self.tableau[k] = column * scale, -row
+            self.tableau[k, k] = scale
+            self.pivots += 1
+        self.state[k], self.value[k] = state, value
+        self._draw_lines()
 
     # ---- the walk
 
@@ -238,24 +212,24 @@ class _Walker:
 
     def _cross(self, rate: float, k: int, state: int) -> None:
         if state == OUT:
-            self._hold(k, OUT, 0.0)
+            self._place(k, OUT, 0.0)
         elif self.state[k] == OUT:
             self._join(rate, k)
         elif state != FREE:
-            self._hold(k, state, self.low[k] if state == LOW else self.high[k])
+            self._place(k, state, self.low[k] if state == LOW else self.high[k])
         elif self.tableau[k, k] > 1e-12:
-            self._set_free(k)
+            self._place(k, FREE)
         else:
             self._start_anew(rate)  # B is no P-matrix (αS is 1 or more): the path jumps
 
     def _join(self, rate: float, k: int) -> None:
         wish = rate * self.slope[k] - self.offset[k]
         if wish <= self.low[k]:
-            self._hold(k, LOW, self.low[k])
+            self._place(k, LOW, self.low[k])
         elif wish >= self.high[k]:
-            self._hold(k, HIGH, self.high[k])
+            self._place(k, HIGH, self.high[k])
         else:
-            self._set_free(k)
+            self._place(k, FREE)
 
     def _start_anew(self, rate: float) -> None:
         """Some equilibrium just past a rate, where several may exist."""
@@ -319,7 +293,7 @@ class _Walker:
             if not out[k]:
                 roots = self._roots(None if self.state[k] == FREE else self.value)
                 self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
-                self._hold(k, OUT, 0.0)
+                self._place(k, OUT, 0.0)
             elif (out ^ (np.arange(len(out)) == k)).tobytes() in self.seen:
                 self.restless[k] = True
                 continue
