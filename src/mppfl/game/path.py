@@ -16,7 +16,7 @@ from scipy.linalg.blas import dger
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import NotConverged
-from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response
+from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response, interior_rates
 from mppfl.game.model import Game
 from mppfl.game.plan import Against
 
@@ -63,6 +63,11 @@ class Path:
         return int(np.clip(np.searchsorted(self.ends[:, 1], rate), 0, len(self) - 1))
 
 
+def no_segments(num_clients: int) -> Path:
+    nothing = np.zeros((0, num_clients))
+    return Path(np.zeros((0, 2)), nothing, nothing, nothing.astype(bool))
+
+
 def snapped(budgets: Array, digits: Array, low: Array, high: Array) -> Array:
     """Budgets within their bounds, those nearer to a bound than NEARBY of `digits` exactly at it."""
     near = NEARBY * digits
@@ -102,6 +107,22 @@ class Followers:
     def wish(self, rate: float, budgets: Array) -> Array:
         """What each would answer without bounds, given the others' budgets."""
         return rate * self.own[0] - self.own[1] - (self.game.loss @ budgets - budgets)
+
+    def segment(self, rate: float, budgets: Array) -> Path:
+        """The segment of the path on which clients answer a rate with these budgets; empty where rounding hides it."""
+        clients, loss = self.game.clients, self.game.loss
+        low, high = clients.budget_min, clients.budget_max
+        free = (budgets > low) & (budgets < high)
+        fixed = np.where(free, 0.0, budgets)
+        right = np.column_stack([self.own[0], self.own[1] + loss @ fixed])
+        both = loss.solve(right, None if free.all() else free)
+        slope, offset = np.ascontiguousarray(both[:, 0]), both[:, 1] - fixed
+        start = self.wish(0.0, -offset)
+        floor = np.where(free, low, np.where((budgets >= high) & (high > low), high, -np.inf))
+        ceiling = np.where(free, high, np.where((budgets <= low) & (high > low), low, np.inf))
+        ends = interior_rates(self.wish(1.0, slope - offset) - start, -start, floor, ceiling)
+        path = Path(np.array([ends]), slope[None], offset[None], free[None])
+        return path if ends[0] <= rate <= ends[1] else path.only(np.array([False]))
 
 
 def response_path(followers: Followers, against: Against | None = None, last: float = np.inf) -> Path:
