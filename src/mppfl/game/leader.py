@@ -172,7 +172,7 @@ class Answers:
         """Allowed segments; None where the game is too large for its path to be followed."""
         clients, line, able = self.game.clients, self.line, self.able
         low, high = clients.budget_min[line.free], clients.budget_max[line.free]
-        bounds_matter = len(low) == 0 or bool((low > 0).any() or np.isfinite(high).any())
+        bounds_matter = not able[line.free].all() or bool((low > 0).any() or np.isfinite(high).any() or len(low) == 0)
         if self.participation == "everyone" and not bounds_matter and self.game.loss.has_one_answer:
             # Everybody participates just where everybody is strictly inside its bounds.
             if not line.has_interior or not (line.free | (line.offset < 0))[able].all():

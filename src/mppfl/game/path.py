@@ -169,7 +169,6 @@ class _Walker:
             self.state, self.value = np.where(stays, LOW, OUT), np.zeros_like(self.low)
             self.chooses = (self.high > 0) & ~stays
             self.tried_at, self.seen = -1.0, set[bytes]()  # the crowds that were tried at this rate
-            self.restless = np.zeros(len(stays), dtype=bool)  # who would come and go
         self._refresh()
 
     def _refresh(self) -> None:
@@ -297,7 +296,7 @@ class _Walker:
         """
         just_left = (self.state == OUT) & ~before
         if rate > self.tried_at * (1 + 10 * NEARBY):
-            self.seen, self.restless = set(), np.zeros_like(before)
+            self.seen, self.restless, self.left = set(), np.zeros_like(before), np.zeros_like(before)
         self.tried_at, self.again = rate, np.full(len(before), np.inf)
         self.restless |= just_left
         if (before != (self.state == OUT)).any():
@@ -315,6 +314,7 @@ class _Walker:
                 roots = self._roots(None if self.state[k] == FREE else self.value)
                 self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
                 self._place(k, OUT, 0.0)
+                self.left[k] = True
             elif (out ^ (np.arange(len(out)) == k)).tobytes() in self.seen:
                 self.restless[k] = True
                 continue
@@ -348,6 +348,7 @@ class _Walker:
         """The first rate past this one at which a client's margin changes sign, whose, and where it goes."""
         out = self.state == OUT
         first = self.again.copy()
+        later = np.where(self.left, rate * (1 + 10 * NEARBY), rate)  # who has just come and gone is not asked again
         pieces = [(self.state == FREE, None), ((self.state == LOW) | (self.state == HIGH), self.value)]
         pieces += [(out, None), (out, self.low), (out, self.high)]
         for state_is, given in pieces:
@@ -357,7 +358,7 @@ class _Walker:
             roots = self._roots(np.where(np.isfinite(given), given, 0.0) if given is not None else None)
             for root, rises in roots:
                 line = np.where(np.isfinite(root), root, 0.0) * self.slope - self.offset
-                valid = which & (root > rate) & np.where(out, rises, ~rises)
+                valid = which & (root > later) & np.where(out, rises, ~rises)
                 if given is None:
                     near = NEARBY * np.abs(self.offset)
                     valid &= ~out | ((line >= self.low - near) & (line <= self.high + near))
