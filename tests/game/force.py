@@ -21,7 +21,7 @@ def answers_by_force(game, weights, rates):
         free = (wish > low) & (wish < high)
         systems = np.where(free[:, :, None], matrix, np.eye(len(low)))
         budgets = np.linalg.solve(systems, np.where(free, wanted, answer)[:, :, None])[:, :, 0]
-    return np.where(answer <= low + 1e-13 * digits, low, answer)
+    return np.where(wish <= low + 1e-13 * digits, low, answer)
 
 
 def costs_by_force(game, leader, round_index, weights, rates, budgets):

@@ -18,7 +18,7 @@ from mppfl.errors import NotConverged
 from mppfl.game.equilibrium import Response, equilibrium_response
 from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game
-from mppfl.game.path import Followers
+from mppfl.game.path import Followers, Path, no_segments
 
 MAX_STEPS = 200
 CG_STEPS = 200
@@ -189,6 +189,10 @@ class Society(Followers):
     def own(self) -> tuple[Array, Array]:
         diagonal = _welfare(self.game).diagonal
         return 1 / diagonal, (self.game.loss.T @ self.game.clients.linear_cost) / diagonal
+
+    def segment(self, rate: float, budgets: Array) -> Path:
+        """None: on networks too large for a path, optima are found to fewer digits than a line needs."""
+        return no_segments(self.game.num_clients)
 
     def answer(self, rate: float, start: Array | None = None, tolerance: float = 1e-12) -> Array:
         return optimal_budgets(self.game, rate, start)

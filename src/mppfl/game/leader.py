@@ -21,7 +21,7 @@ from mppfl.arrays import Array, BoolArray, IntArray, require_number
 from mppfl.errors import BadInput, NoEquilibrium
 from mppfl.game.equilibrium import Response, waking_rates
 from mppfl.game.model import Game, cost_without_absent
-from mppfl.game.path import NEARBY, PATH_BELOW, Followers, Path, response_path
+from mppfl.game.path import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
@@ -32,7 +32,6 @@ SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where co
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
 ALONE, SHORT = 3, 300  # at more rates, and on networks of at most so many clients, answers are read off the path
 OPEN = 1e-9  # of a segment: how near to the rate at which somebody leaves the server goes
-REFINED = (1.3, 1.05)  # how far around the rates that rounds choose samples are added, time after time
 GRID = 24  # rates between two samples at which costs are read off interpolated wishes
 
 
@@ -173,11 +172,11 @@ class Answers:
         """Allowed segments; None where the game is too large for its path to be followed."""
         clients, line, able = self.game.clients, self.line, self.able
         low, high = clients.budget_min[line.free], clients.budget_max[line.free]
-        bounds_matter = len(low) == 0 or bool((low > 0).any() or np.isfinite(high).any())
+        bounds_matter = not able[line.free].all() or bool((low > 0).any() or np.isfinite(high).any() or len(low) == 0)
         if self.participation == "everyone" and not bounds_matter:
             # Everybody participates just where everybody is strictly inside its bounds.
             if not line.has_interior or not (line.free | (line.offset < 0))[able].all():
-                return _no_segments(self.game)
+                return no_segments(self.game.num_clients)
             ends = np.array([[line.lowest_rate, line.highest_rate]])
             return _strictly_inside(Path(ends, line.slope[None], line.offset[None], line.free[None]), able)
         if self.game.num_clients > PATH_BELOW:
@@ -283,11 +282,6 @@ def _scale(slope: Array, offset: Array) -> float:
     """A rate of the size at which budgets on these lines change a lot."""
     steepest = float(np.abs(slope).max())
     return float(np.abs(offset).max()) / steepest if steepest > 0 else 1.0
-
-
-def _no_segments(game: Game) -> Path:
-    nothing = np.zeros((0, game.num_clients))
-    return Path(np.zeros((0, 2)), nothing, nothing, nothing.astype(bool))
 
 
 # ---- on the path ----------------------------------------------------------------------------------------------------
@@ -564,40 +558,43 @@ class _Samples:
             self.rates.insert(near, float(rate))
             self.wishes.insert(near, followers.wish(rate, start))
 
-    def sums(self, rates: Array, low: IntArray, high: IntArray) -> _Sums:
-        """Sums at rates, wishes being interpolated between the samples `low` and `high` of each."""
+    def _between(self, rate: float, low: int, high: int) -> Array:
+        """Everybody's wish at a rate, interpolated between two samples."""
+        share = 0.0 if low == high else (rate - self.rates[low]) / (self.rates[high] - self.rates[low])
+        return self.wishes[low] if share == 0 else (1 - share) * self.wishes[low] + share * self.wishes[high]
+
+    def sums(self, rates: Array, low: IntArray, high: IntArray, *, cells: bool = False) -> _Sums:
+        """Sums at rates, wishes being interpolated between the samples `low` and `high` of each; or, for the cells
+        between each rate and the next, sums of which no cost inside is less.
+        """
         answers = self.answers
         game, weights, clients = answers.game, answers.weights, answers.game.clients
-        sizes, able = noise_aware_sums(game)[0], answers.able
-        examples, own = clients.data_size, answers.followers.own[0]
-        rows = []
+        sizes, examples, own = noise_aware_sums(game)[0], clients.data_size, answers.followers.own[0]
+        rows, before = [], None
         for rate, j, k in zip(rates, low, high, strict=True):
-            share = 0.0 if j == k else (rate - self.rates[j]) / (self.rates[k] - self.rates[j])
-            wish = self.wishes[j] if share == 0 else (1 - share) * self.wishes[j] + share * self.wishes[k]
-            budgets = np.clip(wish, clients.budget_min, clients.budget_max)
-            part, free = budgets > 0, (wish > clients.budget_min) & (wish < clients.budget_max)
-            inverse = np.divide(1.0, budgets, out=np.zeros_like(budgets), where=part)
-            grown = (examples.sum() / max(examples @ part, 1e-100)) ** 2
+            wish = self._between(rate, j, k)
+            least = most = budgets = np.clip(wish, clients.budget_min, clients.budget_max)
+            if cells and before is not None:
+                least, most = np.minimum(before, budgets), np.maximum(before, budgets)
+            before = budgets
+            part, free = most > 0, (wish > clients.budget_min) & (wish < clients.budget_max)
+            inverse = np.divide(1.0, most, out=np.zeros_like(most), where=least > 0)
+            grown = (examples.sum() / (examples @ part)) ** 2 if part.any() else 0.0
             pulled = (clients.noise_harm * own * inverse**2)[free].sum()
-            allowed = part[able].all() if answers.participation == "everyone" else part.any()
-            rows.append(
-                (
-                    grown * (clients.noise_harm @ inverse), weights @ budgets, sizes @ budgets, grown * pulled,
-                    (weights * own)[free].sum(), allowed,
-                )
-            )  # fmt: skip
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 6).T
-        noise, paid, effective, pull, alone, allowed = columns
-        return _Sums(np.asarray(rates), noise, paid, effective, pull, alone, allowed > 0)
+            allowed = part[answers.able].all() if answers.participation == "everyone" else part.any()
+            noise, alone = clients.noise_harm @ inverse, (weights * own)[free].sum()
+            rows.append((grown * noise, weights @ least, sizes @ most, grown * pulled, alone, allowed))
+        noise, paid, effective, pull, alone, allowed = np.array(rows, dtype=np.float64)[int(cells) :].T
+        rates = np.asarray(rates)[:-1] if cells else np.asarray(rates)
+        return _Sums(rates, noise, paid, effective, pull, alone, allowed > 0)
 
-    def everywhere(self) -> _Sums:
+    def everywhere(self, *, cells: bool = False) -> _Sums:
         """Sums on a grid between all samples."""
         low = np.repeat(np.arange(len(self.rates) - 1), GRID)
         share = np.tile(np.arange(GRID) / GRID, len(self.rates) - 1)
-        samples = np.array(self.rates)
+        samples, last = np.array(self.rates), len(self.rates) - 1
         rates = samples[low] + share * (samples[low + 1] - samples[low])
-        last = len(self.rates) - 1
-        return self.sums(np.append(rates, samples[-1]), np.append(low, last), np.append(low + 1, last))
+        return self.sums(np.append(rates, samples[-1]), np.append(low, last), np.append(low + 1, last), cells=cells)
 
     def search(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
         """Sums, and the position among them that every round chooses: samples of all rates, then of those chosen."""
@@ -611,14 +608,15 @@ class _Samples:
         self.add(np.append(coarse, 0.0) if clients.budget_min.any() else coarse)
         sums, chosen = self._chosen(leader, rounds, limit)
         if sums.rates[chosen].max() >= self.rates[-1]:  # the best rate may lie above all samples
-            self.add(np.asarray(self.rates[-1] * 2.0 ** np.arange(1, 9), dtype=np.float64))
+            self.add(self.rates[-1] * 2.0 ** np.arange(1, 9))
             sums, chosen = self._chosen(leader, rounds, limit)
-        for spread in REFINED:
-            rates = sums.rates[chosen]
-            low, high = max(float(rates.min()) / spread, floor), max(float(rates.max()) * spread, spread**2 * floor)
-            self.add(np.geomspace(low, high, NUM_SAMPLES // 2))
-            sums, chosen = self._chosen(leader, rounds, limit)
-        return sums, chosen
+        rates = sums.rates[chosen]
+        self.add(
+            np.geomspace(
+                max(float(rates.min()) / 1.3, floor), max(float(rates.max()) * 1.3, 1.7 * floor), NUM_SAMPLES // 2
+            )
+        )
+        return self._chosen(leader, rounds, limit)
 
     def _chosen(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
         sums = self.everywhere()
@@ -632,33 +630,42 @@ class _Samples:
         return sums, costs.argmin(axis=1)
 
     def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Rates:
+        """The best of the grid, and then of the segment of the path that it lies on."""
         sums, chosen = self.search(leader, rounds, limit)
-        rates = sums.rates[chosen]
-        distinct, row_of_round = np.unique(rates, return_inverse=True)
-        clients = self.answers.game.clients
-        rows: list[Array] = []
-        for rate in distinct.tolist():
+        rates, followers, clients = sums.rates[chosen], self.answers.followers, self.answers.game.clients
+        bounds = clients.budget_min, clients.budget_max
+        rows = np.empty((len(rounds), len(clients.budget_min)))
+        for rate in np.unique(rates).tolist():
             k = int(np.clip(np.searchsorted(self.rates, rate), 1, len(self.rates) - 1))
-            share = (rate - self.rates[k - 1]) / (self.rates[k] - self.rates[k - 1])
-            wish = (1 - share) * self.wishes[k - 1] + share * self.wishes[k]
-            start = np.clip(wish, clients.budget_min, clients.budget_max)
-            rows.append(self.answers.followers.answer(rate, start))
-        return Rates(rates, Stored(np.array(rows), row_of_round), True)
+            start = np.clip(self._between(rate, k - 1, k), *bounds)
+            which = np.flatnonzero(rates == rate)
+            rows[which] = budgets = followers.answer(rate, start)
+            path = no_segments(len(start)) if leader == "mean_field" else followers.segment(rate, budgets)
+            if len(path) == 0:
+                continue
+            view = _View(self.answers.game, self.answers.weights, _strictly_inside(path, budgets > 0), leader, limit)
+            better, _, costs = view.best(rounds[which])
+            for row, other, cost in zip(which, better, costs, strict=True):
+                now = cost_of(self.answers.game, leader, int(rounds[row]), rate * self.answers.weights, budgets)
+                if cost < now:
+                    rates[row], rows[row] = other, path.budgets(0, other, *bounds)
+        return Rates(rates, Stored(rows, np.arange(len(rounds))), True)
 
     def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
-        """The least interpolated cost of every round, less what interpolation may hide: its error at samples that are
-        left out, the largest among those about the best.
+        """The least that interpolated costs can be in any cell of the grid, less what interpolation may hide: how far
+        this bound is too high at samples that are left out, the worst of those about the best.
         """
-        game = self.answers.game
+        game, positions = self.answers.game, np.arange(len(rounds))
         sums, chosen = self.search(leader, rounds, limit)
-        inner = np.arange(1, len(self.rates) - 1)
-        exact, rough = (
-            self.sums(np.array(self.rates)[inner], inner, inner),
-            self.sums(np.array(self.rates)[inner], inner - 1, inner + 1),
-        )
-        costs, guessed = (one.costs(game, leader, rounds, limit) for one in (exact, rough))
+        samples = np.array(self.rates)
+        inner = np.arange(1, len(samples) - 1)
+        margin = (samples[inner + 1] - samples[inner - 1]) / (4 * GRID)
+        about = np.column_stack([samples[inner] - margin, samples[inner] + margin]).ravel()
+        low, high = np.repeat(inner - 1, 2), np.repeat(inner + 1, 2)
+        claimed = self.sums(about, low, high, cells=True).costs(game, leader, rounds, np.inf)[:, ::2]
+        true = self.sums(samples[inner], inner, inner).costs(game, leader, rounds, np.inf)
         with np.errstate(invalid="ignore"):
-            errors = np.nan_to_num(np.abs(guessed - costs) / costs, nan=0.0, posinf=0.0)
-        least = sums.costs(game, leader, rounds, limit)[np.arange(len(rounds)), chosen]
-        near = np.clip(np.searchsorted(exact.rates, sums.rates[chosen])[:, None] + np.arange(-2, 2), 0, len(inner) - 1)
-        return np.asarray(least * (1 - errors[np.arange(len(rounds))[:, None], near].max(axis=1)))
+            excess = np.nan_to_num(np.maximum(claimed / true - 1, 0.0), nan=0.0, posinf=0.0)
+        least = self.everywhere(cells=True).costs(game, leader, rounds, limit).min(axis=1)
+        near = np.searchsorted(samples[inner], sums.rates[chosen])[:, None] + np.arange(-2, 2)
+        return np.asarray(least / (1 + excess[positions[:, None], np.clip(near, 0, len(inner) - 1)].max(axis=1)))

@@ -16,7 +16,7 @@ from scipy.linalg.blas import dger
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.errors import NotConverged
-from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response
+from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response, interior_rates
 from mppfl.game.model import Game
 from mppfl.game.plan import Against
 
@@ -63,6 +63,11 @@ class Path:
         return int(np.clip(np.searchsorted(self.ends[:, 1], rate), 0, len(self) - 1))
 
 
+def no_segments(num_clients: int) -> Path:
+    nothing = np.zeros((0, num_clients))
+    return Path(np.zeros((0, 2)), nothing, nothing, nothing.astype(bool))
+
+
 def snapped(budgets: Array, digits: Array, low: Array, high: Array) -> Array:
     """Budgets within their bounds, those nearer to a bound than NEARBY of `digits` exactly at it."""
     near = NEARBY * digits
@@ -102,6 +107,22 @@ class Followers:
     def wish(self, rate: float, budgets: Array) -> Array:
         """What each would answer without bounds, given the others' budgets."""
         return rate * self.own[0] - self.own[1] - (self.game.loss @ budgets - budgets)
+
+    def segment(self, rate: float, budgets: Array) -> Path:
+        """The segment of the path on which clients answer a rate with these budgets; empty where rounding hides it."""
+        clients, loss = self.game.clients, self.game.loss
+        low, high = clients.budget_min, clients.budget_max
+        free = (budgets > low) & (budgets < high)
+        fixed = np.where(free, 0.0, budgets)
+        right = np.column_stack([self.own[0], self.own[1] + loss @ fixed])
+        both = loss.solve(right, None if free.all() else free)
+        slope, offset = np.ascontiguousarray(both[:, 0]), both[:, 1] - fixed
+        start = self.wish(0.0, -offset)
+        floor = np.where(free, low, np.where((budgets >= high) & (high > low), high, -np.inf))
+        ceiling = np.where(free, high, np.where((budgets <= low) & (high > low), low, np.inf))
+        ends = interior_rates(self.wish(1.0, slope - offset) - start, -start, floor, ceiling)
+        path = Path(np.array([ends]), slope[None], offset[None], free[None])
+        return path if ends[0] <= rate <= ends[1] else path.only(np.array([False]))
 
 
 def response_path(followers: Followers, against: Against | None = None, last: float = np.inf) -> Path:
@@ -148,68 +169,41 @@ class _Walker:
             self.state, self.value = np.where(stays, LOW, OUT), np.zeros_like(self.low)
             self.chooses = (self.high > 0) & ~stays
             self.tried_at, self.seen = -1.0, set[bytes]()  # the crowds that were tried at this rate
-            self.restless = np.zeros(len(stays), dtype=bool)  # who would come and go
         self._refresh()
 
     def _refresh(self) -> None:
         """Tableau and lines from who is free and where the others are held."""
         free, matrix = self.state == FREE, self.matrix
-        held = ~free
-        value = np.where(free, 0.0, self.value)
-        spill = matrix @ value
-        right = np.column_stack([self.own_slope, self.own_offset + spill])
         table = np.array(matrix, order="F")
         if free.any():
             inverse = np.linalg.inv(matrix[np.ix_(free, free)])
-            right[free] = inverse @ right[free]
-            crossing = matrix[np.ix_(held, free)]
-            right[held] -= crossing @ right[free]
-            table[np.ix_(free, free)] = inverse
-            table[np.ix_(held, free)] = crossing @ inverse
-            table[np.ix_(held, held)] -= crossing @ inverse @ matrix[np.ix_(free, held)]
-            table[np.ix_(free, held)] = -inverse @ matrix[np.ix_(free, held)]
-        right[held, 1] -= value[held]
-        self.tableau, self.slope, self.offset = table, right[:, 0].copy(), right[:, 1].copy()
-        self.pivots = 0
+            across = inverse @ matrix[np.ix_(free, ~free)]
+            crossing = matrix[np.ix_(~free, free)]
+            table[np.ix_(free, free)], table[np.ix_(free, ~free)] = inverse, -across
+            table[np.ix_(~free, free)] = crossing @ inverse
+            table[np.ix_(~free, ~free)] -= crossing @ across
+        self.tableau, self.pivots = table, 0
+        self._draw_lines()
 
-    # ---- one client changes sides
+    def _draw_lines(self) -> None:
+        """Everybody's line anew: its digits are those of who is there now, not of who has been."""
+        free = self.state == FREE
+        right = np.array([np.where(free, self.own_slope, 0.0), np.where(free, self.own_offset, -self.value)])
+        slope, offset = right @ self.tableau.T
+        self.slope = np.where(free, slope, self.own_slope - slope)
+        self.offset = np.where(free, offset, self.own_offset - offset - self.value)
 
-    def _move(self, k: int, slope: float, offset: float) -> None:
-        """Everybody else's line after client k's budget moved by r·slope − offset."""
-        change = np.where(self.state == FREE, self.tableau[:, k], -self.tableau[:, k])
-        change[k] = 0.0
-        self.slope += change * slope
-        self.offset += change * offset
-
-    def _pivot(self, k: int) -> None:
-        scale = 1.0 / self.tableau[k, k]
-        row, column = self.tableau[k] * scale, self.tableau[:, k].copy()
-        self.tableau = dger(-1.0, column, row, a=self.tableau, overwrite_a=1)
-        self.tableau[:, k], self.tableau[k] = column * scale, -row
-        self.tableau[k, k] = scale
-        self.pivots += 1
-
-    def _set_free(self, k: int) -> None:
-        mine, bound = self.tableau[k, k], self.value[k]
-        slope, offset = self.slope[k] / mine, (self.offset[k] + bound) / mine
-        self._move(k, slope, offset)
-        self.state[k], self.slope[k], self.offset[k] = FREE, slope, offset - bound
-        self._pivot(k)
-
-    def _hold(self, k: int, state: int, value: float) -> None:
-        if self.state[k] == FREE:
-            self._pivot(k)
-            slope, offset = -self.slope[k], -self.offset[k] - value
-            mine = self.tableau[k, k]
-            self.state[k] = state
-            self._move(k, slope, offset)
-            self.slope[k], self.offset[k] = -mine * slope, -value - mine * offset
-        else:
-            change = value - self.value[k]
-            self._move(k, 0.0, -change)
-            self.offset[k] += (self.tableau[k, k] - 1.0) * change
-            self.state[k] = state
-        self.value[k] = value
+    def _place(self, k: int, state: int, value: float = 0.0) -> None:
+        """Client k is free from now on, or held at a value."""
+        if (self.state[k] == FREE) != (state == FREE):
+            scale = 1.0 / self.tableau[k, k]
+            row, column = self.tableau[k] * scale, self.tableau[:, k].copy()
+            self.tableau = dger(-1.0, column, row, a=self.tableau, overwrite_a=1)
+            self.tableau[:, k], self.tableau[k] = column * scale, -row
+            self.tableau[k, k] = scale
+            self.pivots += 1
+        self.state[k], self.value[k] = state, value
+        self._draw_lines()
 
     # ---- the walk
 
@@ -238,24 +232,24 @@ class _Walker:
 
     def _cross(self, rate: float, k: int, state: int) -> None:
         if state == OUT:
-            self._hold(k, OUT, 0.0)
+            self._place(k, OUT, 0.0)
         elif self.state[k] == OUT:
             self._join(rate, k)
         elif state != FREE:
-            self._hold(k, state, self.low[k] if state == LOW else self.high[k])
+            self._place(k, state, self.low[k] if state == LOW else self.high[k])
         elif self.tableau[k, k] > 1e-12:
-            self._set_free(k)
+            self._place(k, FREE)
         else:
             self._start_anew(rate)  # B is no P-matrix (αS is 1 or more): the path jumps
 
     def _join(self, rate: float, k: int) -> None:
         wish = rate * self.slope[k] - self.offset[k]
         if wish <= self.low[k]:
-            self._hold(k, LOW, self.low[k])
+            self._place(k, LOW, self.low[k])
         elif wish >= self.high[k]:
-            self._hold(k, HIGH, self.high[k])
+            self._place(k, HIGH, self.high[k])
         else:
-            self._set_free(k)
+            self._place(k, FREE)
 
     def _start_anew(self, rate: float) -> None:
         """Some equilibrium just past a rate, where several may exist."""
@@ -302,7 +296,7 @@ class _Walker:
         """
         just_left = (self.state == OUT) & ~before
         if rate > self.tried_at * (1 + 10 * NEARBY):
-            self.seen, self.restless = set(), np.zeros_like(before)
+            self.seen, self.restless, self.left = set(), np.zeros_like(before), np.zeros_like(before)
         self.tried_at, self.again = rate, np.full(len(before), np.inf)
         self.restless |= just_left
         if (before != (self.state == OUT)).any():
@@ -319,7 +313,8 @@ class _Walker:
             if not out[k]:
                 roots = self._roots(None if self.state[k] == FREE else self.value)
                 self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
-                self._hold(k, OUT, 0.0)
+                self._place(k, OUT, 0.0)
+                self.left[k] = True
             elif (out ^ (np.arange(len(out)) == k)).tobytes() in self.seen:
                 self.restless[k] = True
                 continue
@@ -353,6 +348,7 @@ class _Walker:
         """The first rate past this one at which a client's margin changes sign, whose, and where it goes."""
         out = self.state == OUT
         first = self.again.copy()
+        later = np.where(self.left, rate * (1 + 10 * NEARBY), rate)  # who has just come and gone is not asked again
         pieces = [(self.state == FREE, None), ((self.state == LOW) | (self.state == HIGH), self.value)]
         pieces += [(out, None), (out, self.low), (out, self.high)]
         for state_is, given in pieces:
@@ -362,7 +358,7 @@ class _Walker:
             roots = self._roots(np.where(np.isfinite(given), given, 0.0) if given is not None else None)
             for root, rises in roots:
                 line = np.where(np.isfinite(root), root, 0.0) * self.slope - self.offset
-                valid = which & (root > rate) & np.where(out, rises, ~rises)
+                valid = which & (root > later) & np.where(out, rises, ~rises)
                 if given is None:
                     near = NEARBY * np.abs(self.offset)
                     valid &= ~out | ((line >= self.low - near) & (line <= self.high + near))
