@@ -608,7 +608,7 @@ class _Samples:
         self.add(np.append(coarse, 0.0) if clients.budget_min.any() else coarse)
         sums, chosen = self._chosen(leader, rounds, limit)
         if sums.rates[chosen].max() >= self.rates[-1]:  # the best rate may lie above all samples
-            self.add(self.rates[-1] * 2.0 ** np.arange(1, 9))
+            self.add(np.asarray(self.rates[-1] * 2.0 ** np.arange(1, 9), dtype=np.float64))
             sums, chosen = self._chosen(leader, rounds, limit)
         rates = sums.rates[chosen]
         self.add(
