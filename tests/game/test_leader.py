@@ -295,8 +295,9 @@ def test_who_cannot_be_kept_is_named_with_the_rate_at_which_it_leaves():
         mppfl.NoEquilibrium, match=r"all 11 clients: '2' leaves at rate 1\.3.*'1' comes only at rate 1\.625"
     ):
         mppfl.solve(replace(star(), clients=clients))
-    with pytest.raises(mppfl.NoEquilibrium, match="'1' participates at no rate"):
-        mppfl.solve(two_friends(1.0))
+    equal = mppfl.solve(two_friends(1.0))  # any division is an equilibrium of α = 1: one that keeps both is taken
+    assert equal.terms(1).budgets == approx([equal.terms(1).reward_rate / 4] * 2)
+    assert not equal.is_unique
     nobody = two_friends().with_bounds(np.zeros(2), np.zeros(2))
     with pytest.raises(mppfl.NoEquilibrium, match="nobody can participate"):
         mppfl.solve(nobody)
