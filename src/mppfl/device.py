@@ -156,7 +156,9 @@ def _rows(matrix: Any, first: int, last: int, device: torch.device) -> Tensor:
     """Some rows of a csr_array as a sparse tensor."""
     edges = slice(matrix.indptr[first], matrix.indptr[last])
     starts = (matrix.indptr[first : last + 1] - edges.start).astype(np.int32)
-    columns, values = to_device(matrix.indices[edges], device), to_device(matrix.data[edges], device)
+    # cuSPARSE reads both index arrays as the type of the starts: columns of 64 bits give wrong products, unnoticed.
+    columns = to_device(matrix.indices[edges].astype(np.int32, copy=False), device)
+    values = to_device(matrix.data[edges], device)
     size = last - first, matrix.shape[1]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta|Sparse invariant checks")

@@ -33,6 +33,11 @@ def test_the_operator_on_a_device_is_the_plain_one(monkeypatch, name, max_hops, 
         assert ours.influence.times(tensor, 0.3, tensor).cpu().numpy() == approx(
             columns + 0.3 * (plain.influence @ columns), abs=1e-14
         )
+    wide = plain.influence.copy()
+    wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
+    object.__setattr__(plain, "influence", wide)
+    for block in propagation_on_device(plain, where).influence.blocks:  # cuSPARSE mixes up indices of two widths
+        assert block.crow_indices().dtype == block.col_indices().dtype == torch.int32
     assert ours.T.T is ours
     assert (ours.num_clients, ours.geometric_sum) == (80, plain.geometric_sum)
 
