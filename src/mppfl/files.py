@@ -23,80 +23,74 @@ LOCK_TRIES = 1000  # each fails only where another process leaves the folder at 
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Puts the content at `path` in one step: durable and whole, or the old file untouched and a clear error."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
+    """Puts the content at `path` in one step, in a folder that is made if there is none; see `replaced`."""
+    with suppress(OSError):  # what stands in the way is told when the file is written
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as cause:
-        raise MppflError(
-            f"{path} could not be written: {cause.strerror or cause}. Whatever was there is untouched; make room or "
-            "choose another folder."
-        ) from cause
-    finally:
-        with suppress(OSError):  # where the folder itself could not be made, there is no draft
-            draft.unlink(missing_ok=True)
-    if os.name == "nt":  # Windows cannot make a folder durable by itself
-        return
-    try:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name itself must survive a power cut
-        finally:
-            os.close(folder)
-    except OSError as cause:
-        raise MppflError(
-            f"{path} is written, but its folder could not be made durable: {cause.strerror or cause}. After a power "
-            "cut the file before it may be back; check the disk."
-        ) from cause
+    with replaced(path) as file:
+        file.write(content)
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, gzipped if the path ends in .gz, that takes the path's place once it is complete.
+    """A new file, gzipped if the path ends in .gz, that takes the path's place once it is complete and on the disk.
 
     Until then, and on failure, the old one stays.
     """
-    part = path.parent / f".{secrets.token_hex(8)}.part"
+    draft = path.parent / f".{secrets.token_hex(8)}.new"
     try:
-        with open(part, "xb") as file:
+        with open(draft, "xb") as file:
             if path.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
                     yield cast(IO[bytes], zipped)
             else:
                 yield file
-        os.replace(part, path)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _make_durable(path.parent)
     except OSError as cause:
         raise BadFile(
-            f"{shown_path(path)} cannot be written: {cause.strerror}. Check the folder and the space."
+            f"{shown_path(path)} could not be written: {cause.strerror or cause}. Check the folder, make room, or "
+            "choose another one."
         ) from cause
     finally:
         with suppress(OSError):
-            part.unlink()
+            draft.unlink()
+
+
+def _make_durable(folder: Path) -> None:
+    """A new name in the folder survives a power cut, too; Windows cannot promise that."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager
 def failures_in_one_line(path: Path) -> Iterator[None]:
     """Every failure of the system or of gzip becomes a BadFile that names the file."""
-    shown = shown_path(path)
     try:
         yield
-    except FileNotFoundError as cause:
-        raise BadFile(f"{shown} does not exist. Check the path.") from cause
-    except IsADirectoryError as cause:
-        raise BadFile(f"{shown} is a directory where a file was expected. Check the path.") from cause
-    except PermissionError as cause:
-        raise BadFile(f"{shown} may not be read. Check its permissions.") from cause
-    except EOFError as cause:
-        raise BadFile(f"{shown} is a gzip file that ends too early. Fetch or make it again.") from cause
-    except (gzip.BadGzipFile, zlib.error) as cause:
-        raise BadFile(f"{shown} is a damaged gzip file ({one_line(cause)}). Fetch or make it again.") from cause
-    except OSError as cause:
-        raise BadFile(f"{shown} cannot be read: {cause.strerror or one_line(cause)}. Check the path.") from cause
+    except (OSError, EOFError, zlib.error) as cause:
+        kinds = (kind for kind in _FAILURES if isinstance(cause, kind))
+        reason = getattr(cause, "strerror", None) or one_line(cause)
+        words = _FAILURES[next(kinds)].format(reason=reason)
+        raise BadFile(f"{shown_path(path)} {words}") from cause
+
+
+_DAMAGED = "is a damaged gzip file ({reason}). Fetch or make it again."
+_FAILURES: dict[type[BaseException], str] = {  # what is said of each; the first that fits
+    FileNotFoundError: "does not exist. Check the path.",
+    IsADirectoryError: "is a directory where a file was expected. Check the path.",
+    PermissionError: "may not be read. Check its permissions.",
+    EOFError: "is a gzip file that ends too early. Fetch or make it again.",
+    gzip.BadGzipFile: _DAMAGED,
+    zlib.error: _DAMAGED,
+    OSError: "cannot be read: {reason}. Check the path.",
+}
 
 
 @contextmanager
@@ -305,11 +299,7 @@ def _make(path: Path, book: Book) -> None:
             os.link(draft, path)
         except FileExistsError:
             return  # another process was quicker; its file is as new as ours
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _make_durable(path.parent)
     finally:
         for rest in (draft, draft.with_name(draft.name + "-journal")):
             rest.unlink(missing_ok=True)

@@ -448,7 +448,7 @@ def test_what_is_written_is_read_back_and_all_routes_lead_to_one_graph(table, un
     sp.save_npz(npz, sp.coo_array(matrix))
     npz_gz.write_bytes(gzip.compress(npz.read_bytes()))
     assert all((path.read_bytes()[:2] == b"\x1f\x8b") == (path.suffix == ".gz") for path in paths)
-    assert not list(scratch.glob(".*.part"))
+    assert not list(scratch.glob(".*.new"))
     for source in (listed, str(listed), listed_gz, graphml, graphml_gz, xml, nx.read_graphml(graphml)):
         again = read_graph(source, undirected=undirected, **AS_GIVEN)
         assert edges_of(again) == expected
@@ -578,13 +578,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     for write in (write_edges, write_graphml):
-        with pytest.raises(BadFile, match="cannot be written: No such file or directory"):
+        with pytest.raises(BadFile, match="could not be written: No such file or directory"):
             write(graph, tmp_path / "nowhere" / "edges")
-        with pytest.raises(BadFile, match="cannot be written"):
+        with pytest.raises(BadFile, match="could not be written"):
             write(graph, tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr("os.replace", no_space)
-            with pytest.raises(BadFile, match=r"edges\.csv cannot be written: No space left on device"):
+            with pytest.raises(BadFile, match=r"edges\.csv could not be written: No space left on device"):
                 write(graph, path)
         assert [p.name for p in tmp_path.iterdir()] == ["edges.csv"]
         assert path.read_text() == "old"

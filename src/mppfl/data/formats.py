@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -11,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mppfl.data.dataset import Dataset, Examples, KnownSet, own_dataset
 from mppfl.errors import BadFile, BadInput
-from mppfl.files import failures_in_one_line
+from mppfl.files import failures_in_one_line, replaced
 from mppfl.text import one_line, shown_path
 
 
@@ -174,82 +174,30 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Any:
         ) from cause
 
 
-class _ArrayName:
-    """Stands for the class numpy.ndarray; only ever handed on."""
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("an array has no such state")
-
-
-class _Type:
-    """Stands for a numpy.dtype: remembers its code."""
-
-    def __init__(self, code: Any = "", *_: object) -> None:
-        self.code = code.decode("latin1") if isinstance(code, bytes) else code
-
-    def __setstate__(self, state: object) -> None:
-        """Byte order and alignment, which a type of one byte does not have."""
-
-
-class _Array:
-    """Stands for an array: remembers shape and bytes."""
-
-    def __init__(self, *_: object) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-    def pixels(self) -> NDArray[np.uint8]:
-        """The array, if it is one of unsigned bytes in C order."""
-        _, shape, kind, in_columns, content = self.state
-        is_sound = isinstance(kind, _Type) and kind.code == "u1" and not in_columns and isinstance(content, bytes)
-        if not is_sound or prod(shape) != len(content):
-            raise pickle.UnpicklingError("an array that is not of unsigned bytes, or not whole")
-        return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-class _Bytes:
-    """Stands for _codecs.encode, by which Python 3 writes bytes in the old protocols."""
-
-    def __new__(cls, text: str, encoding: str) -> Any:
-        if encoding != "latin1":
-            raise pickle.UnpicklingError(f"bytes as {encoding!r}")
-        return text.encode("latin1")
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("bytes have no state")
-
-
-# Each has a __setstate__ of its own, so that a file cannot set attributes on the class itself.
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
 _ADMITTED = {
-    ("numpy", "ndarray"): _ArrayName,
-    ("numpy", "dtype"): _Type,
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("_codecs", "encode"): _Bytes,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("_codecs", "encode"): codecs.encode,  # by which Python 3 writes bytes in the old protocols
 }
 
 
 class _OnlyArrays(pickle.Unpickler):
+    """Calls nothing but what makes plain values and arrays. CIFAR's own files are known by their checksums besides."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ADMITTED:
             return _ADMITTED[module, name]
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to objects outside the file")
 
-
-def dictionary_of_pickle(content: Any, path: Path) -> dict[str, Any]:
-    """The dictionary in a pickle of plain values and arrays of unsigned bytes. `path` is for messages."""
+def dictionary_of_pickle(content: bytes, path: Path) -> dict[str, Any]:
+    """The dictionary in a pickle of plain values and arrays. `path` is for messages."""
     try:
-        content = _OnlyArrays(io.BytesIO(content), encoding="bytes").load()
-        if not isinstance(content, dict):
-            raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a dictionary")
-        names = [key.decode("latin1") if isinstance(key, bytes) else str(key) for key in content]
-        values = [value.pixels() if isinstance(value, _Array) else value for value in content.values()]
-        return dict(zip(names, values, strict=True))
+        values = _OnlyArrays(io.BytesIO(content), encoding="bytes").load()
+        return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in values.items()}
     except Exception as cause:  # a damaged pickle fails in whatever opcode meets the damage
         raise BadFile(
             f"{shown_path(path)} is no pickle that can be read safely ({one_line(cause)}). Fetch it again."
@@ -300,7 +248,7 @@ def _binary(path: Path, record: KnownSet, num_labels: int) -> Batch:
 def _pickled(path: Path, record: KnownSet, label_key: str) -> Batch:
     content = dictionary_of_pickle(bytes_of(path, record.md5), path)
     pixels, labels = content.get("data"), content.get(label_key)
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
         raise BadFile(f"{shown_path(path)} has no array 'data' of {PIXELS:,} bytes a row. Fetch it again.")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
         raise BadFile(f"{shown_path(path)} has no list {label_key!r} of {len(pixels):,} whole numbers. Fetch it again.")
@@ -359,15 +307,9 @@ def write_known_npz(dataset: Dataset, folder: Path) -> tuple[Path, ...]:
     """Writes train.npz and test.npz so that read_known_npz finds them, each whole or not at all."""
     with failures_in_one_line(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, part in zip(FILES, (dataset.train, dataset.test), strict=True):
-            with NamedTemporaryFile(dir=folder, prefix=".", suffix=".npz", delete=False) as file:
-                try:
-                    np.savez(file, images=part.features, labels=part.labels, provenance=dataset.provenance)
-                    file.flush()
-                    os.replace(file.name, folder / name)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+    for name, part in zip(FILES, (dataset.train, dataset.test), strict=True):
+        with replaced(folder / name) as file:
+            np.savez(file, images=part.features, labels=part.labels, provenance=dataset.provenance)
     return tuple(folder / name for name in FILES)
 
 
