@@ -18,7 +18,7 @@ SMALL = choose(num_clients=8, num_rounds=3)
 
 
 @pytest.mark.parametrize("round_shown", [1, 3])
-def test_amounts_add_up_to_the_external_risk(round_shown):
+def test_amounts_add_up_to_the_external_risk_and_the_largest_come_first(round_shown):
     scene = World().scene(altered(SMALL, round_shown=round_shown))
     for client in range(8):
         view = client_view(scene, client, most=1000)
@@ -28,17 +28,10 @@ def test_amounts_add_up_to_the_external_risk(round_shown):
         assert sum(row.share for row in view.rows) == approx(1.0)
         assert view.left_out == approx(0.0, abs=1e-12)
         assert len(view.by_hop) == 5
-
-
-def test_the_largest_come_first_and_what_is_left_out_is_said():
-    scene = World().scene(SMALL)
-    view, everything = client_view(scene, 2, most=3), client_view(scene, 2, most=1000)
-    assert view.rows == everything.rows[:3]
-    assert view.sources == everything.sources[:3]
-    amounts = [row.amount for row in everything.rows]
-    assert amounts == sorted(amounts, reverse=True)
-    assert view.left_out == approx(sum(amounts[3:]))
-    assert view.num_sources == len(everything.sources) == 7
+        few, amounts = client_view(scene, client, most=3), [row.amount for row in view.rows]
+        assert (few.rows, few.sources, few.num_sources) == (view.rows[:3], view.sources[:3], len(view.sources))
+        assert amounts == sorted(amounts, reverse=True)
+        assert few.left_out == approx(sum(amounts[3:]))
 
 
 def test_walks_run_along_links_from_the_largest_sources_to_the_client():
@@ -112,9 +105,9 @@ def test_the_rest_settle_anew_at_the_same_prices(event, factor, leader):
     assert found.before.utility == approx(scene.utilities[1])
 
 
-@pytest.mark.parametrize("who", ALONE)
-def test_clients_who_do_not_answer_each_other_keep_their_budgets(who):
-    scene = World().scene(altered(SMALL, mechanism=who))
+@pytest.mark.parametrize("mechanism", ALONE)
+def test_clients_who_do_not_answer_each_other_keep_their_budgets(mechanism):
+    scene = World().scene(altered(SMALL, mechanism=mechanism))
     found = what_if(scene, 0, 3, "doubles")
     assert not found.others_respond
     moved = scene.budgets.copy()

@@ -12,7 +12,7 @@ import pytest
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
 from mppfl.explorer import COLOURS, SHOWN, Memory, World, require_quick, spent_in, warm_up
 from mppfl.game import privacy_loss, utility
-from mppfl.network import graph_from_edges, random_graph, read_graph
+from mppfl.network import graph_from_edges, read_graph
 from mppfl.spec import GameSpec
 from tests.explorer.chosen import altered, choose
 from tests.homes import home
@@ -36,13 +36,18 @@ def test_a_scene_shows_one_round_of_the_solution():
     assert scene.losses == approx(scene.budgets + game.externality_strength * scene.external)
     assert scene.utilities == approx(utility(game, terms.prices, terms.budgets))
     assert scene.names == tuple("01234567")
+    for colour in COLOURS:
+        values, legend = scene.coloured_by(colour)
+        assert (values.shape, ", " in legend) == ((8,), True)  # and a unit
+    with pytest.raises(BadInput, match="colour='red' must be one of budget"):
+        scene.coloured_by("red")
     assert World().scene(altered(SMALL, round_shown=77)).round_index == 5
 
 
-@pytest.mark.parametrize("who", [name for name in SHOWN if name != "budget_limited"])
+@pytest.mark.parametrize("mechanism", [name for name in SHOWN if name != "budget_limited"])
 @pytest.mark.parametrize("bounds", [{}, {"budget_min": 0.01, "budget_max": 0.4}])
-def test_own_risk_is_what_was_spent_up_to_the_round_shown(who, bounds):
-    choices = altered(SMALL, mechanism=who, round_shown=4, **bounds)
+def test_own_risk_is_what_was_spent_up_to_the_round_shown(mechanism, bounds):
+    choices = altered(SMALL, mechanism=mechanism, round_shown=4, **bounds)
     scene = World().scene(choices)
     budgets = scene.solution.plan.to_matrix()
     assert budgets.min() >= choices.game.budget_min - 1e-12
@@ -51,16 +56,6 @@ def test_own_risk_is_what_was_spent_up_to_the_round_shown(who, bounds):
     assert scene.coloured_by("own_risk")[0] == approx(spent)
     assert scene.coloured_by("external_risk")[0] == approx(scene.solution.game.propagation @ spent)
     assert spent_in(scene.solution.plan, 5) == approx(scene.solution.plan.to_matrix().sum(axis=0))
-
-
-def test_every_colour_has_one_value_per_client_and_a_unit():
-    scene = World().scene(SMALL)
-    for colour in COLOURS:
-        values, legend = scene.coloured_by(colour)
-        assert values.shape == (8,)
-        assert ", " in legend
-    with pytest.raises(BadInput, match="colour='red' must be one of budget"):
-        scene.coloured_by("red")
 
 
 # ---- what is kept -------------------------------------------------------------------------------------------------
@@ -200,11 +195,3 @@ def test_clients_who_leave_one_after_the_other_are_refused_where_they_are_many()
     require_quick(bounded, 400)
     with pytest.raises(BadInput, match="on 401 clients"):
         require_quick(bounded, 401)
-
-
-def test_a_solution_of_many_clients_holds_no_table_of_clients_and_rounds():
-    graph = random_graph("barabasi_albert", 3_000, rng=np.random.default_rng(0))
-    scene = World(given=GameSpec(graph="g.csv"), graph=graph).scene(choose(graph="g.csv", round_shown=60))
-    held = [value for value in vars(scene.solution.plan.budgets).values() if isinstance(value, np.ndarray)]
-    assert [value.shape for value in held] == [(3_000,), (3_000,)]
-    assert scene.coloured_by("own_risk")[0].shape == (3_000,)
