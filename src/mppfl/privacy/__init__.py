@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         add_noise,
         cumulated_weights,
         discrete_gaussian_table,
+        discrete_steps,
         doubt,
         exact_draw,
         grid_of,
@@ -43,6 +44,16 @@ if TYPE_CHECKING:
         release_updates,
         round_cost,
         std_with_grid,
+    )
+    from .secure_sum import (
+        GRID_IN_STDS,
+        OpenedSum,
+        SharedNoise,
+        grid_of_sum,
+        hiding_shares,
+        rounding_margin,
+        shared_noise_weights,
+        simulate_secure_sum,
     )
 
 export_lazily(__name__)

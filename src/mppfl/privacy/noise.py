@@ -43,6 +43,8 @@ STEPS_PER_STD: dict[NoiseKind, int] = {"gaussian": 2**20, "discrete": 2**14}
 NOT_EXACT = 2.0**-128  # at most, of a draw of discrete noise in total variation; see exact_draw
 BITS = 320  # of a weight behind the point: a million products lose fewer than 25 of them
 DIGITS = 120
+LARGEST_TABLE_STD = 2.0**12  # grid steps; beyond, noise is the sum of a coarse and a fine draw
+FINE_STEPS = 4.0  # of the stride of the coarse draw, in the standard deviation of the fine one
 MORE_BITS = 192  # drawn to decide: a wrong decision has a probability below 2⁻¹⁹⁰
 CHUNK = 2**16  # coordinates at a time: temporaries of 0.5 MB each stay in the cache
 LARGEST_WHOLE_NUMBER = 2.0**51  # value / grid beyond which adding noise would round
@@ -225,17 +227,39 @@ def doubt(table: Words) -> int:
     return len(table) + 2**14
 
 
-def table_steps(count: int, table: Words, std_in_steps: float) -> Array:
-    """Discrete Gaussian noise in whole grid steps: the same work for every draw but the few that need more bits."""
-    words = system_words(count)
+def table_steps(count: int, table: Words, std_in_steps: float, rng: np.random.Generator | None = None) -> Array:
+    """Discrete Gaussian noise in whole grid steps: the same work for every draw but the few that need more bits.
+
+    With `rng`, a simulation, the table decides alone, so that a seed gives the same noise again.
+    """
+    words = system_words(count) if rng is None else rng.integers(0, 2**64, count, dtype=np.uint64)
     positions = words >> np.uint64(1)
     sizes = np.searchsorted(table, positions, side="right")
-    margin = np.uint64(doubt(table))
-    below = np.where(sizes > 0, positions - table[sizes - 1], margin) < margin  # nothing lies below k = 0
     steps = sizes.astype(np.float64)
-    for draw in np.flatnonzero(below | (table[sizes] - positions <= margin)):
-        steps[draw] = exact_draw(int(positions[draw]), 63, std_in_steps)
+    if rng is None:
+        margin = np.uint64(doubt(table))
+        below = np.where(sizes > 0, positions - table[sizes - 1], margin) < margin  # nothing lies below k = 0
+        for draw in np.flatnonzero(below | (table[sizes] - positions <= margin)):
+            steps[draw] = exact_draw(int(positions[draw]), 63, std_in_steps)
     steps.view(np.uint64)[:] ^= words << np.uint64(63)  # the low bit becomes the sign
+    return steps
+
+
+def discrete_steps(count: int, std_in_steps: float, rng: np.random.Generator | None = None) -> Array:
+    """Discrete Gaussian noise in whole grid steps, also of a standard deviation too large for one table.
+
+    A large one is 2^b·A + B of two discrete Gaussians, with 4·2^b the standard deviation of B. The probability of a sum
+    is that of a discrete Gaussian times Σ_a exp(-(a - c)²/(2t²)) / (t√(2π)), where t ≥ 3.9: by Poisson's formula a
+    factor within 4 exp(-2π²t²) < 10⁻¹²⁹ of 1, whatever c. So both draws together are off by less than 3 · NOT_EXACT.
+    """
+    if std_in_steps <= LARGEST_TABLE_STD:
+        return table_steps(count, discrete_gaussian_table(std_in_steps), std_in_steps, rng)
+    stride = 2.0 ** round(math.log2(std_in_steps) / 2 - 1)
+    fine = FINE_STEPS * stride
+    coarse = math.sqrt(std_in_steps**2 - fine**2) / stride
+    steps = table_steps(count, discrete_gaussian_table(coarse), coarse, rng)
+    steps *= stride
+    steps += table_steps(count, discrete_gaussian_table(fine), fine, rng)
     return steps
 
 

@@ -1,0 +1,231 @@
+"""Sums that open only as a whole: weights bought by unequal budgets, noise made of shares, and what each client pays.
+
+The server sees Y = Σ θ_i x_i + noise of variance V in every parameter, and no single θ_i x_i. Where a neighbouring data
+set moves x_i by at most Δ_i in ℓ2, client i spends ρ_i = θ_i² Δ_i² / (2V): all share the noise, and a budget is bought
+by a weight. A neighbouring client stays and sends 0 (zero-out) or something else (replace-one); it never leaves, as its
+share of the noise would leave with it.
+
+Values and noise are whole numbers of steps on a public grid g and are added modulo 2⁶⁴. Rounding to the nearest step
+moves two neighbouring vectors apart by at most g√p further. Each share is discrete Gaussian noise; their sum is nearly
+so, and the difference costs at most τ√p (Kairouz, Liu & Steinke 2021, Prop. 14). Together a client spends
+ρ_i = (θ_i Δ_i/√V + margin)²/2, with margin = (g/√V + τ)√p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mppfl.arrays import Array, BoolArray, read_only, require, require_count, require_number
+from mppfl.errors import BadInput
+from mppfl.privacy.noise import NOT_EXACT, STEPS_PER_STD, Floats, discrete_steps, grid_of, whole_numbers
+from mppfl.privacy.release import clip_rows
+
+GRID_IN_STDS = 1 / STEPS_PER_STD["gaussian"]  # largest g/√V that `grid_of_sum` gives
+LEAST_STEPS = 4.0  # grid steps per standard deviation of one share
+LARGEST_SUM = 2.0**62  # in grid steps: half of what does not wrap around
+
+
+class SharedNoise(NamedTuple):
+    """Weights of one sum, the variance of its noise per parameter, and what each client really spends of its cap."""
+
+    weights: Array
+    noise_variance: float
+    used: Array
+
+
+class OpenedSum(NamedTuple):
+    """What the server reads, and what is public about it.
+
+    total            Σ θ_i x_i over those who arrived, on the grid, with noise
+    arrived          who sent its vector
+    noise_variance   of the noise in each entry of `total`: k shares, of k who arrived
+    hidden_variance  of what those who collude cannot subtract: k - colluding shares; at least the variance asked for
+    extra_delta      total-variation distance of the noise drawn from the noise meant; nan where it was only simulated
+    """
+
+    total: Array
+    arrived: BoolArray
+    noise_variance: float
+    hidden_variance: float
+    extra_delta: float
+
+
+def shared_noise_weights(
+    caps: ArrayLike,
+    sensitivities: ArrayLike,
+    wished: ArrayLike,
+    dispersion: float,
+    num_parameters: int,
+    *,
+    margin: float = 0.0,
+    opened_over_hidden: float = 1.0,
+) -> SharedNoise:
+    """The weights and the noise with which a weighted mean is nearest to the one that was wished for.
+
+    They minimise dispersion·Σ(θ_i - θ⁰_i)² + p·V over Σθ_i = 1 and (θ_i Δ_i/√V + margin)²/2 ≤ ρ_i, which is solved by
+    θ_i = min(θ⁰_i + m, c_i) with c_i = √V·(√(2ρ_i) - margin)/Δ_i. What a client does not need, it does not spend.
+
+    caps                ρ_i, at most; 0 for who takes no part
+    sensitivities       Δ_i of the vector before it is weighted: the clip norm for zero-out, twice it for replace-one
+    wished              θ⁰_i up to a common factor, for instance the numbers of examples
+    dispersion          public guess of the mean squared ℓ2 distance of a client's vector from the mean of all
+    margin              of `rounding_margin`
+    opened_over_hidden  noise that opens over noise that hides, k/(k - colluding)
+    """
+    rho = read_only(caps, "caps")
+    delta = read_only(sensitivities, "sensitivities", length=len(rho))
+    wish = read_only(wished, "wished", length=len(rho))
+    require(rho, "caps", (rho >= 0) & (rho < math.inf), "a finite budget of at least 0")
+    require(delta, "sensitivities", (delta > 0) & (delta < math.inf), "finite and above 0")
+    require(wish, "wished", (wish >= 0) & (wish < math.inf), "finite and at least 0")
+    spread = require_number(dispersion, "dispersion", 0.0, math.inf, open_ends=False)
+    noise_price = require_count(num_parameters, "num_parameters") * opened_over_hidden
+    reach = np.maximum(np.sqrt(2 * rho) - margin, 0.0) / delta  # largest weight per unit of noise
+    inside = reach > 0
+    if not inside.any() or not wish[inside].sum() > 0:
+        raise BadInput(
+            f"no client with a wish has a budget above {margin**2 / 2:.3g}, which rounding alone would spend. Give "
+            "larger budgets, or train fewer parameters."
+        )
+    share = wish[inside] / wish[inside].sum()
+    std = _best_std(share, reach[inside], spread, noise_price)
+    weights, used = np.zeros_like(rho), np.zeros_like(rho)
+    weights[inside] = _below_limits(share, std * reach[inside])[0]
+    taking_part = weights > 0
+    exact = (weights * delta / std + margin) ** 2 / 2
+    used[taking_part] = np.minimum(exact, rho)[taking_part]  # the two differ by floating-point rounding at most
+    return SharedNoise(weights, std * std, used)
+
+
+def _best_std(wish: Array, reach: Array, spread: float, noise_price: float) -> float:
+    """√V where the slope of the objective, which grows with √V, passes 0: its envelope has only the limits' prices."""
+    from scipy.optimize import brentq
+
+    least, most = 1 / reach.sum(), float(np.max(wish / reach))
+    if math.isinf(spread) or most <= least:
+        return float(max(least, most))
+
+    def slope(std: float) -> float:
+        _, level = _below_limits(wish, std * reach)
+        return noise_price * std - spread * float(reach @ np.maximum(wish + level - std * reach, 0.0))
+
+    lowest = least * (1 + 1e-12)  # below, rounding may leave no weights that sum to 1
+    if slope(lowest) >= 0:
+        return float(lowest)
+    return float(brentq(slope, lowest, most, xtol=1e-14 * most, rtol=1e-13))
+
+
+def _below_limits(wish: Array, limits: Array) -> tuple[Array, float]:
+    """min(θ⁰ + m, limits) and the m that makes it sum to 1: those with the least room reach their limits first."""
+    room = limits - wish
+    order = np.argsort(room)
+    settled = np.concatenate(([0.0], np.cumsum((limits - wish)[order])[:-1]))
+    levels = (1 - wish.sum() - settled) / np.arange(len(wish), 0, -1)
+    fits = levels <= room[order]
+    level = float(levels[np.argmax(fits)]) if fits.any() else float(room.max())
+    return np.minimum(wish + level, limits), level
+
+
+def grid_of_sum(noise_variance: float) -> float:
+    """g: the largest power of two that fits 2²⁰ times into √V. It depends on the noise alone."""
+    return grid_of(math.sqrt(noise_variance), "gaussian")
+
+
+def rounding_margin(num_parameters: int, shares: int, grid_in_stds: float = GRID_IN_STDS) -> float:
+    """What rounding and the discreteness of the shares take of every client's √(2ρ): (g/√V + τ)√p.
+
+    shares        that hide: who starts, less drop-outs and colluders
+    grid_in_stds  g/√V, with s = √(V/shares)/g steps in the standard deviation of a share
+
+    τ = 10 Σ_{k<shares} exp(-2π²s²k/(k+1)) ≤ 10 (shares - 1) exp(-π²s²).
+    """
+    steps = 1 / (grid_in_stds * math.sqrt(require_count(shares, "shares")))
+    if steps < LEAST_STEPS:
+        raise BadInput(f"a share of the noise is {steps:.3g} grid steps; use a grid with at least {LEAST_STEPS:g}.")
+    tau = 10 * (shares - 1) * math.exp(-((math.pi * steps) ** 2))
+    return (grid_in_stds + tau) * math.sqrt(require_count(num_parameters, "num_parameters"))
+
+
+def hiding_shares(num_clients: int, dropouts: int, colluding: int) -> int:
+    """n - d - c, the shares of noise that hide a client when as many as may drop out and collude; at least 1."""
+    shares = num_clients - require_count(dropouts, "dropouts", 0) - require_count(colluding, "colluding", 0)
+    if shares < 1:
+        raise BadInput(
+            f"{num_clients} clients less {dropouts} dropouts and {colluding} colluding leave nobody whose noise hides. "
+            "Allow fewer, or have more clients."
+        )
+    return shares
+
+
+def simulate_secure_sum(
+    vectors: Iterable[Floats | None],
+    weights: ArrayLike,
+    noise_variance: float,
+    grid: float,
+    *,
+    clip_norm: float,
+    dropouts: int = 0,
+    colluding: int = 0,
+    rng: np.random.Generator | None = None,
+) -> OpenedSum:
+    """Clips each vector, weights it, rounds it to the grid, adds its share of the noise, and sums modulo 2⁶⁴.
+
+    vectors         one after the other, all of the same length, as they are made; None of a client that dropped out
+    weights         θ_i; a client of weight 0 takes no part, and its vector is not looked at
+    noise_variance  V that stays hidden: each share has V/(n - d - c) of n who take part
+    rng             a seeded simulation, which protects no one, draws the sum of the shares at once; its distribution
+                    differs by less than 10⁻⁶⁰. Without it each share comes from the operating system's generator.
+
+    Holds one vector and the sum. Raises where more than `dropouts` are missing: no sum opens, and nothing is spent.
+    """
+    theta = read_only(weights, "weights")
+    require(theta, "weights", (theta >= 0) & (theta < math.inf), "finite and at least 0")
+    variance = require_number(noise_variance, "noise_variance", 0.0, 1e300)
+    shares = hiding_shares(int((theta > 0).sum()), dropouts, colluding)
+    steps = math.sqrt(variance / shares) / require_number(grid, "grid", 0.0, math.inf)
+    if steps < LEAST_STEPS:
+        raise BadInput(f"a share of the noise is {steps:.3g} grid steps; use a grid with at least {LEAST_STEPS:g}.")
+    reach = theta.sum() * clip_norm / grid + 40 * steps * len(theta)
+    if reach >= LARGEST_SUM:
+        raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use more noise, or a coarser grid.")
+    total: NDArray[np.int64] | None = None
+    arrived = np.zeros(len(theta), dtype=np.bool_)
+    for client, (vector, weight) in enumerate(zip(vectors, theta.tolist(), strict=True)):
+        if vector is None or weight == 0:
+            continue
+        message = _in_steps(vector, weight, clip_norm, grid, client)
+        if rng is None:
+            message += discrete_steps(message.size, steps)
+        total = np.zeros(message.size, dtype=np.int64) if total is None else total
+        total += message.astype(np.int64)  # wraps around, as sums modulo 2⁶⁴ do
+        arrived[client] = True
+    num_arrived = int(arrived.sum())
+    if total is None or num_arrived < shares + colluding:
+        raise BadInput(
+            f"{num_arrived} clients arrived, {shares + colluding} are needed: no sum opens, and nothing is spent. "
+            "Allow more dropouts, at the price of more noise."
+        )
+    if rng is not None:
+        total += discrete_steps(total.size, steps * math.sqrt(num_arrived), rng).astype(np.int64)
+    share_variance = variance / shares
+    return OpenedSum(
+        np.asarray(total * grid, dtype=np.float64),
+        arrived,
+        noise_variance=num_arrived * share_variance,
+        hidden_variance=(num_arrived - colluding) * share_variance,
+        extra_delta=math.nan if rng is not None else min(1.0, 3 * num_arrived * total.size * NOT_EXACT),
+    )
+
+
+def _in_steps(vector: Floats, weight: float, clip_norm: float, grid: float, client: int) -> Array:
+    """The clipped, weighted vector in whole grid steps."""
+    try:
+        clipped, _ = clip_rows(np.atleast_2d(vector), clip_norm)
+    except BadInput as cause:
+        raise BadInput(f"The vector of client number {client} cannot be added. {cause}") from cause
+    return whole_numbers(clipped[0].astype(np.float64) * weight, grid)

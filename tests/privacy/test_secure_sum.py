@@ -1,0 +1,252 @@
+"""Secure sums: best weights by two routes, exact integers, noise whose distribution is known, memory."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+from scipy.stats import chi2, chisquare
+
+from mppfl.errors import BadInput
+from mppfl.privacy import (
+    GRID_IN_STDS,
+    clip_rows,
+    discrete_steps,
+    grid_of_sum,
+    hiding_shares,
+    rounding_margin,
+    shared_noise_weights,
+    simulate_secure_sum,
+)
+from tests.homes import home
+
+approx = pytest.approx
+FALSE_ALARM = 1e-7  # of each statistical test here
+
+
+def stream(seed=7):
+    return np.random.default_rng(seed)
+
+
+# ---- weights ----------------------------------------------------------------------------------------------------
+
+
+def error_of(weights, std, wished, dispersion, num_parameters):
+    return dispersion * ((weights - wished) ** 2).sum() + num_parameters * std**2
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 8), st.integers(0, 10**6), st.floats(0, 100), st.sampled_from([0.0, 0.05]))
+def test_the_weights_are_those_of_a_general_solver(num_clients, seed, dispersion, margin):
+    rng = stream(seed)
+    caps, clips = rng.uniform(0.01, 2, num_clients), rng.uniform(0.5, 2, num_clients)
+    wished = rng.dirichlet(np.ones(num_clients))
+    best = shared_noise_weights(caps, clips, wished, dispersion, 10, margin=margin)
+    reach = (np.sqrt(2 * caps) - margin) / clips
+    general = minimize(
+        lambda x: error_of(x[:-1], x[-1], wished, dispersion, 10),
+        [*(reach / reach.sum()), 1 / reach.sum()],
+        constraints=[
+            {"type": "eq", "fun": lambda x: x[:-1].sum() - 1},
+            {"type": "ineq", "fun": lambda x: x[-1] * reach - x[:-1]},
+        ],
+        method="SLSQP",
+        options={"maxiter": 500, "ftol": 1e-14},
+    )
+    std = math.sqrt(best.noise_variance)
+    assert best.weights.sum() == approx(1)
+    assert (best.weights >= 0).all()
+    assert (best.used <= caps).all()
+    assert (best.weights * clips / std + margin) ** 2 / 2 == approx(best.used, rel=1e-9)
+    assert error_of(best.weights, std, wished, dispersion, 10) <= general.fun * (1 + 1e-6)
+
+
+def test_where_noise_is_all_that_counts_weights_follow_the_roots_of_the_budgets():
+    caps = np.array([0.1, 0.4, 0.9])
+    best = shared_noise_weights(caps, np.full(3, 2.0), np.ones(3), dispersion=0.0, num_parameters=5)
+    assert best.weights == approx(np.array([1, 2, 3]) / 6)
+    assert best.noise_variance == approx(2.0**2 / (2 * np.sqrt(caps).sum() ** 2))
+    assert best.used == approx(caps)
+
+
+def test_where_clients_differ_much_the_wish_comes_true_and_only_what_is_needed_is_charged():
+    caps = np.array([0.1, 0.4, 0.9])
+    best = shared_noise_weights(caps, np.ones(3), [2, 1, 1], dispersion=1e12, num_parameters=5)
+    assert best.weights == approx([0.5, 0.25, 0.25])
+    assert best.used == approx([0.1, 0.025, 0.025])
+
+
+def test_who_has_no_budget_beyond_the_margin_takes_no_part_and_pays_nothing():
+    best = shared_noise_weights([0.0, 1e-9, 0.5, 0.5], np.ones(4), np.ones(4), 1.0, 10, margin=1e-3)
+    assert best.weights == approx([0, 0, 0.5, 0.5])
+    assert (best.used[:2] == 0).all()
+    with pytest.raises(BadInput, match="rounding alone"):
+        shared_noise_weights([1e-9], [1.0], [1.0], 1.0, 10, margin=1e-3)
+
+
+def test_a_hundred_thousand_clients_are_weighted_with_their_sum_kept():
+    rng = stream()
+    caps = rng.lognormal(-3, 1, 100_000)
+    best = shared_noise_weights(caps, np.ones(100_000), rng.integers(10, 100, 100_000), 0.5, 10_000)
+    assert best.weights.sum() == approx(1, rel=1e-9)
+    assert (best.used <= caps).all()
+
+
+# ---- noise ------------------------------------------------------------------------------------------------------
+
+
+def discrete_gaussian(std, reach):
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / std) ** 2)
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_opened_sum_has_the_distribution_of_whole_shares(seeded):
+    # Five shares of 4 steps each hide; one client more is allowed to drop out, and none does: six shares open.
+    opened = simulate_secure_sum(
+        [np.full(200_000, 0.3)] * 6,
+        np.full(6, 1.0),
+        noise_variance=5 * 4.0**2,
+        grid=1.0,
+        clip_norm=1e9,
+        dropouts=1,
+        rng=stream() if seeded else None,
+    )
+    share = discrete_gaussian(4.0, 80)
+    pmf = share
+    for _ in range(5):
+        pmf = np.convolve(pmf, share)
+    middle = len(pmf) // 2
+    counts = np.bincount(opened.total.astype(int) + middle, minlength=len(pmf))
+    often = pmf * counts.sum() > 20
+    expected = np.append(pmf[often], pmf[~often].sum()) * counts.sum()
+    assert chisquare(np.append(counts[often], counts[~often].sum()), expected * counts.sum() / expected.sum())[1] > (
+        FALSE_ALARM
+    )
+    assert opened.noise_variance == approx(6 * 16)
+
+
+@pytest.mark.parametrize("std", [4096.5, 2.0**15, 2.0**20 * 1.3])
+@pytest.mark.parametrize("seeded", [True, False])
+def test_large_discrete_noise_has_its_variance_and_no_preferred_remainder(std, seeded):
+    steps = discrete_steps(200_000, std, stream(3) if seeded else None)
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], steps.size)
+    assert low <= (steps / std) @ (steps / std) <= high
+    assert chisquare(np.bincount(steps.astype(np.int64) % 64, minlength=64))[1] > FALSE_ALARM
+
+
+def test_a_coarse_and_a_fine_draw_together_are_a_discrete_gaussian():
+    stride, fine, coarse = 8, 32.0, 40.0
+    exact = discrete_gaussian(math.hypot(stride * coarse, fine), 3500)
+    spread = np.zeros(2 * 3200 + 1)
+    spread[::stride] = discrete_gaussian(coarse, 400)
+    together = np.convolve(spread, discrete_gaussian(fine, 300))
+    assert together == approx(exact, rel=1e-9, abs=1e-15)
+
+
+def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
+    rng = stream()
+    vectors = rng.normal(size=(5, 400)) * 3
+    weights = np.array([0.5, 0.2, 0.0, 0.2, 0.1])
+    variance = 1e-16
+    grid = grid_of_sum(variance)
+    opened = simulate_secure_sum(iter(vectors), weights, variance, grid, clip_norm=2.0, rng=rng)
+    clipped, _ = clip_rows(vectors, 2.0)
+    assert opened.total == approx(weights @ clipped, abs=1e-7)
+    assert (opened.total / grid == np.rint(opened.total / grid)).all()
+    assert opened.arrived.tolist() == [True, True, False, True, True]
+    assert 2**20 <= math.sqrt(variance) / grid < 2**21
+
+
+@pytest.mark.parametrize(("dropouts", "missing", "colluding"), [(0, 0, 0), (3, 0, 0), (3, 3, 2), (4, 1, 5)])
+def test_what_hides_is_never_less_than_asked_for_and_what_opens_is_all_shares(dropouts, missing, colluding):
+    vectors = [None] * missing + [np.zeros(100_000)] * (12 - missing)
+    opened = simulate_secure_sum(
+        vectors,
+        np.full(12, 1 / 12),
+        2.0,
+        grid_of_sum(2.0),
+        clip_norm=1.0,
+        dropouts=dropouts,
+        colluding=colluding,
+        rng=stream(),
+    )
+    share = 2.0 / (12 - dropouts - colluding)
+    assert opened.hidden_variance == approx((12 - missing - colluding) * share)
+    assert opened.hidden_variance >= 2.0 * (1 - 1e-12)
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], 100_000)
+    assert low <= opened.total @ opened.total / ((12 - missing) * share) <= high
+
+
+def test_fewer_than_promised_open_no_sum_and_nobody_may_be_left_to_hide():
+    with pytest.raises(BadInput, match="2 clients arrived, 3 are needed"):
+        simulate_secure_sum([np.ones(3), None, None, np.ones(3)], np.ones(4), 1.0, 1e-6, clip_norm=1.0, dropouts=1)
+    with pytest.raises(BadInput, match="leave nobody"):
+        hiding_shares(5, dropouts=3, colluding=2)
+    with pytest.raises(BadInput, match="client number 1"):
+        simulate_secure_sum([np.ones(2), np.array([1.0, math.nan])], np.ones(2), 1.0, 1e-6, clip_norm=1.0)
+    with pytest.raises(BadInput, match="grid steps"):
+        simulate_secure_sum([np.ones(2)], [1.0], 1.0, 1.0, clip_norm=1.0)
+
+
+def test_a_hundred_times_the_clients_take_no_more_memory():
+    def peak(num_clients):
+        vectors = (np.full(10_000, 1.0) for _ in range(num_clients))
+        tracemalloc.start()
+        simulate_secure_sum(
+            vectors, np.full(num_clients, 1 / num_clients), 1.0, grid_of_sum(1.0), clip_norm=1.0, rng=stream()
+        )
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return top
+
+    assert peak(3000) < peak(30) + 3e6
+
+
+# ---- cost -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0.6, 1.0, 4.0])
+@pytest.mark.parametrize("shares", [1, 2, 7])
+def test_the_cost_bounds_the_exact_divergence_of_the_shares(steps, shares, monkeypatch):
+    monkeypatch.setattr(home(rounding_margin), "LEAST_STEPS", 0.5)
+    share = discrete_gaussian(steps, 60)
+    pmf = share
+    for _ in range(shares - 1):
+        pmf = np.convolve(pmf, share)
+    std = steps * math.sqrt(shares)
+    margin = rounding_margin(1, shares, 1 / std) - 1 / std  # discreteness alone: whole numbers need no rounding
+    for moved in (1, 2, 5):
+        p, q = pmf[moved:], pmf[:-moved]
+        both = (p > 1e-200) & (q > 1e-200)
+        for order in (1.5, 2.0, 4.0):
+            divergence = logsumexp(order * np.log(p[both]) + (1 - order) * np.log(q[both])) / (order - 1)
+            assert divergence <= order * (moved / std + margin) ** 2 / 2 * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_rounding_moves_neighbours_no_further_apart_than_the_margin_says(seed):
+    rng = stream(seed)
+    variance = 4.0
+    grid = 2.0**-4  # coarse, so that rounding counts
+    clip, weight, size = 1.0, 0.3, 50
+    one, other = (clip * v / np.linalg.norm(v) for v in (rng.normal(size=size), rng.normal(size=size)))
+    sums = [
+        simulate_secure_sum([v], [weight], variance, grid, clip_norm=clip, rng=stream(seed)).total
+        for v in (one, -other)
+    ]
+    apart = np.linalg.norm(sums[0] - sums[1])  # the same seed: the same noise
+    margin = rounding_margin(size, 1, grid / math.sqrt(variance))
+    assert apart <= weight * 2 * clip + margin * math.sqrt(variance) * (1 + 1e-12)
+
+
+def test_the_margin_of_the_usual_grid_is_small_even_for_a_million_parameters():
+    assert rounding_margin(1_600_000, 20) == approx(GRID_IN_STDS * math.sqrt(1_600_000))
+    assert rounding_margin(1_600_000, 20) < 0.0013
+    with pytest.raises(BadInput, match="grid steps"):
+        rounding_margin(10, 10**12)
