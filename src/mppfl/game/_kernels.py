@@ -13,21 +13,22 @@ BLOCK = 8192
 
 
 @njit(parallel=True, cache=True)
-def pull_sums(pull: Array, slope: Array, offset: Array, rate: float) -> Any:
-    """Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v."""
+def noise_sums(harm: Array, pull: Array, slope: Array, offset: Array, rate: float) -> Any:
+    """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v; who has no harm is left out."""
     n = len(pull)
     blocks = (n + BLOCK - 1) // BLOCK
-    parts = np.empty((blocks, 2))
+    parts = np.zeros((blocks, 3))
     for block in prange(blocks):
-        square = 0.0
-        cube = 0.0
+        noise = square = cube = 0.0
         for i in range(block * BLOCK, min(n, (block + 1) * BLOCK)):
-            inverse = 1.0 / (rate * slope[i] - offset[i])
-            term = pull[i] * inverse * inverse
-            square += term
-            cube += term * inverse * slope[i]
-        parts[block, 0] = square
-        parts[block, 1] = cube
+            if harm[i] > 0.0:
+                inverse = 1.0 / max(rate * slope[i] - offset[i], 0.0)
+                noise += harm[i] * inverse
+                if pull[i] != 0.0:
+                    term = pull[i] * inverse * inverse
+                    square += term
+                    cube += term * inverse * slope[i]
+        parts[block] = noise, square, cube
     return parts.sum(axis=0)
 
 
