@@ -13,7 +13,7 @@ from mppfl.errors import BadInput
 from mppfl.explorer.markup import facts, table, tag
 from mppfl.explorer.state import EVENTS
 from mppfl.explorer.world import Scene, figures_of
-from mppfl.game import equilibrium_at
+from mppfl.game import equilibrium_at, welfare
 from mppfl.network import Walk, exposure_sources, strongest_walks
 from mppfl.text import number
 
@@ -169,7 +169,7 @@ def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str)
     client, before, after = view.client, change.before, change.after
     rows = [_moved(words, before[name][client], after[name][client]) for name, words in UNITS.items()]
     rows.append(_moved("all: external risk (ρ)", before["external_risk"].sum(), after["external_risk"].sum()))
-    rows.append(_moved("all: welfare (money)", _welfare(before), _welfare(after)))
+    rows.append(_moved("all: welfare (money)", *(_welfare(scene, figures) for figures in (before, after))))
     how = (
         "The others settle anew at the same prices."
         if change.others_respond
@@ -179,8 +179,8 @@ def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str)
     return table(["what", "before", "after", "change"], rows, caption) + tag("p", how, class_="soft")
 
 
-def _welfare(figures: dict[str, Array]) -> float:
-    return float(figures["payment"].sum() - figures["privacy_cost"].sum())
+def _welfare(scene: Scene, figures: dict[str, Array]) -> float:
+    return welfare(scene.solution.game, figures["price"], figures["budget"], figures["privacy_loss"])
 
 
 def _moved(words: str, old: float, new: float) -> list[str]:
