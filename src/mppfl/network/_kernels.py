@@ -153,10 +153,43 @@ def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
 
 
 @njit(parallel=True, cache=True)
+def backtracking_walks(rows: Any, mutual: Array, threads: int) -> Any:
+    """Closed walks of four edges that turn back on an edge, i→j→i→k→i and i→j→k→j→i, of every client i.
+
+    mutual  Σ_j W_ij W_ji of every client
+    """
+    indptr, indices, data = rows
+    n = len(indptr) - 1
+    sums = np.zeros((threads, n))
+    for thread in prange(threads):
+        for i in range(thread, n, threads):
+            sums[thread, i] += mutual[i] * mutual[i]
+            for edge in range(indptr[i + 1] - 1, indptr[i] - 1, -1):
+                j = np.int64(indices[edge])
+                if j < i:
+                    break
+                both = data[edge] * _entry(rows, j, np.int64(i)) if mutual[j] > 0.0 else 0.0
+                if both > 0.0:
+                    sums[thread, i] += both * (mutual[j] - both)
+                    sums[thread, j] += both * (mutual[i] - both)
+    return sums.sum(axis=0)
+
+
+@njit(parallel=True, cache=True)
 def walkers(
-    rows: Any, exact_hops: int, max_hops: int, hop_decay: float, num_walkers: int, seed: int, mean: Any, squares: Any
+    rows: Any,
+    exact_hops: int,
+    max_hops: int,
+    hop_decay: float,
+    num_walkers: int,
+    seed: int,
+    backtracking: bool,
+    mean: Any,
+    squares: Any,
 ) -> None:
     """Random walkers from every client: mean and mean square of Σ_{k>exact_hops} λ^{k-1} (W^k)_ii.
+
+    backtracking  whether walks of four edges that turn back on an edge count
 
     A walker takes an edge at random and carries the weight that makes it unbiased; after k−1 edges the weight of the
     edge back to its client closes a walk of k edges. Randomness depends on the seed, the client, the walker and the
@@ -171,6 +204,7 @@ def walkers(
         for walker in range(num_walkers):
             state = _scrambled(np.uint64(seed) * golden + np.uint64(i) * np.uint64(num_walkers) + np.uint64(walker))
             here = np.int64(i)
+            before = second = np.int64(i)
             carried = 1.0
             closed = 0.0
             for step in range(1, max_hops):
@@ -182,8 +216,10 @@ def walkers(
                 carried *= data[edge] * length
                 if step > 1:
                     carried *= hop_decay
+                before, second = second, here
                 here = np.int64(indices[edge])
-                if step >= exact_hops and here != i:
+                turned = step == 3 and (second == i or before == here)
+                if step >= exact_hops and here != i and (backtracking or not turned):
                     closed += carried * hop_decay * _entry(rows, here, np.int64(i))
             total += closed
             total_squares += closed * closed

@@ -19,6 +19,8 @@ Diagonal = Literal["auto", "exact", "estimate"]
 DENSE_BELOW = 600  # clients; dense powers are then faster than sparse walks
 EXACT_BELOW = 1000  # clients; the game forms Σ as a matrix there, with nothing estimated on its diagonal
 WALKS_AT_MOST = 5e8  # steps of "auto", one or two nanoseconds each; a 25th of them is few: not worth an estimate
+MANY = 10_000  # clients; from here on "auto" may take no longer than a solution does
+STEPS_AN_EDGE = 5  # of "auto" there: solving takes what 20 to 30 such steps take
 COARSE = 5e-4  # root mean square of the standard errors of an estimate, over the mean row sum of W
 NUM_WALKERS = 4  # of a client
 
@@ -43,23 +45,29 @@ def count_closed_walks(
     """Σ_k λ^{k-1}(W^k)_ii for every client i (the part of eq. 2 that is set to zero).
 
     "exact" counts all of them, "estimate" those of two edges; random walkers, drawn with `seed`, estimate the rest.
-    "auto" is exact where that takes few steps; else it counts as many hops as leave an estimate that is not coarse, or
-    as WALKS_AT_MOST permits.
+    "auto" is exact where that takes few steps; else it counts walks of four edges that turn back on an edge, too, of
+    which mutual edges make many, and as many hops as leave an estimate that is not coarse, or as it may take steps.
     """
     if diagonal not in ("auto", "exact", "estimate"):
         raise BadInput(f'diagonal={diagonal!r} must be "auto", "exact" or "estimate".')
     size = influence.shape[0]
     steps = _steps_of_walking(influence, max_hops)
-    few = steps[-1] <= WALKS_AT_MOST / 25
+    most = WALKS_AT_MOST if size < MANY else min(WALKS_AT_MOST, STEPS_AN_EDGE * influence.nnz)
+    few = steps[-1] <= (most / 25 if size < MANY else most)
     if diagonal != "estimate" and size <= (DENSE_BELOW if few else EXACT_BELOW):
         return ClosedWalks(np.diag(_sum_of_powers(influence, max_hops, hop_decay)).copy(), np.zeros(size), max_hops)
     hops = max_hops if diagonal == "exact" or (diagonal == "auto" and few) else min(2, max_hops)
-    rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed)
+    closed = _by_walking(influence, hops, hop_decay)
     coarse = COARSE * influence.data.sum() / size
-    while diagonal == "auto" and np.mean(error**2) > coarse**2 and steps[hops - 1] <= WALKS_AT_MOST:
-        hops += 1
-        rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed)
-    return ClosedWalks(_by_walking(influence, hops, hop_decay) + rest, error, hops)
+    turning = diagonal == "auto" and hops == 2 and max_hops >= 4 and np.mean(closed**2) > coarse**2
+    if turning:
+        closed += _by_turning_back(influence, closed / hop_decay, hop_decay)
+    rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed, not turning)
+    exact = hops
+    while diagonal == "auto" and np.mean(error**2) > coarse**2 and steps[exact - 1] <= most:
+        exact += 1
+        rest, error = _by_walkers(influence, exact, max_hops, hop_decay, seed)
+    return ClosedWalks((closed if exact == hops else _by_walking(influence, exact, hop_decay)) + rest, error, exact)
 
 
 def _steps_of_walking(influence: SparseMatrix, max_hops: int) -> list[float]:
@@ -104,10 +112,21 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
     return closed
 
 
+def _by_turning_back(influence: SparseMatrix, mutual: Array, hop_decay: float) -> Array:
+    """λ³ times the closed walks of four edges that turn back on an edge; `mutual` is Σ_j W_ij W_ji."""
+    from mppfl.compiled import get_num_threads
+    from mppfl.network import _kernels as kernels
+
+    rows = influence.indptr, influence.indices, influence.data
+    return np.asarray(hop_decay**3 * kernels.backtracking_walks(rows, mutual, get_num_threads()))
+
+
 def _by_walkers(
-    influence: SparseMatrix, exact_hops: int, max_hops: int, hop_decay: float, seed: int
+    influence: SparseMatrix, exact_hops: int, max_hops: int, hop_decay: float, seed: int, backtracking: bool = True
 ) -> tuple[Array, Array]:
     """Mean and standard error of the hops beyond `exact_hops`, from random walkers.
+
+    Without `backtracking`, walks of four edges that turn back on an edge are left out.
 
     Most walkers of a client may miss it by chance and suggest an error of 0, so no client's error is taken to be below
     the root mean square over all clients.
@@ -119,7 +138,7 @@ def _by_walkers(
 
     mean, squares = np.empty(size), np.empty(size)
     rows = influence.indptr, influence.indices, influence.data
-    kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, mean, squares)
+    kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, backtracking, mean, squares)
     variance = np.maximum(squares - mean**2, 0.0) / (NUM_WALKERS - 1)
     return mean, np.sqrt(np.maximum(variance, variance.mean()))
 
