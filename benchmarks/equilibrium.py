@@ -30,12 +30,17 @@ HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
 
 
 def make_network(num_clients: int, edges_each: int, folder: Path, mutual: bool) -> None:
-    """A skewed network, perhaps of mutual edges alone, and clients' costs, as files."""
+    """A skewed network, or one of mutual edges between random clients, and clients' costs, as files."""
     from mppfl.network import random_graph
 
     rng = np.random.default_rng(num_clients)
-    graph = random_graph("skewed", num_clients, num_edges=num_clients * edges_each // (1 + mutual), rng=rng)
-    matrix = (graph.influence + graph.influence.T).tocsr() if mutual else graph.influence
+    if mutual:
+        one, other = rng.integers(0, num_clients, (2, num_clients * edges_each // 2))
+        apart = one != other
+        ends = np.append(one[apart], other[apart]), np.append(other[apart], one[apart])
+        matrix = sp.coo_array((np.ones(len(ends[0])), ends), shape=(num_clients, num_clients)).tocsr()
+    else:
+        matrix = random_graph("skewed", num_clients, num_edges=num_clients * edges_each, rng=rng).influence
     np.savez(folder / "network.npz", data=matrix.data, indices=matrix.indices, indptr=matrix.indptr)
     np.savez(folder / "clients.npz", a=rng.uniform(0.5, 1, num_clients), b=rng.uniform(0.1, 0.5, num_clients))
 

@@ -86,11 +86,19 @@ def test_a_pair_returns_home_on_every_second_step_and_a_directed_cycle_after_thr
         monkeypatch.setattr(walks, "DENSE_BELOW", 0)
 
 
-@pytest.mark.parametrize("normalisation", ["row", "none"])
-def test_random_walkers_are_unbiased_and_know_their_error(normalisation):
+@pytest.mark.parametrize(("normalisation", "diagonal"), [("row", "estimate"), ("none", "estimate"), ("row", "auto")])
+def test_random_walkers_are_unbiased_and_know_their_error(monkeypatch, normalisation, diagonal):
     graph = random_network(9, size=80, density=0.06, normalisation=normalisation)
     truth = count_closed_walks(graph.influence, 5, 0.7).values
-    runs = [count_closed_walks(graph.influence, 5, 0.7, "estimate", seed) for seed in range(800)]  # two hops are exact
+    for name in (
+        "EXACT_BELOW",
+        "DENSE_BELOW",
+        "MANY",
+        "STEPS_AN_EDGE",
+    ):  # "auto" then estimates as it does on large networks
+        monkeypatch.setattr(walks, name, 0)
+    runs = [count_closed_walks(graph.influence, 5, 0.7, diagonal, seed) for seed in range(800)]
+    assert {run.exact_hops for run in runs} == {2}
     mean = np.mean([run.values for run in runs], axis=0)
     spread = np.std([run.values for run in runs], axis=0, ddof=1)
     # The sum over clients is all but normal: 5 standard errors fail by chance in fewer than 1 of a million draws.
