@@ -1,5 +1,8 @@
 """The solver on a device of PyTorch's gives the numbers of the plain one, and says in one line what it does not do."""
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -70,20 +73,52 @@ def assert_same_solution(game, where, mechanism="mppfl", **options):
 # ---- the same results -------------------------------------------------------------------------------------------
 
 
-@on_every_device
-@pytest.mark.parametrize("seed", range(12))
-def test_a_game_of_the_papers_kind_is_solved_as_without_a_device(where, seed):
-    mechanism, rounds = ("mppfl", "mppfl_exact")[seed % 2], (1, 2, 10, 60, 100)[seed % 5]
-    assert_same_solution(paper_scale_game(seed), where, mechanism, num_rounds=rounds)
+def costly():
+    """Compute costs, floors, and another accuracy weight."""
+    game = sparse_game(6, 1100, 5)
+    clients = replace(game.clients, compute_cost=np.linspace(0, 2, 1100), budget_min=np.full(1100, 0.01))
+    return replace(game, clients=clients, accuracy_weight=0.3)
+
+
+def bounded():
+    """A quarter has a floor, a third a ceiling."""
+    game = paper_scale_game(4, num_clients=24, preset="paper-like")
+    low, high = np.where(np.arange(24) % 4 == 0, 0.05, 0.0), np.where(np.arange(24) % 3 == 0, 0.3, np.inf)
+    return game.with_bounds(low, high)
+
+
+PAPER = {
+    f"paper-{seed}": (lambda seed=seed: paper_scale_game(seed), {"num_rounds": (1, 2, 10, 60, 100)[seed % 5]})
+    for seed in range(8)
+}
+NORMALISED = {
+    f"{kind}-{size}-{isolated}": (
+        lambda size=size, kind=kind, isolated=isolated: sparse_game(
+            size + isolated, size, 6, normalisation=kind, isolated=isolated
+        ),
+        {"num_rounds": 20},
+    )
+    for size, kind, isolated in product((90, 1500), ("row", "symmetric", "none"), (0, 7))
+}
+HOPS = {
+    f"{hops} hops": (lambda hops=hops: sparse_game(3, 1200, 5, max_hops=hops), {"num_rounds": 3})
+    for hops in (1, 2, 3, 6)
+}
+OTHERS = {
+    "star": (star, {"num_rounds": 8}),  # where leaves share less the more is paid
+    "rates": (two_friends, {"num_rounds": 3, "reward_rates": np.array([1.0, 1.5, 2.0])}),
+    "costly": (costly, {"num_rounds": 3}),
+    "bounded": (bounded, {"num_rounds": 3}),
+    "exact": (bounded, {"num_rounds": 3, "mechanism": "mppfl_exact"}),
+}
+GAMES = PAPER | NORMALISED | HOPS | OTHERS
 
 
 @on_every_device
-@pytest.mark.parametrize("isolated", [0, 7])
-@pytest.mark.parametrize("normalisation", ["row", "symmetric", "none"])
-@pytest.mark.parametrize("size", [90, 1500])
-def test_every_normalisation_is_solved_with_isolated_clients_and_without(where, size, normalisation, isolated):
-    game = sparse_game(size + isolated, size, 6, normalisation=normalisation, isolated=isolated)
-    assert_same_solution(game, where, num_rounds=20)
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_is_solved_as_without_a_device(where, name):
+    make, options = GAMES[name]
+    assert_same_solution(make(), where, **options)
 
 
 @on_every_device
@@ -94,25 +129,11 @@ def test_twenty_thousand_clients_and_a_hundred_rounds_are_solved_as_without_a_de
 
 
 @on_every_device
-@pytest.mark.parametrize("max_hops", [1, 2, 3, 6])
-def test_any_number_of_hops_is_solved(where, max_hops):
-    assert_same_solution(sparse_game(3, 1200, 5, max_hops=max_hops), where, num_rounds=3)
-
-
-@on_every_device
 def test_golden_cases_are_solved(where):
     third = mppfl.solve(two_friends(), num_rounds=4, device=where)
     for terms in third.plan:
         assert terms.budgets == approx([terms.reward_rate / 3] * 2)  # worked in test_equilibrium.py
-    assert_same_solution(star(), where, num_rounds=8)  # where leaves share less the more is paid
     assert mppfl.solve(three_cycle(), device=where).terms(1).budgets == approx([61.2288, 6.44326, 0.355981], rel=1e-5)
-
-
-@on_every_device
-def test_given_rates_hold_in_all_rounds(where):
-    game = paper_scale_game(5)
-    rate = mppfl.solve(game).terms(1).reward_rate
-    assert_same_solution(game, where, num_rounds=3, reward_rates=np.array([rate, 1.5 * rate, 2 * rate]))
 
 
 @on_every_device
@@ -124,27 +145,6 @@ def test_clients_who_have_no_choice_stay_where_they_are_and_the_others_answer_th
     found = assert_same_solution(game.with_bounds(low, high), where, num_rounds=5)
     assert found.terms(1).budgets[:200] == approx(0.3)
     assert found.outcome.participating[0] == 1000
-
-
-@on_every_device
-def test_compute_costs_and_lower_bounds_count(where):
-    plain = sparse_game(6, 1100, 5)
-    clients = mppfl.Clients(
-        plain.clients.quadratic_cost,
-        plain.clients.linear_cost,
-        plain.clients.noise_harm,
-        compute_cost=np.linspace(0, 2, 1100),
-        budget_min=0.01,
-    )
-    assert_same_solution(mppfl.Game(plain.graph, clients, plain.propagation, 0.05, 0.3), where, num_rounds=3)
-
-
-@on_every_device
-@pytest.mark.parametrize("mechanism", ["mppfl", "mppfl_exact"])
-def test_floors_and_ceilings_are_solved_too(where, mechanism):
-    game = paper_scale_game(4, num_clients=24, preset="paper-like")
-    low, high = np.where(np.arange(24) % 4 == 0, 0.05, 0.0), np.where(np.arange(24) % 3 == 0, 0.3, np.inf)
-    assert_same_solution(game.with_bounds(low, high), where, mechanism, num_rounds=3)
 
 
 # ---- the operator -----------------------------------------------------------------------------------------------

@@ -16,13 +16,12 @@ from mppfl.game import (
     choose_rates,
     cost_of,
     cost_without_absent,
-    equilibrium_response,
     noise_aware_cost,
     pigouvian_weights,
     response_path,
 )
 from tests.game.force import answers_by_force, costs_by_force
-from tests.game.games import bounded_game, paper_scale_game, star, three_cycle, two_friends, wide_game
+from tests.game.games import bounded_game, paper_scale_game, star, two_friends, wide_game
 from tests.homes import home
 
 LEADERS = ("anticipating", "noise_aware", "budget_limited", "pigouvian")  # those that minimise their cost
@@ -301,12 +300,6 @@ def test_who_cannot_be_kept_is_named_with_the_rate_at_which_it_leaves():
     nobody = two_friends().with_bounds(np.zeros(2), np.zeros(2))
     with pytest.raises(mppfl.NoEquilibrium, match="nobody can participate"):
         mppfl.solve(nobody)
-
-
-def test_the_three_cycle_is_solved_where_sweeps_diverge():
-    rate = choose_rates(three_cycle(), "mean_field", np.array([1])).reward_rates[0]
-    budgets = equilibrium_response(three_cycle()).budgets(rate)
-    assert budgets == approx([61.2288, 6.44326, 0.355981], rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(6))
