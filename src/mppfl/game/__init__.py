@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     )
     from .convex import Society, auction_budgets, optimal_budgets, personal_budgets
     from .device import DeviceLoss, solution_bytes
-    from .equilibrium import Response, equilibrium_at, equilibrium_response, lemke
+    from .equilibrium import (
+        PATH_BELOW,
+        Followers,
+        Path,
+        Response,
+        equilibrium_at,
+        equilibrium_response,
+        lemke,
+        response_path,
+    )
     from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
     from .leader import (
         Answers,
@@ -69,7 +78,6 @@ if TYPE_CHECKING:
     )
     from .outcome import Outcome, Verification, evaluate, leader_savings, verify
     from .participation import gain_from_participating, settled_plan
-    from .path import PATH_BELOW, Followers, Path, response_path
     from .plan import (
         Against,
         AlongLine,

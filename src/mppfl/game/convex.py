@@ -14,10 +14,9 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
-from mppfl.game.equilibrium import Response, equilibrium_response
+from mppfl.game.equilibrium import Followers, Path, Response, equilibrium_response, no_segments
 from mppfl.game.loss import LossOperator
 from mppfl.game.model import Game
-from mppfl.game.path import Followers, Path, no_segments
 
 MAX_STEPS = 200
 CG_STEPS = 200

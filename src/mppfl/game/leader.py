@@ -19,8 +19,8 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
 from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.model import Game, cost_without_absent
-from mppfl.game.path import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]

@@ -18,7 +18,7 @@ import numpy as np
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput, MppflError, NoEquilibrium
 from mppfl.game.convex import Society, auction_budgets, personal_budgets
-from mppfl.game.equilibrium import equilibrium_at
+from mppfl.game.equilibrium import PATH_BELOW, equilibrium_at
 from mppfl.game.leader import (
     Answers,
     UniformLeader,
@@ -30,7 +30,6 @@ from mppfl.game.leader import (
 )
 from mppfl.game.model import LARGEST, Game, privacy_cost, privacy_loss, wanted_loss
 from mppfl.game.participation import settled_plan
-from mppfl.game.path import PATH_BELOW
 from mppfl.game.plan import (
     AlongLine,
     Horizon,

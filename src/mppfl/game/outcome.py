@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
+from mppfl.game.equilibrium import PATH_BELOW, Followers
 from mppfl.game.leader import Answers, cost_of, noise_aware_sums
 from mppfl.game.mechanisms import MECHANISMS, Mechanism, blind
 from mppfl.game.model import Game, privacy_cost, utility, wanted_loss
 from mppfl.game.participation import regret_of_free_choice
-from mppfl.game.path import PATH_BELOW, Followers
 from mppfl.game.plan import AlongLine, Participation, Plan
 from mppfl.text import lines_of, span
 

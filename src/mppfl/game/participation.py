@@ -1,6 +1,6 @@
 """Who participates where clients weigh that by themselves: nobody stays who gains less than by opting out (eq. 31).
 
-Mechanisms that pay one rate follow clients along the path of equilibria (path.py). For any other mechanism, and for
+Mechanisms that pay one rate follow clients along the path of equilibria. For any other mechanism, and for
 networks too large for a path, `settled_plan` asks crowd by crowd.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NoEquilibrium
+from mppfl.game.equilibrium import margin_of
 from mppfl.game.model import Game, privacy_cost, privacy_loss, wanted_loss
-from mppfl.game.path import margin_of
 from mppfl.game.plan import Against, Horizon, Plan, RoundTerms, plan_from_rounds
 
 ONE_BY_ONE = 1000  # clients; in larger crowds a tenth of those concerned moves at once
