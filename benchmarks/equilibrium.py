@@ -2,7 +2,6 @@
 
     python benchmarks/equilibrium.py                 one million clients, 20 million edges, 100 rounds
     python benchmarks/equilibrium.py --growth        10,000 to 300,000 clients: how time grows up to that
-    ... --mutual                                     networks of mutual edges
     ... --before SRC                                 and an earlier state of the package: the src folder of a checkout
 
 All sides get the same network and answer the same question: u, v and the reward rate of every round (eqs. 14, 16), to
@@ -29,18 +28,13 @@ from record import circumstances, home, write_record
 HOPS, DECAY, STRENGTH, ROUNDS, TOLERANCE = 5, 0.5, 0.1, 100, 1e-10
 
 
-def make_network(num_clients: int, edges_each: int, folder: Path, mutual: bool) -> None:
-    """A skewed network, or one of mutual edges between random clients, and clients' costs, as files."""
+def make_network(num_clients: int, edges_each: int, folder: Path) -> None:
+    """A skewed network and clients' costs, as files."""
     from mppfl.network import random_graph
 
     rng = np.random.default_rng(num_clients)
-    if mutual:
-        one, other = rng.integers(0, num_clients, (2, num_clients * edges_each // 2))
-        apart = one != other
-        ends = np.append(one[apart], other[apart]), np.append(other[apart], one[apart])
-        matrix = sp.coo_array((np.ones(len(ends[0])), ends), shape=(num_clients, num_clients)).tocsr()
-    else:
-        matrix = random_graph("skewed", num_clients, num_edges=num_clients * edges_each, rng=rng).influence
+    graph = random_graph("skewed", num_clients, num_edges=num_clients * edges_each, rng=rng)
+    matrix = graph.influence
     np.savez(folder / "network.npz", data=matrix.data, indices=matrix.indices, indptr=matrix.indptr)
     np.savez(folder / "clients.npz", a=rng.uniform(0.5, 1, num_clients), b=rng.uniform(0.1, 0.5, num_clients))
 
@@ -59,7 +53,7 @@ def ours(folder: Path, diagonal: str = "auto") -> dict:
 
     def work() -> dict:
         matrix, a, b = load(folder)
-        graph = graph_from_matrix(matrix, isolated="keep")
+        graph = graph_from_matrix(matrix)
         del matrix
         clients = Clients(a, b, np.ones(len(a)))
         started, cpu = time.perf_counter(), time.process_time()
@@ -178,7 +172,7 @@ def take_turns(num_clients: int, options: argparse.Namespace) -> dict:
     sides = ["before"] * bool(options.before) + ["ours", "estimate", "plain"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_network(num_clients, options.edges_each, folder, options.mutual)
+        make_network(num_clients, options.edges_each, folder)
         with np.load(folder / "network.npz") as file:
             csr_bytes = sum(file[key].nbytes for key in file.files)
             edges = len(file["data"])
@@ -215,7 +209,6 @@ def main() -> None:
     parser.add_argument("--edges-each", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--growth", action="store_true")
-    parser.add_argument("--mutual", action="store_true", help="networks of mutual edges, which have many closed walks")
     parser.add_argument("--before", type=Path, help="src folder of an earlier checkout")
     parser.add_argument("--threads", type=int, help="of BLAS and of compiled loops, on every side")
     parser.add_argument("--side", choices=["before", "ours", "estimate", "plain"], help=argparse.SUPPRESS)
@@ -256,10 +249,9 @@ def main() -> None:
     setting |= {
         "threads": options.threads,
         "repeats": options.repeats,
-        "mutual": options.mutual,
         "before": options.before and str(options.before),
     }
-    name = "equilibrium" + "-growth" * options.growth + "-mutual" * options.mutual
+    name = "equilibrium-growth" if options.growth else "equilibrium"
     print(write_record(name, around | {"setting": setting, "rows": rows}))
 
 
