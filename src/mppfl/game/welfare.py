@@ -37,20 +37,17 @@ class SocialOptimum:
     reaches_bounds: bool
 
 
-def social_optimum(game: Game, reward_rate: float, weights: Array | None = None) -> SocialOptimum:
-    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP.
-
-    weights  c of eq. 20, where it is at hand
-    """
-    return SocialOptima(game, weights).at(reward_rate)
+def social_optimum(game: Game, reward_rate: float) -> SocialOptimum:
+    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP."""
+    return SocialOptima(game).at(reward_rate)
 
 
 class SocialOptima:
     """The welfare optimum of a game at one rate after another, each started from the one before."""
 
-    def __init__(self, game: Game, weights: Array | None = None) -> None:
+    def __init__(self, game: Game) -> None:
         self.game = game
-        self._weights = pigouvian_weights(game) if weights is None else weights
+        self._weights = pigouvian_weights(game)
         self._unbounded = equilibrium_response(game, self._weights)
         self._last: Array | None = None
         self._known: dict[float, SocialOptimum] = {}
