@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from mppfl.charts import Line, slots_of
 from mppfl.errors import BadInput
-from mppfl.experiment import Run, comparison_cells, comparison_rows, require_folder
+from mppfl.experiment import COLUMNS, Run, comparison_cells, comparison_rows, require_folder
 from mppfl.experiment.report import svg
 from mppfl.experiment.report.sections import headline, labels_of, run_section, subtitle, tiles, verdict
 from mppfl.files import write_whole
@@ -23,16 +23,6 @@ from mppfl.privacy.ledger import SIMULATION
 from mppfl.text import duration, epsilon, finite, number, percent, plainly, tooltip_number, tooltip_values
 
 MOST_CELLS = 60_000  # figures given to the page's script for its slider
-# Columns of the comparison in which one run is the best: what is compared, and whether less of it is better.
-RANKED = {
-    "final accuracy": ("final_accuracy", False),
-    "best accuracy": ("best_accuracy", False),
-    "server cost": ("server_cost", True),
-    "client welfare": ("welfare", False),
-    "largest ε": ("dp_epsilon", True),
-    "worst case ε": ("worst_case_epsilon", True),
-    "median spent ρ": ("median_spent", True),
-}
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> Path:
@@ -120,17 +110,16 @@ def read_template(name: str) -> str:
 
 
 def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
-    rows = comparison_rows(runs)
-    cells = [comparison_cells(row) for row in rows]
+    rows, cells = comparison_rows(runs), [comparison_cells(run) for run in runs]
     same = [heading for heading in ("mechanism", "aggregation") if len({row[heading] for row in cells}) == 1]
-    if all(row.mechanism == label for row, label in zip(rows, labels, strict=True)):
+    if all(run.mechanism == label for run, label in zip(runs, labels, strict=True)):
         same.append("mechanism")  # the run's own name already says it
+    protected = [k for k, row in enumerate(rows) if math.isfinite(row["median_spent"])]
     best: dict[str, set[int]] = {}
-    for heading, (measure, less) in RANKED.items():
-        values = {k: getattr(row, measure) for k, row in enumerate(rows) if math.isfinite(row.median_spent)}
-        values = {k: value if less else -value for k, value in values.items() if math.isfinite(value)}
-        if len(values) > 1:
-            shown = cells[min(values, key=lambda k, values=values: values[k])][heading]  # type: ignore[misc]
+    for heading, (measure, *_), _, choose in COLUMNS:
+        values = {k: rows[k][measure] for k in protected if choose and math.isfinite(rows[k][measure])}
+        if choose and len(values) > 1:
+            shown = cells[choose(values, key=values.__getitem__)][heading]
             best[heading] = {k for k in values if cells[k][heading] == shown}
     headings = [heading for heading in cells[0] if heading not in same]
     shared = f"All aggregate by {cells[0]['aggregation']}." if "aggregation" in same else ""
