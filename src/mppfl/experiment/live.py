@@ -28,7 +28,7 @@ import numpy as np
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment.file import read_experiment
-from mppfl.experiment.run import Run
+from mppfl.experiment.run import PER_ACCOUNT
 from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
@@ -110,10 +110,8 @@ def is_run(folder: Path) -> bool:
 
 def marks_of(folder: Path) -> Marks:
     """What changes whenever anything is written: two equal marks mean that there is nothing new to read."""
-    files = (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")
-    return tuple(
-        map(_mark, (*(folder.parent / name for name in (EXPERIMENT, POINTER)), *(folder / name for name in files)))
-    )
+    above = (folder.parent / name for name in (EXPERIMENT, POINTER))
+    return tuple(map(_mark, (*above, *(folder / name for name in (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")))))
 
 
 def _mark(path: Path) -> Mark | None:
@@ -141,7 +139,10 @@ def read_live(folder: str | Path) -> LiveRun:
 
 def _finished(folder: Path) -> LiveRun:
     run = load_run(folder)
-    accounts, history = run.accounts, run.history
+    accounts, table = run.accounts, run.config.get("ledger", {})
+    caps, everybody = table.get("caps", {}), table.get("cap", math.inf)  # the ledger was given the same ones
+    cap = np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
+    spent = (getattr(accounts, name) for name in PER_ACCOUNT)
     return LiveRun(
         name=run.name,
         mechanism=run.mechanism,
@@ -150,18 +151,10 @@ def _finished(folder: Path) -> LiveRun:
         rounds_charged=run.num_rounds,
         num_rounds=run.num_rounds,
         checkpoint_every=int(run.setting("checkpoint_every", 1)),
-        rounds=history.rounds,
-        clients={name: history.clients[name] for name in OF_CLIENTS},
+        rounds=run.history.rounds,
+        clients={name: run.history.clients[name] for name in OF_CLIENTS},
         charged_since=np.zeros((0, run.num_clients)),
-        accounts=LiveAccounts(
-            run.names,
-            accounts.spent,
-            accounts.worst_case_spent,
-            accounts.dp_epsilon,
-            accounts.worst_case_epsilon,
-            _caps(run),
-            run.rounds_taken_part,
-        ),
+        accounts=LiveAccounts(run.names, *spent, cap, run.rounds_taken_part),
         noise=accounts.noise,
         unit=accounts.unit,
         privacy=accounts.privacy,
@@ -169,13 +162,6 @@ def _finished(folder: Path) -> LiveRun:
         notes=tuple(dict.fromkeys((*accounts.notes, *run.notes))),
         updated=_updated(folder),
     )
-
-
-def _caps(run: Run) -> Array:
-    """As the experiment sets them: the ledger was given the same ones."""
-    table = run.config.get("ledger", {})
-    caps, everybody = table.get("caps", {}), table.get("cap", math.inf)
-    return np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
 
 
 def _unfinished(folder: Path) -> LiveRun:
