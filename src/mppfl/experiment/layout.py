@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +19,7 @@ MOST_STEPS, FEWEST_STEPS, NODE_STEPS = 300, 80, 150_000  # steps for few nodes, 
 WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES = 2.0, 0.15  # pull of an edge, relative to one in a graph without groups
 CENTRING = 0.6
 
-_Edges = sp.coo_array  # nodes × nodes: weights, each edge in one direction
+_Edges: TypeAlias = Any  # scipy.sparse.coo_array, nodes × nodes: weights, each edge in one direction
 
 
 class Box(NamedTuple):

@@ -142,7 +142,7 @@ def _finished(folder: Path) -> LiveRun:
     accounts, table = run.accounts, run.config.get("ledger", {})
     caps, everybody = table.get("caps", {}), table.get("cap", math.inf)  # the ledger was given the same ones
     cap = np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
-    spent = (getattr(accounts, name) for name in PER_ACCOUNT)
+    figures = {name: getattr(accounts, name) for name in PER_ACCOUNT}
     return LiveRun(
         name=run.name,
         mechanism=run.mechanism,
@@ -154,7 +154,7 @@ def _finished(folder: Path) -> LiveRun:
         rounds=run.history.rounds,
         clients={name: run.history.clients[name] for name in OF_CLIENTS},
         charged_since=np.zeros((0, run.num_clients)),
-        accounts=LiveAccounts(run.names, *spent, cap, run.rounds_taken_part),
+        accounts=LiveAccounts(run.names, **figures, cap=cap, rounds=run.rounds_taken_part),
         noise=accounts.noise,
         unit=accounts.unit,
         privacy=accounts.privacy,
