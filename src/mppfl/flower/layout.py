@@ -70,14 +70,18 @@ class Layout:
         `clients`, in the order of the experiment, stand in for the registered ones where those are lost. A node of
         another machine has no folder here and was not made here.
         """
-        registered, made = self.clients(), []
-        if self.made_here.exists():
-            with suppress(ValueError):
-                made = json.loads(self.made_here.read_bytes())
-            if not made or not isinstance(made, list) or not all(isinstance(client, str) for client in made):
-                raise BadFile(f"{self.made_here}: must list clients' names as JSON. Restore a copy.")
+        registered, made = self.clients(), self._names_made_here()
         folders = {client: self.node(position) for position, client in enumerate(made or registered or clients)}
         return {client: folder / LEDGER for client, folder in folders.items() if made or folder.is_dir()}
+
+    def _names_made_here(self) -> list[str]:
+        if not self.made_here.exists():
+            return []
+        with suppress(ValueError):
+            names = json.loads(self.made_here.read_bytes())
+            if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
+                return names
+        raise BadFile(f"{self.made_here}: must list clients' names as JSON. Restore a copy.")
 
 
 def require_plain_path(folder: Path) -> None:
