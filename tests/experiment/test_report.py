@@ -59,18 +59,23 @@ def data_of(text):
     return json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
 
 
-def page_of(*runs):
-    text = report_page(runs)
-    page = Page(text)
+def require_self_contained(page):
+    """It loads nothing, its links lead somewhere, and every picture has its words."""
     assert all(load.startswith(("#", "data:,")) for load in page.values("src", "href", "action", "data", "srcset"))
-    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
     ids = page.values("id")
     assert len(set(ids)) == len(ids)
     assert {goal[1:] for goal in page.values("href") if goal.startswith("#")} <= set(ids)
-    assert sum(tag == "script" for tag, _ in page.tags) == 2
     for tag, attributes in page.tags:
         if tag == "svg":
             assert attributes.get("aria-hidden") or (attributes["role"] == "img" and attributes["aria-label"])
+
+
+def page_of(*runs):
+    text = report_page(runs)
+    page = Page(text)
+    require_self_contained(page)
+    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
     assert "NaN" not in text
     assert not re.search(r"\bnan\b|\binf\b", re.sub(r"(?s)<pre.*?</pre>|<script.*?</script>|>\s*nan\s*<", "", text))
     assert data_of(text)

@@ -32,8 +32,7 @@ def record(round_index=1, **changes):
     return RoundRecord(**dict.fromkeys(required) | values | changes)
 
 
-@pytest.fixture
-def mlflow(monkeypatch):
+def fake_mlflow():
     """As much of MLflow as is called."""
     fake = SimpleNamespace(runs=[], metrics=[], params={}, ended={})
     fake.MlflowClient = lambda: fake
@@ -47,8 +46,13 @@ def mlflow(monkeypatch):
     fake.log_param = lambda run, key, value: fake.params.update({(run, key): value})
     fake.log_metric = lambda run, key, value, *, step: fake.metrics.append((run, key, value, step))
     fake.set_terminated = lambda run, status: fake.ended.update({run: status})
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
     return fake
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", fake_mlflow())
+    return sys.modules["mlflow"]
 
 
 def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
