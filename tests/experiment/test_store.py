@@ -11,12 +11,11 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -26,7 +25,6 @@ import pytest
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment import (
     LiveRun,
-    copied_ledger,
     find_runs,
     is_run,
     load_run,
@@ -410,40 +408,6 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
     assert len(set(looks)) > 3  # it did look in between
     left = {"checkpoint-30.npz", "ledger.sqlite", "arrays.npz", "weights.npz", "run.json"}
     assert {name for name in names_in(out / "mppfl") if not name.endswith(".csv")} == left
-
-
-WRITER = """
-import sqlite3, sys
-from pathlib import Path
-
-with sqlite3.connect(sys.argv[1], isolation_level=None) as writer:
-    writer.execute("PRAGMA journal_mode=WAL")
-    writer.execute("PRAGMA wal_autocheckpoint=8")  # the log is emptied and begun anew all the time
-    writer.execute("CREATE TABLE events (name TEXT)")
-    while not Path(sys.argv[2]).exists():
-        writer.execute("INSERT INTO events VALUES (?), (?)", ("a" * 900, "b" * 900))
-writer.close()
-"""
-
-
-def test_a_ledger_is_copied_whole_while_another_process_writes_to_it(tmp_path):
-    """Every transaction writes two rows: an odd number of them, or a damaged file, would be a torn copy."""
-    path, over, counts = tmp_path / "ledger.sqlite", tmp_path / "over", []
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(over)])
-    try:
-        while len(counts) < 60 and writer.poll() is None:
-            not_yet = suppress(BadFile, sqlite3.OperationalError)  # no file, or no table
-            with not_yet, copied_ledger(path) as copy, closing(sqlite3.connect(copy)) as reader:
-                counts += reader.execute("SELECT count(*) FROM events").fetchone()
-                assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    finally:
-        over.touch()
-        assert writer.wait(timeout=300) == 0
-    assert len(counts) == 60
-    assert all(count % 2 == 0 for count in counts)
-    assert counts == sorted(counts)
-    assert counts[-1] > counts[0]
-    assert sorted(os.listdir(tmp_path)) == ["ledger.sqlite", "over"]  # the writer put everything in order at its end
 
 
 def killed_after(rounds, chosen, out):

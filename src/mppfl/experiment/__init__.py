@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         LiveAccounts,
         LiveRun,
         Marks,
-        copied_ledger,
         is_run,
         marks_of,
         read_live,

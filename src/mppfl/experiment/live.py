@@ -177,7 +177,7 @@ def _unfinished(folder: Path) -> LiveRun:
     elif mark[2] > MOST_COPIED:
         notes.append(f"the ledger has {mark[2] / 1e9:.1f} GB: accounts are shown when the training has ended")
     else:
-        with copied_ledger(folder / LEDGER) as copy:
+        with _copied_ledger(folder / LEDGER) as copy:
             accounts, account_notes = _accounts(copy, config, folder.name)
             charged = _charged_after(copy, folder.name, rounds_done, num_clients)
         notes += account_notes
@@ -239,7 +239,7 @@ def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
 
 
 @contextmanager
-def copied_ledger(path: Path) -> Iterator[Path]:
+def _copied_ledger(path: Path) -> Iterator[Path]:
     """A private copy of a ledger as of one moment; gone afterwards.
 
     SQLite is asked for write access where there is any: the last process to close a ledger then puts its log away, be
