@@ -145,7 +145,7 @@ def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_me
 
 def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
     with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
-        run_experiment(small(training={"batch_size": 400}))
+        prepare(small(training={"batch_size": 400}))
     prepare(small(training={"batch_size": 400, "privacy": "full_batch", "clip_norm": 1.0}))  # takes all there is
 
 
@@ -221,11 +221,10 @@ def own_training():
 
 def test_a_training_of_ones_own_becomes_the_run_that_train_returns(own_training, undisturbed, tmp_path):
     run = run_from_records(*own_training, name="mppfl", model="softmax")
-    require_same([run], undisturbed[:1])
+    require_same([run, load_run(run.save(tmp_path))], [undisturbed[0]] * 2)
     assert np.array_equal(run.server_cost, undisturbed[0].server_cost)
     assert np.array_equal(run.welfare, undisturbed[0].welfare)
     assert (run.setting("model"), run.config["data"]["name"], run.mechanism) == ("softmax", "digits", "mppfl")
-    require_same([load_run(run.save(tmp_path))], [run])
     assert write_report([run], tmp_path / "report.html").stat().st_size > 10_000
     assert read_live(tmp_path).finished
     records, *rest = own_training
@@ -234,10 +233,12 @@ def test_a_training_of_ones_own_becomes_the_run_that_train_returns(own_training,
 
 
 def test_records_that_belong_to_nothing_are_refused(own_training):
-    records, solution, data, config, ledger = own_training
-    with pytest.raises(BadInput, match="at least one round"):
-        run_from_records([], solution, data, config, ledger)
-    with pytest.raises(BadInput, match="8 records and data of 5 clients do not belong to a plan of 4 rounds"):
-        run_from_records(records * 2, solution, data, config, ledger)
-    with PrivacyLedger.in_memory() as empty, pytest.raises(MppflError, match="misses releases of client"):
-        run_from_records(records, solution, data, config, empty)
+    records, *rest, _ = own_training
+    with PrivacyLedger.in_memory() as empty:
+        for some, message in (
+            ([], "at least one round"),
+            (records * 2, "8 records and data of 5 clients do not belong to a plan of 4 rounds"),
+            (records, "misses releases of client"),
+        ):
+            with pytest.raises(MppflError, match=message):
+                run_from_records(some, *rest, empty)
