@@ -24,7 +24,6 @@ import pytest
 
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment import (
-    LiveRun,
     find_runs,
     is_run,
     load_run,
@@ -40,7 +39,7 @@ from tests.experiment.runs import CASES, STRANGE, make_run
 from tests.experiment.small import Killed, require_same, small, stop_after
 from tests.homes import home
 
-build, live = home(prepare), home(LiveRun)
+build = home(prepare)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # ---- runs ----------------------------------------------------------------------------------------------------
@@ -467,7 +466,7 @@ def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again_and_dama
             run_experiment(small(), folder=out, resume=True)
         return pointer
 
-    monkeypatch.setattr(live.json, "loads", overtaken)
+    monkeypatch.setattr(json, "loads", overtaken)
     state = read_live(out / "mppfl")
     assert moved == [{"rounds_done": 2}]
     assert not (out / "mppfl" / "checkpoint-2.npz").exists()

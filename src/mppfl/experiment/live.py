@@ -11,7 +11,6 @@ behind the curves.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
@@ -29,7 +28,7 @@ from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment.file import read_experiment
 from mppfl.experiment.run import PER_ACCOUNT
-from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
+from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run, rounds_checkpointed
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.text import one_line
@@ -213,14 +212,9 @@ def _updated(folder: Path) -> float:
 
 def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
     """Rounds done and their records, from the last whole set of checkpoints; the model in it is left unread."""
-    pointer = folder.parent / POINTER
-    try:
-        rounds_done = int(json.loads(pointer.read_text())["rounds_done"])
-    except FileNotFoundError:
-        empty = np.zeros(0)
-        return 0, dict.fromkeys(PER_ROUND, empty), dict.fromkeys(OF_CLIENTS, np.zeros((0, 0)))
-    except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise BadFile(f"{pointer}: cannot be read ({one_line(cause)}). Restore a copy, or train anew.") from cause
+    rounds_done = rounds_checkpointed(folder.parent)
+    if rounds_done == 0:
+        return 0, dict.fromkeys(PER_ROUND, np.zeros(0)), dict.fromkeys(OF_CLIENTS, np.zeros((0, 0)))
     path = folder / f"checkpoint-{rounds_done}.npz"
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # an archive: read part by part

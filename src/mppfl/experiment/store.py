@@ -42,6 +42,7 @@ from mppfl.files import LOCK, locked, write_whole
 from mppfl.network import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import Experiment
+from mppfl.text import one_line
 from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load_checkpoint, save_checkpoint
 
 KIND, FORMAT = "mppfl run", 1
@@ -368,12 +369,9 @@ class Store:
 
     def checkpoints(self, cases: list[Case]) -> dict[str, Checkpoint]:
         """The last whole set of checkpoints, by case; empty if there is none yet."""
-        if self.folder is None or not (self.folder / POINTER).exists():
+        self.rounds_kept = 0 if self.folder is None else rounds_checkpointed(self.folder)
+        if self.folder is None or self.rounds_kept == 0:
             return {}
-        try:
-            self.rounds_kept = int(json.loads((self.folder / POINTER).read_text())["rounds_done"])
-        except (OSError, ValueError, KeyError, TypeError) as cause:
-            raise BadFile(f"{self.folder / POINTER}: cannot be read ({cause}). Train anew, with overwrite.") from cause
         file = f"checkpoint-{self.rounds_kept}.npz"
         return {case.name: load_checkpoint(self.folder / case.name / file) for case in cases}
 
@@ -396,6 +394,20 @@ class Store:
     def save(self, run: Run) -> None:
         if self.folder is not None:
             save_run(run, self.folder / run.name)
+
+
+def rounds_checkpointed(folder: Path) -> int:
+    """After how many rounds the last whole set of checkpoints was taken; 0 where there is none yet."""
+    pointer = folder / POINTER
+    try:
+        return int(json.loads(pointer.read_text())["rounds_done"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        reason = one_line(cause)
+        raise BadFile(
+            f"{pointer}: cannot be read ({reason}). Restore a copy, or train anew, with overwrite."
+        ) from cause
 
 
 def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:
