@@ -335,42 +335,28 @@ def audit_neighbour(
     """
     spent = client_budgets(budgets, graph.num_clients)
     clip = require_number(clip_norm, "clip_norm", 0.0, np.inf)
-    unknown = set(attackers) - set(ATTACKERS)
-    if unknown or not attackers:
+    if not attackers or set(attackers) - set(ATTACKERS):
         raise BadInput(f"attackers={tuple(attackers)!r} must be some of {', '.join(ATTACKERS)}.")
     if not (spent > 0).any():
         raise BadInput("every budget is 0: nobody uploads anything, so nothing can be inferred.")
     signals, shadow = learn_signals(release, spent, clip, rng)
     loud = shadow["clients_louder_than_budget"]
     failures = [f"{loud} clients' uploads separate the two values by more than their budgets allow"] if loud else []
-
     claimed, confidence = None, None
 
     def upload(signs: Array) -> Array:
         return release(signs, spent, clip, rng)
 
     if couplings is not None:
-        if attribute is not None:
-            raise BadInput("attribute must be None with couplings: it is drawn from their model. Give one of them.")
-        if not is_forest(graph):
-            raise BadInput(
-                "couplings are for forests, where the bound is exact to test; this graph has cycles. Omit them."
-            )
-        signs = sample_ising_tree(graph, couplings, fields, require_count(draws, "draws", 100), rng)
+        signs = _drawn_attribute(graph, attribute, couplings, fields, require_count(draws, "draws", 100), rng)
         details = _audit_tree(graph, signs, couplings, fields, spent, signals.evidence(upload(signs)), rng)
-        if details["violations"]:
-            failures.append(
-                f"{len(details['violations'])} of {graph.num_clients} clients leak more than the tree bound"
-            )
+        louder, size = len(details["violations"]), graph.num_clients
+        failures += [f"{louder} of {size} clients leak more than the tree bound"] if louder else []
         claimed = float(details["client_bound"].mean())
-        confidence = 1 - graph.num_clients * float(norm.sf(details["standard_errors_for_violation"]))
+        confidence = 1 - size * float(norm.sf(details["standard_errors_for_violation"]))
     else:
         signs = _whole_attribute(graph, attribute)
         public = public_part(signs, require_number(public_share, "public_share", 0.0, 1.0), rng)
-        if (~public).sum() < 2:
-            raise BadInput(
-                f"public_share={public_share:g} leaves {(~public).sum()} of {len(public)} clients to attack. Lower it."
-            )
         details = _audit_attribute(graph, signs, public, upload, signals, tuple(attackers), rng)
     details |= {"failures": failures, "release": shadow}
     verdict: Verdict = "fail" if failures else "no claim to test" if claimed is None else "pass"
@@ -433,6 +419,8 @@ def _audit_attribute(
 ) -> dict[str, Any]:
     """The attackers on one real attribute, fitted on its public part, and the strongest again on permuted values."""
     walk, targets = walk_of(graph), np.flatnonzero(~public)
+    if len(targets) < 2:
+        raise BadInput(f"public_share leaves {len(targets)} of {len(signs)} clients to attack. Lower it.")
 
     def attack(labels: Array, names: tuple[str, ...]) -> tuple[FieldFit, dict[str, Attack]]:
         fit = fit_field(walk, np.where(public, labels, np.nan), rng)
@@ -468,6 +456,16 @@ def _audit_attribute(
         if predicted is None
         else _ranking(predicted, per_client, mean, error),
     }
+
+
+def _drawn_attribute(
+    graph: SocialGraph, attribute: Any, couplings: Any, fields: Any, draws: int, rng: np.random.Generator
+) -> Array:
+    if attribute is not None:
+        raise BadInput("attribute must be None with couplings: it is drawn from their model. Give one of them.")
+    if not is_forest(graph):
+        raise BadInput("couplings are for forests, where the bound is exact to test; this graph has cycles. Omit them.")
+    return sample_ising_tree(graph, couplings, fields, draws, rng)
 
 
 def _whole_attribute(graph: SocialGraph, attribute: Any) -> Array:
