@@ -13,13 +13,11 @@ from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.leakage import (
-    IsingTree,
+    IsingModel,
     audit_neighbour,
     client_release,
     r_bound,
     random_ising_tree,
-    sample_ising_tree,
-    tree_logits,
 )
 from mppfl.network import SocialGraph, graph_from_edges
 from tests.leakage.networks import circles, drawn_friends, friends
@@ -31,7 +29,7 @@ def path(size: int) -> SocialGraph:
     return friends(*pairwise(range(size)))
 
 
-def all_states(tree: IsingTree) -> tuple[np.ndarray, np.ndarray]:
+def all_states(tree: IsingModel) -> tuple[np.ndarray, np.ndarray]:
     """Every state and its probability, by enumeration."""
     states = np.array(list(product([-1.0, 1.0], repeat=tree.graph.num_clients)))
     energy = 0.5 * np.einsum("si,ij,sj->s", states, tree.couplings.toarray(), states) + states @ tree.fields
@@ -63,7 +61,7 @@ def test_belief_propagation_and_draws_on_a_tree_are_those_of_enumeration() -> No
     tree = random_ising_tree(7, rng)
     states, chances = all_states(tree)
     evidence = rng.normal(size=(5, 7))
-    prior, posterior = tree_logits(tree.graph, tree.couplings, tree.fields, evidence)
+    prior, posterior = tree.log_odds(evidence)
     for client in range(7):
         up = states[:, client] > 0
         assert prior[client] == approx(math.log(chances[up].sum() / chances[~up].sum()))
@@ -71,7 +69,7 @@ def test_belief_propagation_and_draws_on_a_tree_are_those_of_enumeration() -> No
             others = np.where(np.arange(7) == client, 0.0, evidence[draw])
             weights = chances * np.exp(states @ others)
             assert posterior[draw, client] == approx(math.log(weights[up].sum() / weights[~up].sum()))
-    drawn = sample_ising_tree(tree.graph, tree.couplings, tree.fields, 40_000, rng)
+    drawn = tree.sample(40_000, rng)
     # Means of ±1 over 40,000 draws: five standard errors are .025; 56 comparisons, chance of failure below 1e-4.
     assert drawn.mean(axis=0) == approx(chances @ states, abs=0.025)
     assert drawn.T @ drawn / len(drawn) == approx(states.T @ (chances[:, None] * states), abs=0.025)
@@ -101,7 +99,7 @@ def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None
         bound = r_bound(graph, half + half.T, budgets)
         if bound.theorem == "none":
             continue
-        states, chances = all_states(IsingTree(graph, sp.csr_array(half + half.T), fields))
+        states, chances = all_states(IsingModel(graph, sp.csr_array(half + half.T), fields))
         drawn = states[rng.choice(len(states), 2_000, p=chances)]
         evidence = client_release(drawn, budgets, 1.0, rng) * budgets / 2  # half the log-likelihood ratio at clip 1
         for client in range(6):
