@@ -95,7 +95,7 @@ def get_command(name: Name, folder: FolderOption = None, json: JsonOption = Fals
 
     from mppfl.data import FILES, VARIABLE, known_set, load_dataset, write_known_npz
 
-    if known_set(name).hub is None:
+    if not known_set(name).hub:
         raise BadInput(f"{name} is built in; there is nothing to get.")
     root = folder or os.environ.get(VARIABLE)
     if not root:
