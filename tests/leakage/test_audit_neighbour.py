@@ -1,10 +1,8 @@
 """The neighbour audit: never above the bound on trees, a broken release caught, nothing found where nothing is."""
 
 import math
-import os
 from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from mppfl.leakage import (
     r_bound,
     random_ising_tree,
 )
-from mppfl.network import SocialGraph, graph_from_edges
+from mppfl.network import SocialGraph
 from tests.leakage.networks import circles, drawn_friends, friends
 
 GROUP = np.arange(150) % 2  # of whom friends are mostly in the same
@@ -178,28 +176,3 @@ def test_bad_input_is_refused_in_one_line(options, says) -> None:
     with pytest.raises(BadInput, match=says) as refused:
         audit_neighbour(given.pop("graph"), given.pop("attribute"), given.pop("budgets"), **given)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.data
-def test_on_email_the_gaussian_field_finds_twice_what_belief_propagation_finds() -> None:
-    root = os.environ.get("MPPFL_DATA")
-    if not root:
-        pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
-    folder = Path(root) / "graphs" / "snap-plain"
-    edges = np.loadtxt(folder / "email-Eu-core.txt", dtype=np.int64)
-    clients, department = np.loadtxt(folder / "email-Eu-core-department-labels.txt", dtype=np.int64).T
-    department = department[np.argsort(clients)]
-    graph = graph_from_edges(
-        edges[:, 0], edges[:, 1], num_clients=len(clients), undirected=True, self_loops="drop", isolated="keep"
-    )
-    rng = np.random.default_rng(0)
-    sizes = np.bincount(department)
-    side, totals = np.zeros(len(sizes)), [0, 0]
-    for one in rng.permutation(len(sizes)):  # departments one by one to the smaller half
-        side[one] = float(totals[1] < totals[0])
-        totals[int(side[one])] += sizes[one]
-    audit = audit_neighbour(graph, side[department], 0.03, rng=rng)
-    levels = {name: attacker["leak"] for name, attacker in audit.details["attackers"].items()}
-    assert levels["gaussian_field"] > 0.04
-    assert levels["gaussian_field"] >= 2 * levels["belief_propagation"]
-    assert abs(audit.details["null_leak"]) < 0.01
