@@ -242,6 +242,7 @@ def test_protection_brings_the_leak_to_the_target_and_takes_little(small):
         scaled = np.where(np.arange(60) == client, budgets, share * budgets)
         low, high = (share, high) if model.levels(scaled).nats[client] < before / 2 else (low, share)
     assert withdrawn.sum() < (1 - low) * np.delete(budgets, client).sum()
+    assert protect(model, budgets, client, target=1e-300) == approx(np.where(np.arange(60) == client, 0.0, budgets))
     with pytest.raises(BadInput, match="not below its level"):
         protect(model, budgets, 0, target=1.0)
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .field import (
         FieldFit,
         NormalisedWalk,
-        field_of,
         fit_field,
         fits_matrices,
         friend_moments,

@@ -179,14 +179,12 @@ def attack_by_messages(
                 sums[start : start + at_once] = edges.settle(withheld, sweeps)[1][some, np.arange(len(some))]
         return np.asarray(2 * (sums.reshape(len(of), num_draws) - silent[of])[:, :, None])
 
-    best, coupling = -math.inf, LOOPY_COUPLINGS[0]
-    for trial in LOOPY_COUPLINGS:
-        seen = features(trial, learn, shown, 1)
-        score = float(_scaled(seen, labels[shown], seen, labels[shown], rate).gains.mean())
-        if score > best:
-            best, coupling = score, trial
-    seen, met = features(coupling, learn, shown, 1), features(coupling, test, hidden, LOOPY_DRAWS)
-    return _scaled(seen, labels[shown], met, labels[hidden], rate)
+    trials = {coupling: features(coupling, learn, shown, 1) for coupling in LOOPY_COUPLINGS}
+    known = labels[shown]
+    best = max(
+        trials, key=lambda coupling: _scaled(trials[coupling], known, trials[coupling], known, rate).gains.mean()
+    )
+    return _scaled(trials[best], known, features(best, test, hidden, LOOPY_DRAWS), labels[hidden], rate)
 
 
 def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, rate: float) -> Attack:
