@@ -402,7 +402,7 @@ def _parabola(points: Array, values: Array, top: int) -> tuple[float, float, flo
     place = float(points[top])
     if 0 < top < len(points) - 1:
         near = slice(top - 1, top + 2)
-        bend, slope, _ = np.polyfit(points[near] - place, values[near] - values[top], 2)
+        bend, slope, _ = map(float, np.polyfit(points[near] - place, values[near] - values[top], 2))
         if bend < 0:
             return place - slope / (2 * bend), -(slope**2) / (4 * bend), bend
     return place, 0.0, 0.0
