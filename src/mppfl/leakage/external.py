@@ -90,8 +90,7 @@ def external_columns(
         return everybody
 
     spent, at_worst = in_network(account.budget), in_network(account.worst_case_budget)
-    in_all_records = 1.0 if counts is None or account.unit == "client" else counts**2
-    of_all_data = in_network(np.where(account.add_remove, 4.0, 1.0) * in_all_records)
+    of_all_data = in_network(_worth_for_all_data(account, counts))
     missing = _why_budgets_do_not_tell(ledger.units, account, counts)
     bound = _bound(graph, couplings, of_all_data * at_worst, missing)
     leak, leak_reason, leak_notes = _leak(graph, known, of_all_data * spent, missing)
@@ -169,6 +168,12 @@ def _counts(num_examples: Any, account: Account) -> Array:
             f"num_examples={counts[where]:g} of client {account.clients[where]!r} must be a whole number of at least 1."
         )
     return counts
+
+
+def _worth_for_all_data(account: Account, counts: Array | None) -> Array:
+    """What a unit of each client's budget comes to for replacing all of its data."""
+    records = 1.0 if counts is None or account.unit == "client" else counts**2
+    return np.asarray(np.where(account.add_remove, 4.0, 1.0) * records)
 
 
 def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Array | None) -> str:
