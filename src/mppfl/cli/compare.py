@@ -279,28 +279,25 @@ def as_json(
 
 def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool = False) -> None:
     """One table per reward convention."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     titles = {"common": "Common reward: all use MPPFL's rates", "own": "Own reward: each mechanism sets its rates"}
-    headings = ["server\ncost", "cost if\nnoise-aware", "client\nwelfare", "total\nwelfare", "price of\nanarchy"]
-    headings += ["negative\nutility", "partici-\npating", "dearer, worse\nthan mppfl", *(["leak,\nnats"] * with_leak)]
+    size = f"{rounds} round{'s' * (rounds > 1)}, {seeds} seed{'s' * (seeds > 1)}"
+    columns: dict[str, Callable[[Summary], str]] = {
+        "mechanism": lambda row: row.mechanism,
+        "server\ncost": lambda row: _figure(row.server_cost),
+        "cost if\nnoise-aware": lambda row: _figure(row.noise_aware_cost),
+        "client\nwelfare": lambda row: _figure(row.welfare),
+        "total\nwelfare": lambda row: _figure(row.total_welfare),
+        "price of\nanarchy": lambda row: "–" if row.price_of_anarchy is None else f"{row.price_of_anarchy:.3f}",
+        "negative\nutility": lambda row: _share(row.negative_utility),
+        "partici-\npating": lambda row: _share(row.participating),
+        "dearer, worse\nthan mppfl": _beside_mppfl,
+    }
+    if with_leak:
+        columns["leak,\nnats"] = lambda row: "–" if row.leak is None else f"{row.leak:,.3f}"
     for convention, title in titles.items():
-        chosen = [summary for summary in summaries if summary.convention == convention]
-        if not chosen:
-            continue
-        size = f"{rounds} round{'s' * (rounds > 1)}, {seeds} seed{'s' * (seeds > 1)}"
-        table = Table(title=f"{title} ({size})", title_justify="left", box=SIMPLE)
-        table.add_column("mechanism", no_wrap=True)
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for s in chosen:
-            cells = [*map(_figure, (s.server_cost, s.noise_aware_cost, s.welfare, s.total_welfare))]
-            cells += ["–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}"]
-            cells += [_share(s.negative_utility), _share(s.participating), _beside_mppfl(s)]
-            cells += ["–" if s.leak is None else f"{s.leak:,.3f}"] * with_leak
-            table.add_row(s.mechanism, *cells)
-        inputs.print_fitting(table, DISPENSABLE)
+        rows = [[cell(row) for cell in columns.values()] for row in summaries if row.convention == convention]
+        if rows:
+            inputs.print_table(f"{title} ({size})", list(columns), rows, DISPENSABLE)
 
 
 def show_notes(rows: Sequence[Row], seeds: int, of_games: Sequence[str], leaks: dict[str, Any] | None) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
@@ -370,20 +370,35 @@ def print_lines(lines: Mapping[str, str], width: int = 16) -> None:
         typer.echo(f"{label:<{width}}{text}")
 
 
+def print_table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], dispensable: Sequence[str] | None = None
+) -> None:
+    """A table whose first column names its rows. With a list of `dispensable` columns no cell is ever wrapped."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number or dispensable is not None)
+    for row in rows:
+        table.add_row(*row)
+    print_fitting(table, dispensable or ())
+
+
 def print_fitting(table: Table, dispensable: Sequence[str] = ()) -> None:
     """Prints a table without the columns for which there is no room, so that no number is cut short; says which."""
     from rich.console import Console
 
-    terminal, unlimited, left_out = Console(), Console(width=10_000), []
+    # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
+    terminal, unlimited = Console(markup=False, emoji=False), Console(width=10_000, markup=False, emoji=False)
+    left_out = []
     for heading in dispensable if terminal.is_terminal else ():
         if unlimited.measure(table).maximum <= terminal.width:
             break
-        for column in table.columns:
-            if str(column.header).replace("\n", " ") == heading:
-                table.columns.remove(column)
-                left_out.append(heading)
-                break
-    # In a file or a pipe a table is as wide as its numbers need; names are no markup.
+        for column in [column for column in table.columns if str(column.header).replace("\n", " ") == heading]:
+            table.columns.remove(column)
+            left_out.append(heading)
+    # In a file or a pipe a table is as wide as its numbers need.
     width = None if terminal.is_terminal else max(100, unlimited.measure(table).maximum)
     Console(width=width, markup=False, emoji=False).print(table)
     if left_out:
