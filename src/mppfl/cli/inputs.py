@@ -448,17 +448,14 @@ class Clock:
 
     def __init__(self, num_rounds: int) -> None:
         self.num_rounds = num_rounds
-        self.began = time.monotonic()
-        self.seen = 0
+        self.seen: list[float] = []  # when each round ended
 
     def tick(self, round_index: int) -> str:
         """Time left after this round, in words. The first round includes preparation, and is not counted."""
-        self.seen += 1
-        now = time.monotonic()
-        if self.seen == 1:
-            self.began = now
+        self.seen.append(time.monotonic())
+        if len(self.seen) == 1:
             return "" if round_index < self.num_rounds else "done"
-        left = (self.num_rounds - round_index) * (now - self.began) / (self.seen - 1)
+        left = (self.num_rounds - round_index) * (self.seen[-1] - self.seen[0]) / (len(self.seen) - 1)
         return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
 
 
