@@ -49,7 +49,6 @@ def compare_command(
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
     quiet: Annotated[bool, inputs.option("--quiet", "With --train: no progress on stderr.")] = False,
     json: inputs.JsonOption = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Compare mechanisms: server cost, welfare, price of anarchy and negative utilities, under common and own reward.
 

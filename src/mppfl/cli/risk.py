@@ -36,7 +36,6 @@ def risk_command(
         ),
     ] = 0.5,
     json: inputs.JsonOption = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Who exposes a client, by hop; who is most exposed; whose leaving or budget matters most to the others.
 

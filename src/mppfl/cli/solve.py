@@ -23,7 +23,6 @@ def solve_command(
     json: inputs.JsonOption = False,
     no_budgets: Annotated[bool, inputs.option("--no-budgets", "Leave budgets out of the JSON.")] = False,
     prices: Annotated[bool, inputs.option("--prices", "Add personal prices to the JSON.")] = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Solve the game: what the server pays, and how much privacy each client gives, in every round."""
     from mppfl.experiment import build_game, require_playable, solve_all
