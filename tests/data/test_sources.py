@@ -110,7 +110,7 @@ def test_digits_need_nothing_but_scikit_learn_and_a_missing_extra_is_named(monke
 
 def tiny(features, mean, std):
     examples = Examples(np.asarray(features), np.zeros(len(features), dtype=np.int64))
-    return Dataset("tiny", examples, examples, 1, ("only",), "drawn", mean, std)
+    return Dataset("tiny", examples, examples, ("only",), "drawn", mean, std)
 
 
 def test_images_are_standardised_by_channel_and_channels_come_first_while_flat_examples_stay_flat():
@@ -235,10 +235,10 @@ def hub(monkeypatch, small_sets):
 
     def load_dataset(*arguments, split):
         asked.append((*arguments, split))
-        name = next(name for name, known in small_sets.items() if known.hub.path == arguments[0])
-        place, (images, labels) = small_sets[name].hub, draw(KNOWN[name].shape)[split]
+        name = next(name for name, known in small_sets.items() if known.hub[:1] == arguments[:1])
+        (image_column, label_column), (images, labels) = small_sets[name].hub_columns, draw(KNOWN[name].shape)[split]
         return [
-            {place.image: Image.fromarray(image.squeeze()), place.label: int(label)}
+            {image_column: Image.fromarray(image.squeeze()), label_column: int(label)}
             for image, label in zip(images, labels, strict=True)
         ]
 

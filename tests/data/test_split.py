@@ -19,7 +19,7 @@ def dataset(labels, users=None):
     train = Examples(np.arange(len(labels), dtype=np.float32)[:, None], labels)
     test = Examples(train.features[:2], labels[:2])
     classes = tuple(map(str, range(int(labels.max()) + 1)))
-    return Dataset("rows", train, test, len(classes), classes, "drawn", (0.0,), (1.0,), users)
+    return Dataset("rows", train, test, classes, "drawn", (0.0,), (1.0,), users)
 
 
 def balanced(num_rows):

@@ -46,7 +46,7 @@ def drawn(setting=SETTING, folder=None):
 
     names, tenths = tuple(map(str, range(setting.num_classes))), (0.1,) * channels
     train, test = part(setting.num_train), part(setting.num_test)
-    return Dataset(setting.dataset, train, test, setting.num_classes, names, "drawn", tenths, tenths)
+    return Dataset(setting.dataset, train, test, names, "drawn", tenths, tenths)
 
 
 @pytest.fixture

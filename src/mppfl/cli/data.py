@@ -32,11 +32,21 @@ def list_command(folder: FolderOption = None, json: JsonOption = False) -> None:
         here = "built in" if dataset.name == "digits" else files.form.what if files else None
         if files and files.missing:
             here, in_part[dataset.name] = None, what_is_missing(dataset.name, files)
-        row: dict[str, Any] = {name: getattr(dataset, name) for name in ("name", "what")}
-        row |= {"num_train": sum(dataset.train_counts), "num_test": sum(dataset.test_counts)}
-        row |= {name: getattr(dataset, name) for name in ("num_classes", "shape", "licence", "source")}
-        row |= {"here": here, "folder": str(files.folder) if files else None}
-        rows.append(row | {"missing": list(files.missing) if files else []})
+        rows.append(
+            {
+                "name": dataset.name,
+                "what": dataset.what,
+                "num_train": sum(dataset.train_counts),
+                "num_test": sum(dataset.test_counts),
+                "num_classes": dataset.num_classes,
+                "shape": dataset.shape,
+                "licence": dataset.licence,
+                "source": dataset.source,
+                "here": here,
+                "folder": str(files.folder) if files else None,
+                "missing": list(files.missing) if files else [],
+            }
+        )
     if json:
         print_json({"data_sets": rows})
         return
@@ -85,7 +95,7 @@ def get_command(name: Name, folder: FolderOption = None, json: JsonOption = Fals
 
     from mppfl.data import FILES, VARIABLE, known_set, load_dataset, write_known_npz
 
-    if known_set(name).hub is None:
+    if not known_set(name).hub:
         raise BadInput(f"{name} is built in; there is nothing to get.")
     root = folder or os.environ.get(VARIABLE)
     if not root:

@@ -14,7 +14,7 @@ from mppfl.errors import BadInput
 if TYPE_CHECKING:
     from mppfl.arrays import Array
     from mppfl.game import Game, RoundTerms
-    from mppfl.leakage import WhoLeaks
+    from mppfl.leakage import Levels
 
 
 @inputs.with_game("num_rounds", "reward_rate")
@@ -167,7 +167,7 @@ def leaks(
     """R_model, R_bound and R_leak side by side, what each assumes, and who leaks about whom."""
     import numpy as np
 
-    from mppfl.leakage import r_bound, read_values, who_leaks
+    from mppfl.leakage import leak_model, r_bound, read_values
 
     budgets, model = terms.budgets, game.propagation @ terms.budgets
     missing = np.full(game.num_clients, np.nan)
@@ -182,12 +182,12 @@ def leaks(
         bound = r_bound(game.graph, coupling, budgets)
         columns["r_bound"], assumes["r_bound"] = bound.nats, bound.reason or f"nats; {bound.premises}"
     if attribute is not None:
-        sample_leak = who_leaks(game.graph, read_values(attribute), budgets, rng=inputs.generator(seed))
+        sample_leak = leak_model(game.graph, read_values(attribute), seed=seed).levels(budgets)
         columns |= {"r_leak": sample_leak.nats, "error": sample_leak.error}
         assumes["r_leak"] = inputs.LEAK_ASSUMES
-        marginal, at_the_margin = sample_leak.marginal, sample_leak.marginal * budgets
-        dangers = {"marginal_leak": marginal, "error": sample_leak.marginal_error, "leak_at_the_margin": at_the_margin}
-        worst = _listed(game, _largest(at_the_margin, top), dangers | {"budget": budgets})
+        marginal, error = sample_leak.marginal()
+        dangers = {"marginal_leak": marginal, "error": error, "leak_at_the_margin": marginal * budgets}
+        worst = _listed(game, _largest(marginal * budgets, top), dangers | {"budget": budgets})
         by_sample = {"total_leak": float(sample_leak.nats.sum()), "endanger_others_most": worst}
         if client is not None:
             by_sample["about_client"] = about_client(game, terms, sample_leak, client, top, protect_share)
@@ -196,33 +196,31 @@ def leaks(
 
 
 def about_client(
-    game: Game, terms: RoundTerms, sample_leak: WhoLeaks, client: str, top: int, protect_share: float
+    game: Game, terms: RoundTerms, sample_leak: Levels, client: str, top: int, protect_share: float
 ) -> dict[str, Any]:
     """Who leaks about one client, and whose budgets would have to go so that only a share of the leak is left."""
     import numpy as np
 
-    from mppfl.leakage import protect
+    from mppfl.leakage import fits_matrices, protect
 
     budgets, position = terms.budgets, game.graph.index(client)
     slopes, target = sample_leak.slopes_of(position), protect_share * float(sample_leak.nats[position])
-    if sample_leak.model is None:
-        protection: dict[str, Any] = {
-            "reason": f"computed for small networks only, not for {game.num_clients:,} clients"
-        }
+    protection: dict[str, Any]
+    if not fits_matrices(game.num_clients):
+        protection = {"reason": f"computed for small networks only, not for {game.num_clients:,} clients"}
     elif target <= 0:
         protection = {"reason": "nothing leaks about this client"}
     else:
-        plan = protect(sample_leak.model, budgets, position, target=target)
+        withdrawn = protect(sample_leak.model, budgets, position, target=target)
+        num_withdrawn = int(np.count_nonzero(withdrawn))
         protection = {
             "target": target,
-            "level_after": plan.level_after,
-            "budget_withdrawn": plan.total,
-            "share_of_all_budgets": plan.total / float(budgets.sum()),
-            "num_clients": plan.num_withdrawn,
-            "rewards_forgone": float(np.sum(terms.prices * plan.withdrawn)),
-            "largest": _listed(
-                game, _largest(plan.withdrawn, min(top, plan.num_withdrawn)), {"withdrawn": plan.withdrawn}
-            ),
+            "level_after": sample_leak.model.levels(budgets - withdrawn).nats[position],
+            "budget_withdrawn": float(withdrawn.sum()),
+            "share_of_all_budgets": float(withdrawn.sum()) / float(budgets.sum()),
+            "num_clients": num_withdrawn,
+            "rewards_forgone": float(np.sum(terms.prices * withdrawn)),
+            "largest": _listed(game, _largest(withdrawn, min(top, num_withdrawn)), {"withdrawn": withdrawn}),
         }
     return {
         "name": client,

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from .features import (
         FEATURES,
         NUM_FEATURES,
-        RIDGE,
         drawn_blocks,
         drawn_shapes,
         drawn_whitening,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,6 @@ class Dataset:
     name: str
     train: Examples
     test: Examples
-    num_classes: int
     class_names: tuple[str, ...]
     provenance: str
     mean: tuple[float, ...]
@@ -69,23 +69,25 @@ class Dataset:
         shape = train.shape[1:]
         channels = shape[-1] if len(shape) == 3 else 1
         if test.shape[1:] != shape:
-            raise BadInput(f"{self.name}: test examples have shape {test.shape[1:]}, training ones {shape}.")
-        if test.dtype != train.dtype:
-            raise BadInput(
-                f"{self.name}: test examples are {test.dtype}, training ones {train.dtype}; store both alike."
-            )
-        if len(train) == 0 or len(test) == 0:
-            raise BadInput(f"{self.name} has {len(train)} training and {len(test)} test examples; it needs both.")
-        if len(self.class_names) != self.num_classes:
-            raise BadInput(f"{self.name} has {self.num_classes} classes and {len(self.class_names)} names for them.")
-        if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
-            raise BadInput(
-                f"{self.name}: mean and std need {channels} entries, std above 0; got {self.mean}, {self.std}."
-            )
-        if self.users is not None and len(self.users) != len(train):
-            raise BadInput(f"{self.name}: {len(self.users):,} users for {len(train):,} training examples.")
+            wrong = f": test examples have shape {test.shape[1:]}, training ones {shape}."
+        elif test.dtype != train.dtype:
+            wrong = f": test examples are {test.dtype}, training ones {train.dtype}; store both alike."
+        elif len(train) == 0 or len(test) == 0:
+            wrong = f" has {len(train)} training and {len(test)} test examples; it needs both."
+        elif not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+            wrong = f": mean and std need {channels} entries, std above 0; got {self.mean}, {self.std}."
+        elif self.users is not None and len(self.users) != len(train):
+            wrong = f": {len(self.users):,} users for {len(train):,} training examples."
+        else:
+            wrong = ""
+        if wrong:
+            raise BadInput(self.name + wrong)
         for part, examples in (("training", self.train), ("test", self.test)):
             require_labels_below(examples.labels, self.num_classes, f"{self.name}: {part}")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
 
     def __repr__(self) -> str:
         users = f", {len(set(self.users)):,} users" if self.users is not None else ""
@@ -115,7 +117,7 @@ def own_dataset(
     channels = stored.shape[-1] if stored.ndim == 4 else 1
     centre, spread = (0.5, 0.5) if stored.dtype == np.uint8 else (0.0, 1.0)
     mean, std = (centre,) * channels, (spread,) * channels
-    return Dataset(name, learned, tested, len(class_names), class_names, provenance, mean, std, users)
+    return Dataset(name, learned, tested, class_names, provenance, mean, std, users)
 
 
 def _channels_last(values: Any) -> Features:
@@ -205,13 +207,25 @@ def unchangeable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class HubPlace:
-    """Address of a data set on the Hugging Face hub, and its columns."""
+class Form:
+    """One form in which a data set may be in a folder.
 
-    path: str
-    config: str | None = None
-    image: str = "image"
-    label: str = "label"
+    folders        that may hold it; "" where the names of the files tell the data set
+    train, test    names of the files of each part
+    read           the files of one part to its examples, and what they say of where they come from
+    unverified     the provenance of files whose checksums are not known
+    """
+
+    what: str
+    folders: tuple[str, ...]
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    read: Callable[[Sequence[Path], KnownSet], tuple[Examples, str]]
+    unverified: str = ""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.train + self.test
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +234,9 @@ class KnownSet:
 
     train_counts  examples of each class; a file with other counts is not the data set
     mean, std     per channel, of pixels between 0 and 1
+    forms         in which it may be in a folder; the first that is there is read
+    hub           its address on the Hugging Face hub, and perhaps a configuration there; empty where it has none
+    hub_columns   of the image and the label
     md5           of official files by name; of what a .gz holds, because anyone may compress again
     """
 
@@ -233,7 +250,9 @@ class KnownSet:
     test_counts: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    hub: HubPlace | None = None
+    forms: tuple[Form, ...] = ()
+    hub: tuple[str, ...] = ()
+    hub_columns: tuple[str, str] = ("image", "label")
     md5: Mapping[str, str] = field(default_factory=dict)
 
     @property

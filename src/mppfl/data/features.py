@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,136 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from mppfl.arrays import require_number
 from mppfl.data.dataset import Dataset, Examples, Features, unchangeable
 from mppfl.errors import BadInput
 from mppfl.text import nearest
 
-Pixels = NDArray[np.float32]
-MOST_SHAPES = 4  # on one picture
-FARTHEST_CENTRE = 2 / 7  # of a shape from the picture's, in sides of the picture
-HALF_LENGTHS = (1 / 14, 1 / 2)  # of a shape along its own two axes, in sides
-STEEPEST_SHADE = 0.56  # change of brightness from one side of the picture to the other
-WAVE_NUMBERS = (2.8, 70.0)  # of stripes, radians a side: from half a stripe to eleven
-
-
-def drawn_shapes(number: int, height: int, width: int, rng: np.random.RandomState) -> NDArray[np.uint8]:
-    """Pictures [number, height, width, 1], each of one to four shaded ellipses or boxes, half of them symmetric.
-
-    Later shapes cover earlier ones. Lengths are in sides of the picture, so one rule serves every size; edges are one
-    pixel soft. A RandomState and no Generator: its stream is frozen (NEP 19), so that one seed gives the same pictures
-    under every version of NumPy, and a model trained on what follows from them can still be used.
-    """
-    across = _centred(width)[None, None, :]
-    down = _centred(height)[None, :, None]
-    pictures = np.zeros((number, height, width), dtype=np.float32)
-    num_shapes = rng.randint(1, MOST_SHAPES + 1, size=number)
-    for layer in range(MOST_SHAPES):
-        rows = np.flatnonzero(num_shapes > layer)
-        cover = _cover(len(rows), across, down, rng)
-        pictures[rows] += cover * (_texture(len(rows), across, down, rng) - pictures[rows])
-    symmetric = rng.random_sample(number) < 0.5
-    pictures[symmetric] = np.maximum(pictures[symmetric], pictures[symmetric][:, :, ::-1])
-    brightest = pictures.max(axis=(1, 2), keepdims=True)
-    goal = _uniform(rng, 0.6, 1.0, number)
-    pictures *= np.divide(goal, brightest, out=np.ones_like(brightest), where=brightest > 0)  # black stays black
-    return np.rint(255 * pictures).astype(np.uint8)[..., None]
-
-
-def _cover(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState) -> Pixels:
-    """How much of each pixel a random shape covers, 0 to 1: two of five are ellipses, the others boxes, some skew."""
-    right, below = across - _off_centre(rng, number), down - _off_centre(rng, number)
-    half_length, half_width = (_uniform(rng, *HALF_LENGTHS, number) for _ in range(2))
-    turn = _for_half(rng, _uniform(rng, 0.0, np.pi, number))
-    along = right * np.cos(turn) + below * np.sin(turn)
-    aside = below * np.cos(turn) - right * np.sin(turn)
-    is_ellipse = rng.random_sample(number) < 0.4
-    skew = _for_half(rng, _uniform(rng, -0.5, 0.5, number))
-    inside_box = np.minimum(half_length - np.abs(along - skew * aside), half_width - np.abs(aside))
-    radius = np.hypot(along / half_length, aside / half_width)
-    inside_ellipse = (1 - radius) * np.minimum(half_length, half_width)
-    inside = np.where(is_ellipse[:, None, None], inside_ellipse, inside_box)  # distance from the edge, about, in sides
-    pixels_a_side = np.float32(min(across.size, down.size))
-    cover: Pixels = np.clip(inside * pixels_a_side + np.float32(0.5), 0, 1)
-    return cover
-
-
-def _texture(number: int, across: Pixels, down: Pixels, rng: np.random.RandomState) -> Pixels:
-    """Brightness 0 to 1: a level and a slope, stripes on half of the shapes, and a little noise."""
-    level = _uniform(rng, 0.0, 1.0, number)
-    slopes = [_uniform(rng, -STEEPEST_SHADE, STEEPEST_SHADE, number) for _ in range(2)]
-    wave_number = _uniform(rng, *WAVE_NUMBERS, number)
-    turn = _uniform(rng, 0.0, np.pi, number)
-    phase = _uniform(rng, 0.0, 2 * np.pi, number)
-    stripes = _for_half(rng, _uniform(rng, 0.0, 0.3, number))
-    grain = _uniform(rng, 0.0, 0.08, number)
-    shade = level + slopes[0] * across + slopes[1] * down
-    shade += stripes * np.sin(wave_number * (across * np.cos(turn) + down * np.sin(turn)) + phase)
-    shade += grain * rng.standard_normal(shade.shape).astype(np.float32)
-    texture: Pixels = np.clip(shade, 0, 1)
-    return texture
-
-
-def _centred(length: int) -> Pixels:
-    """Positions of the pixels, between -1/2 and 1/2 of a side."""
-    return (((np.arange(length) + 0.5) / length) - 0.5).astype(np.float32)
-
-
-def _off_centre(rng: np.random.RandomState, number: int) -> Pixels:
-    return _uniform(rng, -FARTHEST_CENTRE, FARTHEST_CENTRE, number)
-
-
-def _uniform(rng: np.random.RandomState, low: float, high: float, number: int) -> Pixels:
-    """One number for each picture, [number, 1, 1]."""
-    drawn: NDArray[Any] = rng.uniform(low, high, size=(number, 1, 1))
-    return drawn.astype(np.float32)
-
-
-def _for_half(rng: np.random.RandomState, values: Pixels) -> Pixels:
-    """The values of a random half; zero for the others."""
-    return np.where(rng.random_sample(values.shape) < 0.5, values, np.float32(0))
-
-
-Rows = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Whitening:
-    """The map x -> (x - mean) @ matrix: `mean` float32 [d], `matrix` symmetric float32 [d, d]."""
-
-    mean: Rows
-    matrix: Rows
-
-    def __call__(self, rows: Rows) -> Rows:
-        whitened: Rows = np.matmul(rows - self.mean, self.matrix)
-        return whitened
-
-
-def whitening_of(sample: NDArray[Any], ridge: float) -> Whitening:
-    """The whitening by mean μ and covariance Σ of `sample` [n, d]: matrix = (Σ + c I)^(-1/2), c = ridge · tr Σ / d.
-
-    The sample itself then has covariance Σ (Σ + c I)^(-1): close to 1 in directions of variance far above c. No
-    direction is stretched by more than 1 / √c, so what hardly varies cannot drown the rest. The sample has to be
-    public: mean and matrix follow from it, and no noise protects it. Raises BadInput where it has fewer than two rows,
-    or does not vary at all.
-    """
-    ridge = require_number(ridge, "ridge", 0.0, float("inf"))
-    if sample.ndim != 2 or len(sample) < 2:
-        raise BadInput(f"a sample of shape {sample.shape} has no covariance; give at least two rows [n, d].")
-    mean = sample.mean(axis=0, dtype=np.float64)
-    covariance = np.atleast_2d(np.cov(sample, rowvar=False, dtype=np.float64))
-    variances, directions = np.linalg.eigh(covariance)
-    variances = np.maximum(variances, 0.0)  # rounding leaves tiny negative ones where Σ is singular
-    if variances.max() == 0:
-        raise BadInput(f"all {len(sample):,} rows of the sample are equal, which gives no directions to whiten.")
-    stretch = 1 / np.sqrt(variances + ridge * variances.mean())
-    matrix = (directions * stretch) @ directions.T  # symmetric, so the signs eigh happens to choose do not matter
-    return Whitening(unchangeable(mean.astype(np.float32)), unchangeable(matrix.astype(np.float32)))
-
-
 FEATURES = ("none", "oriented_gradients")
 Floats = NDArray[np.float32]
-
 SMALLEST_SIDE = 16  # pixels: below, a cell of the finer grid would have hardly two
 ORIENTATIONS = 8  # all round: a dark-to-light edge is not a light-to-dark one
 GREY_LEVELS = 4
@@ -152,6 +28,11 @@ NUM_DRAWN = 10_000
 DRAWN_SEED = 0
 PIXELS_AT_ONCE = 2**18  # 334 pictures of 28 x 28; the largest array of a block is ORIENTATIONS times that
 SHORTEST = 1e-6  # a vector below this length is rounding and is not stretched to 1
+MOST_SHAPES = 4  # on one picture
+FARTHEST_CENTRE = 2 / 7  # of a shape from the picture's, in sides of the picture
+HALF_LENGTHS = (1 / 14, 1 / 2)  # of a shape along its own two axes, in sides
+STEEPEST_SHADE = 0.56  # change of brightness from one side of the picture to the other
+WAVE_NUMBERS = (2.8, 70.0)  # of stripes, radians a side: from half a stripe to eleven
 
 
 def fixed_features(dataset: Dataset, name: str) -> Dataset:
@@ -175,17 +56,16 @@ def fixed_features(dataset: Dataset, name: str) -> Dataset:
     if name == "none":
         return dataset
     _require_pictures(dataset)
-    whiten = drawn_whitening(*dataset.train.features.shape[1:3])
-    train, test = (Examples(_whitened(part.features, whiten), part.labels) for part in (dataset.train, dataset.test))
+    train, test = (Examples(_whitened(part.features), part.labels) for part in (dataset.train, dataset.test))
     rules = f"as {NUM_FEATURES} oriented gradients and grey levels of each picture, by rules fixed in advance"
     provenance = f"{dataset.provenance}; {rules}"
     return replace(dataset, train=train, test=test, provenance=provenance, mean=(0.0,), std=(1.0,))
 
 
 @lru_cache(maxsize=8)
-def drawn_whitening(height: int, width: int) -> Whitening:
+def drawn_whitening(height: int, width: int) -> tuple[Floats, Floats]:
     """The whitening of `picture_blocks` by drawn shapes of this size; always the same, 2.5 MB, kept for next time."""
-    return whitening_of(drawn_blocks(height, width), RIDGE)
+    return whitening_of(drawn_blocks(height, width))
 
 
 def drawn_blocks(height: int, width: int, number: int = NUM_DRAWN) -> Floats:
@@ -208,14 +88,12 @@ def picture_blocks(grey: Floats) -> Floats:
     """
     height, width = grey.shape[1:]
     blurred = gaussian_filter(grey, (0, BLUR * height, BLUR * width), mode="constant", truncate=3.0)
-    return np.concatenate(
-        [
-            unit_length(np.sqrt(gradient_histograms(grey, FINE_GRID)).reshape(len(grey), -1)),
-            unit_length(np.sqrt(gradient_histograms(blurred, COARSE_GRID)).reshape(len(grey), -1)),
-            unit_length(np.sqrt(grey_histograms(grey, FINE_GRID)).reshape(len(grey), -1)),
-        ],
-        axis=1,
+    histograms = (
+        gradient_histograms(grey, FINE_GRID),
+        gradient_histograms(blurred, COARSE_GRID),
+        grey_histograms(grey, FINE_GRID),
     )
+    return np.concatenate([_unit_length(np.sqrt(block).reshape(len(grey), -1)) for block in histograms], axis=1)
 
 
 def gradient_histograms(grey: Floats, grid: int) -> Floats:
@@ -240,7 +118,7 @@ def grey_histograms(grey: Floats, grid: int) -> Floats:
     return _cell_means(np.maximum(1 - np.abs(grey[:, None] * (GREY_LEVELS - 1) - level), 0), grid)
 
 
-def unit_length(rows: Floats) -> Floats:
+def _unit_length(rows: Floats) -> Floats:
     """Each row divided by its length; rows of no length stay."""
     lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     scaled: Floats = rows / np.maximum(lengths, np.float32(SHORTEST))[:, None]
@@ -266,13 +144,14 @@ def _cell_weights(height: int, width: int, grid: int) -> Floats:
     return unchangeable(np.kron(*sides).astype(np.float32))
 
 
-def _whitened(features: Features, whiten: Whitening) -> Floats:
+def _whitened(features: Features) -> Floats:
     """Blocks of all pictures, whitened and of length 1; computed so that nothing large is held beside them."""
     numbers = np.empty((len(features), NUM_FEATURES), dtype=np.float32)
+    mean, matrix = drawn_whitening(*features.shape[1:3])
     at_once = _rows_at_once(*features.shape[1:3])
     for first in range(0, len(features), at_once):
         rows = slice(first, first + at_once)
-        numbers[rows] = unit_length(whiten(picture_blocks(_grey(features[rows]))))
+        numbers[rows] = _unit_length(np.matmul(picture_blocks(_grey(features[rows])) - mean, matrix))
     return numbers
 
 
@@ -307,3 +186,94 @@ def _require_pictures(dataset: Dataset) -> None:
                 f"{dataset.name}: {part} pixels go from {low:.4g} to {high:.4g}; oriented gradients need them between "
                 "0 and 1. Rescale them by fixed numbers."
             )
+
+
+# ---- drawn shapes, and the whitening by them ----------------------------------------------------------------------
+
+
+def drawn_shapes(number: int, height: int, width: int, rng: np.random.RandomState) -> NDArray[np.uint8]:
+    """Pictures [number, height, width, 1], each of one to four shaded ellipses or boxes, half of them symmetric.
+
+    Later shapes cover earlier ones. Lengths are in sides of the picture, so one rule serves every size; edges are one
+    pixel soft. A RandomState and no Generator: its stream is frozen (NEP 19), so that one seed gives the same pictures
+    under every version of NumPy, and a model trained on what follows from them can still be used.
+    """
+    across = _centred(width)[None, None, :]
+    down = _centred(height)[None, :, None]
+    pictures = np.zeros((number, height, width), dtype=np.float32)
+    num_shapes = rng.randint(1, MOST_SHAPES + 1, size=number)
+    for layer in range(MOST_SHAPES):
+        rows = np.flatnonzero(num_shapes > layer)
+        cover = _cover(len(rows), across, down, rng)
+        pictures[rows] += cover * (_texture(len(rows), across, down, rng) - pictures[rows])
+    symmetric = rng.random_sample(number) < 0.5
+    pictures[symmetric] = np.maximum(pictures[symmetric], pictures[symmetric][:, :, ::-1])
+    brightest = pictures.max(axis=(1, 2), keepdims=True)
+    goal = _uniform(rng, 0.6, 1.0, number)
+    pictures *= np.divide(goal, brightest, out=np.ones_like(brightest), where=brightest > 0)  # black stays black
+    return np.rint(255 * pictures).astype(np.uint8)[..., None]
+
+
+def _cover(number: int, across: Floats, down: Floats, rng: np.random.RandomState) -> Floats:
+    """How much of each pixel a random shape covers, 0 to 1: two of five are ellipses, the others boxes, some skew."""
+    right, below = (axis - _uniform(rng, -FARTHEST_CENTRE, FARTHEST_CENTRE, number) for axis in (across, down))
+    half_length, half_width = (_uniform(rng, *HALF_LENGTHS, number) for _ in range(2))
+    turn = _for_half(rng, _uniform(rng, 0.0, np.pi, number))
+    along = right * np.cos(turn) + below * np.sin(turn)
+    aside = below * np.cos(turn) - right * np.sin(turn)
+    is_ellipse = rng.random_sample(number) < 0.4
+    skew = _for_half(rng, _uniform(rng, -0.5, 0.5, number))
+    inside_box = np.minimum(half_length - np.abs(along - skew * aside), half_width - np.abs(aside))
+    radius = np.hypot(along / half_length, aside / half_width)
+    inside_ellipse = (1 - radius) * np.minimum(half_length, half_width)
+    inside = np.where(is_ellipse[:, None, None], inside_ellipse, inside_box)  # distance from the edge, about, in sides
+    pixels_a_side = np.float32(min(across.size, down.size))
+    cover: Floats = np.clip(inside * pixels_a_side + np.float32(0.5), 0, 1)
+    return cover
+
+
+def _texture(number: int, across: Floats, down: Floats, rng: np.random.RandomState) -> Floats:
+    """Brightness 0 to 1: a level and a slope, stripes on half of the shapes, and a little noise."""
+    level = _uniform(rng, 0.0, 1.0, number)
+    slopes = [_uniform(rng, -STEEPEST_SHADE, STEEPEST_SHADE, number) for _ in range(2)]
+    wave_number = _uniform(rng, *WAVE_NUMBERS, number)
+    turn = _uniform(rng, 0.0, np.pi, number)
+    phase = _uniform(rng, 0.0, 2 * np.pi, number)
+    stripes = _for_half(rng, _uniform(rng, 0.0, 0.3, number))
+    grain = _uniform(rng, 0.0, 0.08, number)
+    shade = level + slopes[0] * across + slopes[1] * down
+    shade += stripes * np.sin(wave_number * (across * np.cos(turn) + down * np.sin(turn)) + phase)
+    shade += grain * rng.standard_normal(shade.shape).astype(np.float32)
+    texture: Floats = np.clip(shade, 0, 1)
+    return texture
+
+
+def _centred(length: int) -> Floats:
+    """Positions of the pixels, between -1/2 and 1/2 of a side."""
+    return (((np.arange(length) + 0.5) / length) - 0.5).astype(np.float32)
+
+
+def _uniform(rng: np.random.RandomState, low: float, high: float, number: int) -> Floats:
+    """One number for each picture, [number, 1, 1]."""
+    drawn: NDArray[Any] = rng.uniform(low, high, size=(number, 1, 1))
+    return drawn.astype(np.float32)
+
+
+def _for_half(rng: np.random.RandomState, values: Floats) -> Floats:
+    """The values of a random half; zero for the others."""
+    return np.where(rng.random_sample(values.shape) < 0.5, values, np.float32(0))
+
+
+def whitening_of(sample: Floats) -> tuple[Floats, Floats]:
+    """Mean μ [d] and matrix (Σ + c I)^(-1/2) [d, d] of `sample` [n, d] with covariance Σ; c = RIDGE · tr Σ / d.
+
+    Rows x become (x - mean) @ matrix. The sample itself then has covariance Σ (Σ + c I)^(-1): close to 1 in directions
+    of variance far above c. No direction is stretched by more than 1 / √c, so what hardly varies cannot drown the rest.
+    The sample has to be public: mean and matrix follow from it, and no noise protects it.
+    """
+    mean = sample.mean(axis=0, dtype=np.float64)
+    variances, directions = np.linalg.eigh(np.cov(sample, rowvar=False, dtype=np.float64))
+    variances = np.maximum(variances, 0.0)  # rounding leaves tiny negative ones where Σ is singular
+    stretch = 1 / np.sqrt(variances + RIDGE * variances.mean())
+    matrix = (directions * stretch) @ directions.T  # symmetric, so the signs eigh happens to choose do not matter
+    return unchangeable(mean.astype(np.float32)), unchangeable(matrix.astype(np.float32))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,19 +79,23 @@ class ClientData:
     split: str
 
     def __post_init__(self) -> None:
-        _require_inputs(self.features, self.labels, "")
-        _require_inputs(self.test_features, self.test_labels, "test ")
+        checked: dict[str, Any] = {}
+        for part, whose in (("", "training"), ("test ", "test")):
+            of_features, of_labels = (f"{part}{field}".replace(" ", "_") for field in ("features", "labels"))
+            features, labels = _as_inputs(getattr(self, of_features), part), as_labels(getattr(self, of_labels))
+            if len(labels) != len(features) or len(labels) == 0:
+                have = f"{len(features):,} {part}examples have labels of {labels.dtype} {labels.shape}"
+                raise BadInput(f"{have}; give one int64 each.")
+            require_labels_below(labels, self.num_classes, whose)
+            checked |= {of_features: unchangeable(features), of_labels: unchangeable(labels)}
+        for field, array in checked.items():
+            object.__setattr__(self, field, array)
         if self.features.shape[1:] != self.test_features.shape[1:]:
             raise BadInput(
                 f"test features have shape {self.test_features.shape[1:]}, the others {self.features.shape[1:]}."
             )
-        require_labels_below(self.labels, self.num_classes, "training")
-        require_labels_below(self.test_labels, self.num_classes, "test")
         _require_names(self.names, len(self.members))
-        _require_disjoint(self.members, self.names, len(self.labels))
-        for field in ("features", "labels", "test_features", "test_labels"):
-            object.__setattr__(self, field, unchangeable(getattr(self, field)))
-        object.__setattr__(self, "members", tuple(unchangeable(rows) for rows in self.members))
+        object.__setattr__(self, "members", _disjoint(self.members, self.names, len(self.labels)))
 
     def __repr__(self) -> str:
         sizes = self.num_examples
@@ -163,10 +167,10 @@ def client_data(
         num_classes = 1 + max(int(part.max(initial=0)) for part in (labels, test_labels))
     return ClientData(
         name=name,
-        features=_as_inputs(features, "features"),
+        features=features,
         labels=labels,
-        members=tuple(_as_rows(rows, client) for client, rows in enumerate(members)),
-        test_features=_as_inputs(test_features, "test_features"),
+        members=tuple(members),
+        test_features=test_features,
         test_labels=test_labels,
         num_classes=require_count(num_classes, "num_classes"),
         names=tuple(map(str, range(len(members)))) if names is None else tuple(names),
@@ -226,26 +230,26 @@ def split_dataset(
     min_examples = require_count(min_examples, "min_examples")
     concentration = require_number(concentration, "concentration", 0.0, 1e6)
     uneven = require_number(uneven, "uneven", 0.0, 10.0, open_ends=False)
-    if how not in ("iid", "dirichlet", "community", "natural"):
+    if how not in get_args(How):
         raise BadInput(f'how={how!r} must be "iid", "dirichlet", "community" or "natural".')
     if uneven and how != "iid":
         raise BadInput(f'uneven={uneven:g} is for how="iid" only: a {how} split has sizes of its own. Leave it out.')
+    clients = None if graph is None else tuple(graph.name(i) for i in range(graph.num_clients))
     if how == "natural":
-        owners, clients = _owners_by_user(dataset, graph)
+        owners, clients = _owners_by_user(dataset, clients, min_examples)
         _require_size(num_clients, len(clients), "users")
-        _require_min(owners, clients, min_examples)
         description = "natural, by user"
     else:
-        size = _size(num_clients, graph, names)
-        clients = tuple(map(str, range(size))) if graph is None else tuple(graph.name(i) for i in range(size))
+        clients = clients or tuple(map(str, range(_size(num_clients, names))))
+        _require_size(num_clients, len(clients), "clients in the graph")
         owners, description = _drawn_owners(
-            dataset.train.labels, how, size, rng, concentration, min_examples, graph, uneven
+            dataset.train.labels, how, len(clients), rng, concentration, min_examples, graph, uneven
         )
     return ClientData(
         name=dataset.name,
         features=model_inputs(dataset, dataset.train.features),
         labels=dataset.train.labels,
-        members=members_of(owners, len(clients)),
+        members=_members_of(owners, len(clients)),
         test_features=model_inputs(dataset, dataset.test.features),
         test_labels=dataset.test.labels,
         num_classes=dataset.num_classes,
@@ -280,43 +284,11 @@ def _dataset_of_arrays(arrays: Any) -> Dataset:
     )
 
 
-def _drawn_owners(
-    labels: Labels,
-    how: How,
-    size: int,
-    rng: np.random.Generator,
-    concentration: float,
-    min_examples: int,
-    graph: SocialGraph | None,
-    uneven: float,
-) -> tuple[Owners, str]:
-    """The owner of each row, and how it was drawn, for people."""
-    if how == "iid":
-        sizes = f"lognormal({uneven:g})" if uneven else "equal"
-        return iid_owners(len(labels), size, rng, min_examples, uneven), f"IID, {sizes} sizes"
-    if how == "dirichlet":
-        owners, moved = dirichlet_owners(labels, size, concentration, rng, min_examples)
-        rule = f"Dirichlet({concentration:g}) over labels"
-    else:
-        if graph is None:
-            raise BadInput('how="community" needs the graph whose communities it is about.')
-        communities = communities_of(graph, rng)
-        owners, moved = community_owners(labels, communities, concentration, rng, min_examples)
-        rule = f"{communities.max() + 1} communities, each with label preferences from Dirichlet({concentration:g})"
-    for_that = f" ({moved:,} examples moved for that)" if moved else ""
-    return owners, f"{rule}, at least {min_examples} each{for_that}"
-
-
-def _size(num_clients: int | None, graph: SocialGraph | None, names: Sequence[str] | None) -> int:
-    """The number of clients, on which all arguments that state one must agree."""
-    if graph is not None:
-        _require_size(num_clients, graph.num_clients, "clients in the graph")
-        return graph.num_clients
-    if num_clients is None:
-        if names is None:
-            raise BadInput("num_clients is missing: give it, or a graph, or names.")
-        return require_count(len(names), "the number of names")
-    return require_count(num_clients, "num_clients")
+def _size(num_clients: int | None, names: Sequence[str] | None) -> int:
+    """The number of clients where no graph has it."""
+    if num_clients is None and names is None:
+        raise BadInput("num_clients is missing: give it, or a graph, or names.")
+    return require_count(len(names or ()) if num_clients is None else num_clients, "num_clients")
 
 
 def _require_size(num_clients: int | None, size: int, what: str) -> None:
@@ -324,25 +296,22 @@ def _require_size(num_clients: int | None, size: int, what: str) -> None:
         raise BadInput(f"num_clients={num_clients} does not fit: there are {size:,} {what}. Leave it out.")
 
 
-def _owners_by_user(dataset: Dataset, graph: SocialGraph | None) -> tuple[Owners, tuple[str, ...]]:
-    """The owner of each row, and the users' names in order of first appearance, or the graph's."""
+def _owners_by_user(
+    dataset: Dataset, clients: tuple[str, ...] | None, min_examples: int
+) -> tuple[Owners, tuple[str, ...]]:
+    """The owner of each row, and the clients: those of the graph, or the users in order of first appearance."""
     if dataset.users is None:
         raise BadInput(f"{dataset.name} does not say whose its examples are. Use iid, dirichlet or community.")
-    if graph is None:
-        clients = tuple(dict.fromkeys(dataset.users))
-    else:
-        clients = tuple(graph.name(i) for i in range(graph.num_clients))
+    users = tuple(dict.fromkeys(dataset.users))
+    clients = users if clients is None else clients
     position = {name: i for i, name in enumerate(clients)}
-    strangers = [user for user in dict.fromkeys(dataset.users) if user not in position]
+    strangers = [user for user in users if user not in position]
     if strangers:
         raise BadInput(
             f"{len(strangers):,} users of {dataset.name} are not in the graph: {joined_names(strangers)}. "
             "Leave their examples out, or add them to the graph."
         )
-    return np.array([position[user] for user in dataset.users], dtype=np.int64), clients
-
-
-def _require_min(owners: Owners, clients: tuple[str, ...], min_examples: int) -> None:
+    owners = np.array([position[user] for user in dataset.users], dtype=np.int64)
     sizes = np.bincount(owners, minlength=len(clients))
     few = np.flatnonzero(sizes < min_examples)
     if len(few):
@@ -350,35 +319,19 @@ def _require_min(owners: Owners, clients: tuple[str, ...], min_examples: int) ->
             f"user {clients[few[0]]!r} has {sizes[few[0]]} examples, min_examples is {min_examples} "
             f"({len(few):,} such of {len(clients):,}). Leave such users out, or lower min_examples."
         )
+    return owners, clients
 
 
-def _as_inputs(values: Any, what: str) -> Inputs:
+def _as_inputs(values: Any, part: str) -> Inputs:
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" or array.dtype == np.uint8:
-        raise BadInput(f"{what} of {array.dtype} are no model inputs: standardise them and give float32.")
+        raise BadInput(f"{part}features of {array.dtype} are no model inputs: standardise them and give float32.")
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
-        return array.astype(np.float32, copy=False)
-
-
-def _as_rows(rows: Any, client: int) -> Rows:
-    array = np.asarray(rows)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise BadInput(f"members of client {client} must be row numbers, got {array.dtype} of shape {array.shape}.")
-    return array.astype(np.int64)
-
-
-def _require_inputs(features: Inputs, labels: Labels, part: str) -> None:
-    if features.dtype != np.float32 or features.ndim not in (2, 4):
-        raise BadInput(
-            f"{part}features must be float32 [n, C, H, W] or [n, d], got {features.dtype} of shape {features.shape}."
-        )
-    if labels.dtype != np.int64 or labels.shape != features.shape[:1] or len(labels) == 0:
-        raise BadInput(
-            f"{len(features):,} {part}examples have labels of {labels.dtype} {labels.shape}; give one int64 each."
-        )
-    if labels.min() < 0:
-        raise BadInput(f"{part}label {int(labels.min())} is out of range: classes are counted from 0.")
+        features: Inputs = array.astype(np.float32, copy=False)
+    if features.ndim not in (2, 4):
+        raise BadInput(f"{part}features must be float32 [n, C, H, W] or [n, d], got float32 of shape {features.shape}.")
     require_finite(features, f"{part}features")
+    return features
 
 
 def _require_names(names: tuple[str, ...], num_clients: int) -> None:
@@ -391,139 +344,133 @@ def _require_names(names: tuple[str, ...], num_clients: int) -> None:
         raise BadInput(f"{times} clients are called {again!r}; names must differ.")
 
 
-def _require_disjoint(members: tuple[Rows, ...], names: tuple[str, ...], num_rows: int) -> None:
+def _disjoint(members: Sequence[Any], names: tuple[str, ...], num_rows: int) -> tuple[Rows, ...]:
+    """The rows of each client, none of them another's."""
     owners = np.full(num_rows, -1, dtype=np.int64)
-    for client, rows in enumerate(members):
+    divided = []
+    for client, of_client in enumerate(members):
+        rows = np.asarray(of_client)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu":
+            raise BadInput(f"members of client {client} must be row numbers, got {rows.dtype} of shape {rows.shape}.")
         if len(rows) == 0:
             raise BadInput(f"client {names[client]!r} has no examples. Give it some, or leave it out.")
-        if rows.min() < 0 or rows.max() >= num_rows:
-            wrong = int(rows[(rows < 0) | (rows >= num_rows)][0])
-            raise BadInput(f"client {names[client]!r} has row {wrong}, which is none of 0 to {num_rows - 1}.")
-        taken = owners[rows] >= 0
-        if taken.any():
-            row = int(rows[taken][0])
-            raise BadInput(f"row {row} is {names[client]!r}'s and {names[owners[row]]!r}'s; give it to one of them.")
+        wrong = rows[(rows < 0) | (rows >= num_rows)]
+        if len(wrong):
+            raise BadInput(f"client {names[client]!r} has row {wrong[0]}, which is none of 0 to {num_rows - 1}.")
+        taken = rows[owners[rows] >= 0]
+        if len(taken):
+            other = names[owners[taken[0]]]
+            raise BadInput(f"row {taken[0]} is {names[client]!r}'s and {other!r}'s; give it to one of them.")
         owners[rows] = client
         if len(np.unique(rows)) < len(rows):
             raise BadInput(f"client {names[client]!r} has a row twice. Give each row once.")
+        divided.append(unchangeable(rows.astype(np.int64, copy=False)))
+    return tuple(divided)
 
 
 # ---- the owner of every row, int64 [n], so that no example is used twice or left out ------------------------------
 
 
-def iid_owners(num_rows: int, num_clients: int, rng: np.random.Generator, min_examples: int, uneven: float) -> Owners:
-    """Rows in random order; sizes equal up to one, or with `uneven` > 0 in proportion to exp(uneven · normal).
+def _drawn_owners(
+    labels: Labels,
+    how: How,
+    num_clients: int,
+    rng: np.random.Generator,
+    concentration: float,
+    min_examples: int,
+    graph: SocialGraph | None,
+    uneven: float,
+) -> tuple[Owners, str]:
+    """The owner of each row, and how it was drawn, for people.
 
-    Uneven sizes: everyone gets `min_examples`, and what remains is divided in proportion to the lognormal weights,
-    rounded so that all of it is used.
+    Draws up to REDRAWS times; if none gives everyone `min_examples`, takes the draw that lacks the fewest, lowers the
+    largest clients to a common size, and gives what they lose, chosen at random, to those who have too few.
     """
-    require_enough(num_rows, num_clients, min_examples)
-    if uneven == 0:
-        sizes = np.full(num_clients, num_rows // num_clients)
-        sizes[: num_rows % num_clients] += 1
+    if len(labels) < num_clients * min_examples:
+        raise BadInput(
+            f"{len(labels):,} training examples are too few for {num_clients:,} clients with at least "
+            f"{min_examples:,} each. Take at most {len(labels) // min_examples:,} clients, or lower min_examples."
+        )
+    if how == "iid":
+        sizes = f"lognormal({uneven:g})" if uneven else "equal"
+        return _iid_owners(len(labels), num_clients, rng, min_examples, uneven), f"IID, {sizes} sizes"
+    if how == "dirichlet":
+        rule = f"Dirichlet({concentration:g}) over labels"
+        draw = partial(_dirichlet_owners, labels, num_clients, rng, concentration)
     else:
+        if graph is None:
+            raise BadInput('how="community" needs the graph whose communities it is about.')
+        communities = communities_of(graph, rng)
+        rule = f"{communities.max() + 1} communities, each with label preferences from Dirichlet({concentration:g})"
+        draw = partial(_community_owners, labels, communities, rng, concentration)
+    fewest, owners = len(labels) + 1, np.empty(0, dtype=np.int64)
+    for _ in range(REDRAWS):
+        drawn = draw()
+        missing = int(np.maximum(min_examples - np.bincount(drawn, minlength=num_clients), 0).sum())
+        if missing < fewest:
+            fewest, owners = missing, drawn
+        if missing == 0:
+            return owners, f"{rule}, at least {min_examples} each"
+    moved = f"({fewest:,} examples moved for that)"
+    return _evened(owners, num_clients, rng, min_examples), f"{rule}, at least {min_examples} each {moved}"
+
+
+def _iid_owners(num_rows: int, num_clients: int, rng: np.random.Generator, min_examples: int, uneven: float) -> Owners:
+    """Rows in random order; sizes equal up to one, or `min_examples` and a share in proportion to exp(uneven · normal).
+
+    Shares are rounded so that all rows are used: the largest remainders up.
+    """
+    weights, least = np.ones(num_clients), 0
+    if uneven:
         exponents = uneven * rng.standard_normal(num_clients)
-        weights = np.exp(exponents - exponents.max())  # at most 1: no weight overflows
-        sizes = min_examples + _in_proportion(num_rows - num_clients * min_examples, weights)
+        weights, least = np.exp(exponents - exponents.max()), min_examples  # at most 1: no weight overflows
+    exact = (num_rows - num_clients * least) * (weights / weights.sum())
+    whole = np.floor(exact)
+    sizes = least + whole.astype(np.int64)
+    order = np.argsort(whole - exact, kind="stable")
+    sizes[order[: num_rows - int(sizes.sum())]] += 1
     owners = np.repeat(np.arange(num_clients), sizes)
     rng.shuffle(owners)
     return owners
 
 
-def dirichlet_owners(
-    labels: Labels, num_clients: int, concentration: float, rng: np.random.Generator, min_examples: int
-) -> tuple[Owners, int]:
-    """Each class is divided among all clients in proportions drawn from a symmetric Dirichlet distribution.
-
-    Also tells how many examples were moved so that everyone has `min_examples` (see `_with_enough_each`).
-    """
-
-    def draw() -> Owners:
-        owners = np.empty(len(labels), dtype=np.int64)
-        for rows in _rows_of_classes(labels):
-            shares = rng.dirichlet(np.full(num_clients, concentration))
-            ends = np.floor(np.cumsum(shares) * len(rows) + 1e-9).astype(np.int64)
-            ends[-1] = len(rows)  # the shares sum to 1 but for rounding
-            owners[rng.permutation(rows)] = np.repeat(np.arange(num_clients), np.diff(ends, prepend=0))
-        return owners
-
-    return _with_enough_each(draw, len(labels), num_clients, rng, min_examples)
+def _dirichlet_owners(labels: Labels, num_clients: int, rng: np.random.Generator, concentration: float) -> Owners:
+    """Each class is divided among all clients in proportions drawn from a symmetric Dirichlet distribution."""
+    owners = np.empty(len(labels), dtype=np.int64)
+    for rows in _rows_of_classes(labels):
+        shares = rng.dirichlet(np.full(num_clients, concentration))
+        ends = np.floor(np.cumsum(shares) * len(rows) + 1e-9).astype(np.int64)
+        ends[-1] = len(rows)  # the shares sum to 1 but for rounding
+        owners[rng.permutation(rows)] = np.repeat(np.arange(num_clients), np.diff(ends, prepend=0))
+    return owners
 
 
-def community_owners(
-    labels: Labels, communities: NDArray[np.int64], concentration: float, rng: np.random.Generator, min_examples: int
-) -> tuple[Owners, int]:
+def _community_owners(labels: Labels, communities: Rows, rng: np.random.Generator, concentration: float) -> Owners:
     """Clients of one community prefer the same labels. `communities` has one entry per client.
 
     Each community c draws its preferences q_c over the classes from a symmetric Dirichlet distribution. Every example
     of class k then goes to client i with probability q_c(i),k / Σ_j q_c(j),k, independently of the others: members of
-    a community differ by chance only. A class that nobody prefers at all goes to everyone alike. Also tells how many
-    examples were moved so that everyone has `min_examples`.
+    a community differ by chance only. A class that nobody prefers at all goes to everyone alike.
     """
-    num_clients = len(communities)
-    num_classes = int(labels.max()) + 1
-
-    def draw() -> Owners:
-        preferences = rng.dirichlet(np.full(num_classes, concentration), size=int(communities.max()) + 1)
-        owners = np.empty(len(labels), dtype=np.int64)
-        for rows in _rows_of_classes(labels):
-            liking = preferences[communities, labels[rows[0]]]
-            chances = liking / liking.sum() if liking.sum() > 0 else np.full(num_clients, 1.0 / num_clients)
-            owners[rows] = rng.choice(num_clients, size=len(rows), p=chances)
-        return owners
-
-    return _with_enough_each(draw, len(labels), num_clients, rng, min_examples)
+    preferences = rng.dirichlet(np.full(int(labels.max()) + 1, concentration), size=int(communities.max()) + 1)
+    owners = np.empty(len(labels), dtype=np.int64)
+    for rows in _rows_of_classes(labels):
+        liking = preferences[communities, labels[rows[0]]]
+        chances = liking / liking.sum() if liking.sum() > 0 else np.full(len(communities), 1.0 / len(communities))
+        owners[rows] = rng.choice(len(communities), size=len(rows), p=chances)
+    return owners
 
 
-def members_of(owners: Owners, num_clients: int) -> tuple[NDArray[np.int64], ...]:
+def _members_of(owners: Owners, num_clients: int) -> tuple[Rows, ...]:
     """The rows of each client, in rising order."""
     in_order = np.argsort(owners, kind="stable")
     ends = np.cumsum(np.bincount(owners, minlength=num_clients))
     return tuple(np.split(in_order, ends[:-1]))
 
 
-def require_enough(num_rows: int, num_clients: int, min_examples: int) -> None:
-    if num_rows < num_clients * min_examples:
-        raise BadInput(
-            f"{num_rows:,} training examples are too few for {num_clients:,} clients with at least {min_examples:,} "
-            f"each. Take at most {num_rows // min_examples:,} clients, or lower min_examples."
-        )
-
-
-def _rows_of_classes(labels: Labels) -> list[NDArray[np.int64]]:
+def _rows_of_classes(labels: Labels) -> list[Rows]:
     """The rows of each class that occurs."""
-    in_order = np.argsort(labels, kind="stable")
-    classes: list[NDArray[np.int64]] = np.split(in_order, np.flatnonzero(np.diff(labels[in_order])) + 1)
-    return classes
-
-
-def _in_proportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Whole numbers that sum to `total`, in proportion to the weights; the largest remainders are rounded up."""
-    exact = total * (weights / weights.sum())
-    sizes: NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    order = np.argsort(sizes - exact, kind="stable")
-    sizes[order[: total - int(sizes.sum())]] += 1
-    return sizes
-
-
-def _with_enough_each(
-    draw: Callable[[], Owners], num_rows: int, num_clients: int, rng: np.random.Generator, min_examples: int
-) -> tuple[Owners, int]:
-    """A draw in which everyone has `min_examples`, and how many examples were moved to get there.
-
-    Draws up to REDRAWS times; if none will do, takes the one that lacks the fewest examples, lowers the largest clients
-    to a common size, and gives what they lose, chosen at random, to those who have too few.
-    """
-    require_enough(num_rows, num_clients, min_examples)
-    fewest, nearest = num_rows + 1, np.empty(0, dtype=np.int64)
-    for _ in range(REDRAWS):
-        owners = draw()
-        missing = int(np.maximum(min_examples - np.bincount(owners, minlength=num_clients), 0).sum())
-        if missing < fewest:
-            fewest, nearest = missing, owners
-        if missing == 0:
-            break
-    return (_evened(nearest, num_clients, rng, min_examples) if fewest else nearest), fewest
+    return [rows for rows in _members_of(labels, int(labels.max()) + 1) if len(rows)]
 
 
 def _evened(owners: Owners, num_clients: int, rng: np.random.Generator, min_examples: int) -> Owners:
@@ -538,7 +485,7 @@ def _evened(owners: Owners, num_clients: int, rng: np.random.Generator, min_exam
     giving = np.maximum(sizes - low, 0)
     spare = int(giving.sum()) - needed  # less than one a giver
     giving[rng.permutation(np.flatnonzero(giving))[:spare]] -= 1
-    members = members_of(owners, num_clients)
+    members = _members_of(owners, num_clients)
     given = [rng.choice(members[client], giving[client], replace=False) for client in np.flatnonzero(giving)]
     evened = owners.copy()
     evened[rng.permutation(np.concatenate(given))] = np.repeat(np.arange(num_clients), lacking)
