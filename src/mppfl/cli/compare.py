@@ -16,10 +16,8 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
-    from mppfl.arrays import Array
     from mppfl.game import Game, Mechanism, Row, Summary
     from mppfl.leakage import LeakModel, LeastLeak
-    from mppfl.network import SocialGraph
 
     Job = tuple[int, Callable[[], Game]]  # a seed, and what makes its game
 
@@ -109,21 +107,20 @@ def play(
     from rich.progress import Progress
 
     from mppfl.game import compare, doubts_about
-    from mppfl.leakage import least_leak
+    from mppfl.leakage import fits_matrices, least_leak
 
     rows: list[Row] = []
     doubts: list[str] = []
     least: list[LeastLeak] = []
-    total: Callable[[Array], float] | None = None
     model: LeakModel | None = None
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("comparing", total=len(jobs))
         for number, (seed, make_game) in enumerate(jobs):
             game = make_game()
-            if attribute is not None and total is None:  # once: all games are on the graph of the file
-                total, model = leak_of_sample(game.graph, attribute, leak_price, seed)
-                if model is not None and leak_price is not None:
+            if attribute is not None and model is None:  # once: all games are on the graph of the file
+                model = inputs.leak_of_sample(game.graph, attribute, seed, leak_price)
+                if leak_price is not None:
                     mechanisms = mechanisms | {inputs.PRICED: inputs.priced_mechanism(model, leak_price)}
             game_rows = compare(
                 game,
@@ -134,30 +131,15 @@ def play(
                 seed=seed,
                 optimum=optimum,
                 progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
-                leak=total,
+                leak=None if model is None else model.total,
             )
             rows.extend(replace(row, game=number) for row in game_rows)
             doubts.extend(doubts_about(game))
-            if total is not None and model is not None:
-                least.append(least_leak(game, total, model.smooth_total_and_marginal))
+            if model is not None and fits_matrices(game.num_clients):
+                least.append(least_leak(game, model.total, model.smooth_total_and_marginal))
     if len(jobs) > 1 and doubts:  # αS differs from game to game where rows are not normalised: one line for all
         doubts = [f"{doubts[0]} (so, or with another αS, in {len(doubts)} of {len(jobs)} games)"]
-    return rows, tuple(doubts), None if total is None else leaks_as_json(least)
-
-
-def leak_of_sample(
-    graph: SocialGraph, attribute: Path, leak_price: float | None, seed: int
-) -> tuple[Callable[[Array], float], LeakModel | None]:
-    """budgets -> Σ_i R_leak,i in nats, as the sample in the file predicts it, and the exact model behind it.
-
-    On a large network without a price the total is estimated by random probes, and there is no model.
-    """
-    from mppfl.leakage import fits_matrices, leak_model, read_values
-
-    if leak_price is None and not fits_matrices(graph.num_clients):
-        return leak_model(graph, read_values(attribute), seed=seed).total, None
-    model = inputs.exact_leak(graph, attribute)
-    return model.total, model
+    return rows, tuple(doubts), None if model is None else leaks_as_json(least)
 
 
 def leaks_as_json(least: list[LeastLeak]) -> dict[str, Any]:

@@ -326,12 +326,13 @@ def check_leak_price(attribute: Path | None, leak_price: float | None) -> None:
     require_number(leak_price, "--leak-price", 0.0, 1e300, open_ends=False)
 
 
-def exact_leak(graph: SocialGraph, attribute: Path) -> LeakModel:
-    """The leak model of the sample in the file. Raises where the network is too large for matrices."""
+def leak_of_sample(graph: SocialGraph, attribute: Path, seed: int, leak_price: float | None) -> LeakModel:
+    """The leak that the public sample in the file predicts; to be priced, the network must fit matrices."""
     from mppfl.leakage import leak_model, read_values, require_dense
 
-    require_dense(graph.num_clients, PRICED)
-    return leak_model(graph, read_values(attribute))
+    if leak_price is not None:
+        require_dense(graph.num_clients, PRICED)
+    return leak_model(graph, read_values(attribute), seed=seed)
 
 
 def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:

@@ -67,7 +67,8 @@ def risk_command(
         game = build_game(spec)
     with inputs.working("solving"):
         if attribute is not None and leak_price is not None:  # only leakage_priced may have a price
-            function = inputs.priced_mechanism(inputs.exact_leak(game.graph, attribute), leak_price)
+            model = inputs.leak_of_sample(game.graph, attribute, spec.seed, leak_price)
+            function = inputs.priced_mechanism(model, leak_price)
         else:
             function = mechanism_of(spec, mechanism)
         plan = function(game, Horizon(np.array([round_index]), None, spec.seed, spec.participation, spec.against))
