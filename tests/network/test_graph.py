@@ -138,75 +138,59 @@ def test_edges_given_twice_count_once_and_self_loops_can_be_dropped():
     assert dropped.influence.toarray() == approx(graph_from_matrix(THREE).influence.toarray())
 
 
-@pytest.mark.parametrize(
-    ("edges", "options", "why"),
-    [
-        (
-            ([0, 0], [1, 1], [2.0, 3.0]),
-            {"names": ["x", "y"]},
-            "edge from 'x' to 'y' is given twice, with weights 2 and 3",
-        ),
-        (([0, 1], [1, 0], [2.0, 3.0]), {"undirected": True}, "given twice, with weights"),  # the directions must agree
-        (([0, 1, 1], [1, 0, 1]), {}, r"client '1' is connected to itself \(1 self-loops\)"),
-        (([0, 1], [0, 1]), {"self_loops": "drop"}, "no edges"),
-        (([], []), {}, "no edges"),
-        *[(([0, 1], [1, 0], [1.0, weight]), {}, "edge from '1' to '0' has weight") for weight in NO_WEIGHTS],
-        (([0, 1], [1, 0], ["a", 1.0]), {}, "must be positive numbers, one for each edge"),
-        (([0, 1], [1, 0], [[1.0, 1.0]]), {}, "must be positive numbers, one for each edge"),
-        (([0, 1], [1, 0], 3.0), {}, "must be positive numbers, one for each edge"),
-        (([0, 1], [1]), {}, "2 sources, 1 targets and 2 weights"),
-        (([0, 5], [1, 0]), {"num_clients": 3}, "edge end 5 is not one of 3 clients"),
-        (([0.9, 1.2], [1, 0]), {}, r"sources hold 0\.9 at position 0; each must be a whole number from 0"),
-        (([0.0, np.nan], [1, 0]), {}, "sources hold nan at position 1"),
-        (([0.0, np.inf], [1, 0]), {}, "sources hold inf at position 1"),
-        ((["0", "1"], [1, 0]), {}, "sources must be positions of clients, whole numbers from 0, not .*'0'"),
-        (([[0, 1]], [1, 0]), {}, r"sources of shape \(1, 2\) must be positions"),
-        (([[0], [1, 2]], [1, 0]), {}, "sources must be positions, one for each edge"),
-    ],
-)
-def test_edges_that_make_no_network_are_refused(edges, options, why):
-    with pytest.raises(BadGraph, match=why):
-        graph_from_edges(*edges, **options)
+TWO = [0, 1], [1, 0]
+NO_EDGES = [
+    (([0, 0], [1, 1], [2.0, 3.0]), {"names": ["x", "y"]}, "from 'x' to 'y' is given twice, with weights 2 and 3"),
+    ((*TWO, [2.0, 3.0]), {"undirected": True}, "given twice, with weights"),  # the directions must agree
+    (([0, 1, 1], [1, 0, 1]), {}, r"client '1' is connected to itself \(1 self-loops\)"),
+    (([0, 1], [0, 1]), {"self_loops": "drop"}, "no edges"),
+    (([], []), {}, "no edges"),
+    *[((*TWO, [1.0, weight]), {}, "edge from '1' to '0' has weight") for weight in NO_WEIGHTS],
+    *[((*TWO, w), {}, "must be positive numbers, one for each edge") for w in (["a", 1.0], [[1.0, 1.0]], 3.0)],
+    (([0, 1], [1]), {}, "2 sources, 1 targets and 2 weights"),
+    (([0, 5], [1, 0]), {"num_clients": 3}, "edge end 5 is not one of 3 clients"),
+    (([0.9, 1.2], [1, 0]), {}, r"sources hold 0\.9 at position 0; each must be a whole number from 0"),
+    *[(([0.0, end], [1, 0]), {}, f"sources hold {end} at position 1") for end in (np.nan, np.inf)],
+    ((["0", "1"], [1, 0]), {}, "sources must be positions of clients, whole numbers from 0, not .*'0'"),
+    (([[0, 1]], [1, 0]), {}, r"sources of shape \(1, 2\) must be positions"),
+    (([[0], [1, 2]], [1, 0]), {}, "sources must be positions, one for each edge"),
+]
+NO_MATRIX = [
+    *[(np.array([[0, 1, 3], [2, 0, x], [1, 0, 0]]), r"entry \(1, 2\) of the matrix is") for x in NO_WEIGHTS[1:]],
+    (THREE + np.diag([0.0, 4.0, 0.0]), "client '1' is connected to itself"),
+    (np.ones((2, 3)), "square matrix, got shape"),
+    (np.ones(3), "square matrix of real numbers"),
+    ([[0, 1], [1]], "square matrix, got rows of several lengths"),
+    (np.zeros((0, 0)), "no clients"),
+    (np.zeros((2, 2)), "no edges"),
+    (sp.coo_array((2**40, 2**40)), "at most 2,147,483,647 clients"),
+    (np.array([["0", "1"], ["1", "0"]]), "square matrix of real numbers, got <U1"),
+    (np.array([[0, 1j], [1j, 0]]), "square matrix of real numbers, got complex128"),
+    (np.array([[0, None], [1, 0]]), "square matrix of real numbers, got object"),
+    *[(np.array([[0, a, b], [1, 0, 0], [1, 0, 0]]), "too far apart") for a, b in ((1e308, 1e308), (1e-300, 1e300))],
+]
+NO_OPTIONS = [
+    ({"normalisation": "rows"}, "normalisation='rows' must be"),
+    ({"isolated": "hide"}, "isolated='hide' must be"),
+    ({"self_loops": "keep"}, "self_loops='keep' must be"),
+    ({"names": ["a"]}, "1 names for 3 clients"),
+    ({"names": ["a", "b", "a"]}, "two clients are called 'a'"),
+    ({"names": [1, 2, 3]}, r"names=\[1, 2, 3\] must be a list of strings"),
+    ({"names": "abc"}, "names='abc' must be a list of strings"),
+]
 
 
 @pytest.mark.parametrize(
-    ("matrix", "why"),
+    ("make", "arguments", "options", "error", "why"),
     [
-        *[(np.array([[0, 1, 3], [2, 0, x], [1, 0, 0]]), r"entry \(1, 2\) of the matrix is") for x in NO_WEIGHTS[1:]],
-        (THREE + np.diag([0.0, 4.0, 0.0]), "client '1' is connected to itself"),
-        (np.ones((2, 3)), "square matrix, got shape"),
-        (np.ones(3), "square matrix of real numbers"),
-        ([[0, 1], [1]], "square matrix, got rows of several lengths"),
-        (np.zeros((0, 0)), "no clients"),
-        (np.zeros((2, 2)), "no edges"),
-        (sp.coo_array((2**40, 2**40)), "at most 2,147,483,647 clients"),
-        (np.array([["0", "1"], ["1", "0"]]), "square matrix of real numbers, got <U1"),
-        (np.array([[0, 1j], [1j, 0]]), "square matrix of real numbers, got complex128"),
-        (np.array([[0, None], [1, 0]]), "square matrix of real numbers, got object"),
-        (np.array([[0, 1e308, 1e308], [1, 0, 0], [1, 0, 0]]), "too far apart"),
-        (np.array([[0, 1e-300, 1e300], [1, 0, 0], [1, 0, 0]]), "too far apart"),
+        *[(graph_from_edges, edges, options, BadGraph, why) for edges, options, why in NO_EDGES],
+        *[(graph_from_matrix, (matrix,), {}, BadGraph, why) for matrix, why in NO_MATRIX],
+        *[(graph_from_matrix, (THREE,), options, BadInput, why) for options, why in NO_OPTIONS],
     ],
 )
-def test_a_matrix_that_is_no_network_is_refused(matrix, why):
-    with pytest.raises(BadGraph, match=why):
-        graph_from_matrix(matrix)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"normalisation": "rows"}, "normalisation='rows' must be"),
-        ({"isolated": "hide"}, "isolated='hide' must be"),
-        ({"self_loops": "keep"}, "self_loops='keep' must be"),
-        ({"names": ["a"]}, "1 names for 3 clients"),
-        ({"names": ["a", "b", "a"]}, "two clients are called 'a'"),
-        ({"names": [1, 2, 3]}, r"names=\[1, 2, 3\] must be a list of strings"),
-        ({"names": "abc"}, "names='abc' must be a list of strings"),
-    ],
-)
-def test_options_that_do_not_exist_are_refused_by_name(wrong, why):
-    with pytest.raises(BadInput, match=why):
-        graph_from_matrix(THREE, **wrong)
+def test_what_makes_no_network_and_options_that_do_not_exist_are_refused(make, arguments, options, error, why):
+    with pytest.raises(error, match=why):
+        make(*arguments, **options)
 
 
 @pytest.mark.parametrize(
