@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import re
+from contextlib import suppress
 
 import networkx as nx
 import numpy as np
@@ -283,33 +284,26 @@ def read_plainly(text):
     rows = [row_of(line, separator) for line in lines]
     assert {len(row) for row in rows} in ({2}, {3})
     words = [re.sub(r"\W|_|\d+$", "", field.casefold()) for field in rows[0]]
-    if words == ["source", "target"] or (len(words) == 3 and not is_number(rows[0][2])):
+    if words == ["source", "target"] or (len(words) == 3 and not NUMBER.fullmatch(rows[0][2])):
         rows = rows[1:]
     table = {}
-    for source, target, *rest in rows:
-        weight = float(rest[0]) if rest else 1.0
-        assert source
-        assert target
-        assert 0 < weight < np.inf
-        assert table.setdefault((source, target), weight) == weight
+    for *ends, weight in (row if len(row) == 3 else [*row, "1"] for row in rows):
+        assert all(ends)
+        assert 0 < float(weight) < np.inf
+        assert table.setdefault(tuple(ends), float(weight)) == float(weight)
     return {edge: weight for edge, weight in table.items() if edge[0] != edge[1]}
+
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf|infinity", re.ASCII | re.IGNORECASE)
 
 
 def row_of(line, separator):
     """The fields of a line; none where the csv module objects to it."""
     line = line.replace("\t", " ") if separator == " " else line
-    try:
+    with suppress(csv.Error):
         (row,) = csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True)
-    except csv.Error:
-        return []
-    return [field.strip(" \t") for field in row]
-
-
-def is_number(text):
-    try:
-        return text.isascii() and "_" not in text and float(text) is not None
-    except ValueError:
-        return False
+        return [field.strip(" \t") for field in row]
+    return []
 
 
 @st.composite
