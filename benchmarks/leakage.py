@@ -31,13 +31,12 @@ from mppfl.leakage import (
     audit_neighbour,
     calibrate,
     friendships,
-    graph_modes,
     homophily,
-    leak_model_of,
+    leak_model,
     least_leakage,
     price_leakage,
     spearman,
-    who_leaks,
+    walk_of,
 )
 from mppfl.network import graph_from_edges, graph_from_matrix, propagate, random_graph
 from record import RECORDS, circumstances, write_record
@@ -163,7 +162,7 @@ def audit(graph: mppfl.SocialGraph, signs: np.ndarray, budgets: np.ndarray, seed
     return found.details
 
 
-def study(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: int) -> dict:
+def study(graph: mppfl.SocialGraph, signs: np.ndarray, seeds: int) -> dict:
     degrees = np.asarray(friendships(graph).sum(axis=1)).ravel()
     spreads = {name: propagate(graph, *setting) for name, setting in INDICES.items()}
     rows = {}
@@ -174,7 +173,7 @@ def study(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: int)
             budgets = mean * drawn / drawn.mean()
             details = audit(graph, signs, budgets, seed)
             targets, leak = details["targets"], details["client_leak"]
-            level = leak_model_of(graph, modes, details["fit"]).levels(budgets).nats[targets]
+            level = leak_model(graph, None, fit=details["fit"]).levels(budgets).nats[targets]
             indices = {key: spearman((spread_ @ budgets)[targets], leak) for key, spread_ in spreads.items()}
             tries.append(
                 {
@@ -229,7 +228,7 @@ def summary(tries: list[dict]) -> dict:
     }
 
 
-def rank_as_calibrated(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: int) -> dict:
+def rank_as_calibrated(graph: mppfl.SocialGraph, signs: np.ndarray, seeds: int) -> dict:
     """Ranks by the part of R_leak that `calibrate` chooses on the public share, against degree, outside the share."""
     degrees = np.asarray(friendships(graph).sum(axis=1)).ravel()
     rows = []
@@ -245,7 +244,7 @@ def rank_as_calibrated(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple
                 shown = np.array(signs)
                 shown[targets] = np.nan
                 chosen = calibrate(graph, shown, rng=np.random.default_rng(seed), public_share=1.0, budget=mean)
-            levels = leak_model_of(graph, modes, details["fit"]).levels(budgets)
+            levels = leak_model(graph, None, fit=details["fit"]).levels(budgets)
             by_field = chosen.by_field.value >= chosen.by_friends.value
             part = levels.r_gp if by_field else levels.r_sat
             rows.append(
@@ -265,9 +264,9 @@ def rank_as_calibrated(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple
 # ---- prices -----------------------------------------------------------------------------------------------------
 
 
-def price(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: int) -> dict:
+def price(graph: mppfl.SocialGraph, signs: np.ndarray, seeds: int) -> dict:
     """Every arm over `seeds` public shares, cost draws and noise streams; changes with a t interval over them."""
-    tries = [price_once(graph, signs, modes, seed) for seed in range(seeds)]
+    tries = [price_once(graph, signs, seed) for seed in range(seeds)]
     leaks = {name: np.array([each["arms"][name]["leak"] for each in tries]) for name in tries[0]["arms"]}
     base = leaks["social_agnostic"]
     arms = {}
@@ -281,7 +280,7 @@ def price(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: int)
     return {"tries": tries, "arms": arms}
 
 
-def price_once(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seed: int) -> dict:
+def price_once(graph: mppfl.SocialGraph, signs: np.ndarray, seed: int) -> dict:
     size = graph.num_clients
     wanted = np.random.default_rng(2000 + seed).lognormal(0, COST_SPREAD, size)
     total = PRICED_MEAN * size
@@ -293,7 +292,7 @@ def price_once(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seed: 
     rate = total / float(wanted.sum())
     began = time.perf_counter()
     base = audit(graph, signs, agnostic, seed)
-    model = leak_model_of(graph, modes, base["fit"])
+    model = leak_model(graph, None, fit=base["fit"])
     least = least_leakage(
         model.smooth_total_and_marginal, total, np.zeros(size), most, [agnostic, np.full(size, total / size)]
     )
@@ -321,7 +320,7 @@ def price_once(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seed: 
     return {"arms": rows, "least_from_starts": least.starts, "seconds": time.perf_counter() - began}
 
 
-def frontier(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: int) -> list[dict]:
+def frontier(graph: mppfl.SocialGraph, signs: np.ndarray, seeds: int) -> list[dict]:
     """Measured leak against Σρ, the accuracy term, for social-agnostic budgets and for the steepest leak price."""
     rows = []
     for mean in FRONTIER_MEANS:
@@ -331,7 +330,7 @@ def frontier(graph: mppfl.SocialGraph, signs: np.ndarray, modes: tuple, seeds: i
             total = mean * graph.num_clients
             agnostic = total * wanted / wanted.sum()
             base = audit(graph, signs, agnostic, seed)
-            leak = leak_model_of(graph, modes, base["fit"]).smooth_total_and_marginal
+            leak = leak_model(graph, None, fit=base["fit"]).smooth_total_and_marginal
             clients = mppfl.Clients(1 / (2 * wanted), np.zeros(len(wanted)), np.ones(len(wanted)))
             game = mppfl.make_game(graph, clients, max_hops=1, hop_decay=0.5, externality_strength=0.0)
             rate, typical = total / float(wanted.sum()), float(leak(agnostic)[1].mean())
@@ -376,7 +375,8 @@ def at_scale(size: int) -> dict:
     calibrated = time.perf_counter() - began
     budgets = 0.3 * np.random.default_rng(3).lognormal(0, 0.5, size)
     again = time.perf_counter()
-    scored = who_leaks(graph, None, budgets, rng=np.random.default_rng(4), fit=found.fit)
+    scored = leak_model(graph, None, seed=4, fit=found.fit).levels(budgets)
+    scored.marginal()
     seconds = time.perf_counter() - again
     of_both = time.process_time() - before
     part = scored.error > 0
@@ -429,11 +429,11 @@ def main() -> None:
     for name, found in record["pairs"].items():
         if found["homophilous"] and "as_calibrated" not in found and (given.only is None or name in given.only):
             graph, signs = PAIRS[name](Path(root) / "graphs")
-            found["as_calibrated"] = rank_as_calibrated(graph, signs, graph_modes(graph), seeds=2)
+            found["as_calibrated"] = rank_as_calibrated(graph, signs, seeds=2)
             save(record, path, given.again)
     if given.frontier and record.get("frontier") is None:
         graph, signs = PAIRS[FRONTIER_OF](Path(root) / "graphs")
-        record["frontier"] = {"pair": FRONTIER_OF, "points": frontier(graph, signs, graph_modes(graph), seeds=1)}
+        record["frontier"] = {"pair": FRONTIER_OF, "points": frontier(graph, signs, seeds=1)}
         save(record, path, given.again)
     if not given.without_scale and record["scale"] is None:
         record["scale"] = at_scale(given.scale)
@@ -453,9 +453,8 @@ def save(record: dict, path: Path, again: bool) -> None:
 
 def pair(loaded: tuple[mppfl.SocialGraph, np.ndarray], seeds: int) -> dict:
     graph, signs = loaded
-    modes = graph_modes(graph)
     shown = np.where(np.random.default_rng(0).random(len(signs)) < PUBLIC_SHARE, signs, np.nan)
-    alike = homophily(graph, shown, np.random.default_rng(0))
+    alike = homophily(walk_of(graph), shown, np.random.default_rng(0))
     found = {
         "seeds": seeds,
         "clients": graph.num_clients,
@@ -464,10 +463,10 @@ def pair(loaded: tuple[mppfl.SocialGraph, np.ndarray], seeds: int) -> dict:
         "edge_correlation": [alike.edge.value, alike.edge.low, alike.edge.high],
         "homophilous": bool(alike.edge.low > 0),
         "walk_decay": alike.walk_decay,
-        "measured": study(graph, signs, modes, seeds),
+        "measured": study(graph, signs, seeds),
     }
     if found["measured"]["equal 0.3"]["leak"] >= WORTH_MEASURING:
-        found["priced"] = price(graph, signs, modes, seeds)
+        found["priced"] = price(graph, signs, seeds)
     return found
 
 

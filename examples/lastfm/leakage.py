@@ -24,12 +24,12 @@ from mppfl.errors import BadInput
 from mppfl.leakage import (
     Attack,
     FieldFit,
+    NormalisedWalk,
     Signals,
     attack_by_field,
     fit_field,
     friendships,
-    graph_modes,
-    saturating_level,
+    walk_of,
 )
 from mppfl.network import SocialGraph
 from mppfl.privacy import Floats
@@ -199,10 +199,9 @@ class FieldAttacker:
     fit, mixed_fit     with everybody in place, and with user order[i] at place i of the graph: the null
     """
 
-    graph: SocialGraph
+    walk: NormalisedWalk
     sides: Array
     public: BoolArray
-    modes: tuple[Array, Array]
     fit: FieldFit
     order: IntArray
     mixed_fit: FieldFit
@@ -217,18 +216,16 @@ class FieldAttacker:
         # Noise of variance s² on ±h tells as much as a release of the side itself with ρ = 2h²/s².
         _, noise = signals.values(learn)
         effective, heard = 2 / noise, np.isfinite(noise)
-        reach = friendships(self.graph) @ (effective / (2 + effective))
-        rate = self.fit.rate
-        entropy = -rate * math.log(rate) - (1 - rate) * math.log1p(-rate)
+        reach = self.walk.connected @ (effective / (2 + effective))
         field = found.predicted if found.predicted is not None else np.zeros_like(gains)
-        level = np.minimum(np.maximum(saturating_level(self.fit, reach)[~self.public], field), entropy)
+        level = np.minimum(np.maximum(self.fit.saturating_level(reach)[~self.public], field), self.fit.entropy)
         return SideLeak(
             gains,
             over_users_and_draws(found.gains),
             over_users_and_draws(null.gains),
             level,
             found.hits / len(gains),
-            max(rate, 1 - rate),
+            max(self.fit.rate, 1 - self.fit.rate),
             float(effective[heard].sum() / spent[heard].sum())
             if np.isfinite(spent).all() and heard.any()
             else math.nan,
@@ -252,21 +249,21 @@ class FieldAttacker:
         return self._attack(None, known, learn, test)
 
     def _attack(self, order: IntArray | None, signals: Signals, learn: Array, test: Array) -> Attack:
-        graph, sides, public, modes = self.graph, self.sides, self.public, self.modes
+        walk, sides, public = self.walk, self.sides, self.public
         if order is None:
-            return attack_by_field(graph, sides, public, modes, self.fit, signals, learn, test)
+            return attack_by_field(walk, sides, public, self.fit, signals, learn, test)
         seen = Signals(signals.middle[order], signals.half_gap[order], signals.std[order])
         learn, test = learn[:, order], test[:, order]
-        return attack_by_field(graph, sides[order], public[order], modes, self.mixed_fit, seen, learn, test)
+        return attack_by_field(walk, sides[order], public[order], self.mixed_fit, seen, learn, test)
 
 
 def field_attacker(graph: SocialGraph, sides: Array, public: BoolArray, rng: np.random.Generator) -> FieldAttacker:
     """The field as the public users' sides fit it, with everybody in place and in random order."""
-    modes = graph_modes(graph)
+    walk = walk_of(graph)
     order = rng.permutation(graph.num_clients)
     sample = np.where(public, sides, np.nan)
-    fit, mixed = (fit_field(graph, each, modes) for each in (sample, sample[order]))
-    return FieldAttacker(graph, sides, public, modes, fit, order, mixed)
+    fit, mixed = (fit_field(walk, each, rng) for each in (sample, sample[order]))
+    return FieldAttacker(walk, sides, public, fit, order, mixed)
 
 
 def side_leak(attacker: FieldAttacker, draws: Sequence[ReleasedProfiles], clean: Array) -> SideLeak:

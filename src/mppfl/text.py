@@ -1,15 +1,19 @@
-"""Numbers, units and names as people read them."""
+"""Numbers, units, names and small tables as people read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mppfl.errors import MppflError
+
 if TYPE_CHECKING:
-    from mppfl.arrays import Array
+    from mppfl.arrays import Array, IntArray
 
 UNKNOWN = "–"
 
@@ -138,3 +142,48 @@ def shortened(text: str) -> str:
 
 def one_line(cause: BaseException) -> str:
     return " ".join(f"{type(cause).__name__}: {cause}".split())[:160]
+
+
+# ---- values: a few aligned lines, a table in notebooks, a pandas.DataFrame -----------------------------------------
+
+
+def lines_of(title: str, facts: Mapping[str, str]) -> str:
+    """The title, and below it one aligned line per fact."""
+    width = max(map(len, facts), default=0)
+    return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in facts.items())])
+
+
+def span(values: Array | IntArray) -> str:
+    """Smallest to largest of some numbers, or the one number that they all are."""
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+class Tabular:
+    """A value with columns of equal length: a table in notebooks, and a pandas.DataFrame."""
+
+    MOST_ROWS = 20  # in a notebook; what is between the first and the last is left out
+
+    def _columns(self) -> dict[str, list[Any]]:
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:  # pandas.DataFrame
+        """All rows; needs pandas."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError as missing:
+            raise MppflError("tables need pandas, which is not installed. Run `pip install pandas`.") from missing
+        return pandas.DataFrame(self._columns())
+
+    def _repr_html_(self) -> str:
+        columns = self._columns()
+        rows = list(zip(*columns.values(), strict=True))
+        if len(rows) > self.MOST_ROWS:
+            rows = [*rows[: self.MOST_ROWS // 2], ("…",) * len(columns), *rows[-self.MOST_ROWS // 2 :]]
+        head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+        body = "".join("<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row) + "</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -147,7 +147,7 @@ def test_the_explorers_command_line_compares_what_its_page_compares(mppfl, write
     path = write("explorer.toml", to_toml(choices))
     found = mppfl(*shlex.split(commands(choices, str(path))[0])[1:], "--json").json
     shown = comparison(World(), choices)
-    for row, mine in zip(found["games"], shown.rows, strict=True):
+    for row, mine in zip(found["games"], shown, strict=True):
         assert (row["mechanism"], row["convention"]) == (mine.mechanism, mine.convention)
         assert (row["server_cost"], row["welfare"]) == (mine.server_cost, mine.welfare)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl import leakage
-from mppfl.leakage import r_bound, r_leak, read_values
+from mppfl.leakage import fits_matrices, leak_model, r_bound, read_values
 from mppfl.network import random_graph, read_graph, write_edges
 from tests.contract.cases import write_network, write_sample
 from tests.homes import home
@@ -36,8 +35,7 @@ def circles(write, tmp_path):
 @pytest.fixture
 def as_if_large(monkeypatch):
     """Networks of more than 50 clients count as too large for matrices."""
-    for module in (home(r_bound), leakage):
-        monkeypatch.setattr(module, "DENSE_LIMIT", 50)
+    monkeypatch.setattr(home(fits_matrices), "DENSE_LIMIT", 50)
 
 
 # ---- risk -------------------------------------------------------------------------------------------------------
@@ -54,7 +52,7 @@ def test_three_columns_stand_side_by_side_with_what_they_assume(risk, circles):
     game, attribute = circles
     answer = risk(*attribute, "--coupling", 0.02, "--top", SIZE, "--json").json
     graph = read_graph(game[1])
-    level, bound = r_leak(graph, BUDGET, read_values(attribute[1])).nats, r_bound(graph, 0.02, BUDGET).nats
+    level, bound = leak_model(graph, read_values(attribute[1])).levels(BUDGET).nats, r_bound(graph, 0.02, BUDGET).nats
     columns = {key: {row["name"]: row[key] for row in answer["columns"]} for key in ("r_leak", "r_bound", "r_model")}
     assert columns["r_leak"] == approx({graph.name(i): level[i] for i in range(SIZE)}, abs=1e-9)
     assert columns["r_bound"] == approx({graph.name(i): bound[i] for i in range(SIZE)})

@@ -246,4 +246,4 @@ def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choic
     scene = World().scene(choices)
     this = found["rounds"][scene.round_index - 1]
     assert this["server_cost"] == scene.solution.outcome.server_costs[scene.round_index - 1]
-    assert list(this["budgets"].values()) == scene.budgets.tolist()
+    assert list(this["budgets"].values()) == scene.figures["budget"].tolist()

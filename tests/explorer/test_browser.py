@@ -18,6 +18,7 @@ from mppfl.explorer import (
     RUN_CHARTS,
     SHOWN,
     RunReader,
+    client_facts,
     client_view,
     ledger_rows,
     node_paint,
@@ -42,10 +43,7 @@ def require_shown(page, world, choices):
     assert number_after("reward rate", said) == number(scene.solution.plan.reward_rates[at])
     assert number_after("server cost", said) == number(scene.solution.outcome.server_costs[at])
     client, facts = graph.index(choices.view.client), page.facts()
-    assert facts["budget it gives (ρ)"] == number(scene.budgets[client])
-    assert facts["is paid (money)"] == number(scene.prices[client] * scene.budgets[client])
-    assert facts["utility (money)"] == number(scene.utilities[client])
-    assert facts["external risk so far (ρ)"] == number(scene.cumulative.external[client])
+    assert facts == {name: number(value) for name, value in client_facts(scene, client).items()}
     values, words = scene.coloured_by(choices.view.colour)
     colours, _ = node_paint(values, dark=False, diverging=choices.view.colour == "utility")
     assert page.drawn("cy.nodes().map((each) => each.data('paint'))") == colours
@@ -167,21 +165,21 @@ def test_a_click_on_a_node_chooses_it(page, world):
     assert page.choices.view.client == "12"
     assert page.page.input_value("#lever-client") == "12"
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["12"]
-    view = client_view(world.scene(choose(num_clients=30, client="12")), 12)
-    assert page.facts()["loses through others (ρ)"] == number(view.through_others)
+    require_shown(page, world, choose(num_clients=30, client="12"))
     page.enter("client", "7")
     assert page.drawn("cy.nodes('.chosen').map((each) => each.data('name'))") == ["7"]
 
 
 def test_the_walks_that_expose_a_client_are_drawn_over_the_network(page, world):
     page.link("?num_clients=30&client=4")
-    view = client_view(world.scene(choose(num_clients=30, client="4")), 4)
+    scene = world.scene(choose(num_clients=30, client="4"))
+    view = client_view(scene, 4)
     names = page.drawn("cy.edges('.walk').map((each) => [each.source().data('name'), each.target().data('name')])")
     steps = {step for walk in view.walks for step in zip(walk.clients, walk.clients[1:], strict=False)}
     assert {(int(source), int(target)) for source, target in names} == steps
     assert len(names) == len(steps)
     exposing = set(page.drawn("cy.nodes('.source').map((each) => each.data('name'))"))
-    assert exposing == {each.name for each in view.sources}
+    assert exposing == {scene.names[source] for source in view.sources}
     page.enter("client", "")
     assert page.drawn("cy.edges('.walk').length + cy.nodes('.chosen, .source').length") == 0
 
@@ -192,9 +190,11 @@ def test_what_if_another_moves_who_is_not_the_client_itself(page, world):
     page.tick("event", "doubles")
     moved = what_if(world.scene(choose(num_clients=30, client="4", other="9", event="doubles")), 4, 9, "doubles")
     lines = {line[0]: line[1:] for line in page.rows("#what-if table")}
-    assert lines["external risk (ρ)"][:2] == [number(moved.before.external_risk), number(moved.after.external_risk)]
+    assert lines["external risk (ρ)"][:2] == [
+        number(figures["external_risk"][4]) for figures in (moved.before, moved.after)
+    ]
     assert lines["external risk (ρ)"][2].startswith("+")
-    assert lines["all: welfare (money)"][1] == number(moved.total_after.welfare)
+    assert lines["all: welfare (money)"][1] == number((moved.after["payment"] - moved.after["privacy_cost"]).sum())
     page.page.fill("#lever-other", "4")
     page.page.press("#lever-other", "Enter")
     page.page.wait_for_selector("#what-if:has-text('cannot be its own other')")
@@ -207,7 +207,7 @@ def test_communities_are_opened_by_a_click_and_left_by_the_trail(page, site):
     page.link(to_link(site.start))
     assert page.text("#summary").startswith("3,000 clients")
     picture = site.world.picture(site.start)
-    assert picture.is_community
+    assert picture.labels
     sizes = page.drawn("cy.nodes().map((each) => each.data('size'))")
     assert sum(sizes) == 3000
     assert sizes == picture.sizes.tolist()
@@ -242,10 +242,11 @@ def test_finished_runs_lie_over_each_other(page, runs_folder):
     ]
     traces = page.figure("accuracy")["traces"]
     assert [trace["name"] for trace in traces] == ["done/mppfl", "done/dp_fedavg"]
-    state = RunReader(runs_folder).read("done/mppfl")
-    assert traces[0]["y"] == approx(state.accuracy[~np.isnan(state.accuracy)].tolist())
+    run = RunReader(runs_folder).read("done/mppfl")
+    accuracy = 100 * run.rounds["accuracy"]
+    assert traces[0]["y"] == approx(accuracy[~np.isnan(accuracy)].tolist())
     shown = page.rows("#ledger table >> nth=0")
-    assert [line[:3] for line in shown] == [row[:3] for row in ledger_rows(state)]
+    assert [line[:3] for line in shown] == [row[:3] for row in ledger_rows(run)]
     assert "Simulation" in page.text("#run-status")
     page.tick("runs", "done/dp_fedavg")
     page.until("() => document.querySelectorAll('#run-status li').length === 1")

@@ -72,7 +72,7 @@ def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
     assert len(few.labels) == 20
     assert "▸ 7" in few.labels
     assert (np.diff(few.bars[0].values) <= 0).all()
-    assert sorted(few.bars[0].values) == pytest.approx(sorted(scene.budgets))
+    assert sorted(few.bars[0].values) == pytest.approx(sorted(scene.figures["budget"]))
     assert few.x.name == "budget"
     many = chart_of(world.scene(choose(num_clients=61, num_rounds=2, client="5")), "budgets-sorted")
     assert not many.bars
@@ -84,8 +84,8 @@ def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
 def test_points_are_clients_with_their_names(scene):
     clients, chosen = chart_of(scene, "utility-by-risk").points
     assert clients.labels == scene.names
-    assert clients.x == pytest.approx(scene.external)
-    assert clients.y == pytest.approx(scene.utilities)
+    assert clients.x == pytest.approx(scene.figures["external_risk"])
+    assert clients.y == pytest.approx(scene.figures["utility"])
     assert chosen.labels == ("7",)
 
 
@@ -96,8 +96,8 @@ def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
     chart, again = (chart_of(scene, "budgets-by-round") for _ in range(2))
     assert "2,000 clients drawn from 20,001" in chart.note
     # Half of all are below their median, so of the sample 50 % with a standard error of 1.1 %.
-    assert (scene.budgets < line(chart, "median").y[0]).mean() == pytest.approx(0.5, abs=0.07)
-    assert line(chart, "client 20000").y[0] == scene.budgets[-1]
+    assert (scene.figures["budget"] < line(chart, "median").y[0]).mean() == pytest.approx(0.5, abs=0.07)
+    assert line(chart, "client 20000").y[0] == scene.figures["budget"][-1]
     assert again.lines[0].y == pytest.approx(chart.lines[0].y, abs=0)  # the same sample
     points = chart_of(scene, "utility-by-risk")
     assert len(points.points[0].labels) == 2000
@@ -112,7 +112,7 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
     cost, anarchy = drawn["compared-server-cost"], drawn["compared-anarchy"]
     assert [group.name for group in cost.bars] == ["common reward", "own reward"]
     assert cost.labels[:2] == ("mppfl", "mppfl exact")
-    (row,) = (row for row in found.rows if row.mechanism == "dp_fedavg" and row.convention == "common")
+    (row,) = (row for row in found if row.mechanism == "dp_fedavg" and row.convention == "common")
     assert cost.bars[0].values[cost.labels.index("dp fedavg")] == pytest.approx(row.server_cost)
     below = drawn["compared-negative-utility"]
     assert below.bars[0].values[below.labels.index("dp fedavg")] == pytest.approx(100 * row.negative_utility)
@@ -123,7 +123,11 @@ def test_mechanisms_stand_side_by_side_under_both_rewards(world):
 def test_the_row_of_the_mechanism_shown_agrees_with_its_scene(world):
     for changed in ({}, {"mechanism": "random"}, {"mechanism": "pigouvian"}):
         chosen = altered(SMALL, **changed)
-        (row,) = [each for each in comparison(world, chosen).under("own") if each.mechanism == chosen.view.mechanism]
+        (row,) = [
+            each
+            for each in comparison(world, chosen)
+            if (each.mechanism, each.convention) == (chosen.view.mechanism, "own")
+        ]
         assert row.server_cost == pytest.approx(world.scene(chosen).solution.outcome.server_costs.sum(), rel=1e-12)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from mppfl.charts import MECHANISM_SLOTS, in_words, to_plotly
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import run_experiment
-from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, list_runs, run_charts, run_view
+from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
@@ -21,8 +20,8 @@ def read_run(folder, name):
     return RunReader(folder).read(name)
 
 
-def charts_of(*states):
-    return {chart.key: chart for chart in run_charts(states)}
+def charts_of(folder, *names):
+    return {chart.key: chart for chart in run_charts({name: read_run(folder, name) for name in names})}
 
 
 @pytest.fixture(scope="module")
@@ -62,29 +61,20 @@ def tricky(folder, tmp_path_factory):
 
 
 def test_runs_are_listed_by_their_paths(folder):
-    listed = list_runs(folder)
-    assert [entry.name for entry in listed] == [
-        "demo/dp_fedavg",
-        "demo/mppfl",
-        "group/late/dp_fedavg",
-        "group/late/mppfl",
-    ]
-    assert [entry.finished for entry in listed] == [True, True, False, False]
-    assert all(0 <= time.time() - entry.updated < 600 for entry in listed)
-    assert [entry.name for entry in list_runs(folder / "demo")] == ["dp_fedavg", "mppfl"]
+    names = ["demo/dp_fedavg", "demo/mppfl", "group/late/dp_fedavg", "group/late/mppfl"]
+    assert RunReader(folder).list() == dict(zip(names, (True, True, False, False), strict=True))
+    assert list(RunReader(folder / "demo").list()) == ["dp_fedavg", "mppfl"]
     for alone in (folder / "demo" / "mppfl", folder / "group" / "late" / "mppfl"):
-        assert [entry.name for entry in list_runs(alone)] == ["."]
-        assert read_run(alone, ".").run.num_rounds == 4
+        assert list(RunReader(alone).list()) == ["."]
+        assert read_run(alone, ".").num_rounds == 4
     with pytest.raises(BadFile, match="no such folder"):
-        list_runs(folder / "nowhere")
+        RunReader(folder / "nowhere")
 
 
 def test_what_is_listed_can_be_read_and_a_link_inside_the_folder_is_a_run_like_any_other(tricky):
     reader = RunReader(tricky / "runs")
-    names = [entry.name for entry in reader.list()]
-    assert names == ["best", "demo/dp_fedavg", "demo/mppfl", "demo/round/best"]
-    assert [reader.read(name).name for name in names] == names
-    assert reader.read("best").run.finished
+    assert list(reader.list()) == ["best", "demo/dp_fedavg", "demo/mppfl", "demo/round/best"]
+    assert all(reader.read(name).finished for name in reader.list())
 
 
 @pytest.mark.parametrize(
@@ -117,23 +107,23 @@ def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_pat
 
 def test_finished_and_unfinished_runs_read_alike(folder):
     done, late = read_run(folder, "demo/mppfl"), read_run(folder, "group/late/mppfl")
-    assert late.progress == "round 3 of 4, curves every 2 rounds"
-    assert done.progress == "finished, 4 rounds"
+    assert progress(late) == "round 3 of 4, curves every 2 rounds"
+    assert progress(done) == "finished, 4 rounds"
     # The same seed and plan: the rounds they share are the same.
-    assert late.accuracy == pytest.approx(done.accuracy[:2])
-    assert late.payments == pytest.approx(done.payments[:2])
-    assert late.charged_rounds.tolist() == [1, 2, 3]
-    assert late.budget_middle == pytest.approx(done.budget_middle[:3])
-    assert late.budget_high == pytest.approx(done.budget_high[:3])
-    assert (done.accuracy >= 0).all()
-    assert (done.accuracy <= 100).all()
-    assert done.run.is_simulation
-    assert any("seeded noise protects no one" in note for note in late.run.notes)
+    charts, begun = charts_of(folder, "demo/mppfl"), charts_of(folder, "group/late/mppfl")
+    for key, shared in (("accuracy", 2), ("run-payments", 2), ("run-budgets", 3)):
+        (line,), (whole,) = begun[key].lines, charts[key].lines
+        assert line.x.tolist() == [1, 2, 3][:shared]
+        assert line.y == pytest.approx(whole.y[:shared])
+    assert begun["run-budgets"].lines[0].high == pytest.approx(charts["run-budgets"].lines[0].high[:3])
+    assert ((charts["accuracy"].lines[0].y >= 0) & (charts["accuracy"].lines[0].y <= 100)).all()
+    assert done.is_simulation
+    assert any("seeded noise protects no one" in note for note in late.notes)
 
 
 def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
-    state = read_run(folder, "demo/mppfl")
-    accounts, rows = state.run.accounts, ledger_rows(state)
+    run = read_run(folder, "demo/mppfl")
+    accounts, rows = run.accounts, ledger_rows(run)
     names, *columns, rounds = zip(*rows, strict=True)
     spent, nominal, worst, caps, left = ([float(text.replace(",", "")) for text in column] for column in columns)
     assert sorted(names) == list("01234")
@@ -143,7 +133,6 @@ def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
     assert dict(zip(names, caps, strict=True)) == {"0": 0.5, "1": 0.9, "2": 0.5, "3": 0.5, "4": 0.5}
     assert left[names.index("1")] == pytest.approx(0.9 - accounts.spent[accounts.names.index("1")], abs=0.001)
     assert set(rounds) == {"4"}
-    assert len(ledger_rows(state, most=2)) == 2
     assert {tuple(row[4:]) for row in ledger_rows(read_run(folder, "group/late/mppfl"))} == {("–", "–", "3")}
 
 
@@ -151,14 +140,14 @@ def test_a_training_is_followed_to_its_end_and_read_again_only_when_something_is
     reader, seen = RunReader(tmp_path), []
 
     def look(records):
-        state = reader.read("out/mppfl")
-        assert reader.read("out/mppfl") is state
-        seen.append((state.run.rounds_done, len(state.charged_rounds), state.run.finished))
+        run = reader.read("out/mppfl")
+        assert reader.read("out/mppfl") is run
+        seen.append((run.rounds_done, run.rounds_charged, run.finished))
 
     run_experiment(small(), folder=tmp_path / "out", on_round=look)
     assert seen == [(0, 1, False), (2, 2, False), (2, 3, False), (4, 4, False)]
     done = reader.read("out/mppfl")
-    assert done.run.finished
+    assert done.finished
     os.utime(tmp_path / "out" / "mppfl" / "run.json", (1, 1))
     assert reader.read("out/mppfl") is not done
 
@@ -178,14 +167,13 @@ def test_damage_is_told_in_one_line(folder, tmp_path):
 
 
 def test_every_chart_of_several_runs_can_be_drawn(folder):
-    states = [read_run(folder, entry.name) for entry in list_runs(folder)]
-    charts = charts_of(*states)
+    charts = charts_of(folder, *RunReader(folder).list())
     assert tuple(charts) == RUN_CHARTS
     for chart in charts.values():
         json.dumps(to_plotly(chart, False), allow_nan=False)
         assert not chart.is_empty
     accuracy, epsilons = charts["accuracy"], charts["dp-epsilon"]
-    assert [line.name for line in accuracy.lines] == [state.name for state in states]
+    assert [line.name for line in accuracy.lines] == list(RunReader(folder).list())
     assert [line.slot for line in accuracy.lines[:2]] == [MECHANISM_SLOTS["dp_fedavg"], MECHANISM_SLOTS["mppfl"]]
     assert "every 2 rounds" in accuracy.note
     assert accuracy.y.label == "accuracy (% of test data)"
@@ -194,19 +182,19 @@ def test_every_chart_of_several_runs_can_be_drawn(folder):
 
 
 def test_one_run_shows_epsilon_nominal_and_in_the_worst_case(folder):
-    state, accounts = read_run(folder, "demo/mppfl"), read_run(folder, "demo/mppfl").run.accounts
-    chart, left = charts_of(state)["dp-epsilon"], charts_of(state)["remaining"]
+    accounts, charts = read_run(folder, "demo/mppfl").accounts, charts_of(folder, "demo/mppfl")
+    chart, left = charts["dp-epsilon"], charts["remaining"]
     assert [group.name for group in chart.bars] == ["nominal", "worst case"]
     assert chart.bars[0].values.max() == pytest.approx(accounts.dp_epsilon.max())
     assert chart.x.label == "ε (at δ = 1e-5)"
     assert left.bars[0].values.max() == pytest.approx(accounts.remaining.max())
-    none = charts_of(read_run(folder, "group/late/mppfl"))["remaining"]
+    none = charts_of(folder, "group/late/mppfl")["remaining"]
     assert none.is_empty
     assert "no client has a cap" in none.note
 
 
 def test_nothing_chosen_is_an_empty_chart_and_no_error():
-    for chart in charts_of().values():
+    for chart in run_charts({}):
         assert in_words(chart).endswith("nothing to show yet.")
         assert to_plotly(chart, True)["layout"]["annotations"]
 
@@ -215,15 +203,13 @@ def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
     make_run("free", noiseless=True).save(tmp_path / "free")
     make_run("many", num_clients=200, evaluate_every=5, noise="gaussian").save(tmp_path / "many")
     free, many = read_run(tmp_path, "free"), read_run(tmp_path, "many")
-    assert free.run.noise == "none"
-    assert not many.run.is_simulation
-    budgets = charts_of(free, many)["run-budgets"]
+    assert (free.noise, many.is_simulation) == ("none", False)
+    budgets = charts_of(tmp_path, "free", "many")["run-budgets"]
     assert "no budgets: free" in budgets.note
     assert [len(line.x) for line in budgets.lines] == [0, 12]
-    epsilons = charts_of(many)["dp-epsilon"]
-    assert not epsilons.bars
-    assert epsilons.lines[0].y == pytest.approx(np.sort(many.run.accounts.dp_epsilon)[::-1])
-    assert charts_of(many)["accuracy"].lines[0].x.tolist() == [5, 10, 12]  # rounds without evaluation are no gap
-    endless = charts_of(free)["dp-epsilon"]
+    charts, endless = charts_of(tmp_path, "many"), charts_of(tmp_path, "free")["dp-epsilon"]
+    assert not charts["dp-epsilon"].bars
+    assert charts["dp-epsilon"].lines[0].y == pytest.approx(np.sort(many.accounts.dp_epsilon)[::-1])
+    assert charts["accuracy"].lines[0].x.tolist() == [5, 10, 12]  # rounds without evaluation are no gap
     assert endless.is_empty
     assert "20 infinite values cannot be drawn" in endless.note

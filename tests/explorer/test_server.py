@@ -157,7 +157,7 @@ def test_data_are_a_file_of_the_round_shown_which_is_not_kept(here, world):
     assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
     assert answer.headers["Cache-Control"] == "no-store"
     assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
-    assert [float(row["payment"]) for row in rows] == approx(scene.prices * scene.budgets)
+    assert [float(row["payment"]) for row in rows] == approx(scene.figures["payment"])
     said = here.get("/download/data.json?num_clients=8&num_rounds=5&round_shown=4").json
     assert said["server_cost"] == approx(scene.solution.outcome.server_costs[3])
 

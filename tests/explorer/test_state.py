@@ -28,7 +28,7 @@ def any_choices(draw) -> Choices:
         **network,
         mechanism=draw(st.sampled_from(SHOWN)),
         preset=draw(st.sampled_from(["paper-like", "benign"])),
-        colour=draw(st.sampled_from(COLOURS)),
+        colour=draw(st.sampled_from(list(COLOURS))),
         event=draw(st.sampled_from(["leaves", "doubles"])),
         tab=draw(st.sampled_from(["network", "rounds", "comparison", "run"])),
         num_clients=draw(st.integers(2, 3000)),

@@ -15,17 +15,17 @@ from mppfl.leakage import (
     Correlation,
     FieldFit,
     calibrate,
-    friend_slope_interval,
+    fits_matrices,
+    friend_moments,
+    friendships,
     homophily,
     leak_model,
     least_wrong_index,
-    leave_one_out,
     protect,
     public_part,
-    r_leak,
     read_values,
     spearman,
-    who_leaks,
+    walk_of,
 )
 from mppfl.network import random_graph
 from tests.homes import home
@@ -63,7 +63,7 @@ def calibrated(villages):
 def test_on_two_connected_pairs_correlations_are_worked_by_hand():
     # + - + and a far pair - -: three edges, products of ±1 values are -1, -1, +1; the mean is 0, p = 2/5.
     known = np.array([1.0, -1.0, 1.0, -1.0, -1.0])
-    alike = homophily(friends((0, 1), (1, 2), (3, 4)), known, np.random.default_rng(0))
+    alike = homophily(walk_of(friends((0, 1), (1, 2), (3, 4))), known, np.random.default_rng(0))
     p = 2 / 5
     plus, minus = (1 - (2 * p - 1)) / (2 * np.sqrt(p * (1 - p))), (-1 - (2 * p - 1)) / (2 * np.sqrt(p * (1 - p)))
     assert alike.edge.value == approx((2 * plus * minus + minus**2) / 3)
@@ -108,13 +108,14 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeyp
     # Friends that resemble each other no more than strangers do: the truth is 0 at any distance.
     monkeypatch.setattr(home(Correlation), "SOURCES", sources)
     graph = random_graph("watts_strogatz", 150, rng=np.random.default_rng(0))
+    walk = walk_of(graph)
     held = []
     for seed in range(200):
         rng = np.random.default_rng(seed)
         signs = np.where(rng.random(150) < 0.5, 1.0, -1.0)
-        alike = homophily(graph, signs, rng, replicates=50)
+        alike = homophily(walk, signs, rng, replicates=50)
         intervals = [(estimate.low, estimate.high) for estimate in (alike.edge, *alike.by_distance)]
-        held.append([low <= 0 <= high for low, high in (*intervals, friend_slope_interval(graph, signs))])
+        held.append([low <= 0 <= high for low, high in (*intervals, friend_moments(friendships(graph), signs)[2])])
     shares = np.mean(held, axis=0)
     assert (shares > 0.9).all()  # 200 draws: 0.95 ± 0.031 with two standard deviations
     assert (shares < 0.995).all()
@@ -123,9 +124,10 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeyp
 # ---- constants --------------------------------------------------------------------------------------------------
 
 
-def test_probes_find_constants_that_the_exact_intervals_allow(villages, calibrated):
+def test_probes_find_constants_that_the_exact_intervals_allow(villages, calibrated, monkeypatch):
     graph, signs = villages
-    found = calibrate(graph, signs, rng=np.random.default_rng(0), public_share=0.7, exact=False)
+    monkeypatch.setattr(home(fits_matrices), "DENSE_LIMIT", 10)
+    found = calibrate(graph, signs, rng=np.random.default_rng(0), public_share=0.7)
     assert not found.exact
     assert calibrated.beta[0] <= found.fit.beta <= calibrated.beta[1]
     assert calibrated.eta[0] - 0.02 <= found.fit.eta <= calibrated.eta[1] + 0.02
@@ -173,15 +175,8 @@ def small():
     return graph, known, budgets, leak_model(graph, known)
 
 
-def test_on_a_small_network_levels_are_those_of_r_leak_and_everything_is_exact(small):
-    graph, known, budgets, model = small
-    assert model.levels(budgets).nats == approx(r_leak(graph, budgets, known).nats, abs=1e-9)
-    leaks = who_leaks(graph, known, budgets, rng=np.random.default_rng(0))
-    assert not leaks.error.any()
-    assert leaks.marginal == approx(sum(leaks.slopes_of(i) for i in range(60)))
-    assert np.diagonal(model.kernel) == approx(np.ones(60))
-    faint, _ = leave_one_out(model.kernel, np.full(60, 1e14))
-    assert 1 - faint == approx(((model.kernel**2).sum(axis=1) - 1) / 1e14, rel=0.2)  # G⁻¹ ≈ 1/τ
+def kernel_of(field):
+    return field.smooth + np.diag(field.apart)
 
 
 def left_by_hand(kernel, noise, client):
@@ -198,37 +193,35 @@ def test_the_field_keeps_its_digits_from_the_faintest_to_the_loudest_budgets(sma
     _, _, budgets, model = small
     budgets = budgets * (10.0 ** np.random.default_rng(1).uniform(-6, 12, 60) if scale == "mixed" else scale)
     with np.errstate(divide="ignore"):
-        noise = 1 / (2 * model.information * budgets)
-    by_hand = [left_by_hand(model.kernel, noise, client) for client in range(60)]
+        noise = 1 / (2 * model.fit.information * budgets)
+    by_hand = [left_by_hand(kernel_of(model.field), noise, client) for client in range(60)]
     left, weights = (np.array(part) for part in zip(*by_hand, strict=True))
     r_gp, levels, audible = -0.5 * np.log(left), model.levels(budgets), budgets > 0
     assert levels.r_gp == approx(r_gp, rel=1e-9, abs=1e-12)
-    ours, our_weights = leave_one_out(model.kernel, noise)
-    assert -0.5 * np.log(ours) == approx(r_gp, rel=1e-9, abs=1e-12)
-    assert our_weights == approx(weights, rel=1e-9, abs=1e-12)
-    assert (np.diagonal(our_weights) == 0).all()
+    assert levels.heard.means(np.eye(60)) == approx(weights, rel=1e-9, abs=1e-12)
     # -½ ln(left) falls by ½ (weight · noise)² / left with another's precision, which a budget raises by 2 information.
-    slopes = model.information * (weights[:, audible] * noise[audible]) ** 2 / left[:, None]
-    rows = (levels.r_gp > levels.r_sat) & ~levels.capped
-    assert model.slopes(budgets)[np.ix_(rows, audible)] == approx(
-        slopes[rows], rel=1e-6, abs=1e-9 * float(slopes.max())
-    )
+    slopes = model.fit.information * (weights[:, audible] * noise[audible]) ** 2 / left[:, None]
+    for client in np.flatnonzero(levels.by_field):
+        assert levels.slopes_of(client)[audible] == approx(slopes[client], rel=1e-6, abs=1e-9 * float(slopes.max()))
     total, marginal = model.smooth_total_and_marginal(budgets)
     assert np.isfinite(total)
     assert (marginal >= 0).all()
-    assert np.isfinite(model.slopes(budgets)).all()
+    assert np.isfinite(levels.marginal()).all()
 
 
 def test_slopes_and_those_of_the_rounded_leak_agree_with_finite_differences_also_for_the_silent(small):
     _, _, budgets, model = small
-    slopes, levels = model.slopes(budgets), model.levels(budgets).nats
+    levels = model.levels(budgets)
+    slopes = np.array([levels.slopes_of(client) for client in range(60)])
     total, marginal = model.smooth_total_and_marginal(budgets)
     assert total == approx(model.total(budgets), rel=0.1)
     for source in (0, 3, 17, 40):
         moved = budgets + 1e-6 * (np.arange(60) == source)
-        assert slopes[:, source] == approx((model.levels(moved).nats - levels) / 1e-6, rel=1e-3, abs=1e-6)
+        assert slopes[:, source] == approx((model.levels(moved).nats - levels.nats) / 1e-6, rel=1e-3, abs=1e-6)
         assert marginal[source] == approx((model.smooth_total_and_marginal(moved)[0] - total) / 1e-6, rel=1e-3)
     assert (np.diagonal(slopes) == 0).all()
+    assert levels.marginal()[0] == approx(slopes.sum(axis=0))
+    assert not levels.error.any()
     assert slopes.max() > 1e-3
 
 
@@ -247,16 +240,16 @@ def test_protection_brings_the_leak_to_the_target_and_takes_little(small):
     _, _, budgets, model = small
     client = int(np.argmax(model.levels(budgets).nats))
     before = float(model.levels(budgets).nats[client])
-    protection = protect(model, budgets, client, target=before / 2)
-    assert protection.level_after == approx(before / 2, rel=1e-6)
-    assert protection.withdrawn[client] == 0
-    assert (protection.withdrawn <= budgets + 1e-12).all()
+    withdrawn = protect(model, budgets, client, target=before / 2)
+    assert model.levels(budgets - withdrawn).nats[client] == approx(before / 2, rel=1e-6)
+    assert withdrawn[client] == 0
+    assert (withdrawn <= budgets + 1e-12).all()
     low, high = 0.0, 1.0
     for _ in range(50):  # the same target by lowering everybody alike
         share = (low + high) / 2
         scaled = np.where(np.arange(60) == client, budgets, share * budgets)
         low, high = (share, high) if model.levels(scaled).nats[client] < before / 2 else (low, share)
-    assert protection.total < (1 - low) * np.delete(budgets, client).sum()
+    assert withdrawn.sum() < (1 - low) * np.delete(budgets, client).sum()
     with pytest.raises(BadInput, match="not below its level"):
         protect(model, budgets, 0, target=1.0)
 
@@ -272,10 +265,10 @@ def both(monkeypatch):
     def ask(budgets, **changes):
         constants = {"beta": 6.0, "eta": 0.3, "rate": 0.4, "gain_per_client": 0.1, "friend_slope": 0.3}
         fit = FieldFit(**{**constants, "friend_covariance": 0.05, "num_public": 99, **changes})
-        exact = who_leaks(graph, None, budgets, rng=np.random.default_rng(0), fit=fit)
+        exact = leak_model(graph, None, fit=fit).levels(budgets)
         with monkeypatch.context() as changed:
-            changed.setattr(home(who_leaks), "DENSE_LIMIT", 10)
-            return exact, who_leaks(graph, None, budgets, rng=np.random.default_rng(1), fit=fit)
+            changed.setattr(home(fits_matrices), "DENSE_LIMIT", 10)
+            return exact, leak_model(graph, None, seed=1, fit=fit).levels(budgets)
 
     return ask
 
@@ -297,10 +290,11 @@ def test_marginal_leaks_and_slopes_agree_with_the_exact_ones(both):
     budgets = 0.3 * np.random.default_rng(5).lognormal(0, 1, 242)
     budgets[::9] = 0.0
     exact, probed = both(budgets)
-    assert np.median(np.abs(probed.marginal[:-2] / exact.marginal[:-2] - 1)) < 0.15
-    assert probed.marginal[-2:] == approx([0.0, 0.0], abs=1e-4)  # they know nobody
-    assert np.corrcoef(probed.marginal, exact.marginal)[0, 1] > 0.85
-    assert (probed.marginal_error >= 0).all()
+    (true, _), (marginal, error) = exact.marginal(), probed.marginal()
+    assert np.median(np.abs(marginal[:-2] / true[:-2] - 1)) < 0.15
+    assert marginal[-2:] == approx([0.0, 0.0], abs=1e-4)  # they know nobody
+    assert np.corrcoef(marginal, true)[0, 1] > 0.85
+    assert (error >= 0).all()
     for client in (0, 17):
         slopes = exact.slopes_of(client)
         assert probed.slopes_of(client)[client] == 0

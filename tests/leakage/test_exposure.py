@@ -7,7 +7,7 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.leakage import DENSE_LIMIT, r_bound, r_leak
+from mppfl.leakage import leak_model, r_bound
 from mppfl.network import SocialGraph, graph_from_edges
 from tests.leakage.networks import circles, friends
 
@@ -47,7 +47,6 @@ def test_with_cycles_walks_are_summed_while_couplings_are_weak_and_nothing_is_sa
     weak = r_bound(triangle, -0.2, 0.1)
     assert weak.theorem == "walk sum"
     assert weak.nats == approx(np.full(3, 2 * c / ((1 + c) * (1 - 2 * c)) * 0.1 / 4))
-    assert weak.spectral_radius == approx(2 * c)
     strong = r_bound(triangle, 1.0, 0.1)
     assert np.isnan(strong.nats).all()
     assert strong.theorem == "none"
@@ -59,35 +58,36 @@ def test_the_level_grows_with_budgets_stays_below_the_entropy_and_spares_the_iso
     group = np.arange(120) % 2
     graph = circles(rng, group, 0.15, 0.01, num_clients=121)
     known = np.append(np.where(rng.random(120) < 0.4, 2.0 * group - 1, np.nan), np.nan)
-    before = np.zeros(121)
+    before, model = np.zeros(121), leak_model(graph, known)
     for budget in (1e-4, 1e-2, 1.0, 100.0):
-        level = r_leak(graph, budget, known)
+        level = model.levels(budget)
         assert level.nats[-1] == approx(0.0, abs=1e-12)
         assert (level.r_gp >= before - 1e-12).all()
-        assert (level.nats <= level.entropy).all()
+        assert (level.nats <= model.fit.entropy).all()
         before = level.r_gp
-    assert level.nats[:-1].mean() > 0.5 * level.entropy
-    assert level.fit.friend_slope == approx(0.88, abs=0.1)  # .15 against .01: (.15 - .01) / .16
-    assert r_leak(graph, 0.0, known).nats == approx(np.zeros(121))
+    assert level.nats[:-1].mean() > 0.5 * model.fit.entropy
+    assert model.fit.friend_slope == approx(0.88, abs=0.1)  # .15 against .01: (.15 - .01) / .16
+    assert model.levels(0.0).nats == approx(np.zeros(121))
 
 
 def test_one_hop_saturation_by_hand_and_a_public_sample_may_be_given_by_name_or_ignore_the_graph() -> None:
     graph, attribute = two_circles(np.random.default_rng(3))
-    level = r_leak(graph, 0.5, attribute)
+    model = leak_model(graph, attribute)
+    level = model.levels(0.5)
     reach = (graph.influence != 0).sum(axis=1) * 0.5 / 2.5
-    b, v = level.fit.friend_slope, level.fit.friend_covariance
+    b, v = model.fit.friend_slope, model.fit.friend_covariance
     assert level.r_sat == approx(0.5 * np.log(1 + b**2 * reach / (1 + v * reach)))
     named = {str(i): int(attribute[i] > 0) for i in range(50)}
-    listed = r_leak(graph, 0.1, np.where(np.arange(120) < 50, attribute, np.nan))
-    assert r_leak(graph, 0.1, named).nats == approx(listed.nats)
+    listed = leak_model(graph, np.where(np.arange(120) < 50, attribute, np.nan)).levels(0.1)
+    assert leak_model(graph, named).levels(0.1).nats == approx(listed.nats)
     rng = np.random.default_rng(4)
     graph, _ = two_circles(rng)
     attribute = np.where(rng.random(120) < 0.7, rng.choice([0, 1], size=120), np.nan)
-    assert r_leak(graph, 0.03, attribute).nats.mean() < 0.02  # next to nothing
+    assert leak_model(graph, attribute).levels(0.03).nats.mean() < 0.02  # next to nothing
 
 
 def too_large() -> SocialGraph:
-    ring = np.arange(DENSE_LIMIT + 1)
+    ring = np.arange(3_001)
     return graph_from_edges(ring, np.roll(ring, 1), undirected=True)
 
 
@@ -102,10 +102,9 @@ def too_large() -> SocialGraph:
         (lambda: r_bound(PATH, np.triu(np.ones((3, 3)), 1), 1.0), "symmetric"),
         (lambda: r_bound(PATH, np.ones((3, 3)) - np.eye(3), 1.0), "without an edge"),
         (lambda: r_bound(PATH, 0.5, 1.0, rate=1.0), "between 0 and 1"),
-        (lambda: r_leak(PATH, 1.0, [1, 0, 1]), "at least 10"),
-        (lambda: r_leak(PATH, 1.0, [1, 2, 3]), "±1 or 0/1"),
-        (lambda: r_leak(PATH, 1.0, {"9": 1}), "not in the network"),
-        (lambda: r_leak(too_large(), 1.0, np.ones(DENSE_LIMIT + 1)), "at most 3,000 clients"),
+        (lambda: leak_model(PATH, [1, 0, 1]), "at least 10"),
+        (lambda: leak_model(PATH, [1, 2, 3]), "±1 or 0/1"),
+        (lambda: leak_model(PATH, {"9": 1}), "not in the network"),
         (lambda: r_bound(too_large(), 0.1, 1.0), "at most 3,000 clients"),
     ],
 )

@@ -7,15 +7,12 @@ import pytest
 from pytest import approx
 
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.leakage import ExternalColumns, external_columns, r_bound, r_leak
+from mppfl.leakage import external_columns, fits_matrices, leak_model, r_bound
 from mppfl.network import propagate
 from mppfl.privacy import ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
 from tests.homes import home
 from tests.leakage.networks import circles, friends
-
-levels = home(r_bound)
-external = home(ExternalColumns)
 
 NAMES = ("cat", "ann", "bob")  # the network's order; the ledger's is ann, bob, cat
 PATH = friends((1, 2), (2, 0), names=NAMES)  # ann - bob - cat
@@ -70,7 +67,7 @@ def test_the_columns_are_those_of_exposure_on_what_was_spent_and_who_released_no
     assert columns.clients == ledger.clients
     assert columns.r_model == approx((propagate(graph) @ spent)[order])
     assert columns.r_bound == approx(r_bound(graph, 0.01, spent).nats[order])
-    assert columns.r_leak == approx(r_leak(graph, spent, attribute).nats[order])
+    assert columns.r_leak == approx(leak_model(graph, attribute).levels(spent).nats[order])
     assert (columns.theorem, columns.bound_reason, columns.leak_reason) == ("walk sum", "", "")
     with pytest.raises(ValueError, match="read-only"):
         columns.r_leak[0] = 1.0
@@ -143,8 +140,7 @@ def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats
 def test_a_network_too_large_for_dense_matrices_keeps_the_index_and_has_its_leak_estimated(ledger, monkeypatch):
     graph, attribute, spent = two_circles()
     exact = external_columns(spent, graph, attribute)
-    for module in (levels, external):
-        monkeypatch.setattr(module, "DENSE_LIMIT", 2)
+    monkeypatch.setattr(home(fits_matrices), "DENSE_LIMIT", 2)
     triangle = external_columns(ledger, friends((0, 1), (1, 2), (0, 2), names=NAMES), couplings=0.1)
     assert "at most 2 clients, not 3" in triangle.bound_reason
     assert np.isfinite(triangle.r_model).all()

@@ -153,11 +153,10 @@ def leak_of_sample(
 
     On a large network without a price the total is estimated by random probes, and there is no model.
     """
-    from mppfl.leakage import DENSE_LIMIT, leak_estimator, read_attribute, read_values
+    from mppfl.leakage import fits_matrices, leak_model, read_values
 
-    if leak_price is None and graph.num_clients > DENSE_LIMIT:
-        leak = leak_estimator(graph, read_attribute(graph, read_values(attribute)), seed)
-        return lambda budgets: float(leak(budgets).nats.sum()), None
+    if leak_price is None and not fits_matrices(graph.num_clients):
+        return leak_model(graph, read_values(attribute), seed=seed).total, None
     model = inputs.exact_leak(graph, attribute)
     return model.total, model
 

@@ -77,7 +77,7 @@ def open_site(game: GameSpec, run: Path | None = None, mechanism: str = "mppfl")
         networks[str(game.graph)] = Path(str(game.graph)).name
     reader = None if run is None else RunReader(run)
     if reader is not None:
-        finished = [reader.folder / entry.name for entry in reader.list() if entry.finished]
+        finished = [reader.folder / name for name, is_finished in reader.list().items() if is_finished]
         view = replace(view, tab="run" if game.graph is None else "network")
         if finished:
             edges = str((finished[0] / "edges.csv").absolute())

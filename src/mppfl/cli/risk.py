@@ -13,7 +13,7 @@ from mppfl.errors import BadInput
 
 if TYPE_CHECKING:
     from mppfl.game import Game, RoundTerms
-    from mppfl.leakage import WhoLeaks
+    from mppfl.leakage import Levels
 
 
 @inputs.with_game("num_rounds", "reward_rate")
@@ -164,7 +164,7 @@ def leaks(
     """R_model, R_bound and R_leak side by side, what each assumes, and who leaks about whom."""
     import numpy as np
 
-    from mppfl.leakage import r_bound, read_values, who_leaks
+    from mppfl.leakage import leak_model, r_bound, read_values
 
     graph, budgets = game.graph, terms.budgets
     missing = np.full(game.num_clients, np.nan)
@@ -172,7 +172,7 @@ def leaks(
     sample_leak = (
         None
         if exposure_sources is None
-        else who_leaks(graph, read_values(exposure_sources), budgets, rng=inputs.generator(seed))
+        else leak_model(graph, read_values(exposure_sources), seed=seed).levels(budgets)
     )
     model, limits = game.propagation @ budgets, missing if bound is None else bound.nats
     nats, errors = (missing, missing) if sample_leak is None else (sample_leak.nats, sample_leak.error)
@@ -189,14 +189,15 @@ def leaks(
         },
     }
     if sample_leak is not None:
-        worst = np.argsort(-sample_leak.marginal * budgets, kind="stable")[:top].tolist()
+        marginal, marginal_error = sample_leak.marginal()
+        worst = np.argsort(-marginal * budgets, kind="stable")[:top].tolist()
         answer["total_leak"] = float(sample_leak.nats.sum())
         answer["endanger_others_most"] = [
             {
                 "name": graph.name(j),
-                "marginal_leak": sample_leak.marginal[j],
-                "error": sample_leak.marginal_error[j],
-                "leak_at_the_margin": sample_leak.marginal[j] * budgets[j],
+                "marginal_leak": marginal[j],
+                "error": marginal_error[j],
+                "leak_at_the_margin": marginal[j] * budgets[j],
                 "budget": budgets[j],
             }
             for j in worst
@@ -207,12 +208,12 @@ def leaks(
 
 
 def about_client(
-    game: Game, terms: RoundTerms, sample_leak: WhoLeaks, client: str, top: int, protect_share: float
+    game: Game, terms: RoundTerms, sample_leak: Levels, client: str, top: int, protect_share: float
 ) -> dict[str, Any]:
     """Who leaks about one client, and whose budgets would have to go so that only a share of the leak is left."""
     import numpy as np
 
-    from mppfl.leakage import protect
+    from mppfl.leakage import fits_matrices, protect
 
     graph, budgets, position = game.graph, terms.budgets, game.graph.index(client)
     slopes = sample_leak.slopes_of(position)
@@ -225,21 +226,22 @@ def about_client(
         ],
     }
     target = protect_share * float(sample_leak.nats[position])
-    if sample_leak.model is None:
+    if not fits_matrices(game.num_clients):
         answer["protection"] = {"reason": f"computed for small networks only, not for {game.num_clients:,} clients"}
     elif target <= 0:
         answer["protection"] = {"reason": "nothing leaks about this client"}
     else:
-        plan = protect(sample_leak.model, budgets, position, target=target)
-        taken = np.argsort(-plan.withdrawn, kind="stable")[: min(top, plan.num_withdrawn)].tolist()
+        withdrawn = protect(sample_leak.model, budgets, position, target=target)
+        num_withdrawn = int(np.count_nonzero(withdrawn))
+        taken = np.argsort(-withdrawn, kind="stable")[: min(top, num_withdrawn)].tolist()
         answer["protection"] = {
             "target": target,
-            "level_after": plan.level_after,
-            "budget_withdrawn": plan.total,
-            "share_of_all_budgets": plan.total / float(budgets.sum()),
-            "num_clients": plan.num_withdrawn,
-            "rewards_forgone": float(np.sum(terms.prices * plan.withdrawn)),
-            "largest": [{"name": graph.name(j), "withdrawn": plan.withdrawn[j]} for j in taken],
+            "level_after": sample_leak.model.levels(budgets - withdrawn).nats[position],
+            "budget_withdrawn": float(withdrawn.sum()),
+            "share_of_all_budgets": float(withdrawn.sum()) / float(budgets.sum()),
+            "num_clients": num_withdrawn,
+            "rewards_forgone": float(np.sum(terms.prices * withdrawn)),
+            "largest": [{"name": graph.name(j), "withdrawn": withdrawn[j]} for j in taken],
         }
     return answer
 

@@ -6,7 +6,7 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .callbacks import choices_of
-    from .client_view import client_view, what_if
+    from .client_view import client_facts, client_view, what_if
     from .markup import facts, table, tag
     from .network_view import (
         MOST_CLIENTS,
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
         OTHERS,
         CommunityTree,
         NetworkDrawing,
-        community_values,
         elements,
         influence_between,
         node_paint,
+        node_values,
     )
     from .page import FAMILY_NAMES, OF_GAME, PARTICIPATION_WORDS, as_levers
     from .round_view import COMPARISON_CHARTS, ROUND_CHARTS, comparison, comparison_charts, round_charts
-    from .run_view import RUN_CHARTS, RunReader, ledger_rows, list_runs, run_charts, run_view
+    from .run_view import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
     from .server import COOKIE, AccessControl, access_for, address_of, bind, cookie_for, make_app
     from .state import (
-        COLOURS,
         READ_AS,
         SHOWN,
         Choices,
@@ -36,6 +35,6 @@ if TYPE_CHECKING:
         to_link,
         to_toml,
     )
-    from .world import Memory, Scene, Site, World, require_quick, spent_in, warm_up
+    from .world import COLOURS, Memory, Scene, Site, World, require_quick, warm_up
 
 export_lazily(__name__)

@@ -45,9 +45,9 @@ def answer(site: Site, choices: Choices, dark: bool) -> dict[str, Any]:
     if choices.view.tab == "rounds":
         return said | {"plots": plots_of(round_charts(scene), dark)}
     if picture is None:
-        compared = comparison(site.world, choices)
-        texts = {"comparison-table": str(comparison_table(compared))}
-        return said | {"texts": texts, "plots": plots_of(comparison_charts(compared), dark)}
+        rows = comparison(site.world, choices)
+        texts = {"comparison-table": str(comparison_table(rows, choices.game.num_rounds))}
+        return said | {"texts": texts, "plots": plots_of(comparison_charts(rows), dark)}
     view, error = _view_of(scene, choices.view.client)
     painted, legend = paint(picture, scene, view, dark)
     texts = {
@@ -242,34 +242,29 @@ def connect(app: Dash, site: Site) -> None:
 
 
 def _in_the_browser(app: Dash) -> None:
-    """What needs no server: see assets/explorer.js."""
+    """What needs no server: see assets/explorer.js. The first of those that share an output may not say so."""
 
-    def run(function: str, *parts: Any, **options: Any) -> None:
-        app.clientside_callback(ClientsideFunction("explorer", function), *parts, **options)
+    def run(function: str, outputs: Sequence[Any], inputs: Sequence[Any], *states: Any, later: bool = False) -> None:
+        asked = {"prevent_initial_call": True} if later else {}
+        app.clientside_callback(ClientsideFunction("explorer", function), *outputs, *inputs, *states, **asked)
 
-    run(
-        "gather",
-        Output("state", "data"),
-        [Input(lever(name), _property(name)) for name in LEVERS] + [Input("theme", "data")],
-    )
-    run("pictureKey", Output("picture-key", "data"), Input("state", "data"))
-    run("drawn", Output("applied", "data"), Input("picture", "data"))
-    run(
-        "tapped",
-        Output(lever("client"), "value", allow_duplicate=True),
-        Output(lever("opened"), "data", allow_duplicate=True),
-        Input("graph", "tapNodeData"),
-        State(lever("opened"), "data"),
-        prevent_initial_call=True,
-    )
-    run("named", Output("applied", "data", allow_duplicate=True), Input("names", "data"), prevent_initial_call=True)
-    for store in ("answer", "run-answer"):
-        applied = Output("applied", "data", allow_duplicate=True)
-        run("answered", applied, Input(store, "data"), prevent_initial_call=True)
-    run("copied", Output("copy", "children"), Input("copy", "n_clicks"))
-    run("theme", Output("theme", "data"), Output("theme-button", "children"), Input("theme-button", "n_clicks"))
+    def shared(name: str, part: str) -> Output:
+        return Output(name, part, allow_duplicate=True)
+
+    levers = [Input(lever(name), _property(name)) for name in LEVERS]
     shown = [Input(lever(name), "value") for name in ("tab", "mechanism", "graph", "participation")]
-    run("shown", Output("clock", "disabled"), shown)
-    for slider in SLIDERS:
-        run("words", Output(f"value-{slider.field}", "children"), Input(lever(slider.field), "value"))
-    run("words", Output("round-words", "children"), Input(lever("round_shown"), "value"))
+    node, opened = Input("graph", "tapNodeData"), State(lever("opened"), "data")
+    chosen = [shared(lever("client"), "value"), shared(lever("opened"), "data")]
+    themes = [Output("theme", "data"), Output("theme-button", "children")]
+    run("gather", [Output("state", "data")], [*levers, Input("theme", "data")])
+    run("pictureKey", [Output("picture-key", "data")], [Input("state", "data")])
+    run("drawn", [Output("applied", "data")], [Input("picture", "data")])
+    run("tapped", chosen, [node], opened, later=True)
+    for function, store in (("named", "names"), ("answered", "answer"), ("answered", "run-answer")):
+        run(function, [shared("applied", "data")], [Input(store, "data")], later=True)
+    run("copied", [Output("copy", "children")], [Input("copy", "n_clicks")])
+    run("theme", themes, [Input("theme-button", "n_clicks")])
+    run("shown", [Output("clock", "disabled")], shown)
+    words = {f"value-{slider.field}": slider.field for slider in SLIDERS} | {"round-words": "round_shown"}
+    for place, name in words.items():
+        run("words", [Output(place, "children")], [Input(lever(name), "value")])

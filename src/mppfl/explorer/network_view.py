@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 from markupsafe import Markup
 
-from mppfl.arrays import Array, BoolArray, IntArray
+from mppfl.arrays import Array, IntArray
 from mppfl.charts import VIRIDIS, cut, mixed_colours, nice_ticks
 from mppfl.errors import BadInput
 from mppfl.explorer.markup import tag
@@ -32,35 +32,39 @@ OTHERS = "others"
 EDGES_AT_ONCE = 1 << 21  # edges counted together: what is needed for that fits in 100 MB
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """What is drawn, in a box of 1000 × 700, y downwards.
+class Lines(NamedTuple):
+    """One line per pair of connected nodes, in its stronger direction; weights are influence, both directions added."""
 
-    shown             positions of the clients drawn, or the numbers of the communities
-    sources, targets  ends of each line as positions in `shown`; one line per pair, in the stronger direction
-    weights           influence along each line, both directions added
-    mutual            whether the line runs both ways
-    sizes, members    how many clients each drawn thing stands for, and their positions
-    diameters         of each drawn thing, in the unit of x and y
-    labels            "community 7 · 31,022" or "others · 4,210"; () for clients, who have names
-    note              what was left out, or ""
-    trail             what was opened to come here, from the outside in
-    """
-
-    shown: IntArray
-    x: Array
-    y: Array
     sources: IntArray
     targets: IntArray
     weights: Array
-    mutual: BoolArray
-    sizes: IntArray
-    diameters: Array
-    is_community: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Picture:
+    """What is drawn, in a box of 1000 × 700, y downwards.
+
+    members    positions of the clients that each node stands for: one, or those of a community
+    labels     "community 7 · 31,022" or "others · 4,210"; () for clients, who have names
+    lines      whose ends are numbers of nodes
+    diameters  of the nodes, in the unit of x and y
+    note       what was left out, or ""
+    trail      what was opened to come here, from the outside in
+    """
+
     members: tuple[IntArray, ...]
     labels: tuple[str, ...]
+    lines: Lines
+    x: Array
+    y: Array
+    diameters: Array
     note: str
     trail: tuple[str, ...]
+
+    @property
+    def sizes(self) -> IntArray:
+        """How many clients each node stands for."""
+        return np.array([len(members) for members in self.members])
 
 
 class NetworkDrawing:
@@ -93,80 +97,52 @@ class NetworkDrawing:
 def _client_picture(graph: SocialGraph, members: IntArray, trail: tuple[str, ...]) -> Picture:
     notes = []
     count = len(members)
-    influence = graph.influence
     if count > MOST_CLIENTS:
-        among = influence[members][:, members]
+        among = graph.influence[members][:, members]
         degrees = np.diff(among.indptr) + np.bincount(among.indices, minlength=count)
         members = np.sort(members[np.argsort(-degrees, kind="stable")[:MOST_CLIENTS]])
         notes.append(f"the {MOST_CLIENTS:,} best connected of {count:,} clients are drawn")
-    everybody = len(members) == graph.num_clients
-    rows = influence if everybody else influence[members]
-    among = rows if everybody else rows[:, members]
+    rows = graph.influence[members]
+    among = rows[:, members]
     if among.nnz < rows.nnz:
         notes.append(f"{rows.nnz - among.nnz:,} edges from clients elsewhere are not drawn")
-    most = min(MOST_LINKS, max(FEW_LINKS, LINKS_EACH * len(members)))
-    lines, pairs = strongest_lines(among, most)
+    lines, pairs = strongest_lines(among, min(MOST_LINKS, max(FEW_LINKS, LINKS_EACH * len(members))))
     if len(lines.weights) < pairs:
         notes.append(f"{len(lines.weights):,} of {pairs:,} linked pairs are drawn, the strongest of each client first")
     diameter = min(26.0, max(7.0, 0.3 * math.sqrt(WIDTH * HEIGHT / len(members))))
-    diameters = np.full(len(members), diameter)
-    ones = np.ones(len(members), dtype=np.int64)
-    return _assembled(members, ones, diameters, lines, tuple(members[:, None]), (), notes, trail)
+    return _laid_out(tuple(members[:, None]), (), lines, np.full(len(members), diameter), notes, trail)
 
 
 def _community_picture(graph: SocialGraph, inside: tuple[Branch, ...], trail: tuple[str, ...]) -> Picture:
-    count = len(inside)
     community_of = np.full(graph.num_clients, -1, dtype=np.int16)
     for number, branch in enumerate(inside):
         community_of[branch.members] = number
-    between = influence_between(graph, community_of, count)
     notes = []
     groups = inside[-1].groups
     if inside[-1].name == OTHERS:
         notes.append(f"the {len(groups):,} smallest communities, at most {len(groups[0]):,} clients each, are one node")
-    lines, pairs = strongest_lines(between, MOST_COMMUNITY_LINKS)
+    lines, pairs = strongest_lines(influence_between(graph, community_of, len(inside)), MOST_COMMUNITY_LINKS)
     if len(lines.weights) < pairs:
         notes.append(f"{len(lines.weights):,} of {pairs:,} edges between communities are drawn, the strongest first")
     sizes = np.array([len(branch.members) for branch in inside])
     # Area by members; the discs together cover a sixth of the box, none of them more than a tenth of its height.
-    diameters = np.sqrt(sizes / sizes.sum() * WIDTH * HEIGHT / 6 * 4 / math.pi)
-    diameters = np.clip(diameters, 9.0, 110.0)
+    diameters = np.clip(np.sqrt(sizes / sizes.sum() * WIDTH * HEIGHT / 6 * 4 / math.pi), 9.0, 110.0)
     labels = tuple(f"{branch.name} · {len(branch.members):,}" for branch in inside)
-    members = tuple(branch.members for branch in inside)
-    return _assembled(np.arange(count), sizes, diameters, lines, members, labels, notes, trail)
+    return _laid_out(tuple(branch.members for branch in inside), labels, lines, diameters, notes, trail)
 
 
-def _assembled(
-    shown: IntArray,
-    sizes: IntArray,
-    diameters: Array,
-    lines: Lines,
+def _laid_out(
     members: tuple[IntArray, ...],
     labels: tuple[str, ...],
+    lines: Lines,
+    diameters: Array,
     notes: list[str],
     trail: tuple[str, ...],
 ) -> Picture:
     from mppfl.experiment import lay_out  # its loops are compiled, and the compiler is slow to load
 
-    x, y = lay_out(
-        len(shown), lines.sources, lines.targets, lines.weights, radii=diameters / 2, width=WIDTH, height=HEIGHT
-    )
-    return Picture(
-        shown=shown,
-        x=x.round(1),
-        y=y.round(1),
-        sources=lines.sources,
-        targets=lines.targets,
-        weights=lines.weights,
-        mutual=lines.mutual,
-        sizes=sizes,
-        diameters=diameters.round(1),
-        is_community=bool(labels),
-        members=members,
-        labels=labels,
-        note="; ".join(notes),
-        trail=trail,
-    )
+    x, y = lay_out(len(members), *lines, radii=diameters / 2, width=WIDTH, height=HEIGHT)
+    return Picture(members, labels, lines, x.round(1), y.round(1), diameters.round(1), "; ".join(notes), trail)
 
 
 # ---- communities within communities -------------------------------------------------------------------------------
@@ -269,19 +245,6 @@ def _parts(labels: IntArray) -> list[IntArray]:
 # ---- edges that are drawn ------------------------------------------------------------------------------------------
 
 
-class Lines(NamedTuple):
-    """One line per pair of connected nodes, in its stronger direction.
-
-    weights  influence along the line, both directions added
-    mutual   whether it runs both ways
-    """
-
-    sources: IntArray
-    targets: IntArray
-    weights: Array
-    mutual: BoolArray
-
-
 def influence_between(graph: SocialGraph, place: IntArray, count: int) -> SparseMatrix:
     """Influence between groups: entry (i, j) sums that of members of j on members of i. `place` −1: in no group."""
     influence = graph.influence
@@ -323,12 +286,8 @@ def strongest_lines(influence: SparseMatrix, most: int) -> tuple[Lines, int]:
         kept = np.sort(np.concatenate([first, others]))
     kept = kept[np.argsort(-both.data[kept], kind="stable")]
     rows, columns = both.row[kept].astype(np.int64), both.col[kept].astype(np.int64)
-    down, up = _entries(influence, rows, columns), _entries(influence, columns, rows)  # column j exposes row i
-    turned = up > down
-    lines = Lines(
-        np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept], (down > 0) & (up > 0)
-    )
-    return lines, count
+    turned = _entries(influence, columns, rows) > _entries(influence, rows, columns)  # column j exposes row i
+    return Lines(np.where(turned, rows, columns), np.where(turned, columns, rows), both.data[kept]), count
 
 
 def _entries(matrix: SparseMatrix, rows: IntArray, columns: IntArray) -> Array:
@@ -342,38 +301,36 @@ def elements(picture: Picture, names: Sequence[str]) -> list[dict[str, Any]]:
     """Nodes "n<position>" and lines "e<number>" for Cytoscape, without colours. `names` are those of all clients.
 
     A node's class is client, community or others, and named where its label has room; its data hold label, name,
-    size (clients) and diameter. A line's classes are w1 (thin) to w4 (the strongest twentieth), and mutual
-    where it runs both ways.
+    size (clients) and diameter. A line's class is w1 (thin) to w4 (the strongest twentieth).
     """
-    whole = picture.labels or tuple(names[client] for client in picture.shown.tolist())
-    short = whole if picture.is_community else tuple(cut(name, 14) for name in whole)
-    num_named = COMMUNITIES_NAMED if picture.is_community else len(whole) if len(whole) <= MOST_NAMED else 0
+    whole = picture.labels or tuple(names[int(members[0])] for members in picture.members)
+    num_named = COMMUNITIES_NAMED if picture.labels else len(whole) if len(whole) <= MOST_NAMED else 0
     numbers = (array.tolist() for array in (picture.sizes, picture.diameters, picture.x, picture.y))
     nodes: list[dict[str, Any]] = []
-    for k, (label, name, size, diameter, x, y) in enumerate(zip(short, whole, *numbers, strict=True)):
-        kind = "client" if not picture.is_community else "others" if name.startswith(OTHERS) else "community"
+    for k, (name, size, diameter, x, y) in enumerate(zip(whole, *numbers, strict=True)):
+        kind = "client" if not picture.labels else "others" if name.startswith(OTHERS) else "community"
+        label = name if picture.labels else cut(name, 14)
         data = {"id": f"n{k}", "label": label, "name": name, "size": size, "diameter": diameter}
-        if picture.is_community:
-            data["community"] = int(picture.shown[k])
+        if picture.labels:
+            data["community"] = k
         classes = f"{kind} named" if k < num_named else kind
         nodes.append({"data": data, "position": {"x": x, "y": y}, "classes": classes})
-    edges = np.quantile(picture.weights, [0.5, 0.8, 0.95]) if len(picture.weights) else np.zeros(3)
-    strength = (1 + np.searchsorted(edges, picture.weights * (1 - 1e-12), side="left")).tolist()
-    ends = (array.tolist() for array in (picture.sources, picture.targets, picture.weights, picture.mutual))
+    weights = picture.lines.weights
+    limits = np.quantile(weights, [0.5, 0.8, 0.95]) if len(weights) else np.zeros(3)
+    strength = (1 + np.searchsorted(limits, weights * (1 - 1e-12), side="left")).tolist()
+    ends = (array.tolist() for array in picture.lines)
     lines: list[dict[str, Any]] = [
         {
             "data": {"id": f"e{k}", "source": f"n{source}", "target": f"n{target}", "weight": weight},
-            "classes": f"w{level} mutual" if mutual else f"w{level}",
+            "classes": f"w{level}",
         }
-        for k, (source, target, weight, mutual, level) in enumerate(zip(*ends, strength, strict=True))
+        for k, (source, target, weight, level) in enumerate(zip(*ends, strength, strict=True))
     ]
     return nodes + lines
 
 
-def community_values(picture: Picture, values: Array) -> Array:
-    """The mean over the members of each drawn thing, those whose value is not known or not finite left out."""
-    if not picture.is_community:
-        return np.asarray(values, dtype=np.float64)[picture.shown]
+def node_values(picture: Picture, values: Array) -> Array:
+    """The mean over the clients of each node, those whose value is not known or not finite left out."""
     of_members = np.asarray(values, dtype=np.float64)[np.concatenate(picture.members)]
     is_finite = np.isfinite(of_members)
     starts = np.cumsum(picture.sizes) - picture.sizes
@@ -396,34 +353,21 @@ UNKNOWN = {False: "#9a9ca1", True: "#83868c"}
 STOPS = 13
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """The legend of a colouring.
 
-    low, high    its ends
     ticks        position in per cent from the left, and text, of each mark
-    colours      of equal steps from low to high
-    unknown      the colour of what is not known or not finite, and how many such there are
+    gradient     the scale as CSS, from left to right
+    num_unknown  how many values are not known or not finite
     """
 
-    low: float
-    high: float
     ticks: tuple[tuple[float, str], ...]
-    colours: tuple[str, ...]
-    unknown: str
+    gradient: str
     num_unknown: int
-
-    @property
-    def gradient(self) -> str:
-        """The scale as CSS, from left to right."""
-        last = len(self.colours) - 1
-        steps = ", ".join(f"{colour} {100 * k / last:g}%" for k, colour in enumerate(self.colours))
-        return f"linear-gradient(to right, {steps})"
 
 
 def node_paint(values: Array, dark: bool, diverging: bool) -> tuple[list[str], Scale]:
     """A colour for each value, and the legend: viridis from the least to the most, or orange to blue around 0."""
-    values = np.asarray(values, dtype=np.float64)
     is_finite = np.isfinite(values)
     finite = values[is_finite]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
@@ -436,8 +380,10 @@ def node_paint(values: Array, dark: bool, diverging: bool) -> tuple[list[str], S
         marks = [low, high] if high > low else [low]
     width = high - low
     ticks = tuple((round(100 * (mark - low) / width, 2) if width > 0 else 50.0, plainly(mark)) for mark in marks)
-    steps = tuple(_colours(np.linspace(low, high, STOPS), low, high, dark, diverging))
-    return colours, Scale(low, high, ticks if len(finite) else (), steps, UNKNOWN[dark], int((~is_finite).sum()))
+    steps = _colours(np.linspace(low, high, STOPS), low, high, dark, diverging)
+    gradient = ", ".join(f"{colour} {100 * k / (STOPS - 1):g}%" for k, colour in enumerate(steps))
+    unknown = int((~is_finite).sum())
+    return colours, Scale(ticks if len(finite) else (), f"linear-gradient(to right, {gradient})", unknown)
 
 
 def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool) -> list[str]:
@@ -451,11 +397,10 @@ def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool
 
 def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Markup]:
     """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
-    values, words = scene.coloured_by(scene.choices.view.colour)
-    colours, scale = node_paint(
-        community_values(picture, values), dark, diverging=scene.choices.view.colour == "utility"
-    )
-    painted: dict[str, Any] = {"colours": colours, "communities": picture.is_community}
+    colour = scene.choices.view.colour
+    values, words = scene.coloured_by(colour)
+    colours, scale = node_paint(node_values(picture, values), dark, diverging=colour == "utility")
+    painted: dict[str, Any] = {"colours": colours, "communities": bool(picture.labels)}
     painted |= {"chosen": None, "sources": [], "walks": []}
     if view is not None:
         node_of = np.full(scene.solution.game.num_clients, -1)  # its own node or its community's; -1: not drawn
@@ -464,7 +409,7 @@ def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -
         chosen = int(node_of[view.client])
         walks = [node_of[list(walk.clients)].tolist() for walk in view.walks]
         painted["chosen"] = chosen if chosen >= 0 else None
-        painted["sources"] = sorted({int(node_of[source.source]) for source in view.sources} - {-1, chosen})
+        painted["sources"] = sorted({int(node_of[source]) for source in view.sources} - {-1, chosen})
         painted["walks"] = [_without_stays(walk) for walk in walks if min(walk) >= 0]
     return painted, _legend(scale, words)
 

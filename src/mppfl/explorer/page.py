@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import dash_cytoscape as cytoscape
 from dash import dcc, html
 
 from mppfl.explorer.network_view import stylesheet
-from mppfl.explorer.state import COLOURS, READ_AS, SHOWN, Choices, constants_of, num_clients_of
+from mppfl.explorer.state import READ_AS, SHOWN, Choices, constants_of, num_clients_of
 from mppfl.fields import about
 from mppfl.game import MECHANISMS, PRESETS
-from mppfl.spec import Family, GameSpec
+from mppfl.spec import GameSpec
 
-STORES = (
-    "state",
-    "picture-key",
-    "picture",
-    "answer",
-    "names",
-    "theme",
-    "applied",
-    "linked",
-    "followed",
-    "run-answer",
-)
+STORES = ("state", "picture-key", "picture", "answer", "names", "theme", "applied", "linked", "followed", "run-answer")
 TABS = {"network": "Network", "rounds": "Rounds", "comparison": "Comparison", "run": "Runs"}
 FAMILY_NAMES = {
     "erdos_renyi": "random edges (Erdős–Rényi, the paper's)",
@@ -108,32 +97,24 @@ def _select(field: str, words: str, names: Mapping[str, str], start: Start) -> h
     return _labelled(field, words, box, id=f"words-{field}")
 
 
+def _input(field: str, words: Any, value: Any, label: Mapping[str, str] = {}, **options: Any) -> html.Div:
+    return _labelled(field, words, dcc.Input(id=lever(field), value=value, **options), **label)
+
+
 def _slider(slider: Slider, start: Start) -> html.Div:
-    field, ends = slider.field, {"min": slider.low, "max": slider.high, "step": slider.step}
-    control = dcc.Input(id=lever(field), type="range", value=start[field], **ends)
-    return _labelled(
-        field, [f"{slider.words} ", html.Output(id=f"value-{field}")], control, title=about(GameSpec, field).help
-    )
+    field: str = slider.field
+    ends: dict[str, Any] = {"min": slider.low, "max": slider.high, "step": slider.step}
+    words = [f"{slider.words} ", html.Output(id=f"value-{field}")]
+    return _input(field, words, start[field], {"title": about(GameSpec, field).help}, type="range", **ends)
 
 
-def _number(field: str, words: str, start: Start, low: float, high: float | None, step: Any) -> html.Div:
-    limits = {"min": low} | ({} if high is None else {"max": high})
-    value = start[field]
-    box = dcc.Input(id=lever(field), type="number", value=value, step=step, debounce=True, **limits)
-    return _labelled(field, words, box)
+def _number(field: str, words: str, start: Start, step: Any = "any", **limits: Any) -> html.Div:
+    return _input(field, words, start[field], type="number", step=step, debounce=True, **limits)
 
 
-def _text(field: str, words: str) -> html.Div:
-    box = dcc.Input(
-        id=lever(field),
-        type="text",
-        value="",
-        list="client-names",
-        debounce=True,
-        autoComplete="off",
-        spellCheck="false",
-    )
-    return _labelled(field, words, box)
+def _client_name(field: str, words: str) -> html.Div:
+    listed: dict[str, Any] = {"list": "client-names", "autoComplete": "off", "spellCheck": "false"}
+    return _input(field, words, "", type="text", debounce=True, **listed)
 
 
 def _radio(field: str, names: Mapping[str, str], start: Start, style: str = "choice") -> dcc.RadioItems:
@@ -194,7 +175,6 @@ def _of_mechanism(option: str, control: html.Div) -> html.Div:
 
 
 def _levers(start: Start, networks: Mapping[str, str]) -> html.Div:
-    families = {name: FAMILY_NAMES[name] for name in get_args(Family)}
     fixed = {"min": "the least anybody gives", "mean": "the mean"}
     both_ways = dcc.Checklist(
         [{"label": "every edge runs both ways", "value": "yes"}],
@@ -208,9 +188,9 @@ def _levers(start: Start, networks: Mapping[str, str]) -> html.Div:
             _select("graph", "Edges", networks, start),
             html.Div(
                 [
-                    _select("family", "Family", families, start),
-                    _number("num_clients", "Clients", start, 2, 2000, 1),
-                    _number("seed", "Seed", start, 0, 2**31, 1),
+                    _select("family", "Family", FAMILY_NAMES, start),
+                    _number("num_clients", "Clients", start, 1, min=2, max=2000),
+                    _number("seed", "Seed", start, 1, min=0, max=2**31),
                 ],
                 id="random-levers",
             ),
@@ -220,13 +200,13 @@ def _levers(start: Start, networks: Mapping[str, str]) -> html.Div:
             html.Button("α, K, λ and τ of these costs", id="constants", type="button", className="small"),
             *(_slider(slider, start) for slider in SLIDERS),
             _select("mechanism", "Mechanism", {name: MECHANISMS[name].title for name in SHOWN}, start),
-            _of_mechanism("payment_limit", _number("payment_limit", "Payment limit (money)", start, 0, None, "any")),
+            _of_mechanism("payment_limit", _number("payment_limit", "Payment limit (money)", start, min=0)),
             _of_mechanism("fixed_budget", _select("fixed_budget", "Fixed budget", fixed, start)),
             html.Fieldset(
                 [
                     html.Legend("Bounds (ρ of each round)"),
-                    _number("budget_min", "least", start, 0, None, "any"),
-                    _number("budget_max", "most (empty: none)", start, 0, None, "any"),
+                    _number("budget_min", "least", start, min=0),
+                    _number("budget_max", "most (empty: none)", start, min=0),
                 ]
             ),
             _select("participation", "Who participates", PARTICIPATION_WORDS, start),
@@ -286,7 +266,7 @@ def _picture(start: Start) -> html.Div:
             html.Div(
                 [
                     html.Span("Colour", id="colour-words", className="words"),
-                    _radio("colour", {name: COLOUR_WORDS[name] for name in COLOURS}, start),
+                    _radio("colour", COLOUR_WORDS, start),
                 ],
                 className="row",
             ),
@@ -306,11 +286,11 @@ def _client(start: Start) -> html.Div:
         [
             html.H2("A client"),
             html.P("Click a node, or name a client.", className="soft"),
-            _text("client", "Client"),
+            _client_name("client", "Client"),
             html.Datalist(id="client-names"),
             html.Div(id="client-panel"),
             html.H3("What if"),
-            html.Div([_text("other", "another client"), _radio("event", events, start)], className="row"),
+            html.Div([_client_name("other", "another client"), _radio("event", events, start)], className="row"),
             html.Div(id="what-if", role="status"),
         ],
         className="client",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -16,7 +15,7 @@ from mppfl.experiment import mechanism_of
 from mppfl.explorer.markup import table
 from mppfl.explorer.state import Choices
 from mppfl.explorer.world import Scene, World, game_key
-from mppfl.game import COMPARED, Convention, Row, compare
+from mppfl.game import COMPARED, Row, compare
 from mppfl.text import number
 
 ALL_BELOW = 20_000  # clients whose budgets are all read for every round; of more, a sample
@@ -27,12 +26,25 @@ MOST_COMPARED = 10_000  # clients; about 20 seconds
 MOST_OPTIMA = 300  # clients; the price of anarchy needs an optimum in every round
 BUDGET = Axis("budget", "ρ of zCDP, per round")
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
-MEASURES = (  # key of the chart, attribute of a row, title, what it is, unit, what it is multiplied by
-    ("compared-server-cost", "server_cost", "Server cost, all rounds", "server cost", "money", 1.0),
-    ("compared-welfare", "welfare", "Client welfare, all rounds", "welfare of all clients", "money", 1.0),
-    ("compared-budgets", "mean_budget", "Mean budget", "budget of a client", "ρ of zCDP, per round", 1.0),
-    ("compared-anarchy", "price_of_anarchy", "Price of anarchy", "optimal welfare over welfare", "ratio", 1.0),
-    (
+
+
+class Measure(NamedTuple):
+    """A figure of a mechanism that is compared: its chart, and the attribute of a row times a factor."""
+
+    key: str
+    attribute: str
+    title: str
+    quantity: str
+    unit: str
+    factor: float = 1.0
+
+
+MEASURES = (
+    Measure("compared-server-cost", "server_cost", "Server cost, all rounds", "server cost", "money"),
+    Measure("compared-welfare", "welfare", "Client welfare, all rounds", "welfare of all clients", "money"),
+    Measure("compared-budgets", "mean_budget", "Mean budget", "budget of a client", "ρ of zCDP, per round"),
+    Measure("compared-anarchy", "price_of_anarchy", "Price of anarchy", "optimal welfare over welfare", "ratio"),
+    Measure(
         "compared-negative-utility",
         "negative_utility",
         "Clients with negative utility",
@@ -41,7 +53,7 @@ MEASURES = (  # key of the chart, attribute of a row, title, what it is, unit, w
         100.0,
     ),
 )
-COMPARISON_CHARTS = tuple(key for key, *_ in MEASURES)
+COMPARISON_CHARTS = tuple(measure.key for measure in MEASURES)
 CONVENTIONS = {"common": "common reward", "own": "own reward"}
 
 
@@ -107,7 +119,7 @@ def _budgets_by_round(scene: Scene) -> Chart:
 def _budgets_sorted(scene: Scene) -> Chart:
     """Everybody's budget in the round shown, largest first: bars with names, or a curve where there are many."""
     title = f"Budgets in round {scene.round_index}, largest first"
-    groups = {"budget": (0, scene.budgets)}
+    groups = {"budget": (0, scene.figures["budget"])}
     return sorted_chart("budgets-sorted", title, BUDGET, groups, scene.names, _chosen_client(scene))
 
 
@@ -115,10 +127,11 @@ def _utility_by_risk(scene: Scene) -> Chart:
     """What each client gains against what others expose of it, in the round shown."""
     size, client = len(scene.names), _chosen_client(scene)
     sample = _sample(size, SAMPLE)
+    risk, gain = scene.figures["external_risk"], scene.figures["utility"]
 
     def cloud(name: str, slot: int, clients: IntArray) -> Points:
         labels = tuple(scene.names[k] for k in clients.tolist())
-        return Points(name, slot, scene.external[clients], scene.utilities[clients], labels)
+        return Points(name, slot, risk[clients], gain[clients], labels)
 
     clouds = [cloud("clients", 0, np.arange(size) if sample is None else sample)]
     if client is not None:
@@ -195,23 +208,7 @@ def _round_shown(scene: Scene) -> float | None:
 # ---- mechanisms compared -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ComparisonView:
-    """Mechanisms side by side, summed over the rounds of the game.
-
-    rows        one per mechanism and convention; what differs from mppfl in the rate alone is not under "common"
-    num_rounds  over which they are summed
-    """
-
-    rows: tuple[Row, ...]
-    num_rounds: int
-
-    def under(self, convention: Convention) -> tuple[Row, ...]:
-        """The rows of one reward convention."""
-        return tuple(row for row in self.rows if row.convention == convention)
-
-
-def comparison(world: World, choices: Choices) -> ComparisonView:
+def comparison(world: World, choices: Choices) -> tuple[Row, ...]:
     """The rows of `mppfl compare --experiment FILE --mechanisms all`; kept in the world, whichever of them is shown."""
     spec, size = choices.game, world.graph(choices.game).num_clients
     if size > MOST_COMPARED:
@@ -220,41 +217,36 @@ def comparison(world: World, choices: Choices) -> ComparisonView:
             f"network of at most {MOST_COMPARED:,}."
         )
 
-    def make() -> ComparisonView:
+    def make() -> tuple[Row, ...]:
         functions = {name: mechanism_of(spec, name) for name in COMPARED}
         rule: Any = {"participation": spec.participation, "against": spec.against, "optimum": size <= MOST_OPTIMA}
-        rows = compare(world.game(spec), functions, num_rounds=spec.num_rounds, seed=spec.seed, **rule)
-        return ComparisonView(tuple(rows), spec.num_rounds)
+        return tuple(compare(world.game(spec), functions, num_rounds=spec.num_rounds, seed=spec.seed, **rule))
 
     key = (game_key(spec), spec.num_rounds, spec.fixed_budget, spec.participation, spec.against)
-    made: ComparisonView = world.remembered("comparison", key, make)
-    return made
+    rows: tuple[Row, ...] = world.remembered("comparison", key, make)
+    return rows
 
 
-def comparison_charts(compared: ComparisonView) -> tuple[Chart, ...]:
+def comparison_charts(rows: Sequence[Row]) -> tuple[Chart, ...]:
     """One chart of bars per measure: every mechanism, under a common reward and under each server's own."""
+    row_of: dict[tuple[str, str], Row] = {(row.mechanism, row.convention): row for row in rows}
+    shown = [convention for convention in CONVENTIONS if any(row.convention == convention for row in rows)]
     # Under a common reward some are left out, so the order is that of the longer list.
-    names = tuple(dict.fromkeys(row.mechanism for row in (*compared.under("own"), *compared.under("common"))))
-    rows: dict[tuple[str, str], Row] = {(row.mechanism, row.convention): row for row in compared.rows}
-    shown = [convention for convention in CONVENTIONS if any(row.convention == convention for row in compared.rows)]
+    names = tuple(dict.fromkeys(name for convention in ("own", "common") for name, its in row_of if its == convention))
     charts = []
-    for key, measure, title, quantity, unit, factor in MEASURES:
-        groups = tuple(
-            Bars(
-                CONVENTIONS[convention],
-                slot,
-                np.array([_value(rows.get((name, convention)), measure) * factor for name in names]),
-            )
-            for slot, convention in enumerate(shown)
-        )
+    for measure in MEASURES:
+        groups = []
+        for slot, convention in enumerate(shown):
+            values = [_value(row_of.get((name, convention)), measure.attribute) * measure.factor for name in names]
+            groups.append(Bars(CONVENTIONS[convention], slot, np.array(values)))
         gaps = any(not np.isfinite(group.values).all() for group in groups)
         charts.append(
             Chart(
-                key,
-                title,
-                Axis(quantity, unit),
+                measure.key,
+                measure.title,
+                Axis(measure.quantity, measure.unit),
                 Axis("mechanism", "name"),
-                bars=groups,
+                bars=tuple(groups),
                 labels=tuple(name.replace("_", " ") for name in names),
                 label_slots=tuple(MECHANISM_SLOTS.get(name, 0) for name in names),
                 note="where a bar is missing, there is no such figure" if gaps else "",
@@ -263,13 +255,13 @@ def comparison_charts(compared: ComparisonView) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def _value(row: Any, measure: str) -> float:
-    value = None if row is None else getattr(row, measure)
+def _value(row: Row | None, attribute: str) -> float:
+    value = None if row is None else getattr(row, attribute)
     return float("nan") if value is None else float(value)
 
 
-def comparison_table(compared: ComparisonView) -> Markup:
-    """The rows as a table, and what a reader should know."""
+def comparison_table(rows: Sequence[Row], num_rounds: int) -> Markup:
+    """The rows as a table, summed over so many rounds."""
     heads = [
         "mechanism",
         "reward",
@@ -279,19 +271,16 @@ def comparison_table(compared: ComparisonView) -> Markup:
         "price of anarchy",
         "negative utility (% of clients)",
     ]
-    rows = [
+    cells = [
         [
             row.mechanism.replace("_", " "),
             row.convention,
-            number(row.server_cost),
-            number(row.welfare),
-            number(row.mean_budget),
-            "–" if row.price_of_anarchy is None else number(row.price_of_anarchy),
+            *(number(_value(row, measure.attribute)) for measure in MEASURES[:-1]),
             f"{100 * row.negative_utility:.1f}",
         ]
-        for row in compared.rows
+        for row in rows
     ]
-    return table(heads, rows, f"Sums over {compared.num_rounds} rounds")
+    return table(heads, cells, f"Sums over {num_rounds} rounds")
 
 
 def sentence(text: str) -> str:

@@ -54,7 +54,7 @@ def make_app(site: Site, access: AccessControl) -> Dash:
         add_log_handler=False,
         index_string=INDEX,
     )
-    runs = [] if site.runs is None else [entry.name for entry in site.runs.list()]
+    runs = [] if site.runs is None else list(site.runs.list())
     app.layout = page(site.start, site.networks, runs)
     connect(app, site)
     _guard(flask, access, _content_policy(app))
@@ -151,16 +151,9 @@ def download(site: Site, name: str, query: str) -> tuple[str, str]:
 
 def _columns(scene: Scene) -> dict[str, list[Any]]:
     """Values of every client in the round shown."""
-    values = {
-        "budget": scene.budgets,
-        "price": scene.prices,
-        "payment": scene.prices * scene.budgets,
-        "external_risk": scene.external,
-        "privacy_loss": scene.losses,
-        "utility": scene.utilities,
-        "spent_so_far": scene.cumulative.spent,
-        "external_risk_so_far": scene.cumulative.external,
-    }
+    names = ("budget", "price", "payment", "external_risk", "privacy_loss", "utility")
+    values = {name: scene.figures[name] for name in names}
+    values |= {"spent_so_far": scene.cumulative.spent, "external_risk_so_far": scene.cumulative.external}
     finite = {name: [v if np.isfinite(v) else None for v in array.tolist()] for name, array in values.items()}
     return {"name": list(scene.names), **finite}
 

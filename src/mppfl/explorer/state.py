@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from mppfl.errors import BadInput
 from mppfl.experiment import CONSTANTS, DRAWN_CLIENTS, constant, under
@@ -17,8 +17,7 @@ Colour = Literal["budget", "own_risk", "external_risk", "utility"]
 Event = Literal["leaves", "doubles"]
 Tab = Literal["network", "rounds", "comparison", "run"]
 
-COLOURS: tuple[Colour, ...] = get_args(Colour)
-EVENTS: tuple[Event, ...] = get_args(Event)
+EVENTS: dict[str, float] = {"leaves": 0.0, "doubles": 2.0}  # what the budget is multiplied by
 SHOWN = tuple(name for name in MECHANISMS if name != "noiseless")  # without noise there is no budget to show
 READ_AS: dict[str, Any] = {"isolated": "keep", "self_loops": "drop"}  # how the page begins with a file of edges
 MOST_DRAWN: dict[str, int] = {  # clients; what a network of the family with ten million edges has

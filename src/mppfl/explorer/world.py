@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -21,8 +22,8 @@ from mppfl.arrays import Array
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import clients_of, constant, game_on, network_of, propagation_of, solve_all, under
 from mppfl.explorer.network_view import NetworkDrawing, Picture
-from mppfl.explorer.state import COLOURS, Choices, ViewState, constants_of, num_clients_of
-from mppfl.game import MECHANISMS, AlongLine, Game, LossOperator, Plan, Solution, Stored, privacy_loss, utility
+from mppfl.explorer.state import Choices, ViewState, constants_of, num_clients_of
+from mppfl.game import MECHANISMS, Game, LossOperator, Plan, Solution, privacy_cost, privacy_loss, utility
 from mppfl.network import Propagation, SocialGraph
 from mppfl.spec import GameSpec
 
@@ -62,33 +63,25 @@ class Memory(Generic[Value]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._guard = Lock()
-        self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+        self._slots: OrderedDict[Hashable, Future[Value]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of the key, made now if it is not kept; what `make` raises is raised, and not remembered."""
         with self._guard:
-            slot = self._slots.setdefault(key, _Slot())
+            is_new = key not in self._slots
+            slot = self._slots.setdefault(key, Future())
             self._slots.move_to_end(key)
             while len(self._slots) > self._most:
                 self._slots.popitem(last=False)
-        with slot.lock:
-            if not slot.is_made:
-                try:
-                    slot.value, slot.is_made = make(), True
-                except BaseException:
-                    with self._guard:
-                        if self._slots.get(key) is slot:
-                            del self._slots[key]
-                    raise
-            value: Value = slot.value
-            return value
-
-
-@dataclass
-class _Slot:
-    lock: Any = field(default_factory=Lock)
-    is_made: bool = False
-    value: Any = None
+        if is_new:
+            try:
+                slot.set_result(make())
+            except BaseException as error:
+                with self._guard:
+                    if self._slots.get(key) is slot:
+                        del self._slots[key]
+                slot.set_exception(error)
+        return slot.result()
 
 
 class World:
@@ -178,7 +171,9 @@ class World:
         round_index = min(choices.view.round_shown, choices.game.num_rounds)
 
         def make() -> Scene:
-            return _scene(choices, solution, round_index, names)
+            game, terms = solution.game, solution.terms(round_index)
+            figures = figures_of(game, terms.prices, terms.budgets)
+            return Scene(choices, solution, round_index, names, figures, Cumulative(game, solution.plan, round_index))
 
         key = (solution_key(choices), round_index)
         scene: Scene = self.remembered("scene", key, make, large=len(names) > LARGE)
@@ -273,38 +268,46 @@ def require_quick(choices: Choices, num_clients: int) -> None:
 
 # ---- one round of it ----------------------------------------------------------------------------------------------
 
+COLOURS = {  # what a client's colour says, and its unit
+    "budget": "budget, ρ of zCDP in this round",
+    "own_risk": "own risk, ρ of zCDP spent up to this round",
+    "external_risk": "external risk, ρ of zCDP that others spent up to this round, weighed by walks",
+    "utility": "utility, money in this round",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A solved game in one of its rounds. Arrays have one entry per client and are of that round.
-
-    prices     money per unit of budget           external   (Σρ)_i, what others' budgets add up to, unit of a budget
-    losses     ρ + αΣρ, unit of a budget          utilities  paid − compute cost − privacy cost, money
-    """
+    """A solved game in one of its rounds, and the `figures_of` every client in that round."""
 
     choices: Choices
     solution: Solution
     round_index: int
-    budgets: Array
-    prices: Array
-    losses: Array
-    external: Array
-    utilities: Array
     names: tuple[str, ...]
+    figures: dict[str, Array]
     cumulative: Cumulative
 
     def coloured_by(self, colour: str) -> tuple[Array, str]:
         """What a client's colour says, one value each, and "what, unit" for the legend."""
-        if colour == "budget":
-            return self.budgets, "budget, ρ of zCDP in this round"
-        if colour == "own_risk":
-            return self.cumulative.spent, "own risk, ρ of zCDP spent up to this round"
-        if colour == "external_risk":
-            words = "external risk, ρ of zCDP that others spent up to this round, weighed by walks"
-            return self.cumulative.external, words
-        if colour == "utility":
-            return self.utilities, "utility, money in this round"
-        raise BadInput(f"colour={colour!r:.60} must be one of {', '.join(COLOURS)}.")
+        if colour in ("own_risk", "external_risk"):
+            values = self.cumulative.spent if colour == "own_risk" else self.cumulative.external
+        else:
+            values = self.figures[colour]
+        return values, COLOURS[colour]
+
+
+def figures_of(game: Game, prices: Array | float, budgets: Array) -> dict[str, Array]:
+    """How every client fares in one round: budget, external risk (Σρ)_i and privacy loss in ρ, the rest in money."""
+    losses = privacy_loss(game, budgets)
+    return {
+        "budget": budgets,
+        "price": np.broadcast_to(prices, budgets.shape),
+        "payment": prices * budgets,
+        "external_risk": game.propagation @ budgets,
+        "privacy_loss": losses,
+        "privacy_cost": privacy_cost(game, losses),
+        "utility": utility(game, prices, budgets, losses),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,41 +320,14 @@ class Cumulative:
 
     @cached_property
     def spent(self) -> Array:
-        """Σ_t ρ_i of every client."""
-        return spent_in(self.plan, self.num_rounds)
+        """Σ_t ρ_i of every client; no clients × rounds is formed that the plan does not hold."""
+        rates = self.plan.reward_rates[: self.num_rounds].tolist()
+        total = np.zeros(self.plan.num_clients)
+        for position, rate in enumerate(rates):
+            total += self.plan.budgets.at(position, rate)
+        return total
 
     @cached_property
     def external(self) -> Array:
         """Σ applied to what everybody has spent."""
         return self.game.propagation @ self.spent
-
-
-def spent_in(plan: Plan, num_rounds: int) -> Array:
-    """Everybody's budgets of the first rounds together; no clients × rounds is formed that the plan does not hold."""
-    budgets, rates = plan.budgets, plan.reward_rates[:num_rounds]
-    if isinstance(budgets, AlongLine):
-        return float(rates.sum()) * budgets.slope - num_rounds * budgets.offset
-    if isinstance(budgets, Stored):
-        times = np.bincount(budgets.row_of_round[:num_rounds], minlength=len(budgets.rows))
-        return np.asarray(times @ budgets.rows)
-    total = np.zeros(plan.num_clients)
-    for position, rate in enumerate(rates.tolist()):
-        total += budgets.at(position, rate)
-    return total
-
-
-def _scene(choices: Choices, solution: Solution, round_index: int, names: tuple[str, ...]) -> Scene:
-    game, terms = solution.game, solution.terms(round_index)
-    losses = privacy_loss(game, terms.budgets)
-    return Scene(
-        choices=choices,
-        solution=solution,
-        round_index=round_index,
-        budgets=terms.budgets,
-        prices=np.broadcast_to(terms.prices, terms.budgets.shape),
-        losses=losses,
-        external=game.propagation @ terms.budgets,
-        utilities=utility(game, terms.prices, terms.budgets, losses),
-        names=names,
-        cumulative=Cumulative(game, solution.plan, round_index),
-    )

@@ -13,21 +13,22 @@ BLOCK = 8192
 
 
 @njit(parallel=True, cache=True)
-def pull_sums(pull: Array, slope: Array, offset: Array, rate: float) -> Any:
-    """Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v."""
+def noise_sums(harm: Array, pull: Array, slope: Array, offset: Array, rate: float) -> Any:
+    """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v; who has no harm is left out."""
     n = len(pull)
     blocks = (n + BLOCK - 1) // BLOCK
-    parts = np.empty((blocks, 2))
+    parts = np.zeros((blocks, 3))
     for block in prange(blocks):
-        square = 0.0
-        cube = 0.0
+        noise = square = cube = 0.0
         for i in range(block * BLOCK, min(n, (block + 1) * BLOCK)):
-            inverse = 1.0 / (rate * slope[i] - offset[i])
-            term = pull[i] * inverse * inverse
-            square += term
-            cube += term * inverse * slope[i]
-        parts[block, 0] = square
-        parts[block, 1] = cube
+            if harm[i] > 0.0:
+                inverse = 1.0 / max(rate * slope[i] - offset[i], 0.0)
+                noise += harm[i] * inverse
+                if pull[i] != 0.0:
+                    term = pull[i] * inverse * inverse
+                    square += term
+                    cube += term * inverse * slope[i]
+        parts[block] = noise, square, cube
     return parts.sum(axis=0)
 
 
@@ -49,8 +50,7 @@ def line_totals(
     """Per round: Σε/ρ, Σpρ, Σ(pρ−cost), negative utilities, participants, largest distance from the best
     response, largest gain from moving alone, the same over the client's utility scale; see `totals_of_rounds`.
     """
-    n = len(slope)
-    num_rounds = len(rates)
+    n, num_rounds = len(slope), len(rates)
     blocks = (n + BLOCK - 1) // BLOCK
     parts = np.zeros((blocks, num_rounds, 8))
     for block in prange(blocks):
@@ -78,19 +78,9 @@ def line_totals(
                 mine = quadratic[i] * ((budget - wish) ** 2 - (answer - wish) ** 2)
                 gain = max(gain, mine)
                 relative = max(relative, mine / max(size, 1e-300))
-            parts[block, t, 0] = noise
-            parts[block, t, 1] = paid
-            parts[block, t, 2] = welfare
-            parts[block, t, 3] = below
-            parts[block, t, 4] = taking
-            parts[block, t, 5] = distance
-            parts[block, t, 6] = gain
-            parts[block, t, 7] = relative
+            parts[block, t] = noise, paid, welfare, below, taking, distance, gain, relative
     out = np.zeros((num_rounds, 8))
     for block in range(blocks):
-        for t in range(num_rounds):
-            for k in range(5):
-                out[t, k] += parts[block, t, k]
-            for k in range(5, 8):
-                out[t, k] = max(out[t, k], parts[block, t, k])
+        out[:, :5] += parts[block, :, :5]
+        out[:, 5:] = np.maximum(out[:, 5:], parts[block, :, 5:])
     return out

@@ -11,7 +11,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, require_generator
 from mppfl.errors import BadFile, BadInput, UnknownClient
-from mppfl.game.model import LARGEST, Clients
+from mppfl.game.model import LARGEST, Clients, wanted_number
 from mppfl.network import SocialGraph
 from mppfl.text import joined_names, nearest
 
@@ -45,15 +45,12 @@ def preset(name: str) -> Preset:
 
 
 def draw_clients(name: str, num_clients: int, rng: np.random.Generator) -> Clients:
-    """Clients with costs drawn from a preset's ranges.
+    """Clients with costs drawn from a preset's ranges, without bounds and without compute costs.
 
     Args:
         name: "paper-like" or "benign".
         num_clients: how many.
         rng: NumPy's random generator; the same state gives the same clients.
-
-    Returns:
-        Clients without bounds and without compute costs.
 
     Raises:
         BadInput: the preset is not known, or `rng` is no generator.
@@ -76,15 +73,6 @@ def draw_clients(name: str, num_clients: int, rng: np.random.Generator) -> Clien
 
 REQUIRED = ("name", "quadratic_cost", "linear_cost", "noise_harm")
 COLUMNS = ("name", *(f.name for f in fields(Clients)))
-WANTED = {
-    "quadratic_cost": "a number above 0",
-    "noise_harm": "a number above 0",
-    "data_size": "a number above 0",
-    "linear_cost": "a number of at least 0",
-    "compute_cost": "a number of at least 0",
-    "budget_min": "a number of at least 0",
-    "budget_max": "a number of at least 0, or inf",
-}
 
 
 def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
@@ -94,9 +82,6 @@ def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
         path: columns name, quadratic_cost, linear_cost, noise_harm, and optionally compute_cost, data_size, budget_min,
             budget_max; exactly one line for each client of the graph.
         graph: the network whose clients these are.
-
-    Returns:
-        One entry per client of the graph.
 
     Raises:
         BadFile: the file cannot be read, or a line is wrong; says which.
@@ -115,86 +100,68 @@ def read_clients(path: str | Path, graph: SocialGraph) -> Clients:
     where = Path(path)
     try:
         with where.open(newline="", encoding="utf-8-sig") as file:
-            return _parse(file, where.name, graph)
+            reader = csv.reader(file, skipinitialspace=True, strict=True)
+            try:
+                return _read_rows(reader, where.name, graph)
+            except csv.Error as cause:
+                problem = f"line {reader.line_num}: not a line of CSV ({cause}). Close quotes, and double those inside."
+                raise BadFile(f"{where.name}, {problem}") from cause
     except OSError as cause:
-        raise BadFile(
-            f"{where}: cannot be read ({cause.strerror or cause}). Check the path and its permissions."
-        ) from cause
+        reason = cause.strerror or cause
+        raise BadFile(f"{where}: cannot be read ({reason}). Check the path and its permissions.") from cause
     except UnicodeDecodeError as cause:
         raise BadFile(f"{where.name}: not UTF-8 text (byte {cause.start}). Save the file as UTF-8.") from cause
 
 
-def _parse(file: object, name: str, graph: SocialGraph) -> Clients:
-    reader = csv.reader(file, skipinitialspace=True, strict=True)  # type: ignore[arg-type]
-    try:
-        return _read_rows(reader, name, graph)
-    except csv.Error as cause:
-        raise BadFile(
-            f"{name}, line {reader.line_num}: not a line of CSV ({cause}). Close quotes, and double those inside."
-        ) from cause
-
-
 def _read_rows(reader: Any, name: str, graph: SocialGraph) -> Clients:
-    first: list[str] = next((row for row in reader if not _is_blank(row) and not _is_comment(row)), [])
+    hash_names = {client for client in graph.names or () if client.startswith("#")}
+    filled = (row for row in reader if any(field.strip() for field in row))
+    first: list[str] = next((row for row in filled if not _is_comment(row, set())), [])
     header = [field.strip() for field in first]
     _check_header(header, f"{name}, line {reader.line_num}" if header else name)
-    columns = [column for column in header if column != "name"]
-    name_at = header.index("name")
-    values = {column: np.full(graph.num_clients, np.nan) for column in columns}
-    seen = np.zeros(graph.num_clients, dtype=np.int64)  # line number of each client, 0 for none
-    sharp_names = {client for client in graph.names or () if client.startswith("#")}
-    for row in reader:
-        if _is_blank(row) or (_is_comment(row) and row[0].strip() not in sharp_names):
+    values = {column: np.full(graph.num_clients, np.nan) for column in header if column != "name"}
+    line_of = np.zeros(graph.num_clients, dtype=np.int64)  # 0 for none
+    for row in filled:
+        if _is_comment(row, hash_names):
             continue
-        line = reader.line_num
+        place = f"{name}, line {reader.line_num}"
         if len(row) != len(header):
-            raise BadFile(
-                f"{name}, line {line}: {len(row)} fields where the header has {len(header)}. Complete the line."
-            )
-        client = row[name_at].strip()
+            raise BadFile(f"{place}: {len(row)} fields where the header has {len(header)}. Complete the line.")
+        cells = dict(zip(header, row, strict=True))
+        client = cells.pop("name").strip()
         if client in graph.dropped:  # the network was read with isolated="drop"
             continue
         try:
             position = graph.index(client)
         except UnknownClient as cause:
-            raise UnknownClient(f"{name}, line {line}: {cause}") from None
-        if seen[position]:
-            raise BadFile(
-                f"{name}, line {line}: client {client!r} stands already on line {seen[position]}. Keep one of them."
-            )
-        seen[position] = line
-        for column, text in zip(header, row, strict=True):
-            if column != "name":
-                values[column][position] = _number(text, column, client, name, line)
-    _require_all_in_order(values, seen, name, graph)
+            raise UnknownClient(f"{place}: {cause}") from None
+        if line_of[position]:
+            raise BadFile(f"{place}: client {client!r} stands already on line {line_of[position]}. Keep one of them.")
+        line_of[position] = reader.line_num
+        for column, text in cells.items():
+            values[column][position] = _number(text, column, f"{place}: {column} of client {client!r}")
+    _require_all_in_order(values, line_of, name, graph)
     return Clients(**values)
 
 
-def _require_all_in_order(values: dict[str, Array], seen: IntArray, name: str, graph: SocialGraph) -> None:
+def _is_comment(row: list[str], hash_names: set[str]) -> bool:
+    return row[0].lstrip().startswith("#") and row[0].strip() not in hash_names
+
+
+def _require_all_in_order(values: dict[str, Array], line_of: IntArray, name: str, graph: SocialGraph) -> None:
     """Raises BadFile where a client has no line, or a highest budget below its lowest."""
-    missing = np.flatnonzero(seen == 0)
+    missing = np.flatnonzero(line_of == 0)
     if len(missing):
         names = joined_names(graph.name(int(i)) for i in missing[:6])
         raise BadFile(
             f"{name}: {len(missing):,} of the network's {graph.num_clients:,} clients have no line: {names}. Add them."
         )
-    if "budget_max" in values and "budget_min" in values:
-        wrong = np.flatnonzero(values["budget_max"] < values["budget_min"])
-        if len(wrong):
-            i = int(wrong[0])
-            low, high = values["budget_min"][i], values["budget_max"][i]
-            raise BadFile(
-                f"{name}, line {seen[i]}: budget_max={high:g} of client {graph.name(i)!r} is below budget_min={low:g}. "
-                "Exchange or correct them."
-            )
-
-
-def _is_comment(row: list[str]) -> bool:
-    return row[0].lstrip().startswith("#")
-
-
-def _is_blank(row: list[str]) -> bool:
-    return not any(field.strip() for field in row)
+    low, high = values.get("budget_min", np.zeros(1)), values.get("budget_max", np.full(1, np.inf))
+    for i in np.flatnonzero(high < low)[:1]:
+        raise BadFile(
+            f"{name}, line {line_of[i]}: budget_max={high[i]:g} of client {graph.name(int(i))!r} is below "
+            f"budget_min={low[i]:g}. Exchange or correct them."
+        )
 
 
 def _check_header(header: list[str], where: str) -> None:
@@ -203,10 +170,10 @@ def _check_header(header: list[str], where: str) -> None:
     for column in header:
         if column not in COLUMNS:
             near = nearest(column, COLUMNS)
-            hint = f" Did you mean {near!r}?" if near else f" Known: {', '.join(COLUMNS)}."
+            hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(COLUMNS)}."
             if any(mark in column for mark in ";\t"):
-                hint = " Separate columns by commas."
-            raise BadFile(f"{where}: unknown column {column[:40]!r}.{hint}")
+                hint = "Separate columns by commas."
+            raise BadFile(f"{where}: unknown column {column[:40]!r}. {hint}")
         if header.count(column) > 1:
             raise BadFile(f"{where}: column {column!r} stands twice. Keep one of them.")
     for column in REQUIRED:
@@ -214,18 +181,19 @@ def _check_header(header: list[str], where: str) -> None:
             raise BadFile(f"{where}: column {column!r} is missing. Needed: {', '.join(REQUIRED)}.")
 
 
-def _number(text: str, column: str, client: str, name: str, line: int) -> float:
+def _number(text: str, column: str, place: str) -> float:
     try:
         value = float(text) if text.isascii() and "_" not in text else np.nan  # float takes 1_0 for 10
     except ValueError:
         value = np.nan
-    least_allowed = value > 0 if "above 0" in WANTED[column] else value >= 0
-    if not least_allowed or (np.isinf(value) and column != "budget_max"):
+    has_no_limit = column == "budget_max"
+    wanted, holds = wanted_number(column, value)
+    if not (holds or (has_no_limit and value == np.inf)):
         shown = repr(text.strip()[:40]) if text.strip() else "nothing"
-        raise BadFile(f"{name}, line {line}: {column} of client {client!r} is {shown}; it must be {WANTED[column]}.")
-    if column != "budget_max" and value and not 1 / LARGEST <= value <= LARGEST:
+        raise BadFile(f"{place} is {shown}; it must be {wanted}{', or inf' * has_no_limit}.")
+    if not has_no_limit and value and not 1 / LARGEST <= value <= LARGEST:
         raise BadFile(
-            f"{name}, line {line}: {column} of client {client!r} is {value:g}, too extreme to compute with. Choose "
-            f"other units: what is not 0 must lie between {1 / LARGEST:g} and {LARGEST:g}."
+            f"{place} is {value:g}, too extreme to compute with. Choose other units: what is not 0 must lie between "
+            f"{1 / LARGEST:g} and {LARGEST:g}."
         )
     return value

@@ -21,9 +21,9 @@ from mppfl.game.model import Game
 from mppfl.game.outcome import evaluate
 from mppfl.game.plan import Against, Horizon, Participation, Plan, rounds_up_to
 from mppfl.game.solve import doubts_about
-from mppfl.game.tables import data_frame, html_table, lines_of
 from mppfl.game.welfare import SocialOptima, price_of_anarchy
 from mppfl.spec import GameSpec
+from mppfl.text import Tabular, lines_of
 
 Convention = Literal["common", "own"]
 CONVENTIONS: tuple[Convention, ...] = ("common", "own")
@@ -52,32 +52,20 @@ class Row:
     mechanism: str
     convention: Convention
     game: int
-    server_cost: float
-    noise_aware_cost: float
-    payments: float
-    welfare: float
-    total_welfare: float
-    price_of_anarchy: float | None
-    negative_utility: float
-    participating: float
-    mean_budget: float
-    notes: tuple[str, ...]
+    server_cost: float = np.nan
+    noise_aware_cost: float = np.nan
+    payments: float = np.nan
+    welfare: float = np.nan
+    total_welfare: float = np.nan
+    price_of_anarchy: float | None = None
+    negative_utility: float = np.nan
+    participating: float = np.nan
+    mean_budget: float = np.nan
+    notes: tuple[str, ...] = ()
     leak: float | None = None
 
 
-NUMBERS = (  # of a row, money or shares
-    "server_cost",
-    "noise_aware_cost",
-    "payments",
-    "welfare",
-    "total_welfare",
-    "negative_utility",
-    "participating",
-    "mean_budget",
-)
-
-
-class Comparison(Sequence[Row]):
+class Comparison(Sequence[Row], Tabular):
     """Rows of a comparison: a sequence, a table in notebooks, and a pandas.DataFrame."""
 
     def __init__(self, rows: Iterable[Row] = (), swept: str = "", settings: Sequence[Any] = ()) -> None:
@@ -95,16 +83,10 @@ class Comparison(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> dict[str, list[Any]]:
+        """One row per mechanism, convention and game."""
         columns = {f.name: [getattr(row, f.name) for row in self.rows] for f in fields(Row) if f.name != "notes"}
         return {self.swept: list(self.settings)} | columns if self.swept else columns
-
-    def to_pandas(self) -> Any:  # pandas.DataFrame
-        """One row per mechanism, convention and game; needs pandas."""
-        return data_frame(self._columns())
-
-    def _repr_html_(self) -> str:
-        return html_table(self._columns())
 
     def __repr__(self) -> str:
         facts = {f"{row.mechanism}, {row.convention}": f"cost {row.server_cost:.4g}" for row in self.rows[:10]}
@@ -212,15 +194,39 @@ def _rows_of_game(
         try:
             plan = plans.get(name) or record(game, replace(own, reward_rates=rates))
         except NoEquilibrium as reason:  # the others are compared all the same
-            nothing: dict[str, Any] = dict.fromkeys(NUMBERS, np.nan)
-            rows.append(Row(name, convention, number, notes=(str(reason), *doubts), price_of_anarchy=None, **nothing))
+            rows.append(Row(name, convention, number, notes=(str(reason), *doubts)))
             continue
         if not record.has_rate:
             plans[name] = plan
-        row = _row(game, plan, name, convention, number, optima)
-        first_leak = None if leak is None else _first_leak(plan, leak)
-        rows.append(replace(row, notes=(*row.notes, *doubts), leak=first_leak))
+        rows.append(Row(name, convention, number, notes=(*plan.notes, *doubts), **_sums(game, plan, optima, leak)))
     return rows
+
+
+def _sums(game: Game, plan: Plan, optima: SocialOptima | None, leak: Callable[[Array], float] | None) -> dict[str, Any]:
+    """The numbers of a row."""
+    outcome, weight = evaluate(game, plan), game.accuracy_weight
+    aware, budgets = 0.0, 0.0
+    for terms in plan:
+        if np.isfinite(terms.budgets).all():
+            aware += noise_aware_cost(game, terms.round_index, terms.prices, terms.budgets)
+        else:  # all weight goes to those without noise, who are paid nothing
+            paid = np.sum(terms.prices * np.where(np.isfinite(terms.budgets), terms.budgets, 0.0))
+            aware += (1 - weight) * float(paid)
+        budgets += float(terms.budgets.mean()) / len(plan)
+    sums: dict[str, Any] = {
+        "server_cost": float(outcome.server_costs.sum()),
+        "noise_aware_cost": aware,
+        "mean_budget": budgets,
+    }
+    sums |= {name: float(getattr(outcome, name).sum()) for name in ("payments", "welfare", "total_welfare")}
+    shares = ("negative_utility", "participating")
+    sums |= {name: float(getattr(outcome, name).mean() / game.num_clients) for name in shares}
+    reached = float(outcome.welfare.sum())
+    if optima is not None and plan.prices is None and np.isfinite(reached):
+        sums["price_of_anarchy"] = price_of_anarchy(optima.total(plan.reward_rates), reached)
+    if leak is not None and np.isfinite(plan[0].budgets).all():
+        sums["leak"] = float(leak(plan[0].budgets))
+    return sums
 
 
 def sweep(
@@ -301,11 +307,6 @@ def _require_one_network(games: Sequence[Game]) -> None:
             )
 
 
-def _first_leak(plan: Plan, leak: Callable[[Array], float]) -> float | None:
-    budgets = plan[0].budgets
-    return float(leak(budgets)) if np.isfinite(budgets).all() else None
-
-
 def _records(
     mechanisms: Sequence[str | Mechanism] | Mapping[str, Mechanism], fixed_budget: float | Literal["min", "mean"]
 ) -> dict[str, Mechanism]:
@@ -325,37 +326,6 @@ def _records(
             f"fixed_budget={fixed_budget!r} means nothing to {', '.join(records)}. Compare dp_fedavg, or omit it."
         )
     return records | {name: records[name].with_options(fixed_budget=fixed_budget) for name in takers}
-
-
-def _row(game: Game, plan: Plan, name: str, convention: Convention, number: int, optima: SocialOptima | None) -> Row:
-    outcome = evaluate(game, plan)
-    reached = float(outcome.welfare.sum())
-    poa = None
-    if optima is not None and plan.prices is None and np.isfinite(reached):
-        poa = price_of_anarchy(optima.total(plan.reward_rates), reached)
-    aware, budgets = 0.0, 0.0
-    for terms in plan:
-        if np.isfinite(terms.budgets).all():
-            aware += noise_aware_cost(game, terms.round_index, terms.prices, terms.budgets)
-        else:  # all weight goes to those without noise, who are paid nothing
-            paid = np.sum(terms.prices * np.where(np.isfinite(terms.budgets), terms.budgets, 0.0))
-            aware += (1 - game.accuracy_weight) * float(paid)
-        budgets += float(terms.budgets.mean()) / len(plan)
-    return Row(
-        mechanism=name,
-        convention=convention,
-        game=number,
-        server_cost=float(outcome.server_costs.sum()),
-        noise_aware_cost=aware,
-        payments=float(outcome.payments.sum()),
-        welfare=reached,
-        total_welfare=float(outcome.total_welfare.sum()),
-        price_of_anarchy=poa,
-        negative_utility=float(outcome.negative_utility.mean() / game.num_clients),
-        participating=float(outcome.participating.mean() / game.num_clients),
-        mean_budget=budgets,
-        notes=plan.notes,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -129,7 +128,7 @@ def personal_budgets(game: Game, round_index: int, start: Array | None = None) -
     price would do as well, which this cost does not know.
     """
     pay = 1 - game.accuracy_weight
-    quadratic = _kept(game, "personal", lambda: Quadratic(game.loss, game.clients.quadratic_cost, pay, True))
+    quadratic = vars(game).setdefault("_personal", Quadratic(game.loss, game.clients.quadratic_cost, pay, True))
     return _bought(game, quadratic, game.accuracy_weight / round_index, pay * game.clients.linear_cost, start)
 
 
@@ -149,25 +148,16 @@ def _bought(game: Game, quadratic: Quadratic, strength: float, linear: Array, st
 def optimal_budgets(game: Game, reward_rate: float, start: Array | None = None) -> Array:
     """Budgets within their bounds at which all clients together gain most at a rate (model, eq. 25)."""
     clients = game.clients
-    cost = _kept(game, "harm to all", lambda: game.loss.T @ clients.linear_cost)
+    cost, none = game.loss.T @ clients.linear_cost, np.zeros(game.num_clients)
     first = clients.budget_min if start is None else start
-    none = np.zeros(game.num_clients)
     return minimise(
         _welfare(game), none, cost - reward_rate, cost + reward_rate, clients.budget_min, clients.budget_max, first
     )
 
 
 def _welfare(game: Game) -> Quadratic:
-    kept: Quadratic = _kept(game, "welfare", lambda: Quadratic(game.loss, game.clients.quadratic_cost, 1.0, False))
+    kept: Quadratic = vars(game).setdefault("_welfare", Quadratic(game.loss, game.clients.quadratic_cost, 1.0, False))
     return kept
-
-
-def _kept(game: Game, name: str, make: Any) -> Any:
-    """What depends on the game alone, computed once."""
-    kept = vars(game).setdefault("_of_convex", {})
-    if name not in kept:
-        kept[name] = make()
-    return kept[name]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.errors import NoEquilibrium, NotConverged
+from mppfl.errors import NotConverged
 from mppfl.game.loss import TOLERANCE
 from mppfl.game.model import Game, wanted_loss
 
@@ -73,20 +73,13 @@ def _solves(game: Game, both: Array, right: Array, free: BoolArray) -> bool:
 
 def interior_rates(slope: Array, offset: Array, low: Array, high: Array) -> tuple[float, float]:
     """The open interval of rates r with low < r·slope − offset < high for every client."""
-    lowest, highest = 0.0, np.inf
-    rising, falling = slope > 0, slope < 0
-    for bound, is_floor in ((low, True), (high, False)):
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            crossing = (offset + bound) / slope
-        raises, limits = (rising, falling) if is_floor else (falling, rising)
-        if raises.any():
-            lowest = max(lowest, float(crossing[raises].max()))
-        if limits.any():
-            highest = min(highest, float(crossing[limits].min()))
-    flat = slope == 0
-    if flat.any() and not ((-offset[flat] > low[flat]) & (-offset[flat] < high[flat])).all():
+    rises, flat = slope > 0, slope == 0
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        floor, ceiling = (offset + low) / slope, (offset + high) / slope
+    if not ((-offset[flat] > low[flat]) & (-offset[flat] < high[flat])).all():
         return np.inf, -np.inf
-    return lowest, highest
+    lowest = np.where(rises, floor, ceiling)[~flat].max(initial=0.0)
+    return float(lowest), float(np.where(rises, ceiling, floor)[~flat].min(initial=np.inf))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,76 +105,55 @@ def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None
     network is too large to be factorised. A budget that near to a bound is at it. Active sets (semismooth Newton), with
     projected sweeps wherever a set comes round again; where neither settles, Lemke's pivots, which end for every α.
     """
-    search = _Search(game, prices, tolerance)
-    budgets = np.clip(search.ideal if start is None else start, search.low, search.high)
-    wish, gap = search.wish(budgets)
-    best, best_gap, best_wish = budgets, gap, wish
+    clients, loss = game.clients, game.loss
+    low, high, ideal = clients.budget_min, clients.budget_max, wanted_loss(game, prices)
+    # Where prices are about what privacy costs, their difference holds fewer digits than they do.
+    sizes = (np.abs(prices) + clients.linear_cost) / (2 * clients.quadratic_cost)
+
+    def look_at(budgets: Array) -> tuple[float, Array, Array, Array]:
+        """The largest distance from a best response, in units of what is allowed; budgets, wishes, what is allowed."""
+        spill = loss @ budgets - budgets
+        digits = sizes + np.abs(spill)
+        if not loss.is_dense:  # equations are solved to a share of the largest
+            digits = np.full_like(digits, min(digits.max(), high.max()))
+        allowed, wish = np.maximum(tolerance * digits, 1e-300), ideal - spill
+        return float((np.abs(budgets - np.clip(wish, low, high)) / allowed).max()), budgets, wish, allowed
+
+    last = best = look_at(np.clip(ideal if start is None else start, low, high))
     seen: set[bytes] = set()
     steps = 0
-    while best_gap > 1 and steps < MAX_ACTIVE_SETS + MAX_SWEEPS:
+    while best[0] > 1 and steps < MAX_ACTIVE_SETS + MAX_SWEEPS:
         steps += 1
-        inside = (wish > search.low) & (wish < search.high)
+        wish = last[2]
+        inside = (wish > low) & (wish < high)
         key = np.packbits(inside).tobytes()
+        budgets = np.clip(wish, low, high)
         if steps <= MAX_ACTIVE_SETS and key not in seen:
+            # Free clients solve their equations exactly; the others sit at the bound they were pushed to.
             seen.add(key)
-            budgets = search.of_active_set(inside, wish, best)
-        elif game.contraction >= 1 and game.loss.is_dense and steps > MAX_ACTIVE_SETS:
-            budgets = lemke(game.loss.dense, search.ideal, search.low, search.high)
+            fixed = np.where(inside, 0.0, budgets)
+            right = ideal - loss @ fixed if fixed.any() else ideal
+            moved = loss.solve(right, None if inside.all() else inside, best[1], max(10 * tolerance, TOLERANCE))
+            budgets = np.where(inside, moved, fixed)
+        elif game.contraction >= 1 and loss.is_dense and steps > MAX_ACTIVE_SETS:
+            budgets = lemke(loss.dense, ideal, low, high)
             steps += MAX_SWEEPS
-        else:  # a set came round again: shrink the distance by projected sweeps instead
-            budgets = np.clip(wish, search.low, search.high)
-        wish, gap = search.wish(budgets)
-        if gap < best_gap or steps > MAX_ACTIVE_SETS:
-            best, best_gap, best_wish = budgets, gap, wish
-    if best_gap > max(1.0, ENOUGH / tolerance):
+        # Else the set came round again, and a projected sweep shrinks the distance.
+        last = look_at(budgets)
+        if last[0] < best[0] or steps > MAX_ACTIVE_SETS:
+            best = last
+    gap, budgets, wish, allowed = best
+    if gap > max(1.0, ENOUGH / tolerance):
         raise NotConverged(
-            f"budgets within their bounds settled only to {best_gap * tolerance:.2g} of their size after {steps} steps "
+            f"budgets within their bounds settled only to {gap * tolerance:.2g} of their size after {steps} steps "
             f"(αS = {game.contraction:.3g}). Lower externality_strength, or narrow the bounds.",
-            best,
-            best_gap * tolerance,
+            budgets,
+            gap * tolerance,
         )
+    residual = float(np.abs(budgets - np.clip(wish, low, high)).max())
     # A budget is at a bound where its owner's wish is, to what the search can tell.
-    near = search.allowed(best)
-    budgets = np.where(best_wish <= search.low + near, search.low, best)
-    budgets = np.where(best_wish >= search.high - near, search.high, budgets)
-    free = (budgets > search.low) & (budgets < search.high)
-    return AtBounds(budgets, free, steps, float(np.abs(best - np.clip(best_wish, search.low, search.high)).max()))
-
-
-class _Search:
-    """What the search for an equilibrium at given prices asks again and again."""
-
-    def __init__(self, game: Game, prices: Array | float, tolerance: float) -> None:
-        clients = game.clients
-        self.game, self.tolerance = game, tolerance
-        self.low, self.high = clients.budget_min, clients.budget_max
-        self.ideal = wanted_loss(game, prices)
-        # Where prices are about what privacy costs, their difference holds fewer digits than they do.
-        self.sizes = (np.abs(prices) + clients.linear_cost) / (2 * clients.quadratic_cost)
-
-    def allowed(self, budgets: Array, spill: Array | None = None) -> Array:
-        """How far each client's budget may be from its wish."""
-        spill = self.game.loss @ budgets - budgets if spill is None else spill
-        digits = self.sizes + np.abs(spill)
-        if not self.game.loss.is_dense:  # equations are solved to a share of the largest
-            digits = np.full_like(digits, min(digits.max(), self.high.max()))
-        return np.maximum(self.tolerance * digits, 1e-300)
-
-    def wish(self, budgets: Array) -> tuple[Array, float]:
-        """Everybody's best response without bounds, and the largest distance from it in units of what is allowed."""
-        spill = self.game.loss @ budgets - budgets
-        wish = self.ideal - spill
-        gaps = np.abs(budgets - np.clip(wish, self.low, self.high)) / self.allowed(budgets, spill)
-        return wish, float(gaps.max())
-
-    def of_active_set(self, inside: BoolArray, wish: Array, start: Array) -> Array:
-        """Free clients solve their equations exactly; the others sit at the bound they were pushed to."""
-        loss = self.game.loss
-        fixed = np.where(inside, 0.0, np.clip(wish, self.low, self.high))
-        right = self.ideal - loss @ fixed if fixed.any() else self.ideal
-        first = None if loss.is_dense else start
-        moved = loss.solve(right, None if inside.all() else inside, first, max(10 * self.tolerance, TOLERANCE))
-        return np.where(inside, moved, fixed)
+    budgets = np.where(wish <= low + allowed, low, np.where(wish >= high - allowed, high, budgets))
+    return AtBounds(budgets, (budgets > low) & (budgets < high), steps, residual)
 
 
 def lemke(matrix: Array, wanted: Array, low: Array, high: Array) -> Array:
@@ -192,18 +164,16 @@ def lemke(matrix: Array, wanted: Array, low: Array, high: Array) -> Array:
     size, capped = len(wanted), np.flatnonzero(np.isfinite(high))
     # w = Mz + q over z = (x − low, multipliers of the ceilings): a complementarity problem without upper bounds.
     total = size + len(capped)
-    table = np.zeros((total, 2 * total + 2))
-    table[:, :total] = np.eye(total)
-    table[:size, total : total + size] = -matrix
-    table[capped, total + size + np.arange(len(capped))] = -1.0
-    table[size + np.arange(len(capped)), total + capped] = 1.0
-    table[:, -2] = -1.0  # the artificial variable, which all rows share
-    table[:, -1] = np.concatenate([matrix @ low - wanted, high[capped] - low[capped]])
-    basis = np.arange(total)
-    artificial = 2 * total
-    if (table[:, -1] >= 0).all():
+    ceilings = np.zeros((len(capped), size))
+    ceilings[np.arange(len(capped)), capped] = 1.0
+    whole = np.block([[matrix, ceilings.T], [-ceilings, np.zeros((len(capped), len(capped)))]])
+    constant = np.concatenate([matrix @ low - wanted, (high - low)[capped]])
+    if (constant >= 0).all():
         return low.copy()
-    row, entering = int(np.argmin(table[:, -1])), artificial
+    # Columns: w, z, the artificial variable that all rows share, the constants.
+    table = np.column_stack([np.eye(total), -whole, -np.ones(total), constant])
+    basis, artificial = np.arange(total), 2 * total
+    row, entering = int(np.argmin(constant)), artificial
     for _ in range(50 * total + 100):
         table[row] /= table[row, entering]
         others = np.arange(total) != row
@@ -211,23 +181,13 @@ def lemke(matrix: Array, wanted: Array, low: Array, high: Array) -> Array:
         leaving, basis[row] = basis[row], entering
         if leaving == artificial:
             answer = np.zeros(2 * total)
-            answer[basis[basis < 2 * total]] = table[basis < 2 * total, -1]
+            answer[basis] = table[:, -1]
             return np.clip(low + answer[total : total + size], low, high)
-        entering = leaving + total if leaving < total else leaving - total
-        column = table[:, entering]
+        entering = (leaving + total) % (2 * total)  # the complement of what left
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.where(column > 1e-11, table[:, -1] / column, np.inf)
+            ratios = np.where(table[:, entering] > 1e-11, table[:, -1] / table[:, entering], np.inf)
         if not np.isfinite(ratios).any():
             break
         ties = np.flatnonzero(ratios <= ratios.min() * (1 + 1e-12) + 1e-300)
-        row = int(next((tie for tie in ties if basis[tie] == artificial), ties[0]))
+        row = int(ties[np.argmax(basis[ties])])  # the artificial variable goes first
     raise NotConverged("Lemke's pivots found no equilibrium. Lower externality_strength.", low, np.inf)
-
-
-def waking_rates(game: Game, weights: Array) -> tuple[float, float]:
-    """The lowest rate at which anybody wants to share, and one at which everybody would, were they alone."""
-    positive = (weights > 0) & (game.clients.budget_max > 0)
-    if not positive.any():
-        raise NoEquilibrium("every personal price is zero or negative, so no reward rate moves anybody to participate.")
-    rates = game.clients.linear_cost[positive] / weights[positive]
-    return float(rates.min()), float(rates.max())

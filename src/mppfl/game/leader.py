@@ -19,7 +19,6 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
 from mppfl.errors import BadInput, NoEquilibrium
-from mppfl.game.equilibrium import Response, waking_rates
 from mppfl.game.model import Game, cost_without_absent
 from mppfl.game.path import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
@@ -148,20 +147,13 @@ class Answers:
         against: Against = "staying_out",
         paid: Array | None = None,
     ) -> None:
-        self.followers, self.game = followers, followers.game
+        self.followers, self.game, self.line = followers, followers.game, followers.line
         self.weights = followers.weights if paid is None else paid  # what the server pays per unit of rate
         self.participation = participation
         self.against = against if participation == "rational" else None
-
-    @property
-    def line(self) -> Response:
-        return self.followers.line
-
-    @cached_property
-    def able(self) -> BoolArray:
-        """Who can be asked to participate: not who may give nothing, nor who is paid nothing and has no floor."""
         clients = self.game.clients
-        return (clients.budget_max > 0) & ((self.followers.weights > 0) | (clients.budget_min > 0))
+        # Nobody can be asked to participate who may give nothing, or is paid nothing and has no floor.
+        self.able = (clients.budget_max > 0) & ((followers.weights > 0) | (clients.budget_min > 0))
 
     @cached_property
     def samples(self) -> _Samples:
@@ -189,34 +181,16 @@ class Answers:
 
     def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Rates:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
-        if self.path is None:
+        path = self.path
+        if path is None:
             return self.samples.choose(leader, rounds, limit)
-        if len(self.path) == 0:
+        if len(path) == 0:
             raise NoEquilibrium(self._who_cannot_be_kept())
-        view = self._view(leader, limit)
-        rates, segments, costs = view.best(rounds)
-        if not np.isfinite(costs).all():
-            raise NoEquilibrium(self.no_rate(int(rounds[np.argmin(np.isfinite(costs))]), limit))
-        return self._rates(self.path, rates, segments)
-
-    def _view(self, leader: UniformLeader, limit: float) -> _View:
-        assert self.path is not None
-        return _View(self.game, self.weights, self.path, leader, limit)
-
-    def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
-        """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
-        seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
-        if self.path is None:
-            return self.samples.least(seen_as, rounds, limit)
-        if len(self.path) == 0:
-            return np.full(len(rounds), np.inf)
-        return self._view(seen_as, limit).best(rounds)[2]
-
-    def _rates(self, path: Path, rates: Array, segments: IntArray) -> Rates:
+        rates, segments, costs = _View(self.game, self.weights, path, leader, limit).best(rounds)
+        self.require_rates(costs, rounds, limit)
         clients = self.game.clients
-        movable = clients.budget_max > clients.budget_min
         used = np.unique(segments)
-        at_bounds = not bool(path.free[np.ix_(used, movable)].all())
+        at_bounds = not path.free[np.ix_(used, clients.budget_max > clients.budget_min)].all()
         low, high = path.ends[used[0]]
         if len(used) == 1 and ((rates > low) & (rates < high)).all():
             return Rates(rates, AlongLine(path.slope[used[0]], path.offset[used[0]]), at_bounds)
@@ -224,28 +198,39 @@ class Answers:
         rows = [path.budgets(int(k), float(rate), *bounds) for rate, k in zip(rates, segments, strict=True)]
         return Rates(rates, Stored(np.array(rows), np.arange(len(rates))), at_bounds)
 
-    def no_rate(self, round_index: int, limit: float) -> str:
-        spent = f" within payment_limit={limit:g}. Raise it" if np.isfinite(limit) else ""
-        rule = f"participation={self.participation!r}"
-        return f"no reward rate of round {round_index} moves clients to participate as {rule} asks{spent}."
+    def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
+        """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
+        seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
+        if self.path is None:
+            return self.samples.least(seen_as, rounds, limit)
+        return _View(self.game, self.weights, self.path, seen_as, limit).best(rounds)[2]
+
+    def require_rates(self, costs: Array, rounds: IntArray, limit: float) -> None:
+        """Raises NoEquilibrium where the least cost of a round is infinite."""
+        if not np.isfinite(costs).all():
+            spent = f" within payment_limit={limit:g}. Raise it" if np.isfinite(limit) else ""
+            raise NoEquilibrium(
+                f"no reward rate of round {rounds[np.argmin(np.isfinite(costs))]} moves clients to participate as "
+                f"participation={self.participation!r} asks{spent}."
+            )
 
     def _who_cannot_be_kept(self) -> str:
         """Why no rate keeps everybody: who participates at no rate, or is gone before others come."""
         if self.participation != "everyone":
             return f"no reward rate moves anybody to participate under participation={self.participation!r}."
         comes, leaves = self._stays()
-        clients = np.flatnonzero(self.able)
+        clients, name = np.flatnonzero(self.able), self.game.graph.name
         late = clients[np.argmax(np.where(comes < leaves, comes, -np.inf)[clients])]
-        lost = [
-            k for k in clients[np.argsort(leaves[clients], kind="stable")] if leaves[k] <= max(comes[k], comes[late])
-        ]
-        named = [self.game.graph.name(int(k)) for k in lost[:3]]
+        order = clients[np.argsort(leaves[clients], kind="stable")]
+        lost = [int(k) for k in order if leaves[k] <= max(comes[k], comes[late])][:3]
         reasons = [
-            f"{name!r} participates at no rate" if leaves[k] <= comes[k] else f"{name!r} leaves at rate {leaves[k]:.4g}"
-            for name, k in zip(named, lost, strict=False)
+            f"{name(k)!r} participates at no rate"
+            if leaves[k] <= comes[k]
+            else f"{name(k)!r} leaves at rate {rate:.4g}"
+            for k, rate in zip(lost, leaves[lost], strict=True)
         ]
-        if any(leaves[k] > comes[k] for k in lost[:3]):
-            reasons.append(f"{self.game.graph.name(int(late))!r} comes only at rate {comes[late]:.4g}")
+        if (leaves[lost] > comes[lost]).any():
+            reasons.append(f"{name(int(late))!r} comes only at rate {comes[late]:.4g}")
         reason = ", ".join(reasons) or "their bounds leave no common rate"
         return (
             f'no reward rate keeps all {len(clients):,} clients: {reason}. Use participation="voluntary", or give '
@@ -318,35 +303,42 @@ class _View:
     def _pieces(self, limit: float) -> tuple[IntArray, Array, Array]:
         """Parts of segments on which cost is convex and payments stay within the limit."""
         parts: list[tuple[int, float, float]] = []
-        for k, (low, end) in enumerate(self.path.ends.tolist()):
-            high = end
+        for k, (low, high) in enumerate(self.path.ends.tolist()):
             slope, offset = float(self.paid_slope[k]), float(self.paid_offset[k])
-            if slope >= 0 or not np.isfinite(high):
-                if np.isfinite(limit):
-                    root = np.sqrt(max(offset**2 + 4 * slope * limit, 0.0))
-                    most = (offset + root) / (2 * slope) if slope > 0 else limit / -offset if offset < 0 else np.inf
-                    high = min(high, most)
-                parts += [(k, low, high)] if low <= high else []
-                continue
-            cuts = np.linspace(low, high, SPLITS + 1)
-            fits = cuts * (slope * cuts - offset) <= limit
-            parts += [(k, cuts[i], cuts[i + 1]) for i in range(SPLITS) if fits[i] and fits[i + 1]]
-        index = np.array([part[0] for part in parts], dtype=np.int64)
-        return index, np.array([part[1] for part in parts]), np.array([part[2] for part in parts])
+            if slope < 0 and np.isfinite(high):
+                cuts = np.linspace(low, high, SPLITS + 1)
+                fits = cuts * (slope * cuts - offset) <= limit
+            else:
+                most = limit / -offset if offset < 0 else np.inf
+                if slope > 0:
+                    most = (offset + np.sqrt(offset**2 + 4 * slope * limit)) / (2 * slope)
+                cuts = np.array([low, min(high, most)])
+                fits = cuts >= low
+            parts += [(k, cuts[i], cuts[i + 1]) for i in np.flatnonzero(fits[:-1] & fits[1:])]
+        segment, low_ends, high_ends = np.array(parts).reshape(-1, 3).T
+        return segment.astype(np.int64), low_ends, high_ends
 
-    def sums(self, segments: IntArray, rates: Array) -> tuple[Array, Array]:
-        """Σ ε_i/ρ_i and Σ g_i/ρ_i² at one rate of each of these segments."""
-        noise, pulled = np.empty(len(rates)), np.empty(len(rates))
-        step = max(1, AT_ONCE // self.slope.shape[1])
+    def sums(self, segments: IntArray, rates: Array) -> Array:
+        """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at one rate of each of these segments."""
+        sums, size = np.empty((3, len(rates))), self.slope.shape[1]
+        if size >= COMPILED_ABOVE:
+            from mppfl.game._kernels import noise_sums
+
+            for pair, (k, rate) in enumerate(zip(segments, rates, strict=True)):
+                sums[:, pair] = noise_sums(self.harm[k], self.pull[k], self.slope[k], self.offset[k], rate)
+            return sums
+        step = max(1, AT_ONCE // size)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for first in range(0, len(rates), step):
                 part = slice(first, first + step)
                 k = segments[part]
-                inverse = 1 / np.maximum(rates[part, None] * self.slope[k] - self.offset[k], 0.0)
-                harm, pull = self.harm[k], self.pull[k]
-                noise[part] = np.where(harm > 0, harm * inverse, 0.0).sum(axis=1)
-                pulled[part] = np.where(pull != 0, pull * inverse * inverse, 0.0).sum(axis=1)
-        return noise, pulled
+                harm, pull, slope = self.harm[k], self.pull[k], self.slope[k]
+                inverse = 1 / np.maximum(rates[part, None] * slope - self.offset[k], 0.0)
+                square = np.where(pull != 0, pull * inverse * inverse, 0.0)
+                sums[0, part] = np.where(harm > 0, harm * inverse, 0.0).sum(axis=1)
+                sums[1, part] = square.sum(axis=1)
+                sums[2, part] = np.where(square != 0, square * inverse * slope, 0.0).sum(axis=1)
+        return sums
 
     def condition(self, pieces: IntArray, rates: Array, pulled: Array, rounds: Array) -> Array:
         """F of the leader's equation at these rates of these pieces."""
@@ -364,143 +356,90 @@ class _View:
             return np.zeros(len(rounds)), np.zeros(len(rounds), dtype=np.int64), np.full(len(rounds), np.inf)
         times = rounds.astype(np.float64)
         self._end_the_endless(float(times.min()))
-        pieces = np.arange(len(self.segment))
-        ends = [(self.low, *self.sums(self.segment, self.low)), (self.high, *self.sums(self.segment, self.high))]
-        grid = np.repeat(pieces[:, None], len(rounds), axis=1)
-        with np.errstate(invalid="ignore", over="ignore"):
-            turn = [self.condition(grid, r[:, None], pulled[:, None], times[None]) for r, _, pulled in ends]
-            tried = [self.cost(grid, r[:, None], noise[:, None], times[None]) for r, noise, _ in ends]
-        rises, falls = turn[0] >= 0, turn[1] < 0
-        if self.leader == "mean_field":
-            tried = self._where_condition_turns(tried, rises, falls)
-        costs = np.stack([np.nan_to_num(one, nan=np.inf, posinf=np.inf) for one in tried])  # [2, pieces, rounds]
-        rates, where, least = self._cheapest_end(costs, ends)
+        shape = len(self.segment), len(rounds)
+        every = np.broadcast_to(np.arange(len(self.segment))[:, None], shape)
+        rates, costs = np.empty((3, *shape)), np.full((3, *shape), np.inf)  # at both ends of a piece, and inside
+        turns = []
+        for end, rate in enumerate((self.low, self.high)):
+            rates[end] = rate[:, None]
+            noise, pulled, _ = self.sums(self.segment, rate)
+            with np.errstate(invalid="ignore", over="ignore"):
+                costs[end] = self.cost(every, rates[end], noise[:, None], times)
+                turns.append(self.condition(every, rates[end], pulled[:, None], times))
+        rises, falls = turns[0] >= 0, turns[1] < 0
         inside = ~rises & ~falls
-        if self.leader != "mean_field":
-            inside &= self._least_between(turn, tried) < least
-        rates, where, least = self._with_roots(inside, times, rates, where, least)
+        if self.leader == "mean_field":
+            costs[:2][~self._where_condition_turns(rises, falls)] = np.inf
+        else:
+            inside &= self._least_between(turns, costs) < np.nan_to_num(costs[:2], nan=np.inf).min(axis=(0, 1))
+        pieces, order = np.nonzero(inside)
+        rates[2, pieces, order] = roots = self._roots(pieces, times[order])
+        noise = self.sums(self.segment[pieces], roots)[0]
+        costs[2, pieces, order] = self.cost(pieces, roots, noise, times[order])
+        flat = np.nan_to_num(costs, nan=np.inf, posinf=np.inf).reshape(-1, len(rounds))
+        where = flat.argmin(axis=0), np.arange(len(rounds))
+        rate, least, segment = rates.reshape(flat.shape)[where], flat[where], self.segment[where[0] % shape[0]]
         nowhere = np.isinf(least)
         if self.leader == "mean_field" and nowhere.any():  # its condition holds at no rate that is allowed
             cheapest = _View(self.game, self.weights, self.path, "anticipating", np.inf).best(rounds[nowhere])
-            rates[nowhere], where[nowhere], least[nowhere] = cheapest
-        return rates, where, least
+            rate[nowhere], segment[nowhere], least[nowhere] = cheapest
+        return rate, segment, least
 
-    def _least_between(self, turn: list[Array], tried: list[Array]) -> Array:
+    def _least_between(self, turns: list[Array], costs: Array) -> Array:
         """What a convex cost is at least on each piece, in each round: where the tangents at its ends meet."""
         width = (self.high - self.low)[:, None]
-        falls, rises = ((1 - self.game.accuracy_weight) * slope for slope in turn)
+        falls, rises = ((1 - self.game.accuracy_weight) * slope for slope in turns)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            meets = np.clip((tried[1] - tried[0] - rises * width) / (falls - rises), 0.0, width)
-            least = np.minimum(tried[0] + falls * meets, tried[1] - rises * (width - meets))  # equal but for rounding
+            meets = np.clip((costs[1] - costs[0] - rises * width) / (falls - rises), 0.0, width)
+            least = np.minimum(costs[0] + falls * meets, costs[1] - rises * (width - meets))  # equal but for rounding
         convex = (self.paid_slope[self.segment] >= 0)[:, None] & np.isfinite(least)
         return np.where(convex, least - 1e-9 * np.abs(least), -np.inf)
 
     def _end_the_endless(self, first_round: float) -> None:
         """Puts an end to endless pieces, past the rate of every round."""
         for piece in np.flatnonzero(~np.isfinite(self.high)):
-            k = self.segment[piece : piece + 1]
-            slope, pull, offset = self.slope[k[0]], self.pull[k[0]], self.offset[k[0]]
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                # Far out F is A·r − (κ/t) Σ g_i/(r·u_i)².
-                pulled = np.where(slope > 0, pull / slope**2, 0.0).sum()
-                root = np.cbrt(self.strength[k] / first_round * pulled / self.steepness[k])
-                high = np.maximum(np.nan_to_num(root, posinf=0.0), max(2 * self.low[piece], _scale(slope, offset)))
-                for _ in range(1000):
-                    if self.condition(np.array([piece]), high, self.sums(k, high)[1], np.array([first_round]))[0] > 0:
-                        break
-                    high = high * 2
+            k = self.segment[[piece]]
+            high = np.maximum(2 * self.low[[piece]], _scale(self.slope[k], self.offset[k])) or np.ones(1)
+            for _ in range(1000):
+                if self.condition(np.array([piece]), high, self.sums(k, high)[1], np.array([first_round]))[0] > 0:
+                    break
+                high = high * 4
             self.high[piece] = high[0]
 
-    def _where_condition_turns(self, tried: list[Array], rises: BoolArray, falls: BoolArray) -> list[Array]:
-        """Ends of pieces count only where F turns from negative to positive across them, or where the rates begin."""
-        follows = np.zeros(len(self.low), dtype=bool)
-        follows[1:] = self.low[1:] == self.high[:-1]
-        falls_below = np.concatenate([np.zeros((1, rises.shape[1]), dtype=bool), falls[:-1]])
-        turns = rises & np.where(follows[:, None], falls_below, True)
-        at_high = np.concatenate([(turns & follows[:, None])[1:], np.zeros((1, rises.shape[1]), dtype=bool)])
-        return [np.where(turns, tried[0], np.inf), np.where(at_high, tried[1], np.inf)]
-
-    def _cheapest_end(self, costs: Array, ends: list[tuple[Array, Array, Array]]) -> tuple[Array, IntArray, Array]:
-        num_pieces, num_rounds = costs.shape[1:]
-        flat = costs.reshape(-1, num_rounds)
-        where = flat.argmin(axis=0)
-        rates = np.stack([ends[0][0], ends[1][0]]).reshape(-1)[where]
-        return rates, self.segment[where % num_pieces], flat[where, np.arange(num_rounds)]
-
-    def _with_roots(
-        self, inside: BoolArray, times: Array, rates: Array, where: IntArray, least: Array
-    ) -> tuple[Array, IntArray, Array]:
-        """The same with the roots inside pieces, where they are cheaper."""
-        pieces, order = np.nonzero(inside)
-        if len(pieces) == 0:
-            return rates, where, least
-        if self.slope.shape[1] >= COMPILED_ABOVE:
-            roots, start = np.empty(len(pieces)), None
-            for pair in range(len(pieces))[::-1]:  # later rounds have lower rates: each starts from the one after it
-                roots[pair] = start = self._root(int(pieces[pair]), float(times[order[pair]]), start)
-        else:
-            roots = self._roots(pieces, times[order])
-        noise, _ = self.sums(self.segment[pieces], roots)
-        costs = self.cost(pieces, roots, noise, times[order])
-        for pair in np.argsort(-costs, kind="stable"):  # the cheapest of a round comes last
-            j = order[pair]
-            if costs[pair] < least[j]:
-                rates[j], where[j], least[j] = roots[pair], self.segment[pieces[pair]], costs[pair]
-        return rates, where, least
+    def _where_condition_turns(self, rises: BoolArray, falls: BoolArray) -> BoolArray:
+        """Low and high ends of pieces where F turns from negative to positive, or where the rates begin."""
+        never = np.zeros((1, rises.shape[1]), dtype=bool)
+        follows = np.append(False, self.low[1:] == self.high[:-1])[:, None]
+        turns = rises & (~follows | np.concatenate([never, falls[:-1]]))
+        return np.stack([turns, np.concatenate([(turns & follows)[1:], never])])
 
     def _roots(self, pieces: IntArray, times: Array) -> Array:
-        """Where F turns positive on these pieces: Newton's steps side by side, halving where they leave a bracket."""
-        k = self.segment[pieces]
-        low, left, right = self.low[pieces], self.low[pieces].copy(), self.high[pieces].copy()
-        strength, rate = self.strength[k] / times, 0.5 * (left + right)
+        """Where F turns positive on these pieces: Newton's steps side by side, halving where they leave a bracket.
+
+        Steps are taken in log(r − low), in which the logarithms of Σ g_i/ρ_i² and of A·r − C are all but straight.
+        """
+        k, low = self.segment[pieces], self.low[pieces]
+        left, right, rate = low.copy(), self.high[pieces].copy(), 0.5 * (low + self.high[pieces])
         moving = np.arange(len(pieces))
-        step_size = max(1, AT_ONCE // self.slope.shape[1])
         for _ in range(200):
-            square, cube = np.empty(len(moving)), np.empty(len(moving))
-            for first in range(0, len(moving), step_size):
-                part = slice(first, first + step_size)
-                square[part], cube[part] = self._pull_sums(k[moving[part]], rate[moving[part]])
+            if len(moving) == 0:
+                break
             here, segment = rate[moving], k[moving]
-            gap = self.steepness[segment] * here - self.paid_offset[segment] - strength[moving] * square
-            rise = self.steepness[segment] + 2 * strength[moving] * cube
-            left[moving], right[moving] = np.where(gap < 0, here, left[moving]), np.where(gap < 0, right[moving], here)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                step = -gap / rise
-                following = here + step
+            _, square, cube = self.sums(segment, here)
+            pulled, paid = self.strength[segment] / times[moving] * square, self.steepness[segment] * here
+            paid -= self.paid_offset[segment]
+            left[moving], right[moving] = np.where(pulled > paid, [here, right[moving]], [left[moving], here])
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                width = here - low[moving]
+                bend = width * (2 * cube / square + self.steepness[segment] / paid)
+                following = low[moving] + width * np.exp(np.log(pulled / paid) / bend)
+                step = following - here
                 is_newton = (following > left[moving]) & (following < right[moving])
                 following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
                 # Newton's next error is about step²/(rate − low); what rounding leaves is no reason to go on.
-                close = is_newton & (step * step <= 1e-17 * here * (here - low[moving]))
+                close = is_newton & (step * step <= 1e-17 * here * width)
             rate[moving] = following
             moving = moving[~(close | (np.abs(following - here) <= 4e-16 * here))]
-            if len(moving) == 0:
-                break
-        return rate
-
-    def _pull_sums(self, k: IntArray, rates: Array) -> tuple[Array, Array]:
-        """Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at one rate of each of these segments."""
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            inverse = 1.0 / (rates[:, None] * self.slope[k] - self.offset[k])
-            terms = np.where(self.pull[k] != 0, self.pull[k] * inverse**2, 0.0)
-            return terms.sum(axis=1), np.where(terms != 0, terms * inverse * self.slope[k], 0.0).sum(axis=1)
-
-    def _root(self, piece: int, time: float, start: float | None) -> float:
-        """The same on one piece of a million clients, by compiled sums, from a rate near the root."""
-        from mppfl.game._kernels import pull_sums
-
-        k, left, right = int(self.segment[piece]), float(self.low[piece]), float(self.high[piece])
-        low, strength = left, self.strength[k] / time
-        rate = 0.5 * (left + right) if start is None or not left < start < right else start
-        for _ in range(200):
-            square, cube = pull_sums(self.pull[k], self.slope[k], self.offset[k], rate)
-            gap = self.steepness[k] * rate - self.paid_offset[k] - strength * square
-            step = -gap / (self.steepness[k] + 2 * strength * cube)
-            left, right = (rate, right) if gap < 0 else (left, rate)
-            is_newton = left < rate + step < right
-            before, rate = rate, rate + step if is_newton else 0.5 * (left + right)
-            close = is_newton and step * step <= 1e-17 * before * (before - low)
-            if close or abs(rate - before) <= 4e-16 * before:
-                break
         return rate
 
 
@@ -517,15 +456,15 @@ class _Sums:
     effective: Array  # Σ (n_i/n̄)² ρ_i
     pull: Array  # Σ ε_i (w_i/2a_i)/ρ_i² of free clients, grown alike
     alone: Array  # Σ w_i²/2a_i of free clients
-    allowed: BoolArray
+    allowed: Array  # 1 where the participation rule allows the rate
 
     def costs(self, game: Game, leader: UniformLeader, rounds: IntArray, limit: float) -> Array:
         """The server's cost of every round at every rate, [rounds, rates]; infinite where a rate is not allowed."""
-        tau = game.accuracy_weight
+        tau, pay = game.accuracy_weight, self.rates * self.paid
         with np.errstate(divide="ignore", invalid="ignore"):
             noise = noise_aware_sums(game)[1] / self.effective if leader == "noise_aware" else self.noise
-            costs = tau * noise[None] / rounds[:, None] + (1 - tau) * (self.rates * self.paid)[None]
-        return np.where(self.allowed & (self.rates * self.paid <= limit) & (self.effective > 0), costs, np.inf)
+            costs = tau * noise / rounds[:, None] + (1 - tau) * pay
+        return np.where((self.allowed > 0) & (pay <= limit) & (self.effective > 0), costs, np.inf)
 
     def turns(self, game: Game, rounds: IntArray) -> BoolArray:
         """Rates at which mean_field's condition (16) turns from negative to positive, [rounds, rates]."""
@@ -533,8 +472,8 @@ class _Sums:
         with np.errstate(invalid="ignore"):
             rising = self.paid + self.rates * self.alone - strength / rounds[:, None] * self.pull > 0
         falls = np.concatenate([np.ones((len(rounds), 1), dtype=bool), ~rising[:, :-1]], axis=1)
-        begins = np.concatenate([[True], ~self.allowed[:-1]])
-        return np.asarray(rising & (falls | begins[None]))
+        begins = np.append(True, self.allowed[:-1] == 0)
+        return np.asarray(rising & (falls | begins))
 
 
 class _Samples:
@@ -543,17 +482,17 @@ class _Samples:
     """
 
     def __init__(self, answers: Answers) -> None:
-        self.answers = answers
+        self.answers, self.game = answers, answers.game
+        self.bounds = self.game.clients.budget_min, self.game.clients.budget_max
         self.rates: list[float] = []
         self.wishes: list[Array] = []
 
     def add(self, rates: Array) -> None:
-        followers, game, start = self.answers.followers, self.answers.game, None
+        followers, start = self.answers.followers, None
         for rate in np.setdiff1d(rates, self.rates):
             near = int(np.searchsorted(self.rates, rate))
             if start is None and self.rates:
-                wish = self.wishes[min(near, len(self.rates) - 1)]
-                start = np.clip(wish, game.clients.budget_min, game.clients.budget_max)
+                start = np.clip(self.wishes[min(near, len(self.rates) - 1)], *self.bounds)
             start = followers.answer(rate, start, 1e-9)
             self.rates.insert(near, float(rate))
             self.wishes.insert(near, followers.wish(rate, start))
@@ -567,13 +506,12 @@ class _Samples:
         """Sums at rates, wishes being interpolated between the samples `low` and `high` of each; or, for the cells
         between each rate and the next, sums of which no cost inside is less.
         """
-        answers = self.answers
-        game, weights, clients = answers.game, answers.weights, answers.game.clients
-        sizes, examples, own = noise_aware_sums(game)[0], clients.data_size, answers.followers.own[0]
+        answers, clients = self.answers, self.game.clients
+        sizes, examples, own = noise_aware_sums(self.game)[0], clients.data_size, answers.followers.own[0]
         rows, before = [], None
         for rate, j, k in zip(rates, low, high, strict=True):
             wish = self._between(rate, j, k)
-            least = most = budgets = np.clip(wish, clients.budget_min, clients.budget_max)
+            least = most = budgets = np.clip(wish, *self.bounds)
             if cells and before is not None:
                 least, most = np.minimum(before, budgets), np.maximum(before, budgets)
             before = budgets
@@ -582,28 +520,31 @@ class _Samples:
             grown = (examples.sum() / (examples @ part)) ** 2 if part.any() else 0.0
             pulled = (clients.noise_harm * own * inverse**2)[free].sum()
             allowed = part[answers.able].all() if answers.participation == "everyone" else part.any()
-            noise, alone = clients.noise_harm @ inverse, (weights * own)[free].sum()
-            rows.append((grown * noise, weights @ least, sizes @ most, grown * pulled, alone, allowed))
-        noise, paid, effective, pull, alone, allowed = np.array(rows, dtype=np.float64)[int(cells) :].T
-        rates = np.asarray(rates)[:-1] if cells else np.asarray(rates)
-        return _Sums(rates, noise, paid, effective, pull, alone, allowed > 0)
+            noise, alone = clients.noise_harm @ inverse, (answers.weights * own)[free].sum()
+            rows.append((rate, grown * noise, answers.weights @ least, sizes @ most, grown * pulled, alone, allowed))
+        columns = np.array(rows, dtype=np.float64).T
+        return _Sums(columns[0, :-1], *columns[1:, 1:]) if cells else _Sums(*columns)
 
     def everywhere(self, *, cells: bool = False) -> _Sums:
         """Sums on a grid between all samples."""
-        low = np.repeat(np.arange(len(self.rates) - 1), GRID)
-        share = np.tile(np.arange(GRID) / GRID, len(self.rates) - 1)
         samples, last = np.array(self.rates), len(self.rates) - 1
-        rates = samples[low] + share * (samples[low + 1] - samples[low])
-        return self.sums(np.append(rates, samples[-1]), np.append(low, last), np.append(low + 1, last), cells=cells)
+        low = np.append(np.repeat(np.arange(last), GRID), last)
+        high = np.minimum(low + 1, last)
+        share = np.append(np.tile(np.arange(GRID) / GRID, last), 0.0)
+        return self.sums(samples[low] + share * (samples[high] - samples[low]), low, high, cells=cells)
 
     def search(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
         """Sums, and the position among them that every round chooses: samples of all rates, then of those chosen."""
-        game = self.answers.game
-        low, high = waking_rates(game, self.answers.followers.weights)
-        clients = game.clients
-        bound = float(np.max(np.where(np.isfinite(clients.budget_max), clients.budget_max, 0.0)))
-        top = 8 * max(high, float(np.median(2 * clients.quadratic_cost)) * bound, 1e-300)
-        floor = max(low, 1e-4 * top)
+        clients, weights = self.game.clients, self.answers.followers.weights
+        positive = (weights > 0) & (clients.budget_max > 0)
+        if not positive.any():
+            raise NoEquilibrium(
+                "every personal price is zero or negative, so no reward rate moves anybody to participate."
+            )
+        wakes = clients.linear_cost[positive] / weights[positive]  # the rates at which each would share, were it alone
+        bound = float(np.max(clients.budget_max, where=np.isfinite(clients.budget_max), initial=0.0))
+        top = 8 * max(float(wakes.max()), float(np.median(2 * clients.quadratic_cost)) * bound, 1e-300)
+        floor = max(float(wakes.min()), 1e-4 * top)
         coarse = np.geomspace(floor, top, NUM_SAMPLES // 2)
         self.add(np.append(coarse, 0.0) if clients.budget_min.any() else coarse)
         sums, chosen = self._chosen(leader, rounds, limit)
@@ -611,54 +552,43 @@ class _Samples:
             self.add(np.asarray(self.rates[-1] * 2.0 ** np.arange(1, 9), dtype=np.float64))
             sums, chosen = self._chosen(leader, rounds, limit)
         rates = sums.rates[chosen]
-        self.add(
-            np.geomspace(
-                max(float(rates.min()) / 1.3, floor), max(float(rates.max()) * 1.3, 1.7 * floor), NUM_SAMPLES // 2
-            )
-        )
+        around = max(float(rates.min()) / 1.3, floor), max(float(rates.max()) * 1.3, 1.7 * floor)
+        self.add(np.geomspace(*around, NUM_SAMPLES // 2))
         return self._chosen(leader, rounds, limit)
 
     def _chosen(self, leader: UniformLeader, rounds: IntArray, limit: float) -> tuple[_Sums, IntArray]:
         sums = self.everywhere()
-        costs = sums.costs(self.answers.game, leader, rounds, limit)
+        costs = sums.costs(self.game, leader, rounds, limit)
         if leader == "mean_field":
-            turns = np.where(sums.turns(self.answers.game, rounds), costs, np.inf)
+            turns = np.where(sums.turns(self.game, rounds), costs, np.inf)
             costs = np.where(np.isfinite(turns).any(axis=1, keepdims=True), turns, costs)
-        least = costs.min(axis=1)
-        if not np.isfinite(least).all():
-            raise NoEquilibrium(self.answers.no_rate(int(rounds[np.argmin(np.isfinite(least))]), limit))
+        self.answers.require_rates(costs.min(axis=1), rounds, limit)
         return sums, costs.argmin(axis=1)
 
     def choose(self, leader: UniformLeader, rounds: IntArray, limit: float) -> Rates:
         """The best of the grid, and then of the segment of the path that it lies on."""
         sums, chosen = self.search(leader, rounds, limit)
-        rates, followers, clients = sums.rates[chosen], self.answers.followers, self.answers.game.clients
-        bounds = clients.budget_min, clients.budget_max
-        rows = np.empty((len(rounds), len(clients.budget_min)))
+        rates, followers = sums.rates[chosen], self.answers.followers
+        rows = np.empty((len(rounds), self.game.num_clients))
         for rate in np.unique(rates).tolist():
             k = int(np.clip(np.searchsorted(self.rates, rate), 1, len(self.rates) - 1))
-            start = np.clip(self._between(rate, k - 1, k), *bounds)
             which = np.flatnonzero(rates == rate)
-            rows[which] = budgets = followers.answer(rate, start)
-            path = no_segments(len(start)) if leader == "mean_field" else followers.segment(rate, budgets)
-            if len(path) == 0:
-                continue
-            view = _View(self.answers.game, self.answers.weights, _strictly_inside(path, budgets > 0), leader, limit)
-            better, _, costs = view.best(rounds[which])
+            rows[which] = budgets = followers.answer(rate, np.clip(self._between(rate, k - 1, k), *self.bounds))
+            path = no_segments(len(budgets)) if leader == "mean_field" else followers.segment(rate, budgets)
+            path = _strictly_inside(path, budgets > 0)
+            better, _, costs = _View(self.game, self.answers.weights, path, leader, limit).best(rounds[which])
             for row, other, cost in zip(which, better, costs, strict=True):
-                now = cost_of(self.answers.game, leader, int(rounds[row]), rate * self.answers.weights, budgets)
-                if cost < now:
-                    rates[row], rows[row] = other, path.budgets(0, other, *bounds)
+                if cost < cost_of(self.game, leader, int(rounds[row]), rate * self.answers.weights, budgets):
+                    rates[row], rows[row] = other, path.budgets(0, other, *self.bounds)
         return Rates(rates, Stored(rows, np.arange(len(rounds))), True)
 
     def least(self, leader: UniformLeader, rounds: IntArray, limit: float = np.inf) -> Array:
         """The least that interpolated costs can be in any cell of the grid, less what interpolation may hide: how far
         this bound is too high at samples that are left out, the worst of those about the best.
         """
-        game, positions = self.answers.game, np.arange(len(rounds))
+        game = self.game
         sums, chosen = self.search(leader, rounds, limit)
-        samples = np.array(self.rates)
-        inner = np.arange(1, len(samples) - 1)
+        samples, inner = np.array(self.rates), np.arange(1, len(self.rates) - 1)
         margin = (samples[inner + 1] - samples[inner - 1]) / (4 * GRID)
         about = np.column_stack([samples[inner] - margin, samples[inner] + margin]).ravel()
         low, high = np.repeat(inner - 1, 2), np.repeat(inner + 1, 2)
@@ -668,4 +598,5 @@ class _Samples:
             excess = np.nan_to_num(np.maximum(claimed / true - 1, 0.0), nan=0.0, posinf=0.0)
         least = self.everywhere(cells=True).costs(game, leader, rounds, limit).min(axis=1)
         near = np.searchsorted(samples[inner], sums.rates[chosen])[:, None] + np.arange(-2, 2)
-        return np.asarray(least / (1 + excess[positions[:, None], np.clip(near, 0, len(inner) - 1)].max(axis=1)))
+        worst = np.take_along_axis(excess, np.clip(near, 0, len(inner) - 1), axis=1).max(axis=1)
+        return np.asarray(least / (1 + worst))

@@ -1,19 +1,19 @@
 """LossOperator: B = I + αΣ, which turns budgets into privacy losses, and its inverse.
 
 This is the one place where the game touches the network's size: small networks are factorised, large ones solved by
-Krylov steps. Anything with the same four methods can stand in its place.
+Krylov steps, which are written once for NumPy and for the vectors of a device (device.py).
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.linalg
-from scipy.sparse.linalg import LinearOperator, gmres
 
 from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
@@ -21,7 +21,10 @@ from mppfl.network import EXACT_BELOW, Propagation, times
 
 DENSE_BELOW = EXACT_BELOW  # clients; an LU factorisation then costs less than a handful of Krylov steps
 KRYLOV_BASIS = 14  # vectors kept between restarts: 14 pairs are 22 % of a million-client network's memory
+GMRES_CYCLES = 8
 TOLERANCE = 1e-11  # of the largest entry
+
+Weights = Callable[[Any, float], tuple[Any, bool]]  # projected matrix, length of the start -> weights, whether enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,10 @@ class LossOperator:
 
     propagation: Propagation
     externality_strength: float
+
+    library: ClassVar[Any] = np  # of the vectors that Krylov steps compute with
+    tolerance: ClassVar[float] = TOLERANCE
+    step_error: ClassVar[float] = 1e-6  # a step is corrected by the next: single precision will do, at half the memory
 
     @property
     def num_clients(self) -> int:
@@ -56,35 +63,6 @@ class LossOperator:
         return factors if pivots.min() > 1e-13 * pivots.max() else None
 
     @cached_property
-    def has_one_answer(self) -> bool:
-        """Whether clients' equilibrium is surely unique at any prices and bounds: αΣ's rows sum to less than 1, or B's
-        symmetric part is positive definite (asked only of small networks).
-        """
-        if self.externality_strength * float(self.propagation.row_sums.max()) < 1:
-            return True
-        if not self.is_dense:
-            return False
-        try:
-            np.linalg.cholesky(self.dense + self.dense.T - 1e-6 * np.eye(self.num_clients))
-        except np.linalg.LinAlgError:
-            return False
-        return True
-
-    def weighed_both_ways(self, weights: Array) -> tuple[Array, bool]:
-        """AB + BᵀA with A = diag(weights), and whether it is positive definite; kept for the weights last asked for."""
-        last = self.__dict__.get("_weighed")
-        if last is None or not np.array_equal(last[0], weights):
-            scaled = weights[:, None] * self.dense
-            matrix = scaled + scaled.T
-            try:
-                np.linalg.cholesky(matrix - 1e-9 * np.diag(np.diag(matrix)))
-                last = (weights, matrix, True)
-            except np.linalg.LinAlgError:
-                last = (weights, matrix, False)
-            self.__dict__["_weighed"] = last
-        return last[1], last[2]
-
-    @cached_property
     def T(self) -> LossOperator:  # noqa: N802  (the name numpy and scipy use)
         turned = LossOperator(self.propagation.T, self.externality_strength)
         turned.__dict__["T"] = self
@@ -93,31 +71,54 @@ class LossOperator:
         return turned
 
     def __matmul__(self, budgets: Array) -> Array:
-        if self.externality_strength == 0:
-            return budgets.copy()
         if self.is_dense:
             return np.asarray(self.dense @ budgets)
-        losses = self.propagation @ budgets
-        losses *= self.externality_strength
-        losses += budgets
-        return losses
+        return self._given_back(self._times(self._taken(budgets)))
 
     def solve(
-        self, right: Array, free: BoolArray | None = None, start: Array | None = None, tolerance: float = TOLERANCE
+        self,
+        right: Array,
+        free: BoolArray | None = None,
+        start: Array | None = None,
+        tolerance: float | None = None,
     ) -> Array:
-        """x with (B x)_i = wanted_i on the free clients and x_i = 0 elsewhere; one column or two.
+        """x with (B x)_i = right_i on the free clients and x_i = 0 elsewhere; one column or two.
 
-        The residual is at most `tolerance` of the largest entry of `wanted`. Raises NotConverged otherwise. Where B is
+        The residual is at most `tolerance` of the largest entry of `right`. Raises NotConverged otherwise. Where B is
         singular (αS is then 1 or more) the least-squares answer is returned, which may solve nothing: check it.
         """
         if self.is_dense:
             return self._solve_dense(right, free)
-        if right.ndim == 1:
-            return np.asarray(self._solve_krylov(right, free, start, tolerance))
         # Two right-hand sides travel as the real and the imaginary part of one: each step reads the network once.
-        pair = np.ascontiguousarray(right).view(np.complex128).ravel()
-        first = None if start is None else np.ascontiguousarray(start).view(np.complex128).ravel()
-        return _columns(self._solve_krylov(pair, free, first, tolerance))
+        mask = None if free is None else self._taken(free.astype(np.float64))
+        goal = _restricted(self._vector(self._taken(right)), mask)
+        allowed = (self.tolerance if tolerance is None else tolerance) * self._largest(goal)
+        if allowed == 0.0:
+            return np.zeros_like(right)
+        x = 0 * goal if start is None else _restricted(self._vector(self._taken(start)), mask)
+        residual = goal if start is None else goal - self._image(x, mask)
+        worst, before, fast = self._largest(residual), np.inf, free is None
+        for _ in range(30):
+            if worst <= allowed or (worst > 0.3 * before and not fast):
+                break  # solved; or rounding, or a system too hard, stands in the way
+            fast = fast and worst <= 0.3 * before
+            step = (
+                self._step_in_walks(residual, allowed / worst)
+                if fast
+                else self._step_in_losses(residual, allowed, mask)
+            )
+            x = x + step
+            residual = goal - self._image(x, mask)
+            before, worst = worst, self._largest(residual)
+        answer = self._given_back(self._columns(x))
+        if not worst <= 1e3 * allowed:
+            raise NotConverged(
+                f"the network's equations were solved only to {worst:.2g} (wanted {allowed:.2g}); "
+                "lower externality_strength or max_hops.",
+                answer,
+                worst,
+            )
+        return answer
 
     def _solve_dense(self, right: Array, free: BoolArray | None) -> Array:
         if free is None or free.all():
@@ -133,108 +134,135 @@ class LossOperator:
                 x[free] = np.linalg.lstsq(part, right[free])[0]
         return x
 
-    def _solve_krylov(self, right: Any, free: BoolArray | None, start: Any, tolerance: float) -> Any:
-        goal = right if free is None else np.where(free, right, 0.0)
-        allowed = tolerance * float(np.abs(goal).max(initial=0.0))
-        if allowed == 0.0:
-            return np.zeros_like(goal)
-        x = np.zeros_like(goal) if start is None else start
-        residual = goal.copy() if start is None else goal - self._product(x, free)
-        worst, fast = np.inf, free is None
-        for _ in range(30):
-            before, worst = worst, float(np.abs(residual).max())
-            if worst <= allowed:
-                return x
-            if worst > 0.3 * before:
-                if not fast:
-                    break  # rounding, or a system too hard, stands in the way
-                fast = False
-            step = (
-                self._step_in_walks(residual, allowed / worst)
-                if fast
-                else self._step_in_losses(residual, allowed, free)
-            )
-            x = x + step
-            residual = goal - self._product(x, free)
-        worst = float(np.abs(residual).max())
-        if worst > 1e3 * allowed:
-            raise NotConverged(
-                f"the network's equations were solved only to {worst:.2g} (wanted {allowed:.2g}); "
-                "lower externality_strength or max_hops.",
-                x,
-                worst,
-            )
-        return x
+    # ---- vectors, which a device has elsewhere
 
-    def _product(self, x: Any, free: BoolArray | None) -> Any:
-        """B x on the free clients, for one column or a complex pair of columns."""
-        if free is not None:
-            x = np.where(free, x, 0.0)
-        image = self @ x if x.dtype == np.float64 else (self @ _columns(x)).view(np.complex128).ravel()
-        return image if free is None else np.where(free, image, 0.0)
+    @property
+    def spread(self) -> Any:
+        return self.propagation
 
-    def _step_in_losses(self, residual: Any, allowed: float, free: BoolArray | None) -> Any:
+    @property
+    def _home(self) -> Any:
+        return self.propagation.home.values
+
+    def _taken(self, values: Array) -> Any:
+        return values
+
+    def _given_back(self, values: Any) -> Array:
+        return np.asarray(values)
+
+    def _light(self, vector: Any) -> Any:
+        return vector.astype(np.complex64 if np.iscomplexobj(vector) else np.float32)
+
+    def _hop(self, columns: Any) -> Any:
+        """W x for a light x."""
+        return times(self.propagation.light_influence, columns)
+
+    def _vector(self, columns: Any) -> Any:
+        """Two real columns as one complex vector, without copying; one column as it is."""
+        if columns.ndim == 1:
+            return columns
+        return np.ascontiguousarray(columns).view(np.result_type(columns, 1j)).ravel()
+
+    def _columns(self, vector: Any) -> Any:
+        return vector.view(vector.real.dtype).reshape(-1, 2) if np.iscomplexobj(vector) else vector
+
+    # ---- Krylov steps
+
+    def _times(self, x: Any) -> Any:
+        if self.externality_strength == 0:
+            return 1.0 * x
+        losses = self.spread @ x
+        losses *= self.externality_strength
+        losses += x
+        return losses
+
+    def _image(self, x: Any, mask: Any) -> Any:
+        """B x on the free clients; x is zero on the others."""
+        return _restricted(self._vector(self._times(self._columns(x))), mask)
+
+    def _largest(self, vector: Any) -> float:
+        return float(abs(self._columns(vector)).max())
+
+    def _step_in_losses(self, residual: Any, allowed: float, mask: Any) -> Any:
         """A correction by GMRES on B itself: K products with W a step, converges whatever the diagonal."""
-        shape = (self.num_clients, self.num_clients)
-        operator = LinearOperator(shape, matvec=lambda x: self._product(x.ravel(), free), dtype=residual.dtype)
         # The bound is on the largest entry; a residual spread over all clients has √N times that as its 2-norm.
-        atol = 0.1 * allowed * np.sqrt(self.num_clients)
-        step, _ = gmres(operator, residual, rtol=0.0, atol=atol, restart=KRYLOV_BASIS, maxiter=8)
+        enough = 0.1 * allowed * self.num_clients**0.5
+
+        def least(hessenberg: Any, length: float) -> tuple[Any, bool]:
+            goal = length * np.eye(1, len(hessenberg), dtype=hessenberg.dtype)[0]
+            weights = np.linalg.lstsq(hessenberg, goal)[0]
+            return weights, bool(np.linalg.norm(hessenberg @ weights - goal) <= enough)
+
+        step, left = 0 * residual, residual
+        for _ in range(GMRES_CYCLES):
+            step = step + self._from_krylov(lambda x: self._image(x, mask), left, least, 1e-14)
+            left = residual - self._image(step, mask)
+            if float(self.library.linalg.norm(left)) <= enough:
+                break
         return step
 
     def _step_in_walks(self, residual: Any, wanted_ratio: float) -> Any:
         """A correction from Krylov vectors of W, one product each: B is all but a polynomial in W.
 
         B = (I − αD)(I + αG(W + λW² + ...)) with D the diagonal taken out of Σ and G = (I − αD)⁻¹. Writing GW for every
-        W makes the second factor f(GW)⁻¹ and errs by α²D only; f(GW)Gr is read off an Arnoldi basis. Since the step is
-        corrected by the next, single precision will do, at half the memory.
+        W makes the second factor f(GW)⁻¹ and errs by α²D only; f(GW)Gr is read off an Arnoldi basis.
         """
-        strength, spread = self.externality_strength, self.propagation
-        paired = residual.dtype == np.complex128
-        kind, gemv = (np.complex64, scipy.linalg.blas.cgemv) if paired else (np.float32, scipy.linalg.blas.sgemv)
-        inverse = (1 / (1 - strength * spread.home.values)).astype(np.float32)
-        floor = strength**2 * float(np.abs(spread.home.values).max()) * spread.geometric_sum
-        goal = max(0.1 * wanted_ratio, 0.5 * floor, 1e-6)
-        length = float(np.linalg.norm(residual))
-        basis = np.empty((KRYLOV_BASIS, self.num_clients), dtype=kind)
-        np.divide(residual, length, out=basis[0], casting="unsafe")
-        basis[0] *= inverse
-        first = float(np.linalg.norm(basis[0]))
-        basis[0] /= first
-        hessenberg = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=np.complex128 if paired else np.float64)
-        weights = before = np.zeros(0, dtype=hessenberg.dtype)
-        for m in range(1, KRYLOV_BASIS + 1):
-            last = _columns(basis[m - 1]) if paired else basis[m - 1]
-            image = times(spread.light_influence, last)
-            following = image.view(kind).ravel() if paired else image
-            following *= inverse
-            columns = basis[:m].T  # Fortran order: BLAS reads it in place
-            shares = gemv(1.0, columns, following, trans=2)
-            following = gemv(-1.0, columns, shares, beta=1.0, y=following, overwrite_y=True)
-            hessenberg[:m, m - 1] = shares
-            hessenberg[m, m - 1] = norm = float(np.linalg.norm(following))
-            weights = answer_of_polynomial(hessenberg[:m, :m], strength, spread.hop_decay, spread.max_hops, first)
-            moved = np.linalg.norm(weights - np.concatenate([before, [0.0]])) if m > 1 else np.inf
+        strength, spread = self.externality_strength, self.spread
+        inverse = self._light(1 / (1 - strength * self._home))
+        floor = strength**2 * float(abs(self._home).max()) * spread.geometric_sum
+        goal, before = max(0.1 * wanted_ratio, 0.5 * floor, self.step_error), np.zeros(0)
+
+        def of_polynomial(hessenberg: Any, length: float) -> tuple[Any, bool]:
+            nonlocal before
+            weights = answer_of_polynomial(hessenberg[:-1], strength, spread.hop_decay, spread.max_hops, length)
+            moved = np.linalg.norm(weights - np.concatenate([before, [0.0]])) if len(weights) > 1 else np.inf
             before = weights
-            if moved <= goal * np.linalg.norm(weights) or norm <= 1e-6 or m == KRYLOV_BASIS:
+            return weights, bool(moved <= goal * np.linalg.norm(weights))
+
+        def hop(x: Any) -> Any:
+            return self._vector(self._hop(self._columns(x))) * inverse
+
+        length = float(self.library.linalg.norm(residual))
+        start = self._light(residual / length) * inverse
+        return length * self._from_krylov(hop, start, of_polynomial, self.step_error)
+
+    def _from_krylov(self, apply: Callable[[Any], Any], start: Any, weights_of: Weights, rounding: float) -> Any:
+        """Σ weights_k q_k over an Arnoldi basis q of `start` under `apply`, as soon as the weights are enough.
+
+        The basis stays where the vectors are; its projected matrix, at most KRYLOV_BASIS wide, is on the host.
+        """
+        library, kind = self.library, {"dtype": start.dtype, "device": start.device}
+        length = float(library.linalg.norm(start))
+        if length == 0.0:
+            return start
+        basis = library.empty((KRYLOV_BASIS, len(start)), **kind)
+        basis[0] = start / length
+        is_pair = self._columns(start) is not start
+        hessenberg = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=complex if is_pair else float)
+        for m in range(1, KRYLOV_BASIS + 1):
+            following = apply(basis[m - 1])
+            shares = (basis[:m] @ following.conj()).conj()
+            following -= shares @ basis[:m]
+            left = float(library.linalg.norm(following))
+            hessenberg[:m, m - 1], hessenberg[m, m - 1] = shares.tolist(), left
+            weights, enough = weights_of(hessenberg[: m + 1, :m], length)
+            if enough or m == KRYLOV_BASIS or left <= rounding * np.linalg.norm(hessenberg[: m + 1, m - 1]):
                 break
-            np.divide(following, norm, out=basis[m])
-        step = gemv(1.0, basis[: len(weights)].T, weights.astype(kind)).astype(residual.dtype)
-        step *= length
-        return step
+            basis[m] = following / left
+        return library.asarray(weights.tolist(), **kind) @ basis[:m]
 
 
-def _columns(pair: Any) -> Array:
-    """A complex vector as two real columns, without copying."""
-    return np.asarray(pair.view(pair.real.dtype).reshape(-1, 2))
+def _restricted(vector: Any, mask: Any) -> Any:
+    return vector if mask is None else vector * mask
 
 
 def answer_of_polynomial(hessenberg: Any, strength: float, decay: float, max_hops: int, length: float) -> Any:
-    """(I + α(H + λH² + ... + λ^(K-1)H^K))⁻¹ e₁·length for a small matrix H."""
-    size = len(hessenberg)
+    """(I + α(H + λH² + ... + λ^(K-1)H^K))⁻¹ e₁·length for a small matrix H; 0 where there is none."""
+    unit = np.eye(len(hessenberg), dtype=hessenberg.dtype)
     total = hessenberg
     for _ in range(max_hops - 1):
-        total = hessenberg @ (np.eye(size) + decay * total)
-    unit = np.zeros(size, dtype=hessenberg.dtype)
-    unit[0] = length
-    return np.linalg.solve(np.eye(size) + strength * total, unit)
+        total = hessenberg @ (unit + decay * total)
+    try:
+        return np.linalg.solve(unit + strength * total, length * unit[0])
+    except np.linalg.LinAlgError:  # one more vector, or GMRES, may do
+        return 0 * unit[0]

@@ -7,6 +7,7 @@ server sets them. Exposure happens to everybody alike: whoever ignores it still 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -20,7 +21,6 @@ from mppfl.game.convex import Society, auction_budgets, personal_budgets
 from mppfl.game.equilibrium import equilibrium_at
 from mppfl.game.leader import (
     Answers,
-    Rates,
     UniformLeader,
     answers_along,
     budgets_along,
@@ -65,7 +65,6 @@ class Mechanism:
         options: values bound to the function.
 
     Example:
-        >>> import mppfl
         >>> from mppfl.game import find_mechanism
         >>> find_mechanism("budget_limited").with_options(payment_limit=2.0).options
         {'payment_limit': 2.0}
@@ -114,8 +113,19 @@ class Mechanism:
         except (MppflError, MemoryError):
             raise
         except Exception as cause:  # somebody else's code can fail in any way
-            raise BadInput(_failed(self, cause)) from cause
+            raise BadInput(self._failure(cause)) from cause
         return check_plan(plan, game, horizon, self.name)
+
+    def _failure(self, cause: Exception) -> str:
+        """What to say where the function broke down: whose it is, and what it raised."""
+        kind = self.plain if hasattr(self.plain, "__qualname__") else type(self.plain)
+        address, called = f"{kind.__module__}:{kind.__qualname__}", self.name
+        whose, remedy = "", "Repair that function."
+        for point in _offered():
+            if point.value.partition(":")[0] == kind.__module__:
+                whose, remedy = f" of {_package(point)}", "Repair or remove that package."
+                called = point.name if point.value == address else called
+        return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
 
 
 def mechanism(**facts: Any) -> Callable[[Callable[..., Plan]], Mechanism]:
@@ -144,50 +154,52 @@ def as_mechanism(given: Any) -> Mechanism:
         return Mechanism(given)
     if not isinstance(given, str):
         raise BadInput(f"mechanism={given!r:.60} must be a name, or a function (game, horizon) -> plan.")
+    return find_mechanism(given)
+
+
+def find_mechanism(name: str) -> Mechanism:
+    """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
+    if name in MECHANISMS:
+        return MECHANISMS[name]
+    offered = {point.name: point for point in _offered()}
+    if name not in offered:
+        known = [*MECHANISMS, *offered]
+        near = nearest(name, known)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join(known)}.")
+    point = offered[name]
     try:
-        return find_mechanism(given)
+        loaded = point.load()
     except MppflError:
         raise
     except Exception as cause:  # importing somebody else's module can fail in any way
-        points = [point for point in _offered() if point.name == given]
+        place = f"{_package(point)} ({point.value})"
         raise BadInput(
-            f"mechanism={given!r} of {_owner(points)} ({points[-1].value if points else 'nothing'}) cannot be loaded: "
-            f"{type(cause).__name__}: {cause}. Repair or remove that package."
+            f"mechanism={name!r} of {place} cannot be loaded: {type(cause).__name__}: {cause}. Repair or remove that "
+            "package."
         ) from cause
+    return loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name)
 
 
 def _offered() -> list[metadata.EntryPoint]:
     return list(metadata.entry_points(group="mppfl.mechanisms"))
 
 
-def _owner(points: list[metadata.EntryPoint]) -> str | None:
-    """The package that offers these mechanisms."""
-    return getattr(getattr(points[-1], "dist", None), "name", "an unknown package") if points else None
-
-
-def _failed(mechanism: Mechanism, cause: Exception) -> str:
-    """What to say of a mechanism that broke down: whose it is, and what it raised."""
-    plain, called = mechanism.plain, mechanism.name
-    kind = plain if hasattr(plain, "__qualname__") else type(plain)
-    module, address = kind.__module__, f"{kind.__module__}:{kind.__qualname__}"
-    offered = [point for point in _offered() if point.value.partition(":")[0] == module]
-    called = next((point.name for point in offered if point.value == address), called)
-    owner = _owner(offered)
-    whose, remedy = (f" of {owner}", "Repair or remove that package.") if owner else ("", "Repair that function.")
-    return f"mechanism={called!r}{whose} ({address}) failed: {type(cause).__name__}: {cause}. {remedy}"
+def _package(point: metadata.EntryPoint) -> str:
+    """The package that offers a mechanism."""
+    return str(getattr(getattr(point, "dist", None), "name", "an unknown package"))
 
 
 def respond(game: Game, prices: Array | float, round_index: int = 1, start: Array | None = None) -> RoundTerms:
     """Terms of a round at given prices: every client answers with its equilibrium budget within its bounds.
+
+    The reward rate of the terms is the mean price, weighted by budgets.
 
     Args:
         game: the game.
         prices: money per unit of budget, one for everybody or one each: any mechanism's.
         round_index: the round that the terms are for.
         start: budgets near the answer, where they are at hand.
-
-    Returns:
-        The prices and the clients' answer; the reward rate is the mean price, weighted by budgets.
 
     Raises:
         NotConverged: the equilibrium was not found (possible only where αS is 1 or more).
@@ -201,13 +213,14 @@ def respond(game: Game, prices: Array | float, round_index: int = 1, start: Arra
         [1.0, 1.0]
     """
     paid = as_numbers(prices, "prices")
-    budgets = equilibrium_at(game, paid, start).budgets
-    return RoundTerms(round_index, _mean_price(paid, budgets), paid if paid.ndim else float(paid), budgets)
+    return _priced(round_index, paid if paid.ndim else float(paid), equilibrium_at(game, paid, start).budgets)
 
 
-def _mean_price(prices: Array, budgets: Array) -> float:
+def _priced(round_index: int, prices: Array | float, budgets: Array) -> RoundTerms:
+    """Terms whose reward rate is the mean price, weighted by budgets."""
     total = float(budgets.sum())
-    return float((prices * budgets).sum()) / total if total > 0 else float(np.mean(prices))
+    mean = float((prices * budgets).sum()) / total if total > 0 else float(np.mean(prices))
+    return RoundTerms(round_index, mean, prices, budgets)
 
 
 # ---- clients who know the network -------------------------------------------------------------------------------
@@ -319,7 +332,7 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     """Budgets drawn uniformly between `low` and `high` times the mean social-agnostic budget of round 1."""
     if not 0 < low <= high < np.inf:
         raise BadInput(f"random budgets need 0 < low <= high, got low={low:g}, high={high:g}.")
-    mean = mean_agnostic_budget(game)
+    mean = _mean_agnostic_budget(game)
     drawn = np.array(
         [  # reproducible per round: reading one does not change another
             np.random.default_rng([horizon.seed, int(t) - 1]).uniform(low * mean, high * mean, game.num_clients)
@@ -340,7 +353,7 @@ def dp_fedavg(game: Game, horizon: Horizon, *, fixed_budget: float | Literal["mi
         first = _first_round(game).budgets
         size = float(first[first > 0].min())
     elif fixed_budget == "mean":
-        size = mean_agnostic_budget(game)
+        size = _mean_agnostic_budget(game)
     elif isinstance(fixed_budget, str):
         raise BadInput(f'fixed budget={fixed_budget!r} must be "min", "mean" or a number above 0.')
     else:
@@ -359,10 +372,10 @@ def _first_round(game: Game) -> RoundTerms:
         return mppfl(game, replace(horizon, participation="voluntary"))[0]
 
 
-def mean_agnostic_budget(game: Game) -> float:
+def _mean_agnostic_budget(game: Game) -> float:
     """Mean social-agnostic budget of round 1 at MPPFL's rate: the yardstick of `random` and `dp_fedavg`."""
-    rate = _first_round(game).reward_rate
-    return float(np.clip(wanted_loss(game, rate), game.clients.budget_min, game.clients.budget_max).mean())
+    wishes = wanted_loss(game, _first_round(game).reward_rate)
+    return float(np.clip(wishes, game.clients.budget_min, game.clients.budget_max).mean())
 
 
 @mechanism(title="No noise", compared=False)
@@ -422,27 +435,18 @@ def sarda_r(game: Game, horizon: Horizon) -> Plan:
     require_somebody(game)
     near = one_hop(game)
     society = Society(near, pigouvian_weights(near))
-    rates = horizon.reward_rates
-    if rates is None:
-        notes: tuple[str, ...] = ()
-        chosen = _rates_at_optima(society, horizon)
-        if chosen is None:
-            chosen = _rates_at_optima(society, replace(horizon, participation="voluntary"))
-            notes = ("the optimum of all leaves some out at every rate",)
-        if chosen is None:
-            raise NoEquilibrium("no reward rate makes it best for all clients together that anybody participates.")
-        return Plan("sarda_r", horizon.rounds, chosen.reward_rates, chosen.budgets, game.num_clients, notes=notes)
-    return Plan("sarda_r", horizon.rounds, rates, answers_along(society, rates), game.num_clients)
-
-
-def _rates_at_optima(society: Society, horizon: Horizon) -> Rates | None:
-    """The cheapest rates that a rule allows where clients answer with what is best for all; None where it has none."""
-    rule: Participation = "everyone" if horizon.participation == "everyone" else "voluntary"
-    try:
-        paid = np.ones(society.game.num_clients)
-        return Answers(society, rule, paid=paid).choose("anticipating", horizon.rounds, np.inf)
-    except NoEquilibrium:
-        return None
+    rates, size = horizon.reward_rates, game.num_clients
+    if rates is not None:
+        return Plan("sarda_r", horizon.rounds, rates, answers_along(society, rates), size)
+    rules: dict[Participation, tuple[str, ...]] = {"voluntary": ()}
+    if horizon.participation == "everyone":
+        rules = {"everyone": (), "voluntary": ("the optimum of all leaves some out at every rate",)}
+    for rule, notes in rules.items():
+        with suppress(NoEquilibrium):
+            answers = Answers(society, rule, paid=np.ones(size))
+            chosen = answers.choose("anticipating", horizon.rounds, np.inf)
+            return Plan("sarda_r", horizon.rounds, chosen.reward_rates, chosen.budgets, size, notes=notes)
+    raise NoEquilibrium("no reward rate makes it best for all clients together that anybody participates.")
 
 
 def one_hop(game: Game) -> Game:
@@ -460,10 +464,6 @@ def personal_prices(game: Game, budgets: Array) -> Array:
     """
     prices = 2 * game.clients.quadratic_cost * (game.loss @ budgets) + game.clients.linear_cost
     return np.where(budgets > 0, prices, 0.0)
-
-
-def _priced(round_index: int, prices: Array, budgets: Array) -> RoundTerms:
-    return RoundTerms(round_index, _mean_price(prices, budgets) if budgets.any() else 0.0, prices, budgets)
 
 
 # ---- by name ----------------------------------------------------------------------------------------------------
@@ -485,16 +485,3 @@ MECHANISMS: dict[str, Mechanism] = {
         noiseless,
     )
 }
-
-
-def find_mechanism(name: str) -> Mechanism:
-    """A mechanism by name: ours, or one that an installed package offers under the entry point `mppfl.mechanisms`."""
-    if name in MECHANISMS:
-        return MECHANISMS[name]
-    offered = {point.name: point for point in _offered()}
-    if name in offered:
-        loaded = offered[name].load()
-        return loaded if isinstance(loaded, Mechanism) else Mechanism(loaded, name)
-    near = nearest(name, [*MECHANISMS, *offered])
-    hint = f" Did you mean {near!r}?" if near else ""
-    raise BadInput(f"mechanism={name!r} is not known.{hint} Known: {', '.join([*MECHANISMS, *offered])}.")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.game.loss import LossOperator
-from mppfl.game.tables import lines_of, span
 from mppfl.network import Diagonal, Propagation, SocialGraph, propagate
+from mppfl.text import lines_of, span
 
 LARGEST = 1e100  # of a client's numbers: the game multiplies up to three of them
+ABOVE_0 = ("quadratic_cost", "noise_harm", "data_size")
+
+
+def wanted_number(name: str, value: Any) -> tuple[str, Any]:
+    """What a number of a client must be, and whether it is."""
+    if name in ABOVE_0:
+        return "a number above 0", np.isfinite(value) & (value > 0)
+    return "a number of at least 0", np.isfinite(value) & (value >= 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +58,13 @@ class Clients:
         longest = max(np.size(getattr(self, f.name)) for f in fields(self))
         for f in fields(self):
             object.__setattr__(self, f.name, read_only(getattr(self, f.name), f.name, length=longest))
-        for name in ("quadratic_cost", "noise_harm", "data_size"):
+        limits = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
+        for name in ("quadratic_cost", "noise_harm", "data_size", "linear_cost", "compute_cost", "budget_min"):
             values = getattr(self, name)
-            require(values, name, np.isfinite(values) & (values > 0), "a number above 0")
-        for name in ("linear_cost", "compute_cost", "budget_min"):
-            values = getattr(self, name)
-            require(values, name, np.isfinite(values) & (values >= 0), "a number of at least 0")
-        require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
-        for name in ("quadratic_cost", "linear_cost", "noise_harm", "compute_cost", "data_size", "budget_min"):
-            values = getattr(self, name)
-            limits = f"between {1 / LARGEST:g} and {LARGEST:g} where it is not 0"
+            wanted, holds = wanted_number(name, values)
+            require(values, name, holds, wanted)
             require(values, name, (values == 0) | ((values >= 1 / LARGEST) & (values <= LARGEST)), limits)
+        require(self.budget_max, "budget_max", self.budget_max >= self.budget_min, "at least budget_min")
 
     @property
     def num_clients(self) -> int:
@@ -103,9 +108,9 @@ class Game:
                 f"{self.clients.num_clients:,} clients for a network of {self.propagation.num_clients:,}; "
                 "give costs for exactly the clients of the network."
             )
-        object.__setattr__(self, "externality_strength", finite_strength(self.externality_strength))
-        weight = require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0)
-        object.__setattr__(self, "accuracy_weight", weight)
+        strength = require_number(self.externality_strength, "externality_strength", 0.0, LARGEST, open_ends=False)
+        object.__setattr__(self, "externality_strength", strength)
+        object.__setattr__(self, "accuracy_weight", require_number(self.accuracy_weight, "accuracy_weight", 0.0, 1.0))
 
     @property
     def num_clients(self) -> int:
@@ -143,11 +148,6 @@ class Game:
         return changed
 
 
-def finite_strength(externality_strength: float) -> float:
-    """α as a float, if it is a number of at least 0 that the game can multiply by."""
-    return require_number(externality_strength, "externality_strength", 0.0, LARGEST, open_ends=False)
-
-
 def make_game(
     graph: SocialGraph,
     clients: Clients,
@@ -170,9 +170,6 @@ def make_game(
         accuracy_weight: 0 < τ < 1, the server's weight on accuracy.
         diagonal: how closed walks are counted: "exact", "estimate", or "auto" by size.
         device: "cuda", "cuda:1" or "cpu" to let PyTorch count closed walks; the game stays in main memory.
-
-    Returns:
-        The game, ready for `solve`.
 
     Raises:
         BadInput: graph and clients do not belong together, or a constant is out of its range.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import cast
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from mppfl.game.mechanisms import MECHANISMS, Mechanism, blind
 from mppfl.game.model import Game, privacy_cost, utility, wanted_loss
 from mppfl.game.participation import regret_of_free_choice
 from mppfl.game.path import PATH_BELOW, Followers
-from mppfl.game.plan import AlongLine, Participation, Plan, RoundTerms
-from mppfl.game.tables import lines_of, span
+from mppfl.game.plan import AlongLine, Participation, Plan
+from mppfl.text import lines_of, span
 
-LEADER_ROUNDS_ABOVE = 4_000_000  # above that many, only the first, middle and last round's leader is checked
+COMPILED_ABOVE = 4_000_000  # clients × rounds
+LEADER_ROUNDS_BELOW = 4_000_000  # the same; above, only the first, middle and last round's leader is checked
+AT_ONCE = 100_000  # clients × rounds that are computed side by side
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,45 +63,25 @@ class Outcome:
 
 
 def evaluate(game: Game, plan: Plan) -> Outcome:
-    """What every round of a plan brings the server and the clients.
-
-    Args:
-        game: the game it is played in.
-        plan: any plan for its clients.
-
-    Returns:
-        Sums over clients, one entry per round.
-
-    Example:
-        >>> import mppfl
-        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
-        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> mppfl.game.evaluate(game, mppfl.solve(game, num_rounds=3).plan).server_costs.shape
-        (3,)
-    """
-    # Plans on a line for many clients and rounds are summed by a compiled twin of `totals_of_rounds`.
-    if isinstance(plan.budgets, AlongLine) and len(plan) * plan.num_clients >= COMPILED_ABOVE:
-        return outcome_of_sums(game, plan, _line_totals(game, plan))
-    on_line = None  # privacy losses of budgets on a line: two products serve all rounds
-    if isinstance(plan.budgets, AlongLine):
-        both = game.loss @ np.column_stack([plan.budgets.slope, plan.budgets.offset])
-        on_line = AlongLine(both[:, 0], both[:, 1])
-    step = max(1, AT_ONCE // plan.num_clients)
-    parts = [range(first, min(first + step, len(plan))) for first in range(0, len(plan), step)]
-    return outcome_of_sums(game, plan, np.concatenate([totals_of_rounds(game, plan, part, on_line) for part in parts]))
-
-
-def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
-    """From sums over clients, one row a round: noise harm, payments, gain, negative utilities, participants,
-    best-response gap, regret, relative regret.
-    """
-    noise, payments, gain, below, taking, gap, regret, relative = rows.T
+    """What every round of a plan brings the server and the clients."""
+    losses, line = None, plan.budgets
+    if isinstance(line, AlongLine) and np.isfinite(line.slope).all() and np.isfinite(line.offset).all():
+        both = game.loss @ np.column_stack([line.slope, line.offset])  # losses lie on one too: two products serve all
+        losses = AlongLine(*np.ascontiguousarray(both.T))
+    weights, size = plan.price_weights, plan.num_clients
+    is_large = len(plan) * size >= COMPILED_ABOVE and plan.participation != "rational"
+    if losses is not None and weights is not None and is_large:
+        sums = _line_sums(game, plan, losses, weights)
+    else:
+        step = max(1, AT_ONCE // size)
+        parts = [range(first, min(first + step, len(plan))) for first in range(0, len(plan), step)]
+        sums = np.concatenate([_sums(game, plan, part, losses) for part in parts])
+    noise, payments, gain, below, taking, gap, regret, relative = sums.T
     record = MECHANISMS.get(plan.mechanism)
     if record is not None and record.leader == "noise_aware":  # its server weighs uploads by their noise (eq. 18)
         sizes, harm = noise_aware_sums(game)
-        noise = harm / np.array([sizes @ plan[position].budgets for position in range(len(plan))])
-    accuracy = noise / plan.rounds
-    weight = game.accuracy_weight
+        noise = harm / np.array([sizes @ terms.budgets for terms in plan])
+    accuracy, weight = noise / plan.rounds, game.accuracy_weight
     costs = weight * accuracy + (1 - weight) * payments
     return Outcome(
         rounds=plan.rounds,
@@ -116,26 +99,36 @@ def outcome_of_sums(game: Game, plan: Plan, rows: Array) -> Outcome:
     )
 
 
-def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLine | None = None) -> Array:
+def _line_sums(game: Game, plan: Plan, losses: AlongLine, weights: Array) -> Array:
+    """`_sums` of all rounds by its compiled twin, for many clients and rounds on a line."""
+    from mppfl.game._kernels import line_totals
+
+    line, clients = cast(AlongLine, plan.budgets), game.clients
+    costs = (clients.quadratic_cost, clients.linear_cost, clients.compute_cost)
+    bounds = (clients.budget_min, clients.budget_max)
+    sums: Array = line_totals(
+        *(line.slope, line.offset, losses.slope, losses.offset),
+        *(*costs, *bounds, clients.noise_harm),
+        *(weights, plan.reward_rates),
+    )
+    return sums
+
+
+def _sums(game: Game, plan: Plan, positions: range, on_line: AlongLine | None) -> Array:
     """Σε/ρ, Σpρ, welfare, negative utilities, participants, gap, regret, relative regret: one row a round.
 
+    Who sends without noise adds none and is paid nothing; whom it exposes loses all, and so does welfare.
     on_line  privacy losses, where they lie on a line as the budgets do
     """
     several, clients = [plan[position] for position in positions], game.clients
-    totals = np.empty((len(several), 8))
-    protected = np.array([bool(np.isfinite(terms.budgets).all()) for terms in several])
-    for row in np.flatnonzero(~protected):
-        totals[row] = _totals_without_protection(game, several[row])
-    several = [several[row] for row in np.flatnonzero(protected)]
-    if not several:
-        return totals
     budgets = np.array([terms.budgets for terms in several])
     prices = np.array([np.broadcast_to(terms.prices, budgets.shape[1]) for terms in several])
+    endless = ~np.isfinite(budgets)
+    budgets = np.where(endless, 0.0, budgets)
     if on_line is None:
         losses = (game.loss @ budgets.T).T
     else:
         losses = np.array([on_line.at(0, terms.reward_rate) for terms in several])
-    part = budgets > 0
     gains = utility(game, prices, budgets, losses)
     paid = prices * budgets
     size = np.abs(paid) + np.abs(paid - gains)
@@ -147,57 +140,16 @@ def totals_of_rounds(game: Game, plan: Plan, positions: range, on_line: AlongLin
         # Who may opt out weighs the compute cost too: it comes with joining and goes with leaving.
         regret, kept = regret_of_free_choice(game, plan.against, budgets, regret, gains, losses)
         gap = np.where(kept, gap, 0.0)
-    noise = np.divide(clients.noise_harm, budgets, out=np.zeros_like(budgets), where=part)
-    totals[protected] = np.column_stack(
-        [
-            noise.sum(1),
-            paid.sum(1),
-            paid.sum(1) - privacy_cost(game, losses).sum(1),
-            (gains < -1e-12 * size).sum(1),
-            part.sum(1),
-            gap.max(1),
-            regret.max(1),
-            (regret / np.maximum(size, 1e-300)).max(1),
-        ]
-    )
-    return totals
-
-
-def _totals_without_protection(game: Game, terms: RoundTerms) -> tuple[float, ...]:
-    """The same where some send without noise: they add none and are paid nothing, and whom they expose loses all."""
-    endless = np.isinf(terms.budgets)
-    budgets = np.where(endless, 0.0, terms.budgets)
-    part, prices = budgets > 0, np.broadcast_to(terms.prices, len(budgets))
-    gains = utility(game, prices, budgets, game.loss @ budgets)
-    lost = (game.loss @ endless.astype(np.float64) > 0) | (gains < 0)
-    noise = float((game.clients.noise_harm[part] / budgets[part]).sum())
-    paid = float(prices @ budgets)
-    return noise, paid, -np.inf, int(lost.sum()), int((terms.budgets > 0).sum()), np.inf, np.inf, np.inf
-
-
-def _line_totals(game: Game, plan: Plan) -> Array:
-    from mppfl.game import _kernels as kernels
-
-    line, clients = plan.budgets, game.clients
-    if not isinstance(line, AlongLine):
-        raise TypeError("only budgets on a line have a compiled sum")
-    both = game.loss @ np.column_stack([line.slope, line.offset])
-    weights = plan.prices.slope if isinstance(plan.prices, AlongLine) else np.ones(game.num_clients)
-    rows: Array = kernels.line_totals(
-        line.slope,
-        line.offset,
-        np.ascontiguousarray(both[:, 0]),
-        np.ascontiguousarray(both[:, 1]),
-        clients.quadratic_cost,
-        clients.linear_cost,
-        clients.compute_cost,
-        clients.budget_min,
-        clients.budget_max,
-        clients.noise_harm,
-        weights,
-        plan.reward_rates,
-    )
-    return rows
+    below, welfare = gains < -1e-12 * size, paid.sum(1) - privacy_cost(game, losses).sum(1)
+    if endless.any():
+        rows = endless.any(1)
+        welfare[rows], gap[rows], regret[rows], size[rows] = -np.inf, np.inf, np.inf, 1.0
+        below[rows] = ((game.loss @ endless[rows].T.astype(np.float64)).T > 0) | (gains[rows] < 0)
+    noise = np.divide(clients.noise_harm, budgets, out=np.zeros_like(budgets), where=budgets > 0)
+    relative = regret / np.maximum(size, 1e-300)
+    taking = ((budgets > 0) | endless).sum(1)
+    ends = (gap.max(1), regret.max(1), relative.max(1))
+    return np.column_stack([noise.sum(1), paid.sum(1), welfare, below.sum(1), taking, *ends])
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,43 +179,30 @@ class Verification:
 def verify(game: Game, plan: Plan, outcome: Outcome | None = None, mechanism: Mechanism | None = None) -> Verification:
     """The largest gain that any client, and the server, could get by moving alone (docs/model.md, section 5).
 
+    Clients are checked in every round; so is the leader, except in very large plans (first, middle, last round).
+
     Args:
         game: the game it is played in.
         plan: any plan for its clients.
         outcome: what `evaluate` says of it, where that is at hand.
         mechanism: the record of who made the plan, with its options; found by its name unless given.
-
-    Returns:
-        Clients are checked in every round; so is the leader, except in very large plans (first, middle, last round).
-
-    Example:
-        >>> import mppfl
-        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
-        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> bool(mppfl.game.verify(game, mppfl.solve(game, "dp_fedavg").plan).client_regret > 0)
-        True
     """
-    outcome_here = evaluate(game, plan) if outcome is None else outcome
-    largest = max(float(np.abs(plan[k].budgets).max()) for k in (0, len(plan) - 1))
-    gap = float(outcome_here.best_response_gap.max())
+    outcome = evaluate(game, plan) if outcome is None else outcome
     record = MECHANISMS.get(plan.mechanism) if mechanism is None else mechanism
-    positions = _checked_positions(plan)
-    regret = None
+    largest = max(float(plan[k].budgets.max()) for k in (0, len(plan) - 1))
+    gap = float(outcome.best_response_gap.max())
+    regret, positions = None, np.arange(0)
     if record is not None and record.leader is not None:
+        is_large = len(plan) * plan.num_clients >= LEADER_ROUNDS_BELOW
+        positions = np.unique([0, len(plan) // 2, len(plan) - 1]) if is_large else np.arange(len(plan))
         regret = max(0.0, float(leader_savings(game, plan, record, positions).max()))
     return Verification(
         residual=gap / largest if np.isfinite(largest) and largest > 0 else 0.0 if gap == 0 else np.inf,
-        client_regret=max(0.0, float(outcome_here.client_regret.max())),
-        relative_regret=max(0.0, float(outcome_here.relative_regret.max())),
+        client_regret=max(0.0, float(outcome.client_regret.max())),
+        relative_regret=max(0.0, float(outcome.relative_regret.max())),
         leader_regret=regret,
-        leader_rounds=() if regret is None else tuple(int(t) for t in plan.rounds[positions]),
+        leader_rounds=tuple(int(t) for t in plan.rounds[positions]),
     )
-
-
-def _checked_positions(plan: Plan) -> IntArray:
-    if len(plan) * plan.num_clients < LEADER_ROUNDS_ABOVE:
-        return np.arange(len(plan))
-    return np.unique([0, len(plan) // 2, len(plan) - 1])
 
 
 def leader_savings(
@@ -274,7 +213,7 @@ def leader_savings(
     """
     leader = record.leader or "anticipating"
     crowd = blind(game) if plan.mechanism == "social_agnostic" else game
-    weights = plan.prices.slope if isinstance(plan.prices, AlongLine) else np.ones(game.num_clients)
+    weights = np.ones(game.num_clients) if plan.price_weights is None else plan.price_weights
     rule = plan.participation if participation is None else participation
     if rule == "rational" and game.num_clients > PATH_BELOW:
         rule = "voluntary"  # a bound: those who may not leave for less cost no less
@@ -285,7 +224,3 @@ def leader_savings(
     now = np.array([cost_of(crowd, leader, t.round_index, t.prices, t.budgets) for t in terms])
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(least), now - least, 0.0)
-
-
-COMPILED_ABOVE = 4_000_000  # clients × rounds
-AT_ONCE = 100_000  # clients × rounds that are computed side by side

@@ -55,9 +55,9 @@ def regret_of_free_choice(
 class _Round:
     """A round on its way to rest: the crowds it has been in, and whether anybody may still come back."""
 
+    terms: RoundTerms
     seen: set[bytes] = field(default_factory=set)
     may_come_back: bool = True
-    terms: RoundTerms | None = None
     at_rest: bool = True
     notes: tuple[str, ...] = ()
 
@@ -67,58 +67,59 @@ def settled_plan(game: Game, horizon: Horizon, mechanism: Callable[[Game, Horizo
     mechanism is asked again for the rest, until no participating client would gain by opting out. Rounds with the same
     crowd are asked for together. Perhaps nobody remains.
     """
-    rounds = [_Round() for _ in horizon.rounds]
+    empty = [RoundTerms(int(t), 0.0, 0.0, np.zeros(game.num_clients)) for t in horizon.rounds]
+    rounds = [_Round(terms) for terms in empty]
     start = game.clients.budget_max <= 0
     crowds: dict[bytes, tuple[BoolArray, list[int]]] = {start.tobytes(): (start, list(range(len(rounds))))}
-    name = getattr(mechanism, "name", "custom")
     while crowds:
         key = min(crowds, key=lambda crowd: crowd.count(1))  # the fullest first: others may still come to the same
         out, positions = crowds.pop(key)
-        plan = _asked(game, horizon, mechanism, out, positions, first=out is start)
+        try:
+            plan = _asked(game, horizon, mechanism, out, positions)
+        except NoEquilibrium:
+            if out is start:
+                raise
+            plan = None  # others could be moved, who have gone
         for row, position in enumerate(positions):
-            state = rounds[position]
-            nobody = RoundTerms(int(horizon.rounds[position]), 0.0, 0.0, np.zeros(game.num_clients))
-            state.terms = nobody if plan is None else plan[row]
-            state.notes = () if plan is None else plan.notes
-            following = _following(game, horizon.against, state, out, key) if plan is not None else None
+            state, following = rounds[position], None
+            state.terms, state.notes = empty[position], ()
+            if plan is not None:
+                state.terms, state.notes = plan[row], plan.notes
+                following = _following(game, horizon.against, state, out)
             if following is not None:
                 crowds.setdefault(following.tobytes(), (following, []))[1].append(position)
-    terms = [state.terms for state in rounds if state.terms is not None]
-    notes = (*_notes_of_rounds([state.notes for state in rounds]), *_doubts(rounds))
-    return plan_from_rounds(name, terms, notes, "rational", horizon.against)
+    # What the mechanism says, once; with the number of rounds where it does not say so of all.
+    said = Counter(note for state in rounds for note in dict.fromkeys(state.notes))
+    notes = [note if n == len(rounds) else f"{note} (in {n} of {len(rounds)} rounds)" for note, n in said.items()]
+    if restless := sum(not state.at_rest for state in rounds):
+        notes.append(f"in {restless} rounds some who opt out would rather join at these rates")
+    name = getattr(mechanism, "name", "custom")
+    return plan_from_rounds(name, [state.terms for state in rounds], tuple(notes), "rational", horizon.against)
 
 
-def _asked(
-    game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int], *, first: bool
-) -> Plan | None:
-    """The mechanism's plan of these rounds with some held at 0; None where no rate moves those who are left."""
+def _asked(game: Game, horizon: Horizon, mechanism: Any, out: BoolArray, positions: list[int]) -> Plan | None:
+    """The mechanism's plan of these rounds with some held at 0; None where nobody is left."""
     if out.all():
         return None
     clients = game.clients
     inside = game.with_bounds(np.where(out, 0.0, clients.budget_min), np.where(out, 0.0, clients.budget_max))
     rates = None if horizon.reward_rates is None else horizon.reward_rates[positions]
-    try:
-        part = replace(horizon, rounds=horizon.rounds[positions], reward_rates=rates, participation="voluntary")
-        return mechanism(inside, part)  # type: ignore[no-any-return]
-    except NoEquilibrium:
-        if first:
-            raise
-        return None  # others could be moved, who have gone
+    part = replace(horizon, rounds=horizon.rounds[positions], reward_rates=rates, participation="voluntary")
+    return mechanism(inside, part)  # type: ignore[no-any-return]
 
 
-def _following(game: Game, against: Against, state: _Round, out: BoolArray, key: bytes) -> BoolArray | None:
+def _following(game: Game, against: Against, state: _Round, out: BoolArray) -> BoolArray | None:
     """Who is out next; None where the round is at rest."""
     terms = state.terms
-    if terms is None or not np.isfinite(terms.budgets).all():  # without noise there is nothing to weigh
+    if not np.isfinite(terms.budgets).all():  # without noise there is nothing to weigh
         return None
     margins = gain_from_participating(game, terms.prices, terms.budgets, against)
     size = np.abs(terms.prices * terms.budgets) + privacy_cost(game, privacy_loss(game, terms.budgets))
     slight = SLIGHT * (size + game.clients.compute_cost)
-    inside = (terms.budgets > 0) & ~out
     able = out & (game.clients.budget_max > 0)
     wants_back = able & (margins > slight) & (against == "staying_out")  # against nothing, leaving is for good
-    state.seen.add(key)
-    change = _worst_first(margins, inside & (margins < -slight))
+    state.seen.add(out.tobytes())
+    change = _worst_first(margins, (terms.budgets > 0) & ~out & (margins < -slight))
     if not change.any() and state.may_come_back:
         change = _worst_first(margins, wants_back)
         if (out ^ change).tobytes() in state.seen:  # they would come and go for ever
@@ -129,25 +130,10 @@ def _following(game: Game, against: Against, state: _Round, out: BoolArray, key:
 
 def _worst_first(margins: Array, eligible: BoolArray) -> BoolArray:
     """One client of a small crowd, a tenth of those concerned in a large one: others may be content once they moved."""
-    concerned = np.flatnonzero(eligible)
     change = np.zeros_like(eligible)
-    if len(concerned) == 0:
-        return change
-    size = np.abs(margins[concerned])
+    size = np.where(eligible, np.abs(margins), -1.0)
     if len(eligible) <= ONE_BY_ONE:
-        change[concerned[np.argmax(size >= size.max() * (1 - TIED))]] = True
+        change[np.argmax(size >= size.max() * (1 - TIED))] = True
     else:
-        order = concerned[np.argsort(-size, kind="stable")]
-        change[order[: max(1, len(concerned) // 10)]] = True
-    return change
-
-
-def _notes_of_rounds(notes: list[tuple[str, ...]]) -> list[str]:
-    """What the mechanism says, once; with the number of rounds where it does not say so of all."""
-    rounds = Counter(note for single in notes for note in dict.fromkeys(single))
-    return [note if n == len(notes) else f"{note} (in {n} of {len(notes)} rounds)" for note, n in rounds.items()]
-
-
-def _doubts(rounds: list[_Round]) -> list[str]:
-    restless = sum(not state.at_rest for state in rounds)
-    return [f"in {restless} rounds some who opt out would rather join at these rates"] if restless else []
+        change[np.argsort(-size, kind="stable")[: max(1, eligible.sum() // 10)]] = True
+    return change & eligible

@@ -7,14 +7,14 @@ principal pivot, O(clients²); the tableau is computed anew every few hundred pi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.linalg.blas import dger
 
-from mppfl.arrays import Array, BoolArray, IntArray
+from mppfl.arrays import Array, BoolArray
 from mppfl.errors import NotConverged
 from mppfl.game.equilibrium import Response, equilibrium_at, equilibrium_response, interior_rates
 from mppfl.game.model import Game
@@ -26,6 +26,8 @@ FLAT = 1e-14  # of a client's own answer to the rate: a smaller slope is roundin
 NEARBY = 1e-13  # of a budget's own digits: nearer to a bound it is at the bound
 
 LOW, FREE, HIGH, OUT = -1, 0, 1, 2
+
+Line = tuple[Any, Any]  # slope and constant, one of each per client
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,44 +133,31 @@ def response_path(followers: Followers, against: Against | None = None, last: fl
     against  None: clients answer within their bounds. Else each also opts out where it gains less than by staying out,
              or than nothing: as the rate rises, clients join and leave as soon as that pays, and budgets jump there.
     """
-    walker = _Walker(followers, against)
-    segments = list(walker.segments(last))
-    ends = np.array([(low, high) for low, high, _, _, _ in segments])
-    whole = ends[:, 1] > ends[:, 0]
-    whole[0] |= bool(walker.low.any())  # at no pay at all some give their floors
-    slope, offset, free = (np.array([segment[k] for segment in segments]) for k in (2, 3, 4))
-    return Path(ends[whole], slope[whole], offset[whole], free[whole])
+    path = Path(*map(np.array, zip(*_Walker(followers, against).segments(last), strict=True)))
+    whole = path.ends[:, 1] > path.ends[:, 0]
+    whole[0] |= bool(followers.game.clients.budget_min.any())  # at no pay at all some give their floors
+    return path.only(whole)
 
 
-@dataclass(eq=False)
 class _Walker:
     """The principal pivot transform of B over the free clients, and everybody's line.
 
     value          budget at which a client who is not free is held
     slope, offset  r·slope − offset: the budget of a free client, the wish of one who is held
+    chooses        who opts out where that pays
     """
 
-    followers: Followers
-    against: Against | None
-    state: IntArray = field(init=False)
-    value: Array = field(init=False)
-    slope: Array = field(init=False)
-    offset: Array = field(init=False)
-    tableau: Any = field(init=False)
-    pivots: int = 0
-
-    def __post_init__(self) -> None:
-        self.game, self.weights, self.matrix = self.followers.game, self.followers.weights, self.followers.matrix
-        self.own_slope, self.own_offset = self.followers.own
-        self.low, self.high = self.game.clients.budget_min, self.game.clients.budget_max
-        self.state = np.full(len(self.low), LOW)
-        self.value = self.low.copy()
-        if self.against is not None:
-            # Who bears no cost but its privacy loses nothing by being there at 0, and never opts out.
-            stays = (self.low == 0) & (self.game.clients.compute_cost == 0) & (self.against == "staying_out")
-            self.state, self.value = np.where(stays, LOW, OUT), np.zeros_like(self.low)
-            self.chooses = (self.high > 0) & ~stays
-            self.tried_at, self.seen = -1.0, set[bytes]()  # the crowds that were tried at this rate
+    def __init__(self, followers: Followers, against: Against | None) -> None:
+        self.followers, self.against = followers, against
+        self.game, self.weights, self.matrix = followers.game, followers.weights, followers.matrix
+        self.own_slope, self.own_offset = followers.own
+        clients = self.game.clients
+        self.low, self.high = clients.budget_min, clients.budget_max
+        # Who bears no cost but its privacy loses nothing by being there at 0, and never opts out.
+        stays = (self.low == 0) & (clients.compute_cost == 0) & (against == "staying_out") | (against is None)
+        self.chooses = (self.high > 0) & ~stays
+        self.state, self.value = np.where(stays, LOW, OUT), np.where(stays, self.low, 0.0)
+        self.tried_at, self.seen = -1.0, set[bytes]()  # the crowds that were tried at this rate
         self._refresh()
 
     def _refresh(self) -> None:
@@ -193,8 +182,8 @@ class _Walker:
         self.slope = np.where(free, slope, self.own_slope - slope)
         self.offset = np.where(free, offset, self.own_offset - offset - self.value)
 
-    def _place(self, k: int, state: int, value: float = 0.0) -> None:
-        """Client k is free from now on, or held at a value."""
+    def _place(self, k: int, state: int) -> None:
+        """Client k is free from now on, at a bound, or out."""
         if (self.state[k] == FREE) != (state == FREE):
             scale = 1.0 / self.tableau[k, k]
             row, column = self.tableau[k] * scale, self.tableau[:, k].copy()
@@ -202,25 +191,23 @@ class _Walker:
             self.tableau[:, k], self.tableau[k] = column * scale, -row
             self.tableau[k, k] = scale
             self.pivots += 1
-        self.state[k], self.value[k] = state, value
+        self.state[k], self.value[k] = state, {LOW: self.low[k], HIGH: self.high[k]}.get(state, 0.0)
         self._draw_lines()
 
     # ---- the walk
 
-    def segments(self, last: float) -> Iterator[tuple[float, float, Array, Array, BoolArray]]:
-        """Low and high end, slope, offset, who is free: one segment after another."""
+    def segments(self, last: float) -> Iterator[tuple[tuple[float, float], Array, Array, BoolArray]]:
+        """Ends, slope, offset, who is free: one segment after another."""
         rate, before = 0.0, self.state == OUT
         for _ in range(20 * len(self.low) + 50):
             if self.pivots >= REFRESH:
                 self._refresh()
-            if self.against is not None:
+            if self.chooses.any():
                 self._settle(rate, before)
                 before = self.state == OUT
-            end, k, state = self._next_bend(rate)
-            if self.against is not None:
-                end, k, state = min((end, k, state), self._next_change_of_mind(rate), key=lambda bend: bend[0])
+            end, k, state = min(self._next_bend(rate), self._next_change_of_mind(rate), key=lambda bend: bend[0])
             free = self.state == FREE
-            yield rate, end, np.where(free, self.slope, 0.0), np.where(free, self.offset, -self.value), free
+            yield (rate, end), np.where(free, self.slope, 0.0), np.where(free, self.offset, -self.value), free
             if k < 0 or end >= last:
                 return
             rate = end
@@ -231,32 +218,20 @@ class _Walker:
         raise NotConverged(f"the path of budgets has too many bends; it was followed up to rate {rate:.6g}.", rate, 0.0)
 
     def _cross(self, rate: float, k: int, state: int) -> None:
-        if state == OUT:
-            self._place(k, OUT, 0.0)
-        elif self.state[k] == OUT:
-            self._join(rate, k)
-        elif state != FREE:
-            self._place(k, state, self.low[k] if state == LOW else self.high[k])
-        elif self.tableau[k, k] > 1e-12:
-            self._place(k, FREE)
+        """Client k goes out, to a bound, or inside; who joins may find itself at a bound."""
+        joins = self.state[k] == OUT
+        if joins and state == FREE:
+            wish = rate * self.slope[k] - self.offset[k]
+            state = LOW if wish <= self.low[k] else HIGH if wish >= self.high[k] else FREE
+        if joins or state != FREE or self.tableau[k, k] > 1e-12:
+            self._place(k, state)
         else:
             self._start_anew(rate)  # B is no P-matrix (αS is 1 or more): the path jumps
-
-    def _join(self, rate: float, k: int) -> None:
-        wish = rate * self.slope[k] - self.offset[k]
-        if wish <= self.low[k]:
-            self._place(k, LOW, self.low[k])
-        elif wish >= self.high[k]:
-            self._place(k, HIGH, self.high[k])
-        else:
-            self._place(k, FREE)
 
     def _start_anew(self, rate: float) -> None:
         """Some equilibrium just past a rate, where several may exist."""
         out = self.state == OUT
-        inside = self.game
-        if out.any():
-            inside = self.game.with_bounds(np.where(out, 0.0, self.low), np.where(out, 0.0, self.high))
+        inside = self.game.with_bounds(np.where(out, 0.0, self.low), np.where(out, 0.0, self.high))
         budgets = replace(self.followers, game=inside).answer(rate * (1 + 1e-9))
         self.state = np.where(out, OUT, np.where(budgets <= self.low, LOW, np.where(budgets >= self.high, HIGH, FREE)))
         self.value = np.where(out, 0.0, np.clip(budgets, self.low, self.high))
@@ -270,8 +245,6 @@ class _Walker:
         bound = np.where(is_free, np.where(up, self.high, self.low), self.value)
         moves = np.where(is_free, up | down, (self.state == LOW) & up | (self.state == HIGH) & down)
         moves &= (self.high > self.low) & np.isfinite(bound)
-        if not moves.any():
-            return np.inf, -1, FREE
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             crossing = np.where(moves, (self.offset + bound) / self.slope, np.inf)
         k = int(np.argmin(crossing))
@@ -280,13 +253,6 @@ class _Walker:
         return max(float(crossing[k]), rate), k if np.isfinite(crossing[k]) else -1, goes
 
     # ---- who joins, who leaves
-
-    def _margins(self, rate: float) -> Array:
-        """What each client gains by participating rather than opting out, others unmoved (model, eq. 31)."""
-        line = rate * self.slope - self.offset
-        given = np.where(self.state == OUT, np.clip(line, self.low, self.high), self.value)
-        given = np.where(self.state == FREE, line, given)
-        return margin_of(self.game, rate * self.weights, line, given, self.against)
 
     def _settle(self, rate: float, before: BoolArray) -> None:
         """Lets clients join and leave at a rate until nobody wants to, the largest margin first. Who would come and go
@@ -302,7 +268,9 @@ class _Walker:
         if (before != (self.state == OUT)).any():
             self.seen.add(before.tobytes())
         while True:
-            margins, out = self._margins(rate), self.state == OUT
+            line, out = rate * self.slope - self.offset, self.state == OUT
+            given = np.where(out, np.clip(line, self.low, self.high), np.where(self.state == FREE, line, self.value))
+            margins = margin_of(self.game, rate * self.weights, line, given, self.against)
             self.seen.add(out.tobytes())
             slight = 1e-11 * self._money(rate)
             wrong = np.where(out, ~self.restless & (margins > slight), margins < -slight) & self.chooses
@@ -311,15 +279,13 @@ class _Walker:
                 return
             k = int(np.argmax(np.where(wrong, np.abs(margins), -1.0)))
             if not out[k]:
-                roots = self._roots(None if self.state[k] == FREE else self.value)
+                roots = self._roots(self._line if self.state[k] == FREE else (0.0, self.value))
                 self.again[k] = min(root[k] if rises[k] and root[k] > rate else np.inf for root, rises in roots)
-                self._place(k, OUT, 0.0)
                 self.left[k] = True
             elif (out ^ (np.arange(len(out)) == k)).tobytes() in self.seen:
                 self.restless[k] = True
                 continue
-            else:
-                self._join(rate, k)
+            self._cross(rate, k, FREE if out[k] else OUT)
             self._within_bounds(rate)
 
     def _money(self, rate: float) -> Array:
@@ -332,13 +298,10 @@ class _Walker:
         """Moves clients whom a jump of others has put past a bound, one by one."""
         for _ in range(4 * len(self.low) + 4):
             line, flat = rate * self.slope - self.offset, NEARBY * (np.abs(rate * self.slope) + np.abs(self.offset))
-            below, above = line < self.low - flat, line > self.high + flat
-            free = self.state == FREE
-            goes = np.where(free & below, LOW, np.where(free & above, HIGH, OUT))
-            movable = self.high > self.low
-            released = movable & ((self.state == LOW) & (line > self.low + flat))
-            released |= movable & ((self.state == HIGH) & (line < self.high - flat))
-            goes = np.where(released, FREE, goes)
+            free, movable = self.state == FREE, self.high > self.low
+            goes = np.where(free & (line < self.low - flat), LOW, np.where(free & (line > self.high + flat), HIGH, OUT))
+            leaves = (self.state == LOW) & (line > self.low + flat) | (self.state == HIGH) & (line < self.high - flat)
+            goes = np.where(movable & leaves, FREE, goes)
             wrong = np.flatnonzero(goes != OUT)
             if len(wrong) == 0:
                 return
@@ -346,33 +309,33 @@ class _Walker:
 
     def _next_change_of_mind(self, rate: float) -> tuple[float, int, int]:
         """The first rate past this one at which a client's margin changes sign, whose, and where it goes."""
-        out = self.state == OUT
+        if not self.chooses.any():
+            return np.inf, -1, OUT
+        out, free = self.state == OUT, self.state == FREE
         first = self.again.copy()
         later = np.where(self.left, rate * (1 + 10 * NEARBY), rate)  # who has just come and gone is not asked again
-        pieces = [(self.state == FREE, None), ((self.state == LOW) | (self.state == HIGH), self.value)]
-        pieces += [(out, None), (out, self.low), (out, self.high)]
-        for state_is, given in pieces:
-            which = state_is & self.chooses & (True if given is None else np.isfinite(given) & (given > 0))
-            if not which.any():
-                continue
-            roots = self._roots(np.where(np.isfinite(given), given, 0.0) if given is not None else None)
-            for root, rises in roots:
-                line = np.where(np.isfinite(root), root, 0.0) * self.slope - self.offset
-                valid = which & (root > later) & np.where(out, rises, ~rises)
-                if given is None:
-                    near = NEARBY * np.abs(self.offset)
-                    valid &= ~out | ((line >= self.low - near) & (line <= self.high + near))
-                elif given is not self.value:
-                    valid &= (line <= self.low) if given is self.low else (line >= self.high)
+        held = [(~free & ~out, self.value), (out, self.low), (out, self.high)]
+        pieces = [(which & np.isfinite(given) & (given > 0), (0.0, given)) for which, given in held]
+        for which, given in [(free, self._line), (out, self._line), *pieces]:
+            for root, rises in self._roots(given) if (which & self.chooses).any() else ():
+                at = np.where(np.isfinite(root), root, 0.0)
+                wish = at * self.slope - self.offset
+                valid = which & self.chooses & (root > later) & np.where(out, rises, ~rises)
+                # Who is out would give the best that its bounds allow.
+                best = np.clip(wish, self.low, self.high)
+                valid &= ~out | (np.abs(at * given[0] + given[1] - best) <= NEARBY * np.abs(self.offset))
                 first = np.where(valid, np.minimum(first, root), first)
         k = int(np.argmin(first))
         return float(first[k]), k if np.isfinite(first[k]) else -1, FREE if out[k] else OUT
 
-    def _roots(self, given: Array | None) -> list[tuple[Array, BoolArray]]:
-        """Rates at which the margin of giving the line itself, or a constant, is 0, and whether it rises there."""
-        square, linear, constant = margin_polynomial(
-            self.game, self.weights, self.slope, self.offset, given, self.against
-        )
+    @property
+    def _line(self) -> Line:
+        return self.slope, -self.offset
+
+    def _roots(self, given: Line) -> list[tuple[Array, BoolArray]]:
+        """Rates at which the margin of giving a line, or a constant, is 0, and whether it rises there."""
+        given = 0 * self.slope + given[0], np.where(np.isfinite(given[1]), given[1], 0.0)
+        square, linear, constant = margin_polynomial(self.game, self.weights, self._line, given, self.against)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inner = linear**2 - 4 * square * constant
             inner = np.where(np.abs(inner) > 100 * FLAT * linear**2, inner, 0.0)  # two roots in one
@@ -397,21 +360,19 @@ def margin_of(game: Game, prices: Array | float, wish: Array, given: Array, agai
     return np.asarray(clients.quadratic_cost * given * (2 * wish - given) - clients.compute_cost)
 
 
-def margin_polynomial(
-    game: Game, weights: Array, slope: Array, offset: Array, given: Array | None, against: Against | None
-) -> tuple[Array, Array, Array]:
-    """`margin_of` at prices r·weights and wish r·slope − offset, as a polynomial in r; None gives the wish itself."""
-    clients = game.clients
-    a, b, none = clients.quadratic_cost, clients.linear_cost, np.zeros_like(slope)
+def margin_polynomial(game: Game, weights: Array, wish: Line, given: Line, against: Against | None) -> Array:
+    """`margin_of` at prices r·weights, as a polynomial in r: its three coefficients, that of r² first."""
+    a, b = game.clients.quadratic_cost, game.clients.linear_cost
     if against == "nothing":
-        # The loss s is r·s₁ − s₀, so the cost a s² + b s is a polynomial, and pay is r·w·given.
-        s1, s0 = weights / (2 * a), b / (2 * a)
-        pay2, pay1 = weights * slope, -weights * offset
-        if given is not None:
-            spill = s1 - slope
-            s1, s0 = np.where(np.abs(spill) > FLAT * s1, spill, 0.0), s0 - offset - given
-            pay2, pay1 = none, weights * given
-        return pay2 - a * s1**2, pay1 + 2 * a * s1 * s0 - b * s1, -clients.compute_cost - a * s0**2 + b * s0
-    if given is None:
-        return a * slope**2, -2 * a * slope * offset, a * offset**2 - clients.compute_cost
-    return none, 2 * a * given * slope, -a * given * (2 * offset + given) - clients.compute_cost
+        spill = weights / (2 * a) - wish[0]
+        spill = np.where(np.abs(spill) > FLAT * weights / (2 * a), spill, 0.0)
+        loss = spill + given[0], given[1] - wish[1] - b / (2 * a)
+        margin = _product((weights, 0 * a), given) - a * _product(loss, loss) - _product((0 * a, b), loss)
+    else:
+        margin = a * _product(given, (2 * wish[0] - given[0], 2 * wish[1] - given[1]))
+    margin[2] -= game.clients.compute_cost
+    return margin
+
+
+def _product(one: Line, other: Line) -> Array:
+    return np.array([one[0] * other[0], one[0] * other[1] + one[1] * other[0], one[1] * other[1]])

@@ -21,18 +21,18 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.exports import package_version
 from mppfl.files import write_whole
 from mppfl.game.model import LARGEST, Game
-from mppfl.game.tables import lines_of, span
+from mppfl.text import lines_of, span
 
-OLD_RULES = {  # of earlier versions
-    "always": 'participation="everyone"',
-    "if_better_than_opting_out": 'participation="rational"',
-    "if_non_negative": 'participation="rational" with against="nothing"',
-}
 ROUNDING = 1e-12  # of the largest budget: what a line may fall below 0 where its client has just reached it
 ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may exceed it by
 
 Participation = Literal["everyone", "voluntary", "rational"]
 Against = Literal["staying_out", "nothing"]
+OLD_RULES = {  # of earlier versions
+    "always": 'participation="everyone"',
+    "if_better_than_opting_out": 'participation="rational"',
+    "if_non_negative": 'participation="rational" with against="nothing"',
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,13 @@ class Plan:
         object.__setattr__(self, "reward_rates", rates)
         object.__setattr__(self, "notes", _as_notes(self.notes, self.mechanism))
 
+    @property
+    def price_weights(self) -> Array | None:
+        """Everybody's price per unit of the reward rate; None where prices do not go with it."""
+        if self.prices is None:
+            return np.ones(self.num_clients)
+        return self.prices.slope if isinstance(self.prices, AlongLine) and not self.prices.offset.any() else None
+
     def __len__(self) -> int:
         return len(self.rounds)
 
@@ -181,61 +188,46 @@ class Plan:
 PLAN_FORMAT = "mppfl plan 2"
 
 
-def _kept(arrays: Any, name: str) -> PerRound | None:
-    for kind in (AlongLine, Stored):
-        if all(f"{name}.{f.name}" in arrays for f in fields(kind)):
-            return kind(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(kind)})
-    return None
-
-
 def load_plan(path: str | Path) -> Plan:
-    """The plan that `Plan.save` wrote.
-
-    Args:
-        path: the file.
-
-    Returns:
-        A plan with the same numbers, bit for bit.
+    """The plan that `Plan.save` wrote, with the same numbers, bit for bit.
 
     Raises:
         BadFile: the file is not there, or no plan.
 
     Example:
         >>> import numpy as np, mppfl, tempfile
-        >>> from mppfl.game import load_plan
         >>> plan = mppfl.plan_from_rounds("mine", [mppfl.RoundTerms(1, 2.0, 2.0, np.array([0.5, 0.2]))])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     plan.save(f"{folder}/plan.npz")
-        ...     load_plan(f"{folder}/plan.npz").terms(1).budgets.tolist()
+        ...     mppfl.load_plan(f"{folder}/plan.npz").terms(1).budgets.tolist()
         [0.5, 0.2]
     """
-    head, arrays = _read(path)
-    budgets, prices = _kept(arrays, "budgets"), _kept(arrays, "prices")
-    if budgets is None:
-        raise BadFile(f"{path}: is no plan (it has no budgets). Give a file that Plan.save wrote.")
-    rounds, rates = arrays["rounds"], arrays["reward_rates"]
-    rule = {"participation": head["participation"], "against": head["against"]}
-    return Plan(head["mechanism"], rounds, rates, budgets, head["num_clients"], prices, tuple(head["notes"]), **rule)
+    return read_plan(path)[0]
 
 
-def plan_names(path: str | Path) -> list[str] | None:
-    """Names of the clients in a plan's file, where it has them."""
-    names: list[str] | None = _read(path)[0]["names"]
-    return names
-
-
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Facts and arrays of a plan's file."""
+def read_plan(path: str | Path) -> tuple[Plan, list[str] | None]:
+    """A plan from its file, and the names of its clients where they are kept there."""
     try:
         with np.load(path, allow_pickle=False) as file:
             head, arrays = json.loads(str(file["head"])), {name: file[name] for name in file.files if name != "head"}
-            if head["format"] != PLAN_FORMAT:
-                raise ValueError(f"format {head['format']!r}")
-            return head, arrays
+        if head.pop("format") != PLAN_FORMAT:
+            raise ValueError("another format")
+        names, _ = head.pop("names"), head.pop("version")
+        values: dict[str, Any] = {name: _kept(arrays, name) for name in ("budgets", "prices")}
+        if values["budgets"] is None:
+            raise ValueError("it has no budgets")
+        return Plan(rounds=arrays["rounds"], reward_rates=arrays["reward_rates"], **values, **head), names
     except OSError as cause:
         raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
     except (ValueError, KeyError, TypeError, BadZipFile) as cause:
         raise BadFile(f"{path}: is no plan ({cause}). Give a file that Plan.save wrote.") from cause
+
+
+def _kept(arrays: dict[str, Any], name: str) -> PerRound | None:
+    for kind in (AlongLine, Stored):
+        if all(f"{name}.{f.name}" in arrays for f in fields(kind)):
+            return kind(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(kind)})
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,11 +267,11 @@ class Horizon:
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
         if self.reward_rates is not None:
-            object.__setattr__(self, "reward_rates", checked_rates(self.reward_rates, len(self.rounds)))
+            object.__setattr__(self, "reward_rates", _checked_rates(self.reward_rates, len(self.rounds)))
         require_count(self.seed, "seed", 0)
 
 
-def checked_rates(given: Any, num_rounds: int) -> Array:
+def _checked_rates(given: Any, num_rounds: int) -> Array:
     """Rates as a vector with one number from 0 to LARGEST for every round."""
     try:
         rates = np.asarray(given, dtype=np.float64)
@@ -326,9 +318,6 @@ def plan_from_rounds(
         notes: what a reader of the result should know.
         participation, against: the rule by which clients participated.
 
-    Returns:
-        The plan.
-
     Raises:
         BadInput: no terms, or budgets and prices that do not fit each other.
 
@@ -352,21 +341,13 @@ def plan_from_rounds(
                 f"{where}: budgets of shape {budgets[-1].shape} and prices of shape {prices[-1].shape} for {size} "
                 "clients. Give one budget each, and one price for all or each."
             )
+    rounds, rows = np.array([t.round_index for t in terms]), np.arange(len(terms))
     rates = as_numbers([t.reward_rate for t in terms], f"mechanism {mechanism!r}: reward_rates")
     personal = None  # the reward rate is everybody's
     if not all((paid == rate).all() for paid, rate in zip(prices, rates, strict=True)):
-        personal = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), np.arange(len(terms)))
-    return Plan(
-        mechanism,
-        np.array([t.round_index for t in terms]),
-        rates,
-        Stored(np.array(budgets), np.arange(len(terms))),
-        size,
-        personal,
-        notes,
-        participation,
-        against,
-    )
+        personal = Stored(np.array([np.broadcast_to(paid, size) for paid in prices]), rows)
+    kept = Stored(np.array(budgets), rows)
+    return Plan(mechanism, rounds, rates, kept, size, personal, notes, participation, against)
 
 
 def as_numbers(values: Any, what: str) -> Array:
@@ -408,7 +389,7 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
             f"mechanism {name or 'function'!r} returned {type(plan).__name__}, not a plan. Return an mppfl.Plan, for "
             "instance by mppfl.plan_from_rounds."
         )
-    called = f"mechanism {name or plan.mechanism!r}"
+    called, rates = f"mechanism {name or plan.mechanism!r}", plan.reward_rates
     if not np.array_equal(plan.rounds, horizon.rounds):
         raise BadInput(
             f"{called} planned {_some_rounds(plan.rounds)}, and was asked for {_some_rounds(horizon.rounds)}. "
@@ -416,17 +397,14 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
         )
     if plan.num_clients != game.num_clients:
         raise BadInput(f"{called} planned for {plan.num_clients:,} clients of {game.num_clients:,}. Plan for all.")
-    rates = plan.reward_rates
     if rates.shape != plan.rounds.shape or not ((rates >= 0) & (rates <= LARGEST)).all():
         raise BadInput(
             f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each one from 0 to {LARGEST:g}."
         )
-    positions, rows = _extremes(plan, plan.budgets, f"{called}: budgets")
-    _check_values(rows, plan.num_clients, f"{called}: budgets", np.inf)
+    positions, rows = _checked_extremes(plan, plan.budgets, f"{called}: budgets", np.inf)
     _check_ceilings(plan.rounds[positions], rows, game, called)
     if plan.prices is not None:
-        _, paid = _extremes(plan, plan.prices, f"{called}: prices")
-        _check_values(paid, plan.num_clients, f"{called}: prices", LARGEST)
+        _checked_extremes(plan, plan.prices, f"{called}: prices", LARGEST)
     return plan
 
 
@@ -437,16 +415,21 @@ def _some_rounds(rounds: IntArray) -> str:
     return f"{len(rounds):,} round{'s' if len(rounds) > 1 else ''} ({listed})"
 
 
-def _check_values(rows: Array, num_clients: int, what: str, most: float) -> None:
-    """Raises unless every client has a number from 0 to `most`, in all rows."""
-    if rows.ndim != 2 or rows.shape[1] != num_clients:
-        raise BadInput(f"{what} have shape {rows.shape[1:]} for {num_clients:,} clients. Give one for each.")
+def _checked_extremes(plan: Plan, values: Any, what: str, most: float) -> tuple[IntArray, Array]:
+    """Positions of rounds and everybody's values in them [positions, clients], between which all rounds' values lie.
+
+    Raises unless every client has a number from 0 to `most` in all of them.
+    """
+    positions, rows = _extremes(plan, values, what)
+    if rows.ndim != 2 or rows.shape[1] != plan.num_clients:
+        raise BadInput(f"{what} have shape {rows.shape[1:]} for {plan.num_clients:,} clients. Give one for each.")
     least, largest = float(rows.min()), float(rows.max())  # both are NaN where one entry is
     scale = max(1.0, largest) if np.isfinite(largest) else 1.0
     if not (least >= -ROUNDING * scale and largest <= most):
         wrong = next(value for value in (least, largest) if not 0 <= value <= most)
         limit = "at least 0" if most == np.inf else f"finite and at least 0, at most {most:g}"
         raise BadInput(f"{what} hold {wrong:.6g}; each must be {limit}. Correct the mechanism.")
+    return positions, rows
 
 
 def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> None:
@@ -464,7 +447,6 @@ def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> N
 
 
 def _extremes(plan: Plan, values: Any, what: str) -> tuple[IntArray, Array]:
-    """Positions of rounds and everybody's values in them [positions, clients], between which all rounds' values lie."""
     if isinstance(values, AlongLine):  # a straight line has its extremes at the ends of the rates
         positions = np.unique([np.argmin(plan.reward_rates), np.argmax(plan.reward_rates)])
         with np.errstate(invalid="ignore"):  # infinity less infinity is no number, and is refused as such

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,18 +23,17 @@ from mppfl.game.plan import (
     Participation,
     Plan,
     RoundTerms,
-    load_plan,
     plan_from_rounds,
-    plan_names,
+    read_plan,
     rounds_up_to,
 )
-from mppfl.game.tables import data_frame, html_table, lines_of, span
+from mppfl.text import Tabular, lines_of, span
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
+class Solution(Tabular):
     """A plan, what it brings, and how good it is: what `solve` returns.
 
     Args:
@@ -86,28 +85,19 @@ class Solution:
 
     def save(self, path: str | Path) -> None:
         """Writes plan and names of clients to a file (NumPy's .npz), from which `load_solution` makes this again."""
-        self.plan.save(path, [self.game.graph.name(client) for client in range(self.game.num_clients)])
+        self.plan.save(path, _names(self.game))
 
-    def _columns(self) -> dict[str, Any]:
-        outcome = self.outcome
-        return {
-            "round_index": outcome.rounds.tolist(),
-            "reward_rate": outcome.reward_rates.tolist(),
-            "server_cost": outcome.server_costs.tolist(),
-            "accuracy_term": outcome.accuracy_terms.tolist(),
-            "payments": outcome.payments.tolist(),
-            "welfare": outcome.welfare.tolist(),
-            "total_welfare": outcome.total_welfare.tolist(),
-            "participating": outcome.participating.tolist(),
-            "negative_utility": outcome.negative_utility.tolist(),
+    def _columns(self) -> dict[str, list[Any]]:
+        """One row per round."""
+        shown = {
+            "round_index": "rounds",
+            "reward_rate": "reward_rates",
+            "server_cost": "server_costs",
+            "accuracy_term": "accuracy_terms",
         }
-
-    def to_pandas(self) -> Any:  # pandas.DataFrame
-        """One row per round; needs pandas."""
-        return data_frame(self._columns())
-
-    def _repr_html_(self) -> str:
-        return html_table(self._columns())
+        same = ("payments", "welfare", "total_welfare", "participating", "negative_utility")
+        shown |= dict(zip(same, same, strict=True))
+        return {column: getattr(self.outcome, name).tolist() for column, name in shown.items()}
 
     def __repr__(self) -> str:
         size, outcome, quality = self.game.num_clients, self.outcome, self.verification
@@ -151,9 +141,6 @@ def solve(
         device: "cuda", "cuda:1" or "cpu" to solve the network's equations by PyTorch, for mppfl and mppfl_exact;
             without it NumPy solves.
 
-    Returns:
-        The plan with its outcome and its verification.
-
     Raises:
         BadInput: an argument, or a plan of a function that is not ours, is wrong.
         NoEquilibrium: the participation rule allows no rate; it names the clients who cannot be kept.
@@ -185,8 +172,7 @@ def solve(
         played = game_on_device(game, device)
     plan = record(played, horizon)
     outcome = evaluate(played, plan)
-    quality = verify(played, plan, outcome, record)
-    return _solution(game, record, plan, outcome, quality, horizon, began)
+    return _solution(game, record, plan, outcome, verify(played, plan, outcome, record), horizon.reward_rates, began)
 
 
 def _solution(
@@ -194,24 +180,15 @@ def _solution(
     record: Mechanism,
     plan: Plan,
     outcome: Outcome,
-    quality: Verification,
-    horizon: Horizon,
+    verification: Verification,
+    rates: Array | None,
     began: float,
 ) -> Solution:
-    warnings = tuple(_warnings(game, plan, horizon, outcome))
+    warnings = tuple(_warnings(game, plan, rates, outcome))
     for warning in warnings:
         log.info(warning)
-    return Solution(
-        game=game,
-        plan=plan,
-        outcome=outcome,
-        verification=quality,
-        is_unique=game.is_surely_unique,
-        diagonal_error=_diagonal_error(game, plan),
-        seconds=time.perf_counter() - began,
-        warnings=warnings,
-        mechanism=record,
-    )
+    unique, error, seconds = game.is_surely_unique, _diagonal_error(game, plan), time.perf_counter() - began
+    return Solution(game, plan, outcome, verification, unique, error, seconds, warnings, record)
 
 
 def load_solution(path: str | Path, game: Game) -> Solution:
@@ -220,9 +197,6 @@ def load_solution(path: str | Path, game: Game) -> Solution:
     Args:
         path: the file.
         game: the game that was solved, for instance from the spec that describes it.
-
-    Returns:
-        The solution, number for number.
 
     Raises:
         BadFile: the file is not there, is no plan, or is about other clients.
@@ -237,13 +211,16 @@ def load_solution(path: str | Path, game: Game) -> Solution:
         'mppfl'
     """
     began = time.perf_counter()
-    plan, names = load_plan(path), plan_names(path)
-    if names is None or names != [game.graph.name(client) for client in range(game.num_clients)]:
+    plan, names = read_plan(path)
+    if names is None or names != _names(game):
         raise BadFile(f"{path}: is about other clients than the game's. Give the game that was solved.")
     record = MECHANISMS.get(plan.mechanism) or Mechanism(lambda *_: plan, plan.mechanism)
     outcome = evaluate(game, plan)
-    horizon = Horizon(plan.rounds, plan.reward_rates, 0, plan.participation, plan.against)
-    return _solution(game, record, plan, outcome, verify(game, plan, outcome, record), horizon, began)
+    return _solution(game, record, plan, outcome, verify(game, plan, outcome, record), plan.reward_rates, began)
+
+
+def _names(game: Game) -> list[str]:
+    return [game.graph.name(client) for client in range(game.num_clients)]
 
 
 def _solve_each(
@@ -253,6 +230,7 @@ def _solve_each(
     if not games:
         raise BadInput("there must be at least one game.")
     whole = Horizon(np.arange(1, len(games) + 1), reward_rates, **rule)
+    rates = whole.reward_rates
     plans: list[Plan] = []
     for k, game in enumerate(games):
         if game.num_clients != games[0].num_clients:
@@ -260,41 +238,32 @@ def _solve_each(
                 f"round {k + 1} has {game.num_clients} clients, the one before {games[k - 1].num_clients}; "
                 "keep those who left, with budget_max 0."
             )
-        rates = None if whole.reward_rates is None else whole.reward_rates[k : k + 1]
-        plans.append(record(game, replace(whole, rounds=whole.rounds[k : k + 1], reward_rates=rates)))
-    notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
-    name, kept = plans[0].mechanism, {key: rule[key] for key in ("participation", "against")}
-    terms = [plan[0] for plan in plans]
-    joined = plan_from_rounds(name, terms, (*notes, "the network changes from round to round"), **kept)
+        faced = None if rates is None else rates[k : k + 1]
+        plans.append(record(game, replace(whole, rounds=whole.rounds[k : k + 1], reward_rates=faced)))
+    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    terms, said = [plan[0] for plan in plans], (*notes, "the network changes from round to round")
+    joined = plan_from_rounds(plans[0].mechanism, terms, said, whole.participation, whole.against)
     outcomes = [evaluate(game, plan) for game, plan in zip(games, plans, strict=True)]
     together = Outcome(*(np.concatenate([getattr(one, f.name) for one in outcomes]) for f in fields(Outcome)))
     checks = [verify(game, plan, one, record) for game, plan, one in zip(games, plans, outcomes, strict=True)]
-    regrets = [check.leader_regret for check in checks if check.leader_regret is not None]
-    quality = Verification(
-        residual=max(check.residual for check in checks),
-        client_regret=max(check.client_regret for check in checks),
-        relative_regret=max(check.relative_regret for check in checks),
-        leader_regret=max(regrets) if regrets else None,
-        leader_rounds=tuple(int(t) for t in joined.rounds) if regrets else (),
-    )
-    return _solution(games[-1], record, joined, together, quality, whole, began)
+    columns: dict[str, Any] = {f.name: [getattr(check, f.name) for check in checks] for f in fields(Verification)}
+    columns |= {name: None if None in values else max(values) for name, values in columns.items()}
+    columns["leader_rounds"] = tuple(int(t) for t in joined.rounds) if columns["leader_regret"] is not None else ()
+    return _solution(games[-1], record, joined, together, Verification(**columns), rates, began)
 
 
 # ---- what a reader should know -------------------------------------------------------------------------------------
 
 
-def _warnings(game: Game, plan: Plan, horizon: Horizon, outcome: Outcome) -> list[str]:
-    notes = list(plan.notes)
-    deserted = int((outcome.participating == 0).sum())
-    if deserted:
-        notes.append(f"in {deserted} rounds nobody participates: no rate of this server suits anybody")
-    if horizon.reward_rates is not None and not follows(plan, horizon.reward_rates):
-        notes.append(f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it")
-    notes += doubts_about(game)
-    isolated = len(game.graph.isolated)
-    if isolated:
-        notes.append(f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them")
-    return notes
+def _warnings(game: Game, plan: Plan, rates: Array | None, outcome: Outcome) -> Iterator[str]:
+    yield from plan.notes
+    if deserted := int((outcome.participating == 0).sum()):
+        yield f"in {deserted} rounds nobody participates: no rate of this server suits anybody"
+    if rates is not None and not follows(plan, rates):
+        yield f"{plan.mechanism} has prices of its own, and the reward_rates that were given mean nothing to it"
+    yield from doubts_about(game)
+    if isolated := len(game.graph.isolated):
+        yield f"{isolated} of {game.num_clients} clients are isolated: nobody exposes them"
 
 
 def doubts_about(game: Game) -> tuple[str, ...]:

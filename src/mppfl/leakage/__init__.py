@@ -7,9 +7,10 @@ from mppfl.exports import export_lazily
 if TYPE_CHECKING:
     from .calibrate import (
         Calibration,
+        Correlation,
         RankCorrelation,
         calibrate,
-        friend_slope_interval,
+        homophily,
         least_wrong_index,
         public_part,
         read_values,
@@ -18,29 +19,16 @@ if TYPE_CHECKING:
     from .external import ExternalColumns, external_columns
     from .field import (
         FieldFit,
-        field_kernel,
+        NormalisedWalk,
+        field_of,
         fit_field,
+        fits_matrices,
+        friend_moments,
         friendships,
-        graph_modes,
-        leave_one_out,
-        saturating_level,
-    )
-    from .homophily import Correlation, homophily
-    from .levels import (
-        DENSE_LIMIT,
-        LeakModel,
-        WhoLeaks,
-        leak_estimator,
-        leak_model,
-        leak_model_of,
-        protect,
-        r_bound,
-        r_leak,
-        r_model,
-        read_attribute,
         require_dense,
-        who_leaks,
+        walk_of,
     )
+    from .levels import LeakModel, Levels, leak_model, protect, r_bound, r_model
     from .neighbour_audit import (
         Attack,
         IsingTree,
@@ -48,7 +36,6 @@ if TYPE_CHECKING:
         attack_by_field,
         audit_neighbour,
         client_release,
-        clopper_pearson,
         declared_signals,
         random_ising_tree,
         sample_ising_tree,

@@ -18,24 +18,11 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only
 from mppfl.errors import BadInput, UnknownClient
-from mppfl.leakage.field import is_forest
-from mppfl.leakage.levels import (
-    DENSE_LIMIT,
-    ExposureBound,
-    Theorem,
-    client_budgets,
-    frozen,
-    leak_estimator,
-    r_bound,
-    r_leak,
-    r_model,
-    read_attribute,
-)
+from mppfl.leakage.field import densely, fits_matrices
+from mppfl.leakage.levels import ExposureBound, Theorem, frozen, is_forest, leak_model, r_bound, r_model, read_attribute
 from mppfl.network import Propagation, SocialGraph, propagate
 from mppfl.privacy import Unit
 from mppfl.privacy.ledger import Account, PrivacyLedger
-
-PROBES_DRAWN_BY = 0  # seed of what estimates R_leak on large networks: the same ledger has the same columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,7 @@ def external_columns(
 
     Names join the two: everybody in the ledger must be in the network; who is in the network alone has spent nothing.
 
-    attribute     public sample of a binary attribute, as `r_leak` takes it, for R_leak
+    attribute     public sample of a binary attribute, as `leak_model` takes it, for R_leak
     propagation   for R_model; `propagate(graph)` if none is given
     couplings     of a known Ising model, as `r_bound` takes them, for R_bound
     unit          needed where the ledger holds both
@@ -94,24 +81,36 @@ def external_columns(
     walks = propagate(graph) if propagation is None else propagation
     if walks.num_clients != graph.num_clients:
         raise BadInput(f"propagation is for {walks.num_clients} clients, the network has {graph.num_clients}.")
-    _require_finite(account)
+    endless = np.isinf(account.budget) | np.isinf(account.worst_case_budget)
+    if endless.any():
+        raise BadInput(
+            f"client {account.clients[int(np.argmax(endless))]!r} released without noise, so what it tells about "
+            "others has no measure here. Leave out the network, or account for it in another ledger."
+        )
     counts = None if num_examples is None else _counts(num_examples, account)
     known = None if attribute is None else read_attribute(graph, attribute)
 
-    def spread(values: Array) -> Array:  # from the ledger's order to the network's
+    def in_network(values: Array) -> Array:  # from the ledger's order to the network's
         everybody = np.zeros(graph.num_clients)
         everybody[positions] = values
         return everybody
 
-    def for_all_data(values: Array) -> Array:
-        replaced = np.where(account.add_remove, 4.0, 1.0) * values
-        return spread(client_budgets(replaced, len(values), account.unit, counts))
-
+    spent, spent_at_worst = in_network(account.budget), in_network(account.worst_case_budget)
+    in_all_records = 1.0 if counts is None or account.unit == "client" else counts**2
+    for_all_data = in_network(np.where(account.add_remove, 4.0, 1.0) * in_all_records)
     missing = _why_budgets_do_not_tell(ledger.units, account, counts)
-    nominal, worst = (None, None) if missing else map(for_all_data, (account.budget, account.worst_case_budget))
-    bound = _bound(graph, couplings, worst, missing)
-    leak, leak_reason, leak_note = _leak(graph, known, nominal, missing)
-    spent, spent_at_worst = spread(account.budget), spread(account.worst_case_budget)
+    bound = _bound(graph, couplings, None if missing else for_all_data * spent_at_worst, missing)
+    notes = _notes(account, counts)
+    leak, leak_reason = np.full(graph.num_clients, np.nan), missing
+    if known is None:
+        leak_reason = "no public sample of an attribute was given"
+    elif not missing:
+        levels = leak_model(graph, known).levels(for_all_data * spent)
+        leak = levels.nats
+        if not fits_matrices(graph.num_clients):
+            off = float(np.median(levels.error / np.maximum(leak, 1e-300)))
+            of_many = f"R_leak is estimated: {graph.num_clients:,} clients are too many for matrices"
+            notes += (f"{of_many}; the median standard error is {off:.0%}",)
     return ExternalColumns(
         clients=shown,
         unit=account.unit,
@@ -125,7 +124,7 @@ def external_columns(
         premises=bound.premises,
         bound_reason=bound.reason,
         leak_reason=leak_reason,
-        notes=_notes(account, counts) + leak_note,
+        notes=notes,
     )
 
 
@@ -135,26 +134,11 @@ def _bound(graph: SocialGraph, couplings: Any, budgets: Array | None, missing: s
         reason = "no couplings were given, and the bound is a theorem about known ones"
     elif budgets is None:
         reason = missing
-    elif size > DENSE_LIMIT and not is_forest(graph):
-        reason = f"with cycles it is computed densely, for at most {DENSE_LIMIT:,} clients, not {size:,}"
+    elif not fits_matrices(size) and not is_forest(graph):
+        reason = f"with cycles it is {densely(size)}"
     else:
         return r_bound(graph, couplings, budgets)
-    return ExposureBound(np.full(size, np.nan), "none", "", reason, np.full(size, np.log(2)))
-
-
-def _leak(
-    graph: SocialGraph, known: Array | None, budgets: Array | None, missing: str
-) -> tuple[Array, str, tuple[str, ...]]:
-    """R_leak, why there is none, and what must be said beside it."""
-    size = graph.num_clients
-    if known is None or budgets is None:
-        return np.full(size, np.nan), "no public sample of an attribute was given" if known is None else missing, ()
-    if size <= DENSE_LIMIT:
-        return r_leak(graph, budgets, known).nats, "", ()
-    estimate = leak_estimator(graph, known, PROBES_DRAWN_BY)(budgets)
-    off = float(np.median(estimate.error / np.maximum(estimate.nats, 1e-300)))
-    note = f"R_leak is estimated: {size:,} clients are too many for matrices; the median standard error is {off:.0%}"
-    return estimate.nats, "", (note,)
+    return ExposureBound(np.full(size, np.nan), "none", "", reason)
 
 
 def _positions(graph: SocialGraph, names: Sequence[str]) -> IntArray:
@@ -166,15 +150,6 @@ def _positions(graph: SocialGraph, names: Sequence[str]) -> IntArray:
         except UnknownClient as cause:
             raise UnknownClient(f"the ledger and the network do not fit: {cause}") from cause
     return np.array(positions, dtype=np.int64)
-
-
-def _require_finite(account: Account) -> None:
-    endless = np.isinf(account.budget) | np.isinf(account.worst_case_budget)
-    if endless.any():
-        raise BadInput(
-            f"client {account.clients[int(np.argmax(endless))]!r} released without noise, so what it tells about "
-            "others has no measure here. Leave out the network, or account for it in another ledger."
-        )
 
 
 def _counts(num_examples: Any, account: Account) -> Array:

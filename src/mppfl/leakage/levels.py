@@ -1,224 +1,67 @@
 """What others' uploads say about a client: the paper's index, a bound in nats, and a calibrated level in nats.
 
-    r_model  Σρ, the paper's index: ranks nothing in nats and has no unit
-    r_bound  nats, a theorem: only where its premises hold (a forest, or weak couplings)
-    r_leak   nats, the level a Gaussian field on the graph predicts, fitted on a public sample of the attribute
+    r_model    Σρ, the paper's index: ranks nothing in nats and has no unit
+    r_bound    nats, a theorem: only where its premises hold (a forest, or weak couplings)
+    LeakModel  R_leak in nats, the level a Gaussian field on the graph predicts, fitted on a public sample
 
 The attribute is binary, X = ±1. A client's own upload never counts. Budgets are client-level and spent once; noise on a
 vector clipped to a ball then tells at most ρ/4 nats about the client that adds it.
-
-`LeakModel` has r_leak as a function of everybody's budgets, with its slopes. With K the field's correlations,
-π_j = 2ρ_j p(1-p) and A = (K⁻¹ + Π)⁻¹, what all others leave of client i's variance is A_ii/(1 - π_i A_ii), and
-
-    ∂R_gp,i/∂ρ_j = p(1-p) A_ij² / (A_ii (1 - π_i A_ii)),
-
-which is finite for a silent client too. Where π_i is large, 1 - π_i A_ii is what is left of two equal numbers; with
-M = I + Π^½ K Π^½ it is [M⁻¹]_ii, a sum of squares. Each R_gp,i is concave in the budgets, since 1/[(K⁻¹ + Π)⁻¹]_ii is.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
+import scipy.sparse as sp
+from scipy.optimize import brentq
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 
-from mppfl.arrays import Array, BoolArray, read_only, require, require_number
+from mppfl.arrays import Array, BoolArray, IntArray, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.leakage.field import (
+    Field,
     FieldFit,
-    coupled_edges,
-    field_kernel,
+    Heard,
+    entropy_of,
+    field_of,
     fit_field,
     friendships,
-    graph_modes,
-    is_forest,
-    leave_one_out,
-    path_sums,
-    saturating_level,
-    saturating_slope,
-)
-from mppfl.leakage.field_at_scale import (
-    LeakAtScale,
-    field_at_scale,
-    fit_at_scale,
-    leak_at_scale,
-    marginal_at_scale,
-    slopes_at_scale,
+    require_dense,
     walk_of,
 )
 from mppfl.network import Propagation, SocialGraph, SparseMatrix
-from mppfl.privacy import Unit
 
 Theorem = Literal["tree", "walk sum", "none"]
 ROUNDED = 8.0  # q of the rounded-off kinks
-DENSE_LIMIT = 3_000  # an N×N eigendecomposition: some 10 s and 300 MB
-
-
-@dataclass(frozen=True, slots=True)
-class ExposureBound:
-    """Upper bounds on what all others' uploads tell about each client's attribute.
-
-    nats             one per client, capped at `entropy`; NaN where no theorem applies
-    theorem          which one gave them
-    premises         what must hold for them to be bounds
-    reason           why there is none, else ""
-    spectral_radius  of tanh|J| (walk sum only)
-    """
-
-    nats: Array
-    theorem: Theorem
-    premises: str
-    reason: str
-    entropy: Array
-    spectral_radius: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ExposureLeak:
-    """Predicted leak per client in nats: min(entropy, max(r_sat, r_gp)). A calibrated level, not a bound.
-
-    r_sat  from friends alone, saturating
-    r_gp   from everybody, by the Gaussian field's exact leave-one-out variance
-    """
-
-    nats: Array
-    r_sat: Array
-    r_gp: Array
-    entropy: float
-    fit: FieldFit
 
 
 def r_model(propagation: Propagation, budgets: Any) -> Array:
     """Σρ: the paper's index of external risk (model, eq. 3). No unit, and no statement about nats."""
-    return propagation @ _budgets(budgets, propagation.num_clients)
+    return propagation @ client_budgets(budgets, propagation.num_clients)
 
 
-def r_bound(
-    graph: SocialGraph,
-    couplings: Any,
-    budgets: Any,
-    *,
-    rate: Any = 0.5,
-) -> ExposureBound:
-    """Bounds in nats on I(X_i; all others' uploads), for attributes that follow an Ising model on the graph.
-
-    Forest: Σ_j σ_ij ρ_j/4 with σ_ij = Π tanh² J_e along the path, in O(clients). Else, if C = tanh|J| has spectral
-    radius below 1: σ_ij = min(1, [(I-C)⁻¹]_ij), at most `DENSE_LIMIT` clients.
-
-    couplings  one J for all edges, or a symmetric N×N matrix that is zero off the edges
-    rate       P(X_i = +1), one or one per client: the bound is capped at its entropy
-    """
-    size = graph.num_clients
-    amounts = client_budgets(budgets, size) / 4
-    rates = read_only(rate, "rate", length=size)
-    require(rates, "rate", (rates > 0) & (rates < 1), "between 0 and 1")
-    cap = _entropy(rates)
-    firsts, seconds, strengths = coupled_edges(graph, couplings)
-    shared = (
-        "attributes follow an Ising model on the edges, known couplings, nothing else ties clients; "
-        "ρ/4: noise on a vector clipped to a ball"
-    )
-    if is_forest(graph):
-        summed = path_sums(size, firsts, seconds, np.tanh(strengths) ** 2, amounts)
-        return ExposureBound(frozen(np.minimum(summed, cap)), "tree", f"forest; {shared}", "", cap)
-    require_dense(size, "the walk-sum bound")
-    contact = np.zeros((size, size))
-    contact[firsts, seconds] = contact[seconds, firsts] = np.tanh(np.abs(strengths))
-    radius = float(np.linalg.eigvalsh(contact)[-1])
-    premises = f"spectral radius of tanh|J| below 1; {shared}"
-    if radius >= 1 - 1e-9:
-        reason = f"the graph has cycles and tanh|J| has spectral radius {radius:.3g}, not below 1: no theorem applies."
-        return ExposureBound(frozen(np.full(size, np.nan)), "none", premises, reason, cap, radius)
-    walks = np.minimum(1.0, np.linalg.inv(np.eye(size) - contact))
-    np.fill_diagonal(walks, 0.0)
-    return ExposureBound(frozen(np.minimum(walks @ amounts, cap)), "walk sum", premises, "", cap, radius)
-
-
-def r_leak(graph: SocialGraph, budgets: Any, public_sample: Any) -> ExposureLeak:
-    """The leak in nats that a Gaussian field on the graph predicts for each client; at most `DENSE_LIMIT` clients.
-
-    With G = K + diag(τ), τ_j = 1/(2ρ_j p(1-p)): r_gp = -½ ln(1/[G⁻¹]_ii - τ_i), what is left of the variance of X_i
-    once all others are heard. With T_i = Σ_friends ρ_j/(2+ρ_j): r_sat = ½ ln(1 + b²T_i/(1+vT_i)).
-
-    public_sample  known values, ±1 or 0/1: a mapping from names, or one per client with NaN where unknown. Edges count
-                   the same in both directions and whatever their weight.
-    """
-    size = graph.num_clients
-    spent = client_budgets(budgets, size)
-    require_dense(size, "the Gaussian field")
-    known = read_attribute(graph, public_sample)
-    modes = graph_modes(graph)
-    fit = fit_field(graph, known, modes)
-    heard = spent > 0
-    noise = np.full(size, np.inf)
-    noise[heard] = 1 / (2 * spent[heard] * fit.rate * (1 - fit.rate))
-    left, _ = leave_one_out(field_kernel(modes, fit.beta, fit.eta), noise)
-    r_gp = np.maximum(0.0, -0.5 * np.log(left))  # below 0 only by rounding
-    reach = friendships(graph) @ (spent / (2 + spent))
-    r_sat = saturating_level(fit, reach)
-    cap = float(_entropy(np.array([fit.rate]))[0])
-    level = np.minimum(np.maximum(r_sat, r_gp), cap)
-    return ExposureLeak(frozen(level), frozen(r_sat), frozen(r_gp), cap, fit)
-
-
-def client_budgets(budgets: Any, size: int, unit: Unit = "client", num_examples: Any = None) -> Array:
-    """Budgets for all of a client's data: as given, or n²ρ from budgets per record."""
-    given = _budgets(budgets, size)
-    if unit == "client":
-        return given
-    if unit != "record":
-        raise BadInput(f"unit={unit!r} must be 'client' or 'record'.")
-    if num_examples is None:
-        raise BadInput(
-            "budgets per record say nothing about an attribute that all records share. "
-            "Give num_examples, which makes them n²·budget per client."
-        )
-    counts = read_only(num_examples, "num_examples", length=size)
-    require(counts, "num_examples", counts >= 1, "at least 1")
-    return frozen(given * counts**2)
-
-
-def read_attribute(graph: SocialGraph, values: Any) -> Array:
-    """The attribute as +1, -1 and NaN where unknown, from ±1 or 0/1 values per client or a mapping from names."""
-    size = graph.num_clients
-    if isinstance(values, Mapping):
-        known = np.full(size, np.nan)
-        for name, value in values.items():
-            known[graph.index(str(name))] = value
-    else:
-        known = np.array(read_only(values, "attribute", length=size))
-    return as_signs(known)
-
-
-def as_signs(values: Array) -> Array:
-    """±1 from ±1 or 0/1; NaN stays."""
-    seen = np.unique(values[~np.isnan(values)])
-    if not np.isin(seen, (-1.0, 1.0)).all() and not np.isin(seen, (0.0, 1.0)).all():
-        raise BadInput(f"attribute values must be ±1 or 0/1, got {', '.join(f'{v:g}' for v in seen[:5])}.")
-    return np.where(values == 0, -1.0, values)
-
-
-def _budgets(budgets: Any, size: int) -> Array:
+def client_budgets(budgets: Any, size: int) -> Array:
+    """Everybody's budget for all of its data, from one for all or one per client."""
     given = read_only(budgets, "budgets", length=size)
     require(given, "budgets", np.isfinite(given) & (given >= 0), "finite and not negative")
     return given
 
 
-def _entropy(rates: Array) -> Array:
-    return frozen(-rates * np.log(rates) - (1 - rates) * np.log1p(-rates))
-
-
-def require_dense(size: int, what: str) -> None:
-    """Raises where `what` would need a matrix too large to hold."""
-    if size > DENSE_LIMIT:
-        raise BadInput(
-            f"{what} is computed densely, for at most {DENSE_LIMIT:,} clients, not {size:,}. Take a part of the graph."
-        )
+def read_attribute(graph: SocialGraph, values: Any) -> Array:
+    """The attribute as +1, -1 and NaN where unknown, from ±1 or 0/1 values per client or a mapping from names."""
+    if isinstance(values, Mapping):
+        known = np.full(graph.num_clients, np.nan)
+        for name, value in values.items():
+            known[graph.index(str(name))] = value
+    else:
+        known = np.array(read_only(values, "attribute", length=graph.num_clients))
+    seen = np.unique(known[~np.isnan(known)])
+    if not np.isin(seen, (-1.0, 1.0)).all() and not np.isin(seen, (0.0, 1.0)).all():
+        raise BadInput(f"attribute values must be ±1 or 0/1, got {', '.join(f'{v:g}' for v in seen[:5])}.")
+    return np.where(known == 0, -1.0, known)
 
 
 def frozen(values: Array) -> Array:
@@ -227,87 +70,154 @@ def frozen(values: Array) -> Array:
     return values
 
 
+# ---- the bound ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Levels:
-    """What all others' uploads tell about each client, in nats: `nats` = min(entropy, max(r_sat, r_gp))."""
+class ExposureBound:
+    """Upper bounds on what all others' uploads tell about each client's attribute.
+
+    nats      one per client, capped at the attribute's entropy; NaN where no theorem applies
+    theorem   which one gave them
+    premises  what must hold for them to be bounds
+    reason    why there is none, else ""
+    """
 
     nats: Array
-    r_sat: Array
-    r_gp: Array
-    capped: BoolArray
+    theorem: Theorem
+    premises: str
+    reason: str
 
 
-class _Heard(NamedTuple):
-    """The field once everybody is heard."""
+def r_bound(graph: SocialGraph, couplings: Any, budgets: Any, *, rate: Any = 0.5) -> ExposureBound:
+    """Bounds in nats on I(X_i; all others' uploads), for attributes that follow an Ising model on the graph.
 
-    covariances: Array  # A, N×N
-    apart: Array  # 1 - π_i A_ii: the share of a client's variance given all, in that given all others
+    Forest: Σ_j σ_ij ρ_j/4 with σ_ij = Π tanh² J_e along the path, in O(clients). Else, if C = tanh|J| has spectral
+    radius below 1: σ_ij = min(1, [(I-C)⁻¹]_ij), for networks that fit matrices.
+
+    couplings  one J for all edges, or a symmetric N×N matrix that is zero off the edges
+    rate       P(X_i = +1), one or one per client: the bound is capped at its entropy
+    """
+    size = graph.num_clients
+    amounts = client_budgets(budgets, size) / 4
+    rates = read_only(rate, "rate", length=size)
+    require(rates, "rate", (rates > 0) & (rates < 1), "between 0 and 1")
+    cap = entropy_of(rates)
+    firsts, seconds, strengths = coupled_edges(graph, couplings)
+    shared = (
+        "attributes follow an Ising model on the edges, known couplings, nothing else ties clients; "
+        "ρ/4: noise on a vector clipped to a ball"
+    )
+    both_ways = (np.append(firsts, seconds), np.append(seconds, firsts))
+    contact = sp.csr_array((np.tile(np.tanh(np.abs(strengths)), 2), both_ways), shape=(size, size))
+    if is_forest(graph):
+        summed = _path_sums(friendships(graph), contact, amounts)
+        return ExposureBound(frozen(np.minimum(summed, cap)), "tree", f"forest; {shared}", "")
+    require_dense(size, "the walk-sum bound")
+    radius = float(np.linalg.eigvalsh(contact.toarray())[-1])
+    premises = f"spectral radius of tanh|J| below 1; {shared}"
+    if radius >= 1 - 1e-9:
+        reason = f"the graph has cycles and tanh|J| has spectral radius {radius:.3g}, not below 1: no theorem applies."
+        return ExposureBound(frozen(np.full(size, np.nan)), "none", premises, reason)
+    walks = np.minimum(1.0, np.linalg.inv(np.eye(size) - contact.toarray()))
+    np.fill_diagonal(walks, 0.0)
+    return ExposureBound(frozen(np.minimum(walks @ amounts, cap)), "walk sum", premises, "")
+
+
+def is_forest(graph: SocialGraph) -> bool:
+    """Whether the edges, taken without direction, have no cycle."""
+    connected = friendships(graph)
+    parts, _ = connected_components(connected, directed=False)
+    return bool(connected.nnz // 2 == graph.num_clients - parts)
+
+
+def coupled_edges(graph: SocialGraph, couplings: Any) -> tuple[IntArray, IntArray, Array]:
+    """Each undirected edge once: its two ends and its coupling J."""
+    above = sp.triu(friendships(graph), 1).tocoo()
+    firsts, seconds = above.row.astype(np.int64), above.col.astype(np.int64)
+    if np.ndim(couplings) == 0 and not sp.issparse(couplings):
+        one = require_number(couplings, "couplings", -np.inf, np.inf)
+        return firsts, seconds, np.full(len(firsts), one)
+    matrix = sp.csr_array(couplings, dtype=np.float64)
+    size = graph.num_clients
+    if matrix.shape != (size, size):
+        raise BadInput(f"couplings have shape {matrix.shape} for {size} clients; give one number or an N×N matrix.")
+    if not np.isfinite(matrix.data).all() or abs(matrix - matrix.T).max() > 0:
+        raise BadInput("couplings must be finite and symmetric: J of an edge is the same seen from both ends.")
+    strengths = np.asarray(matrix[firsts, seconds]).ravel() if len(firsts) else np.zeros(0)
+    if np.count_nonzero(strengths) * 2 != matrix.count_nonzero():
+        raise BadInput("couplings are not zero between clients without an edge. Remove them, or add the edges.")
+    return firsts, seconds, strengths
+
+
+def rooted(connected: SparseMatrix) -> tuple[IntArray, IntArray]:
+    """A forest's clients, tree by tree and everybody after its parent, and each one's parent: -1 for a root."""
+    _, tree = connected_components(connected, directed=False)
+    orders, parents = [np.zeros(0, dtype=np.int64)], np.full(len(tree), -1)
+    for root in np.unique(tree, return_index=True)[1]:
+        if connected.indptr[root] == connected.indptr[root + 1]:
+            orders.append(np.array([root]))
+            continue
+        order, before = breadth_first_order(connected, root, directed=False)
+        parents[order[1:]] = before[order[1:]]
+        orders.append(order)
+    return np.concatenate(orders), parents
+
+
+def _path_sums(connected: SparseMatrix, contact: SparseMatrix, amounts: Array) -> Array:
+    """Σ_{j≠i} (product of squared contacts along the path from i to j) · amounts_j on a forest."""
+    order, parents = rooted(connected)
+    children = np.flatnonzero(parents >= 0)
+    share, up, total = np.zeros(len(amounts)), amounts.copy(), np.zeros(len(amounts))
+    share[children] = np.asarray(contact[children, parents[children]]).ravel() ** 2 if len(children) else 0.0
+    for client in order[::-1]:
+        if parents[client] >= 0:
+            up[parents[client]] += share[client] * up[client]
+    for client in order:
+        total[client] = up[client] - amounts[client]
+        if parents[client] >= 0:
+            above = parents[client]
+            total[client] += share[client] * (amounts[above] + total[above] - share[client] * up[client])
+    return np.maximum(total, 0.0)
+
+
+# ---- the level ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeakModel:
-    """The Gaussian field and the one-hop model of one network and one attribute, ready for any budgets.
+    """R_leak of one network and one attribute as a function of everybody's budgets.
 
-    kernel  K, N×N with a unit diagonal
-    connected  who is connected to whom, in either direction
+    With π_j = 2ρ_j p(1-p) the precision of what client j's upload tells, R_gp,i = -½ ln(what all others leave of client
+    i's variance in the field), R_sat,i is what friends alone tell, and R_leak,i = min(H(X), max(R_sat,i, R_gp,i)).
+    R_gp is concave in the budgets.
+
+    seed  of the probes, on a network too large for matrices: the same budgets have the same levels
     """
 
-    kernel: Array
-    connected: SparseMatrix
-    fit: FieldFit
-    entropy: float
+    field: Field
+    seed: int = 0
 
     @property
-    def num_clients(self) -> int:
-        return len(self.kernel)
-
-    @property
-    def information(self) -> float:
-        """p(1-p): half of what a unit of budget adds to the precision with which a client's value is known."""
-        return self.fit.rate * (1 - self.fit.rate)
-
-    def posterior(self, budgets: Array) -> Array:
-        """A = (K⁻¹ + Π)⁻¹: covariances once everybody is heard. O(N³)."""
-        return self._heard(budgets).covariances
-
-    def _heard(self, budgets: Array) -> _Heard:
-        root = np.sqrt(2 * self.information * budgets)
-        audible, loud = np.flatnonzero(root > 0), np.flatnonzero(root > 1)
-        inner = root[audible, None] * self.kernel[np.ix_(audible, audible)] * root[audible]
-        inner[np.diag_indices_from(inner)] += 1.0
-        lower = cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
-        half = solve_triangular(lower, root[audible, None] * self.kernel[audible], lower=True, check_finite=False)
-        covariances = self.kernel - half.T @ half
-        apart = 1 - root**2 * np.diagonal(covariances)
-        if len(loud):
-            # K - KΠ^½M⁻¹Π^½K cancels where it is of the size of 1/π_j. AΠ^½ = KΠ^½M⁻¹ and Π^½AΠ^½ = I - M⁻¹ do not.
-            units = np.zeros((len(audible), len(loud)))
-            units[np.searchsorted(audible, loud), np.arange(len(loud))] = 1.0
-            half_units = solve_triangular(lower, units, lower=True, check_finite=False)
-            inverse = half_units.T @ half_units
-            covariances[:, loud] = half.T @ half_units / root[loud]
-            covariances[loud] = covariances[:, loud].T
-            covariances[np.ix_(loud, loud)] = (np.eye(len(loud)) - inverse) / root[loud] / root[loud, None]
-            apart[loud] = np.diagonal(inverse)
-        return _Heard(covariances, apart)
+    def fit(self) -> FieldFit:
+        return self.field.fit
 
     def levels(self, budgets: Any) -> Levels:
-        """R_leak of every client at these client-level budgets, as `r_leak` gives it."""
-        spent = client_budgets(budgets, self.num_clients)
-        return self._levels(spent, self._heard(spent))
+        """R_leak of every client at these client-level budgets."""
+        fit, connected = self.fit, self.field.walk.connected
+        spent = client_budgets(budgets, connected.shape[0])
+        heard = self.field.hear(self.noise(spent), np.random.default_rng([self.seed, 1]))
+        r_gp = np.maximum(0.0, -0.5 * np.log(heard.left))  # below 0 only by rounding
+        r_sat = fit.saturating_level(connected @ _reach(spent))
+        uncapped, below = np.maximum(r_sat, r_gp), np.maximum(r_sat, r_gp) < fit.entropy
+        by_field: BoolArray = (r_gp >= r_sat) & below
+        error = np.where(by_field, 0.5 * heard.error / heard.left, 0.0)
+        nats = frozen(np.minimum(uncapped, fit.entropy))
+        return Levels(nats, error, r_sat, r_gp, by_field, (r_gp < r_sat) & below, self, spent, heard)
 
     def total(self, budgets: Any) -> float:
         """Σ_i R_leak,i in nats."""
         return float(self.levels(budgets).nats.sum())
-
-    def slopes(self, budgets: Any) -> Array:
-        """∂R_leak,i/∂ρ_j as an array [i, j], nats per unit of budget; 0 on the diagonal, and where i is at its entropy.
-
-        Where R_sat and R_gp are equal R_leak has a kink, and the slopes are R_gp's.
-        """
-        spent = client_budgets(budgets, self.num_clients)
-        heard = self._heard(spent)
-        return self._slopes(spent, heard, self._levels(spent, heard))
 
     def smooth_total_and_marginal(self, budgets: Any) -> tuple[float, Array]:
         """Σ_i R_leak,i and Σ_i ∂R_leak,i/∂ρ_j for every j, with R_leak's kinks rounded off.
@@ -316,208 +226,129 @@ class LeakModel:
 
         max(x, y) becomes (x^q + y^q)^(1/q) and min(x, H) becomes (x^-q + H^-q)^(-1/q), q = 8: within a tenth.
         """
-        spent = client_budgets(budgets, self.num_clients)
-        heard = self._heard(spent)
-        levels = self._levels(spent, heard)
-        q = ROUNDED
+        levels, q = self.levels(budgets), ROUNDED
         joined = (levels.r_sat**q + levels.r_gp**q) ** (1 / q)
-        level = joined / (1 + (joined / self.entropy) ** q) ** (1 / q)
+        level = joined / (1 + (joined / self.fit.entropy) ** q) ** (1 / q)
         safe = np.where(joined > 0, joined, 1.0)
         outer = np.where(joined > 0, (level / safe) ** (q + 1), 1.0)
         of_gp, of_sat = (outer * (part / safe) ** (q - 1) for part in (levels.r_gp, levels.r_sat))
-        marginal = of_gp @ self._slopes_of_field(heard)
-        reach = self.connected @ (spent / (2 + spent))
-        near = self.connected @ (of_sat * saturating_slope(self.fit, reach))
-        return float(level.sum()), np.asarray(marginal + 2 / (2 + spent) ** 2 * near)
+        return float(level.sum()), levels.weighed_slopes(of_gp, of_sat)[0]
 
-    def _levels(self, spent: Array, heard: _Heard) -> Levels:
-        left = np.diagonal(heard.covariances) / heard.apart
-        r_gp = np.maximum(0.0, -0.5 * np.log(left))  # below 0 only by rounding
-        r_sat = saturating_level(self.fit, self.connected @ (spent / (2 + spent)))
-        uncapped = np.maximum(r_sat, r_gp)
-        return Levels(np.minimum(uncapped, self.entropy), r_sat, r_gp, uncapped >= self.entropy)
-
-    def _slopes_of_field(self, heard: _Heard) -> Array:
-        """∂R_gp,i/∂ρ_j as an array [i, j], 0 on the diagonal."""
-        scale = np.sqrt(self.information / (np.diagonal(heard.covariances) * heard.apart))
-        slopes = (scale[:, None] * heard.covariances) ** 2
-        np.fill_diagonal(slopes, 0.0)
-        return slopes
-
-    def _slopes(self, spent: Array, heard: _Heard, levels: Levels) -> Array:
-        slopes = self._slopes_of_field(heard)
-        near = levels.r_sat > levels.r_gp
-        if near.any():
-            reach = self.connected[near] @ (spent / (2 + spent))
-            slopes[near] = (
-                self.connected[near].toarray() * (2 / (2 + spent) ** 2) * saturating_slope(self.fit, reach)[:, None]
-            )
-        slopes[levels.capped] = 0.0
-        np.fill_diagonal(slopes, 0.0)
-        return slopes
-
-
-def leak_model(graph: SocialGraph, public_sample: Any) -> LeakModel:
-    """The leak model of a network, its constants fitted on the public sample alone; see `r_leak` for the sample."""
-    require_dense(graph.num_clients, "the Gaussian field")
-    modes = graph_modes(graph)
-    return leak_model_of(graph, modes, fit_field(graph, read_attribute(graph, public_sample), modes))
-
-
-def leak_model_of(graph: SocialGraph, modes: tuple[Array, Array], fit: FieldFit) -> LeakModel:
-    """The leak model of constants that are already fitted."""
-    entropy = float(_entropy(np.array([fit.rate]))[0])
-    return LeakModel(field_kernel(modes, fit.beta, fit.eta), friendships(graph), fit, entropy)
-
-
-def leak_estimator(graph: SocialGraph, shown: Array, seed: int) -> Callable[[Array], LeakAtScale]:
-    """What the public sample `shown` (±1, NaN where not public) predicts to leak at client-level budgets.
-
-    The constants are fitted here, once. Every question gets the same probes, so that two answers differ by their
-    budgets and not by the luck of the draw.
-    """
-    rng, walk = np.random.default_rng(seed), walk_of(graph)
-    fit, _ = fit_at_scale(graph, walk, shown, rng)
-    field = field_at_scale(walk, fit.beta, fit.eta, rng)
-    return lambda budgets: leak_at_scale(graph, field, fit, budgets, np.random.default_rng([seed, 1]))
+    def noise(self, budgets: Array) -> Array:
+        """1/π: variance of the noise about a standardised value."""
+        precision = 2 * self.fit.information * budgets
+        return np.asarray(np.divide(1.0, precision, out=np.full(len(budgets), np.inf), where=budgets > 0))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class WhoLeaks:
-    """R_leak of every client and what moves it.
+class Levels:
+    """R_leak of every client at some budgets, and what moves it.
 
-    nats, error               R_leak and its standard error; the error is 0 where the field is exact
-    marginal, marginal_error  Σ_i ∂R_leak,i/∂ρ_j: what one more unit of j's budget tells about all others, in nats
-    slopes_of                 client i -> ∂R_leak,i/∂ρ_j over all j
-    model                     the exact model, which also answers what protection costs; None on large networks
+    nats, error            min(H(X), max(r_sat, r_gp)) and its standard error, which is 0 where the field is exact
+    by_field, by_friends   where R_gp, or R_sat, decides: neither where the level is at the entropy
     """
 
     nats: Array
     error: Array
-    marginal: Array
-    marginal_error: Array
-    fit: FieldFit
-    slopes_of: Callable[[int], Array]
-    model: LeakModel | None
+    r_sat: Array
+    r_gp: Array
+    by_field: BoolArray
+    by_friends: BoolArray
+    model: LeakModel
+    budgets: Array
+    heard: Heard
+
+    def marginal(self) -> tuple[Array, Array]:
+        """Σ_i ∂R_leak,i/∂ρ_j: what one more unit of j's budget tells about all others in nats; and standard errors.
+
+        Where R_sat and R_gp are equal R_leak has a kink, and the slopes are R_gp's.
+        """
+        return self.weighed_slopes(self.by_field, self.by_friends)
+
+    def slopes_of(self, client: int) -> Array:
+        """∂R_leak,i/∂ρ_j of one client i over all j, nats per unit of budget."""
+        target = np.arange(len(self.nats)) == client
+        slopes, _ = self.weighed_slopes(self.by_field & target, self.by_friends & target)
+        return np.where(target, 0.0, slopes)
+
+    def weighed_slopes(self, of_gp: Array | BoolArray, of_sat: Array | BoolArray) -> tuple[Array, Array]:
+        """Σ_i of_gp,i ∂R_gp,i/∂ρ_j + of_sat,i ∂R_sat,i/∂ρ_j of every client j, and its standard error."""
+        fit, connected = self.model.fit, self.model.field.walk.connected
+        by_field, error = self.heard.slopes(of_gp, np.random.default_rng([self.model.seed, 2]))
+        near = connected @ (of_sat * fit.saturating_slope(connected @ _reach(self.budgets)))
+        return 2 * fit.information * by_field + 2 / (2 + self.budgets) ** 2 * near, 2 * fit.information * error
 
 
-def who_leaks(
-    graph: SocialGraph, public_sample: Any, budgets: Any, *, rng: np.random.Generator, fit: FieldFit | None = None
-) -> WhoLeaks:
-    """Levels and slopes at client-level budgets, with constants fitted on the public sample alone.
+def leak_model(graph: SocialGraph, public_sample: Any, *, seed: int = 0, fit: FieldFit | None = None) -> LeakModel:
+    """The leak model of a network, its constants fitted on the public sample alone.
 
-    Exact up to `DENSE_LIMIT` clients, by random probes with standard errors above. `fit` gives constants that are
-    already fitted, as `calibrate` finds them; the sample is then not looked at.
+    public_sample  known values, ±1 or 0/1: a mapping from names, or one per client with NaN where unknown. Edges count
+                   the same in both directions and whatever their weight.
+    seed           of the probes on a network too large for matrices
+    fit            constants that are already fitted, as `calibrate` finds them; the sample is then not looked at
     """
-    spent = client_budgets(budgets, graph.num_clients)
-    if graph.num_clients <= DENSE_LIMIT:
-        model = leak_model(graph, public_sample) if fit is None else leak_model_of(graph, graph_modes(graph), fit)
-        slopes = model.slopes(spent)
-        none = np.zeros(graph.num_clients)
-        return WhoLeaks(model.levels(spent).nats, none, slopes.sum(axis=0), none, model.fit, slopes.__getitem__, model)
-    walk = walk_of(graph)
-    if fit is None:
-        fit, _ = fit_at_scale(graph, walk, read_attribute(graph, public_sample), rng)
-    field = field_at_scale(walk, fit.beta, fit.eta, rng)
-    leak = leak_at_scale(graph, field, fit, spent, rng)
-    marginal, error = marginal_at_scale(graph, field, fit, spent, leak, rng)
-    slopes_of = partial(slopes_at_scale, graph, field, fit, spent, leak)
-    return WhoLeaks(leak.nats, leak.error, marginal, error, fit, slopes_of, None)
+    rng = np.random.default_rng(seed)
+    if fit is not None:
+        return LeakModel(field_of(walk_of(graph), fit, rng), seed)
+    known, walk = read_attribute(graph, public_sample), walk_of(graph)
+    return LeakModel(field_of(walk, fit_field(walk, known, rng), rng), seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Protection:
-    """Budgets to withdraw so that a client's R_leak falls to a target.
-
-    level_before, level_after  R_leak of the client in nats
-    withdrawn                  budget taken from each client; 0 for the client itself
-    """
-
-    client: int
-    level_before: float
-    level_after: float
-    withdrawn: Array
-
-    @property
-    def total(self) -> float:
-        """What the server's Σρ loses."""
-        return float(self.withdrawn.sum())
-
-    @property
-    def num_withdrawn(self) -> int:
-        return int((self.withdrawn > 0).sum())
+def _reach(budgets: Array) -> Array:
+    """What a budget adds to T = Σ_friends ρ_j/(2+ρ_j) of its client's friends."""
+    return budgets / (2 + budgets)
 
 
-def protect(model: LeakModel, budgets: Any, client: int, *, target: float) -> Protection:
-    """Withdraws others' budgets, those that tell most per unit first, until R_leak of `client` is `target` nats.
+def protect(model: LeakModel, budgets: Any, client: int, *, target: float) -> Array:
+    """What to withdraw of others' budgets, those that tell most per unit first, until R_leak of `client` is `target`.
 
     Since R_leak is concave in budgets, the least withdrawal is a hard problem; taking whole budgets in order of what
     each tells per unit, once those before it are gone, gives an upper bound on it. The last one is taken in part.
-    O(N²) for each client withdrawn.
+    O(N²) for each client withdrawn; for networks that fit matrices.
     """
-    spent = np.array(client_budgets(budgets, model.num_clients))
+    field, fit = model.field, model.fit
+    spent = np.array(client_budgets(budgets, field.walk.num_clients))
     before = float(model.levels(spent).nats[client])
     require_number(target, "target", 0.0, np.inf)
     if target >= before:
         raise BadInput(
             f"target={target:.4g} nats for client number {client} is not below its level of {before:.4g}. Lower it."
         )
-    precision = 2 * model.information * spent
-    is_client = np.arange(len(spent)) == client
-    heard = np.where(is_client, 0.0, precision)
-    covariances = model.posterior(np.where(is_client, 0.0, spent))
-    friends = np.asarray(model.connected[[client]].toarray()).ravel()
-    reach = friends * spent / (2 + spent)
+    require_dense(len(spent), "protection")
+    spent[client] = 0.0
+    heard = field.hear(model.noise(spent), np.random.default_rng(0))
+    covariances, precision = np.asarray(heard.covariances), heard.precision.copy()
+    reach = np.asarray(field.walk.connected[[client]].toarray()).ravel() * _reach(spent)
     withdrawn = np.zeros(len(spent))
+
+    def excess(left: Any, near: Any) -> Array:
+        """How far R_gp and R_sat of the client are above the target."""
+        return np.array([-0.5 * np.log(left), fit.saturating_level(near)]) - target
+
+    def excess_without(taken: float, source: int) -> float:
+        """That of R_leak, once so much of a source's budget is gone."""
+        kept = spent[source] - taken
+        told = 2 * fit.information * kept
+        lost = precision[source] - told / (1 + field.apart[source] * told)
+        loosened = lost * covariances[client, source] ** 2 / (1 - lost * covariances[source, source])
+        fewer = reach[source] * (1 - _reach(kept) / _reach(spent[source]))
+        return float(excess(left + loosened, near - fewer).max())
+
     while True:
-        left, near = float(covariances[client, client]), float(reach.sum())
-        if max(_gp(left), float(saturating_level(model.fit, np.array(near)))) <= target:
-            break
-        loosened = heard * covariances[client] ** 2 / (1 - heard * np.diagonal(covariances))
-        gains = _above(-0.5 * np.log(left), target) - _above(-0.5 * np.log(left + loosened), target)
-        gains += _above(saturating_level(model.fit, np.array(near)), target)
-        gains -= _above(saturating_level(model.fit, near - reach), target)
-        per_unit = np.divide(gains, spent - withdrawn, out=np.full(len(spent), -np.inf), where=heard > 0)
+        left, near = field.apart[client] + covariances[client, client], reach.sum()
+        now = excess(left, near)
+        if now.max() <= 0:
+            return frozen(withdrawn)
+        loosened = precision * covariances[client] ** 2 / (1 - precision * np.diagonal(covariances))
+        gains = np.maximum(now, 0.0).sum() - np.maximum(excess(left + loosened, near - reach), 0.0).sum(axis=0)
+        per_unit = np.divide(gains, spent, out=np.full(len(spent), -np.inf), where=precision > 0)
         source = int(np.argmax(per_unit))
+        if excess_without(spent[source], source) < 0:
+            withdrawn[source] = brentq(excess_without, 0.0, spent[source], (source,), xtol=1e-300, rtol=1e-14)
+            return frozen(withdrawn)
         column = covariances[source]
-        after = left + loosened[source]
-        if max(_gp(after), float(saturating_level(model.fit, np.array(near - reach[source])))) < target:
-            withdrawn[source] = _part(model, spent[source], covariances, client, source, near, friends[source], target)
-            break
-        covariances = covariances + np.outer(column, column) * (heard[source] / (1 - heard[source] * column[source]))
+        covariances = covariances + np.outer(column, column) * (
+            precision[source] / (1 - precision[source] * column[source])
+        )
         withdrawn[source] = spent[source]
-        heard[source] = reach[source] = 0.0
-    remaining = np.maximum(spent - withdrawn, 0.0)
-    remaining[client] = precision[client] / (2 * model.information)
-    return Protection(client, before, float(model.levels(remaining).nats[client]), frozen(withdrawn))
-
-
-def _part(
-    model: LeakModel,
-    budget: float,
-    covariances: Array,
-    client: int,
-    source: int,
-    near: float,
-    is_friend: float,
-    target: float,
-) -> float:
-    """How much of the last budget must go, by bisection: the level falls as it goes."""
-    variance, cross = covariances[source, source], covariances[client, source]
-    low, high = 0.0, budget
-    for _ in range(60):
-        taken = 0.5 * (low + high)
-        kept, lost = budget - taken, 2 * model.information * taken
-        left = covariances[client, client] + lost * cross**2 / (1 - lost * variance)
-        reach = near - is_friend * (budget / (2 + budget) - kept / (2 + kept))
-        enough = max(_gp(left), float(saturating_level(model.fit, np.array(reach)))) <= target
-        low, high = (low, taken) if enough else (taken, high)
-    return high
-
-
-def _gp(left: float) -> float:
-    return max(0.0, -0.5 * math.log(left))
-
-
-def _above(level: Any, target: float) -> Array:
-    return np.asarray(np.maximum(level, target) - target)
+        precision[source] = reach[source] = 0.0

@@ -10,33 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import minimize_scalar
-from scipy.sparse.csgraph import breadth_first_order, connected_components
-from scipy.special import expit, log_expit
-from scipy.stats import beta as beta_distribution
-from scipy.stats import norm
+from scipy.special import expit
+from scipy.stats import binomtest, norm
 
-from mppfl.arrays import Array, IntArray, read_only, require_count, require_number
+from mppfl.arrays import Array, BoolArray, IntArray, read_only, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.leakage.calibrate import spearman
+from mppfl.leakage.calibrate import public_part, spearman
 from mppfl.leakage.field import (
     FieldFit,
-    coupled_edges,
-    field_kernel,
+    NormalisedWalk,
+    field_of,
     fit_field,
     friendships,
-    graph_modes,
-    is_forest,
-    leave_one_out,
+    log_loss_gain,
+    require_dense,
+    walk_of,
 )
-from mppfl.leakage.levels import as_signs, client_budgets, r_bound, read_attribute, require_dense
+from mppfl.leakage.levels import client_budgets, coupled_edges, is_forest, r_bound, read_attribute, rooted
 from mppfl.network import SocialGraph, SparseMatrix, graph_from_edges
 from mppfl.privacy import LocalWork, privacy_mechanism
-from mppfl.privacy.audit import AuditResult
+from mppfl.privacy.audit import AuditResult, Verdict
 
 ATTACKERS = ("gaussian_field", "belief_propagation")
 SURE = 4.0  # standard errors beyond which a leak contradicts the bound, or more where Bonferroni asks for more
@@ -74,29 +72,8 @@ class Signals:
         return np.where(heard, (uploads - self.middle) / gap, 0.0), np.where(heard, noise, np.inf)
 
 
-class _AuditedRelease(NamedTuple):
-    """How clients upload, and what the attacker learnt about it from shadow releases."""
-
-    release: Release
-    spent: Array
-    clip: float
-    signals: Signals
-    shadow: dict[str, Any]
-
-    def of(self, signs: Array, rng: np.random.Generator) -> Array:
-        """Uploads of these attributes [draws, clients]."""
-        return self.release(signs, self.spent, self.clip, rng)
-
-    @property
-    def failures(self) -> list[str]:
-        loud = self.shadow["clients_louder_than_budget"]
-        return [f"{loud} clients' uploads separate the two values by more than their budgets allow"] if loud else []
-
-
-def client_release(
-    attribute: Array, budgets: Array, clip_norm: float, rng: np.random.Generator
-) -> Array:  # [draws, clients]
-    """x·clip_norm plus the noise of the `client` mechanism; clients with budget 0 upload 0."""
+def client_release(attribute: Array, budgets: Array, clip_norm: float, rng: np.random.Generator) -> Array:
+    """x·clip_norm plus the noise of the `client` mechanism [draws, clients]; clients with budget 0 upload 0."""
     heard = budgets > 0
     std = _noise_std(budgets, clip_norm)
     noisy = attribute * clip_norm + np.where(heard, std, 0.0) * rng.standard_normal(attribute.shape)
@@ -112,30 +89,21 @@ def learn_signals(
     if plus.shape != (SHADOWS, size) or not (np.isfinite(plus).all() and np.isfinite(minus).all()):
         raise BadInput(f"release gave shape {plus.shape} or values not finite; it must give a number per client.")
     declared = declared_signals(spent, clip)
-    heard = spent > 0
+    center, gap = (plus.mean(axis=0) + minus.mean(axis=0)) / 2, (plus.mean(axis=0) - minus.mean(axis=0)) / 2
     std = np.sqrt((plus.var(axis=0, ddof=1) + minus.var(axis=0, ddof=1)) / 2)
-    gap = (plus.mean(axis=0) - minus.mean(axis=0)) / 2
-    center = (plus.mean(axis=0) + minus.mean(axis=0)) / 2
-    means_error = declared.std / math.sqrt(2 * SHADOWS)
-    differs = np.abs(std / declared.std - 1) > SHADOW_SURE / math.sqrt(4 * SHADOWS)
-    differs |= np.abs(gap - declared.half_gap) > SHADOW_SURE * means_error
-    differs |= np.abs(center - declared.middle) > SHADOW_SURE * means_error
-    differs &= heard | (std > 0) | (gap != 0)
     floor = np.maximum(std, 1e-6 * np.maximum(np.abs(gap), 1e-300))
+    as_declared = np.array([declared.middle, declared.half_gap, declared.std])
+    errors = declared.std / np.sqrt(SHADOWS * np.array([[2], [2], [4]]))
+    differs = (np.abs([center, gap, std] - as_declared) > SHADOW_SURE * errors).any(axis=0)
+    differs &= (spent > 0) | (std > 0) | (gap != 0)
     ratio = np.abs(gap) / floor  # of half the gap to the noise; √(ρ/2) is what the budget pays for
-    allowed = np.sqrt(spent / 2)
-    loud = ratio - allowed > SHADOW_SURE * np.sqrt((1 + ratio**2 / 2) / (2 * SHADOWS))
-    seen = Signals(
-        np.where(differs, center, declared.middle),
-        np.where(differs, gap, declared.half_gap),
-        np.where(differs, floor, declared.std),
-    )
+    loud = ratio - np.sqrt(spent / 2) > SHADOW_SURE * np.sqrt((1 + ratio**2 / 2) / (2 * SHADOWS))
     shadow = {
         "clients_unlike_declared": int(differs.sum()),
         "clients_louder_than_budget": int(loud.sum()),
         "shadow_releases": 2 * SHADOWS,
     }
-    return seen, shadow
+    return Signals(*np.where(differs, [center, gap, floor], as_declared)), shadow
 
 
 def declared_signals(spent: Array, clip: float) -> Signals:
@@ -159,41 +127,31 @@ class Attack:
 
 
 def attack_by_field(
-    graph: SocialGraph,
-    labels: Array,
-    public: Any,
-    modes: tuple[Array, Array],
-    fit: FieldFit,
-    signals: Signals,
-    learn: Array,
-    test: Array,
+    walk: NormalisedWalk, labels: Array, public: BoolArray, fit: FieldFit, signals: Signals, learn: Array, test: Array
 ) -> Attack:
-    """The Gaussian field's exact leave-one-out estimate and the friends' sum, scaled on the public clients."""
-    p = fit.rate
-    middle, spread = 2 * p - 1, 2 * math.sqrt(p * (1 - p))
-    _, noise = signals.values(learn)
-    left, weights = leave_one_out(field_kernel(modes, fit.beta, fit.eta), noise / spread**2)
-    upper, lower = (1 - middle) / spread, (-1 - middle) / spread
-    connected = friendships(graph)
-    degrees = np.maximum(connected.sum(axis=1), 1.0)
+    """The Gaussian field's exact leave-one-out estimate and the friends' sum, scaled on the public clients.
+
+    For networks that fit matrices.
+    """
+    middle, spread = fit.mean_and_spread
+    noise = signals.values(learn)[1]
+    heard = field_of(walk, fit, np.random.default_rng(0)).hear(noise / spread**2, np.random.default_rng(0))
+    degrees = np.maximum(walk.connected.sum(axis=1), 1.0)[:, None]
 
     def features(uploads: Array, of: IntArray) -> Array:  # [targets, draws, features]
-        values, _ = signals.values(uploads)
-        centred = np.where(np.isfinite(noise), (values - middle) / spread, 0.0)
-        means = weights[of] @ centred.T
-        left_of = left[of][:, None]
-        odds = (upper - lower) * means / left_of - 0.5 * (upper**2 - lower**2) * (1 / left_of - 1)
-        lean = np.where(np.isfinite(noise), centred / (1 + noise), 0.0)
-        friends = (connected[of] @ lean.T) / np.sqrt(degrees[of])[:, None]
-        return np.stack([odds, means, friends], axis=2)
+        values = signals.values(uploads)[0]
+        centred = np.where(np.isfinite(noise), (values - middle) / spread, 0.0).T
+        means = heard.means(centred)
+        friends = walk.connected @ (centred / (1 + noise[:, None])) / np.sqrt(degrees)
+        return np.stack([fit.log_odds(means, heard.left[:, None]), means, friends], axis=2)[of]
 
     shown, hidden = np.flatnonzero(public), np.flatnonzero(~public)
-    attack = _scaled(features(learn, shown), labels[shown], features(test, hidden), labels[hidden], p)
-    return Attack(attack.gains, attack.hits, np.maximum(0.0, -0.5 * np.log(left[hidden])))
+    attack = _scaled(features(learn, shown), labels[shown], features(test, hidden), labels[hidden], fit.rate)
+    return Attack(attack.gains, attack.hits, np.maximum(0.0, -0.5 * np.log(heard.left[hidden])))
 
 
 def attack_by_messages(
-    graph: SocialGraph, labels: Array, public: Any, rate: float, signals: Signals, learn: Array, test: Array
+    graph: SocialGraph, labels: Array, public: BoolArray, rate: float, signals: Signals, learn: Array, test: Array
 ) -> Attack:
     """Belief propagation with one coupling for all edges, the one that serves the public clients best."""
     base = 0.5 * math.log(rate / (1 - rate))
@@ -249,8 +207,7 @@ def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, 
             break
     odds = offset + (test / scale) @ weights  # [targets, draws]
     labels = test_labels[:, None]
-    gains = log_expit(labels * odds) - log_expit(labels * offset)
-    return Attack(gains, int((labels[:, 0] * odds[:, 0] > 0).sum()))
+    return Attack(log_loss_gain(labels, odds, offset), int((labels[:, 0] * odds[:, 0] > 0).sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,23 +233,18 @@ class Messages:
         back = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
         return cls(np.concatenate([firsts, seconds]), target, back, np.concatenate([strengths, strengths]), gather)
 
-    def sweep(self, leaning: Array, messages: Array) -> Array:
-        """One round of messages atanh(tanh J · tanh(what the sender knows without the receiver))."""
-        beliefs = leaning + self.gather @ messages
-        without = beliefs[self.source] - messages[self.back]
-        return np.asarray(np.arctanh(np.tanh(self.coupling)[:, None] * np.tanh(without)))
-
     def settle(self, leaning: Array, sweeps: int | None = None) -> tuple[Array, Array]:
         """Messages [edges both ways, draws] and their sums at each client, from fields [clients, draws].
 
-        Without `sweeps`, until they stand still: on a forest after as many sweeps as the longest path has edges.
+        A message is atanh(tanh J · tanh(what the sender knows without the receiver)). Without `sweeps`, they travel
+        until they stand still: on a forest after as many sweeps as the longest path has edges.
         """
         messages = np.zeros((len(self.source), leaning.shape[1]))
+        strengths = np.tanh(self.coupling)[:, None]
         for _ in range(sweeps if sweeps is not None else leaning.shape[0]):
-            moved = self.sweep(leaning, messages)
-            still = sweeps is None and np.array_equal(moved, messages)
-            messages = moved
-            if still:
+            without = (leaning + self.gather @ messages)[self.source] - messages[self.back]
+            before, messages = messages, np.arctanh(strengths * np.tanh(without))
+            if sweeps is None and np.array_equal(before, messages):
                 break
         return messages, self.gather @ messages
 
@@ -323,23 +275,17 @@ def sample_ising_tree(
     graph: SocialGraph, couplings: Any, fields: Any, draws: int, rng: np.random.Generator
 ) -> Array:  # [draws, clients]
     """Exact draws of ±1 from an Ising model on a forest: roots from their marginals, children given their parents."""
-    edges = Messages.of(graph, couplings)
-    local = _fields(fields, graph)
+    edges, local = Messages.of(graph, couplings), _fields(fields, graph)
     towards, total = edges.settle(local[:, None])
-    message = {(int(a), int(b)): float(m) for a, b, m in zip(edges.source, edges.target, towards[:, 0], strict=True)}
-    strength = {(int(a), int(b)): float(j) for a, b, j in zip(edges.source, edges.target, edges.coupling, strict=True)}
+    message = {ends: k for k, ends in enumerate(zip(edges.source.tolist(), edges.target.tolist(), strict=True))}
     drawn = np.empty((draws, graph.num_clients))
-    connected = friendships(graph)
-    _, part = connected_components(connected, directed=False)
-    for root in np.unique(part, return_index=True)[1]:
-        lean = local[root] + total[root, 0]
-        drawn[:, root] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
-        order, parent = breadth_first_order(connected, root, directed=False)
-        for node in order[1:]:
-            above = int(parent[node])
-            below = local[node] + total[node, 0] - message[(above, int(node))]
-            lean = below + strength[(above, int(node))] * drawn[:, above]
-            drawn[:, node] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
+    order, parents = rooted(friendships(graph))
+    for node, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
+        lean = local[node] + total[node, 0]
+        if parent >= 0:
+            k = message[parent, node]
+            lean = lean - towards[k, 0] + edges.coupling[k] * drawn[:, parent]
+        drawn[:, node] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
     return drawn
 
 
@@ -377,7 +323,7 @@ def audit_neighbour(
 ) -> AuditResult:
     """How much everybody else's uploads tell about a client whose own upload is withheld.
 
-    attribute  ±1 or 0/1, one per client; with `couplings` None (drawn from the model) or one row per draw
+    attribute  ±1 or 0/1, one per client; None with `couplings`: it is then drawn from the model
     budgets    client-level ρ, one or one per client
     couplings  of a known Ising model on a forest, as in `r_bound`; `fields` are its node fields
     draws      of attribute and noise, with `couplings`
@@ -387,58 +333,80 @@ def audit_neighbour(
     Fails where a client's leak exceeds its bound by more than `SURE` standard errors (more after Bonferroni), or where
     uploads separate the two values by more than their budget allows. Without a theorem there is no claim to test.
     """
-    size = graph.num_clients
-    spent = client_budgets(budgets, size)
+    spent = client_budgets(budgets, graph.num_clients)
     clip = require_number(clip_norm, "clip_norm", 0.0, np.inf)
     unknown = set(attackers) - set(ATTACKERS)
     if unknown or not attackers:
         raise BadInput(f"attackers={tuple(attackers)!r} must be some of {', '.join(ATTACKERS)}.")
     if not (spent > 0).any():
         raise BadInput("every budget is 0: nobody uploads anything, so nothing can be inferred.")
-    uploads = _AuditedRelease(release, spent, clip, *learn_signals(release, spent, clip, rng))
+    signals, shadow = learn_signals(release, spent, clip, rng)
+    loud = shadow["clients_louder_than_budget"]
+    failures = [f"{loud} clients' uploads separate the two values by more than their budgets allow"] if loud else []
+
+    claimed, confidence = None, None
+
+    def upload(signs: Array) -> Array:
+        return release(signs, spent, clip, rng)
+
     if couplings is not None:
-        signs = _ising_draws(graph, attribute, couplings, fields, require_count(draws, "draws", 100), rng)
-        return _audit_tree(graph, signs, couplings, fields, uploads, rng)
-    if attribute is None or np.ndim(attribute) > 1:
-        raise BadInput(
-            "attribute must be one value per client; only with couplings can it be None or one row per draw."
-        )
-    signs = read_attribute(graph, attribute)
-    if np.isnan(signs).any():
-        raise BadInput(f"attribute is unknown for {int(np.isnan(signs).sum()):,} clients; the audit needs all of them.")
-    share = require_number(public_share, "public_share", 0.0, 1.0)
-    return _audit_attribute(graph, signs, uploads, tuple(attackers), share, rng)
+        if attribute is not None:
+            raise BadInput("attribute must be None with couplings: it is drawn from their model. Give one of them.")
+        if not is_forest(graph):
+            raise BadInput(
+                "couplings are for forests, where the bound is exact to test; this graph has cycles. Omit them."
+            )
+        signs = sample_ising_tree(graph, couplings, fields, require_count(draws, "draws", 100), rng)
+        details = _audit_tree(graph, signs, couplings, fields, spent, signals.evidence(upload(signs)), rng)
+        if details["violations"]:
+            failures.append(
+                f"{len(details['violations'])} of {graph.num_clients} clients leak more than the tree bound"
+            )
+        claimed = float(details["client_bound"].mean())
+        confidence = 1 - graph.num_clients * float(norm.sf(details["standard_errors_for_violation"]))
+    else:
+        signs = _whole_attribute(graph, attribute)
+        public = public_part(signs, require_number(public_share, "public_share", 0.0, 1.0), rng)
+        if (~public).sum() < 2:
+            raise BadInput(
+                f"public_share={public_share:g} leaves {(~public).sum()} of {len(public)} clients to attack. Lower it."
+            )
+        details = _audit_attribute(graph, signs, public, upload, signals, tuple(attackers), rng)
+    details |= {"failures": failures, "release": shadow}
+    verdict: Verdict = "fail" if failures else "no claim to test" if claimed is None else "pass"
+    return AuditResult("neighbour", verdict, claimed, details["leak"], confidence, details)
 
 
 def _audit_tree(
-    graph: SocialGraph, signs: Array, couplings: Any, fields: Any, uploads: _AuditedRelease, rng: np.random.Generator
-) -> AuditResult:
+    graph: SocialGraph,
+    signs: Array,
+    couplings: Any,
+    fields: Any,
+    spent: Array,
+    evidence: Array,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Exact belief propagation on draws [draws, clients] of the attribute, against the tree bound."""
     draws, size = signs.shape
-    evidence = uploads.signals.evidence(uploads.of(signs, rng))
     prior, posterior = tree_logits(graph, couplings, fields, evidence)
-    gains = log_expit(signs * posterior) - log_expit(signs * prior)  # [draws, clients]
+    gains = log_loss_gain(signs, posterior, prior)  # [draws, clients]
     leak, error = gains.mean(axis=0), gains.std(axis=0) / math.sqrt(draws)
     # The bound needs the rate for its entropy alone, the same for both values. The rarer one's chance keeps its digits
     # where the commoner's rounds to 1; where it vanishes too, the least number bounds it from above.
     rarer = np.maximum(expit(-np.abs(prior)), np.finfo(np.float64).tiny)
-    bound = r_bound(graph, couplings, uploads.spent, rate=rarer)
+    bound = r_bound(graph, couplings, spent, rate=rarer)
     sure = max(SURE, float(norm.isf(1e-4 / size)))
     violated = np.flatnonzero(leak - sure * error > bound.nats + 1e-12)
-    failures = uploads.failures
-    if len(violated):
-        failures.append(f"{len(violated)} of {size} clients leak more than the tree bound")
     picked = rng.integers(size, size=draws)  # one target per draw, so that trials are independent
     rows = np.arange(draws)
     hits = int((signs[rows, picked] * posterior[rows, picked] > 0).sum())
     mean, mean_error = float(gains.mean()), float(gains.mean(axis=1).std() / math.sqrt(draws))
     null, null_error = _tree_null(signs, prior, posterior, rng)
     excess = np.divide(leak - bound.nats, error, out=np.zeros(size), where=error > 0)
-    details = {
+    return {
         "setting": "Ising forest with known couplings",
         "strongest": "belief_propagation",
         "note": "belief propagation is exact here, so no other attacker can be stronger",
-        "failures": failures,
-        "release": uploads.shadow,
         "client_leak": leak,
         "client_standard_error": error,
         "client_bound": bound.nats,
@@ -452,33 +420,25 @@ def _audit_tree(
         "null_standard_error": null_error,
         "ranking": _ranking(bound.nats, leak, mean, mean_error),
     }
-    confidence, claimed = 1 - size * float(norm.sf(sure)), float(bound.nats.mean())
-    return AuditResult("neighbour", "fail" if failures else "pass", claimed, mean, confidence, details)
 
 
 def _audit_attribute(
     graph: SocialGraph,
     signs: Array,
-    uploads: _AuditedRelease,
+    public: BoolArray,
+    upload: Callable[[Array], Array],
+    signals: Signals,
     attackers: tuple[str, ...],
-    share: float,
     rng: np.random.Generator,
-) -> AuditResult:
-    size = graph.num_clients
-    require_dense(size, "the Gaussian field")
-    public = np.zeros(size, dtype=np.bool_)
-    public[rng.permutation(size)[: round(share * size)]] = True
-    targets = np.flatnonzero(~public)
-    if len(targets) < 2:
-        raise BadInput(f"public_share={share:g} leaves {len(targets)} of {size} clients to attack. Lower it.")
-    modes = graph_modes(graph)
+) -> dict[str, Any]:
+    """The attackers on one real attribute, fitted on its public part, and the strongest again on permuted values."""
+    walk, targets = walk_of(graph), np.flatnonzero(~public)
 
     def attack(labels: Array, names: tuple[str, ...]) -> tuple[FieldFit, dict[str, Attack]]:
-        fit = fit_field(graph, np.where(public, labels, np.nan), modes)
-        learn, test = (uploads.of(np.tile(labels, (FIELD_DRAWS, 1)), rng) for _ in range(2))
-        signals = uploads.signals
+        fit = fit_field(walk, np.where(public, labels, np.nan), rng)
+        learn, test = (upload(np.tile(labels, (FIELD_DRAWS, 1))) for _ in range(2))
         ways = {
-            "gaussian_field": lambda: attack_by_field(graph, labels, public, modes, fit, signals, learn, test),
+            "gaussian_field": lambda: attack_by_field(walk, labels, public, fit, signals, learn, test),
             "belief_propagation": lambda: attack_by_messages(graph, labels, public, fit.rate, signals, learn, test),
         }
         return fit, {name: ways[name]() for name in names}
@@ -486,23 +446,18 @@ def _audit_attribute(
     fit, attacks = attack(signs, attackers)
     levels = {name: _mean_and_error(attacks[name].gains) for name in attacks}
     strongest = max(levels, key=lambda name: levels[name][0])
-    _, permuted = attack(rng.permutation(signs), (strongest,))
-    null, null_error = _mean_and_error(permuted[strongest].gains)
+    null, null_error = _mean_and_error(attack(rng.permutation(signs), (strongest,))[1][strongest].gains)
     mean, error = levels[strongest]
     per_client = attacks[strongest].gains.mean(axis=1)
-    predicted = next((way.predicted for way in attacks.values() if way.predicted is not None), None)
-    rate = fit.rate
-    failures = uploads.failures
-    details = {
+    predicted = attacks["gaussian_field"].predicted if "gaussian_field" in attacks else None
+    return {
         "setting": "one attribute, fitted on a public sample",
         "strongest": strongest,
         "attackers": {name: _summary(*levels[name], way.hits, len(targets)) for name, way in attacks.items()},
-        "failures": failures,
-        "release": uploads.shadow,
         "bound": {"theorem": "none", "premises": "no couplings given: nothing to contradict on this graph"},
         "fit": fit,
-        "prior_accuracy": max(rate, 1 - rate),
-        "entropy": -rate * math.log(rate) - (1 - rate) * math.log1p(-rate),
+        "prior_accuracy": max(fit.rate, 1 - fit.rate),
+        "entropy": fit.entropy,
         "targets": targets,
         "client_leak": per_client,
         "predicted_leak": predicted,
@@ -513,42 +468,30 @@ def _audit_attribute(
         if predicted is None
         else _ranking(predicted, per_client, mean, error),
     }
-    return AuditResult("neighbour", "fail" if failures else "no claim to test", None, mean, None, details)
+
+
+def _whole_attribute(graph: SocialGraph, attribute: Any) -> Array:
+    if attribute is None or np.ndim(attribute) > 1:
+        raise BadInput("attribute must be one value per client; only with couplings can it be None.")
+    signs = read_attribute(graph, attribute)
+    if np.isnan(signs).any():
+        raise BadInput(f"attribute is unknown for {int(np.isnan(signs).sum()):,} clients; the audit needs all of them.")
+    require_dense(graph.num_clients, "the Gaussian field")
+    return signs
 
 
 def _tree_null(signs: Array, prior: Array, posterior: Array, rng: np.random.Generator) -> tuple[float, float]:
     """Leak about permuted labels, with the scale of the odds fitted on one half of the draws and tried on the other."""
     mixed = signs[rng.permutation(len(signs))]
-    half = len(mixed) // 2
     shift = posterior - prior
 
     def gains(scale: float, rows: slice) -> Array:
-        side = mixed[rows]
-        return np.asarray(log_expit(side * (prior + scale * shift[rows])) - log_expit(side * prior))
+        return log_loss_gain(mixed[rows], prior + scale * shift[rows], prior)
 
-    first, second = slice(0, half), slice(half, None)
+    first, second = slice(0, len(mixed) // 2), slice(len(mixed) // 2, None)
     best = minimize_scalar(lambda scale: -gains(scale, first).mean(), bounds=(-1.0, 1.0), method="bounded")
     per_draw = gains(float(best.x), second).mean(axis=1)
     return float(per_draw.mean()), float(per_draw.std() / math.sqrt(len(per_draw)))
-
-
-def _ising_draws(
-    graph: SocialGraph, attribute: Any, couplings: Any, fields: Any, draws: int, rng: np.random.Generator
-) -> Array:
-    if not is_forest(graph):
-        raise BadInput("couplings are for forests, where the bound is exact to test; this graph has cycles. Omit them.")
-    if attribute is None:
-        return sample_ising_tree(graph, couplings, fields, draws, rng)
-    rows = np.asarray(attribute, dtype=np.float64)
-    if rows.ndim != 2 or rows.shape[1] != graph.num_clients or len(rows) < 100:
-        raise BadInput(
-            f"attribute of shape {rows.shape} with couplings: give None, or at least 100 draws of "
-            f"{graph.num_clients} values. The bound is an average over draws of the model."
-        )
-    signs = as_signs(rows)
-    if np.isnan(signs).any():
-        raise BadInput("attribute has unknown values; draws of the model must be complete.")
-    return signs
 
 
 def _mean_and_error(gains: Array) -> tuple[float, float]:
@@ -566,7 +509,7 @@ def _summary(mean: float, error: float, hits: int, trials: int) -> dict[str, Any
         "standard_error": error,
         "interval": (mean - 1.96 * error, mean + 1.96 * error),
         "accuracy": hits / trials,
-        "accuracy_interval": clopper_pearson(hits, trials),
+        "accuracy_interval": tuple(binomtest(hits, trials).proportion_ci()),  # exact: Clopper and Pearson's
     }
 
 
@@ -580,11 +523,3 @@ def _ranking(predicted: Array, leak: Array, mean: float, error: float) -> str:
     if not rank.ranks:
         return f"no ranking: Spearman {rank.value:.2f}, interval {rank.low:.2f} to {rank.high:.2f} contains 0"
     return f"Spearman {rank.value:.2f} ({rank.low:.2f} to {rank.high:.2f}) of predicted with realised leak"
-
-
-def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided interval for a chance of success."""
-    tail = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else float(beta_distribution.ppf(tail, hits, trials - hits + 1))
-    high = 1.0 if hits == trials else float(beta_distribution.isf(tail, hits + 1, trials - hits))
-    return low, high
