@@ -88,6 +88,11 @@ def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists
         leakage.side_leak(attacker, draws[:1], lists)
 
 
+def test_groups_by_degree_with_too_few_users_are_left_out():
+    groups = leakage.by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), (1, 2, 5, 10))
+    assert [(group.least, group.most) for group in groups] == [(1, 1), (5, 9)]
+
+
 # ---- training and release of updates ------------------------------------------------------------------------------
 
 
