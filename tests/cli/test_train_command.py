@@ -11,7 +11,7 @@ from mppfl.experiment import load_run
 from mppfl.experiment import run_experiment as trained
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
-from tests.experiment.test_tracking import FakeMlflow
+from tests.experiment.test_tracking import fake_mlflow
 from tests.test_architecture import HEAVY, guarded
 
 
@@ -121,7 +121,7 @@ def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
 
 
 def test_rounds_are_tracked_where_asked(mppfl, experiment, tmp_path, monkeypatch):
-    fake = FakeMlflow()
+    fake = fake_mlflow()
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     assert mppfl("train", experiment, "--output", tmp_path / "out", "--quiet", "--track", "mlflow").code == 0
     assert [step for _, key, _, step in fake.metrics if key == "accuracy"] == [1, 1, 2, 2, 3, 3]
