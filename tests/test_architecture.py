@@ -78,17 +78,9 @@ def test_a_module_imports_only_from_folders_to_its_left(path):
             assert folder(module) == "cli"
         elif dotted(path) == "mppfl":
             assert folder(module) not in ("cli", "explorer", "flower")  # the public names are no doors
-        elif here is None:
-            assert module in ROOTS or dotted(path) == "mppfl.spec"  # which hands its values on when it is asked to
-        elif module not in ROOTS:
-            assert folder(module) is not None, f"{dotted(path)} imports {module}: import it from where it lives"
-            assert folder(module) in LEFT_OF[here], f"{dotted(path)} imports {module}, to its right"
-
-
-def test_specs_load_no_folder_before_they_are_used():
-    top = ast.parse((SOURCE / "spec.py").read_text(encoding="utf-8")).body
-    modules = [node.module for node in top if isinstance(node, ast.ImportFrom)]
-    assert {name for name in modules if name.startswith("mppfl")} <= ROOTS
+        elif module not in ROOTS:  # mppfl.spec hands its values on when it is asked to
+            left = LEFT_OF[here] if here else set(LEFT_OF) if dotted(path) == "mppfl.spec" else ()
+            assert folder(module) in left, f"{dotted(path)} imports {module}, which is not to its left"
 
 
 def test_every_folder_has_its_place_in_the_order():
@@ -108,18 +100,12 @@ def is_interface(name):
     return module in PACKAGES and (module in ROOTS or last in import_module(module).__all__ or name in PACKAGES)
 
 
-@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_docs_and_examples_import_from_folders_alone(path):
-    names = [name for name in imported(path) if name.startswith("mppfl.") and name not in PACKAGES]
-    assert not [name for name in names if not is_interface(name)]
-
-
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_a_module_imports_from_another_folder_through_its_interface(path):
-    here = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
-    names = [name for name in imported(path) if name.startswith("mppfl.") and name not in PACKAGES]
-    others = [name for name in names if name.rpartition(".")[0].rpartition(".")[0] != here and not is_interface(name)]
-    assert not [name for name in others if not name.startswith(f"{here}.")]
+@pytest.mark.parametrize("path", [*OUTSIDE, *MODULES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_another_folder_is_imported_through_its_interface(path):
+    here = "" if path in OUTSIDE else dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    others = [name for name in imported(path) if name.startswith("mppfl.") and name not in PACKAGES]
+    own = [name for name in others if here and (name.startswith(f"{here}.") or name.split(".")[:-2] == here.split("."))]
+    assert not [name for name in others if name not in own and not is_interface(name)]
 
 
 def test_every_name_of_an_interface_is_there():

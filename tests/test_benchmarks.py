@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ import growth
 import kernels_gpu
 import peers
 from mppfl.training import gflop_per_example, make_model
-from record import write_record
 
 
 def a_run(cpu, wall, loss=1.0):
@@ -46,10 +44,10 @@ def test_a_workload_comes_back_from_its_file_and_its_batches_cover_every_example
     workload.save(tmp_path / "workload.npz")
     back = lap.Workload.load(tmp_path / "workload.npz")
     assert (back.model, back.batch_size, back.learning_rate) == ("mlp", 20, 0.01)
-    np.testing.assert_array_equal(back.features, workload.features)
-    np.testing.assert_array_equal(back.labels, workload.labels)
-    assert back.weights.keys() == workload.weights.keys()
-    assert all((back.weights[name] == value).all() for name, value in workload.weights.items())
+    for one, other in ((vars(back), vars(workload)), (back.weights, workload.weights)):
+        arrays = [name for name, value in other.items() if isinstance(value, np.ndarray)]
+        assert one.keys() == other.keys()
+        assert all((one[name] == other[name]).all() for name in arrays)
     workload = lap.Workload("mlp", 20, 0.1, np.zeros((2, 50, 1)), np.zeros((2, 50)), {})
     covered = [example for rows in workload.batches() for example in range(50)[rows]]
     assert covered == list(range(50))
@@ -77,14 +75,6 @@ def test_the_work_of_all_that_descend_from_a_process_counts_while_they_live_and_
         child.communicate(b"\n")
     assert alive >= 0.1
     assert lap.descendants_cpu_seconds() - before >= 0.1
-
-
-def test_the_stopwatch_keeps_the_first_round_apart():
-    clock = lap.Stopwatch()
-    for number in range(3):
-        clock.lap(last=number == 2)
-    assert len(clock.wall) == 3
-    assert 0 <= clock.cpu_per_round < time.process_time()
 
 
 def test_a_bar_is_reached_or_missed_by_the_median_ratio_to_the_run_just_before_or_not_measured():
@@ -119,17 +109,6 @@ def test_an_environment_that_is_missing_or_old_is_named_and_a_program_that_fails
     assert peers.missing("pfl", tmp_path) is None
     with pytest.raises(RuntimeError, match=r"exit code 1: .*No such file"):
         peers.run_once(peers.PLAIN, peers.RACES[0], tmp_path / "nothing.npz", tmp_path, cores=1)
-
-
-def test_the_record_holds_every_turn(tmp_path):
-    path = write_record("peers", {"races": [a_result()]}, tmp_path)
-    assert path.name.endswith("-peers.json")
-    (race,) = json.loads(path.read_text())["races"]
-    assert (race["turns"], race["warm_up_rounds"], race["rounds_per_turn"]) == (1, 1, 10)
-    assert [row["name"] for row in race["rows"]] == ["mppfl", peers.PLAIN.name, peers.FLOWER.name]
-    for row in race["rows"]:
-        assert row["versions"]
-        assert {"wall_seconds", "cpu_seconds", "warm_up_seconds", "loss", "load_before"} <= row["runs"][0].keys()
 
 
 def test_every_peer_has_a_program_and_an_environment():

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -42,20 +43,20 @@ EMPTY = Chart("empty", "Nothing", ROUNDS, MONEY)
 ALL = [LINES, BARS, POINTS, LOG, EMPTY]
 
 
-def test_a_chart_cannot_exist_in_a_wrong_state():
-    for name, unit in (("", "money"), ("cost", ""), ("cost", "  ")):
-        with pytest.raises(BadInput, match="give both"):
-            Axis(name, unit)
-    with pytest.raises(BadInput, match="one end of a band"):
-        Line("half", 0, X, X, low=X)
-    with pytest.raises(BadInput, match=r"shape \(4,\), not \(5,\)"):
-        Line("short", 0, X, X[:4])
-    with pytest.raises(BadInput, match="2 values for 1 labels"):
-        Chart("bars", "Bars", MONEY, MONEY, bars=(Bars("two", 0, X[:2]),), labels=("one",))
-    with pytest.raises(BadInput, match="mixes lines, bars and points"):
-        Chart("mixed", "Mixed", MONEY, MONEY, LINES.lines, POINTS.bars, (), POINTS.points)
-    with pytest.raises(ValueError, match="read-only"):
-        LINES.lines[0].y[0] = 1
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        *((partial(Axis, *words), "give both") for words in (("", "money"), ("cost", ""), ("cost", "  "))),
+        (partial(Line, "half", 0, X, X, low=X), "one end of a band"),
+        (partial(Line, "short", 0, X, X[:4]), r"shape \(4,\), not \(5,\)"),
+        (partial(replace, BARS, labels=("one",)), "2 values for 1 labels"),
+        (partial(replace, LINES, points=(CLIENTS,)), "mixes lines, bars and points"),
+    ],
+)
+def test_a_chart_cannot_exist_in_a_wrong_state(make, words):
+    with pytest.raises(BadInput, match=words):
+        make()
+    assert not OURS.y.flags.writeable
 
 
 # ---- for the page ------------------------------------------------------------------------------------------------

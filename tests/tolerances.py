@@ -5,10 +5,7 @@ So a tolerance is a number of float32 roundings at the scale of the values thems
 entry near 0 in a vector of numbers near 1 was summed from numbers near 1.
 """
 
-import os
-
 import numpy as np
-import torch
 
 UNIT = 2.0**-23  # from 1 to the next float32
 
@@ -26,14 +23,3 @@ def assert_float32_close(found, expected, steps):
     assert apart <= steps * UNIT * scale, (
         f"{apart:.3g} apart is more than {steps} roundings of numbers up to {scale:.3g}"
     )
-
-
-def assert_same_products(found, expected, steps):
-    """Bit for bit where docs/training.md promises it: products are MKL's, in the mode that mppfl asks for.
-
-    Elsewhere a product of several matrices may be added up in another order than one of them alone, and `steps` holds.
-    """
-    if torch.backends.mkl.is_available() and os.environ.get("MKL_CBWR") == "AUTO":
-        np.testing.assert_array_equal(found, expected)
-    else:
-        assert_float32_close(found, expected, steps)

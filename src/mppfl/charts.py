@@ -114,9 +114,7 @@ class Line:
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise BadInput(f"line {self.name!r} has one end of a band. Give low and high, or neither.")
-        for name in ("x", "y", "low", "high"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _numbers(getattr(self, name), f"{name} of {self.name!r}", len(self.x)))
+        _keep_numbers(self, len(self.x), "x", "y", "low", "high")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -129,9 +127,7 @@ class Bars:
     spread: Array | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _numbers(self.values, f"values of {self.name!r}", len(self.values)))
-        if self.spread is not None:
-            object.__setattr__(self, "spread", _numbers(self.spread, f"spread of {self.name!r}", len(self.values)))
+        _keep_numbers(self, len(self.values), "values", "spread")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -145,8 +141,7 @@ class Points:
     labels: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        for name in ("x", "y"):
-            object.__setattr__(self, name, _numbers(getattr(self, name), f"{name} of {self.name!r}", len(self.labels)))
+        _keep_numbers(self, len(self.labels), "x", "y")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -188,12 +183,16 @@ class Chart:
         return not any(np.isfinite(array).any() for array in values)
 
 
-def _numbers(values: Any, name: str, length: int) -> Array:
-    array = np.array(values, dtype=np.float64)
-    if array.shape != (length,):
-        raise BadInput(f"{name} have shape {array.shape}, not ({length},).")
-    array.setflags(write=False)
-    return array
+def _keep_numbers(group: Line | Bars | Points, length: int, *names: str) -> None:
+    """Makes the arrays of a line, bars or a cloud, as far as there are any, read-only numbers of this length."""
+    for name in names:
+        if (values := getattr(group, name)) is None:
+            continue
+        array = np.array(values, dtype=np.float64)
+        if array.shape != (length,):
+            raise BadInput(f"{name} of {group.name!r} have shape {array.shape}, not ({length},).")
+        array.setflags(write=False)
+        object.__setattr__(group, name, array)
 
 
 def in_words(chart: Chart) -> str:
@@ -342,18 +341,10 @@ def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
     several = max(len(chart.lines), groups, len(chart.points)) > 1
     # Each further line of the legend, on a phone, would be taken from the figure.
     height = HEIGHT + 20 * max(0, len(chart.lines) - 3)
+    at_the_left = {"x": 0, "xanchor": "left", "yref": "container"}
+    title = {"text": f"<b>{escape(chart.title)}</b>", "font": {"size": 16}, "pad": {"l": 8, "t": 10}}
     layout: dict[str, Any] = {
-        "title": {
-            "text": f"<b>{escape(chart.title)}</b>",
-            "x": 0,
-            "xref": "container",
-            "xanchor": "left",
-            "pad": {"l": 8, "t": 10},
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "font": {"size": 16},
-        },
+        "title": {**title, **at_the_left, "xref": "container", "y": 1, "yanchor": "top"},
         "font": {"family": FONT, "size": 13, "color": text},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -365,15 +356,8 @@ def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
         "showlegend": several,
         # Under the x axis' name, growing downwards: it makes room for itself and covers nothing.
         "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 0,
-            "yref": "container",
-            "yanchor": "bottom",
-            "font": {"size": 13},
-            "bgcolor": "rgba(0,0,0,0)",
-            "itemwidth": 40,
+            **{"orientation": "h", "font": {"size": 13}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 40},
+            **{**at_the_left, "y": 0, "yanchor": "bottom"},
         },
         "hovermode": "x unified" if chart.lines else "closest",
         "hoverlabel": {

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from mppfl.cli import main
+from mppfl.privacy import ReleaseCost
+from mppfl.privacy.ledger import PrivacyLedger
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,23 @@ def friends(write):
     clients = write("two.csv", "name,quadratic_cost,linear_cost,noise_harm", "ann,1,0,1", "bob,1,0,1")
     constants = ("--max-hops", 1, "--hop-decay", 0.5, "--externality-strength", 0.5, "--accuracy-weight", 0.5)
     return ("--graph", graph, "--clients", clients, *constants)
+
+
+def cost(client, budget, **terms):
+    return ReleaseCost(
+        client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
+    )
+
+
+def account_of_two(path):
+    """ann spent 0.5 in two rounds of a cap of 2, bob 0.1 by the paper's mechanism, whose worst case is 1000."""
+    with PrivacyLedger.open(path) as opened:
+        opened.set_cap("ann", 2.0, "record")
+        opened.reserve("run", 1, [cost("ann", 0.2), cost("bob", 0.1, mechanism="paper", worst_case_budget=1000.0)])
+        opened.reserve("run", 2, [cost("ann", 0.3, noise_kind="seeded")])
+
+
+def account_of_twelve(path):
+    """c0 to c11 spent 0.1 each for all of their data."""
+    with PrivacyLedger.open(path) as opened:
+        opened.reserve("run", 1, [cost(f"c{n}", 0.1, unit="client", mechanism="client") for n in range(12)])

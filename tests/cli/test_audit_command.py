@@ -89,25 +89,3 @@ def test_the_float_and_the_neighbour_audit_speak_in_words(mppfl, write):
     assert (answer.code, answer.stderr) == (0, "")
     assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "accuracy", "verdict"]
     assert "4 clients" in answer.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("sensitivity", "--num-examples", 1), "--num-examples 1"),
-        (("float", "--seed", -1), "--seed -1"),
-        (("mechanism", "--budget", 1, "--noise-multiplier", 1), "Give one of them"),
-        (("neighbour", "--graph", "path.csv"), "either --coupling"),
-        (("neighbour", "--graph", "path.csv", "--attribute", "short.csv"), "line 2"),
-        (("neighbour", "--graph", "path.csv", "--attribute", "twice.csv"), "twice"),
-        (("neighbour", "--graph", "path.csv", "--attribute", "binary.csv"), "UTF-8"),
-        (("neighbour", "--graph", "path.csv", "--attribute", "missing.csv"), "missing.csv"),
-    ],
-)
-def test_what_cannot_be_audited_is_one_line_on_stderr(mppfl, write, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    write("path.csv", "ann,bob", "bob,cat")
-    write("short.csv", "ann,1", "bob")
-    write("twice.csv", "ann,1", "ann,0")
-    write("binary.csv").write_bytes(b"\xff\xfe\x00")
-    assert message in mppfl("audit", *options).error

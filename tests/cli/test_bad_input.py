@@ -3,13 +3,250 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 
 import pytest
 
 from mppfl.game import MECHANISMS
+from tests.cli.conftest import account_of_twelve, account_of_two
+from tests.contract.cases import write_network, write_sample
+from tests.experiment.small import small
 
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
-BINARY = bytes(range(256)) * 8
+FILES = {  # beside the ledgers; tests/game and tests/network have what else a file may say
+    "friends.csv": "ann,bob\nbob,ann\n",
+    "two.csv": f"{HEADER}\nann,1,0,1\nbob,1,0,1\n",
+    "path.csv": "".join(f"c{n},c{n + 1}\n" for n in range(11)),
+    "nan.csv": f"{HEADER}\nann,nan,0,1\nbob,1,0,1\n",
+    "bobb.csv": f"{HEADER}\nann,1,0,1\nbobb,1,0,1\n",
+    "low.csv": f"{HEADER},budget_min,budget_max\nann,1,0,1,2,1\nbob,1,0,1,0,1\n",
+    "none.csv": f"{HEADER},budget_max\nann,1,0,1,0\nbob,1,0,1,0\n",
+    "ann.csv": f"{HEADER}\nann,1,0,1\n",
+    "empty.csv": "",
+    "weight.csv": "ann,bob,1\nbob,ann,heavy\n",
+    "self.csv": "ann,bob\nbob,ann\nbob,bob\n",
+    "alone.csv": "ann,bob\nbob,ann\ncat,ann\ndan,ann\n",
+    "cat.graphml": '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="directed">'
+    '<node id="ann"/><node id="bob"/><node id="cat"/><edge source="ann" target="bob"/></graph></graphml>',
+    "trial.toml": "",
+    "two.toml": 'mechanisms = ["mppfl", "random"]',
+    "seeds.toml": "seeds = [1, 2]",
+    "no_rounds.toml": "[game]\nnum_rounds = 0",
+    "rounds.toml": "[game]\nnum_rounds = 10000001",
+    "text.db": "no ledger",
+    "zoe.csv": "zoe,1\n",
+    "few.csv": "c1,1\nc2,0\n",
+    "bad.csv": "c1,1\nc2,x\n",
+    "twice.csv": "c1,1\nc1,0\n",
+    "three.csv": "ann,bob\nbob,cat\n",
+    "short.csv": "ann,1\nbob\n",
+    "nobody.csv": "nobody,1\n",
+}
+SHORT = {
+    "FRIENDS": "--graph friends.csv --clients two.csv --max-hops 1 --hop-decay 0.5 --externality-strength 0.5",
+    "TRIAL": "--experiment trial.toml",
+    "LONG": "compare --rounds 1000000 --seeds 1000000",  # would take days
+    "OF_A_FILE": "is for a network from a file. Give --graph FILE, too.",
+    "ONLY_JSON": "means nothing without --json. Give --json, too, or leave it out.",
+    "NOBODY": "budget_max is 0 for all 2 clients | nobody can participate | Raise budget_max",
+    "TWELVE": "ledger show client.db --graph path.csv --undirected",
+    "NEEDS": "leakage_priced needs --leak-price, the price of a nat, and --attribute, a public sample. Give both.",
+    "NO_LEAK": "--leak-price=1 has no leak to price. Give --attribute, a public sample, too.",
+    "RING": "calibrate --graph ring.csv --attribute values.csv",
+}
+REFUSED = r"""
+solve FRIENDS --clients nan.csv        nan.csv | line 2 | quadratic_cost of client 'ann' is 'nan' | above 0
+solve FRIENDS --clients bobb.csv       line 3 | client 'bobb' is not in the network | mean 'bob'?
+solve FRIENDS --clients low.csv        line 2 | budget_max=1 of client 'ann' is below budget_min=2 | correct
+solve FRIENDS --clients none.csv       NOBODY
+solve FRIENDS --clients none.csv --mechanism personalised       NOBODY
+solve FRIENDS --clients none.csv --mechanism mppfl_noise_aware  NOBODY
+solve FRIENDS --clients none.csv --mechanism sarda_like         NOBODY
+solve FRIENDS --clients none.csv --mechanism noiseless          NOBODY
+solve --clients ann.csv                client 'ann' is not in the network
+solve FRIENDS --graph nowhere.csv      nowhere.csv | Check the path
+solve FRIENDS --clients nowhere.csv    nowhere.csv | Check the path
+solve FRIENDS --graph folder.png       folder.png | irectory
+solve FRIENDS --clients folder.png     folder.png | irectory
+solve --graph empty.csv                empty.csv
+solve --graph weight.csv               weight.csv | heavy
+solve --graph self.csv                 self.csv | 'bob' is connected to itself | 1 self-loop | drop
+solve --graph alone.csv                alone.csv | 2 of 4 clients are isolated | 'cat', 'dan' | keep | drop
+
+solve FRIENDS --hop-decay 0            --hop-decay 0 | (0, 1)
+solve FRIENDS --hop-decay nan          --hop-decay nan | (0, 1)
+solve FRIENDS --max-hops 0             --max-hops 0 | at least 1
+solve FRIENDS --accuracy-weight 1      --accuracy-weight 1 | (0, 1)
+solve FRIENDS --externality-strength -0.1  --externality-strength -0.1
+solve FRIENDS --externality-strength inf   --externality-strength inf | 1e+100
+solve FRIENDS --rounds 0               --rounds 0 | at least 1
+solve FRIENDS --rounds 99999999999999999999  --rounds 99999999999999999999 | at most 10,000,000
+solve FRIENDS --seed -1                --seed -1 | at least 0
+solve FRIENDS --reward-rate 1e160      --reward-rate 1e+160 must lie in (0, 1e+100)
+solve FRIENDS --mechanism mpfl         --mechanism mpfl is not known | Did you mean 'mppfl'? | personalised
+solve FRIENDS --mechanism budget_limited   budget_limited needs --payment-limit
+solve FRIENDS --mechanism budget_limited --payment-limit -1  --payment-limit -1
+solve FRIENDS --mechanism budget_limited --payment-limit 1 --reward-rate 2  --reward-rate 2 | --payment-limit 1
+solve FRIENDS --mechanism personalised --reward-rate 3  --reward-rate 3 | personalised | Leave it out
+solve FRIENDS --mechanism noiseless --reward-rate 3     --reward-rate 3 | noiseless | Leave it out
+solve FRIENDS --payment-limit 3        --payment-limit 3 | mppfl | budget_limited
+solve FRIENDS --fixed-budget 0.3       --fixed-budget 0.3 means nothing to mppfl | the mechanism dp_fedavg
+solve FRIENDS --fixed-budget some      --fixed-budget some must be a finite number | "min", "mean"
+solve FRIENDS --fixed-budget 1e160     --fixed-budget 1e+160 must lie in (0, 1e+100)
+solve FRIENDS --num-clients 50         --num-clients 50, but | has 2 clients. Make the two agree
+solve FRIENDS --device tpu             is not known
+solve FRIENDS --participation always   --participation always | everyone | voluntary | rational
+solve FRIENDS --isolated maybe         --isolated maybe | keep | drop
+solve FRIENDS --preset paperlike       --preset paperlike | benign | Did you mean 'paper-like'?
+solve --num-clients 1                  --num-clients 1 | at least 2
+solve --num-clients -3                 --num-clients -3 | at least 2
+
+solve --undirected                     --undirected | OF_A_FILE
+compare --isolated drop                --isolated | OF_A_FILE
+risk --self-loops drop                 --self-loops | OF_A_FILE
+solve FRIENDS --prices                 --prices ONLY_JSON
+solve TRIAL --no-budgets               --no-budgets ONLY_JSON
+solve TRIAL --hop-decay 3              game.hop_decay=3 must lie in (0, 1).
+solve TRIAL --set game.hops=3          'game.hops' is not known.
+solve --set game.max_hops=3            --set game.max_hops=3 replaces a value of an experiment file.
+solve TRIAL --mechanism mppfll         mechanism='mppfll' is not known. Did you mean 'mppfl'?
+solve --experiment two.toml            mechanisms are mppfl, random, and one is played. Choose it by --mechanism.
+solve --experiment seeds.toml          seeds are 1, 2, and one is played. Choose it by --seed.
+solve --experiment no_rounds.toml      game.num_rounds=0 must be a whole number of at least 1.
+solve --experiment rounds.toml         game.num_rounds=10000001 must be a whole number of at most
+
+compare FRIENDS --seeds 3              --seeds=3 would play one game 3 times | Leave it out
+compare TRIAL --preset malign          game.preset="malign" must be one of "paper-like", "benign".
+compare TRIAL --mechanisms budget_limited  budget_limited needs payment_limit, payments per round.
+compare TRIAL --train other.toml       --experiment means nothing with --train.
+compare --mechanisms mppfl,mpfl        mechanism='mpfl' is not known | Did you mean 'mppfl'?
+compare --mechanisms ,                 --mechanisms=',' | at least one
+compare --mechanisms budget_limited    budget_limited needs --payment-limit
+compare --payment-limit 2              --payment-limit 2 | budget_limited
+compare --seeds 0                      --seeds 0 | at least 1
+compare --mechanisms mppfl --fixed-budget 0.2  --fixed-budget 0.2 means nothing to mppfl
+compare --figure costs.bmp             --figure='costs.bmp' | .png, .pdf or .svg
+LONG --figure ann.csv/costs.png        ann.csv/costs.png | Choose another path
+LONG --figure folder.png               folder.png | is a directory
+compare --report page.html             Give --train, too
+compare --train trial.toml --rounds 3  --rounds means nothing with --train
+compare --train trial.toml --report folder.png      is a directory
+compare --train trial.toml --mechanisms mpfl        mechanism='mpfl' is not known
+compare --mechanisms mppfl,leakage_priced           NEEDS
+compare --mechanisms leakage_priced --attribute p.csv  NEEDS
+compare --mechanisms leakage_priced --leak-price 1  NO_LEAK
+compare TRIAL --leak-price 1           NO_LEAK
+compare --attribute p.csv --leak-price -1           --leak-price=-1 must lie in [0,
+compare --attribute p.csv --seeds 3    --attribute='p.csv' belongs to one network, and --seeds=3 draws
+compare --attribute p.csv              p.csv: No such file or directory.
+compare --attribute p.csv --train trial.toml        --attribute means nothing with --train.
+compare --mechanisms leakage_priced --train trial.toml  mechanism='leakage_priced' is not known.
+
+risk --client 77                       client '77' is not in the network of 20 clients
+risk --protect-share 0.3               --protect-share=0.3 | Give --client and --attribute
+risk --round 0                         --round 0 | at least 1
+risk --top 0                           --top 0 | at least 1
+risk --mechanism noiseless             noiseless uses infinite budgets | Choose a mechanism with noise
+risk --mechanism dp_fedavg --leak-price 1  --leak-price=1 means nothing to dp_fedavg
+risk --mechanism leakage_priced        NEEDS
+graph describe nowhere.csv             nowhere.csv | Check the path
+graph convert nowhere.csv out.xls      'out.xls' | .csv, .csv.gz or .graphml
+graph convert cat.graphml out.csv      without any edge | .graphml
+graph generate erdos_reny out.csv      "erdos_reny" | Did you mean 'erdos_renyi'?
+graph generate erdos_renyi out.csv --set size               --set 'size' | name=value
+graph generate erdos_renyi out.csv --set rng=3              'rng' is not known | Known: probabil
+graph generate barabasi_albert out.csv --set edges=3        'edges' | mean 'edges_each'?
+graph generate barabasi_albert out.csv --set edges_each=few  edges_each="few" must be
+graph generate erdos_renyi no/such/folder/out.csv           no/such/folder/out.csv | Check
+
+ledger show none.db                    no such ledger
+ledger verify text.db                  not a privacy ledger
+ledger export folder.png --out x.csv   is not a file
+ledger export ledger.db --out nowhere/x.csv  Check the path
+ledger export ledger.db --out x.txt    must end in .csv or .json
+ledger epsilon ledger.db --delta=0     dp_delta
+ledger epsilon ledger.db --delta=nan   dp_delta
+ledger epsilon ledger.db --delta=1     dp_delta
+ledger epsilon ledger.db --delta 1e-5 --method exat  --method='exat' is not known. Known: exact, zcdp, rdp, pld.
+ledger epsilon ledger.db --delta 1e-5 --unit client  was released per client, but per record. Leave --unit out.
+ledger show ledger.db --unit client    nothing in this ledger was released per client, but per record. Leave --unit out.
+ledger show ledger.db --unit house     --unit house is not known
+ledger show ledger.db --client zoe     'zoe' is not in
+ledger show ledger.db --coupling 1     --coupling is about a network
+ledger show ledger.db --hop-decay 0.5  --hop-decay is about a network
+ledger show ledger.db --undirected     --undirected is about a network
+ledger show ledger.db --graph nowhere.csv  nowhere.csv
+ledger show ledger.db --graph path.csv     client 'ann' is not in the network
+TWELVE --attribute zoe.csv             'zoe' is not in the network
+TWELVE --attribute few.csv             at least 10
+TWELVE --attribute bad.csv             line 2
+TWELVE --attribute twice.csv           twice
+TWELVE --attribute missing.csv         missing.csv
+TWELVE --max-hops 0                    --max-hops 0
+TWELVE --hop-decay 2                   --hop-decay 2
+TWELVE --coupling nan                  couplings=
+TWELVE --num-examples 0                --num-examples 0
+
+audit sensitivity --num-examples 1     --num-examples 1
+audit float --seed -1                  --seed -1
+audit mechanism --budget 1 --noise-multiplier 1             Give one of them
+audit neighbour --graph three.csv      either --coupling
+audit neighbour --graph three.csv --attribute short.csv     line 2
+audit neighbour --graph three.csv --attribute missing.csv   missing.csv
+RING --public-share 1.5                --public-share 1.5
+RING --public-share 0.02               public sample has 2 known values
+RING --budget 1e300                    must lie in [1e-12, 1e+12]
+RING --attribute nobody.csv            'nobody'
+train small.toml --resume              holds no training to resume
+train small.toml --device tpu          training.device='tpu' is not known. Use 'cpu', 'cuda' or 'cuda:1'.
+train small.toml --track wandb         track='wandb' is not known
+train small.toml --set training.clip_nrom=1        'training.clip_nrom' is not known. Did you mean 'clip_norm'?
+train small.toml --set training.batch_size=999     training.batch_size=999, but client
+train small.toml --set training.average_rounds=99  average_rounds=99
+train small.toml --set ledger.caps={nobody=1.0}    ledger.caps: client 'nobody' is not in the network
+train small.toml --set training.engine='dense' --set training.model='cnn_fmnist'  engine='dense' cannot run this
+train small.toml --output folder.png --resume      holds no training to resume
+report                                 report needs a folder of a run
+report nowhere                         no such folder
+report folder.png                      neither a run nor a folder with runs
+report folder.png --output folder.png  is a directory
+report folder.png --output page.pdf    must end in .html
+"""
+
+
+def cases(text):
+    """Command and what is said of it, from lines that have at least two blanks between them."""
+    short = re.compile("|".join(SHORT))
+    lines = (short.sub(lambda word: SHORT[word[0]], line) for line in text.splitlines() if line)
+    return [re.split(r" {2,}", line, maxsplit=1) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with all files that are named above."""
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "folder.png").mkdir()
+    write_network(folder / "ring.csv", 100)
+    write_sample(folder / "values.csv", 100)
+    account_of_two(folder / "ledger.db")
+    account_of_twelve(folder / "client.db")
+    (folder / "small.toml").write_text(small().to_toml(), encoding="utf-8")
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("line", "parts"), cases(REFUSED))
+def test_what_cannot_be_is_refused_with_its_value_and_what_would_do(mppfl, place, monkeypatch, line, parts):
+    monkeypatch.chdir(place)
+    before = files_in(place)
+    refused(mppfl(*shlex.split(line)), *parts.split(" | "))
+    assert files_in(place) == before
+
+
+def files_in(folder):
+    return {path for path in folder.rglob("*") if not path.name.endswith(("-shm", "-wal"))}  # those are SQLite's
 
 
 def refused(answer, *fragments):
@@ -22,241 +259,12 @@ def refused(answer, *fragments):
     assert "fault in mppfl" not in line
 
 
-# ---- the clients file -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("lines", "fragments"),
-    [
-        ([HEADER, "ann,nan,0,1"], ["line 2", "quadratic_cost of client 'ann' is 'nan'", "must be a number above 0"]),
-        ([HEADER, "ann,0,0,1"], ["quadratic_cost of client 'ann' is '0'", "above 0"]),
-        ([HEADER, "ann,inf,0,1"], ["quadratic_cost of client 'ann' is 'inf'", "above 0"]),
-        ([HEADER, "bob,1,0,1", "ann,1,nan,1"], ["line 3", "linear_cost of client 'ann' is 'nan'", "at least 0"]),
-        ([HEADER, "ann,1,-0.5,1"], ["linear_cost of client 'ann' is '-0.5'", "at least 0"]),
-        ([HEADER, "ann,1,0,0"], ["noise_harm of client 'ann' is '0'", "above 0"]),
-        ([HEADER, "ann,1,1e300,1"], ["line 2", "linear_cost of client 'ann' is 1e+300", "Choose other units"]),
-        ([HEADER, "ann,1e-200,0,1"], ["quadratic_cost of client 'ann' is 1e-200", "between 1e-100 and 1e+100"]),
-        ([HEADER, "ann,1,0,much"], ["noise_harm of client 'ann' is 'much'", "must be a number"]),
-        ([HEADER, "ann,1,0,"], ["noise_harm of client 'ann' is nothing", "must be a number"]),
-        ([HEADER, "ann,1_0,0,1"], ["quadratic_cost of client 'ann' is '1_0'", "must be a number"]),
-        ([HEADER, "ann,1,0,1", "bob,1,0,1", "ann,1,0,1"], ["line 4", "'ann' stands already on line 2", "Keep one"]),
-        ([HEADER, "ann,1,0,1", "bobb,1,0,1"], ["line 3", "client 'bobb' is not in the network", "mean 'bob'?"]),
-        ([HEADER, "ann,1,0,1"], ["1 of the network's 2 clients have no line: 'bob'", "Add them"]),
-        ([HEADER, "ann,1,0"], ["line 2", "3 fields where the header has 4", "Complete the line"]),
-        ([HEADER, 'ann,1,0,"1'], ["line 2", "not a line of CSV", "Close quotes"]),
-        ([], ["empty", "must be a header: name, quadratic_cost, linear_cost, noise_harm"]),
-        (["name,quadratic_cost,linear_cost", "ann,1,0"], ["line 1", "column 'noise_harm' is missing"]),
-        ([HEADER.replace("harm", "harms"), "ann,1,0,1"], ["unknown column 'noise_harms'", "mean 'noise_harm'?"]),
-        ([f"{HEADER},colour", "ann,1,0,1,red"], ["unknown column 'colour'", "Known: name, quadratic_cost"]),
-        ([f"{HEADER},name", "ann,1,0,1,ann"], ["column 'name' stands twice", "Keep one"]),
-        ([HEADER.replace(",", ";"), "ann;1;0;1"], ["unknown column", "Separate columns by commas"]),
-        ([f"{HEADER},budget_max", "ann,1,0,1,nan", "bob,1,0,1,1"], ["budget_max of client 'ann' is 'nan'", "or inf"]),
-        (
-            [f"{HEADER},budget_min,budget_max", "ann,1,0,1,2,1", "bob,1,0,1,0,1"],
-            ["line 2", "budget_max=1 of client 'ann' is below budget_min=2", "correct"],
-        ),
-    ],
-)
-def test_a_clients_file_with_a_fault_is_refused_with_its_place_and_a_remedy(mppfl, friends, write, lines, fragments):
-    refused(mppfl("solve", *friends, "--clients", write("people.csv", *lines), "--json"), "people.csv", *fragments)
-
-
-@pytest.mark.parametrize("mechanism", ["mppfl", "personalised", "mppfl_noise_aware", "sarda_like", "noiseless"])
-def test_nobody_can_take_part_under_any_mechanism_if_no_budget_may_be_positive(mppfl, friends, write, mechanism):
-    path = write("people.csv", f"{HEADER},budget_max", "ann,1,0,1,0", "bob,1,0,1,0")
-    told = ("budget_max is 0 for all 2 clients", "nobody can participate", "Raise budget_max")
-    refused(mppfl("solve", *friends, "--clients", path, "--mechanism", mechanism), *told)
-
-
-def test_a_clients_file_that_is_binary_or_without_its_network_is_refused(mppfl, friends, write):
-    path = write("people.csv", HEADER, "ann,1,0,1")
-    refused(mppfl("solve", "--clients", path), "client 'ann' is not in the network")
-    path.write_bytes(BINARY)
-    refused(mppfl("solve", *friends, "--clients", path), "people.csv", "not UTF-8", "Save the file as UTF-8")
-
-
-# ---- files that are not there, or not what they should be -------------------------------------------------------
-
-
-@pytest.mark.parametrize("option", ["--graph", "--clients"])
-def test_a_missing_file_and_a_directory_are_refused_by_their_names(mppfl, friends, tmp_path, option):
-    refused(mppfl("solve", *friends, option, tmp_path / "nowhere.csv"), "nowhere.csv", "Check the path")
-    refused(mppfl("solve", *friends, option, tmp_path), str(tmp_path), "irectory")
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 @pytest.mark.parametrize("option", ["--graph", "--clients"])
 def test_a_file_that_may_not_be_read_is_refused(mppfl, friends, write, option):
     path = write("secret.csv", "ann,bob")
     path.chmod(0)
     refused(mppfl("solve", *friends, option, path), "secret.csv", "permissions")
-
-
-@pytest.mark.parametrize(
-    ("content", "fragments"),
-    [
-        *((content, []) for content in (b"", b"# nothing but a comment\n", b"\n\n", BINARY, b"\x1f\x8b not gzip")),
-        *((content, []) for content in (b"ann\n", b"ann,bob,cat,dan\n")),
-        *((f"ann,bob,1\nbob,ann,{weight}\n".encode(), [weight]) for weight in ("nan", "-1", "0", "inf", "heavy")),
-        (b"ann,bob\nbob,ann\nbob,bob\n", ["'bob' is connected to itself", "1 self-loop", "drop"]),
-        (b"ann,bob\nbob,ann\ncat,ann\ndan,ann\n", ["2 of 4 clients are isolated", "'cat', 'dan'", "keep", "drop"]),
-    ],
-)
-def test_a_file_that_holds_no_network_is_refused_with_its_name_and_what_is_wrong(mppfl, tmp_path, content, fragments):
-    path = tmp_path / "edges.csv"
-    path.write_bytes(content)
-    refused(mppfl("solve", "--graph", path), "edges.csv", *fragments)
-
-
-# ---- numbers that cannot be -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "fragments"),
-    [
-        (["--hop-decay", "0"], ["--hop-decay 0", "(0, 1)"]),
-        (["--hop-decay", "1"], ["--hop-decay 1", "(0, 1)"]),
-        (["--hop-decay", "nan"], ["--hop-decay nan", "(0, 1)"]),
-        (["--max-hops", "0"], ["--max-hops 0", "at least 1"]),
-        (["--accuracy-weight", "0"], ["--accuracy-weight 0", "(0, 1)"]),
-        (["--accuracy-weight", "1"], ["--accuracy-weight 1", "(0, 1)"]),
-        (["--accuracy-weight", "nan"], ["--accuracy-weight nan", "(0, 1)"]),
-        (["--externality-strength", "-0.1"], ["--externality-strength -0.1"]),
-        (["--externality-strength", "nan"], ["--externality-strength nan"]),
-        (["--externality-strength", "inf"], ["--externality-strength inf", "1e+100"]),
-        (["--rounds", "0"], ["--rounds 0", "at least 1"]),
-        (["--rounds", "99999999999999999999"], ["--rounds 99999999999999999999", "at most 10,000,000"]),
-        (["--seed", "-1"], ["--seed -1", "at least 0"]),
-        (["--reward-rate", "0"], ["--reward-rate 0"]),
-        (["--reward-rate", "nan"], ["--reward-rate nan"]),
-        (["--reward-rate", "1e160"], ["--reward-rate 1e+160 must lie in (0, 1e+100)"]),
-        (["--mechanism", "mpfl"], ["--mechanism mpfl is not known", "Did you mean 'mppfl'?", "personalised"]),
-        (["--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
-        (["--mechanism", "budget_limited", "--payment-limit", "-1"], ["--payment-limit -1"]),
-        (["--mechanism", "budget_limited", "--payment-limit", "nan"], ["--payment-limit nan"]),
-        (["--mechanism", "personalised", "--reward-rate", "3"], ["--reward-rate 3", "personalised", "Leave it out"]),
-        (["--mechanism", "noiseless", "--reward-rate", "3"], ["--reward-rate 3", "noiseless", "Leave it out"]),
-        (["--payment-limit", "3"], ["--payment-limit 3", "mppfl", "budget_limited"]),
-        (["--fixed-budget", "0.3"], ["--fixed-budget 0.3 means nothing to mppfl", "the mechanism dp_fedavg"]),
-        (
-            ["--mechanism", "budget_limited", "--payment-limit", "0.5", "--reward-rate", "2"],
-            ["--reward-rate 2", "--payment-limit 0.5", "Leave one of them out"],
-        ),
-        (["--num-clients", "50"], ["--num-clients 50, but", "has 2 clients. Make the two agree"]),
-        (["--fixed-budget", "some"], ["--fixed-budget some must be a finite number", '"min", "mean"']),
-        (["--fixed-budget", "0"], ["--fixed-budget 0 must lie in (0, 1e+100)"]),
-        (["--fixed-budget", "1e160"], ["--fixed-budget 1e+160 must lie in (0, 1e+100)"]),
-        (["--device", "tpu"], ["is not known"]),
-        (["--participation", "sometimes"], ["--participation sometimes", "everyone", "voluntary", "rational"]),
-        (["--isolated", "maybe"], ["--isolated maybe", "keep", "drop"]),
-        (["--self-loops", "maybe"], ["--self-loops maybe", "drop"]),
-        (["--normalisation", "maybe"], ["--normalisation maybe", "row", "symmetric"]),
-        (["--diagonal", "maybe"], ["--diagonal maybe", "exact", "estimate"]),
-        (["--preset", "paperlike"], ["--preset paperlike", "benign", "Did you mean 'paper-like'?"]),
-    ],
-)
-def test_an_impossible_option_is_refused_with_its_value_and_what_would_do(mppfl, friends, options, fragments):
-    refused(mppfl("solve", *friends, *options, "--json"), *fragments)
-
-
-@pytest.mark.parametrize("option", [["--undirected"], ["--isolated", "drop"], ["--self-loops", "drop"]])
-@pytest.mark.parametrize("command", ["solve", "compare", "risk"])
-def test_options_about_a_file_are_refused_for_a_random_network(mppfl, command, option):
-    refused(mppfl(command, *option), option[0], "is for a network from a file. Give --graph FILE, too.")
-
-
-@pytest.mark.parametrize("option", ["--prices", "--no-budgets"])
-def test_options_about_the_json_are_refused_without_it(mppfl, friends, write, option):
-    told = f"{option} means nothing without --json. Give --json, too, or leave it out."
-    refused(mppfl("solve", *friends, option), told)
-    refused(mppfl("solve", "--experiment", write("trial.toml", ""), option), told)
-
-
-def test_one_game_is_not_counted_as_several(mppfl, friends):
-    refused(mppfl("compare", *friends, "--seeds", 3), "--seeds=3 would play one game 3 times", "Leave it out")
-
-
-@pytest.mark.parametrize(
-    ("command", "text", "options", "message"),
-    [
-        ("solve", "", ("--hop-decay", 3), "game.hop_decay=3 must lie in (0, 1)."),
-        ("solve", "", ("--set", "game.hops=3"), "'game.hops' is not known."),
-        ("solve", "", ("--mechanism", "mppfll"), "mechanism='mppfll' is not known. Did you mean 'mppfl'?"),
-        ("solve", 'mechanisms = ["mppfl", "random"]', (), "mechanisms are mppfl, random, and one is played. Choose"),
-        ("solve", "seeds = [1, 2]", (), "seeds are 1, 2, and one is played. Choose it by --seed."),
-        ("solve", "[game]\nnum_rounds = 0", (), "game.num_rounds=0 must be a whole number of at least 1."),
-        ("solve", "[game]\nnum_rounds = 10000001", (), "game.num_rounds=10000001 must be a whole number of at most"),
-        ("compare", "", ("--preset", "malign"), 'game.preset="malign" must be one of "paper-like", "benign".'),
-        ("compare", "", ("--mechanisms", "budget_limited"), "budget_limited needs payment_limit, payments per round."),
-        ("compare", "", ("--fixed-budget", "mean"), "means nothing to mppfl. Choose the mechanism dp_fedavg"),
-        ("compare", "", ("--mechanisms", "mpfl"), "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
-        ("compare", "", ("--train", "other.toml"), "--experiment means nothing with --train."),
-        ("compare", "", ("--rounds", 0), "rounds=0 must be a whole number of at least 1."),
-    ],
-)
-def test_what_a_file_and_options_cannot_say_together_is_refused(mppfl, write, command, text, options, message):
-    assert message in mppfl(command, "--experiment", write("trial.toml", text), *options).error
-
-
-# ---- the other commands -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    [
-        *((["solve", "--num-clients", size], [f"--num-clients {size}", "at least 2"]) for size in ("0", "1", "-3")),
-        (["compare", "--mechanisms", "mppfl,mpfl"], ["mechanism='mpfl' is not known", "Did you mean 'mppfl'?"]),
-        (["compare", "--mechanisms", ","], ["--mechanisms=','", "at least one"]),
-        (["compare", "--mechanisms", "budget_limited"], ["budget_limited needs --payment-limit"]),
-        (["compare", "--payment-limit", "2"], ["--payment-limit 2", "budget_limited"]),
-        (["compare", "--seeds", "0"], ["--seeds 0", "at least 1"]),
-        (["compare", "--seed", "-1"], ["--seed -1", "at least 0"]),
-        (["compare", "--rounds", "0"], ["--rounds 0", "at least 1"]),
-        (["compare", "--figure", "costs.bmp"], ["--figure='costs.bmp'", ".png, .pdf or .svg"]),
-        (["compare", "--figure", "costs"], ["--figure='costs'", ".png, .pdf or .svg"]),
-        (["compare", "--mechanisms", "mppfl", "--fixed-budget", "0.2"], ["--fixed-budget 0.2 means nothing to mppfl"]),
-        (["risk", "--fixed-budget", "mean"], ["--fixed-budget mean means nothing to mppfl"]),
-        (["compare", "--fixed-budget", "max"], ["--fixed-budget max", '"min", "mean"']),
-        (["risk", "--client", "77"], ["client '77' is not in the network of 20 clients"]),
-        (["risk", "--protect-share", "0.3"], ["--protect-share=0.3", "Give --client and --attribute"]),
-        (["risk", "--round", "0"], ["--round 0", "at least 1"]),
-        (["risk", "--top", "0"], ["--top 0", "at least 1"]),
-        (["risk", "--mechanism", "noiseless"], ["noiseless uses infinite budgets", "Choose a mechanism with noise"]),
-        (["risk", "--mechanism", "budget_limited"], ["budget_limited needs --payment-limit"]),
-        (["risk", "--mechanism", "mpfl"], ["--mechanism mpfl is not known", "Did you mean 'mppfl'?"]),
-        (["graph", "describe", "nowhere.csv"], ["nowhere.csv", "Check the path"]),
-        (["graph", "convert", "nowhere.csv", "out.csv"], ["nowhere.csv", "Check the path"]),
-        (["graph", "convert", "nowhere.csv", "out.xls"], ["'out.xls'", ".csv, .csv.gz or .graphml"]),
-        (["graph", "generate", "erdos_reny", "out.csv"], ['"erdos_reny"', "Did you mean 'erdos_renyi'?"]),
-        (["graph", "generate", "erdos_renyi", "out.txt"], ["'out.txt'", ".csv, .csv.gz or .graphml"]),
-        (["graph", "generate", "erdos_renyi", "out.csv", "--seed", "-1"], ["--seed -1", "at least 0"]),
-        (["graph", "generate", "erdos_renyi", "out.csv", "--set", "size"], ["--set 'size'", "name=value"]),
-        (["graph", "generate", "erdos_renyi", "out.csv", "--set", "rng=3"], ["'rng' is not known", "Known: probabil"]),
-        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "edges=3"], ["'edges'", "mean 'edges_each'?"]),
-        (["graph", "generate", "barabasi_albert", "out.csv", "--set", "edges_each=few"], ['edges_each="few" must be']),
-        (["graph", "generate", "erdos_renyi", "no/such/folder/out.csv"], ["no/such/folder/out.csv", "Check"]),
-    ],
-)
-def test_the_other_commands_refuse_in_the_same_way(mppfl, tmp_path, monkeypatch, arguments, fragments):
-    monkeypatch.chdir(tmp_path)
-    refused(mppfl(*arguments), *fragments)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_computed(mppfl, write, tmp_path):
-    in_the_way = write("taken", "a file, not a folder")
-    (tmp_path / "folder.png").mkdir()
-    long = ("compare", "--rounds", 1_000_000, "--seeds", 1_000_000)  # would take days
-    refused(mppfl(*long, "--figure", in_the_way / "costs.png"), "taken/costs.png", "Choose another path")
-    refused(mppfl(*long, "--figure", tmp_path / "folder.png"), "folder.png", "is a directory")
-
-
-def test_an_edge_list_cannot_hold_a_client_without_edges(mppfl, tmp_path):
-    path = tmp_path / "edges.graphml"
-    body = '<node id="ann"/><node id="bob"/><node id="cat"/><edge source="ann" target="bob"/>'
-    graph = f'<graph edgedefault="directed">{body}</graph>'
-    path.write_text(f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{graph}</graphml>')
-    refused(mppfl("graph", "convert", path, tmp_path / "edges.csv"), "without any edge", ".graphml")
 
 
 # ---- usage, tracebacks, faults ----------------------------------------------------------------------------------

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import networkx as nx
 import pytest
-
-approx = pytest.approx
 
 
 def edges_in(path):
     """{(source, target): weight} of an edge list."""
-    header, *lines = path.read_text(encoding="utf-8").splitlines()
-    assert header == "source,target,weight"
-    return {tuple(line.split(",")[:2]): float(line.split(",")[2]) for line in lines}
+    header, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+    assert header == ["source", "target", "weight"]
+    return {(source, target): float(weight) for source, target, weight in rows}
 
 
 def test_describe_counts_what_can_be_counted_by_hand(mppfl, write):
@@ -57,20 +58,9 @@ def test_options_of_a_family_are_numbers_several_numbers_or_words(mppfl, tmp_pat
 @pytest.mark.parametrize("form", ["edges.csv", "edges.csv.gz", "edges.graphml"])
 def test_converting_there_and_back_loses_neither_weights_nor_names_of_any_kind(mppfl, write, tmp_path, form):
     edges = ('"Smith, Ann",Zoë,0.3', 'Zoë,"Smith, Ann",2', '"#1","Smith, Ann",1', 'Zoë,"#1",0.1')
-    first, between, last = write("first.csv", *edges), tmp_path / form, tmp_path / "last.csv"
-    assert mppfl("graph", "convert", first, between).code == 0
-    assert mppfl("graph", "convert", between, last).code == 0
-    rows = ('"Smith, Ann",1,0,1', "Zoë,0.5,0,1", '"#1",0.7,0,1')
-    clients = write("c.csv", "name,quadratic_cost,linear_cost,noise_harm", *rows)
-    options = ("--clients", clients, "--rounds", 1, "--json")
-    before, after = (mppfl("solve", "--graph", path, *options).json["rounds"][0]["budgets"] for path in (first, last))
-    assert set(before) == {"Smith, Ann", "Zoë", "#1"}
-    assert before == approx(after)
-    drawn, again = tmp_path / "drawn.csv", tmp_path / "again.csv"
-    assert mppfl("graph", "generate", "watts_strogatz", drawn, "--num-clients", 12).code == 0
-    assert mppfl("graph", "convert", drawn, between).code == 0
-    assert mppfl("graph", "convert", between, again).code == 0
-    assert edges_in(again) == edges_in(drawn)
+    first, between, last = write("first.csv", "source,target,weight", *edges), tmp_path / form, tmp_path / "last.csv"
+    assert mppfl("graph", "convert", first, between).code == mppfl("graph", "convert", between, last).code == 0
+    assert edges_in(last) == edges_in(first)
 
 
 def test_convert_drops_self_loops_and_isolated_clients_on_request(mppfl, write, tmp_path):

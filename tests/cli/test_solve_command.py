@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
-import shlex
 import subprocess
 
 import numpy as np
 import pytest
 
-from mppfl.explorer import World, commands, to_toml
 from mppfl.game import MECHANISMS
 from tests.cli.by_hand import seven_clients
-from tests.explorer.chosen import choose
 
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
 
-CONTRACT = (  # DESIGN.md, "Public contract"
-    {"num_clients": int, "num_edges": int, "mechanism": str, "rounds": list}
-    | dict.fromkeys(("residual", "client_regret", "leader_regret", "saving_if_clients_may_leave", "seconds"), float)
-    | {"contraction": float, "is_unique": bool, "exact_hops": int, "diagonal_error": float, "notes": list}
-)
-OF_A_ROUND = dict.fromkeys(("reward_rate", "server_cost", "welfare"), float)
-OF_A_ROUND |= {"round_index": int, "num_negative_utility": int, "budgets": dict, "not_participating": list}
+# ---- what is printed -----------------------------------------------------------------------------------------------
 
 
-# ---- the contract -----------------------------------------------------------------------------------------------
-
-
-def test_json_has_the_keys_and_types_of_the_contract_and_sixty_rounds_unless_told_otherwise(mppfl, friends):
+def test_sixty_rounds_are_played_unless_told_otherwise(mppfl, friends):
     answer = mppfl("solve", *friends, "--json").json
-    assert {key: type(value) for key, value in answer.items()} == CONTRACT
-    for row in answer["rounds"]:
-        assert {key: type(value) for key, value in row.items()} == OF_A_ROUND
-        assert {name: type(budget) for name, budget in row["budgets"].items()} == {"ann": float, "bob": float}
-    assert (answer["num_clients"], answer["num_edges"], answer["mechanism"]) == (2, 2, "mppfl")
-    assert len(answer["rounds"]) == 60
-    assert 0 < answer["seconds"] < 60
+    assert (answer["num_clients"], answer["mechanism"], len(answer["rounds"])) == (2, "mppfl", 60)
+    assert set(answer["rounds"][0]["budgets"]) == {"ann", "bob"}
 
 
 def test_isolated_clients_are_kept_with_a_note_or_dropped_on_request(mppfl, write):
@@ -45,8 +27,6 @@ def test_isolated_clients_are_kept_with_a_note_or_dropped_on_request(mppfl, writ
     kept, gone = (mppfl(*options, "--isolated", rule) for rule in ("keep", "drop"))
     assert list(kept.json["rounds"][0]["budgets"]) == ["ann", "bob", "cat"]
     assert list(gone.json["rounds"][0]["budgets"]) == ["ann", "bob"]
-    assert (kept.json["num_clients"], kept.json["num_edges"]) == (3, 3)
-    assert (gone.json["num_clients"], gone.json["num_edges"]) == (2, 2)
     (note,) = kept.json["notes"]
     assert kept.stderr == f"note: {note}\n"  # and not beside the JSON
     assert note.startswith("1 of 3 clients are isolated")
@@ -129,22 +109,6 @@ def test_cost_and_welfare_follow_from_budgets_prices_and_the_edge_list(mppfl, wr
         assert this["not_participating"] == [name for name in game.names if this["budgets"][name] == 0]
 
 
-# ---- who exposes whom -------------------------------------------------------------------------------------------
-
-
-def test_a_network_and_its_clients_may_be_written_in_several_ways(mppfl, friends, write, tmp_path):
-    def rounds(*options):
-        return mppfl("solve", *friends, *options, "--rounds", 2, "--json").json["rounds"]
-
-    assert rounds("--graph", write("one_way.csv", "ann,bob"), "--undirected") == rounds()  # an edge each way
-    first = write("first.csv", HEADER, "ann,1,0.5,1", "bob,2,0.1,3")
-    second = write("second.csv", "noise_harm, linear_cost, name, quadratic_cost", "3, 0.1, bob, 2", "1, 0.5, ann, 1")
-    assert rounds("--clients", first) == rounds("--clients", second)
-    game, zipped = seven_clients().options(write), tmp_path / "edges.csv.gz"
-    zipped.write_bytes(gzip.compress(game[1].read_bytes()))
-    assert rounds(*game, "--graph", zipped) == rounds(*game)
-
-
 # ---- rates, bounds and participation ----------------------------------------------------------------------------
 
 
@@ -181,23 +145,6 @@ def test_who_stays_out_follows_the_participation_rule(mppfl, friends, write, rul
     assert found["notes"] == []
 
 
-def test_a_given_reward_rate_at_which_nobody_takes_part_is_no_mistake(mppfl, friends, write):
-    clients = write("c.csv", f"{HEADER},compute_cost", "ann,1,0,1,5", "bob,1,0,1,5")
-    options = ("--clients", clients, "--reward-rate", 1, "--rounds", 2, "--json")
-    options += ("--participation", "rational", "--against", "nothing")
-    found = mppfl("solve", *friends, *options).json
-    assert [this["not_participating"] for this in found["rounds"]] == [["ann", "bob"]] * 2
-    assert "in 2 rounds nobody participates: no rate of this server suits anybody" in found["notes"]
-
-
-def test_a_game_that_may_have_several_equilibria_is_solved_and_said_to_be_so(mppfl, friends):
-    options = ("--externality-strength", 1.25, "--participation", "voluntary", "--rounds", 2, "--json")
-    answer = mppfl("solve", *friends, *options)
-    assert (answer.json["contraction"], answer.json["is_unique"]) == (1.25, False)
-    assert "αS = 1.25 is not below 1" in answer.stderr
-    assert answer.json["residual"] < 1e-9
-
-
 @pytest.mark.parametrize("mechanism", ["mppfl", "dp_fedavg", "mppfl_noise_aware"])
 def test_the_server_of_a_star_buys_no_budget_that_is_mere_rounding(mppfl, write, mechanism):
     # Ten leaves (a = 1, b = 0) around a hub (a = 0.05, b = 1), who shares the less the higher the rate.
@@ -228,22 +175,3 @@ def test_a_file_with_common_rates_plays_at_the_rates_of_mppfl(mppfl, write):
         for more in ((), ("--mechanism", "mppfl"))
     ]
     assert rates[0] == rates[1]
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [
-        choose(num_rounds=4),
-        choose(num_clients=9, mechanism="budget_limited", payment_limit=10.0, num_rounds=3, seed=7),
-        choose(mechanism="random", family="barabasi_albert", budget_max=1.0, num_rounds=3, round_shown=2),
-        choose(participation="rational", preset="benign", num_rounds=3),
-    ],
-)
-def test_the_explorers_command_line_says_what_its_page_shows(mppfl, write, choices):
-    path = write("explorer.toml", to_toml(choices))
-    (line,) = [line for line in commands(choices, str(path)) if line.startswith("mppfl solve")]
-    found = mppfl(*shlex.split(line)[1:], "--json").json
-    scene = World().scene(choices)
-    this = found["rounds"][scene.round_index - 1]
-    assert this["server_cost"] == scene.solution.outcome.server_costs[scene.round_index - 1]
-    assert list(this["budgets"].values()) == scene.figures["budget"].tolist()

@@ -11,7 +11,7 @@ from mppfl.experiment import load_run
 from mppfl.experiment import run_experiment as trained
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
-from tests.experiment.test_tracking import FakeMlflow
+from tests.experiment.test_tracking import fake_mlflow
 from tests.test_architecture import HEAVY, guarded
 
 
@@ -53,39 +53,6 @@ def test_without_a_folder_results_lie_in_runs_under_the_experiments_name(mppfl, 
     assert load_run(tmp_path / "runs" / "small" / "dp_fedavg").num_rounds == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--set=training.clip_nrom=1",), "'training.clip_nrom' is not known. Did you mean 'clip_norm'?"),
-        (("--set=training.batch_size=999",), "training.batch_size=999, but client "),
-        (("--set=training.average_rounds=99",), "average_rounds=99"),
-        (
-            ("--set=training.model='cnn_fmnist'", "--set=training.engine='dense'"),
-            "engine='dense' cannot run this training",
-        ),
-        (("--set=ledger.caps={nobody=1.0}",), "ledger.caps: client 'nobody' is not in the network"),
-        (("--device", "tpu"), "training.device='tpu' is not known. Use 'cpu', 'cuda' or 'cuda:1'."),
-        (
-            ("--device", "cuda"),
-            "training.device='cuda', but PyTorch finds no GPU here. Use 'cpu', or leave it out.",
-        ),
-        (("--resume",), "holds no training to resume"),
-        (("--track", "wandb"), "track='wandb' is not known"),
-    ],
-)
-def test_a_training_that_is_refused_in_one_line_leaves_nothing_behind(
-    mppfl, experiment, tmp_path, monkeypatch, options, message
-):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    line = ("train", experiment, "--quiet", *options, "--output")
-    before = sorted(tmp_path.rglob("*"))
-    assert message in mppfl(*line, tmp_path / "runs" / "small").error
-    assert sorted(tmp_path.rglob("*")) == before
-    (tmp_path / "mine").mkdir()
-    assert message in mppfl(*line, tmp_path / "mine").error
-    assert list((tmp_path / "mine").iterdir()) == []  # a folder of yours stays
-
-
 def test_an_epsilon_for_the_whole_training_is_kept_and_the_unit_it_means_is_told(mppfl, experiment, tmp_path):
     line = ("train", experiment, "--output", tmp_path / "out", "--quiet", "--set", "training.dp_epsilon=2")
     answer = mppfl(*line)
@@ -121,7 +88,7 @@ def test_ctrl_c_says_how_to_go_on(mppfl, experiment, tmp_path, monkeypatch):
 
 
 def test_rounds_are_tracked_where_asked(mppfl, experiment, tmp_path, monkeypatch):
-    fake = FakeMlflow()
+    fake = fake_mlflow()
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     assert mppfl("train", experiment, "--output", tmp_path / "out", "--quiet", "--track", "mlflow").code == 0
     assert [step for _, key, _, step in fake.metrics if key == "accuracy"] == [1, 1, 2, 2, 3, 3]
@@ -165,20 +132,6 @@ def test_compare_trains_several_mechanisms_and_reports_where_asked(mppfl, experi
     assert "<html" in (tmp_path / "page.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--train", "small.toml", "--rounds", 3), "--rounds means nothing with --train"),
-        (("--train", "small.toml", "--report", "."), "is a directory"),
-        (("--report", "page.html"), "Give --train, too"),
-        (("--train", "small.toml", "--mechanisms", "mpfl"), "mechanism='mpfl' is not known"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(mppfl, experiment, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    assert message in mppfl("compare", *options).error
-
-
 @pytest.mark.parametrize(("command", "word"), [("train", "--resume"), ("audit", "sensitivity")])
 def test_help_is_quick_because_nothing_heavy_is_imported(command, word):
     stdout, end = guarded([*HEAVY, "numpy", "scipy", "pydantic"], command, "--help")
@@ -208,18 +161,8 @@ def test_runs_become_one_page_in_the_current_folder_or_where_asked(mppfl, folder
     assert answer.json == {"path": str(target), "runs": ["mppfl", "dp_fedavg"], "bytes": target.stat().st_size}
 
 
-def test_failures_are_one_line_and_leave_no_page(mppfl, folder, tmp_path):
-    target = tmp_path / "page.html"
-    (tmp_path / "empty").mkdir()
-    whole = (folder / "dp_fedavg" / "arrays.npz").read_bytes()
-    (folder / "dp_fedavg" / "arrays.npz").write_bytes(whole[:100])
-    for folders, output, message in (
-        ((), target, "report needs a folder of a run"),
-        ((tmp_path / "none",), target, "no such folder"),
-        ((tmp_path / "empty",), target, "neither a run nor a folder with runs"),
-        ((folder,), target, "arrays.npz: damaged, or changed"),
-        ((folder / "mppfl",), tmp_path, "is a directory"),
-        ((folder / "mppfl",), tmp_path / "page.pdf", "must end in .html"),
-    ):
-        assert message in mppfl("report", *folders, "--output", output).error
-    assert not target.exists()
+def test_a_damaged_run_is_told_and_leaves_no_page(mppfl, folder, tmp_path):
+    arrays = folder / "dp_fedavg" / "arrays.npz"
+    arrays.write_bytes(arrays.read_bytes()[:100])
+    assert "arrays.npz: damaged, or changed" in mppfl("report", folder, "--output", tmp_path / "page.html").error
+    assert not (tmp_path / "page.html").exists()

@@ -36,10 +36,9 @@ def idx_bytes(array):
 
 
 def write_idx(folder, parts, zipped=True):
-    for part, prefix in (("train", "train"), ("test", "t10k")):
-        images, labels = parts[part]
+    for part, (images, labels) in parts.items():
         for name, array in (("images-idx3", images[..., 0]), ("labels-idx1", labels)):
-            path = folder / f"{prefix}-{name}-ubyte{'.gz' if zipped else ''}"
+            path = folder / f"{'t10k' if part == 'test' else part}-{name}-ubyte{'.gz' if zipped else ''}"
             path.write_bytes(gzip.compress(idx_bytes(array)) if zipped else idx_bytes(array))
 
 
@@ -52,25 +51,23 @@ def write_cifar_binary(folder, parts, hundred=False):
     for part, (images, labels) in parts.items():
         columns = [labels[:, None] // 2, labels[:, None]] if hundred else [labels[:, None]]
         rows = np.concatenate([*columns, planes(images)], axis=1).astype(np.uint8)
-        names = cifar_names(part, hundred)
-        for name, batch in zip(names, np.array_split(rows, len(names)), strict=True):
-            (folder / f"{name}.bin").write_bytes(batch.tobytes())
+        for path, batch in batches(folder, part, hundred, rows):
+            path.with_suffix(".bin").write_bytes(batch.tobytes())
 
 
 def write_cifar_python(folder, parts, protocol=2, hundred=False):
+    key = "fine_labels" if hundred else "labels"
     for part, (images, labels) in parts.items():
-        names = cifar_names(part, hundred)
-        batches = zip(np.array_split(planes(images), len(names)), np.array_split(labels, len(names)), strict=True)
-        for name, (pixels, digits) in zip(names, batches, strict=True):
-            content = {"data": pixels, "fine_labels" if hundred else "labels": digits.tolist(), "filenames": ["a.png"]}
-            raw = python_2_pickle(content) if protocol == "python 2" else pickle.dumps(content, protocol)
-            (folder / name).write_bytes(raw)
+        for path, rows in batches(folder, part, hundred, np.arange(len(labels))):
+            content = {"data": planes(images)[rows], key: labels[rows].tolist(), "filenames": ["a.png"]}
+            path.write_bytes(python_2_pickle(content) if protocol == "python 2" else pickle.dumps(content, protocol))
 
 
-def cifar_names(part, hundred):
-    if hundred:
-        return [part]
-    return [f"data_batch_{k}" for k in range(1, 6)] if part == "train" else ["test_batch"]
+def batches(folder, part, hundred, rows):
+    """The files of one part of a CIFAR set, and the rows in each."""
+    several = [f"data_batch_{k}" for k in range(1, 6)] if part == "train" else ["test_batch"]
+    names = [part] if hundred else several
+    return [(folder / name, piece) for name, piece in zip(names, np.array_split(rows, len(names)), strict=True)]
 
 
 def python_2_pickle(content):

@@ -34,11 +34,7 @@ def refuses(read):
     def refusing(name, *fragments, **changes):
         with pytest.raises(BadFile) as caught:
             read(name, **changes)
-        line = str(caught.value)
-        assert "\n" not in line
-        for fragment in fragments:
-            assert fragment in line
-        return True
+        return "\n" not in str(caught.value) and all(fragment in str(caught.value) for fragment in fragments)
 
     return refusing
 
@@ -155,15 +151,9 @@ NOT_NPZ = [
 ]
 
 
-def mat_bytes(content):
+def in_bytes(save, *arguments, **named):
     out = io.BytesIO()
-    savemat(out, content)
-    return out.getvalue()
-
-
-def npz_bytes(content):
-    out = io.BytesIO()
-    np.savez(out, **content)
+    save(out, *arguments, **named)
     return out.getvalue()
 
 
@@ -172,12 +162,9 @@ def npz_bytes(content):
     [
         *[("fashion-mnist", "train-labels-idx1-ubyte", *case) for case in NOT_IDX],
         *[("cifar-10 pickled", "data_batch_1", content, "safely") for content in NOT_ONLY_ARRAYS],
-        *[
-            ("cifar-10 pickled", "data_batch_4", pickle.dumps(content, 2), says)
-            for content, says in NO_IMAGES_AND_LABELS
-        ],
-        *[("svhn", "train_32x32.mat", mat_bytes(content), says) for content, says in NOT_SVHN],
-        *[("cifar-100 as npz", "train.npz", npz_bytes(content), says) for content, says in NOT_NPZ],
+        *[("cifar-10 pickled", "data_batch_4", pickle.dumps(values, 2), says) for values, says in NO_IMAGES_AND_LABELS],
+        *[("svhn", "train_32x32.mat", in_bytes(savemat, content), says) for content, says in NOT_SVHN],
+        *[("cifar-100 as npz", "train.npz", in_bytes(np.savez, **content), says) for content, says in NOT_NPZ],
     ],
 )
 def test_a_damaged_file_is_refused_and_changes_nothing_for_the_next(
@@ -194,23 +181,22 @@ def test_a_damaged_file_is_refused_and_changes_nothing_for_the_next(
 
 
 @pytest.mark.parametrize(
-    ("way", "file", "fragments"),
+    ("way", "file", "fragment"),
     [
-        ("cifar-10", "data_batch_2.bin", ["bytes", "rows of 3,073"]),
-        ("cifar-10", "test_batch.bin", ["bytes", "rows of 3,073"]),
-        ("cifar-10 pickled", "test_batch", ["safely"]),
-        ("svhn", "test_32x32.mat", ["SciPy"]),
-        ("cifar-100 as npz", "test.npz", ["not whole"]),
+        ("cifar-10", "data_batch_2.bin", "no whole number of rows of 3,073"),
+        ("cifar-10 pickled", "test_batch", "safely"),
+        ("svhn", "test_32x32.mat", "SciPy"),
+        ("cifar-100 as npz", "test.npz", "not whole"),
     ],
 )
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.45, 0.99])
-def test_a_truncated_file_or_one_with_another_checksum_is_refused(tmp_path, refuses, way, file, fragments, share):
+def test_a_truncated_file_or_one_with_another_checksum_is_refused(tmp_path, refuses, way, file, fragment):
     folder, name = written(way, tmp_path), way.split()[0]
     if not way.endswith("npz"):
         assert refuses(name, file, "md5", "Fetch it again", md5={file: "0" * 32})
     content = (folder / file).read_bytes()
-    (folder / file).write_bytes(content[: int(share * len(content))])
-    assert refuses(name, file, *fragments)
+    for share in (0.0, 0.1, 0.45, 0.99):
+        (folder / file).write_bytes(content[: int(share * len(content))])
+        assert refuses(name, file, fragment)
 
 
 # ---- SVHN and CINIC ---------------------------------------------------------------------------------------------
@@ -253,8 +239,7 @@ def test_a_set_from_npz_holds_bytes_however_they_were_saved_and_says_what_was_no
         folder = written("cifar-100 as npz", tmp_path, {name: (x.astype(kind), y) for name, (x, y) in parts.items()})
         dataset = read("cifar-100")
         assert holds(dataset, parts)
-        assert "not held against the official files" in dataset.provenance
-        assert "sorted" not in dataset.provenance
+        assert dataset.provenance.endswith("not held against the official files")
     write_npz(folder, {name: (x, np.sort(y)) for name, (x, y) in parts.items()})
     assert read("cifar-100").provenance.endswith("rows sorted by class")
     write_npz(folder, {name: (x.astype(np.float32) / 255, y) for name, (x, y) in parts.items()})

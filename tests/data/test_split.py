@@ -141,15 +141,12 @@ def test_a_natural_split_follows_the_graph_where_there_is_one():
 
 def test_clients_have_what_they_own():
     data = split_dataset(load_dataset("digits"), "dirichlet", 7, rng=np.random.default_rng(0), names=list("abcdefg"))
-    assert data.input_shape == (1, 8, 8)
-    assert data.names == tuple("abcdefg")
-    assert data.num_examples.dtype == np.int64
+    assert (data.input_shape, data.names) == ((1, 8, 8), tuple("abcdefg"))
     features, labels = data.of(3)
     assert features.shape == (data.num_examples[3], 1, 8, 8)
     assert np.array_equal(labels, data.labels[data.members[3]])
-    for array in (data.features, data.labels, data.test_features, data.members[0]):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 0
+    arrays = data.features, data.labels, data.test_features, data.test_labels, *data.members
+    assert not any(array.flags.writeable for array in arrays)
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------
@@ -262,10 +259,8 @@ OWN = {
 )
 def test_own_arrays_become_client_data_or_are_refused(changes, words):
     data = client_data(**OWN, names=["ann", "bob"])
-    assert (data.num_clients, data.num_classes, data.input_shape) == (2, 4, (3,))
-    assert data.num_examples.tolist() == [2, 1]
-    assert data.features.dtype == np.float32
-    assert data.of(0)[1].tolist() == [0, 1]
+    assert (data.num_clients, data.num_classes, data.input_shape, data.features.dtype) == (2, 4, (3,), np.float32)
+    assert (data.num_examples.tolist(), data.of(0)[1].tolist()) == ([2, 1], [0, 1])
     with pytest.raises(BadInput) as caught:
         client_data(**{**OWN, **changes})
     assert words in str(caught.value)

@@ -37,14 +37,11 @@ CASES = {
 
 def graph_of(names, rng, isolated=0):
     """A random ring with chords; the last `isolated` clients are connected to nobody."""
-    size = len(names) - isolated
+    size, matrix = len(names) - isolated, np.zeros((len(names), len(names)))
     if size < 2:
-        empty = sp.csr_array((len(names), len(names)), dtype=np.float64)
-        return SocialGraph(empty, tuple(names), "row", np.zeros(len(names)), np.arange(len(names)))
-    matrix = np.zeros((len(names), len(names)))
-    around = np.arange(size)
+        return SocialGraph(sp.csr_array(matrix), tuple(names), "row", matrix[0], np.arange(len(names)))
+    around, chords = np.arange(size), rng.integers(0, size, (2, size))
     matrix[around, (around + 1) % size] = rng.uniform(0.5, 1.0, size)
-    chords = rng.integers(0, size, (2, size))
     matrix[chords[0], chords[1]] = rng.uniform(0.1, 1.0, size)
     np.fill_diagonal(matrix, 0.0)
     return graph_from_matrix(matrix, names=names, isolated="keep")
@@ -85,29 +82,16 @@ def make_run(
     spent = budgets.sum(axis=0)
     examples = rng.integers(30, 90, size)
     evaluated = (rounds % evaluate_every == 0) | (rounds == num_rounds)
-    accuracy = np.where(evaluated, 0.9 - 0.7 / rounds**0.6 + rng.normal(0, 0.01, num_rounds), np.nan)
-    series = {
+    series = {name: rng.uniform(0, 1, num_rounds) for name in PER_ROUND} | {
         "round_index": rounds,
         "reward_rate": rates,
         "dispersion": np.full(num_rounds, np.nan),
-        "clip_norm": np.full(num_rounds, 1.5),
-        "share_clipped": rng.uniform(0, 1, num_rounds),
-        "update_norm": rng.uniform(0, 1, num_rounds),
-        "accuracy": accuracy,
+        "accuracy": np.where(evaluated, 0.9 - 0.7 / rounds**0.6 + rng.normal(0, 0.01, num_rounds), np.nan),
         "loss": np.where(evaluated, 2.3 / rounds**0.5, np.nan),
         "dp_epsilon": np.full(num_rounds, np.inf if noiseless else 1.0) * rounds,
-        "seconds": rng.uniform(0, 1, num_rounds),
     }
-    tables = {
-        "budgets": budgets,
-        "payments": payments,
-        "spent": budgets,
-        "participating": participating,
-        "noise_std": rng.uniform(0, 1, budgets.shape),
-        "theta": np.full(budgets.shape, 1 / size),
-    }
-    assert set(series) == set(PER_ROUND)
-    assert set(tables) == set(PER_CLIENT)
+    tables = {name: rng.uniform(0, 1, budgets.shape) for name in PER_CLIENT}
+    tables |= {"budgets": budgets, "payments": payments, "spent": budgets, "participating": participating}
     known = privacy_mechanism(privacy)
     worst = spent * (examples.astype(float) ** 2 if privacy == "paper" else 1.0)
     influence = graph.influence
@@ -130,8 +114,8 @@ def make_run(
             dp_delta=1e-5,
             spent=spent,
             worst_case_spent=worst,
-            dp_epsilon=spent + 2 * np.sqrt(spent * 11.5) if not noiseless else spent,
-            worst_case_epsilon=worst + 2 * np.sqrt(worst * 11.5) if not noiseless else worst,
+            dp_epsilon=spent + 2 * np.sqrt(spent * 11.5),
+            worst_case_epsilon=worst + 2 * np.sqrt(worst * 11.5),
         ),
         exposure=exposure,
         server_cost=np.full(num_rounds, np.nan) if noiseless else 3.0 / rounds + payments.sum(axis=1),

@@ -8,17 +8,15 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mppfl.data import FEATURES
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import experiment_from, read_experiment
 from mppfl.files import toml_text
 from mppfl.spec import TABLES, Experiment, keys_of
-from mppfl.training import MODEL_NAMES, NORMS, TrainingConfig
+from mppfl.training import TrainingConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -78,30 +76,16 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def test_tables_may_be_dictionaries_checked_as_the_file_is_and_numbers_those_of_numpy(file):
+def test_tables_may_be_dictionaries_checked_as_the_file_is():
     raw = {"game": {"num_clients": 5}, "training": {"clip_norm": 0.5, "hidden": [8, 8]}, "ledger": {"cap": 2}}
-    chosen = Experiment(seeds=[1], **raw)
-    assert chosen == experiment_from({"seed": 1, **raw})
-    assert (chosen.seeds, chosen.training.clip_norm, chosen.training.hidden) == ((1,), 0.5, (8, 8))
-    chosen = Experiment(game={"num_clients": np.int64(5), "hop_decay": np.float64(0.1)}, ledger={"cap": np.float32(2)})
-    assert "hop_decay = 0.1\n" in chosen.to_toml()
-    assert read_experiment(file(chosen.to_toml(), "experiment.toml")) == chosen
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"game": {"num_client": 10}}, "'game.num_client' is not known. Did you mean 'num_clients'?"),
-        ({"training": {"clip_norm": "big"}}, 'training.clip_norm="big" must be a finite number or'),
+    assert Experiment(seeds=[1], **raw) == experiment_from({"seed": 1, **raw})
+    for values, message in (
         ({"training": 3}, "training=3 must be a table."),
-        ({"mechanisms": "mppfl"}, 'mechanisms="mppfl" must be a list whose entries are each text.'),
         ({"seeds": [1.5]}, "seeds=[1.5] must be a list whose entries are each a whole number."),
         ({"mechanisms": ["mppfl_exact"], "game": {"reward_rate": "common"}}, "mppfl_exact differs from mppfl in"),
-    ],
-)
-def test_a_mistake_in_python_is_told_as_one_in_the_file(values, message):
-    with pytest.raises(BadInput, match=re.escape(message)):
-        Experiment(**values)
+    ):
+        with pytest.raises(BadInput, match=re.escape(message)):
+            Experiment(**values)
 
 
 def test_an_experiment_is_shown_by_what_it_changes():
@@ -110,27 +94,6 @@ def test_an_experiment_is_shown_by_what_it_changes():
     assert shown[0].startswith("Experiment 'demo': mppfl, social_agnostic")
     assert len(shown) <= 7
     assert max(map(len, shown)) <= 120
-
-
-OPTIONS = {
-    "erdos_renyi": {"probability_range": [0.3, 0.5], "weights": "ones"},
-    "barabasi_albert": {"edges_each": 2, "weight_range": [0.5, 1.0]},
-    "watts_strogatz": {"neighbours": 4, "rewire": 0.2},
-    "stochastic_block": {"sizes": [4, 4], "within": 0.9, "between": 0.2},
-    "skewed": {"num_edges": 20, "popularity": 0.5, "length_spread": 1.0},
-}
-
-
-@pytest.mark.parametrize("family", OPTIONS)
-def test_every_option_of_a_random_family_can_be_written_down(family):
-    chosen = Experiment(game={"family": family, "num_clients": 8, **OPTIONS[family]})
-    assert chosen.game.build().graph.num_clients == 8
-
-
-def test_models_norms_and_features_are_those_there_are():
-    assert [Experiment(training={"model": name}).training.model for name in MODEL_NAMES] == list(MODEL_NAMES)
-    assert [Experiment(training={"norm": name}).training.norm for name in NORMS] == list(NORMS)
-    assert [Experiment(data={"features": name}).data.features for name in FEATURES] == list(FEATURES)
 
 
 def test_seeds_of_different_purposes_come_from_separate_streams():
@@ -152,19 +115,11 @@ def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
 # ---- round trip -------------------------------------------------------------------------------------------------
 
 SOME = [
-    {},
     {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["num_examples", "uniform"]},
-    {"name": "with blanks", "game": {"family": "stochastic_block", "sizes": [3, 4], "within": 0.5}},
-    {"game": {"graph": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
-    {
-        "training": {"dp_epsilon": 3, "privacy": "full_batch", "clip_norm": 1},
-        "data": {"features": "oriented_gradients"},
-    },
+    {"name": "with blanks", "game": {"graph": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
     {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
     {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
     {"game": {"payment_limit": 3.5}, "mechanism": "budget_limited"},
-    {"game": {"fixed_budget": 0.25}, "mechanisms": ["mppfl", "dp_fedavg"]},
-    {"game": {"budget_min": 0.125, "budget_max": 2}},
     {"training": {"model": "vgg11", "norm": "batch", "privacy": "client", "clip_norm": 1}},
 ]
 
@@ -198,38 +153,22 @@ def test_the_writer_writes_what_toml_reads(values):
     ("override", "message"),
     [
         ("training.clip_nrom=1", "'training.clip_nrom' is not known. Did you mean 'clip_norm'?"),
-        ("sed=1", "'sed' is not known. Did you mean 'seed'?"),
         ("trainig.clip_norm=1", "'trainig' is not known. Did you mean 'training'?"),
         ("game.clip_norm=3", "'game.clip_norm' is not known. It belongs to [training]."),
         ("training.clip_norm=big", 'training.clip_norm="big" must be a finite number or "first_round_median".'),
-        ("training.clip_norm=nan", 'training.clip_norm=nan must be a finite number or "first_round_median".'),
         ("training.learning_rate=inf", "training.learning_rate=inf must be a finite number."),
         ("training.learning_rate=-1", "training.learning_rate=-1 must lie in (0, inf)."),
         ("training.batch_size=0", "training.batch_size=0 must be a whole number of at least 1."),
-        ("training.batch_size=8.0", "training.batch_size=8.0 must be a whole number."),
-        ("training.batch_size=true", "training.batch_size=true must be a whole number."),
-        ("training.device=3", "training.device=3 must be text."),
         ("training.dp_epsilon=0", "training.dp_epsilon=0 must lie in [1e-06, 1000]."),
         ("data.features=gradients", 'data.features="gradients" must be one of "none", "oriented_gradients".'),
-        ("game.undirected=1", "game.undirected=1 must be true or false."),
         ("game.weight_range=[1]", "game.weight_range=[1] must be a list of 2 entries, each a finite number."),
-        ("game.max_hops=0", "game.max_hops=0 must be a whole number of at least 1."),
         ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
-        ("game.budget_max=0", "game.budget_max=0 must lie in (0, inf)."),
-        ("game={budget_min=2,budget_max=1}", "game.budget_max=1 is below budget_min=2. Raise it."),
-        ("game.hop_decay=1.5", "game.hop_decay=1.5 must lie in (0, 1)."),
-        ("game.rewire=0.3", "game.rewire=0.3 means nothing to erdos_renyi, whose options are "),
         ("game.isolated=keep", 'game.isolated="keep" is for a network from a file. Give graph'),
         ("game.accuracy_weight=1", "game.accuracy_weight=1 must lie in (0, 1)."),
-        ("game.participation=never", 'game.participation="never" must be one of "everyone", '),
         ("game.payment_limit=1", "game.payment_limit=1.0 means nothing to mppfl. Choose the mechanism budget_limited"),
         ("game.fixed_budget=mean", 'fixed_budget="mean" means nothing to mppfl. Choose the mechanism dp_fedavg, or'),
         ("data.name=digit", "[data] data set 'digit' is not known. Did you mean 'digits'?"),
-        ("data.split=dirichle", 'one of "iid", "dirichlet", "community", "natural". Did you mean \'dirichlet\'?'),
-        ("data.uneven=-1", "data.uneven=-1 must lie in [0, 10]."),
-        ("ledger.cap=0", "ledger.cap=0 must lie in (0, inf)."),
         ("ledger.caps.ann=-1", "ledger.caps.ann=-1 must lie in (0, inf)."),
-        ("output.checkpoint_every=0", "output.checkpoint_every=0 must be a whole number of at least 1."),
         ("game=3", "game=3 must be a table. Write [game] and its values below it."),
         ("seed=-1", "seed=-1 must be a whole number of at least 0."),
         ("seed=1.5", "seed=1.5 must be a whole number. For several, use seeds."),
@@ -237,12 +176,10 @@ def test_the_writer_writes_what_toml_reads(values):
         ("mechanisms=[]", "mechanisms must name at least one."),
         ("seeds=[]", "seeds must name at least one."),
         ("game.seed=1", "game.seed stands at the top, as seed."),
-        ("mechanism=mpfl", "mechanism='mpfl' is not known. Did you mean 'mppfl'?"),
         ("mechanism=budget_limited", "budget_limited needs payment_limit, payments per round."),
         ("name=a/b", "name='a/b' must be fit for a folder"),
         ("training", "--set 'training' must look like training.clip_norm=0.5."),
         ("training.clip_norm=[", "--set 'training.clip_norm=[': '[' is no TOML value."),
-        ("seed.a=1", "seed={'a': 1} must be a whole number."),
         (
             'training={model="vgg11",norm="batch",privacy="full_batch",clip_norm=1}',
             "training.norm='batch' breaks privacy='full_batch'",
@@ -252,13 +189,9 @@ def test_the_writer_writes_what_toml_reads(values):
             "training.dp_epsilon=3 is kept by adding up zCDP",
         ),
         ('game={family="skewed",num_links=4}', "Did you mean 'num_edges'"),  # names of an earlier version
-        ("game.links_each=4", "Did you mean 'edges_each'"),
         ("training.aggregation=size", "Did you mean 'num_examples'"),
         ("training.server_optimizer=plain", "Did you mean 'sgd'"),
         ("mechanism=fixed", "Did you mean 'dp_fedavg'"),
-        ("game.participation=always", 'Write participation = "everyone" instead.'),
-        ("game.participation=if_better_than_staying_out", 'Write participation = "rational" instead.'),
-        ("game.participation=if_non_negative", 'participation = "rational" and against = "nothing" instead.'),
         ("network={max_hops=3,seed=1}", "network.max_hops is game.max_hops, network.seed is game.graph_seed."),
     ],
 )

@@ -23,19 +23,17 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.open, self.tags, self.loads, self.ids, self.goals, self.words = [], [], [], [], [], []
+        self.open, self.tags, self.words = [], [], []
         self.feed(text)
         self.close()
         assert self.open == [], f"never closed: {self.open}"
+        self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag, attrs):
         values = dict(attrs)
         assert len(values) == len(attrs), f"<{tag}> has an attribute twice"
-        self.tags.append((tag, values))
-        self.loads += [values[name] for name in ("src", "href", "action", "data", "srcset") if name in values]
-        self.ids += [values["id"]] if "id" in values else []
-        self.goals += [values["href"][1:]] if values.get("href", "").startswith("#") else []
         assert not [name for name in values if name.startswith("on")]
+        self.tags.append((tag, values))
         if tag not in VOID:
             self.open.append(tag)
 
@@ -52,9 +50,8 @@ class Page(HTMLParser):
         if not self.open or self.open[-1] not in ("script", "style"):
             self.words.append(data)
 
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
+    def values(self, *names):
+        return [values[name] for _, values in self.tags for name in names if name in values]
 
 
 def data_of(text):
@@ -62,17 +59,23 @@ def data_of(text):
     return json.loads(re.search(r'(?s)id="data">(.*?)</script>', text)[1], parse_constant=pytest.fail)
 
 
-def page_of(*runs):
-    text = report_page(runs)
-    page = Page(text)
-    assert all(load.startswith(("#", "data:,")) for load in page.loads)
-    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
-    assert len(set(page.ids)) == len(page.ids)
-    assert set(page.goals) <= set(page.ids)
-    assert sum(tag == "script" for tag, _ in page.tags) == 2
+def require_self_contained(page):
+    """It loads nothing, its links lead somewhere, and every picture has its words."""
+    assert all(load.startswith(("#", "data:,")) for load in page.values("src", "href", "action", "data", "srcset"))
+    ids = page.values("id")
+    assert len(set(ids)) == len(ids)
+    assert {goal[1:] for goal in page.values("href") if goal.startswith("#")} <= set(ids)
     for tag, attributes in page.tags:
         if tag == "svg":
             assert attributes.get("aria-hidden") or (attributes["role"] == "img" and attributes["aria-label"])
+
+
+def page_of(*runs):
+    text = report_page(runs)
+    page = Page(text)
+    require_self_contained(page)
+    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|//[a-z]+\.", text)
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
     assert "NaN" not in text
     assert not re.search(r"\bnan\b|\binf\b", re.sub(r"(?s)<pre.*?</pre>|<script.*?</script>|>\s*nan\s*<", "", text))
     assert data_of(text)

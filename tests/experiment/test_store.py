@@ -11,12 +11,11 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -25,8 +24,6 @@ import pytest
 
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment import (
-    LiveRun,
-    copied_ledger,
     find_runs,
     is_run,
     load_run,
@@ -42,7 +39,7 @@ from tests.experiment.runs import CASES, STRANGE, make_run
 from tests.experiment.small import Killed, require_same, small, stop_after
 from tests.homes import home
 
-build, live = home(prepare), home(LiveRun)
+build = home(prepare)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # ---- runs ----------------------------------------------------------------------------------------------------
@@ -58,23 +55,22 @@ def same(a, b):
 def test_a_run_comes_back_from_its_folder_bit_for_bit_and_is_saved_again_as_the_same_bytes(case, tmp_path):
     run = make_run(**CASES[case])
     again = load_run(run.save(tmp_path / "run"))
+    again.save(tmp_path / "again")
     first, second = (
-        {path.name: path.read_bytes() for path in folder.iterdir()}
-        for folder in (tmp_path / "run", again.save(tmp_path / "again"))
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("run", "again")
     )
     assert first == second
-    pairs = [(run, again), (run.accounts, again.accounts), (run.graph, again.graph), (run.history, again.history)]
-    for before, after in pairs:
+    for before, after in ((run, again), (run.accounts, again.accounts), (run.graph, again.graph)):
         for item in fields(before):
             value, other = getattr(before, item.name), getattr(after, item.name)
-            if isinstance(value, np.ndarray):
-                assert same(value, other), item.name
-            elif item.name in ("rounds", "clients"):
-                assert all(same(values, other[name]) for name, values in value.items())
-            elif item.name == "influence":
+            if item.name == "influence":
                 assert all(same(getattr(value, name), getattr(other, name)) for name in ("data", "indices", "indptr"))
-            elif item.name not in ("history", "graph", "accounts"):
-                assert value == other, item.name
+            elif item.name == "history":
+                for table in ("rounds", "clients"):
+                    tables = getattr(value, table), getattr(other, table)
+                    assert all(same(values, tables[1][name]) for name, values in tables[0].items())
+            elif item.name not in ("graph", "accounts"):
+                assert same(value, other) if isinstance(value, np.ndarray) else value == other, item.name
 
 
 def test_spreadsheets_can_read_the_folder_whatever_clients_are_called(tmp_path):
@@ -87,11 +83,9 @@ def test_spreadsheets_can_read_the_folder_whatever_clients_are_called(tmp_path):
 
     clients = table("clients.csv")
     assert [row["name"] for row in clients] == STRANGE[:4]
-    assert [float(row["payment"]) for row in clients] == run.paid.tolist()
     assert [int(row["rounds_taken_part"]) for row in clients] == [0, 1, 3, 3]
     assert [int(row["rounds_refused"]) for row in clients] == [0, 1, 0, 0]
     assert float(table("budgets.csv")[1][STRANGE[2]]) == run.history.clients["budgets"][1, 2]
-    assert float(table("payments.csv")[2][STRANGE[3]]) == run.history.clients["payments"][2, 3]
     assert {row["source"] for row in table("edges.csv")} <= set(STRANGE)
 
 
@@ -101,16 +95,9 @@ def test_the_summary_is_strict_json_even_without_noise(tmp_path):
     assert summary["accounts"]["spent"] == {"least": "inf", "median": "inf", "most": "inf"}
     assert summary["final"]["server_cost"] is None
     assert summary["config"]["game"]["payment_limit"] == {"number": "inf"}
-    simulation = json.loads((make_run().save(tmp_path) / "run.json").read_text())["accounts"]
-    assert simulation["simulation"] is True
-    assert simulation["notes"][0] == "simulation: seeded noise protects no one"
-    assert not make_run(privacy="client", noise="gaussian").accounts.notes
 
 
 # ---- folders that are not what they should be ----------------------------------------------------------------------
-
-FILES = ["run.json", "weights.npz", "arrays.npz"]
-FILES += [f"{name}.csv" for name in ("rounds", "clients", "budgets", "payments", "edges")]
 
 
 def refusal(folder):
@@ -121,36 +108,31 @@ def refusal(folder):
     return str(told.value)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_truncated_or_missing_file_is_named(name, tmp_path):
+def test_a_damaged_truncated_missing_or_changed_file_is_named(tmp_path):
     folder = make_run(num_clients=4).save(tmp_path / "run")
-    whole = (folder / name).read_bytes()
-    for content in (b"", whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), whole + b" x"):
-        (folder / name).write_bytes(content)
-        assert str(folder) in refusal(folder)
-    (folder / name).unlink()
-    assert name in refusal(folder)
-    (folder / name).write_bytes(whole)
-    load_run(folder)
-
-
-def test_a_changed_figure_in_the_summary_is_noticed(tmp_path):
-    summary = make_run().save(tmp_path) / "run.json"
+    for file in folder.iterdir():
+        whole = file.read_bytes()
+        for content in (b"", whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), whole + b" x"):
+            file.write_bytes(content)
+            assert str(folder) in refusal(folder)
+        file.unlink()
+        assert file.name in refusal(folder)
+        file.write_bytes(whole)
+        load_run(folder)
+    summary = folder / "run.json"
     summary.write_text(summary.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.02'))
-    assert "changed since it was written" in refusal(tmp_path)
+    assert "changed since it was written" in refusal(folder)
 
 
 def test_foreign_folders_are_refused(tmp_path):
-    assert "no such folder" in refusal(tmp_path / "none")
+    for name in ("none", "file"):
+        assert "no such folder" in refusal(tmp_path / name)
+        (tmp_path / "file").write_text("x")
     assert "no run.json there" in refusal(tmp_path)
-    kinds = ('{"kind": "other"}', '{"kind": "mppfl run"}', '{"kind": "mppfl run", "format": 9}')
-    for text in ("[]", "{}", "null", "\x00", *kinds):
-        (tmp_path / "run.json").write_text(text)
+    kinds = (b'{"kind": "other"}', b'{"kind": "mppfl run"}', b'{"kind": "mppfl run", "format": 9}')
+    for content in (b"[]", b"{}", b"null", b"\x00", b"\xff\xfe\x00", *kinds):
+        (tmp_path / "run.json").write_bytes(content)
         refusal(tmp_path)
-    (tmp_path / "run.json").write_bytes(b"\xff\xfe\x00")
-    refusal(tmp_path)
-    (tmp_path / "file").write_text("x")
-    assert "no such folder" in refusal(tmp_path / "file")
     with pytest.raises(MppflError, match="could not be written"):
         make_run().save(tmp_path / "file")
 
@@ -164,40 +146,38 @@ def test_runs_are_found_alone_or_side_by_side_in_the_order_they_were_saved(tmp_p
     assert refusal(tmp_path).endswith("holds 3 runs: b, a, c. Give the folder of one of them.")
     make_run("only", num_clients=3).save(tmp_path / "training" / "only")
     assert load_run(tmp_path / "training").name == "only"  # the path that `mppfl train` prints
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadFile, match="neither a run nor a folder with runs"):
-        find_runs(tmp_path / "empty")
-    with pytest.raises(BadFile, match="no such folder"):
-        find_runs(tmp_path / "none")
 
 
 # ---- the folder -------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_keeps_runs_ledgers_and_the_experiment_and_two_trainings_do_not_share_it(tmp_path, undisturbed):
+    out = tmp_path / "out"
+
     def meanwhile(records):
         with pytest.raises(MppflError, match="another training is at work there"):
-            run_experiment(small(), folder=tmp_path / "out", resume=True)
+            run_experiment(small(), folder=out, resume=True)
 
-    runs = run_experiment(small(), folder=tmp_path / "out", on_round=meanwhile)
+    runs = run_experiment(small(), folder=out, on_round=meanwhile)
     require_same(runs, undisturbed)
-    require_same([load_run(path) for path in find_runs(tmp_path / "out")], runs)
-    assert read_experiment(tmp_path / "out" / "experiment.toml") == small()
-    with PrivacyLedger.open(tmp_path / "out" / "mppfl" / "ledger.sqlite", must_exist=True) as ledger:
+    require_same([load_run(path) for path in find_runs(out)], runs)
+    assert read_experiment(out / "experiment.toml") == small()
+    with PrivacyLedger.open(out / "mppfl" / "ledger.sqlite", must_exist=True) as ledger:
         assert ledger.spent(list(runs[0].names)) == pytest.approx(runs[0].accounts.spent)
 
 
 def test_what_a_folder_holds_is_not_lost_to_an_experiment_that_may_not_or_cannot_be_trained_there(tmp_path):
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "mine.txt").write_text("keep me")
+    out, letters = tmp_path / "out", tmp_path / "letters"
+    letters.mkdir()
+    (letters / "mine.txt").write_text("keep me")
     for overwrite in (False, True):
         with pytest.raises(BadInput, match="is not empty, and holds no training"):
-            run_experiment(small(), folder=tmp_path / "letters", overwrite=overwrite)
-    assert (tmp_path / "letters" / "mine.txt").read_text() == "keep me"
-    run_experiment(small(game={"num_rounds": 1}), folder=tmp_path / "out")
+            run_experiment(small(), folder=letters, overwrite=overwrite)
+    assert (letters / "mine.txt").read_text() == "keep me"
+    run_experiment(small(game={"num_rounds": 1}), folder=out)
     with pytest.raises(BadInput, match="batch_size=999"):
-        run_experiment(small(training={"batch_size": 999}), folder=tmp_path / "out", overwrite=True)
-    assert load_run(tmp_path / "out" / "mppfl").num_rounds == 1
+        run_experiment(small(training={"batch_size": 999}), folder=out, overwrite=True)
+    assert load_run(out / "mppfl").num_rounds == 1
     with pytest.raises(BadInput, match="nothing to resume without a folder"):
         run_experiment(small(), resume=True)
 
@@ -238,32 +218,28 @@ def test_a_folder_that_may_not_be_used_is_refused_before_any_work(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("rounds", "error", "first"),
-    [(1, Killed, 1), (2, Killed, 3), (3, Killed, 3), (4, Killed, 5), (3, KeyboardInterrupt, 4)],
+    ("rounds", "error", "first"), [(1, Killed, 1), (3, Killed, 3), (4, Killed, 5), (3, KeyboardInterrupt, 4)]
 )
 def test_a_training_stopped_after_any_round_ends_as_if_nothing_had_happened(
     tmp_path, undisturbed, rounds, error, first
 ):
     """From the last checkpoint, taken every second round; Ctrl-C loses no finished round."""
+    seen, again = [], {"folder": tmp_path / "out", "resume": True}
     with pytest.raises(error):
         run_experiment(small(), folder=tmp_path / "out", on_round=stop_after(rounds, error))
-    seen = []
-    runs = run_experiment(
-        small(), folder=tmp_path / "out", resume=True, on_round=lambda now: seen.append(now["mppfl"].round_index)
+    require_same(
+        run_experiment(small(), on_round=lambda now: seen.append(now["mppfl"].round_index), **again), undisturbed
     )
-    require_same(runs, undisturbed)
     assert seen == list(range(first, 5))
-    require_same(run_experiment(small(), folder=tmp_path / "out", resume=True), undisturbed)  # finished already
+    require_same(run_experiment(small(), **again), undisturbed)  # finished already
 
 
 @pytest.mark.parametrize(
     ("loss", "told"),
     [("gone", r"ledger\.sqlite"), ("older", r"'mppfl' misses releases of client .* Restore the ledger")],
 )
-def test_a_training_does_not_go_on_without_the_ledger_of_what_it_released(tmp_path, loss, told):
-    out = tmp_path / "out"
-    with pytest.raises(Killed):
-        run_experiment(small(), folder=out, on_round=stop_after(3))
+def test_a_training_does_not_go_on_without_the_ledger_of_what_it_released(stopped, tmp_path, loss, told):
+    out = shutil.copytree(stopped, tmp_path / "out")
     for file in (out / "mppfl").glob("ledger.sqlite*"):
         file.unlink()
     if loss == "older":
@@ -277,28 +253,20 @@ def test_a_training_does_not_go_on_without_the_ledger_of_what_it_released(tmp_pa
 def test_a_training_killed_at_any_write_goes_on_to_the_same_end(tmp_path, undisturbed, monkeypatch, step):
     # Every file but the ledger's is made durable by os.fsync before it takes its place: dying there, at the first,
     # second, third ... call, is dying between any two steps of keeping a training.
-    real, calls = os.fsync, itertools.count(1)
+    real = os.fsync
+    for at in itertools.count(2, step):
+        calls, out = itertools.count(1), tmp_path / f"out{at}"
 
-    def dying(at):
-        def fsync(handle):
+        def fsync(handle, at=at, calls=calls):
             if next(calls) == at:
                 raise Killed
             real(handle)
 
-        return fsync
-
-    for at in itertools.count(2, step):
-        calls = itertools.count(1)
-        out = tmp_path / f"out{at}"
-        monkeypatch.setattr(os, "fsync", dying(at))
-        try:
+        with suppress(Killed), monkeypatch.context() as dying:
+            dying.setattr(os, "fsync", fsync)
             run_experiment(small(), folder=out)
-        except Killed:
-            monkeypatch.setattr(os, "fsync", real)
-            started = (out / "experiment.toml").exists()
-            require_same(run_experiment(small(), folder=out, resume=started), undisturbed)
-        else:
             break
+        require_same(run_experiment(small(), folder=out, resume=(out / "experiment.toml").exists()), undisturbed)
     assert at > 20
 
 
@@ -333,7 +301,9 @@ def test_a_full_disk_is_said_in_one_line_and_the_last_checkpoint_stays(tmp_path,
 
 
 def rounds_kept(out):
-    return (out / "checkpoint.json").read_bytes() if (out / "checkpoint.json").exists() else b""
+    with suppress(FileNotFoundError):
+        return (out / "checkpoint.json").read_bytes()
+    return b""
 
 
 def killed_at_random(path, out, times, rng):
@@ -377,7 +347,6 @@ def test_the_demo_can_be_watched_round_by_round(tmp_path):
         before, record = names_in(out), records["mppfl"]
         state, now = read_live(out / "mppfl"), record.round_index
         assert names_in(out) == before  # a reader leaves nothing behind
-        assert not state.finished
         assert (state.rounds_done, state.rounds_charged, len(state.charged_since)) == (now // 2 * 2, now, now % 2)
         if now % 2:
             assert sorted(state.charged_since[-1]) == pytest.approx(sorted(record.spent))
@@ -394,40 +363,36 @@ def test_the_demo_can_be_watched_round_by_round(tmp_path):
     end = read_live(out / "mppfl")
     assert (end.finished, end.mechanism, end.rounds_done, end.num_rounds) == (True, "mppfl", 5, 5)
     assert end.rounds["loss"] == pytest.approx(run.history.rounds["loss"])
-    assert end.accounts.worst_case_epsilon == pytest.approx(run.accounts.worst_case_epsilon)
-    assert end.accounts.cap == pytest.approx(0.5)
     assert end.is_simulation
     assert SIMULATION in end.notes
     # What a finished run says is what was read from the ledger the moment before.
     (out / "mppfl" / "run.json").rename(out / "mppfl" / "hidden.json")
     unfinished = read_live(out / "mppfl")
     assert (unfinished.finished, unfinished.accounts.names) == (False, end.accounts.names)
-    assert unfinished.accounts.spent == pytest.approx(end.accounts.spent)
-    assert unfinished.accounts.dp_epsilon == pytest.approx(end.accounts.dp_epsilon)
+    for name in ("spent", "dp_epsilon", "worst_case_epsilon", "cap", "rounds"):
+        assert getattr(unfinished.accounts, name) == pytest.approx(getattr(end.accounts, name)), name
 
 
 def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
     """Checkpoints after every round, so files come and go all the time; what is seen must hang together, and grow."""
-    out, failures, looks = tmp_path / "out", [], []
-    rounds, over = 30, threading.Event()
-    chosen = small(game={"num_rounds": rounds}, output={"checkpoint_every": 1}, mechanisms=["mppfl"])
+    out, failures, looks, over = tmp_path / "out", [], [(0, 0)], threading.Event()
+    chosen = small(game={"num_rounds": 30}, output={"checkpoint_every": 1}, mechanisms=["mppfl"])
+
+    def look():
+        state = read_live(out / "mppfl")
+        assert state.rounds["round_index"].tolist() == list(range(1, state.rounds_done + 1))
+        assert looks[-1] <= (state.rounds_done, state.rounds_charged)
+        assert state.rounds_done <= state.rounds_charged
+        if state.accounts is not None and state.rounds_done:
+            together = state.clients["spent"].sum() + state.charged_since.sum()
+            assert state.accounts.spent.sum() == pytest.approx(together)
+        looks.append((state.rounds_done, state.rounds_charged))
 
     def watch():
-        last = (0, 0)
         try:
             while not over.is_set():
-                if not is_run(out / "mppfl"):
-                    continue
-                state = read_live(out / "mppfl")
-                assert all(len(values) == state.rounds_done for values in state.rounds.values())
-                assert state.rounds["round_index"].tolist() == list(range(1, state.rounds_done + 1))
-                assert last <= (state.rounds_done, state.rounds_charged)
-                assert state.rounds_done <= state.rounds_charged
-                if state.accounts is not None and state.rounds_done:
-                    together = state.clients["spent"].sum() + state.charged_since.sum()
-                    assert state.accounts.spent.sum() == pytest.approx(together)
-                last = (state.rounds_done, state.rounds_charged)
-                looks.append(last)
+                if is_run(out / "mppfl"):
+                    look()
         except BaseException as error:
             failures.append(error)
 
@@ -440,42 +405,8 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_state(tmp_path):
         reader.join()
     assert not failures, failures
     assert len(set(looks)) > 3  # it did look in between
-    left = {f"checkpoint-{rounds}.npz", "ledger.sqlite", "arrays.npz", "weights.npz", "run.json"}
+    left = {"checkpoint-30.npz", "ledger.sqlite", "arrays.npz", "weights.npz", "run.json"}
     assert {name for name in names_in(out / "mppfl") if not name.endswith(".csv")} == left
-
-
-WRITER = """
-import sqlite3, sys
-from pathlib import Path
-
-with sqlite3.connect(sys.argv[1], isolation_level=None) as writer:
-    writer.execute("PRAGMA journal_mode=WAL")
-    writer.execute("PRAGMA wal_autocheckpoint=8")  # the log is emptied and begun anew all the time
-    writer.execute("CREATE TABLE events (name TEXT)")
-    while not Path(sys.argv[2]).exists():
-        writer.execute("INSERT INTO events VALUES (?), (?)", ("a" * 900, "b" * 900))
-writer.close()
-"""
-
-
-def test_a_ledger_is_copied_whole_while_another_process_writes_to_it(tmp_path):
-    """Every transaction writes two rows: an odd number of them, or a damaged file, would be a torn copy."""
-    path, over, counts = tmp_path / "ledger.sqlite", tmp_path / "over", []
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(over)])
-    try:
-        while len(counts) < 60 and writer.poll() is None:
-            not_yet = suppress(BadFile, sqlite3.OperationalError)  # no file, or no table
-            with not_yet, copied_ledger(path) as copy, closing(sqlite3.connect(copy)) as reader:
-                counts += reader.execute("SELECT count(*) FROM events").fetchone()
-                assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    finally:
-        over.touch()
-        assert writer.wait(timeout=300) == 0
-    assert len(counts) == 60
-    assert all(count % 2 == 0 for count in counts)
-    assert counts == sorted(counts)
-    assert counts[-1] > counts[0]
-    assert sorted(os.listdir(tmp_path)) == ["ledger.sqlite", "over"]  # the writer put everything in order at its end
 
 
 def killed_after(rounds, chosen, out):
@@ -492,53 +423,38 @@ def stopped(tmp_path_factory):
 
 def test_a_training_that_died_is_read_as_far_as_it_came_and_what_changed_shows_in_the_marks(stopped, tmp_path):
     out = shutil.copytree(stopped, tmp_path / "out")
-    before, marks = names_in(out), marks_of(out / "dp_fedavg")
-    state = read_live(out / "dp_fedavg")
+    case, before = out / "dp_fedavg", names_in(out)
+    marks, state = marks_of(case), read_live(case)
     assert (state.mechanism, state.finished, state.rounds_done, state.rounds_charged) == ("dp_fedavg", False, 2, 3)
     assert (state.num_rounds, state.checkpoint_every) == (4, 2)
     assert np.isinf([state.accounts.cap, state.accounts.remaining]).all()
-    assert names_in(out) == before
-    assert marks_of(out / "dp_fedavg") == marks
-    with PrivacyLedger.open(out / "dp_fedavg" / "ledger.sqlite") as ledger:
+    assert (names_in(out), marks_of(case)) == (before, marks)
+    with PrivacyLedger.open(case / "ledger.sqlite") as ledger:
         ledger.set_cap("0", 1.0, "record")
-        assert marks_of(out / "dp_fedavg") != marks
+        assert marks_of(case) != marks
 
 
 @pytest.mark.parametrize("name", ["checkpoint-2.npz", "../checkpoint.json", "ledger.sqlite", "../experiment.toml"])
 @pytest.mark.parametrize("how", ["cut", "noise", "empty", "gone"])
 def test_damage_is_told_in_one_line(stopped, tmp_path, name, how):
-    out = shutil.copytree(stopped, tmp_path / "out")
-    file = out / "mppfl" / name
+    file = shutil.copytree(stopped, tmp_path / "out") / "mppfl" / name
     content = file.read_bytes()
-    if how == "gone":
-        file.unlink()
-    else:
+    file.unlink()
+    if how != "gone":
         file.write_bytes({"cut": content[: len(content) // 2], "noise": b"\x93" * len(content), "empty": b""}[how])
     if (name, how) in (("../checkpoint.json", "gone"), ("ledger.sqlite", "gone")):
-        state = read_live(out / "mppfl")  # as before the first checkpoint, or without a ledger
+        state = read_live(tmp_path / "out" / "mppfl")  # as before the first checkpoint, or without a ledger
         assert state.rounds_done == 0 or state.accounts is None
-        return
-    if (name, how) == ("../experiment.toml", "empty"):
-        return  # an experiment with all defaults
-    with pytest.raises(BadInput) as caught:
-        read_live(out / "mppfl")
-    assert "\n" not in str(caught.value)
-    assert file.name in str(caught.value)
+    elif (name, how) != ("../experiment.toml", "empty"):  # an experiment with all defaults
+        with pytest.raises(BadInput) as caught:
+            read_live(tmp_path / "out" / "mppfl")
+        assert "\n" not in str(caught.value)
+        assert file.name in str(caught.value)
 
 
-def test_damage_to_a_finished_run_is_told_in_one_line(tmp_path):
-    out = tmp_path / "out"
-    run_experiment(small(game={"num_rounds": 1}, mechanisms=["mppfl"]), folder=out)
-    assert read_live(out / "mppfl").rounds_done == load_run(out / "mppfl").num_rounds == 1
-    (out / "mppfl" / "arrays.npz").write_bytes(b"x")
-    with pytest.raises(BadFile, match=r"arrays\.npz: damaged"):
-        read_live(out / "mppfl")
-    (out / "mppfl" / "run.json").write_text("{")
-    with pytest.raises(BadFile, match="not a whole run"):
-        read_live(out / "mppfl")
-
-
-def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again(stopped, tmp_path, monkeypatch):
+def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again_and_damage_is_told(
+    stopped, tmp_path, monkeypatch
+):
     """The pointer is read, then the writer goes on to the end and removes what it named."""
     out = shutil.copytree(stopped, tmp_path / "out")
     real, moved = json.loads, []
@@ -550,30 +466,29 @@ def test_a_set_of_checkpoints_that_was_replaced_meanwhile_is_read_again(stopped,
             run_experiment(small(), folder=out, resume=True)
         return pointer
 
-    monkeypatch.setattr(live.json, "loads", overtaken)
+    monkeypatch.setattr(json, "loads", overtaken)
     state = read_live(out / "mppfl")
     assert moved == [{"rounds_done": 2}]
     assert not (out / "mppfl" / "checkpoint-2.npz").exists()
     assert (state.finished, state.rounds_done) == (True, 4)
+    (out / "mppfl" / "arrays.npz").write_bytes(b"x")
+    with pytest.raises(BadFile, match=r"arrays\.npz: damaged"):
+        read_live(out / "mppfl")
 
 
-def test_without_a_kept_ledger_curves_are_shown_and_accounts_wait(tmp_path):
+def test_without_a_kept_ledger_or_without_noise_that_is_said(tmp_path):
     state = read_live(killed_after(2, small(ledger={"keep": False}), tmp_path / "out") / "mppfl")
     assert (state.rounds_done, state.rounds_charged, state.accounts) == (2, 2, None)
     assert any("no ledger is kept" in note for note in state.notes)
-
-
-def test_a_training_without_noise_is_said_to_have_none(tmp_path):
     chosen = small(mechanisms=["noiseless"], game={"num_rounds": 2, "reward_rate": "own"})
-    state = read_live(killed_after(2, chosen, tmp_path / "out") / "noiseless")
+    state = read_live(killed_after(2, chosen, tmp_path / "bare") / "noiseless")
     assert (state.noise, state.is_simulation) == ("none", False)
 
 
 def test_poisson_sampling_has_its_epsilon_by_orders_while_it_lasts(tmp_path):
     training = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "budget_unit": 0.05}
-    state = read_live(
-        killed_after(1, small(mechanisms=["dp_fedavg"], training=training), tmp_path / "out") / "dp_fedavg"
-    )
+    out = killed_after(1, small(mechanisms=["dp_fedavg"], training=training), tmp_path / "out")
+    state = read_live(out / "dp_fedavg")
     assert state.rounds_charged == 1
     assert np.isnan(state.charged_since).all()
     assert (state.accounts.dp_epsilon > 0).all()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from dataclasses import MISSING, fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,62 +19,39 @@ module = home(tracking)
 EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "dp_fedavg"], "training": {"clip_norm": 0.5}})
 
 
+FIGURES = {"accuracy": 0.875, "loss": 0.5, "reward_rate": 2.0, "dp_epsilon": 3.0, "clip_norm": 0.5, "update_norm": 0.75}
+FIGURES |= {"seconds": 0.125}  # as the record has them
+SUMS = {"payments": 4.0, "median_budget": 1.0, "participating": 2.0, "refused": 0.0, "diverged": 0.0}  # over clients
+
+
 def record(round_index=1, **changes):
     """Three clients, the last of whom opts out."""
-    made = RoundRecord(
-        round_index=round_index,
-        reward_rate=2.0,
-        budgets=np.array([0.5, 1.5, 0.0]),
-        payments=np.array([1.0, 3.0, 0.0]),
-        spent=np.array([0.5, 1.5, 0.0]),
-        participating=np.array([True, True, False]),
-        noise_std=np.array([0.1, 0.1, 0.0]),
-        theta=np.array([0.5, 0.5, 0.0]),
-        dispersion=np.nan,
-        clip_norm=0.5,
-        share_clipped=0.25,
-        update_norm=0.75,
-        accuracy=0.875,
-        loss=0.5,
-        dp_epsilon=3.0,
-        seconds=0.125,
-        weights=np.zeros(4),
-        server={},
-        engine="by hand",
-    )
-    return replace(made, **changes)
+    clients = {"budgets": [0.5, 1.5, 0.0], "payments": [1.0, 3.0, 0.0], "participating": [True, True, False]}
+    values = {name: np.array(column) for name, column in clients.items()} | FIGURES | {"round_index": round_index}
+    required = [field.name for field in fields(RoundRecord) if field.default is field.default_factory is MISSING]
+    return RoundRecord(**dict.fromkeys(required) | values | changes)
 
 
-class FakeMlflow(ModuleType):
+def fake_mlflow():
     """As much of MLflow as is called."""
+    fake = SimpleNamespace(runs=[], metrics=[], params={}, ended={})
+    fake.MlflowClient = lambda: fake
+    fake.set_experiment = lambda name: SimpleNamespace(experiment_id=f"experiment {name}")
 
-    def __init__(self):
-        super().__init__("mlflow")
-        self.runs, self.metrics, self.params, self.ended = [], [], {}, {}
-        self.MlflowClient = lambda: self
-
-    def set_experiment(self, name):
-        self.experiment = name
-        return SimpleNamespace(experiment_id="7")
-
-    def create_run(self, place, run_name):
-        assert place == "7"
-        self.runs.append(run_name)
+    def create_run(place, run_name):
+        fake.runs.append((place, run_name))
         return SimpleNamespace(info=SimpleNamespace(run_id=f"id of {run_name}"))
 
-    def log_param(self, run, key, value):
-        self.params[run, key] = value
-
-    def log_metric(self, run, key, value, step):
-        self.metrics.append((run, key, value, step))
-
-    def set_terminated(self, run, status):
-        self.ended[run] = status
+    fake.create_run = create_run
+    fake.log_param = lambda run, key, value: fake.params.update({(run, key): value})
+    fake.log_metric = lambda run, key, value, *, step: fake.metrics.append((run, key, value, step))
+    fake.set_terminated = lambda run, status: fake.ended.update({run: status})
+    return fake
 
 
 @pytest.fixture
 def mlflow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow())
+    monkeypatch.setitem(sys.modules, "mlflow", fake_mlflow())
     return sys.modules["mlflow"]
 
 
@@ -82,11 +59,11 @@ def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
     with tracking("mlflow", EXPERIMENT) as log:
         log({"mppfl": record(1), "dp_fedavg": record(1, accuracy=0.5)})
         log({"mppfl": record(2, accuracy=0.9), "dp_fedavg": record(2)})
-    assert (mlflow.experiment, mlflow.runs) == ("trial", ["mppfl", "dp_fedavg"])
+    assert mlflow.runs == [("experiment trial", "mppfl"), ("experiment trial", "dp_fedavg")]
     assert mlflow.params["id of dp_fedavg", "training.clip_norm"] == "0.5"
-    logged = [(run, value, step) for run, key, value, step in mlflow.metrics if key == "accuracy"]
-    assert [row for row in logged if row[0] == "id of mppfl"] == [("id of mppfl", 0.875, 1), ("id of mppfl", 0.9, 2)]
-    assert [row[1:] for row in logged if row[0] == "id of dp_fedavg"] == [(0.5, 1), (0.875, 2)]
+    logged = sorted((run, step, value) for run, key, value, step in mlflow.metrics if key == "accuracy")
+    names = ("id of dp_fedavg", "id of mppfl")
+    assert logged == [(names[0], 1, 0.5), (names[0], 2, 0.875), (names[1], 1, 0.875), (names[1], 2, 0.9)]
     assert set(mlflow.ended.values()) == {"FINISHED"}
 
 
@@ -116,11 +93,9 @@ def test_tensorboard_gets_one_folder_per_training_and_the_public_figures_of_ever
         log({"mppfl": record(3), "dp_fedavg": record(3)})
         log({"mppfl": unknown})
     assert closed == [str(tmp_path / "tensorboard" / name) for name in ("mppfl", "dp_fedavg")]
-    figures = {"accuracy": 0.875, "loss": 0.5, "reward_rate": 2.0, "payments": 4.0, "median_budget": 1.0}
-    figures |= {"participating": 2.0, "refused": 0.0, "diverged": 0.0, "dp_epsilon": 3.0, "clip_norm": 0.5}
-    figures |= {"update_norm": 0.75, "seconds": 0.125}  # nothing computed from raw updates
-    assert {key: value for folder, key, value, step in written if (folder, step) == (closed[0], 3)} == figures
-    left_out = figures.keys() - {key for _, key, _, step in written if step == 4}
+    logged = {key: value for folder, key, value, step in written if (folder, step) == (closed[0], 3)}
+    assert logged == FIGURES | SUMS  # nothing computed from raw updates
+    left_out = logged.keys() - {key for _, key, _, step in written if step == 4}
     assert left_out == {"accuracy", "dp_epsilon", "median_budget"}  # not known, or infinite
 
 

@@ -50,14 +50,6 @@ def require_shown(page, world, choices):
     assert page.text("#legend").startswith(words)
 
 
-def test_the_page_shows_every_client_what_colours_say_and_the_game_in_one_line(page, world):
-    page.link("?num_clients=40&client=7")
-    require_shown(page, world, choose(num_clients=40, client="7"))
-    assert page.drawn("cy.nodes().length") == 40
-    assert page.drawn("cy.edges().length") > 0
-    assert page.page.title() == "mppfl explorer"
-
-
 @pytest.mark.parametrize(
     ("move", "name", "value", "start"),
     [
@@ -88,6 +80,7 @@ def test_a_lever_moves_what_is_shown(page, world, move, name, value, start):
 def test_selects_move_the_game(page, world):
     chosen = choose(client="3", participation="voluntary")  # a payment limit of 1 cannot keep everybody
     page.link("?client=3&participation=voluntary")
+    assert page.page.title() == "mppfl explorer"
     for name, value, words in (
         *(("mechanism", name, MECHANISMS[name].title) for name in (*SHOWN[1:], SHOWN[0])),
         ("participation", "rational", PARTICIPATION_WORDS["rational"]),

@@ -81,14 +81,6 @@ def test_few_clients_get_a_bar_each_and_many_a_curve(scene, world):
     assert many.y.name == "budget"
 
 
-def test_points_are_clients_with_their_names(scene):
-    clients, chosen = chart_of(scene, "utility-by-risk").points
-    assert clients.labels == scene.names
-    assert clients.x == pytest.approx(scene.figures["external_risk"])
-    assert clients.y == pytest.approx(scene.figures["utility"])
-    assert chosen.labels == ("7",)
-
-
 def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
     ring = np.arange(20_001)
     world = World(given=GameSpec(graph="g.csv"), graph=graph_from_edges(ring, np.roll(ring, 1)))
@@ -106,35 +98,25 @@ def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
 
 
 def test_mechanisms_stand_side_by_side_under_both_rewards(world):
-    found = comparison(world, choose(num_clients=20, num_rounds=ROUNDS))
-    drawn = {chart.key: chart for chart in comparison_charts(found)}
+    drawn = {
+        chart.key: chart for chart in comparison_charts(comparison(world, choose(num_clients=20, num_rounds=ROUNDS)))
+    }
     assert tuple(drawn) == COMPARISON_CHARTS
     cost, anarchy = drawn["compared-server-cost"], drawn["compared-anarchy"]
     assert [group.name for group in cost.bars] == ["common reward", "own reward"]
     assert cost.labels[:2] == ("mppfl", "mppfl exact")
-    (row,) = (row for row in found if row.mechanism == "dp_fedavg" and row.convention == "common")
-    assert cost.bars[0].values[cost.labels.index("dp fedavg")] == pytest.approx(row.server_cost)
-    below = drawn["compared-negative-utility"]
-    assert below.bars[0].values[below.labels.index("dp fedavg")] == pytest.approx(100 * row.negative_utility)
     assert np.isnan(anarchy.bars[0].values[anarchy.labels.index("personalised")])
     assert anarchy.note
 
 
-def test_the_row_of_the_mechanism_shown_agrees_with_its_scene(world):
-    for changed in ({}, {"mechanism": "random"}, {"mechanism": "pigouvian"}):
-        chosen = altered(SMALL, **changed)
-        (row,) = [
-            each
-            for each in comparison(world, chosen)
-            if (each.mechanism, each.convention) == (chosen.view.mechanism, "own")
-        ]
-        assert row.server_cost == pytest.approx(world.scene(chosen).solution.outcome.server_costs.sum(), rel=1e-12)
-
-
-def test_a_comparison_is_kept_whichever_mechanism_and_round_is_shown(world, monkeypatch):
-    found = comparison(world, SMALL)
+def test_a_row_agrees_with_the_scene_of_its_mechanism_and_is_kept_whichever_is_shown(world, monkeypatch):
+    rows = comparison(world, SMALL)
+    costs = {row.mechanism: row.server_cost for row in rows if row.convention == "own"}
+    for mechanism in ("mppfl", "random", "pigouvian"):
+        scene = world.scene(altered(SMALL, mechanism=mechanism))
+        assert costs[mechanism] == pytest.approx(scene.solution.outcome.server_costs.sum(), rel=1e-12)
     monkeypatch.setattr(home(comparison), "compare", None)
-    assert comparison(world, altered(SMALL, mechanism="dp_fedavg", round_shown=3, tab="comparison")) is found
+    assert comparison(world, altered(SMALL, mechanism="dp_fedavg", round_shown=3, tab="comparison")) is rows
 
 
 def test_a_comparison_on_a_large_network_is_refused():

@@ -7,7 +7,6 @@ import io
 import re
 import socket
 import subprocess
-import tomllib
 import urllib.error
 import urllib.request
 
@@ -47,16 +46,13 @@ def in_one_line(answer):
     return text
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8050", "localhost:8050", "[::1]:8050"])
-def test_the_page_answers_to_the_names_of_this_machine(here, host):
-    assert here.get("/", headers={"Host": host}).status_code == 200
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_name_that_leads_here_from_elsewhere_is_refused(here, place):
-    answer = here.get(place, headers={"Host": "evil.example"})
-    assert answer.status_code == 403
-    assert "127.0.0.1 only" in in_one_line(answer)
+def test_the_page_answers_to_the_names_of_this_machine_and_to_no_other(here):
+    for host in ("127.0.0.1", "127.0.0.1:8050", "localhost:8050", "[::1]:8050"):
+        assert here.get("/", headers={"Host": host}).status_code == 200
+    for place in PLACES:
+        answer = here.get(place, headers={"Host": "evil.example"})
+        assert answer.status_code == 403
+        assert "127.0.0.1 only" in in_one_line(answer)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +66,15 @@ def test_another_page_may_not_ask(here, origin):
     assert here.get("/_dash-layout", headers=own).status_code == 200
 
 
-@pytest.mark.parametrize("place", [*PLACES, "/nowhere", "/_dash-update-component", "/download/nothing.csv"])
-def test_every_answer_forbids_the_browser_to_go_elsewhere(here, place):
-    with here.get(place) as answer:
-        assert answer.status_code < 500
-    policy = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
-    assert policy["default-src"] == policy["connect-src"] == "'self'"
-    assert "unsafe" not in policy["script-src"]
-    assert policy["frame-ancestors"] == policy["form-action"] == "'none'"
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+def test_every_answer_forbids_the_browser_to_go_elsewhere(here):
+    for place in (*PLACES, "/nowhere", "/_dash-update-component", "/download/nothing.csv"):
+        with here.get(place) as answer:
+            assert answer.status_code < 500
+        policy = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == policy["connect-src"] == policy["script-src"].split()[0] == "'self'"
+        assert "unsafe" not in policy["script-src"]
+        assert policy["frame-ancestors"] == policy["form-action"] == "'none'"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_the_page_answers_to_the_address_it_is_served_on_and_to_no_other(here):
@@ -93,14 +89,14 @@ def test_the_page_answers_to_the_address_it_is_served_on_and_to_no_other(here):
 # ---- served to others --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_without_the_token_there_is_nothing_to_see(anybody, place):
-    assert anybody.get(place).status_code == 403
-    assert anybody.get(f"{place}?token=wrong-wrong-wrong-wrong").status_code == 403
+def test_without_the_token_there_is_nothing_to_see(anybody):
+    for place in PLACES:
+        assert anybody.get(place).status_code == 403
+        assert anybody.get(f"{place}?token=wrong-wrong-wrong-wrong").status_code == 403
+        answer = anybody.get(place, headers={"Cookie": f"{COOKIE}={TOKEN[:-1]}"})
+        assert answer.status_code == 403
+        assert TOKEN not in in_one_line(answer)
     assert anybody.post("/_dash-update-component", json={}).status_code == 403
-    answer = anybody.get(place, headers={"Cookie": f"{COOKIE}={TOKEN[:-1]}"})
-    assert answer.status_code == 403
-    assert TOKEN not in in_one_line(answer)
 
 
 def test_the_token_moves_from_the_address_into_a_cookie_and_the_way_back_leads_nowhere_else(anybody):
@@ -134,7 +130,7 @@ def test_access_for_others_needs_a_token():
     assert access_for("127.0.0.1", None).token is None
     assert access_for("localhost", None).token is None
     assert access_for("127.0.0.1", TOKEN).token == TOKEN
-    assert len(access_for("0.0.0.0", None).token) >= 32
+    assert all(len(access_for(host, None).token) >= 32 for host in ("0.0.0.0", "friends.example"))
     assert access_for("0.0.0.0", None).token != access_for("0.0.0.0", None).token
     with pytest.raises(BadInput, match="lets others in, which needs a token"):
         AccessControl("192.168.0.7")
@@ -157,14 +153,7 @@ def test_data_are_a_file_of_the_round_shown_which_is_not_kept(here, world):
     assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
     assert answer.headers["Cache-Control"] == "no-store"
     assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
-    assert [float(row["payment"]) for row in rows] == approx(scene.figures["payment"])
-    said = here.get("/download/data.json?num_clients=8&num_rounds=5&round_shown=4").json
-    assert said["server_cost"] == approx(scene.solution.outcome.server_costs[3])
-
-
-def test_the_experiment_file_names_the_file_of_the_network(site, large_network):
-    text = visitor(site=site).get(f"/download/experiment.toml?graph={large_network}").get_data(as_text=True)
-    assert tomllib.loads(text)["game"]["graph"] == str(large_network)
+    assert here.get("/download/data.json?num_clients=8").json["clients"][7]["name"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -183,16 +172,15 @@ def test_what_is_not_made_here_is_refused_in_one_line(here, path, said):
     assert said in in_one_line(answer)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/download/..%2f..%2fetc%2fpasswd.csv", "/download/../../etc/passwd.csv", "/download/%2e%2e%2fpasswd.csv",
-     "/assets/..%2fserver.py", "/assets/../server.py"],
-)  # fmt: skip
-def test_no_path_leads_out_of_the_server(here, path):
-    with here.get(path) as answer:
-        assert answer.status_code == 404 or b"<title>mppfl explorer</title>" in answer.data  # the page itself
-        assert b"root:" not in answer.data
-        assert b"import annotations" not in answer.data
+def test_no_path_leads_out_of_the_server(here):
+    for path in (
+        *("/download/..%2f..%2fetc%2fpasswd.csv", "/download/../../etc/passwd.csv", "/download/%2e%2e%2fpasswd.csv"),
+        *("/assets/..%2fserver.py", "/assets/../server.py"),
+    ):
+        with here.get(path) as answer:
+            assert answer.status_code == 404 or b"<title>mppfl explorer</title>" in answer.data  # the page itself
+            assert b"root:" not in answer.data
+            assert b"import annotations" not in answer.data
 
 
 def test_a_request_that_is_too_large_is_not_read(here):
@@ -259,10 +247,9 @@ def test_of_the_addresses_of_localhost_one_is_served_on(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["nonsense.invalid", "", " ", "a..b", "a\0b", "x" * 300])
-def test_a_host_that_cannot_be_resolved_is_told_in_one_line(mppfl, host):
-    said = mppfl("explore", "--no-browser", "--port", "0", "--host", host).error
-    assert "cannot be resolved (" in said
-    assert said.endswith("Give an address, such as 127.0.0.1.")
+def test_a_host_that_cannot_be_resolved_is_told_in_one_line(host):
+    with pytest.raises(BadInput, match=r"(?s)cannot be resolved \(.*Give an address, such as 127\.0\.0\.1\.$"):
+        address_of(host)
 
 
 def test_what_the_explorer_needs_is_told_in_one_line(mppfl, monkeypatch):

@@ -17,40 +17,42 @@ POSITIVE, SHARES = st.floats(1e-6, 1e6), st.floats(0, 1, exclude_min=True, exclu
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+ANY = {  # of each field some values, or all
+    "mechanism": st.sampled_from(SHOWN),
+    "preset": st.sampled_from(["paper-like", "benign"]),
+    "colour": st.sampled_from(list(COLOURS)),
+    "event": st.sampled_from(["leaves", "doubles"]),
+    "tab": st.sampled_from(["network", "rounds", "comparison", "run"]),
+    "num_clients": st.integers(2, 3000),
+    "seed": st.integers(0, 2**53),
+    "max_hops": st.none() | st.integers(1, 50),
+    "hop_decay": st.none() | SHARES,
+    "externality_strength": st.none() | st.floats(0, 1e6),
+    "accuracy_weight": st.none() | SHARES,
+    "num_rounds": st.integers(1, 1000),
+    "payment_limit": POSITIVE,
+    "fixed_budget": st.sampled_from(["min", "mean"]) | POSITIVE,
+    "reward_rate": st.sampled_from(["own", "common"]) | POSITIVE,
+    "budget_min": st.just(0.0) | POSITIVE,
+    "round_shown": st.integers(1, 1000),
+    "client": WORDS,
+    "other": WORDS,
+    "opened": st.lists(st.integers(0, 10**6), max_size=3).map(tuple),
+    "runs": st.lists(WORDS.filter(bool), max_size=3, unique=True).map(tuple),
+}
+NETWORKS = ({"graph": "/a b/é.csv", "isolated": "keep", "undirected": True}, {"family": "skewed"})
+RULES = ("everyone", "voluntary", "rational")
+
+
 @st.composite
 def any_choices(draw) -> Choices:
     """Choices of every kind."""
-    low, rule = draw(st.just(0.0) | POSITIVE), draw(st.sampled_from(["everyone", "voluntary", "rational"]))
-    network = draw(
-        st.sampled_from([{"graph": "/a b/é.csv", "isolated": "keep", "undirected": True}, {"family": "skewed"}])
-    )
-    return choose(
-        **network,
-        mechanism=draw(st.sampled_from(SHOWN)),
-        preset=draw(st.sampled_from(["paper-like", "benign"])),
-        colour=draw(st.sampled_from(list(COLOURS))),
-        event=draw(st.sampled_from(["leaves", "doubles"])),
-        tab=draw(st.sampled_from(["network", "rounds", "comparison", "run"])),
-        num_clients=draw(st.integers(2, 3000)),
-        seed=draw(st.integers(0, 2**53)),
-        max_hops=draw(st.none() | st.integers(1, 50)),
-        hop_decay=draw(st.none() | SHARES),
-        externality_strength=draw(st.none() | st.floats(0, 1e6)),
-        accuracy_weight=draw(st.none() | SHARES),
-        num_rounds=draw(st.integers(1, 1000)),
-        payment_limit=draw(POSITIVE),
-        fixed_budget=draw(st.sampled_from(["min", "mean"]) | POSITIVE),
-        reward_rate=draw(st.sampled_from(["own", "common"]) | POSITIVE),
-        participation=rule,
-        against=draw(st.sampled_from(["staying_out", "nothing"])) if rule == "rational" else "staying_out",
-        budget_min=low,
-        budget_max=draw(st.none() | POSITIVE.map(lambda width: low + width)),
-        round_shown=draw(st.integers(1, 1000)),
-        client=draw(WORDS),
-        other=draw(WORDS),
-        opened=tuple(draw(st.lists(st.integers(0, 10**6), max_size=3))),
-        runs=tuple(draw(st.lists(WORDS.filter(bool), max_size=3, unique=True))),
-    )
+    values = draw(st.fixed_dictionaries(ANY)) | draw(st.sampled_from(NETWORKS))
+    values["budget_max"] = draw(st.none() | POSITIVE.map(lambda width: values["budget_min"] + width))
+    values["participation"] = draw(st.sampled_from(RULES))
+    if values["participation"] == "rational":
+        values["against"] = draw(st.sampled_from(["staying_out", "nothing"]))
+    return choose(**values)
 
 
 # ---- as a link ----------------------------------------------------------------------------------------------------
@@ -73,17 +75,10 @@ def test_a_link_says_only_what_differs_from_the_defaults():
     [
         ("?utm_source=mail", "'utm_source' is not known."),
         ("?alpha=0.2", "'alpha' is not known. Write externality_strength instead."),
-        ("?num_client=3", "'num_client' is not known. Did you mean 'num_clients'?"),
-        ("?externality_strength=high", 'externality_strength="high" must be a finite number.'),
-        ("?externality_strength=nan", "externality_strength=nan must lie in"),
-        ("?max_hops=0", "max_hops=0 must be a whole number of at least 1."),
         ("?max_hops=1_0", 'max_hops="1_0" must be a whole number.'),
         ("?max_hops=51", "max_hops=51 is too many for this page. Ask for at most 50."),
         ("?graph=a&undirected=1", 'undirected="1" must be true or false.'),
-        ("?mechanism=nobody", "mechanism='nobody' is not known."),
         ("?mechanism=noiseless", "mechanism='noiseless' has no budgets to show."),
-        ("?fixed_budget=little", 'fixed_budget="little" must be a finite number or one of "min", "mean".'),
-        ("?budget_min=2&budget_max=1", "budget_max=1 is below budget_min=2. Raise it."),
         ("?num_clients=20000", "num_clients=20,000 is too many for a random erdos_renyi on this page."),
         ("?runs=a&runs=a", "must be names of runs, each once."),
         ("?opened=1,x", 'opened=[1, "x"] must be a list whose entries are each a whole number.'),

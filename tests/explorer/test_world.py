@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadGraph, BadInput, NoEquilibrium
-from mppfl.explorer import COLOURS, SHOWN, Memory, World, require_quick, warm_up
+from mppfl.explorer import COLOURS, SHOWN, Choices, Memory, World, require_quick, warm_up
 from mppfl.game import privacy_loss, utility
-from mppfl.network import graph_from_edges, read_graph
+from mppfl.network import graph_from_edges
 from mppfl.spec import GameSpec
 from tests.explorer.chosen import altered, choose
 from tests.homes import home
@@ -76,13 +76,16 @@ def test_looks_reuse_the_solution_and_levers_do_not():
 
 def test_what_was_factorised_for_the_network_serves_other_levers():
     world = World()
-    one, other = (
-        world.game(SMALL.game),
-        world.game(replace(SMALL.game, accuracy_weight=0.3, preset="benign", hop_decay=0.9)),
+    one, other, third = (
+        world.game(replace(SMALL.game, **values))
+        for values in (
+            {},
+            {"accuracy_weight": 0.3, "preset": "benign", "hop_decay": 0.9},
+            {"externality_strength": 0.2},
+        )
     )
-    assert one.loss is other.loss
-    assert world.game(replace(SMALL.game, externality_strength=0.2)).loss is not one.loss
-    assert world.game(replace(SMALL.game, externality_strength=0.2)).propagation is one.propagation
+    assert one.loss is other.loss is not third.loss
+    assert one.propagation is third.propagation
 
 
 def test_two_requests_do_not_solve_the_same_thing_twice(monkeypatch):
@@ -132,37 +135,24 @@ def test_a_failure_is_raised_and_not_remembered():
 # ---- networks -----------------------------------------------------------------------------------------------------
 
 
-def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered(tmp_path):
+def test_a_network_is_drawn_given_or_read_from_a_file_that_is_offered_both_ways_where_the_reader_wishes(tmp_path):
     links = tmp_path / "edges.csv"
-    links.write_text("ann,bob\nbob,ann\n", encoding="utf-8")
+    links.write_text("ann,bob\nbob,cat\n", encoding="utf-8")
     given, of_file = graph_from_edges(np.array([0, 1, 2]), np.array([1, 2, 0])), GameSpec(graph="given.csv")
-    world = World([str(links)], of_file, given)
+    world, offered = World([str(links)], of_file, given), GameSpec(graph=links, isolated="keep")
     assert world.graph(of_file) is given
-    offered = GameSpec(graph=links)
-    assert world.graph(offered).names == world.scene(choose(graph=links)).names == ("ann", "bob")
+    assert world.graph(offered).names == world.scene(Choices(offered)).names == ("ann", "bob", "cat")
+    assert [world.graph(replace(offered, undirected=both)).num_edges for both in (False, True)] == [2, 4]
     assert world.graph(SMALL.game).num_clients == 8
     for other in ({"graph": "/etc/passwd"}, {"clients": "/etc/passwd"}):
         with pytest.raises(BadInput, match=r"'/etc/passwd' is not here \(any more\)\. Leave it out, or choose: "):
             world.scene(choose(**other))
+    with pytest.raises(BadGraph, match="isolated"):
+        world.graph(GameSpec(graph=links))
 
 
 def test_warming_up_plays_leaders_bounds_and_rules():
     assert warm_up() == 5 * 2 * 4 + 2
-
-
-def test_a_file_is_read_both_ways_where_the_reader_wishes(tmp_path):
-    links = tmp_path / "edges.csv"
-    links.write_text("ann,bob\nbob,cat\n", encoding="utf-8")
-    kept = GameSpec(graph=links, isolated="keep")
-    world = World([str(links)])
-    assert world.graph(kept).num_edges == 2
-    assert world.graph(replace(kept, undirected=True)).num_edges == 4
-    both_ways = read_graph(links, undirected=True)
-    world = World([str(links)], replace(kept, undirected=True), both_ways)
-    assert world.graph(replace(kept, undirected=True)) is both_ways
-    assert world.graph(kept).num_edges == 2
-    with pytest.raises(BadGraph, match="isolated"):
-        world.graph(GameSpec(graph=links))
 
 
 # ---- large networks -----------------------------------------------------------------------------------------------

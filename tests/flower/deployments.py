@@ -24,37 +24,26 @@ from flwr.app import Array, ArrayRecord, Message
 from mppfl.flower import experiment_client
 from mppfl.privacy.ledger import PrivacyLedger
 
-app = experiment_client()
-
-
-def word_of(context):
-    path = Path(context.node_config["mppfl-node"]).with_name("mischief")
-    return path.read_text().split() if path.exists() else ["", "0"]
-
-
-class Mischief:
-    def __call__(self, message, context, call_next):
-        word, first_round = word_of(context)
-        if int(message.content["config"].get("server-round", 0)) < int(first_round):
-            word = ""
-        if word == "hang":  # after the charge, before the upload is stored
-            PrivacyLedger.store_upload = lambda *given: time.sleep(600)
-        reply = call_next(message, context)
-        if reply.has_content() and "arrays" in reply.content:
-            arrays = reply.content["arrays"]
-            if word == "nan":
-                arrays = ArrayRecord({name: Array(each.numpy() * np.nan) for name, each in arrays.items()})
-            if word == "long":
-                arrays = ArrayRecord({name: Array(each.numpy() + np.float32(50)) for name, each in arrays.items()})
-            reply.content["arrays"] = arrays
-        return reply
-
-
-inner = app
+inner = experiment_client()
 app = type(inner)(mods=[])
 
 
-@app.train(mods=[Mischief()])
+def mischief(message, context, call_next):
+    path = Path(context.node_config["mppfl-node"]).with_name("mischief")
+    word, first_round = path.read_text().split() if path.exists() else ["", "0"]
+    if int(message.content["config"].get("server-round", 0)) < int(first_round):
+        word = ""
+    if word == "hang":  # after the charge, before the upload is stored
+        PrivacyLedger.store_upload = lambda *given: time.sleep(600)
+    reply = call_next(message, context)
+    if reply.has_content() and "arrays" in reply.content:
+        factor, shift = np.nan if word == "nan" else 1, np.float32(50 if word == "long" else 0)
+        moved = {name: Array(each.numpy() * factor + shift) for name, each in reply.content["arrays"].items()}
+        reply.content["arrays"] = ArrayRecord(moved) if word else reply.content["arrays"]
+    return reply
+
+
+@app.train(mods=[mischief])
 def train(message, context):
     return inner(message, context)
 """
@@ -137,15 +126,13 @@ def deployed(layout, what="local"):
 
 
 def events(layout, position):
-    """The releases in one node's own ledger; none where it has no ledger yet."""
-    path = layout.node(position) / "ledger.sqlite"
-    if not path.exists():
-        return []
-    try:
-        with PrivacyLedger.open(path, read_only=True) as ledger:
-            return list(ledger.events())
-    except MppflError:
-        return []  # it is being made this very moment
+    """The releases in one node's own ledger; none where it has no ledger yet, or is being made this very moment."""
+    with (
+        suppress(MppflError),
+        PrivacyLedger.open(layout.node(position) / "ledger.sqlite", read_only=True) as ledger,
+    ):
+        return list(ledger.events())
+    return []
 
 
 def processes_of(folder):

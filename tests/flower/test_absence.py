@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
@@ -16,11 +15,6 @@ importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else real(
 from mppfl.cli import main
 main()
 """
-
-
-@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: pip install 'mppfl[flower]'")
-def test_the_other_tests_of_this_folder_run_because_flower_is_installed():
-    assert mppfl.flower.PricedFedAvg.__name__ == "PricedFedAvg"
 
 
 def test_without_flower_the_error_names_the_remedy(monkeypatch):

@@ -1,11 +1,10 @@
 """The server's book: durable, never under-counted, never paid twice."""
 
 import csv
-import sqlite3
 
 import pytest
 
-from mppfl.errors import BadFile, BadInput
+from mppfl.errors import BadInput
 from mppfl.flower import Accounts, Entry, Settlement, differences_from_ledgers, differences_from_reports
 from mppfl.privacy import ReleaseCost
 from mppfl.privacy.ledger import PrivacyLedger
@@ -59,18 +58,6 @@ def test_the_csv_holds_every_row_and_adds_up(book, tmp_path):
     assert amounts == [("ann", "paid", 8.0), ("bob", "refused", 0.0)]
 
 
-def test_another_programs_database_is_left_as_it_is_and_none_is_made_by_looking_for_it(tmp_path):
-    with sqlite3.connect(tmp_path / "other.sqlite") as other:
-        other.execute("CREATE TABLE theirs (x)")
-    before = (tmp_path / "other.sqlite").read_bytes()
-    with pytest.raises(BadFile, match="not an mppfl account book"):
-        Accounts.open(tmp_path / "other.sqlite")
-    assert (tmp_path / "other.sqlite").read_bytes() == before
-    with pytest.raises(BadFile, match="there is no such account book"):
-        Accounts.open(tmp_path / "none.sqlite", read_only=True)
-    assert not (tmp_path / "none.sqlite").exists()
-
-
 def kept(book, folder, budgets, held):
     """Rounds of ann's in the server's book, the last one lost if she holds less than all, and her ledgers."""
     if held:
@@ -111,17 +98,3 @@ def test_a_ledger_that_holds_less_than_was_paid_for_is_no_harmless_difference(bo
     assert ("is missing" in gap.what) == (not held)
     (reported,) = differences_from_reports(book.entries(), "run")
     assert not reported.is_harmless
-
-
-def test_a_damaged_page_is_told_with_the_file(tmp_path):
-    path = tmp_path / "accounts.sqlite"
-    with Accounts.open(path) as accounts:
-        accounts.ask([entry(f"client {number}") for number in range(500)])
-    content = bytearray(path.read_bytes())
-    content[4096:] = b"\xa5" * (len(content) - 4096)
-    path.write_bytes(content)
-    with (
-        Accounts.open(path, read_only=True) as accounts,
-        pytest.raises(BadFile, match=r"accounts\.sqlite: .*Restore a copy"),
-    ):
-        accounts.entries()

@@ -37,24 +37,25 @@ class Federation:
 
     def __init__(self, folder, budgets=(0.5, 1.0, 2.0), num_rounds=3, settings=None, train=None, **changes):
         self.folder, self.plan, self.config = folder, plan_of(budgets, num_rounds), config_of(**changes)
-        self.nodes = {
-            name: NodeSettings(name, folder / f"{name}.sqlite", **(settings or {}).get(name, {})) for name in CLIENTS
-        }
-        apps = {101 + at: private_app(self.nodes[name], (train or {}).get(name)) for at, name in enumerate(CLIENTS)}
+        self.ledgers, apps = {name: folder / f"{name}.sqlite" for name in CLIENTS}, {}
+        for at, (name, ledger) in enumerate(self.ledgers.items()):
+            node = NodeSettings(name, ledger, **(settings or {}).get(name, {}))
+            apps[101 + at] = private_app(node, (train or {}).get(name))
         self.grid = FakeGrid(apps)
 
-    def strategy(self, **more):
-        return PricedFedAvg(self.plan, CLIENTS, self.config, folder=self.folder / "server", wait_seconds=0.1, **more)
+    def strategy(self, folder="server", **more):
+        return PricedFedAvg(self.plan, CLIENTS, self.config, folder=self.folder / folder, wait_seconds=0.1, **more)
 
     def run(self, num_rounds=0, **more):
         return self.strategy(**more).start(self.grid, MODEL, num_rounds, timeout=1)
 
-    def book(self):
-        return Accounts.open(self.folder / "server" / "accounts.sqlite", read_only=True)
-
     def entries(self):
-        with self.book() as accounts:
+        with Accounts.open(self.folder / "server" / "accounts.sqlite", read_only=True) as accounts:
             return accounts.entries()
+
+    def owed(self):
+        with Accounts.open(self.folder / "server" / "accounts.sqlite", read_only=True) as accounts:
+            return accounts.owed()
 
     def states(self, round_index):
         return {entry.client: entry.state for entry in self.entries() if entry.round_index == round_index}
@@ -62,17 +63,12 @@ class Federation:
     def reasons(self):
         return {entry.client: entry.reason for entry in self.entries() if entry.reason}
 
-    def owed(self):
-        with self.book() as accounts:
-            return accounts.owed()
-
     def differences(self):
-        run = self.entries()[0].run
-        return differences_from_ledgers(self.entries(), {name: node.ledger for name, node in self.nodes.items()}, run)
+        return differences_from_ledgers(self.entries(), self.ledgers, self.entries()[0].run)
 
     def releases(self, name):
         """What a client's own ledger holds."""
-        with PrivacyLedger.open(self.nodes[name].ledger) as ledger:
+        with PrivacyLedger.open(self.ledgers[name]) as ledger:
             ledger.verify()
             return list(ledger.events())
 
@@ -96,28 +92,15 @@ def test_a_whole_run_asks_everybody_on_its_own_terms_and_ends_with_accounts_that
     federation.grid.apps = {900 - position: app for position, app in enumerate(federation.grid.apps.values())}
     federation.run()
     assert federation.states(2) == dict.fromkeys(CLIENTS, "paid")
-    with federation.book() as accounts:
-        assert accounts.spent() == {
-            name: sum(event["budget"] for event in federation.releases(name)) for name in CLIENTS
-        }
     assert federation.differences() == []
     assert federation.owed() == pytest.approx({"ann": 1.0, "bob": 7.0, "cat": 13.0})
-
-
-def test_without_noise_the_mean_of_the_clipped_updates_is_added_to_the_model(tmp_path):
-    steps = {"ann": 0.1, "bob": 0.2, "cat": 100.0}  # the last is clipped to length 1: ½ in each of four entries
-    train = {name: (lambda record, by=by: moved(record, by)) for name, by in steps.items()}
-    federation = Federation(tmp_path, num_rounds=2, train=train, **NOISELESS)
-    result = federation.run()
-    assert vector_of(result.arrays) == pytest.approx(np.full(4, 2 * (0.1 + 0.2 + 0.5) / 3), rel=1e-6)
-    assert federation.owed() == dict.fromkeys(CLIENTS, 0.0)
 
 
 @pytest.mark.parametrize(
     ("trouble", "timeout", "reason"),
     [
         ("dead", 1, "Node Unavailable"),  # the error comes from the SuperLink, not from the node
-        ("silent", 1, "no answer in time"),
+        ("silent", 0.1, "no answer in time"),
         ("restarted", math.inf, "no answer in time"),  # the node came back between two looks, the message did not
     ],
 )
@@ -179,13 +162,10 @@ ENDLESS = saved(np.zeros(2, np.float32)).replace(b"(2,), }" + b" " * 12, b"(1000
     ("alter", "said"),
     [
         (holding(b"garbage"), "'first' cannot be read"),
-        (holding(b""), "'first' cannot be read"),
-        (holding(saved(np.zeros(2, np.float32)), stype="torch"), "'first' cannot be read"),
         (holding(saved(np.array([None, 1], dtype=object))), "'first' cannot be read"),
         (holding(ENDLESS), "'first' cannot be read"),
         (holding(saved(np.zeros(2, np.float32), np.savez)), "'first' holds no array"),
         (holding(saved(np.zeros(100_000, np.float32))), "'first' holds float32 (100000,), not float32 (2,)"),
-        (holding(saved(np.zeros(1, np.float32))), "'first' holds float32 (1,)"),
         (holding(saved(np.zeros(2, np.float64))), "'first' holds float64 (2,)"),
         (holding(saved(np.zeros(2, ">f4"))), "'first' holds >f4 (2,)"),
         (with_arrays(lambda record: moved(record, np.nan)), "NaN or infinite"),
@@ -196,7 +176,6 @@ ENDLESS = saved(np.zeros(2, np.float32)).replace(b"(2,), }" + b" " * 12, b"(1000
         (altered(round_index=2), "is for round 2"),
         (altered(run="another"), "is for round 1 of 'another'"),
         (altered(num_examples=0), "declares 0 examples"),
-        (altered(num_examples=-(2**60)), "declares"),
         (altered(num_examples=2**52), f"declares {2**52} examples, and the server knows of 10"),
         (altered(client="ann"), "declares to be 'ann', and its key is that of 'bob'"),
         (altered(model="0" * 64), "another model"),
@@ -239,8 +218,7 @@ def test_sizes_that_the_server_cannot_know_are_refused_in_one_line(federation, s
 def test_a_reason_that_no_book_could_hold_is_written_as_far_as_it_can_be(federation):
     federation.grid.alter[102] = altered(outcome="refused", reason="no\ud800", budget=0.0)
     federation.run(1)
-    assert federation.states(1)["bob"] == "refused"
-    assert federation.reasons() == {"bob": "no?"}
+    assert (federation.states(1)["bob"], federation.reasons()) == ("refused", {"bob": "no?"})
 
 
 def test_a_name_that_is_no_text_and_one_that_two_nodes_declare_are_left_out(federation):
@@ -276,7 +254,7 @@ def test_a_round_in_which_nobody_releases_leaves_the_model_and_counts_as_done(tm
 # ---- stopping and going on --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0), ("momentum", 0), ("adam", 0), ("sgd", 2)])
+@pytest.mark.parametrize(("optimizer", "average"), [("momentum", 0), ("adam", 0), ("sgd", 2)])
 def test_stopped_after_a_round_it_goes_on_with_the_next_and_ends_where_it_would_have(tmp_path, optimizer, average):
     models, evaluated = [], []
     for name, stops in (("whole", (0, 0)), ("parts", (1, 1, 1))):
@@ -333,10 +311,7 @@ def test_who_was_asked_before_an_interruption_and_is_gone_when_the_round_is_repe
 
 def test_a_second_training_with_the_same_name_is_another_run_to_every_ledger(federation):
     federation.run(1)
-    again = PricedFedAvg(
-        federation.plan, CLIENTS, federation.config, folder=federation.folder / "other", wait_seconds=0.1
-    )
-    again.start(federation.grid, MODEL, 1, timeout=1)
+    federation.run(1, folder="other")
     first, second = (event["run"] for event in federation.releases("ann"))
     assert first == federation.entries()[0].run != second
 
@@ -373,9 +348,9 @@ def registered(federation, *strangers):
 
 def test_with_a_registry_the_key_decides_and_strangers_are_not_asked(federation):
     registry, pem = registered(federation, "mallory")
-    federation.grid.apps[104] = federation.grid.apps[101]  # another node with ann's settings and a key of its own
+    apps = federation.grid.apps
+    apps[104] = apps[105] = apps[101]  # ann's settings with a key of its own, and without any key
     federation.grid.keys[104] = pem["mallory"]
-    federation.grid.apps[105] = federation.grid.apps[101]  # and one without any key
     federation.run(1, registry=registry)
     assert {message.metadata.dst_node_id for message in federation.grid.sent} == {101, 102, 103}
     assert federation.states(1) == dict.fromkeys(CLIENTS, "paid")

@@ -99,10 +99,10 @@ def test_noise_has_the_spread_that_the_budget_buys_and_is_never_the_same(node):
 
 def test_a_long_update_is_clipped_before_noise_and_a_zero_update_is_released(tmp_path):
     node = node_in(tmp_path, without_noise=True)
-    long = ask(private_app(node, train=lambda record: moved(record, 100.0)), budget=math.inf)
-    assert np.linalg.norm(vector_of(long.content["arrays"])) == pytest.approx(1.0, rel=1e-6)
-    still = ask(private_app(node, train=lambda record: record), budget=math.inf, round_index=2)
-    assert not vector_of(still.content["arrays"]).any()
+    for round_index, (by, length) in enumerate(((100.0, 1.0), (0.0, 0.0)), start=1):
+        app = private_app(node, train=lambda record, by=by: moved(record, by))
+        upload = ask(app, budget=math.inf, round_index=round_index).content["arrays"]
+        assert np.linalg.norm(vector_of(upload)) == pytest.approx(length, rel=1e-6)
 
 
 def test_a_message_that_comes_again_gets_the_same_bytes_and_costs_nothing_more(node):
@@ -142,14 +142,11 @@ def test_a_round_whose_upload_was_lost_after_the_charge_is_refused_and_says_what
         ({"accept": ("paper", "dpsgd_poisson")}, {"privacy": "dpsgd_poisson", "adjacency": "add-remove"},
          "mechanism not accepted"),
         ({}, {"privacy": "full_batch"}, "mechanism not accepted"),
-        ({}, {"privacy": "full_batch_steps"}, "mechanism not accepted"),
-        ({"accept": ("dpsgd_shuffle",)}, {"privacy": "dpsgd_shuffle"}, "mechanism not accepted"),
         ({}, {"privacy": "trust me"}, "unknown mechanism"),
         ({}, {"noise": "seeded"}, "noise that protects no one"),
         ({}, {"budget": math.inf}, "no upload without noise"),
         ({"cap": 9.0, "without_noise": True}, {"budget": math.inf}, "over the cap"),
         ({}, {"budget": -1.0}, "terms that cannot be met"),
-        ({}, {"clip_norm": 0.0}, "terms that cannot be met"),
     ],
 )  # fmt: skip
 def test_a_client_refuses_what_it_does_not_allow_and_spends_nothing(tmp_path, settings, given, reason):
@@ -173,13 +170,8 @@ def test_the_papers_mechanism_is_released_where_the_client_accepts_it_by_name(tm
     assert events_of(node)[0]["worst_case_budget"] == 0.5 * 10**2
 
 
-@pytest.mark.parametrize("fault", ["raises", "shape"])
-def test_a_training_that_fails_is_refused_without_a_word_of_its_error_and_costs_nothing(node, fault):
-    def train(record):
-        if fault == "raises":
-            raise ValueError("record 17 of the patient is odd")
-        return arrays(1.0, 2.0, 3.0)
-
+@pytest.mark.parametrize("train", [lambda record: {}["the patient"], lambda record: arrays(1.0, 2.0, 3.0)])
+def test_a_training_that_fails_is_refused_without_a_word_of_its_error_and_costs_nothing(node, train):
     reply = ask(private_app(node, train=train))
     assert report_in(reply.content).reason == "training failed"
     assert "patient" not in str(reply)
@@ -205,9 +197,6 @@ def test_a_declared_training_function_is_trusted_with_the_mechanisms_it_declares
     trusted = ask(app, privacy="full_batch_steps")
     assert vector_of(trusted.content["arrays"]) == pytest.approx(np.full(5, 0.1), rel=1e-5)
     assert reported(app, privacy="full_batch", round_index=2)[:2] == ("refused", "mechanism not accepted")
-
-
-def test_a_declaration_of_no_known_mechanism_is_refused_at_once(node):
     with pytest.raises(BadInput, match="trains_privately='fullbatch' is not known"):
         private_app(node, trains_privately="fullbatch")
 
@@ -226,11 +215,7 @@ def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that
 
 def test_a_client_that_cannot_answer_says_so_and_not_why(tmp_path, node):
     app = ClientApp(mods=[PrivateUpload(10, node)])
-
-    @app.evaluate()
-    def evaluate(message, context):
-        return Message(RecordDict(), reply_to=message)
-
+    app.evaluate()(lambda message, context: Message(RecordDict(), reply_to=message))
     assert ask(app, kind="evaluate").has_error()  # no evaluation on private data leaves
     unpriced = sent(private_app(node), arrays=MODEL, config=ConfigRecord({}))
     assert unpriced.has_error()  # a server that does not price gets nothing

@@ -9,10 +9,10 @@ from pytest import approx
 from mppfl.errors import BadInput
 from mppfl.game import (
     MECHANISMS,
+    SETTLE,
     Horizon,
     LossOperator,
     budgets_after_leaving,
-    equilibrium_at,
     equilibrium_response,
     exposure_imposed,
     exposure_relief,
@@ -32,47 +32,6 @@ def at_rest(seed):
     return game, rate, equilibrium_response(game).budgets(rate)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_formula_of_leaving_equals_removing_and_solving_again(seed):
-    game, rate, budgets = at_rest(seed)
-    for client in (0, 8, 24):
-        high = np.full(25, np.inf)
-        high[client] = 0.0
-        after = equilibrium_at(game.with_bounds(np.zeros(25), high), rate).budgets
-        assert budgets_after_leaving(game, budgets, client) == approx(after, abs=1e-10)
-        others = np.arange(25) != client
-        relief = (game.propagation @ budgets - game.propagation @ after)[others].sum()
-        assert exposure_relief(game, budgets, client) == approx(relief, abs=1e-9)
-
-
-def test_large_networks_agree_with_small_ones(monkeypatch):
-    game, _, budgets = at_rest(1)
-    exact = budgets_after_leaving(game, budgets, 3)
-    monkeypatch.setattr(home(LossOperator), "DENSE_BELOW", 5)
-    assert budgets_after_leaving(replace(game), budgets, 3) == approx(exact, abs=1e-9)
-
-
-def test_harm_imposed_is_what_one_more_unit_costs_the_others():
-    game, _, budgets = at_rest(2)
-    step = 1e-6
-    for client in (0, 11):
-        more = budgets.copy()
-        more[client] += step
-        others = np.arange(25) != client
-        change = (privacy_cost(game, privacy_loss(game, more)) - privacy_cost(game, privacy_loss(game, budgets)))[
-            others
-        ]
-        assert harm_imposed(game, budgets)[client] == approx(budgets[client] * change.sum() / step, rel=1e-4)
-
-
-def test_exposure_imposed_adds_up_to_exposure_suffered():
-    game, _, budgets = at_rest(0)
-    assert exposure_imposed(game, budgets).sum() == approx((game.propagation @ budgets).sum())
-
-
-# ---- at the bounds ------------------------------------------------------------------------------------------------
-
-
 def left_by_force(game, prices, client):
     """Budgets without a client, by sweeps of best responses from nothing."""
     high = np.where(np.arange(game.num_clients) == client, 0.0, game.clients.budget_max)
@@ -82,6 +41,37 @@ def left_by_force(game, prices, client):
         wanted = (prices - game.clients.linear_cost) / (2 * game.clients.quadratic_cost)
         budgets = np.clip(wanted - game.externality_strength * (game.propagation @ budgets), low, high)
     return budgets
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_formula_of_leaving_equals_removing_and_solving_again(seed):
+    game, rate, budgets = at_rest(seed)
+    for client in (0, 8, 24):
+        after = left_by_force(game, rate, client)
+        assert budgets_after_leaving(game, budgets, client) == approx(after, abs=1e-9)
+        relief = np.delete(game.propagation @ (budgets - after), client).sum()
+        assert exposure_relief(game, budgets, client) == approx(relief, abs=1e-8)
+
+
+def test_large_networks_agree_with_small_ones(monkeypatch):
+    game, _, budgets = at_rest(1)
+    exact = budgets_after_leaving(game, budgets, 3)
+    monkeypatch.setattr(home(LossOperator), "DENSE_BELOW", 5)
+    assert budgets_after_leaving(replace(game), budgets, 3) == approx(exact, abs=1e-9)
+
+
+def test_harm_imposed_is_what_one_more_unit_costs_the_others_and_exposure_imposed_adds_up_to_exposure_suffered():
+    game, _, budgets = at_rest(2)
+    step = 1e-6
+    for client in (0, 11):
+        more = budgets + step * (np.arange(25) == client)
+        costs = [privacy_cost(game, privacy_loss(game, given)) for given in (budgets, more)]
+        change = np.delete(costs[1] - costs[0], client).sum()
+        assert harm_imposed(game, budgets)[client] == approx(budgets[client] * change / step, rel=1e-4)
+    assert exposure_imposed(game, budgets).sum() == approx((game.propagation @ budgets).sum())
+
+
+# ---- at the bounds ------------------------------------------------------------------------------------------------
 
 
 def at_bounds(seed, name="mppfl_noise_aware"):
@@ -109,29 +99,20 @@ def test_nobody_gives_more_than_it_may_after_somebody_left():
     after = budgets_after_leaving(capped, budgets, 3, rate)
     assert (after <= capped.clients.budget_max).all()
     assert after == approx(left_by_force(capped, rate, 3), abs=1e-9)
-    with pytest.raises(BadInput, match="is at a bound of its budget before or after"):
+    with pytest.raises(BadInput, match=r"is at a bound of its budget before or after.* Give prices"):
         budgets_after_leaving(capped, budgets, 3)
 
 
-def test_without_prices_budgets_at_a_bound_are_refused():
-    game, terms = at_bounds(0)
-    with pytest.raises(BadInput, match="Give prices"):
-        exposure_relief(game, terms.budgets, 0)
-
-
-@pytest.mark.parametrize("name", ["dp_fedavg", "random", "social_agnostic", "sarda_like"])
-def test_budgets_that_are_no_best_responses_stay_where_they_are(name):
+@pytest.mark.parametrize("name", ["dp_fedavg", "random", "social_agnostic", "sarda_like", "pigouvian", "personalised"])
+def test_best_responses_settle_anew_and_budgets_that_are_none_stay_where_they_are(name):
     game, terms = at_bounds(1, name)
     found = key_players(game, terms.prices, terms.budgets, 5)
-    assert found.exposure_relief == approx(exposure_imposed(game, terms.budgets)[found.clients])
-    assert found.budgets_lost == approx(terms.budgets[found.clients])
-    assert "taken to keep theirs" in found.assumes
-
-
-@pytest.mark.parametrize("name", ["mppfl", "mppfl_exact", "mppfl_noise_aware", "pigouvian", "personalised"])
-def test_best_responses_settle_anew(name):
-    game, terms = at_bounds(1, name)
-    assert key_players(game, terms.prices, terms.budgets, 3).assumes.startswith("the others settle anew")
+    if name in ("pigouvian", "personalised"):
+        assert found.assumes == SETTLE
+    else:
+        assert "taken to keep theirs" in found.assumes
+        assert found.exposure_relief == approx(exposure_imposed(game, terms.budgets)[found.clients])
+        assert found.budgets_lost == approx(terms.budgets[found.clients])
 
 
 def test_of_many_clients_at_bounds_those_who_impose_most_are_tried():

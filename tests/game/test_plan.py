@@ -15,6 +15,7 @@ from mppfl.game import (
     AlongLine,
     Comparison,
     Horizon,
+    Mechanism,
     Plan,
     Stored,
     budgets_along,
@@ -36,52 +37,66 @@ def of_budgets(budgets, prices=1.0, rate=1.0):
     return mine
 
 
-def half(game, horizon):
-    return mppfl.plan_from_rounds("half", [mppfl.RoundTerms(1, 1.0, 1.0, np.full(game.num_clients, 0.3))])
-
-
 def with_one(value):
     values = np.full(8, 0.3)
     values[5] = value
     return values
 
 
-def as_a_matrix(game, horizon):
-    return Plan("mine", horizon.rounds, np.ones(len(horizon.rounds)), np.ones((3, 8)), 8)  # type: ignore[arg-type]
+def held(budgets):
+    """A mechanism whose plan holds budgets in a form of its own."""
+    return lambda game, horizon: Plan("mine", horizon.rounds, np.ones(len(horizon.rounds)), budgets, 8)
+
+
+def stored(rows, row_of_round):
+    return held(Stored(np.array(rows), np.array(row_of_round)))
 
 
 @pytest.mark.parametrize(
     ("mechanism", "told"),
     [
-        (half, "mechanism 'half' planned 1 round (1), and was asked for 3 rounds (1 to 3)."),
         (of_budgets(with_one(np.nan)), "mechanism 'mine': budgets hold nan; each must be at least 0."),
         (of_budgets(with_one(-1.0)), "mechanism 'mine': budgets hold -1; each must be at least 0."),
         (of_budgets(np.ones(7)), "mechanism 'mine' planned for 7 clients of 8."),
         (of_budgets(np.ones(8), prices=with_one(np.nan)), "mechanism 'mine': prices hold nan"),
         (of_budgets(np.ones(8), prices=with_one(np.inf)), "mechanism 'mine': prices hold inf; each must be finite"),
-        (of_budgets(np.ones(8), prices=np.ones(7)), "prices of shape (7,) for 8 clients."),
-        (of_budgets(np.ones(8), rate=np.nan), "mechanism 'mine' has reward_rates=array([nan, nan, nan])"),
-        (of_budgets(np.ones(8), rate=-2.0), "mechanism 'mine' has reward_rates=array([-2., -2., -2.])"),
-        (lambda game, horizon: None, "mechanism '<lambda>' returned NoneType, not a plan."),
-        (as_a_matrix, "mechanism 'as_a_matrix': budgets are held as ndarray, not round by round."),
+        (of_budgets(np.ones(8), prices=np.ones(7)), "'mine', round 1: budgets of shape (8,) and prices of shape (7,)"),
+        (of_budgets(np.ones(8), rate=np.nan), "mechanism 'mine' has reward_rates=array([nan"),
+        (of_budgets(np.ones(8), rate=-2.0), "mechanism 'mine' has reward_rates=array([-2."),
+        (of_budgets(np.ones(8) * 1j), "'mine', round 1: budgets must be real numbers, got array([0.+1.j"),
+        (of_budgets(["a"] * 8), "'mine', round 1: budgets must be real numbers, got ['a'"),
+        (of_budgets([[1.0], [1.0, 2.0]]), "'mine', round 1: budgets must be real numbers, one each, got [[1.0], [1.0"),
+        (of_budgets(None), "'mine', round 1: budgets must be real numbers, got None"),
+        (lambda game, horizon: None, "mechanism 'mine' returned NoneType, not a plan."),
+        (held(np.ones((3, 8))), "mechanism 'mine': budgets are held as ndarray, not round by round."),
+        (stored([[1.0] * 8], [0.0] * 3), "mechanism 'mine': budgets have row_of_round=array([0., 0., 0.])"),
+        (stored([[1.0] * 8], [0, 1, 2]), "mechanism 'mine': budgets have row_of_round=array([0, 1, 2])"),
+        (stored([[1.0] * 8], [0, 0]), "budgets have row_of_round=array([0, 0]) for"),
+        (stored([1.0] * 8, [0, 0, 0]), "mechanism 'mine': budgets have shape () for 8 clients"),
     ],
 )
 @pytest.mark.parametrize("participation", ["everyone", "rational"])
 def test_a_plan_that_cannot_be_is_refused_in_its_mechanisms_name(mechanism, told, participation):
-    if mechanism is half and participation != "everyone":
+    if told.startswith("mechanism 'mine': budgets have row") and participation == "rational":
         pytest.skip("rounds are then asked for one by one")
+    mine = Mechanism(mechanism, "mine")
     with pytest.raises(mppfl.BadInput) as refused:
-        mppfl.solve(GAME, mechanism, num_rounds=3, participation=participation)
-    assert told.split(" has reward_rates")[0] in str(refused.value)
-    if participation == "everyone":
-        assert told in str(refused.value)
-        with pytest.raises(mppfl.BadInput, match="mechanism 'theirs'" if "shape" not in told else "shape"):
-            mppfl.compare(GAME, {"mppfl": mppfl.game.mechanisms.mppfl, "theirs": mechanism}, num_rounds=3)
+        mppfl.solve(GAME, mine, num_rounds=3, participation=participation)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(mppfl.BadInput, match=r"'theirs'|'mine', round 1"):
+        mppfl.compare(GAME, {"mppfl": MECHANISMS["mppfl"], "theirs": mine}, num_rounds=3)
 
 
-def test_budgets_without_limit_and_of_nobody_are_plans():
-    for budgets in (np.full(8, np.inf), np.zeros(8), with_one(np.inf)):
-        assert len(mppfl.solve(GAME, of_budgets(budgets), num_rounds=2).plan) == 2
+def test_a_plan_of_other_rounds_is_refused():
+    def half(game, horizon):
+        return mppfl.plan_from_rounds("half", [mppfl.RoundTerms(1, 1.0, 1.0, np.full(game.num_clients, 0.3))])
+
+    told = r"mechanism 'half' planned 1 round \(1\), and was asked for 3 rounds \(1 to 3\)\."
+    with pytest.raises(mppfl.BadInput, match=told):
+        mppfl.solve(GAME, half, num_rounds=3)
+    with pytest.raises(mppfl.BadInput, match="the plan of mechanism 'x' has no rounds"):
+        mppfl.plan_from_rounds("x", [])
 
 
 def test_a_price_for_all_that_is_not_the_rate_is_paid_as_it_is_given():
@@ -94,53 +109,13 @@ def test_a_price_for_all_that_is_not_the_rate_is_paid_as_it_is_given():
 def test_whole_numbers_and_lists_are_numbers_like_others():
     wanted = mppfl.solve(GAME, of_budgets(np.ones(8), prices=np.full(8, 2.0), rate=2.0), num_rounds=2).outcome
 
-    def written(budgets):
-        return lambda game, horizon: Plan("mine", [1, 2], [2, 2], budgets, 8)  # type: ignore[arg-type]
+    def written(game, horizon):
+        return Plan("mine", [1, 2], [2, 2], Stored([[1] * 8], [0, 0]), 8)  # type: ignore[arg-type]
 
-    for mine in (
-        of_budgets(np.ones(8, dtype=int), prices=[2] * 8, rate=2),
-        of_budgets([1] * 8, prices=2, rate=2),
-        written(Stored([[1] * 8], [0, 0])),  # type: ignore[arg-type]
-    ):
+    whole, listed = of_budgets(np.ones(8, dtype=int), prices=[2] * 8, rate=2), of_budgets([1] * 8, prices=2, rate=2)
+    for mine in (whole, listed, written):
         found = mppfl.solve(GAME, mine, num_rounds=2)
         assert found.outcome.server_costs == pytest.approx(wanted.server_costs)
-        row = mppfl.compare(GAME, {"mine": mine}, num_rounds=2, conventions=["own"])[0]
-        assert row.server_cost == pytest.approx(wanted.server_costs.sum())
-
-
-@pytest.mark.parametrize(
-    ("budgets", "told"),
-    [
-        (np.ones(8) * 1j, "mechanism 'mine', round 1: budgets must be real numbers, got array([0.+1.j"),
-        (["a"] * 8, "mechanism 'mine', round 1: budgets must be real numbers, got ['a'"),
-        (
-            [[1.0], [1.0, 2.0]],
-            "mechanism 'mine', round 1: budgets must be real numbers, one each, got [[1.0], [1.0, 2.0]]",
-        ),
-        (None, "mechanism 'mine', round 1: budgets must be real numbers, got None"),
-    ],
-)
-def test_budgets_that_are_no_numbers_are_refused_in_one_line(budgets, told):
-    with pytest.raises(mppfl.BadInput) as refused:
-        mppfl.solve(GAME, of_budgets(budgets))
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("budgets", "told"),
-    [
-        (Stored(np.ones((1, 8)), np.array([0, 1])), "mechanism 'mine': budgets have row_of_round=array([0, 1])"),
-        (Stored(np.ones((1, 8)), np.array([0])), "budgets have row_of_round=array([0]) for 2 rounds"),
-        (Stored(np.ones((1, 8)), np.array([0.0, 0.0])), "budgets have row_of_round=array([0., 0.])"),
-        (Stored(np.ones(8), np.array([0, 0])), "budgets have shape () for 8 clients"),
-    ],
-)
-def test_budgets_that_cannot_be_read_are_refused_in_one_line(budgets, told):
-    with pytest.raises(mppfl.BadInput) as refused:
-        mppfl.solve(GAME, lambda game, horizon: Plan("mine", horizon.rounds, np.ones(2), budgets, 8), num_rounds=2)
-    assert told.replace("'mine'", "'<lambda>'") in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_one_note_may_be_a_string_and_there_may_be_none():
@@ -159,26 +134,10 @@ def test_a_budget_above_its_ceiling_is_refused_with_client_round_and_value():
     later = Stored(np.array([np.full(8, 0.5), with_one(0.8)]), np.array([0, 1]))
     with pytest.raises(mppfl.BadInput, match=r"client '5' has a budget of 0\.8 in round 2, above 0\.7"):
         mppfl.solve(game, lambda g, h: Plan("mine", h.rounds, np.ones(2), later, 8), num_rounds=2)
-    for budgets in (np.zeros(8), np.full(8, 0.5) * (1 + 1e-10), np.full(8, np.inf)):
+    for budgets in (np.zeros(8), np.full(8, 0.5) * (1 + 1e-10), np.full(8, np.inf), with_one(np.inf)):
         assert len(mppfl.solve(game, of_budgets(budgets), num_rounds=2).plan) == 2
     with pytest.raises(mppfl.BadInput, match=r"a budget of 1e\+160 in round 1, above 1e\+100"):
         mppfl.solve(GAME, of_budgets(np.full(8, 1e160)))
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("rates", [None, np.array([1.5, 4.0])])
-def test_our_mechanisms_keep_to_everybodys_ceiling(name, rates):
-    horizon = Horizon(rounds_up_to(2), rates, participation="voluntary")
-    for seed in range(3):
-        drawn = paper_scale_game(seed, num_clients=8)
-        high = np.where(np.arange(8) % 3 == 0, 0.4, np.where(np.arange(8) == 7, 0.0, np.inf))
-        for game in (drawn, drawn.with_bounds(np.zeros(8), high), drawn.with_bounds(np.minimum(0.1, high), high)):
-            check_plan(MECHANISMS[name](game, horizon), game, horizon)
-
-
-def test_a_plan_without_rounds_is_refused():
-    with pytest.raises(mppfl.BadInput, match="the plan of mechanism 'x' has no rounds"):
-        mppfl.plan_from_rounds("x", [])
 
 
 def test_rounding_at_a_bound_is_no_fault():
@@ -216,10 +175,8 @@ def test_rates_may_be_a_list():
     ("rates", "told"),
     [
         (2.0, "reward_rates=2.0 must be a vector with one rate per round. Give 2 of them"),
-        ([[2.0, 2.0]], "must be a vector with one rate per round"),
         ([2.0], "1 reward rates for 2 rounds"),
         ([2.0, np.nan], "reward_rates=nan at position 1 must be a finite number of at least 0"),
-        ([np.inf, 2.0], "reward_rates=inf at position 0"),
         ([2.0, -1.0], "reward_rates=-1 at position 1"),
         (["two", 2.0], "reward_rates must be numbers"),
         ([2.0, 1e160], "reward_rates=1e+160 at position 1 must be at most 1e+100"),
@@ -229,27 +186,6 @@ def test_rates_that_cannot_be_are_refused(rates, told):
     with pytest.raises(mppfl.BadInput) as refused:
         mppfl.solve(GAME, num_rounds=2, reward_rates=rates)
     assert told in str(refused.value)
-
-
-def test_one_price_for_all_is_the_same_plan_written_as_a_number_or_as_an_array():
-    game = paper_scale_game(2, num_clients=6)
-
-    def equal_parts(each):
-        def mechanism(game, horizon):
-            paid = np.full(6, 2.0) if each else 2.0
-            return mppfl.plan_from_rounds(
-                "parts", [mppfl.RoundTerms(int(t), 2.0, paid, np.full(6, 0.1)) for t in horizon.rounds]
-            )
-
-        return mechanism
-
-    rows = [
-        mppfl.compare(game, {"parts": equal_parts(each)}, conventions=["own"], optimum=True)[0]
-        for each in (False, True)
-    ]
-    assert rows[0].price_of_anarchy is not None
-    for name in ("price_of_anarchy", "server_cost", "welfare", "payments"):
-        assert getattr(rows[0], name) == getattr(rows[1], name)
 
 
 def test_terms_are_asked_for_by_the_number_of_the_round_and_found_by_position_too():
@@ -292,7 +228,6 @@ def test_values_are_shown_in_a_few_lines():
     compared = mppfl.compare(GAME, ["mppfl", "dp_fedavg"], num_rounds=2)
     for value in (GAME, GAME.clients, found, found.plan, found.outcome, found.verification, compared):
         assert 1 < len(repr(value).splitlines()) <= 12
-        assert len(repr(value)) < 1500
     assert found._repr_html_().count("<tr>") == 22  # the head, ten first, ten last, and one for what is between
     assert compared._repr_html_().count("<tr>") == 5
     assert list(compared) == [compared[k] for k in range(4)]

@@ -34,11 +34,9 @@ def test_a_client_that_leaves_moves_each_sum_by_the_root_of_what_it_pays(seed, r
     there, budgets = unit_rows(3, 6, seed), np.array([rho, 2.0, 0.5])
     gone = there * [[0.0], [1.0], [1.0]]
     # The same stream draws the same noise, so the difference is what moved before noise.
-    for of in ("sum", "sum_of_pairs"):
-        with_it, _ = getattr(sums(budgets), of)(there, share, 1)
-        without, _ = getattr(sums(budgets), of)(gone, share, 1)
-        moved = np.linalg.norm(with_it - without)
-        assert moved == approx(math.sqrt(share * rho), rel=1e-9, abs=1e-9)
+    for summed in (Sums.sum, Sums.sum_of_pairs):
+        with_it, without = (summed(sums(budgets), rows, share, 1)[0] for rows in (there, gone))
+        assert np.linalg.norm(with_it - without) == approx(math.sqrt(share * rho), rel=1e-9, abs=1e-9)
 
 
 def test_noise_off_the_diagonal_and_on_it_is_that_of_a_unit_vector():
@@ -67,11 +65,12 @@ def test_the_ledger_adds_up_what_the_sums_cost_and_on_a_grid_nobody_pays_more_th
 
 
 def test_a_sum_taken_again_of_too_much_or_of_nobody_is_refused():
-    taken = sums(noise="gaussian")
-    taken.sum(unit_rows(4, 5), 0.1, 1)
-    with pytest.raises(BadInput, match="'ann' has reserved round 1 of 'test' before"):
-        taken.sum(unit_rows(4, 5), 0.1, 1)
-    with pytest.raises(BadInput, match="longer than 1"):
-        sums().sum(2 * unit_rows(4, 5), 0.5, 1)
-    with pytest.raises(BadInput, match="nobody contributes"):
-        sums([0.0, 0.0]).sum(unit_rows(2, 5), 0.5, 1)
+    taken, rows = sums(noise="gaussian"), unit_rows(4, 5)
+    taken.sum(rows, 0.1, 1)
+    for of, vectors, message in (
+        (taken, rows, "'ann' has reserved round 1 of 'test' before"),
+        (sums(), 2 * rows, "longer than 1"),
+        (sums([0.0, 0.0]), rows[:2], "nobody contributes"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            of.sum(vectors, 0.1, 1)

@@ -44,13 +44,15 @@ def test_a_line_that_cannot_be_is_named(tmp_path, lines, message):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(BadFile, match="no such folder"):
-        read_lastfm(tmp_path / "nowhere")
-    with pytest.raises(BadFile, match=r"holds no user_friends\.dat"):
-        read_lastfm(tmp_path)
-    (tmp_path / "user_friends.dat").write_text(f"{FRIENDS_HEADER}\n1\t2\n")
-    with pytest.raises(BadFile, match=r"holds no user_artists\.dat"):
-        read_lastfm(tmp_path)
+    for folder, missing in (
+        (tmp_path / "no", "no such folder"),
+        (tmp_path, r"user_friends\.dat"),
+        (tmp_path, r"user_artists\.dat"),
+    ):
+        with pytest.raises(BadFile, match=missing):
+            read_lastfm(folder)
+        if folder == tmp_path:
+            (tmp_path / "user_friends.dat").write_text(f"{FRIENDS_HEADER}\n1\t2\n")
 
 
 def test_a_split_hides_a_share_of_every_users_artists_and_loses_none(listening):

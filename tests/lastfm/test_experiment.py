@@ -52,19 +52,17 @@ def test_more_budget_recommends_better_and_every_score_states_the_epsilon_of_its
 
 def test_arms_differ_in_budgets_and_weights_as_their_names_say(listening):
     game = game_of_friends(listening.graph, "paper-like", np.random.default_rng(0))
-    arms = {arm.name: arm for arm in arms_of(game, 0.53)}
-    ours, alone = arms["MPPFL, noise-aware"].budgets, arms["SA, noise-aware"].budgets
-    assert ours.mean() == approx(0.53)
-    assert (arms["MPPFL, equal weights"].budgets == ours).all()
-    assert alone.mean() > ours.mean()  # who ignores what others lose shares more
-    assert arms["SA at MPPFL's mean, noise-aware"].budgets.mean() == approx(0.53)
-    assert arms["fixed at MPPFL's smallest"].budgets == approx(np.full(120, ours.min()))
-    assert arms["fixed at SA's mean"].budgets == approx(np.full(120, alone.mean()))
+    arms = {arm.name: arm.budgets for arm in arms_of(game, 0.53)}
+    ours, alone = arms["MPPFL, noise-aware"], arms["SA, noise-aware"]
+    assert alone.mean() > ours.mean() == approx(0.53)  # who ignores what others lose shares more
+    assert (arms["MPPFL, equal weights"] == ours).all()
+    assert arms["SA at MPPFL's mean, noise-aware"].mean() == approx(0.53)
+    assert arms["fixed at MPPFL's smallest"] == approx(np.full(120, ours.min()))
+    assert arms["fixed at SA's mean"] == approx(np.full(120, alone.mean()))
     # In a secure sum equal weights cost what the most careful gives.
-    budgets = np.array([0.1, 1.0, 2.0, 0.0])
-    assert experiment.contributed(budgets, "noise_aware").tolist() == budgets.tolist()
-    assert experiment.contributed(budgets, "equal") == approx([0.1, 0.1, 0.1, 0])
-    assert experiment.contributed(budgets, "trimmed") == approx([0, 1.0, 1.0, 0])
+    budgets = [0.1, 1.0, 2.0, 0.0]
+    for weights, given in (("noise_aware", budgets), ("equal", [0.1, 0.1, 0.1, 0]), ("trimmed", [0, 1.0, 1.0, 0])):
+        assert experiment.contributed(np.array(budgets), weights) == approx(given)
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(listening):
@@ -138,9 +136,7 @@ def lastfm(calling):  # noqa: F811
 
 def test_the_command_writes_a_page_and_its_figures(lastfm, outcome, lastfm_folder, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "examples.lastfm.experiment.run_experiment", lambda *given, tell: asked.append(given) or outcome
-    )
+    monkeypatch.setattr(experiment, "run_experiment", lambda *given, tell: asked.append(given) or outcome)
     done = lastfm("--data", lastfm_folder, "--output", tmp_path / "out", "--least-listeners", 5, "--quiet")
     assert done.code == 0, done.stderr
     ((listening, settings),) = asked
@@ -152,12 +148,14 @@ def test_the_command_writes_a_page_and_its_figures(lastfm, outcome, lastfm_folde
 
 
 def test_the_command_refuses_what_cannot_be_in_one_line(lastfm, lastfm_folder, tmp_path):
-    assert "no such folder" in lastfm("--data", tmp_path / "nowhere").error
-    assert "--splits 0" in lastfm("--data", lastfm_folder, "--splits", 0).error
-    assert "nothing to rank" in lastfm("--data", lastfm_folder, "--least-listeners", 500).error
     (tmp_path / "taken").write_text("")
-    done = lastfm("--data", lastfm_folder, "--output", tmp_path / "taken")
-    assert "is no folder" in done.error
+    for folder, more, message in (
+        (tmp_path / "nowhere", (), "no such folder"),
+        (lastfm_folder, ("--splits", 0), "--splits 0"),
+        (lastfm_folder, ("--least-listeners", 500), "nothing to rank"),
+        (lastfm_folder, ("--output", tmp_path / "taken"), "is no folder"),
+    ):
+        assert message in lastfm("--data", folder, *more).error
 
 
 # ---- real data ----------------------------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from examples.lastfm import factorisation, leakage
 from examples.lastfm.data import hold_out, read_lastfm, set_apart
-from examples.lastfm.page_leaks import _degree_series
 from examples.lastfm.profiles import ONCE, unit_rows
 from examples.lastfm.scoring import quality
 from examples.lastfm.updates import DRAWS, FOLDS, audit_updates, drawn_noise, learn_directions
@@ -51,8 +49,8 @@ def test_friends_who_share_lists_are_alike_and_others_are_not():
 
 def test_friends_are_alike_and_give_a_user_away_and_strangers_do_not(listening, lists, public):
     apart = leakage.distances(listening.graph)
-    real = leakage.similarity_by_hop(lists, apart, 2)[0]
-    null = leakage.similarity_by_hop(lists[np.random.default_rng(3).permutation(len(lists))], apart, 2)[0]
+    strangers = lists[np.random.default_rng(3).permutation(len(lists))]
+    real, null = (leakage.similarity_by_hop(of, apart, 2)[0] for of in (lists, strangers))
     assert real.low > 0.1
     assert abs(null.mean) < 0.05
     draws = [released(listening, lists, 4.0, seed=seed) for seed in range(2)]
@@ -90,18 +88,9 @@ def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists
         leakage.side_leak(attacker, draws[:1], lists)
 
 
-def test_a_curve_by_degree_stands_over_its_own_groups_also_where_some_have_too_few_users():
-    firsts = (1, 2, 5, 10)
-    all_four = leakage.by_degree(np.arange(8.0), np.array([1, 1, 2, 3, 5, 6, 10, 30]), firsts)
-    middle_dropped = leakage.by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), firsts)
-    first_dropped = leakage.by_degree(np.arange(7.0), np.array([1, 2, 3, 5, 6, 10, 40]), firsts)
-    leak = SimpleNamespace(
-        degree_of_leak=middle_dropped, degree_of_gain=first_dropped, degree_of_r_leak=all_four, degree_of_r_model=()
-    )
-    series, places = _degree_series(leak)
-    assert [name for _, name in places] == ["1", "2–4", "5–9", "10–40"]
-    assert [curve.x.tolist() for curve in series] == [[0, 2], [1, 2, 3], [0, 1, 2, 3]]
-    assert all(len(curve.x) == len(curve.y) for curve in series)
+def test_groups_by_degree_with_too_few_users_are_left_out():
+    groups = leakage.by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), (1, 2, 5, 10))
+    assert [(group.least, group.most) for group in groups] == [(1, 1), (5, 9)]
 
 
 # ---- training and release of updates ------------------------------------------------------------------------------
@@ -119,8 +108,7 @@ def rows(lists):
 
 def formed(updates):
     """Every update as a matrix."""
-    pulled = updates.rows.toarray()[:, :, None] * updates.pulls[:, None, :]
-    return pulled + np.matmul(updates.factors, updates.turns)
+    return updates.rows.toarray()[:, :, None] * updates.pulls[:, None, :] + np.matmul(updates.factors, updates.turns)
 
 
 def test_updates_of_all_clients_at_once_are_those_of_each_alone_as_matrices(factors, lists, rows):
@@ -131,10 +119,13 @@ def test_updates_of_all_clients_at_once_are_those_of_each_alone_as_matrices(fact
         np.testing.assert_allclose(together[client], alone, atol=1e-12)
     flat = together.reshape(len(together), -1)
     weights, direction = np.random.default_rng(1).random(len(flat)), np.random.default_rng(2).random(factors.shape)
-    np.testing.assert_allclose(updates.products(), flat @ flat.T, atol=1e-10)
-    np.testing.assert_allclose(updates.lengths(), np.linalg.norm(flat, axis=1))
-    np.testing.assert_allclose(updates.total(weights).ravel(), weights @ flat, atol=1e-10)
-    np.testing.assert_allclose(updates.along(direction), flat @ direction.ravel(), atol=1e-10)
+    for ours, plain in (
+        (updates.products(), flat @ flat.T),
+        (updates.lengths(), np.linalg.norm(flat, axis=1)),
+        (updates.total(weights).ravel(), weights @ flat),
+        (updates.along(direction), flat @ direction.ravel()),
+    ):
+        np.testing.assert_allclose(ours, plain, atol=1e-10)
     clip_norm = float(np.median(updates.lengths()))  # none is longer after clipping, and short ones stay
     before, after = updates.lengths(), np.linalg.norm(formed(factorisation.clipped(updates, clip_norm)), axis=(1, 2))
     assert after.max() <= clip_norm * (1 + 1e-12)
@@ -180,14 +171,13 @@ def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number
 def test_training_without_noise_recommends_better_than_it_began_and_updates_part_users_unseen(
     listening, lists, split, factors, rows
 ):
-    everybody = np.ones(listening.num_users, dtype=bool)
-    budgets = np.full(listening.num_users, math.inf)
+    everybody, budgets = np.ones(listening.num_users, dtype=bool), np.full(listening.num_users, math.inf)
     trained = factorisation.train(split.known, everybody, budgets, 8, SMALL, np.random.default_rng(0))
     models = (factorisation.scores_of(model, split.known, SMALL) for model in (factors, trained))
     before, after = (quality(scores, split, everybody).ndcg for scores in models)
     assert after > 1.5 * before
     sides = leakage.taste_axis(lists, everybody)[1]
-    this = factorisation.begin_round(factors, rows, everybody, np.full(len(lists), math.inf), SMALL)
+    this = factorisation.begin_round(factors, rows, everybody, budgets, SMALL)
     folds = np.random.default_rng(0).integers(FOLDS, size=len(lists))
     directions = learn_directions(this.updates, sides, folds, 0.0)
     assert [np.linalg.norm(direction) for direction in directions] == approx([1.0] * (FOLDS + 1))
@@ -217,12 +207,11 @@ def audited(listening, mean_budgets, lists=None):
 
 def test_updates_of_friends_give_a_user_away_less_than_a_bit_would_and_those_of_strangers_do_not(strong):
     audit = audited(strong, (0.5, math.inf))
-    for leak in (audit.one_round[-1], audit.several_rounds[-1], audit.bits[-1]):
-        assert leak.side.leak.low > 0.05
-        assert leak.side.accuracy > leak.side.prior
-    for leak in (*audit.one_round, *audit.several_rounds, *audit.bits):
-        assert leak.side.null.low <= 0 <= leak.side.null.high
-        assert leak.side.null.high < audit.one_round[-1].side.leak.low
+    for leaks in (audit.one_round, audit.several_rounds, audit.bits):
+        assert leaks[-1].side.leak.low > 0.05
+        assert leaks[-1].side.accuracy > leaks[-1].side.prior
+        for leak in leaks:
+            assert leak.side.null.low <= 0 <= leak.side.null.high < audit.one_round[-1].side.leak.low
     update, bit = audit.one_round[0], audit.bits[0]  # of the same budget
     assert update.side.effective_share < bit.side.effective_share
     assert bit.side.effective_share == approx(1.0)

@@ -1,10 +1,8 @@
 """The neighbour audit: never above the bound on trees, a broken release caught, nothing found where nothing is."""
 
 import math
-import os
 from functools import partial
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +11,13 @@ from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.leakage import (
-    IsingTree,
+    IsingModel,
     audit_neighbour,
     client_release,
     r_bound,
     random_ising_tree,
-    sample_ising_tree,
-    tree_logits,
 )
-from mppfl.network import SocialGraph, graph_from_edges
+from mppfl.network import SocialGraph
 from tests.leakage.networks import circles, drawn_friends, friends
 
 GROUP = np.arange(150) % 2  # of whom friends are mostly in the same
@@ -31,7 +27,7 @@ def path(size: int) -> SocialGraph:
     return friends(*pairwise(range(size)))
 
 
-def all_states(tree: IsingTree) -> tuple[np.ndarray, np.ndarray]:
+def all_states(tree: IsingModel) -> tuple[np.ndarray, np.ndarray]:
     """Every state and its probability, by enumeration."""
     states = np.array(list(product([-1.0, 1.0], repeat=tree.graph.num_clients)))
     energy = 0.5 * np.einsum("si,ij,sj->s", states, tree.couplings.toarray(), states) + states @ tree.fields
@@ -63,7 +59,7 @@ def test_belief_propagation_and_draws_on_a_tree_are_those_of_enumeration() -> No
     tree = random_ising_tree(7, rng)
     states, chances = all_states(tree)
     evidence = rng.normal(size=(5, 7))
-    prior, posterior = tree_logits(tree.graph, tree.couplings, tree.fields, evidence)
+    prior, posterior = tree.log_odds(evidence)
     for client in range(7):
         up = states[:, client] > 0
         assert prior[client] == approx(math.log(chances[up].sum() / chances[~up].sum()))
@@ -71,7 +67,7 @@ def test_belief_propagation_and_draws_on_a_tree_are_those_of_enumeration() -> No
             others = np.where(np.arange(7) == client, 0.0, evidence[draw])
             weights = chances * np.exp(states @ others)
             assert posterior[draw, client] == approx(math.log(weights[up].sum() / weights[~up].sum()))
-    drawn = sample_ising_tree(tree.graph, tree.couplings, tree.fields, 40_000, rng)
+    drawn = tree.sample(40_000, rng)
     # Means of ±1 over 40,000 draws: five standard errors are .025; 56 comparisons, chance of failure below 1e-4.
     assert drawn.mean(axis=0) == approx(chances @ states, abs=0.025)
     assert drawn.T @ drawn / len(drawn) == approx(states.T @ (chances[:, None] * states), abs=0.025)
@@ -101,7 +97,7 @@ def test_with_cycles_and_weak_couplings_the_walk_sum_is_never_exceeded() -> None
         bound = r_bound(graph, half + half.T, budgets)
         if bound.theorem == "none":
             continue
-        states, chances = all_states(IsingTree(graph, sp.csr_array(half + half.T), fields))
+        states, chances = all_states(IsingModel(graph, sp.csr_array(half + half.T), fields))
         drawn = states[rng.choice(len(states), 2_000, p=chances)]
         evidence = client_release(drawn, budgets, 1.0, rng) * budgets / 2  # half the log-likelihood ratio at clip 1
         for client in range(6):
@@ -180,28 +176,3 @@ def test_bad_input_is_refused_in_one_line(options, says) -> None:
     with pytest.raises(BadInput, match=says) as refused:
         audit_neighbour(given.pop("graph"), given.pop("attribute"), given.pop("budgets"), **given)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.data
-def test_on_email_the_gaussian_field_finds_twice_what_belief_propagation_finds() -> None:
-    root = os.environ.get("MPPFL_DATA")
-    if not root:
-        pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
-    folder = Path(root) / "graphs" / "snap-plain"
-    edges = np.loadtxt(folder / "email-Eu-core.txt", dtype=np.int64)
-    clients, department = np.loadtxt(folder / "email-Eu-core-department-labels.txt", dtype=np.int64).T
-    department = department[np.argsort(clients)]
-    graph = graph_from_edges(
-        edges[:, 0], edges[:, 1], num_clients=len(clients), undirected=True, self_loops="drop", isolated="keep"
-    )
-    rng = np.random.default_rng(0)
-    sizes = np.bincount(department)
-    side, totals = np.zeros(len(sizes)), [0, 0]
-    for one in rng.permutation(len(sizes)):  # departments one by one to the smaller half
-        side[one] = float(totals[1] < totals[0])
-        totals[int(side[one])] += sizes[one]
-    audit = audit_neighbour(graph, side[department], 0.03, rng=rng)
-    levels = {name: attacker["leak"] for name, attacker in audit.details["attackers"].items()}
-    assert levels["gaussian_field"] > 0.04
-    assert levels["gaussian_field"] >= 2 * levels["belief_propagation"]
-    assert abs(audit.details["null_leak"]) < 0.01

@@ -14,6 +14,7 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.leakage import (
     Correlation,
     FieldFit,
+    audit_neighbour,
     calibrate,
     fits_matrices,
     friend_moments,
@@ -55,9 +56,6 @@ def villages():
 def calibrated(villages):
     graph, signs = villages
     return calibrate(graph, signs, rng=np.random.default_rng(0), public_share=0.7)
-
-
-# ---- homophily --------------------------------------------------------------------------------------------------
 
 
 def test_on_two_connected_pairs_correlations_are_worked_by_hand():
@@ -121,9 +119,6 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_as_often(sources, monkeyp
     assert (shares < 0.995).all()
 
 
-# ---- constants --------------------------------------------------------------------------------------------------
-
-
 def test_probes_find_constants_that_the_exact_intervals_allow(villages, calibrated, monkeypatch):
     graph, signs = villages
     monkeypatch.setattr(home(fits_matrices), "DENSE_LIMIT", 10)
@@ -158,9 +153,6 @@ def test_the_least_wrong_index_is_the_one_that_made_the_leak_and_a_constant_rank
     assert index.agreement.value == approx(1.0)
     constant = spearman(np.full(30, 0.2), np.arange(30.0))
     assert (constant.value, constant.ranks, constant.reason) == (0.0, False, "the same for everybody")
-
-
-# ---- who leaks about whom ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -250,11 +242,9 @@ def test_protection_brings_the_leak_to_the_target_and_takes_little(small):
         scaled = np.where(np.arange(60) == client, budgets, share * budgets)
         low, high = (share, high) if model.levels(scaled).nats[client] < before / 2 else (low, share)
     assert withdrawn.sum() < (1 - low) * np.delete(budgets, client).sum()
+    assert protect(model, budgets, client, target=1e-300) == approx(np.where(np.arange(60) == client, 0.0, budgets))
     with pytest.raises(BadInput, match="not below its level"):
         protect(model, budgets, 0, target=1.0)
-
-
-# ---- who leaks about whom, on networks too large for matrices ---------------------------------------------------
 
 
 @pytest.fixture
@@ -301,9 +291,6 @@ def test_marginal_leaks_and_slopes_agree_with_the_exact_ones(both):
         assert probed.slopes_of(client) == approx(slopes, abs=0.2 * slopes.max())
 
 
-# ---- values by name, from a file ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
@@ -325,9 +312,6 @@ def test_a_client_may_be_left_out_of_a_file_but_not_stand_without_a_number_or_tw
     assert str(caught.value) == f"{path}, {says}"
 
 
-# ---- the page ---------------------------------------------------------------------------------------------------
-
-
 def test_the_tables_of_the_page_are_those_of_the_record():
     record = json.loads(sorted((ROOT / "benchmarks" / "records").glob("*-leakage.json"))[-1].read_text())
     page = (ROOT / "docs" / "leakage.md").read_text(encoding="utf-8")
@@ -341,7 +325,7 @@ def test_the_tables_of_the_page_are_those_of_the_record():
 
 
 @pytest.mark.data
-def test_departments_of_a_real_institute_are_homophilous_and_ranked_by_the_field():
+def test_departments_of_a_real_institute_are_homophilous_ranked_by_the_field_and_best_attacked_by_it():
     root = os.environ.get("MPPFL_DATA")
     if not root or not (Path(root) / "graphs").is_dir():
         pytest.skip("set MPPFL_DATA to the folder that holds graphs/ (docs/data-sets.md)")
@@ -350,3 +334,7 @@ def test_departments_of_a_real_institute_are_homophilous_and_ranked_by_the_field
     assert found.homophily.edge.low > 0
     assert found.by_field.ranks
     assert found.by_field.value > found.index.agreement.value
+    audit = audit_neighbour(graph, signs, 0.03, rng=np.random.default_rng(0))
+    levels = {name: attacker["leak"] for name, attacker in audit.details["attackers"].items()}
+    assert levels["gaussian_field"] > max(0.04, 2 * levels["belief_propagation"])
+    assert abs(audit.details["null_leak"]) < 0.01

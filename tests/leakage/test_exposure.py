@@ -14,12 +14,6 @@ from tests.leakage.networks import circles, friends
 PATH = friends((0, 1), (1, 2))
 
 
-def two_circles(rng: np.random.Generator, size: int = 120) -> tuple[SocialGraph, np.ndarray]:
-    """Two groups of friends with few edges between: an attribute that follows the groups is homophilous."""
-    group = np.arange(size) % 2
-    return circles(rng, group, 0.15, 0.01), 2.0 * group - 1
-
-
 def test_the_forest_sums_agree_with_every_path_multiplied_out_and_never_exceed_the_entropy() -> None:
     rng = np.random.default_rng(5)
     parents, children = np.array([int(rng.integers(child)) for child in range(1, 30)]), np.arange(1, 30)
@@ -71,7 +65,8 @@ def test_the_level_grows_with_budgets_stays_below_the_entropy_and_spares_the_iso
 
 
 def test_one_hop_saturation_by_hand_and_a_public_sample_may_be_given_by_name_or_ignore_the_graph() -> None:
-    graph, attribute = two_circles(np.random.default_rng(3))
+    group = np.arange(120) % 2
+    graph, attribute = circles(np.random.default_rng(3), group, 0.15, 0.01), 2.0 * group - 1
     model = leak_model(graph, attribute)
     level = model.levels(0.5)
     reach = (graph.influence != 0).sum(axis=1) * 0.5 / 2.5
@@ -81,7 +76,6 @@ def test_one_hop_saturation_by_hand_and_a_public_sample_may_be_given_by_name_or_
     listed = leak_model(graph, np.where(np.arange(120) < 50, attribute, np.nan)).levels(0.1)
     assert leak_model(graph, named).levels(0.1).nats == approx(listed.nats)
     rng = np.random.default_rng(4)
-    graph, _ = two_circles(rng)
     attribute = np.where(rng.random(120) < 0.7, rng.choice([0, 1], size=120), np.nan)
     assert leak_model(graph, attribute).levels(0.03).nats.mean() < 0.02  # next to nothing
 

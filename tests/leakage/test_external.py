@@ -80,9 +80,6 @@ def test_the_columns_are_those_of_exposure_on_what_was_spent_and_who_released_no
     assert (columns.clients, columns.r_model.tolist()) == (("ann",), [0.0])
 
 
-# ---- where a column is empty, and why ---------------------------------------------------------------------------
-
-
 def test_a_column_that_cannot_be_had_is_empty_and_says_why(ledger):
     bare = external_columns(ledger, PATH)
     strong = external_columns(ledger, friends((0, 1), (1, 2), (0, 2), names=NAMES), couplings=1.0)
@@ -150,9 +147,6 @@ def test_a_network_too_large_for_dense_matrices_keeps_the_index_and_has_its_leak
     assert estimated.r_leak.mean() == approx(exact.r_leak.mean(), rel=0.2)
     assert any(note.startswith("R_leak is estimated: 60 clients are too many") for note in estimated.notes)
     assert (external_columns(spent, graph, attribute).r_leak == estimated.r_leak).all()
-
-
-# ---- what does not fit ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

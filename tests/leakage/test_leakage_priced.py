@@ -70,14 +70,14 @@ def test_without_externality_no_shift_between_two_clients_helps():
 def test_the_least_leakage_is_with_those_who_tell_least_and_no_more_than_what_prices_reach():
     weights = np.array([3.0, 1.0, 2.0, 0.5])
     linear = lambda budgets: (float(weights @ budgets), weights)  # noqa: E731
-    least = least_leakage(linear, 2.5, np.zeros(4), np.ones(4), [np.full(4, 0.625)])
-    assert least.budgets == approx([0, 1, 0.5, 1])
-    assert least.gap == approx(0, abs=1e-12)
+    budgets, _, gap = least_leakage(linear, 2.5, np.zeros(4), np.ones(4), np.full(4, 0.625))
+    assert budgets == approx([0, 1, 0.5, 1])
+    assert gap == approx(0, abs=1e-12)
     game, leak = alone(15), saturating(np.linspace(0.1, 1, 15))
     priced = price_leakage(game, leak, 2.0, total=4.0)
-    least = least_leakage(leak, 4.0, np.zeros(15), np.full(15, 1.0), [priced.budgets])
-    assert least.leakage <= priced.leakage
-    assert least.budgets.sum() == approx(4.0)
+    budgets, leakage, _ = least_leakage(leak, 4.0, np.zeros(15), np.full(15, 1.0), priced.budgets)
+    assert leakage <= priced.leakage
+    assert budgets.sum() == approx(4.0)
 
 
 def test_a_plan_faces_common_rates_says_how_well_it_was_solved_and_offers_nothing_to_who_harms_more_than_he_earns():

@@ -123,9 +123,7 @@ def test_branches_come_by_size_and_are_as_coarse_as_asked_for():
 
 def test_a_way_that_leads_nowhere_is_refused():
     tree = CommunityTree(read_graph(nx.caveman_graph(3, 20)), most_together=30, most_branches=10)
-    with pytest.raises(BadInput, match=r"opened=\(3,\): all 60 clients has communities 0 to 2, no community 3"):
-        tree.way((3,))
-    with pytest.raises(BadInput, match="community 0 has only clients, no community 0"):
-        tree.inside((0, 0))
-    with pytest.raises(BadInput, match="no community -1"):
-        tree.way((-1,))
+    nowhere = "all 60 clients has communities 0 to 2, no community 3", "community 0 has only clients", "no community -1"
+    for opened, words in zip(((3,), (0, 0), (-1,)), nowhere, strict=True):
+        with pytest.raises(BadInput, match=words):
+            tree.inside(opened)

@@ -46,13 +46,11 @@ def test_an_unknown_device_or_a_gpu_that_is_not_there_is_refused_and_not_replace
     for name in ("gpu", "cuda:x", "CPU", "", 3):
         with pytest.raises(BadInput, match="is not known"):
             find_device(name)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BadInput, match="PyTorch finds no GPU here"):
-        find_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(BadInput, match="there are 1 GPUs"):
-        find_device("cuda:1")
+    for number, name, words in ((0, "cuda", "PyTorch finds no GPU here"), (1, "cuda:1", "there are 1 GPUs")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda number=number: number > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda number=number: number)
+        with pytest.raises(BadInput, match=words):
+            find_device(name)
     with pytest.raises(BadInput, match="there are 1 GPUs"):  # also where nothing is computed there
         propagate(graph_from_matrix(np.array([[0, 1], [1, 0]])), device="cuda:1")
 

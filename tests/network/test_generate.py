@@ -28,27 +28,31 @@ def connected(graph):
     return (graph.influence.toarray() > 0).astype(int)
 
 
-@settings(max_examples=40, deadline=None)
-@given(kind=st.sampled_from(FAMILIES), num_clients=st.integers(8, 60), seed=st.integers(0, 2**32))
-def test_nobody_is_isolated_or_connected_to_oneself_no_edge_comes_twice_and_the_seed_decides(kind, num_clients, seed):
-    graph, again, other = (draw(kind, num_clients, number) for number in (seed, seed, seed + 1))
-    assert graph.num_clients == num_clients
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(FAMILIES), st.integers(2, 60), st.floats(0, 1), st.integers(0, 2**32))
+def test_nobody_is_isolated_or_connected_to_oneself_no_edge_comes_twice_and_the_seed_decides(kind, size, density, seed):
+    size = size if kind == "skewed" else max(size, 8)
+    num_edges = size + round(density * size * (size - 2))  # at most all ordered pairs
+    options = {"num_edges": num_edges} if kind == "skewed" else {}
+    graph, again, other = (draw(kind, size, number, **options) for number in (seed, seed, seed + 1))
+    assert graph.num_clients == size
+    assert kind != "skewed" or graph.num_edges == num_edges
     assert (np.diff(graph.influence.indptr) >= 1).all()
     assert not graph.influence.diagonal().any()
-    rows = np.repeat(np.arange(num_clients), np.diff(graph.influence.indptr))
+    rows = np.repeat(np.arange(size), np.diff(graph.influence.indptr))
     assert len(set(zip(rows.tolist(), graph.influence.indices.tolist(), strict=True))) == graph.num_edges
-    assert graph.influence.sum(axis=1) == approx(np.ones(num_clients))
+    assert graph.influence.sum(axis=1) == approx(np.ones(size))
     assert (graph.influence.toarray() == again.influence.toarray()).all()
-    assert (graph.influence.toarray() != other.influence.toarray()).any()
+    few = size < 8 or num_edges < 2 * size  # of which two seeds may draw the same
+    assert few or (graph.influence.toarray() != other.influence.toarray()).any()
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_weights_lie_in_their_range_or_are_all_one_and_are_those_of_both_friends(kind):
-    drawn = draw(kind, 60, normalisation="none").influence.data
-    assert 0.1 <= drawn.min() < 0.2
-    assert 0.9 < drawn.max() <= 1.0
-    narrow = draw(kind, 60, normalisation="none", weight_range=(2.0, 3.0)).influence.data
-    assert 2.0 <= narrow.min() < narrow.max() <= 3.0
+    for low, high in ((0.1, 1.0), (2.0, 3.0)):
+        drawn = draw(kind, 60, normalisation="none", weight_range=(low, high)).influence.data
+        assert low <= drawn.min() < low + 0.1
+        assert high - 0.1 < drawn.max() <= high
     assert (draw(kind, 60, normalisation="none", weights="ones").influence.data == 1.0).all()
     strengths = draw(kind, 50, 3, normalisation="none").influence.toarray()
     assert (strengths == strengths.T).all() == (kind in FRIENDSHIPS)  # which run both ways with one weight
@@ -113,17 +117,6 @@ def test_rewired_shares_and_densities_within_and_between_blocks_are_those_asked_
     # 69,700 pairs within (deviation 0.0015) and 110,000 between (0.00066).
     assert (edges * together).sum() / (together.sum() - 600) == approx(0.2, abs=0.009)
     assert (edges * ~together).sum() / (~together).sum() == approx(0.05, abs=0.004)
-
-
-@settings(max_examples=60, deadline=None)
-@given(num_clients=st.integers(2, 40), density=st.floats(0, 1), seed=st.integers(0, 2**32))
-def test_a_skewed_network_has_exactly_the_edges_asked_for(num_clients, density, seed):
-    most = num_clients * (num_clients - 1)
-    num_edges = num_clients + round(density * (most - num_clients))
-    graph = draw("skewed", num_clients, seed, num_edges=num_edges)
-    assert graph.num_edges == num_edges
-    assert (np.diff(graph.influence.indptr) >= 1).all()
-    assert not graph.influence.diagonal().any()
 
 
 def test_few_expose_many_and_few_are_exposed_by_many_unless_popularity_and_spread_are_nought():

@@ -25,17 +25,18 @@ def claim(text):
 
 # ---- on the committed files ---------------------------------------------------------------------------------------
 
+REPRODUCED, CONDITION, NOT = "reproduced", "under a stated condition", "not reproduced"
 EXPECTED = {
-    "Algorithm 1's estimate φ₁ settles within 15 sweeps, in early and late rounds": "under a stated condition",
-    "Algorithm 1's work is linear in N": "not reproduced",
-    "MPPFL has the lowest server cost on all data sets": "under a stated condition",
-    "SA costs the server more than MPPFL": "under a stated condition",
-    "MPPFL costs the server less than SARDA": "not reproduced",
-    "MPPFL has the highest welfare on all data sets": "under a stated condition",
-    "SA brings clients less welfare than MPPFL": "reproduced",
-    "MPPFL's server cost rises with α": "reproduced",
-    "it falls because clients choose smaller budgets": "under a stated condition",
-    "CINIC-10: server cost grows with N under every strategy": "reproduced",
+    "Algorithm 1's estimate φ₁ settles within 15 sweeps, in early and late rounds": CONDITION,
+    "Algorithm 1's work is linear in N": NOT,
+    "MPPFL has the lowest server cost on all data sets": CONDITION,
+    "SA costs the server more than MPPFL": CONDITION,
+    "MPPFL costs the server less than SARDA": NOT,
+    "MPPFL has the highest welfare on all data sets": CONDITION,
+    "SA brings clients less welfare than MPPFL": REPRODUCED,
+    "MPPFL's server cost rises with α": REPRODUCED,
+    "it falls because clients choose smaller budgets": CONDITION,
+    "CINIC-10: server cost grows with N under every strategy": REPRODUCED,
 }
 
 
@@ -44,7 +45,7 @@ def test_every_claim_has_a_verdict_with_numbers_and_that_which_the_corrections_f
     finding = claim.judge(COMMITTED[claim.figure])
     assert finding.verdict == EXPECTED.get(claim.text, finding.verdict)
     assert finding.verdict in VERDICTS
-    assert bool(finding.condition) == (finding.verdict == "under a stated condition")
+    assert bool(finding.condition) == (finding.verdict == CONDITION)
     assert any(letter.isdigit() for letter in finding.reason)
     assert claim.where.startswith(("Section 5.2", "Appendix E"))
 
@@ -102,25 +103,20 @@ SETTLES, LINEAR = list(EXPECTED)[:2]
 UP = np.tile(np.arange(8.0)[:, None], (1, 30))
 RANKS = {"fashion-mnist": 0, "svhn": 1, "cifar-10": 2, "cifar-100": 3, "cinic-10": 4}  # accuracy of SA falls
 MADE_UP = [
-    (LOWEST, cheapest("common", "own"), "reproduced", ""),
-    (LOWEST, cheapest("common"), "under a stated condition", CONVENTIONS["common"]),
-    (LOWEST, cheapest("own"), "under a stated condition", CONVENTIONS["own"]),
-    (LOWEST, cheapest(), "not reproduced", ""),
-    (LOWEST, behind_on_one, "not reproduced", ""),
-    (FALLS, lambda strand: UP, "not reproduced", ""),
-    (FALLS, lambda strand: -UP, "reproduced", ""),
-    (
-        FALLS,
-        lambda strand: -UP if strand.convention == "held" else UP,
-        "under a stated condition",
-        "the server keeps its rates",
-    ),
-    (HARDER, lead(*(1 + RANKS[name] for name in COMMITTED["fig-welfare"].places)), "reproduced", ""),
-    (HARDER, lead(0, 0, 0, 0, 0), "not reproduced", ""),
-    (WIDENS, lead(3, 2, 1), "not reproduced", ""),
-    (WIDENS, lead(1, 2, 3), "reproduced", ""),
-    (SETTLES, all_settled(0), "not reproduced", ""),
-    (SETTLES, all_settled(1), "reproduced", ""),
+    (LOWEST, cheapest("common", "own"), REPRODUCED, ""),
+    (LOWEST, cheapest("common"), CONDITION, CONVENTIONS["common"]),
+    (LOWEST, cheapest("own"), CONDITION, CONVENTIONS["own"]),
+    (LOWEST, cheapest(), NOT, ""),
+    (LOWEST, behind_on_one, NOT, ""),
+    (FALLS, lambda strand: UP, NOT, ""),
+    (FALLS, lambda strand: -UP, REPRODUCED, ""),
+    (FALLS, lambda strand: -UP if strand.convention == "held" else UP, CONDITION, "the server keeps its rates"),
+    (HARDER, lead(*(1 + RANKS[name] for name in COMMITTED["fig-welfare"].places)), REPRODUCED, ""),
+    (HARDER, lead(0, 0, 0, 0, 0), NOT, ""),
+    (WIDENS, lead(3, 2, 1), NOT, ""),
+    (WIDENS, lead(1, 2, 3), REPRODUCED, ""),
+    (SETTLES, all_settled(0), NOT, ""),
+    (SETTLES, all_settled(1), REPRODUCED, ""),
 ]
 
 
@@ -143,28 +139,27 @@ def test_a_trend_needs_the_median_at_every_step_and_the_ends_in_nine_of_ten_seed
 def test_work_that_is_linear_and_a_cost_that_falls_under_one_mechanism_are_told():
     phi = COMMITTED["fig-phi"]
     sparse = replace(phi, configuration={**phi.configuration, "mean_edges": {"20": 60.0, "80": 240.0}})
-    assert claim(LINEAR).judge(sparse).verdict == "reproduced"
-    one_falls = changed(
-        COMMITTED["fig-n"], lambda strand: strand.values[::-1] if strand.mechanism == "sarda_r" else None
-    )
+    assert claim(LINEAR).judge(sparse).verdict == REPRODUCED
+    reversed_one = lambda strand: strand.values[::-1] if strand.mechanism == "sarda_r" else None  # noqa: E731
+    one_falls = changed(COMMITTED["fig-n"], reversed_one)
     finding = claim("CIFAR-10: server cost grows with N under every strategy").judge(one_falls)
-    assert finding.verdict == "not reproduced"
+    assert finding.verdict == NOT
     assert finding.reason.endswith("the trend holds under 13")
 
 
 # ---- theorems -----------------------------------------------------------------------------------------------------
 
 PROVED = {
-    "noise_of_a_budget": "under a stated condition",
-    "personal_harm": "not reproduced",
-    "best_response": "reproduced",
-    "positive_budgets": "under a stated condition",
-    "rate_at_given_risk": "reproduced",
-    "algorithm_1": "under a stated condition",
-    "stackelberg": "not reproduced",
-    "contraction": "under a stated condition",
-    "agnostic_bound": "under a stated condition",
-    "anarchy_of_mppfl": "not reproduced",
+    "noise_of_a_budget": CONDITION,
+    "personal_harm": NOT,
+    "best_response": REPRODUCED,
+    "positive_budgets": CONDITION,
+    "rate_at_given_risk": REPRODUCED,
+    "algorithm_1": CONDITION,
+    "stackelberg": NOT,
+    "contraction": CONDITION,
+    "agnostic_bound": CONDITION,
+    "anarchy_of_mppfl": NOT,
 }
 
 
@@ -181,7 +176,7 @@ def test_another_mechanism_or_a_game_without_exposure_changes_what_is_found_of_s
     solved = tuple((game, theorems.mppfl(game, theorems.ROUND_1)[0]) for game in blind)
     with monkeypatch.context() as other:
         other.setattr(theorems, "_games", lambda: solved)
-        assert theorems.anarchy_of_mppfl().verdict == "reproduced"
-        assert theorems.stackelberg().verdict == "reproduced"
+        assert theorems.anarchy_of_mppfl().verdict == REPRODUCED
+        assert theorems.stackelberg().verdict == REPRODUCED
     monkeypatch.setattr(theorems, "mppfl", social_agnostic)
-    assert theorems.best_response().verdict == "not reproduced"
+    assert theorems.best_response().verdict == NOT

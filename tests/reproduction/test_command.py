@@ -79,9 +79,7 @@ def test_status_lists_every_cell_and_what_is_left_and_for_programs_is_one_object
     assert first == "cifar-10/iid/n20/seed0  missing (not yet trained; no files here)  unknown hours left"
     assert remedy.startswith("cifar-10: no files here. Give --data DIR or set MPPFL_DATA")
     assert last.startswith("0 measured, 0 partly, 3 missing, 0 not measurable; unknown hours")
-    code, out, _ = reproduce("--status", "--json")
-    assert code == 0
-    content = json.loads(out)
+    content = json.loads(reproduce("--status", "--json")[1])
     assert len(content["cells"]) == 30
     assert content["counts"] == {"measured": 0, "partly": 0, "missing": 30, "not measurable": 0}
     assert set(content["not_here"]) == {row["cell"].split("/")[0] for row in content["cells"]}
@@ -97,15 +95,10 @@ def test_status_needs_no_torch():
 
 def test_cells_are_trained_and_filed(reproduce, monkeypatch, tmp_path):
     """The command's own path, on drawn pictures and with a cell of the rehearsal's size."""
-
-    def rehearsed(cells, folder, **options):
-        return module.measure(cells, folder, settings=SETTINGS_HERE, at_most_arms=2, **options)
-
-    monkeypatch.setattr(command, "_measured", lambda cells, folder, *rest: rehearsed(cells, folder))
+    options = {"settings": SETTINGS_HERE, "at_most_arms": 2}
+    monkeypatch.setattr(command, "_measured", lambda cells, folder, *rest: module.measure(cells, folder, **options))
     code, out, _ = reproduce("table1", "--only", f"{NAME}/iid", "--json")
-    assert code == 0
-    content = json.loads(out)
-    assert (content["arms_trained"], content["out_of_time"]) == (2, True)
+    assert (code, json.loads(out)["arms_trained"], json.loads(out)["out_of_time"]) == (0, 2, True)
     assert len(every_training(tmp_path)) == 2
 
 
@@ -152,17 +145,10 @@ def test_a_file_is_no_folder(reproduce, tmp_path, arguments):
 
 def test_the_results_are_a_page_too_which_needs_a_name_and_something_to_show(reproduce, tmp_path):
     page, results = tmp_path / "paper.html", ROOT / "reproduction" / "results"
-    for name, message in {
-        "paper.pdf": "must end in .html",
-        ".": "is a directory",
-        "paper.html": "holds no results of the paper",
-    }.items():
+    refusals = {"paper.pdf": "must end in .html", ".": "is a directory", "paper.html": "holds no results of the paper"}
+    for name, message in refusals.items():
         code, _, err = reproduce("--page", tmp_path / name)
-        assert code == 1
-        assert message in err
-        assert not page.exists()
+        assert (code, message in err, page.exists()) == (1, True, False)
     code, out, _ = reproduce("--folder", results, "--page", page, "--json")
     assert (code, json.loads(out)["folder"]) == (0, str(results))
-    text = page.read_text("utf-8")
-    assert "Tables 1 and 2" in text
-    assert "Accuracy round by round" in text
+    assert all(words in page.read_text("utf-8") for words in ("Tables 1 and 2", "Accuracy round by round"))

@@ -11,12 +11,14 @@ from reproduction.store import add_arms, add_trials, note_unavailable
 from reproduction.tables import all_rows, counts, readme_table, table_rows, tables_section
 from reproduction.units import FALLBACK
 
+from mppfl.data import KNOWN
 from reproduction import status as module
 from tests.reproduction.test_store import measured
 
 IID, SKEWED = Cell("cifar-10", "iid", 20, 0), Cell("cifar-10", "dir0.3", 20, 0)  # the paper: 62.44, 62.42, 41.19
 LARGE = Cell("cifar-10", "iid", 50, 0)  # the paper: 67.48, 66.99, 35.12
 SETTING = SETTINGS["cifar-10"]
+NO_ORDER = "not reproduced: the order does not hold"
 
 
 def fill(folder, cell, sa, mppfl, sarda, aggregation="noise_aware", noiseless=True):
@@ -53,19 +55,15 @@ def row_of(folder, cell, aggregation="noise_aware"):
         ((60.0, 59.5, 40.0), (True, True, True), "reproduced"),
         ((60.0, 57.0, 40.0), (True, False, True), "in part: MPPFL falls 2.98 points more"),
         ((60.0, 59.5, 45.0), (True, True, False), "in part: SARDA-like falls 6.25 points less"),
-        ((60.0, 60.5, 40.0), (False, True, True), "not reproduced: the order does not hold"),
-        (
-            (60.0, 59.5, 59.5),
-            (False, True, False),
-            "not reproduced: the order does not hold; SARDA-like falls 20.75 points less",
-        ),
+        ((60.0, 60.5, 40.0), (False, True, True), NO_ORDER),
+        ((60.0, 59.5, 59.5), (False, True, False), f"{NO_ORDER}; SARDA-like falls 20.75 points less"),
     ],
 )
 def test_drops_and_order_decide_the_verdict_and_a_miss_is_reported_as_one(tmp_path, reached, agreement, verdict):
     fill(tmp_path, SKEWED, *reached)
     row = row_of(tmp_path, SKEWED)
-    assert row.drop("sarda_like") == approx(60.0 - reached[2])
-    assert row.printed_drop("sarda_like") == approx(62.44 - 41.19)
+    drops = row.drop("sarda_like"), row.printed_drop("sarda_like")
+    assert drops == (approx(60.0 - reached[2]), approx(62.44 - 41.19))
     assert (row.order_holds, row.mppfl_agrees, row.sarda_agrees) == agreement
     assert row.verdict == verdict
 
@@ -151,21 +149,19 @@ def test_tables_have_as_many_columns_as_their_head_and_the_readme_only_what_is_m
     assert all(len(width) <= 1 for width in widths)
     assert len(set().union(*widths)) > 2
     text = readme_table(tmp_path)
-    assert (
-        "| CIFAR-10, Dir 0.3, N = 20 | 60.00 / 62.44 | 59.50 / 62.42 | 40.00 / 41.19 | 60.00 / 59.84 | reproduced |"
-        in text
-    )
+    row = "60.00 / 62.44 | 59.50 / 62.42 | 40.00 / 41.19 | 60.00 / 59.84 | reproduced |"
+    assert f"| CIFAR-10, Dir 0.3, N = 20 | {row}" in text
     assert "SVHN" not in text
     assert "holds in 1, MPPFL's drop is within 1 point of the paper's in 1" in text
 
 
-@pytest.mark.parametrize(("noiseless", "words"), [(True, "60.00 → 60.00"), (False, "60.00 → –")])
-def test_accuracy_against_the_number_of_clients_is_told_beside_the_papers(tmp_path, noiseless, words):
+def test_accuracy_against_the_number_of_clients_is_told_beside_the_papers(tmp_path):
     fill(tmp_path, IID, 66.0, 65.0, 50.0)
     assert "SA against N" not in tables_section(tmp_path)
-    fill(tmp_path, LARGE, 61.0, 60.0, 40.0, noiseless=noiseless)
-    text = tables_section(tmp_path)
-    assert f"IID, N = 20, 50: SA 66.00 → 61.00 (the paper's 66.49 → 67.48), without noise {words}." in text
+    for noiseless, words in ((False, "60.00 → –"), (True, "60.00 → 60.00")):
+        fill(tmp_path, LARGE, 61.0, 60.0, 40.0, noiseless=noiseless)
+        told = f"IID, N = 20, 50: SA 66.00 → 61.00 (the paper's 66.49 → 67.48), without noise {words}."
+        assert told in tables_section(tmp_path)
 
 
 # ---- where it stands ----------------------------------------------------------------------------------------------
@@ -200,13 +196,13 @@ def test_files_that_are_elsewhere_are_told_from_data_that_nobody_had(tmp_path, h
         "not measured: not yet trained",
         "not measured: data not available",
     ]
-    assert answer.as_dict()["not_here"] == answer.not_here == {
-        "cifar-100": "cifar-100: no files here. Give --data DIR or set MPPFL_DATA to the folder of the official files "
-        "(https://www.cs.toronto.edu/~kriz/cifar.html), or install mppfl[hub] and run `mppfl data get cifar-100 "
-        "--folder DIR`.",
-        "svhn": "svhn: data not available. Give --data DIR or set MPPFL_DATA to the folder of the official files "
-        "(http://ufldl.stanford.edu/housenumbers), or install mppfl[hub] and run `mppfl data get svhn --folder DIR`.",
-    }  # fmt: skip
+    told = (
+        "{}: {}. Give --data DIR or set MPPFL_DATA to the folder of the official files ({}), or install mppfl[hub] and "
+    )
+    told += "run `mppfl data get {} --folder DIR`."
+    reasons = (("cifar-100", "no files here"), ("svhn", "data not available"))
+    not_here = {name: told.format(name, reason, KNOWN[name].source, name) for name, reason in reasons}
+    assert answer.as_dict()["not_here"] == answer.not_here == not_here
 
 
 def test_a_measured_cell_needs_no_files_and_files_that_are_here_in_part_are_named(tmp_path, monkeypatch):

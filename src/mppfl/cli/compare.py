@@ -16,10 +16,8 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
-    from mppfl.arrays import Array
     from mppfl.game import Game, Mechanism, Row, Summary
     from mppfl.leakage import LeakModel, LeastLeak
-    from mppfl.network import SocialGraph
 
     Job = tuple[int, Callable[[], Game]]  # a seed, and what makes its game
 
@@ -49,7 +47,6 @@ def compare_command(
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
     quiet: Annotated[bool, inputs.option("--quiet", "With --train: no progress on stderr.")] = False,
     json: inputs.JsonOption = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Compare mechanisms: server cost, welfare, price of anarchy and negative utilities, under common and own reward.
 
@@ -110,21 +107,20 @@ def play(
     from rich.progress import Progress
 
     from mppfl.game import compare, doubts_about
-    from mppfl.leakage import least_leak
+    from mppfl.leakage import fits_matrices, least_leak
 
     rows: list[Row] = []
     doubts: list[str] = []
     least: list[LeastLeak] = []
-    total: Callable[[Array], float] | None = None
     model: LeakModel | None = None
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("comparing", total=len(jobs))
         for number, (seed, make_game) in enumerate(jobs):
             game = make_game()
-            if attribute is not None and total is None:  # once: all games are on the graph of the file
-                total, model = leak_of_sample(game.graph, attribute, leak_price, seed)
-                if model is not None and leak_price is not None:
+            if attribute is not None and model is None:  # once: all games are on the graph of the file
+                model = inputs.leak_of_sample(game.graph, attribute, seed, leak_price)
+                if leak_price is not None:
                     mechanisms = mechanisms | {inputs.PRICED: inputs.priced_mechanism(model, leak_price)}
             game_rows = compare(
                 game,
@@ -135,30 +131,15 @@ def play(
                 seed=seed,
                 optimum=optimum,
                 progress=lambda done, all_, n=number: bar.update(task, completed=n + done / all_),  # type: ignore[misc]
-                leak=total,
+                leak=None if model is None else model.total,
             )
             rows.extend(replace(row, game=number) for row in game_rows)
             doubts.extend(doubts_about(game))
-            if total is not None and model is not None:
-                least.append(least_leak(game, total, model.smooth_total_and_marginal))
+            if model is not None and fits_matrices(game.num_clients):
+                least.append(least_leak(game, model.total, model.smooth_total_and_marginal))
     if len(jobs) > 1 and doubts:  # αS differs from game to game where rows are not normalised: one line for all
         doubts = [f"{doubts[0]} (so, or with another αS, in {len(doubts)} of {len(jobs)} games)"]
-    return rows, tuple(doubts), None if total is None else leaks_as_json(least)
-
-
-def leak_of_sample(
-    graph: SocialGraph, attribute: Path, leak_price: float | None, seed: int
-) -> tuple[Callable[[Array], float], LeakModel | None]:
-    """budgets -> Σ_i R_leak,i in nats, as the sample in the file predicts it, and the exact model behind it.
-
-    On a large network without a price the total is estimated by random probes, and there is no model.
-    """
-    from mppfl.leakage import fits_matrices, leak_model, read_values
-
-    if leak_price is None and not fits_matrices(graph.num_clients):
-        return leak_model(graph, read_values(attribute), seed=seed).total, None
-    model = inputs.exact_leak(graph, attribute)
-    return model.total, model
+    return rows, tuple(doubts), None if model is None else leaks_as_json(least)
 
 
 def leaks_as_json(least: list[LeastLeak]) -> dict[str, Any]:
@@ -278,28 +259,25 @@ def as_json(
 
 def show(summaries: list[Summary], rounds: int, seeds: int, *, with_leak: bool = False) -> None:
     """One table per reward convention."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     titles = {"common": "Common reward: all use MPPFL's rates", "own": "Own reward: each mechanism sets its rates"}
-    headings = ["server\ncost", "cost if\nnoise-aware", "client\nwelfare", "total\nwelfare", "price of\nanarchy"]
-    headings += ["negative\nutility", "partici-\npating", "dearer, worse\nthan mppfl", *(["leak,\nnats"] * with_leak)]
+    size = f"{rounds} round{'s' * (rounds > 1)}, {seeds} seed{'s' * (seeds > 1)}"
+    columns: dict[str, Callable[[Summary], str]] = {
+        "mechanism": lambda row: row.mechanism,
+        "server\ncost": lambda row: _figure(row.server_cost),
+        "cost if\nnoise-aware": lambda row: _figure(row.noise_aware_cost),
+        "client\nwelfare": lambda row: _figure(row.welfare),
+        "total\nwelfare": lambda row: _figure(row.total_welfare),
+        "price of\nanarchy": lambda row: "–" if row.price_of_anarchy is None else f"{row.price_of_anarchy:.3f}",
+        "negative\nutility": lambda row: _share(row.negative_utility),
+        "partici-\npating": lambda row: _share(row.participating),
+        "dearer, worse\nthan mppfl": _beside_mppfl,
+    }
+    if with_leak:
+        columns["leak,\nnats"] = lambda row: "–" if row.leak is None else f"{row.leak:,.3f}"
     for convention, title in titles.items():
-        chosen = [summary for summary in summaries if summary.convention == convention]
-        if not chosen:
-            continue
-        size = f"{rounds} round{'s' * (rounds > 1)}, {seeds} seed{'s' * (seeds > 1)}"
-        table = Table(title=f"{title} ({size})", title_justify="left", box=SIMPLE)
-        table.add_column("mechanism", no_wrap=True)
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for s in chosen:
-            cells = [*map(_figure, (s.server_cost, s.noise_aware_cost, s.welfare, s.total_welfare))]
-            cells += ["–" if s.price_of_anarchy is None else f"{s.price_of_anarchy:.3f}"]
-            cells += [_share(s.negative_utility), _share(s.participating), _beside_mppfl(s)]
-            cells += ["–" if s.leak is None else f"{s.leak:,.3f}"] * with_leak
-            table.add_row(s.mechanism, *cells)
-        inputs.print_fitting(table, DISPENSABLE)
+        rows = [[cell(row) for cell in columns.values()] for row in summaries if row.convention == convention]
+        if rows:
+            inputs.print_table(f"{title} ({size})", list(columns), rows, DISPENSABLE)
 
 
 def show_notes(rows: Sequence[Row], seeds: int, of_games: Sequence[str], leaks: dict[str, Any] | None) -> None:

@@ -27,10 +27,7 @@ def init_command(
     json: ask.JsonOption = False,
 ) -> None:
     """Write a ready Flower app: pyproject, server, client, experiment.toml."""
-    _require_flower()
-    from mppfl.flower import write_app
-
-    files = write_app(folder, nodes, rounds)
+    files = _flower().write_app(folder, nodes, rounds)
     if json:
         ask.print_json({"files": [str(path) for path in files]})
         return
@@ -74,10 +71,7 @@ def status_command(
     Exits with 1 where a ledger holds less than was paid for, or more than the server has booked, or where an amount
     does not follow from the book's own terms.
     """
-    _require_flower()
-    from mppfl.flower import status_of
-
-    status = status_of(folder, payments)
+    status: Status = _flower().status_of(folder, payments)
     _print_status(status, json)
     if not status.is_sound:
         raise typer.Exit(1)
@@ -85,19 +79,18 @@ def status_command(
 
 def _deploy(folder: Path, quiet: bool, json: bool, **options: Any) -> None:
     """Runs to the end, and prints the status then."""
-    _require_flower()
-    from mppfl.flower import deploy_local, status_of
+    flower = _flower()
 
     def tell(line: str) -> None:
         if not quiet:
             typer.echo(line, err=True)
 
     try:
-        deploy_local(folder, tell=tell, on_round=lambda facts: tell(_round_line(facts)), **options)
+        flower.deploy_local(folder, tell=tell, on_round=lambda facts: tell(_round_line(facts)), **options)
     except KeyboardInterrupt:
         typer.echo(f"stopped. Go on with: mppfl deploy resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
-    status = status_of(folder)
+    status: Status = flower.status_of(folder)
     _print_status(status, json)
     if not json:
         typer.echo(f"{status.rounds_done} of {status.num_rounds} rounds done")
@@ -122,7 +115,11 @@ def _round_line(facts: dict[str, Any]) -> str:
     return "  ".join([*parts, f"{facts['seconds']:.1f} s"])
 
 
-def _require_flower() -> None:
+def _flower() -> Any:
+    """Our side of Flower, where it is installed."""
     from mppfl.exports import require
 
     require("flwr")
+    import mppfl.flower
+
+    return mppfl.flower

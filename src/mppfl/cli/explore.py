@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from mppfl.cli.inputs import Asked, DebugOption, MechanismOption, with_game, working
+from mppfl.cli.inputs import Asked, MechanismOption, with_game, working
 from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def explore_command(
         str | None, typer.Option(help="Access token. Generated when the page is reachable from other machines.")
     ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,
-    debug: DebugOption = False,
 ) -> None:
     """Explore in a browser: network, prices and exposure under other parameters, and trainings while they run."""
     from mppfl.exports import require

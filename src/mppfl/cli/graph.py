@@ -53,18 +53,17 @@ def describe_command(
     least_in, mean_in, most_in = facts.exposed_by
     least_out, mean_out, most_out = facts.exposes
     strong = f"{100 * facts.strongly_connected_share:.1f} % strongly connected"
-    inputs.print_lines(
-        {
-            "clients": f"{facts.num_clients:,}",
-            "edges": f"{facts.num_edges:,}",
-            "exposed by": f"{mean_in:.3g} others on average ({least_in} to {most_in:,})",
-            "exposes": f"{mean_out:.3g} others on average ({least_out} to {most_out:,})",
-            "reciprocity": f"{100 * facts.reciprocity:.1f} % of edges also run the other way",
-            "influence": f"smallest {facts.smallest_influence:.3g}",
-            "isolated": f"{facts.num_isolated:,} clients, {facts.num_isolated_pairs:,} pairs",
-            "components": f"{facts.num_components:,}; {strong}",
-        }
-    )
+    lines = {
+        "clients": f"{facts.num_clients:,}",
+        "edges": f"{facts.num_edges:,}",
+        "exposed by": f"{mean_in:.3g} others on average ({least_in} to {most_in:,})",
+        "exposes": f"{mean_out:.3g} others on average ({least_out} to {most_out:,})",
+        "reciprocity": f"{100 * facts.reciprocity:.1f} % of edges also run the other way",
+        "influence": f"smallest {facts.smallest_influence:.3g}",
+        "isolated": f"{facts.num_isolated:,} clients, {facts.num_isolated_pairs:,} pairs",
+        "components": f"{facts.num_components:,}; {strong}",
+    }
+    inputs.print_lines(lines)
 
 
 @app.command("generate")

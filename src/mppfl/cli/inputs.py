@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
@@ -118,7 +118,7 @@ class Asked:
 
 def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator for a command whose first parameter is `Asked`: it gets an option for every field of GameSpec but
-    those left out, --experiment and --set.
+    those left out, --experiment, --set and --debug.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     types, defaults = hints(GameSpec), defaults_of(GameSpec)
@@ -134,13 +134,14 @@ def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others)])
+        debug = inspect.Parameter("debug", keyword, default=False, annotation=DebugOption)
+        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others), debug])
 
         @wraps(command)
         def run(**values: Any) -> None:
             typed = {name: values.pop(name) for name in names}
             given = {name: value for name, value in typed.items() if is_typed(name)}
-            file, changes = values.pop("experiment"), values.pop("changes")
+            file, changes, _ = (values.pop(name) for name in ("experiment", "changes", "debug"))
             command(asked(file, changes or (), given, values), **values)
 
         run.__signature__ = signature  # type: ignore[attr-defined]
@@ -325,12 +326,13 @@ def check_leak_price(attribute: Path | None, leak_price: float | None) -> None:
     require_number(leak_price, "--leak-price", 0.0, 1e300, open_ends=False)
 
 
-def exact_leak(graph: SocialGraph, attribute: Path) -> LeakModel:
-    """The leak model of the sample in the file. Raises where the network is too large for matrices."""
+def leak_of_sample(graph: SocialGraph, attribute: Path, seed: int, leak_price: float | None) -> LeakModel:
+    """The leak that the public sample in the file predicts; to be priced, the network must fit matrices."""
     from mppfl.leakage import leak_model, read_values, require_dense
 
-    require_dense(graph.num_clients, PRICED)
-    return leak_model(graph, read_values(attribute))
+    if leak_price is not None:
+        require_dense(graph.num_clients, PRICED)
+    return leak_model(graph, read_values(attribute), seed=seed)
 
 
 def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:
@@ -370,20 +372,35 @@ def print_lines(lines: Mapping[str, str], width: int = 16) -> None:
         typer.echo(f"{label:<{width}}{text}")
 
 
+def print_table(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], dispensable: Sequence[str] | None = None
+) -> None:
+    """A table whose first column names its rows. With a list of `dispensable` columns no cell is ever wrapped."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number or dispensable is not None)
+    for row in rows:
+        table.add_row(*row)
+    print_fitting(table, dispensable or ())
+
+
 def print_fitting(table: Table, dispensable: Sequence[str] = ()) -> None:
     """Prints a table without the columns for which there is no room, so that no number is cut short; says which."""
     from rich.console import Console
 
-    terminal, unlimited, left_out = Console(), Console(width=10_000), []
+    # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
+    terminal, unlimited = Console(markup=False, emoji=False), Console(width=10_000, markup=False, emoji=False)
+    left_out = []
     for heading in dispensable if terminal.is_terminal else ():
         if unlimited.measure(table).maximum <= terminal.width:
             break
-        for column in table.columns:
-            if str(column.header).replace("\n", " ") == heading:
-                table.columns.remove(column)
-                left_out.append(heading)
-                break
-    # In a file or a pipe a table is as wide as its numbers need; names are no markup.
+        for column in [column for column in table.columns if str(column.header).replace("\n", " ") == heading]:
+            table.columns.remove(column)
+            left_out.append(heading)
+    # In a file or a pipe a table is as wide as its numbers need.
     width = None if terminal.is_terminal else max(100, unlimited.measure(table).maximum)
     Console(width=width, markup=False, emoji=False).print(table)
     if left_out:
@@ -433,17 +450,14 @@ class Clock:
 
     def __init__(self, num_rounds: int) -> None:
         self.num_rounds = num_rounds
-        self.began = time.monotonic()
-        self.seen = 0
+        self.seen: list[float] = []  # when each round ended
 
     def tick(self, round_index: int) -> str:
         """Time left after this round, in words. The first round includes preparation, and is not counted."""
-        self.seen += 1
-        now = time.monotonic()
-        if self.seen == 1:
-            self.began = now
+        self.seen.append(time.monotonic())
+        if len(self.seen) == 1:
             return "" if round_index < self.num_rounds else "done"
-        left = (self.num_rounds - round_index) * (now - self.began) / (self.seen - 1)
+        left = (self.num_rounds - round_index) * (self.seen[-1] - self.seen[0]) / (len(self.seen) - 1)
         return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
 
 

@@ -23,7 +23,6 @@ def solve_command(
     json: inputs.JsonOption = False,
     no_budgets: Annotated[bool, inputs.option("--no-budgets", "Leave budgets out of the JSON.")] = False,
     prices: Annotated[bool, inputs.option("--prices", "Add personal prices to the JSON.")] = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Solve the game: what the server pays, and how much privacy each client gives, in every round."""
     from mppfl.experiment import build_game, require_playable, solve_all
@@ -120,17 +119,14 @@ def show(solution: Solution, seconds: float) -> None:
     unique = "proved unique" if solution.is_unique else "not proved unique"
     checks.append(f"equilibrium {unique}; solved in {seconds:.2f} s")
 
-    def line(label: str, text: str) -> None:
-        typer.echo(f"{label:<18}{text}")
-
     size = f"{graph.num_clients:,} clients, {graph.num_edges:,} edges"
-    line("network", f"{size}, up to {spread.max_hops} hops, decay {spread.hop_decay:g}, αS = {game.contraction:.3g}")
-    line("mechanism", f"{solution.plan.mechanism}, {num_rounds} round{'s' * (num_rounds > 1)}")
-    for label, cells in rows.items():
-        line(label, "".join(f"{cell:>36}" for cell in cells))
-    line("", "")
-    for label, text in zip(["check", *[""] * len(checks)], checks, strict=False):
-        line(label, text)
+    hops = f"up to {spread.max_hops} hops, decay {spread.hop_decay:g}, αS = {game.contraction:.3g}"
+    lines = [("network", f"{size}, {hops}")]
+    lines.append(("mechanism", f"{solution.plan.mechanism}, {num_rounds} round{'s' * (num_rounds > 1)}"))
+    lines += [(label, "".join(f"{cell:>36}" for cell in cells)) for label, cells in rows.items()]
+    lines += [("", ""), ("check", checks[0]), *(("", text) for text in checks[1:])]
+    for label, text in lines:
+        typer.echo(f"{label:<18}{text}")
 
 
 def _range_of(budgets: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +108,7 @@ def as_json(experiment: Experiment, runs: Sequence[Run], folder: Path | None) ->
     """The object that --json prints."""
     from mppfl.experiment import comparison_rows
 
-    rows = [asdict(row) for row in comparison_rows(runs)]
+    rows = comparison_rows(runs)
     for row, run in zip(rows, runs, strict=True):
         row |= {
             "num_rounds": run.num_rounds,

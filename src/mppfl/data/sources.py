@@ -284,7 +284,7 @@ def find_files(name: str, folder: str | Path | None = None) -> Found | None:
         return None
     places = (
         Found(form, folder)
-        for form in KNOWN[name].forms
+        for form in known_set(name).forms
         for folder in (*(root / sub for sub in form.folders), *([root] if root.name in form.folders else []))
     )
     return next((place for place in places if len(place.missing) < len(place.form.files)), None)

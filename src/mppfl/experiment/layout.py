@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,11 +19,10 @@ MOST_STEPS, FEWEST_STEPS, NODE_STEPS = 300, 80, 150_000  # steps for few nodes, 
 WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES = 2.0, 0.15  # pull of an edge, relative to one in a graph without groups
 CENTRING = 0.6
 
-_Edges = tuple[IntArray, IntArray, Array]  # first ends, second ends, weights
+_Edges: TypeAlias = Any  # scipy.sparse.coo_array, nodes × nodes: weights, each edge in one direction
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     left: float
     top: float
     width: float
@@ -53,19 +51,17 @@ def lay_out(
     require(pull, "weights", np.isfinite(pull) & (pull > 0), "a positive number")
     if not len(firsts) == len(seconds) == len(pull):
         raise BadInput(f"{len(firsts)} firsts, {len(seconds)} seconds and {len(pull)} weights do not match.")
-    for ends in (firsts, seconds):
-        if len(ends) and not 0 <= ends.min() <= ends.max() < num_nodes:
-            wrong = ends[(ends < 0) | (ends >= num_nodes)][0]
-            raise BadInput(f"edge end {int(wrong)} is not one of {num_nodes} nodes.")
+    ends = np.concatenate([firsts, seconds])
+    if len(wrong := ends[(ends < 0) | (ends >= num_nodes)]):
+        raise BadInput(f"edge end {int(wrong[0])} is not one of {num_nodes} nodes.")
     apart = firsts != seconds
-    firsts, seconds, pull = firsts[apart], seconds[apart], pull[apart]
+    edges = sp.coo_array((pull[apart], (firsts[apart], seconds[apart])), shape=(num_nodes, num_nodes))
     sizes = np.broadcast_to(np.asarray(radii, dtype=np.float64), (num_nodes,))
     x, y = np.full(num_nodes, width / 2), np.full(num_nodes, height / 2)
-    connected = np.zeros(num_nodes, dtype=np.bool_)
-    connected[firsts] = connected[seconds] = True
+    connected = np.isin(np.arange(num_nodes), ends[np.tile(apart, 2)])
     floor = _rows_below(x, y, connected, sizes, width, height)
     if connected.any():
-        _place_parts(x, y, (firsts, seconds, pull), connected, sizes, Box(0.0, 0.0, width, floor))
+        _place_parts(x, y, edges, connected, sizes, Box(0.0, 0.0, width, floor))
     return x, y
 
 
@@ -82,36 +78,25 @@ def _rows_below(x: Array, y: Array, connected: BoolArray, radii: Array, width: f
     a_row = max(1, int(width / step))
     rows = math.ceil(len(alone) / a_row)
     room = min(room, rows * step) if share < 1.0 else room
-    down = room / rows
-    for row in range(rows):
-        nodes = alone[row * a_row : (row + 1) * a_row]
-        start = (width - a_row * step) / 2 if rows > 1 else (width - len(nodes) * step) / 2
-        x[nodes] = start + (np.arange(len(nodes)) + 0.5) * step
-        y[nodes] = height - room + (row + 0.5) * down
+    row, place = np.divmod(np.arange(len(alone)), a_row)
+    start = (width - min(a_row, len(alone)) * step) / 2
+    x[alone] = start + (place + 0.5) * step
+    y[alone] = height - room + (row + 0.5) * room / rows
     return height - room - min(16.0, 0.03 * height)
 
 
 def _place_parts(x: Array, y: Array, edges: _Edges, connected: BoolArray, radii: Array, box: Box) -> None:
     """Each connected part into a box of its own, in place."""
-    firsts, seconds, pull = edges
-    size = len(connected)
-    matrix = sp.csr_array((pull, (firsts, seconds)), shape=(size, size))
+    matrix = edges.tocsr()
     _, part = connected_components(matrix, directed=False)
     counts = np.bincount(part[connected], minlength=int(part.max()) + 1)
     order = np.flatnonzero(counts)[np.argsort(-counts[counts > 0], kind="stable")]
     boxes = _shares(counts[order].astype(np.float64) + 3.0, box)  # a pair needs more room than two of two thousand
     spacing = math.sqrt(boxes[0].width * boxes[0].height / counts[order[0]])
-    by_part = np.argsort(part, kind="stable")
-    ends = np.cumsum(np.bincount(part))
     communities = communities_of_edges(matrix, np.random.default_rng(0))
-    edge_part = np.argsort(part[firsts], kind="stable")
-    edge_ends = np.cumsum(np.bincount(part[firsts], minlength=len(ends)))
-    position = np.empty(size, dtype=np.int32)
     for number, room in zip(order.tolist(), boxes, strict=True):
-        nodes = by_part[ends[number - 1] if number else 0 : ends[number]]
-        some = edge_part[edge_ends[number - 1] if number else 0 : edge_ends[number]]
-        position[nodes] = np.arange(len(nodes))
-        inner = position[firsts[some]], position[seconds[some]], pull[some]
+        nodes = np.flatnonzero(part == number)
+        inner = matrix[nodes][:, nodes].tocoo()
         # Nodes of a small part stand no farther apart than those of the largest, not at the ends of their box.
         limit = math.inf if number == order[0] else 0.8 * spacing * math.sqrt(len(nodes))
         x[nodes], y[nodes] = _one_part(inner, communities[nodes], radii[nodes], room, limit)
@@ -124,23 +109,20 @@ def _shares(sizes: Array, box: Box) -> list[Box]:
     sums = np.cumsum(sizes)
     cut = min(max(1, int(np.searchsorted(sums, sums[-1] / 2)) + (sizes[0] < sums[-1] / 2)), len(sizes) - 1)
     share = float(sums[cut - 1] / sums[-1])
-    if box.width >= box.height:
-        one = Box(box.left, box.top, share * box.width, box.height)
-        two = Box(box.left + one.width, box.top, box.width - one.width, box.height)
+    left, top, width, height = box
+    if width >= height:
+        one, two = Box(left, top, share * width, height), Box(left + share * width, top, (1 - share) * width, height)
     else:
-        one = Box(box.left, box.top, box.width, share * box.height)
-        two = Box(box.left, box.top + one.height, box.width, box.height - one.height)
+        one, two = Box(left, top, width, share * height), Box(left, top + share * height, width, (1 - share) * height)
     return _shares(sizes[:cut], one) + _shares(sizes[cut:], two)
 
 
 def _one_part(edges: _Edges, communities: IntArray, radii: Array, box: Box, limit: float) -> tuple[Array, Array]:
     """Positions of one connected part in its box, of which it uses at most `limit` each way."""
-    size = len(radii)
-    x, y = _settled(edges, communities, np.ones(size))
+    x, y = _settled(edges, communities, np.ones(len(radii)))
     points = _filling(np.column_stack([x, y]))
-    gap = np.minimum(radii + 1.0, 0.42 * math.sqrt(box.width * box.height / size))
-    most = float(gap.max())
-    across, down = (min(max(side - 2.4 * most, 1e-3), limit) for side in (box.width, box.height))
+    gap = np.minimum(radii + 1.0, 0.42 * math.sqrt(box.width * box.height / len(radii)))
+    across, down = (min(max(side - 2.4 * float(gap.max()), 1e-3), limit) for side in (box.width, box.height))
     x, y = (points[:, 0] - 0.5) * across + box.width / 2, (points[:, 1] - 0.5) * down + box.height / 2
     move_apart(x, y, gap, box.width, box.height, 60)
     return box.left + x, box.top + y
@@ -148,21 +130,17 @@ def _one_part(edges: _Edges, communities: IntArray, radii: Array, box: Box, limi
 
 def _settled(edges: _Edges, communities: IntArray, sizes: Array) -> tuple[Array, Array]:
     """Positions of nodes with `sizes` members each where forces are in balance; a member has a unit of area."""
-    firsts, seconds, weights = edges
+    firsts, seconds, weights = edges.row.astype(np.int32), edges.col.astype(np.int32), edges.data
     count, spread = len(sizes), math.sqrt(float(sizes.sum()))
     labels, group = np.unique(communities, return_inverse=True)
     in_groups = 1 < len(labels) <= count // 3
-    if in_groups:
-        x, y = _by_community(edges, group, sizes)
-    else:
-        x, y = spread * _by_distance(firsts, seconds, count)
+    x, y = _by_community(edges, group, sizes) if in_groups else spread * _by_distance(edges)
     degree = np.bincount(firsts, minlength=count) + np.bincount(seconds, minlength=count)
     mass = (sizes * (1.0 + degree)) ** 0.5
     near = np.where(group[firsts] == group[seconds], WITHIN_COMMUNITIES, BETWEEN_COMMUNITIES) if in_groups else 1.0
     pull = near * (weights / weights.mean() / np.minimum(degree[firsts], degree[seconds])) ** 0.5
     steps = min(max(NODE_STEPS // count, FEWEST_STEPS), MOST_STEPS)
-    hottest = 1.5 if in_groups else 0.25 * spread
-    heat = hottest * (1 - np.arange(steps) / steps) ** 1.5
+    heat = (1.5 if in_groups else 0.25 * spread) * (1 - np.arange(steps) / steps) ** 1.5
     across, down, heavy, pulls, hot = (np.ascontiguousarray(a, dtype=np.float32) for a in (x, y, mass, pull, heat))
     settle(across, down, heavy, firsts, seconds, pulls, np.float32(CENTRING), hot)
     return across.astype(np.float64), down.astype(np.float64)
@@ -170,12 +148,10 @@ def _settled(edges: _Edges, communities: IntArray, sizes: Array) -> tuple[Array,
 
 def _by_community(edges: _Edges, group: IntArray, sizes: Array) -> Array:
     """First positions, 2 × nodes: communities laid out as nodes, the members of each on a disc around its middle."""
-    firsts, seconds, weights = edges
     members = np.bincount(group, sizes).astype(np.float64)
-    between = sp.csr_array((weights, (group[firsts], group[seconds])), shape=(len(members), len(members)))
-    between = sp.triu(between + between.T, k=1).tocoo()
+    between = sp.csr_array((edges.data, (group[edges.row], group[edges.col])), shape=(len(members), len(members)))
     one_group = np.zeros(len(members), dtype=np.int32)
-    middles = np.array(_settled((between.row, between.col, between.data), one_group, members))
+    middles = np.array(_settled(sp.triu(between + between.T, k=1).tocoo(), one_group, members))
     reach = np.sqrt(members / math.pi)
     side = 1.3 * math.sqrt(float(sizes.sum())) + 2 * float(reach.max())
     low = middles.min(axis=1, keepdims=True)
@@ -195,9 +171,9 @@ def _spiral(rank: IntArray, count: IntArray | int) -> Array:
     return np.array([out * np.cos(turn), out * np.sin(turn)])
 
 
-def _by_distance(firsts: IntArray, seconds: IntArray, size: int) -> Array:
+def _by_distance(edges: _Edges) -> Array:
     """First positions, 2 × nodes, by distances in edges from a few far nodes (pivot MDS, Brandes & Pich 2006)."""
-    matrix = sp.csr_array((np.ones(len(firsts)), (firsts, seconds)), shape=(size, size))
+    matrix, size = edges.tocsr(), edges.shape[0]
     pivots, distances = [0], []
     nearest = np.full(size, np.inf)
     for _ in range(min(PIVOTS, size)):
@@ -219,8 +195,7 @@ def _filling(points: Array) -> Array:
     points = points - points.mean(axis=0)
     if len(points) > 2:
         _, axes = np.linalg.eigh(points.T @ points)
-        axes = axes[:, ::-1] * np.sign(axes[0, ::-1] + 1e-12)
-        points = points @ axes
+        points = points @ (axes[:, ::-1] * np.sign(axes[0, ::-1] + 1e-12))
     scale = np.abs(points).max(axis=0)
     points = points / np.where(scale > 1e-9, scale, 1.0)
     far = np.hypot(points[:, 0], points[:, 1])

@@ -11,7 +11,6 @@ behind the curves.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
@@ -28,8 +27,8 @@ import numpy as np
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment.file import read_experiment
-from mppfl.experiment.run import Run
-from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run
+from mppfl.experiment.run import PER_ACCOUNT
+from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_run, rounds_checkpointed
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.text import one_line
@@ -110,10 +109,8 @@ def is_run(folder: Path) -> bool:
 
 def marks_of(folder: Path) -> Marks:
     """What changes whenever anything is written: two equal marks mean that there is nothing new to read."""
-    files = (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")
-    return tuple(
-        map(_mark, (*(folder.parent / name for name in (EXPERIMENT, POINTER)), *(folder / name for name in files)))
-    )
+    above = (folder.parent / name for name in (EXPERIMENT, POINTER))
+    return tuple(map(_mark, (*above, *(folder / name for name in (SUMMARY, "arrays.npz", LEDGER, f"{LEDGER}-wal")))))
 
 
 def _mark(path: Path) -> Mark | None:
@@ -141,7 +138,10 @@ def read_live(folder: str | Path) -> LiveRun:
 
 def _finished(folder: Path) -> LiveRun:
     run = load_run(folder)
-    accounts, history = run.accounts, run.history
+    accounts, table = run.accounts, run.config.get("ledger", {})
+    caps, everybody = table.get("caps", {}), table.get("cap", math.inf)  # the ledger was given the same ones
+    cap = np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
+    figures = {name: getattr(accounts, name) for name in PER_ACCOUNT}
     return LiveRun(
         name=run.name,
         mechanism=run.mechanism,
@@ -150,18 +150,10 @@ def _finished(folder: Path) -> LiveRun:
         rounds_charged=run.num_rounds,
         num_rounds=run.num_rounds,
         checkpoint_every=int(run.setting("checkpoint_every", 1)),
-        rounds=history.rounds,
-        clients={name: history.clients[name] for name in OF_CLIENTS},
+        rounds=run.history.rounds,
+        clients={name: run.history.clients[name] for name in OF_CLIENTS},
         charged_since=np.zeros((0, run.num_clients)),
-        accounts=LiveAccounts(
-            run.names,
-            accounts.spent,
-            accounts.worst_case_spent,
-            accounts.dp_epsilon,
-            accounts.worst_case_epsilon,
-            _caps(run),
-            run.rounds_taken_part,
-        ),
+        accounts=LiveAccounts(run.names, **figures, cap=cap, rounds=run.rounds_taken_part),
         noise=accounts.noise,
         unit=accounts.unit,
         privacy=accounts.privacy,
@@ -169,13 +161,6 @@ def _finished(folder: Path) -> LiveRun:
         notes=tuple(dict.fromkeys((*accounts.notes, *run.notes))),
         updated=_updated(folder),
     )
-
-
-def _caps(run: Run) -> Array:
-    """As the experiment sets them: the ledger was given the same ones."""
-    table = run.config.get("ledger", {})
-    caps, everybody = table.get("caps", {}), table.get("cap", math.inf)
-    return np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
 
 
 def _unfinished(folder: Path) -> LiveRun:
@@ -191,7 +176,7 @@ def _unfinished(folder: Path) -> LiveRun:
     elif mark[2] > MOST_COPIED:
         notes.append(f"the ledger has {mark[2] / 1e9:.1f} GB: accounts are shown when the training has ended")
     else:
-        with copied_ledger(folder / LEDGER) as copy:
+        with _copied_ledger(folder / LEDGER) as copy:
             accounts, account_notes = _accounts(copy, config, folder.name)
             charged = _charged_after(copy, folder.name, rounds_done, num_clients)
         notes += account_notes
@@ -227,14 +212,9 @@ def _updated(folder: Path) -> float:
 
 def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
     """Rounds done and their records, from the last whole set of checkpoints; the model in it is left unread."""
-    pointer = folder.parent / POINTER
-    try:
-        rounds_done = int(json.loads(pointer.read_text())["rounds_done"])
-    except FileNotFoundError:
-        empty = np.zeros(0)
-        return 0, dict.fromkeys(PER_ROUND, empty), dict.fromkeys(OF_CLIENTS, np.zeros((0, 0)))
-    except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise BadFile(f"{pointer}: cannot be read ({one_line(cause)}). Restore a copy, or train anew.") from cause
+    rounds_done = rounds_checkpointed(folder.parent)
+    if rounds_done == 0:
+        return 0, dict.fromkeys(PER_ROUND, np.zeros(0)), dict.fromkeys(OF_CLIENTS, np.zeros((0, 0)))
     path = folder / f"checkpoint-{rounds_done}.npz"
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # an archive: read part by part
@@ -253,7 +233,7 @@ def _history(folder: Path) -> tuple[int, dict[str, Array], dict[str, Array]]:
 
 
 @contextmanager
-def copied_ledger(path: Path) -> Iterator[Path]:
+def _copied_ledger(path: Path) -> Iterator[Path]:
     """A private copy of a ledger as of one moment; gone afterwards.
 
     SQLite is asked for write access where there is any: the last process to close a ledger then puts its log away, be

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
-from contextlib import suppress
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 LIBRARIES = ("mppfl", "torch", "numpy", "scipy")
 INSTALLED = {"site-packages", "dist-packages"}  # a package there belongs to no work tree, whatever folder is around it
+
+Fact = TypeVar("Fact", str, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,77 +56,54 @@ def provenance_here(device: str = "cpu", *, started: str | None = None, seconds:
     package = Path(__file__).resolve().parents[1]
     return Provenance(
         python=platform.python_version(),
-        **{name: _version(name) for name in LIBRARIES},
+        **{name: _known(lambda name=name: metadata.version(name), "") for name in LIBRARIES},  # type: ignore[misc]
         commit=commit_of(package),
         source=fingerprint(package),
-        cpu=_cpu(),
+        cpu=_known(_cpu, "") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_gib=_memory_gib(),
-        gpu=_gpu(device),
+        memory_gib=_known(lambda: round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1), 0.0),
+        gpu=_known(lambda: _gpu(device), "") if device.startswith("cuda") else "",
         device=device,
         started=started or datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=seconds,
     )
 
 
+def _known(read: Callable[[], Fact], otherwise: Fact) -> Fact:
+    """What can be read, or `otherwise`: systems, drivers and libraries fail in ways of their own."""
+    try:
+        return read()
+    except Exception:
+        return otherwise
+
+
 def commit_of(package: Path) -> str:
-    """The commit checked out in the work tree around `package`, read from .git itself; "" where there is none."""
+    """The commit checked out in the work tree around `package`, as git tells it; "" where there is none."""
     if INSTALLED & set(package.parts):
         return ""
-    with suppress(OSError, ValueError, StopIteration, IndexError):
-        root = next(folder for folder in package.parents if (folder / ".git").exists())
-        git = root / ".git"
-        if git.is_file():  # a connected work tree: "gitdir: <path>"
-            git = (root / git.read_text("utf-8").partition(":")[2].strip()).resolve()
-        head = (git / "HEAD").read_text("utf-8").strip()
-        if head.startswith("ref: "):
-            branch, common = head.removeprefix("ref: "), git
-            if (git / "commondir").is_file():
-                common = (git / (git / "commondir").read_text("utf-8").strip()).resolve()
-            files = [folder / branch for folder in (git, common) if (folder / branch).is_file()]
-            packed = [] if files else (common / "packed-refs").read_text("utf-8").splitlines()
-            lines = [line for line in packed if line.endswith(f" {branch}")]
-            head = files[0].read_text("utf-8").strip() if files else lines[0].split()[0]
-        return head if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", head) else ""
-    return ""
+    line = ["git", "-c", "safe.directory=*", "-C", str(package), "rev-parse", "--verify", "HEAD"]
+    around = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return _known(lambda: subprocess.check_output(line, env=around, stderr=subprocess.DEVNULL, text=True).strip(), "")
 
 
 def fingerprint(package: Path) -> str:
     """12 hexadecimal digits over the names and contents of the package's source files."""
     digest = hashlib.sha256()
-    with suppress(OSError):
+    try:
         for path in sorted(package.rglob("*.py")):
             digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-        return digest.hexdigest()[:12]
-    return ""
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except (metadata.PackageNotFoundError, OSError):
+    except OSError:
         return ""
+    return digest.hexdigest()[:12]
 
 
 def _cpu() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
-            if line.lower().startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float:
-    with suppress(OSError, ValueError, AttributeError):
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    return 0.0
+    """The processor's name, where Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    return next(" ".join(line.partition(":")[2].split()) for line in lines if line.lower().startswith("model name"))
 
 
 def _gpu(device: str) -> str:
-    if not device.startswith("cuda"):
-        return ""
-    with suppress(Exception):  # drivers fail in ways of their own
-        import torch
+    import torch
 
-        return str(torch.cuda.get_device_name(device))
-    return ""
+    return str(torch.cuda.get_device_name(device))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -155,14 +155,14 @@ class Run:
                 raise BadInput(f"client {min(strangers)!r} {what} in a round is not one of the {clients} clients.")
 
     def __repr__(self) -> str:
-        cells = comparison_cells(comparison_rows([self])[0])
+        cells = comparison_cells(self)
         lines = [f"Run {self.name!r}: {self.num_clients:,} clients, {self.num_rounds:,} rounds"]
         lines += [f"  {heading:<15} {cells[heading]}" for heading in SHOWN]
         return "\n".join([*lines, *(f"  {note[:110]}" for note in self.accounts.notes)])
 
     def _repr_html_(self) -> str:
         """The run as a notebook shows it."""
-        cells = comparison_cells(comparison_rows([self])[0])
+        cells = comparison_cells(self)
         rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>" for key, text in cells.items())
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.accounts.notes)
         return f"<table><caption>{escape(repr(self).splitlines()[0])}</caption>{rows}</table>{notes}"
@@ -277,71 +277,61 @@ def _last_finite(values: Array) -> float:
     return float(evaluated[-1]) if len(evaluated) else math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonRow:
-    """One run in a comparison. Money is summed over rounds; NaN where a figure is not known.
+# ---- runs side by side --------------------------------------------------------------------------------------------
 
-    dp_epsilon          of the client who spent most, nominal
-    worst_case_epsilon  of the client for whom the worst case is worst
-    median_spent        ρ of the middle client, over all rounds
-    least_exposed, most_exposed   R_model of the clients at both ends
-    """
-
-    name: str
-    mechanism: str
-    aggregation: str
-    final_accuracy: float
-    best_accuracy: float
-    payments: float
-    server_cost: float
-    welfare: float
-    dp_epsilon: float
-    worst_case_epsilon: float
-    median_spent: float
-    least_exposed: float
-    most_exposed: float
-    seconds: float
+# What is compared, by its name in JSON. Money is summed over rounds; NaN where a figure is not known.
+MEASURES: dict[str, Callable[[Run], Any]] = {
+    "name": lambda run: run.name,
+    "mechanism": lambda run: run.mechanism,
+    "aggregation": lambda run: str(run.setting("aggregation", "")),
+    "final_accuracy": lambda run: run.final_accuracy,
+    "best_accuracy": lambda run: run.best_accuracy,
+    "payments": lambda run: float(run.paid.sum()),
+    "server_cost": lambda run: float(run.server_cost.sum()),
+    "welfare": lambda run: float(run.welfare.sum()),
+    "dp_epsilon": lambda run: float(run.accounts.dp_epsilon.max()),
+    "worst_case_epsilon": lambda run: float(run.accounts.worst_case_epsilon.max()),
+    "median_spent": lambda run: float(np.median(run.accounts.spent)),
+    "least_exposed": lambda run: float(run.exposure.min()),
+    "most_exposed": lambda run: float(run.exposure.max()),
+    "seconds": lambda run: run.provenance.seconds,
+}
 
 
-def comparison_rows(runs: Sequence[Run]) -> list[ComparisonRow]:
-    """One row per run, in the order given."""
-    return [
-        ComparisonRow(
-            name=run.name,
-            mechanism=run.mechanism,
-            aggregation=str(run.setting("aggregation", "")),
-            final_accuracy=run.final_accuracy,
-            best_accuracy=run.best_accuracy,
-            payments=float(run.paid.sum()),
-            server_cost=float(run.server_cost.sum()),
-            welfare=float(run.welfare.sum()),
-            dp_epsilon=float(run.accounts.dp_epsilon.max()),
-            worst_case_epsilon=float(run.accounts.worst_case_epsilon.max()),
-            median_spent=float(np.median(run.accounts.spent)),
-            least_exposed=float(run.exposure.min()),
-            most_exposed=float(run.exposure.max()),
-            seconds=run.provenance.seconds,
-        )
-        for run in runs
-    ]
+class Column(NamedTuple):
+    """A column for people: its heading, the text of the measures it shows, and which run is the best by it."""
+
+    heading: str
+    measures: tuple[str, ...]
+    text: Callable[..., str]
+    best: Callable[..., Any] | None = None  # max or min
 
 
-def comparison_cells(row: ComparisonRow) -> dict[str, str]:
-    """A row as it is shown: heading and text of every cell."""
-    return {
-        "mechanism": row.mechanism,
-        "aggregation": row.aggregation or UNKNOWN,
-        "final accuracy": percent(row.final_accuracy),
-        "best accuracy": percent(row.best_accuracy),
-        "total payments": number(row.payments),
-        "server cost": number(row.server_cost),
-        "client welfare": number(row.welfare),
-        "largest ε": epsilon(row.dp_epsilon),
-        "worst case ε": epsilon(row.worst_case_epsilon),
-        "median spent ρ": number(row.median_spent),
-        "exposure, least to most": between(row.least_exposed, row.most_exposed),
-        "seconds": number(row.seconds, 2),
-    }
+COLUMNS = (
+    Column("mechanism", ("mechanism",), str),
+    Column("aggregation", ("aggregation",), lambda name: name or UNKNOWN),
+    Column("final accuracy", ("final_accuracy",), percent, max),
+    Column("best accuracy", ("best_accuracy",), percent, max),
+    Column("total payments", ("payments",), number),
+    Column("server cost", ("server_cost",), number, min),
+    Column("client welfare", ("welfare",), number, max),
+    Column("largest ε", ("dp_epsilon",), epsilon, min),
+    Column("worst case ε", ("worst_case_epsilon",), epsilon, min),
+    Column("median spent ρ", ("median_spent",), number, min),
+    Column("exposure, least to most", ("least_exposed", "most_exposed"), between),
+    Column("seconds", ("seconds",), lambda seconds: number(seconds, 2)),
+)
+
+
+def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """MEASURES of every run, in the order given."""
+    return [{name: measure(run) for name, measure in MEASURES.items()} for run in runs]
+
+
+def comparison_cells(run: Run) -> dict[str, str]:
+    """A run as it is shown: heading and text of every column."""
+    (row,) = comparison_rows([run])
+    return {column.heading: column.text(*(row[name] for name in column.measures)) for column in COLUMNS}
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
@@ -350,14 +340,13 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    rows = comparison_rows(runs)
-    named = any(row.name != row.mechanism for row in rows)
+    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
+    if all(run.name == run.mechanism for run in runs):
+        rows = [comparison_cells(run) for run in runs]
     table = Table(box=SIMPLE)
-    headings = list(comparison_cells(rows[0])) if rows else []
-    for heading in ["run"] * named + headings:
+    for heading in rows[0] if rows else ():
         left = heading in ("run", "mechanism", "aggregation")
         table.add_column(heading.replace(" ", "\n", 1), justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        # Text, not markup: a run may be called "[red]".
-        table.add_row(*(Text(cell) for cell in [row.name] * named + list(comparison_cells(row).values())))
+        table.add_row(*map(Text, row.values()))  # text, not markup: a run may be called "[red]"
     return table

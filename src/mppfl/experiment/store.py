@@ -22,7 +22,7 @@ import math
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -42,6 +42,7 @@ from mppfl.files import LOCK, locked, write_whole
 from mppfl.network import SocialGraph
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import Experiment
+from mppfl.text import one_line
 from mppfl.training import PER_CLIENT, PER_ROUND, Checkpoint, History, Log, load_checkpoint, save_checkpoint
 
 KIND, FORMAT = "mppfl run", 1
@@ -54,20 +55,13 @@ def save_run(run: Run, folder: str | Path) -> Path:
     """Writes the run as a folder that people can read, and `load_run` can. Each file is whole or not there."""
     folder = Path(folder)
     require_folder(folder)
-    rounds = run.rounds_table()
-    contents = {
-        "rounds.csv": _csv(list(rounds), zip(*rounds.values(), strict=True)),
-        "clients.csv": _clients_csv(run),
-        "budgets.csv": _matrix_csv(run, "budgets"),
-        "payments.csv": _matrix_csv(run, "payments"),
-        "edges.csv": _edges_csv(run),
-        "weights.npz": _npz({"weights": run.weights}),
-        "arrays.npz": _npz(_arrays(run)),
-    }
-    for name, content in contents.items():
+    checksums = {}
+    for name, content_of in FILES.items():
+        content = content_of(run)
         write_whole(folder / name, content)
+        checksums[name] = _sha256(content)
     # Last, with the checksums of all others: a folder left half-written is refused, never taken for a run.
-    summary = _summary(run) | {"files": {name: _sha256(content) for name, content in contents.items()}}
+    summary = _summary(run) | {"files": checksums}
     summary["checksum"] = _checksum(summary)
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_whole(folder / SUMMARY, text.encode("utf-8", "surrogatepass"))
@@ -149,13 +143,21 @@ def find_runs(folder: str | Path) -> tuple[Path, ...]:
     return tuple(path.parent for path in saved)
 
 
-# ---- what people read ---------------------------------------------------------------------------------------------
+# ---- the files of a run -------------------------------------------------------------------------------------------
 
 
 def _summary(run: Run) -> dict[str, Any]:
     accounts = {item.name: getattr(run.accounts, item.name) for item in fields(run.accounts)}
-    accounts |= {name: _spread(accounts[name]) for name in PER_ACCOUNT}
-    accounts |= {"simulation": run.accounts.simulation, "notes": list(run.accounts.notes)}
+    spreads = (("least", np.min), ("median", np.median), ("most", np.max))
+    accounts |= {name: {word: _or_null(end(accounts[name])) for word, end in spreads} for name in PER_ACCOUNT}
+    final = {
+        "accuracy": run.final_accuracy,
+        "best_accuracy": run.best_accuracy,
+        "loss": run.final_loss,
+        "payments": run.paid.sum(),
+        "server_cost": run.server_cost.sum(),
+        "welfare": run.welfare.sum(),
+    }
     return {
         "kind": KIND,
         "format": FORMAT,
@@ -163,58 +165,13 @@ def _summary(run: Run) -> dict[str, Any]:
         "mechanism": run.mechanism,
         "num_clients": run.num_clients,
         "num_rounds": run.num_rounds,
-        "final": {
-            "accuracy": _or_null(run.final_accuracy),
-            "best_accuracy": _or_null(run.best_accuracy),
-            "loss": _or_null(run.final_loss),
-            "payments": _or_null(run.paid.sum()),
-            "server_cost": _or_null(run.server_cost.sum()),
-            "welfare": _or_null(run.welfare.sum()),
-            "rounds_refused": int(run.rounds_refused.sum()),
-        },
-        "accounts": accounts,
+        "final": {name: _or_null(value) for name, value in final.items()}
+        | {"rounds_refused": int(run.rounds_refused.sum())},
+        "accounts": accounts | {"simulation": run.accounts.simulation, "notes": list(run.accounts.notes)},
         "notes": list(run.notes),
         "config": _tagged(run.config),
         "provenance": asdict(run.provenance),
     }
-
-
-def _clients_csv(run: Run) -> bytes:
-    columns: dict[str, Sequence[Any]] = {
-        "name": run.names,
-        "examples": run.num_examples.tolist(),
-        "payment": run.paid.tolist(),
-        **{name: getattr(run.accounts, name).tolist() for name in PER_ACCOUNT},
-        "exposure": run.exposure.tolist(),
-        "rounds_taken_part": run.rounds_taken_part.tolist(),
-        "rounds_refused": run.rounds_refused.tolist(),
-    }
-    return _csv(list(columns), zip(*columns.values(), strict=True))
-
-
-def _matrix_csv(run: Run, name: str) -> bytes:
-    numbers = run.history.rounds["round_index"].tolist()
-    rows = run.history.clients[name].tolist()
-    return _csv(["round_index", *run.names], ([number, *row] for number, row in zip(numbers, rows, strict=True)))
-
-
-def _edges_csv(run: Run) -> bytes:
-    edges = run.graph.edges().tocoo()
-    ends = zip(edges.col.tolist(), edges.row.tolist(), edges.data.tolist(), strict=True)
-    rows = ((run.names[source], run.names[target], weight) for source, target, weight in ends)
-    return _csv(["source", "target", "weight"], rows)
-
-
-def _csv(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(rows)
-    return text.getvalue().encode("utf-8", "surrogatepass")
-
-
-def _spread(values: Array) -> dict[str, float | str | None]:
-    return {"least": _or_null(values.min()), "median": _or_null(np.median(values)), "most": _or_null(values.max())}
 
 
 def _or_null(value: Any) -> float | str | None:
@@ -223,10 +180,39 @@ def _or_null(value: Any) -> float | str | None:
     return number if math.isfinite(number) else None if math.isnan(number) else str(number)
 
 
-# ---- what is read back --------------------------------------------------------------------------------------------
+def _csv(*columns: tuple[str, Sequence[Any]]) -> bytes:
+    """A table from the heading and the values of each column."""
+    headings, values = zip(*columns, strict=True)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([headings, *zip(*values, strict=True)])
+    return text.getvalue().encode("utf-8", "surrogatepass")
+
+
+def _clients_csv(run: Run) -> bytes:
+    return _csv(
+        ("name", run.names),
+        ("examples", run.num_examples.tolist()),
+        ("payment", run.paid.tolist()),
+        *((name, getattr(run.accounts, name).tolist()) for name in PER_ACCOUNT),
+        ("exposure", run.exposure.tolist()),
+        ("rounds_taken_part", run.rounds_taken_part.tolist()),
+        ("rounds_refused", run.rounds_refused.tolist()),
+    )
+
+
+def _matrix_csv(run: Run, name: str) -> bytes:
+    by_client = zip(run.names, run.history.clients[name].T.tolist(), strict=True)
+    return _csv(("round_index", run.history.rounds["round_index"].tolist()), *by_client)
+
+
+def _edges_csv(run: Run) -> bytes:
+    edges, names = run.graph.edges().tocoo(), run.names
+    sources, targets = ([names[end] for end in ends.tolist()] for ends in (edges.col, edges.row))
+    return _csv(("source", sources), ("target", targets), ("weight", edges.data.tolist()))
 
 
 def _arrays(run: Run) -> dict[str, Any]:
+    """All figures of a run but its model's; those of a group, as "rounds", are named "rounds.accuracy"."""
     graph, matrix = run.graph, run.graph.influence
     facts = {
         "names": run.names,
@@ -238,49 +224,63 @@ def _arrays(run: Run) -> dict[str, Any]:
         "dropped": sorted(graph.dropped),
     }
     parts = (matrix.data, matrix.indices, matrix.indptr, graph.strengths, graph.origin)
+    groups = {
+        "rounds": {name: run.history.rounds[name] for name in PER_ROUND},
+        "clients": {name: run.history.clients[name] for name in PER_CLIENT},
+        "accounts": {name: getattr(run.accounts, name) for name in PER_ACCOUNT},
+        "graph": dict(zip(GRAPH_ARRAYS, parts, strict=True)),
+    }
     return {
         "facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8),
-        **{f"rounds.{name}": run.history.rounds[name] for name in PER_ROUND},
-        **{f"clients.{name}": run.history.clients[name] for name in PER_CLIENT},
-        **{f"accounts.{name}": getattr(run.accounts, name) for name in PER_ACCOUNT},
-        **{f"graph.{name}": part for name, part in zip(GRAPH_ARRAYS, parts, strict=True)},
+        **{f"{group}.{name}": values for group, table in groups.items() for name, values in table.items()},
         **{name: getattr(run, name) for name in VECTORS},
     }
-
-
-def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run:
-    facts = json.loads(arrays["facts"].tobytes())
-    names = tuple(facts["names"])
-    graph_names = names if facts["graph_names"] is True else facts["graph_names"] and tuple(facts["graph_names"])
-    data, indices, indptr, strengths, origin = (unchangeable(arrays[f"graph.{name}"]) for name in GRAPH_ARRAYS)
-    matrix = sp.csr_array((data, indices, indptr), shape=(len(names), len(names)))
-    accounts = {item.name: summary["accounts"][item.name] for item in fields(PrivacyAccounts)}
-    accounts |= {name: arrays[f"accounts.{name}"] for name in PER_ACCOUNT}
-    return Run(
-        name=summary["name"],
-        mechanism=summary["mechanism"],
-        config=_untagged(summary["config"]),
-        history=History(
-            {name: arrays[f"rounds.{name}"] for name in PER_ROUND},
-            {name: arrays[f"clients.{name}"] for name in PER_CLIENT},
-            tuple(facts["engine"]),
-            tuple(map(tuple, facts["refused"])),
-            tuple(map(tuple, facts["diverged"])),
-        ),
-        weights=weights,
-        names=names,
-        graph=SocialGraph(matrix, graph_names, facts["normalisation"], strengths, origin, frozenset(facts["dropped"])),
-        accounts=PrivacyAccounts(**accounts),
-        **{name: arrays[name] for name in VECTORS},
-        provenance=Provenance(**summary["provenance"]),
-        notes=tuple(summary["notes"]),
-    )
 
 
 def _npz(arrays: dict[str, Any]) -> bytes:
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     return content.getvalue()
+
+
+FILES: dict[str, Callable[[Run], bytes]] = {  # of a run, beside its summary
+    "rounds.csv": lambda run: _csv(*run.rounds_table().items()),
+    "clients.csv": _clients_csv,
+    "budgets.csv": lambda run: _matrix_csv(run, "budgets"),
+    "payments.csv": lambda run: _matrix_csv(run, "payments"),
+    "edges.csv": _edges_csv,
+    "weights.npz": lambda run: _npz({"weights": run.weights}),
+    "arrays.npz": lambda run: _npz(_arrays(run)),
+}
+
+
+def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run:
+    """The run that a summary and the arrays beside it describe."""
+    facts = json.loads(arrays["facts"].tobytes())
+    names = tuple(facts["names"])
+
+    def group(name: str) -> dict[str, Array]:
+        return {key.removeprefix(f"{name}."): arrays[key] for key in arrays if key.startswith(f"{name}.")}
+
+    graph_names = names if facts["graph_names"] is True else facts["graph_names"] and tuple(facts["graph_names"])
+    graph = group("graph")
+    data, indices, indptr, strengths, origin = (unchangeable(graph[name]) for name in GRAPH_ARRAYS)
+    matrix = sp.csr_array((data, indices, indptr), shape=(len(names), len(names)))
+    accounts = {item.name: summary["accounts"][item.name] for item in fields(PrivacyAccounts)}
+    refused, diverged = (tuple(map(tuple, facts[name])) for name in ("refused", "diverged"))
+    return Run(
+        name=summary["name"],
+        mechanism=summary["mechanism"],
+        config=_untagged(summary["config"]),
+        history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused, diverged),
+        weights=weights,
+        names=names,
+        graph=SocialGraph(matrix, graph_names, facts["normalisation"], strengths, origin, frozenset(facts["dropped"])),
+        accounts=PrivacyAccounts(**accounts | group("accounts")),
+        **{name: arrays[name] for name in VECTORS},
+        provenance=Provenance(**summary["provenance"]),
+        notes=tuple(summary["notes"]),
+    )
 
 
 def _read_npz(content: bytes) -> dict[str, Any]:
@@ -369,12 +369,9 @@ class Store:
 
     def checkpoints(self, cases: list[Case]) -> dict[str, Checkpoint]:
         """The last whole set of checkpoints, by case; empty if there is none yet."""
-        if self.folder is None or not (self.folder / POINTER).exists():
+        self.rounds_kept = 0 if self.folder is None else rounds_checkpointed(self.folder)
+        if self.folder is None or self.rounds_kept == 0:
             return {}
-        try:
-            self.rounds_kept = int(json.loads((self.folder / POINTER).read_text())["rounds_done"])
-        except (OSError, ValueError, KeyError, TypeError) as cause:
-            raise BadFile(f"{self.folder / POINTER}: cannot be read ({cause}). Train anew, with overwrite.") from cause
         file = f"checkpoint-{self.rounds_kept}.npz"
         return {case.name: load_checkpoint(self.folder / case.name / file) for case in cases}
 
@@ -397,6 +394,20 @@ class Store:
     def save(self, run: Run) -> None:
         if self.folder is not None:
             save_run(run, self.folder / run.name)
+
+
+def rounds_checkpointed(folder: Path) -> int:
+    """After how many rounds the last whole set of checkpoints was taken; 0 where there is none yet."""
+    pointer = folder / POINTER
+    try:
+        return int(json.loads(pointer.read_text())["rounds_done"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        reason = one_line(cause)
+        raise BadFile(
+            f"{pointer}: cannot be read ({reason}). Restore a copy, or train anew, with overwrite."
+        ) from cause
 
 
 def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:

@@ -23,6 +23,8 @@ from mppfl.spec import Experiment
 from mppfl.training import RoundRecord
 
 Tracker = Callable[[Mapping[str, RoundRecord]], None]
+Put = Callable[[str, float, int], object]  # one figure of one round of one case
+Service = tuple[Callable[[str], Put], Callable[[str], object]]  # begins a case by its name, ends all with a status
 
 
 def _scalars(record: RoundRecord) -> dict[str, float]:
@@ -54,25 +56,15 @@ def tracking(kind: str, experiment: Experiment, folder: str | Path = "runs") -> 
     trackers = {"mlflow": _mlflow, "tensorboard": _tensorboard}
     if kind not in trackers:
         raise BadInput(f"track={kind!r} is not known. Known: {', '.join(trackers)}.")
-    with trackers[kind](experiment, Path(folder) / "tensorboard") as log:
-        yield log
-
-
-@contextmanager
-def _mlflow(experiment: Experiment, folder: Path) -> Iterator[Tracker]:
-    mlflow = _required("mlflow", "mlflow")
-    client = mlflow.MlflowClient()
-    experiment_id = mlflow.set_experiment(experiment.name).experiment_id
-    runs: dict[str, str] = {}
+    begin, end = trackers[kind](experiment, Path(folder) / "tensorboard")
+    puts: dict[str, Put] = {}
 
     def log(records: Mapping[str, RoundRecord]) -> None:
         for name, record in records.items():
-            if name not in runs:
-                runs[name] = client.create_run(experiment_id, run_name=name).info.run_id
-                for key, value in flat_values(experiment.as_dict()).items():
-                    client.log_param(runs[name], key, str(value)[:500])
+            if name not in puts:
+                puts[name] = begin(name)
             for key, value in _scalars(record).items():
-                client.log_metric(runs[name], key, value, step=record.round_index)
+                puts[name](key, value, record.round_index)
 
     status = "FAILED"
     try:
@@ -82,27 +74,34 @@ def _mlflow(experiment: Experiment, folder: Path) -> Iterator[Tracker]:
         status = "KILLED"
         raise
     finally:
-        for run in runs.values():
-            client.set_terminated(run, status)
+        end(status)
 
 
-@contextmanager
-def _tensorboard(experiment: Experiment, folder: Path) -> Iterator[Tracker]:
+def _mlflow(experiment: Experiment, folder: Path) -> Service:
+    mlflow = _required("mlflow", "mlflow")
+    client = mlflow.MlflowClient()
+    experiment_id = mlflow.set_experiment(experiment.name).experiment_id
+    runs: list[str] = []
+
+    def begin(name: str) -> Put:
+        run = client.create_run(experiment_id, run_name=name).info.run_id
+        runs.append(run)
+        for key, value in flat_values(experiment.as_dict()).items():
+            client.log_param(run, key, str(value)[:500])
+        return lambda key, value, step: client.log_metric(run, key, value, step=step)
+
+    return begin, lambda status: [client.set_terminated(run, status) for run in runs]
+
+
+def _tensorboard(experiment: Experiment, folder: Path) -> Service:
     board = _required("torch.utils.tensorboard", "tensorboard")
-    writers: dict[str, Any] = {}
+    writers: list[Any] = []
 
-    def log(records: Mapping[str, RoundRecord]) -> None:
-        for name, record in records.items():
-            if name not in writers:
-                writers[name] = board.SummaryWriter(str(folder / name))
-            for key, value in _scalars(record).items():
-                writers[name].add_scalar(key, value, record.round_index)
+    def begin(name: str) -> Put:
+        writers.append(board.SummaryWriter(str(folder / name)))
+        return writers[-1].add_scalar  # type: ignore[no-any-return]
 
-    try:
-        yield log
-    finally:
-        for writer in writers.values():
-            writer.close()
+    return begin, lambda status: [writer.close() for writer in writers]
 
 
 def _required(module: str, package: str) -> Any:

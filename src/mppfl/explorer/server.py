@@ -12,6 +12,7 @@ import io
 import ipaddress
 import json
 import logging
+import math
 import secrets
 import socket
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-import numpy as np
 from dash import Dash
 from flask import Flask, Request, Response, redirect, request
 
@@ -128,34 +128,34 @@ def download(site: Site, name: str, query: str) -> tuple[str, str]:
     if name not in ("data.csv", "data.json"):
         raise BadInput(f"{name[:60]!r} is not made here. Ask for data.csv, data.json or experiment.toml.")
     scene = site.world.scene(choices)
-    columns = _columns(scene)
+    rows = _rows(scene)
     if name == "data.csv":
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
         return "text/csv", text.getvalue()
-    shown = scene.round_index - 1
+    shown, outcome = scene.round_index - 1, scene.solution.outcome
     content = {
         "link": to_link(choices),
         "commands": list(commands(choices)),
         "mechanism": choices.view.mechanism,
         "round_index": scene.round_index,
         "reward_rate": float(scene.solution.plan.reward_rates[shown]),
-        "server_cost": float(scene.solution.outcome.server_costs[shown]),
-        "welfare": float(scene.solution.outcome.welfare[shown]),
-        "clients": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        "server_cost": float(outcome.server_costs[shown]),
+        "welfare": float(outcome.welfare[shown]),
+        "clients": rows,
     }
     return "application/json", json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
-def _columns(scene: Scene) -> dict[str, list[Any]]:
-    """Values of every client in the round shown."""
+def _rows(scene: Scene) -> list[dict[str, Any]]:
+    """The figures of every client in the round shown; None where one is infinite."""
     names = ("budget", "price", "payment", "external_risk", "privacy_loss", "utility")
     values = {name: scene.figures[name] for name in names}
     values |= {"spent_so_far": scene.cumulative.spent, "external_risk_so_far": scene.cumulative.external}
-    finite = {name: [v if np.isfinite(v) else None for v in array.tolist()] for name, array in values.items()}
-    return {"name": list(scene.names), **finite}
+    columns = [[value if math.isfinite(value) else None for value in array.tolist()] for array in values.values()]
+    return [dict(zip(("name", *values), row, strict=True)) for row in zip(scene.names, *columns, strict=True)]
 
 
 # ---- who may ask ---------------------------------------------------------------------------------------------------

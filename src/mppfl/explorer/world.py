@@ -95,8 +95,8 @@ class World:
     def __init__(
         self, files: Iterable[str] = (), given: GameSpec | None = None, graph: SocialGraph | None = None
     ) -> None:
-        self._files = tuple(files)
-        self._given, self._graph = given, graph
+        self._given, self._graph = given or GameSpec(), graph
+        self._files = (*files, self._given.graph)
         self._memories: dict[tuple[str, bool], Memory[Any]] = {
             (kind, large): Memory(most[large]) for kind, most in REMEMBERED.items() for large in (False, True)
         }
@@ -107,16 +107,15 @@ class World:
 
     def require_files(self, game: GameSpec) -> None:
         """Raises where a file is not offered here: a link must not read any other, and outlives its server."""
-        given = self._given or GameSpec()
-        graphs, clients = (*self._files, given.graph), (given.clients,)
-        for name, path, offered in (("graph", game.graph, graphs), ("clients", game.clients, clients)):
+        offers = (("graph", game.graph, self._files), ("clients", game.clients, (self._given.clients,)))
+        for name, path, offered in offers:
             if path is not None and path not in offered:
                 here = ", ".join(dict.fromkeys(filter(None, offered))) or "nothing"
                 raise BadInput(f"{name}={path!r:.80} is not here (any more). Leave it out, or choose: {here}.")
 
     def graph(self, game: GameSpec) -> SocialGraph:
         """The network of a game; read or drawn on first use."""
-        if self._given is not None and self._graph is not None and graph_key(game) == graph_key(self._given):
+        if self._graph is not None and graph_key(game) == graph_key(self._given):
             return self._graph
         self.require_files(game)
         graph: SocialGraph = self.remembered("graph", graph_key(game), lambda: network_of(game))
@@ -257,13 +256,13 @@ def require_quick(choices: Choices, num_clients: int) -> None:
     if num_clients <= HUGE:
         return
     where = f"on {num_clients:,} clients takes minutes. Use `mppfl solve`, or a network of at most {HUGE:,}"
-    if mechanism not in QUICK_WHEN_HUGE:
-        quick = ", ".join(QUICK_WHEN_HUGE)
-        raise BadInput(f"mechanism={mechanism!r} {where}; quick on any: {quick}.")
-    if spec.participation != "everyone":
-        raise BadInput(f"participation={spec.participation!r} {where}; quick on any: everyone.")
-    if bounded:
-        raise BadInput(f"bounds on budgets {where}; quick on any: no bounds.")
+    for what, is_slow, quick in (
+        (f"mechanism={mechanism!r}", mechanism not in QUICK_WHEN_HUGE, ", ".join(QUICK_WHEN_HUGE)),
+        (f"participation={spec.participation!r}", spec.participation != "everyone", "everyone"),
+        ("bounds on budgets", bounded, "no bounds"),
+    ):
+        if is_slow:
+            raise BadInput(f"{what} {where}; quick on any: {quick}.")
 
 
 # ---- one round of it ----------------------------------------------------------------------------------------------

@@ -27,21 +27,6 @@ from mppfl.files import Book, Database, write_whole
 STATES = ("asked", "paid", "rejected", "refused", "lost")
 SPENT = ("asked", "paid", "rejected", "lost")
 
-SCHEMA = """CREATE TABLE entries (
-    run TEXT NOT NULL,
-    round_index INTEGER NOT NULL,
-    client TEXT NOT NULL,
-    price REAL NOT NULL,
-    game_budget REAL NOT NULL,
-    budget REAL NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('asked', 'paid', 'rejected', 'refused', 'lost')),
-    amount REAL NOT NULL,
-    reason TEXT NOT NULL,
-    client_says REAL,
-    PRIMARY KEY (run, round_index, client)
-) STRICT, WITHOUT ROWID;
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -77,6 +62,15 @@ class Entry:
 
 
 COLUMNS = tuple(field.name for field in fields(Entry))
+TYPES = {"str": "TEXT NOT NULL", "int": "INTEGER NOT NULL", "float": "REAL NOT NULL", "float | None": "REAL"}
+SCHEMA = f"""CREATE TABLE entries (
+    {", ".join(f"{field.name} {TYPES[str(field.type)]}" for field in fields(Entry))},
+    CHECK (state IN {STATES}),
+    PRIMARY KEY (run, round_index, client)
+) STRICT, WITHOUT ROWID;
+"""
+SELECT = f"SELECT {', '.join(COLUMNS)} FROM entries"
+THIS_ENTRY = "WHERE run = ? AND round_index = ? AND client = ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +97,10 @@ class Accounts(Database):
                     write.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", astuple(entry))
                     continue
                 for name in ("price", "game_budget", "budget"):
-                    if getattr(before, name) != getattr(entry, name):
+                    if (asked := getattr(before, name)) != getattr(entry, name):
                         raise BadInput(
                             f"client {entry.client!r} was asked in round {entry.round_index} of {entry.run!r} with "
-                            f"{name}={getattr(before, name)!r}, not {getattr(entry, name)!r}. Terms do not change."
+                            f"{name}={asked!r}, not {getattr(entry, name)!r}. Terms do not change."
                         )
 
     def settle(self, run: str, round_index: int, settlements: Sequence[Settlement]) -> None:
@@ -122,18 +116,16 @@ class Accounts(Database):
                 if before.state == "paid":
                     continue
                 worth = replace(before, state=end.state).worth
+                values = (end.state, worth, end.reason, end.client_says, run, round_index, end.client)
                 write.execute(
-                    "UPDATE entries SET state = ?, amount = ?, reason = ?, client_says = ? "
-                    "WHERE run = ? AND round_index = ? AND client = ?",
-                    (end.state, worth, end.reason, end.client_says, run, round_index, end.client),
+                    f"UPDATE entries SET state = ?, amount = ?, reason = ?, client_says = ? {THIS_ENTRY}", values
                 )
 
     def entries(self, run: str | None = None) -> list[Entry]:
         """Every row, by run, round and client."""
-        where, values = ("WHERE run = ? ", (run,)) if run is not None else ("", ())
-        query = f"SELECT {', '.join(COLUMNS)} FROM entries {where}ORDER BY run, round_index, client"
+        query = f"{SELECT} WHERE run = ifnull(?, run) ORDER BY run, round_index, client"
         with self._reading() as read:
-            return [Entry(*row) for row in read.execute(query, values)]
+            return [Entry(*row) for row in read.execute(query, (run,))]
 
     def spent(self, run: str | None = None) -> dict[str, float]:
         """ρ that each client must be presumed to have spent: rounds added up in their order, as its ledger does."""
@@ -145,18 +137,15 @@ class Accounts(Database):
 
     def export_csv(self, path: str | Path) -> int:
         """Writes every row as a line of a CSV file, and returns how many."""
+        rows = [astuple(entry) for entry in self.entries()]
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        rows = self.entries()
-        writer.writerows(astuple(row) for row in rows)
+        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
         write_whole(Path(path), text.getvalue().encode("utf-8", "surrogatepass"))
         return len(rows)
 
 
 def _entry_in(read: sqlite3.Connection, run: str, round_index: int, client: str) -> Entry | None:
-    query = f"SELECT {', '.join(COLUMNS)} FROM entries WHERE run = ? AND round_index = ? AND client = ?"
-    row = read.execute(query, (run, round_index, client)).fetchone()
+    row = read.execute(f"{SELECT} {THIS_ENTRY}", (run, round_index, client)).fetchone()
     return None if row is None else Entry(*row)
 
 

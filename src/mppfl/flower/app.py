@@ -6,7 +6,7 @@ import json
 import os
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from mppfl.data import ClientData, fixed_features, load_dataset
 from mppfl.device import to_device
 from mppfl.errors import BadFile, BadInput, UnknownClient
-from mppfl.experiment import aggregations_of, model_of, network_of, prepare, read_experiment, split_of
+from mppfl.experiment import model_of, network_of, prepare, read_experiment, split_of
 from mppfl.files import write_whole
 from mppfl.flower.identity import NODE_KEY, NodeSettings, Registry, node_of, read_node
 from mppfl.flower.state import ENDED
@@ -49,13 +49,9 @@ SIMULATION_KEY = "nodes"  # of the run's configuration: folder with the settings
 def deployed_experiment(path: str | Path) -> Experiment:
     """The experiment in the file, if it describes one training. Refuses several: nodes have one ledger each."""
     experiment = read_experiment(path)
-    for name, values in (
-        ("mechanisms", experiment.mechanisms),
-        ("seeds", experiment.seeds),
-        ("aggregations", aggregations_of(experiment)),
-    ):
-        if len(values) > 1:
-            raise BadInput(f"{path}: a deployment is one training, and {name} lists {len(values)}. Keep one of them.")
+    for name in ("mechanisms", "seeds", "aggregations"):
+        if (listed := len(getattr(experiment, name))) > 1:
+            raise BadInput(f"{path}: a deployment is one training, and {name} lists {listed}. Keep one of them.")
     return experiment
 
 
@@ -99,18 +95,18 @@ class ClientSide:
 
 def experiment_client(bundled: Path | None = None) -> ClientApp:
     """A Flower client that trains as its experiment file says: the node's own, or the one `bundled` with the app."""
-    app = ClientApp()
+    app, side_here = ClientApp(), partial(side_of, bundled=bundled)
     upload = PrivateUpload(
-        lambda context: side_of(context, bundled).num_examples,
+        lambda context: side_here(context).num_examples,
         _settings_of,
-        trains_privately=lambda context: (side_of(context, bundled).config.privacy,),
-        fits=lambda terms, context: _trains_as(terms, side_of(context, bundled).config),
+        trains_privately=lambda context: (side_here(context).config.privacy,),
+        fits=lambda terms, context: _trains_as(terms, side_here(context).config),
     )
 
     @app.train(mods=[upload])
     def train(message: Message, context: Context) -> Message:
         arrays: Any = message.content["arrays"]
-        side = side_of(context, bundled)
+        side = side_here(context)
         trained = _trained_model(side, vector_of(arrays), terms_in(message.content))
         metrics = MetricRecord({"num-examples": side.num_examples})
         return Message(RecordDict({"arrays": to_arrays(side.model, trained), "metrics": metrics}), reply_to=message)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,16 @@ from flwr.serverapp import Grid
 
 from mppfl.arrays import require_number
 from mppfl.errors import BadFile, BadInput
-from mppfl.files import toml_text
+from mppfl.fields import require_known
+from mppfl.files import read_toml, toml_text
 from mppfl.flower.wire import WHO
 from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import name_of
-from mppfl.text import nearest
 
 log = logging.getLogger(__name__)
 
 NODE_KEY = "mppfl-node"  # of Flower's node configuration
 PATHS = ("ledger", "experiment")
-LIMITS = ("cap", "cap_per_round")
-KINDS: dict[str, Any] = {
-    **dict.fromkeys(LIMITS, (int, float)), "without_noise": bool, "accept": list, "experiment": str,
-}  # fmt: skip
 # Those whose budget holds whatever the data are; `paper` has to be accepted by name.
 SOUND = tuple(name for name in MECHANISMS if name not in ("paper", "dpsgd_poisson"))
 
@@ -75,7 +70,7 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         name_of(self.client)
-        for name in LIMITS:
+        for name in ("cap", "cap_per_round"):
             if getattr(self, name) is not None:
                 require_number(getattr(self, name), name, 0.0, math.inf, open_ends=False)
         for mechanism in self.accept:
@@ -92,41 +87,35 @@ class NodeSettings:
         return toml_text(values)
 
 
+DEFAULTS = {field.name: field.default for field in fields(NodeSettings) if field.default is not MISSING}
+KINDS: dict[str, tuple[type, ...]] = {  # of values in the file
+    **dict.fromkeys(("client", *PATHS), (str,)),
+    **dict.fromkeys(("cap", "cap_per_round"), (int, float)),
+    "accept": (list,),
+    "without_noise": (bool,),
+}
+
+
 def read_node(path: str | Path) -> NodeSettings:
     """The settings in a TOML file. Relative paths are relative to it; an unknown key raises with the nearest known."""
     path = Path(path)
+    values = read_toml(path)
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except OSError as cause:
-        raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
-        raise BadFile(f"{path}: not TOML ({cause}). Correct that place.") from cause
-    _require_kinds(path, values)
-    for key in PATHS:
-        if key in values:
-            values[key] = path.absolute().parent / Path(values[key]).expanduser()
-    if "accept" in values:
-        values["accept"] = tuple(map(str, values["accept"]))
-    try:
+        require_known(values, KINDS)
+        for key, kinds in KINDS.items():
+            value = values.get(key, DEFAULTS.get(key))
+            if key not in DEFAULTS and not isinstance(value, str):
+                raise BadInput(f"{key}={value!r} must be text. Give it.")
+            if key in values and type(value) not in kinds:
+                raise BadInput(f"{key}={value!r} is of the wrong kind. docs/deploy.md has an example.")
+        for key in PATHS:
+            if key in values:
+                values[key] = path.absolute().parent / Path(values[key]).expanduser()
+        if "accept" in values:
+            values["accept"] = tuple(map(str, values["accept"]))
         return NodeSettings(**values)
     except BadInput as cause:
         raise BadFile(f"{path}: {cause}") from cause
-
-
-def _require_kinds(path: Path, values: dict[str, Any]) -> None:
-    """Raises where a key is unknown, missing, or of the wrong kind."""
-    names = [field.name for field in fields(NodeSettings)]
-    for key in values:
-        if key not in names:
-            meant = nearest(key, names)
-            raise BadFile(f"{path}: {key!r} is not known.{f' Did you mean {meant!r}?' if meant else ''}")
-    for key in ("client", "ledger"):
-        if not isinstance(values.get(key), str):
-            raise BadFile(f"{path}: {key}={values.get(key)!r} must be text. Give it.")
-    for key, kind in KINDS.items():
-        value = values.get(key)
-        if key in values and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise BadFile(f"{path}: {key}={value!r} is of the wrong kind. docs/deploy.md has an example.")
 
 
 def node_of(context: Context) -> NodeSettings:
@@ -182,20 +171,23 @@ class Registry:
         Raises:
             BadFile: where the file cannot be read or holds no such keys.
         """
-        path = Path(path)
         try:
-            keys = json.loads(path.read_text("utf-8"))
-            if not isinstance(keys, dict) or not all(isinstance(text, str) for text in keys.values()):
-                raise ValueError("not an object of texts")
-            return cls.of_keys(keys)
+            return cls.of_keys(read_keys(Path(path)))
+        except BadFile:
+            raise
         except BadInput as cause:
             raise BadFile(f"{path}: {cause}") from cause
-        except OSError as cause:
-            raise BadFile(f"{path}: cannot be read ({cause.strerror or cause}). Check the path.") from cause
-        except ValueError as cause:
-            raise BadFile(
-                f"{path}: not a registry of keys ({cause}). It maps clients to OpenSSH public keys."
-            ) from cause
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """The public key of every client, in OpenSSH form, from a JSON file."""
+    try:
+        keys = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as cause:
+        raise BadFile(f"{path}: cannot be read as JSON ({cause}). Check the path, or restore a copy.") from cause
+    if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
+        raise BadFile(f"{path}: must give each client's name its OpenSSH public key. Restore a copy.")
+    return keys
 
 
 def pem_of(openssh: str, client: str) -> bytes:

@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import network_of, require_capped_clients
 from mppfl.files import write_whole
-from mppfl.flower.identity import PATHS, NodeSettings, read_node
+from mppfl.flower.identity import PATHS, NodeSettings, read_keys, read_node
 from mppfl.spec import Experiment
 
 EXPERIMENT, NODE, LEDGER = "experiment.toml", "node.toml", "ledger.sqlite"
@@ -62,10 +62,7 @@ class Layout:
 
     def registered_keys(self) -> dict[str, str]:
         """The public key of every registered client, in OpenSSH form."""
-        keys = _json_in(self.keys, {})
-        if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
-            raise BadFile(f"{self.keys}: must give each client's name its key. Restore a copy.")
-        return keys
+        return read_keys(self.keys) if self.keys.exists() else {}
 
     def ledgers(self, clients: Sequence[str] = ()) -> dict[str, Path]:
         """The ledgers of the nodes that are, or were, on this machine, by client.
@@ -73,21 +70,18 @@ class Layout:
         `clients`, in the order of the experiment, stand in for the registered ones where those are lost. A node of
         another machine has no folder here and was not made here.
         """
-        registered, made = self.clients(), _json_in(self.made_here, [])
-        if not isinstance(made, list) or not all(isinstance(client, str) for client in made):
-            raise BadFile(f"{self.made_here}: must list clients' names. Restore a copy.")
+        registered, made = self.clients(), self._names_made_here()
         folders = {client: self.node(position) for position, client in enumerate(made or registered or clients)}
         return {client: folder / LEDGER for client, folder in folders.items() if made or folder.is_dir()}
 
-
-def _json_in(path: Path, default: Any) -> Any:
-    """The content of a JSON file, or `default` where there is none."""
-    if not path.exists():
-        return default
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as cause:
-        raise BadFile(f"{path}: cannot be read as JSON ({cause}). Restore a copy.") from cause
+    def _names_made_here(self) -> list[str]:
+        if not self.made_here.exists():
+            return []
+        with suppress(ValueError):
+            names = json.loads(self.made_here.read_bytes())
+            if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
+                return names
+        raise BadFile(f"{self.made_here}: must list clients' names as JSON. Restore a copy.")
 
 
 def require_plain_path(folder: Path) -> None:
@@ -172,19 +166,7 @@ def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
     keys: dict[str, str] = {}
     for position, client in enumerate(clients):
         folder = layout.node(position)
-        settings = NodeSettings(
-            client=client,
-            ledger=folder.absolute() / LEDGER,
-            cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
-            accept=(experiment.training.privacy,),
-            without_noise=experiment.mechanisms == ("noiseless",),
-            experiment=layout.experiment.absolute(),
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / NODE).exists():
-            _require_same(folder / NODE, settings)
-        else:
-            write_whole(folder / NODE, settings.to_toml(folder.absolute()).encode())
+        _make_settings(folder, client, layout, experiment)
         if registered:
             _require_registered(folder, client, registered[client], layout.keys)
         else:
@@ -195,6 +177,22 @@ def make_nodes(layout: Layout, experiment: Experiment) -> list[str]:
     return clients
 
 
+def _make_settings(folder: Path, client: str, layout: Layout, experiment: Experiment) -> None:
+    """Writes a node's settings as the experiment means them, or raises where it has others."""
+    settings = NodeSettings(
+        client=client,
+        ledger=folder.absolute() / LEDGER,
+        cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
+        accept=(experiment.training.privacy,),
+        without_noise=experiment.mechanisms == ("noiseless",),
+        experiment=layout.experiment.absolute(),
+    )
+    if (folder / NODE).exists():
+        _require_same(folder / NODE, settings)
+    else:
+        write_whole(folder / NODE, settings.to_toml(folder.absolute()).encode())
+
+
 def _require_same(path: Path, settings: NodeSettings) -> None:
     """Raises where a node's own file differs from these settings, or leads out of this folder.
 
@@ -202,16 +200,14 @@ def _require_same(path: Path, settings: NodeSettings) -> None:
     copied would charge the ledgers of the original.
     """
     node = read_node(path)
-    for name in DECIDED:
+    for name in (*DECIDED, *PATHS):
         present, decided = getattr(node, name), getattr(settings, name)
-        if present != decided:
+        if name in DECIDED and present != decided:
             raise BadInput(
                 f"{path} has {name}={_shown(present)}, by which the node goes, and {EXPERIMENT} now means "
                 f"{name}={_shown(decided)}. Write the same in both."
             )
-    for name in PATHS:
-        present, decided = getattr(node, name), getattr(settings, name)
-        if present is None or present.resolve() != decided.resolve():
+        if name in PATHS and (present is None or present.resolve() != decided.resolve()):
             raise BadInput(
                 f"{path} has {name}={_shown(present)}, which is not in this deployment: its file is {decided}. Write "
                 f"{name} = {json.dumps(relpath(decided, path.absolute().parent))}."

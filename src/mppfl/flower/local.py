@@ -60,23 +60,8 @@ def deploy_local(
     """Runs the app's experiment on this machine, stops everything that it started, and returns the server's state.
 
     With `simulated`, clients are computed by Flower's simulation engine: no nodes, no keys, names unchecked. Raises
-    where the SuperLink, all nodes or the server app fail; the state stays, and `resume` goes on from it.
-    """
-    with _prepared(app, resume, num_nodes) as (layout, clients), _terminating_like_ctrl_c():
-        federation = (SimulatedFederation if simulated else Federation)(layout, clients, tell)
-        try:
-            federation.start()
-            return federation.watch(on_round)
-        finally:
-            federation.stop()
-
-
-@contextmanager
-def _prepared(app: str | Path, resume: bool, num_nodes: int | None) -> Iterator[tuple[Layout, list[str]]]:
-    """The folder with everything that a launch needs, locked until the launch ends, and the clients.
-
-    Refuses what cannot be run before anything is written. Checks again once the folder is locked: another launch may
-    have begun, and ended, meanwhile.
+    where the SuperLink, all nodes or the server app fail; the state stays, and `resume` goes on from it. What cannot be
+    run is refused before anything is written.
     """
     layout = Layout(Path(app).absolute())
     require_plain_path(layout.app)
@@ -88,9 +73,14 @@ def _prepared(app: str | Path, resume: bool, num_nodes: int | None) -> Iterator[
             f"game.num_clients in {layout.experiment}."
         )
     _require_runnable(layout, resume)
-    with ServerFolder(layout.folder).locked(wait_seconds=0.0):
-        _require_runnable(layout, resume)
-        yield layout, make_nodes(layout, experiment)
+    with ServerFolder(layout.folder).locked(wait_seconds=0.0), _terminating_like_ctrl_c():
+        _require_runnable(layout, resume)  # again: another launch may have begun, and ended, meanwhile
+        federation = (SimulatedFederation if simulated else Federation)(layout, make_nodes(layout, experiment), tell)
+        try:
+            federation.start()
+            return federation.watch(on_round)
+        finally:
+            federation.stop()
 
 
 def _require_runnable(layout: Layout, resume: bool) -> None:
@@ -137,18 +127,22 @@ class Federation:
     mark: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def start(self) -> None:
-        """Starts the SuperLink, registers keys, starts the nodes, and submits the run."""
-        layout, certificates = self.layout, self.layout.certificates
+        """Starts the SuperLink, registers keys two at a time, starts the nodes, and submits the run."""
+        layout, root, certificates = self.layout, self.layout.certificates / CA, self.layout.certificates
         self.ports = free_ports(1 + len(self.clients))
         self._start_superlink(
-            f"root-certificates = {_quoted(str(certificates / CA))}",
-            *("--ssl-ca-certfile", str(certificates / CA)),
-            *("--ssl-certfile", str(certificates / CERTIFICATE), "--ssl-keyfile", str(certificates / KEY)),
-            "--enable-supernode-auth",
+            f"root-certificates = {_quoted(str(root))}",
+            *("--ssl-ca-certfile", str(root), "--ssl-certfile", str(certificates / CERTIFICATE)),
+            *("--ssl-keyfile", str(certificates / KEY), "--enable-supernode-auth"),
         )
-        self._register([layout.node(position) / "key.pub" for position in range(len(self.clients))])
+        keys = [str(layout.node(position) / "key.pub") for position in range(len(self.clients))]
+        with ThreadPoolExecutor(2) as pool:
+            failure = "the key {} could not be registered"
+            list(
+                pool.map(lambda key: self._flwr("supernode", "register", key, LINK, failure=failure.format(key)), keys)
+            )
         for position, client in enumerate(self.clients):
-            line = node_line(layout.node(position), self.address, certificates / CA, self.ports[1 + position])
+            line = node_line(layout.node(position), self.address, root, self.ports[1 + position])
             self.nodes[client] = start_process(line, self._node_log(client), self.environment(f"node-{position}"))
         self._note_processes()
         self.tell(f"started {len(self.nodes)} SuperNodes")
@@ -224,9 +218,8 @@ class Federation:
         if time.monotonic() - self.last_asked < ASK_SECONDS:
             return False
         self.last_asked = time.monotonic()
-        done = self._flwr("list", LINK, "--format", "json")
         try:
-            runs = json.loads(done.stdout)["runs"]
+            runs = json.loads(self._flwr("list", LINK, "--format", "json"))["runs"]
             return bool(runs) and all(str(run["status"]).startswith("finished") for run in runs)
         except (ValueError, KeyError, TypeError):
             return False  # a SuperLink too busy to answer is asked again
@@ -269,24 +262,18 @@ class Federation:
                 time.sleep(0.2)
         raise MppflError(f"the SuperLink did not answer within {START_SECONDS:.0f} s. Its log is {log}.")
 
-    def _register(self, keys: Sequence[Path]) -> None:
-        """Tells the SuperLink whose keys to accept, two at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            results = list(pool.map(lambda key: self._flwr("supernode", "register", str(key), LINK), keys))
-        for key, done in zip(keys, results, strict=True):
-            if done.returncode != 0:
-                raise MppflError(f"the key {key} could not be registered: {_plain_output(done)[-300:]}")
-
     def _submit(self, settings: Mapping[str, str], *options: str) -> None:
         """Hands the app to the SuperLink."""
-        done = self._flwr(*run_arguments(self.layout, settings), *options)
-        if done.returncode != 0:
-            raise MppflError(f"Flower did not take the app: {_plain_output(done)[-400:]}")
+        self._flwr(*run_arguments(self.layout, settings), *options, failure="Flower did not take the app")
 
-    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs Flower's own command."""
-        line = [program("flwr"), *arguments]
-        return subprocess.run(line, env=self.environment(), capture_output=True, text=True, check=False, timeout=180)
+    def _flwr(self, *arguments: str, failure: str = "") -> str:
+        """What Flower's own command prints. Raises where it fails and `failure` says what that means."""
+        line, environment = [program("flwr"), *arguments], self.environment()
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=180)
+        if failure and done.returncode != 0:
+            frames = dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")
+            raise MppflError(f"{failure}: {' '.join((done.stdout + done.stderr).translate(frames).split())[-400:]}")
+        return done.stdout
 
     def environment(self, home: str = "") -> dict[str, str]:
         """Environment of every program of this launch: no calls home, no downloads, and the launch's mark.
@@ -347,11 +334,6 @@ def run_arguments(layout: Layout, settings: Mapping[str, str]) -> list[str]:
     """The arguments of `flwr` that hand the app to the SuperLink."""
     config = {"experiment": str(layout.experiment), "state": str(layout.server), **settings}
     return ["run", str(layout.app), LINK, "--run-config", " ".join(f"{k}={_quoted(v)}" for k, v in config.items())]
-
-
-def _plain_output(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command printed, in one line and without frames."""
-    return " ".join("".join(" " if sign in "│╭╮╰╯─" else sign for sign in done.stdout + done.stderr).split())
 
 
 def _quoted(text: str) -> str:

@@ -33,9 +33,13 @@ from mppfl.training import TrainingConfig, server_step
 CHECKPOINT, ACCOUNTS, ROUNDS = "checkpoint.npz", "accounts.sqlite", "rounds.jsonl"
 ENDED = "ended.json"  # how the server app ended, for whoever started it
 FORMAT = 1
+FACTS = ("run", "key", "rounds_done", "clients", "num_examples")  # of a checkpoint, beside its arrays
 ARRAYS = ("weights", "handed_out", "budgets", "reward_rates")
-NOTED_NUMBERS = ("accuracy", "loss", "reward_rate", "payments", "participating", "seconds")
-NOTED_CLIENTS = ("refused", "rejected", "lost", "absent")
+NOTED: dict[str, Any] = {  # types of what the log holds of a round
+    "round_index": int,
+    **dict.fromkeys(("accuracy", "loss", "reward_rate", "payments", "participating", "seconds"), (int, float)),
+    **dict.fromkeys(("refused", "rejected", "lost", "absent"), list),
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -127,8 +131,7 @@ class ServerFolder:
 
     def keep(self, state: ServerState) -> None:
         """Writes the checkpoint: durable and whole, or the one before stays."""
-        facts = {"format": FORMAT, "run": state.run, "key": state.key, "rounds_done": state.rounds_done,
-                 "clients": state.clients, "num_examples": dict(state.num_examples)}  # fmt: skip
+        facts = {"format": FORMAT} | {name: getattr(state, name) for name in FACTS}
         arrays: dict[str, Any] = {f"memory.{name}": value for name, value in state.memory.items()}
         arrays |= {name: getattr(state, name) for name in ARRAYS}
         content = io.BytesIO()
@@ -144,21 +147,13 @@ class ServerFolder:
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             facts = json.loads(arrays.pop("facts").tobytes())
-            if facts["format"] != FORMAT:
-                raise BadFile(f"{path}: checkpoint of format {facts['format']}, this version reads {FORMAT}.")
-            memory = {n.removeprefix("memory."): arrays[n] for n in arrays if n.startswith("memory.")}
-            sizes = {str(client): int(size) for client, size in facts.get("num_examples", {}).items()}
-            return ServerState(
-                **{name: facts[name] for name in ("run", "key", "rounds_done")},
-                **{name: arrays[name] for name in ARRAYS},
-                memory=memory,
-                clients=tuple(facts["clients"]),
-                num_examples=sizes,
-            )
-        except BadFile:
-            raise
+            if facts.pop("format") == FORMAT:
+                memory = {name.removeprefix("memory."): arrays[name] for name in arrays if name.startswith("memory.")}
+                known = {name: arrays[name] for name in ARRAYS}
+                return ServerState(**facts | known | {"memory": memory, "clients": tuple(facts["clients"])})
         except Exception as cause:  # a damaged archive raises many kinds of errors
             raise BadFile(f"{path}: not a whole checkpoint ({cause}). Restore a copy.") from cause
+        raise BadFile(f"{path}: a checkpoint of another format than {FORMAT}, which this version reads.")
 
     def note(self, round_index: int, facts: Mapping[str, Any]) -> None:
         """Appends what happened in a round to the log."""
@@ -176,15 +171,8 @@ class ServerFolder:
                 facts = json.loads(line)
             except ValueError:
                 continue  # a killed server may leave a line cut short, even within a letter
-            if not _is_note(facts):
+            names = NOTED.keys() & facts if isinstance(facts, dict) else ()
+            if "round_index" not in names or not all(isinstance(facts[name], NOTED[name]) for name in names):
                 raise BadFile(f"{path}: line {number} is no record of a round. Restore a copy, or remove the line.")
             rounds[facts["round_index"]] = rounds.get(facts["round_index"], {}) | facts
         return [rounds[round_index] for round_index in sorted(rounds)]
-
-
-def _is_note(facts: Any) -> bool:
-    """Whether a line of the log holds the right types."""
-    if not isinstance(facts, dict) or type(facts.get("round_index")) is not int:
-        return False
-    numbers = all(isinstance(facts.get(name, 0), (int, float)) for name in NOTED_NUMBERS)
-    return numbers and all(isinstance(facts.get(name, []), list) for name in NOTED_CLIENTS)

@@ -176,34 +176,28 @@ def differences_from_ledgers(entries: Sequence[Entry], ledgers: Mapping[str, Pat
     """Where the server's rows of a run differ, in any bit, from the ledgers of this machine; a missing one holds 0."""
     differences = []
     for client, path in ledgers.items():
-        rows = [entry for entry in entries if entry.client == client and entry.run == run]
+        rows = [entry for entry in entries if (entry.client, entry.run) == (client, run)]
         held = 0.0
         if path.exists():
             with PrivacyLedger.open(path, read_only=True) as ledger:
                 held = sum((budget for _, budget in budgets_in_run(ledger, run, client)), 0.0)
-        if _total(rows) != held:
-            unsure = [str(entry.round_index) for entry in rows if entry.state in ("lost", "asked", "rejected")]
-            rounds = f"no answer, or none that counts, in round {', '.join(unsure)}"
-            cause = rounds if unsure else "no round explains it"
-            what = cause if path.exists() else f"its ledger {path} is missing; {cause}"
-            differences.append(Difference(client, _total(rows), _total(rows, "paid"), held, what))
-    return differences
+        unsure = ", ".join(str(entry.round_index) for entry in rows if entry.state in ("lost", "asked", "rejected"))
+        cause = f"no answer, or none that counts, in round {unsure}" if unsure else "no round explains it"
+        what = cause if path.exists() else f"its ledger {path} is missing; {cause}"
+        differences.append(Difference(client, _total(rows), _total(rows, "paid"), held, what))
+    return [gap for gap in differences if gap.server != gap.ledger]
 
 
 def differences_from_reports(entries: Sequence[Entry], run: str) -> list[Difference]:
     """Where a client's last report in a run differs from what the server had booked up to then."""
+    reports = {entry.client: entry for entry in entries if entry.run == run and entry.client_says is not None}
     differences = []
-    for client in dict.fromkeys(entry.client for entry in entries if entry.run == run):
-        rows = [entry for entry in entries if entry.client == client and entry.run == run]
-        reports = [(entry.round_index, entry.client_says) for entry in rows if entry.client_says is not None]
-        if not reports:
-            continue
-        last_round, client_says = reports[-1]
-        rows = [entry for entry in rows if entry.round_index <= last_round]
-        if _total(rows) != client_says:
-            what = f"as of round {last_round}"
-            differences.append(Difference(client, _total(rows), _total(rows, "paid"), client_says, what))
-    return differences
+    for client, last in reports.items():
+        rows = [entry for entry in entries if (entry.client, entry.run) == (client, run)]
+        rows = [entry for entry in rows if entry.round_index <= last.round_index]
+        what, held = f"as of round {last.round_index}", last.client_says or 0.0
+        differences.append(Difference(client, _total(rows), _total(rows, "paid"), held, what))
+    return [gap for gap in differences if gap.server != gap.ledger]
 
 
 def _total(rows: Sequence[Entry], *states: str) -> float:

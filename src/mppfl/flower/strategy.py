@@ -257,9 +257,8 @@ class PricedFedAvg(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Checks, books and averages the replies; the state after the round is on the disk when this returns."""
         state, round_index = self._state, self.plan[self._state.rounds_done].round_index
-        settlements, uploads = self._judge_all(replies)
+        settlements, uploads = self._judge_all(round_index, replies)
         mean = self._mean(uploads)  # before anything is booked: what cannot be averaged must not be paid
-        settlements += self._left_open(round_index, settlements)
         self._accounts.settle(state.run, round_index, settlements)
         declared = {upload.client: upload.num_examples for upload in uploads}
         self._state = after_round(state, mean, self.config, declared)
@@ -277,30 +276,23 @@ class PricedFedAvg(FedAvg):
         counts = {name: len(clients) for name, clients in by_state.items()}
         return record_like(self._form, self._state.handed_out), MetricRecord({**figures, **counts})
 
-    def _judge_all(self, replies: Iterable[Message]) -> tuple[list[Settlement], list[_Upload]]:
+    def _judge_all(self, round_index: int, replies: Iterable[Message]) -> tuple[list[Settlement], list[_Upload]]:
         """How the round ended for everybody who was asked, and the uploads that are accepted.
 
         Errors come from the SuperLink, not from the node that they are about, so replies are matched by message.
+        Clients asked before a crash that are offline when the round is retried are lost.
         """
         answers: dict[str, Message] = {}
         for reply in replies:
             answers.setdefault(reply.metadata.reply_to_message_id, reply)
-        settlements, uploads = [], []
-        for terms, message in self._asked:
-            settlement, upload = self._judge(terms, answers.get(message.metadata.message_id))
-            settlements.append(settlement)
-            uploads += [] if upload is None else [upload]
+        ends = {t.client: self._judge(t, answers.get(message.metadata.message_id)) for t, message in self._asked}
         self._asked = []
-        return settlements, uploads
-
-    def _left_open(self, round_index: int, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """Clients asked before a crash that are offline when the round is retried."""
-        judged = {end.client for end in settlements}
-        return [
-            Settlement(entry.client, "lost", "asked before an interruption, absent when the round was repeated")
-            for entry in self._accounts.entries(self._state.run)
-            if entry.round_index == round_index and entry.state == "asked" and entry.client not in judged
-        ]
+        gone = "asked before an interruption, absent when the round was repeated"
+        for entry in self._accounts.entries(self._state.run):
+            if entry.round_index == round_index and entry.state == "asked" and entry.client not in ends:
+                ends[entry.client] = Settlement(entry.client, "lost", gone), None
+        uploads = [upload for _, upload in ends.values() if upload is not None]
+        return [settlement for settlement, _ in ends.values()], uploads
 
     def _judge(self, terms: ClientTerms, reply: Message | None) -> tuple[Settlement, _Upload | None]:
         """How the round ended for one client."""

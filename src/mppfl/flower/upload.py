@@ -156,10 +156,12 @@ class _ClientRound:
     def answer(self, call_next: Train) -> Message:
         try:
             mechanism = self._accepted()
-            cost = self._cost(mechanism)
-            stored = self._stored_before(cost)
-            if stored is None:
-                stored = self._released(mechanism, cost, call_next)
+            try:
+                cost = cost_of(self.terms, mechanism, work_of(self.terms, self.num_examples), self.base.size)
+            except BadInput as cause:
+                log.warning("%s", cause)
+                raise Refused("terms that cannot be met") from cause
+            stored = self._stored_before(cost) or self._released(mechanism, cost, call_next)
             self.ledger.mark_sent(self.terms.run, self.terms.round_index, self.node.client)
         except Refused as refusal:
             log.warning("round %s of %s refused: %s", self.terms.round_index, self.terms.run, refusal)
@@ -197,13 +199,6 @@ class _ClientRound:
             return True
         log.warning("%s puts noise on gradients, and PrivateUpload(trains_privately=...) lacks it", mechanism.name)
         return False
-
-    def _cost(self, mechanism: PrivacyMechanism) -> ReleaseCost:
-        try:
-            return cost_of(self.terms, mechanism, work_of(self.terms, self.num_examples), self.base.size)
-        except BadInput as cause:
-            log.warning("%s", cause)
-            raise Refused("terms that cannot be met") from cause
 
     def _stored_before(self, cost: ReleaseCost) -> _StoredUpload | None:
         """The upload of this very round, if it was made before; None where the round is new.

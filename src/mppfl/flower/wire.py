@@ -11,7 +11,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -87,12 +86,12 @@ class UploadReport:
     run_spent: float
 
     def to_record(self) -> ConfigRecord:
-        return ConfigRecord({field.name: getattr(self, field.name) for field in fields(self)})
+        return ConfigRecord(_written(self))
 
 
 def with_terms(config: Mapping[str, ConfigRecordValues], terms: ClientTerms) -> ConfigRecord:
     """The configuration for one client: what everybody gets, and its terms."""
-    return ConfigRecord({**config, **{TERMS + field.name: getattr(terms, field.name) for field in fields(terms)}})
+    return ConfigRecord({**config, **_written(terms, TERMS)})
 
 
 def terms_in(content: RecordDict) -> ClientTerms:
@@ -108,20 +107,22 @@ def report_in(content: RecordDict) -> UploadReport:
     record: Any = content.get(REPORT)
     if not isinstance(record, ConfigRecord):
         raise BadInput("the reply has no report. Its client must use PrivateUpload.")
-    report = _read(UploadReport, record, "")
+    report = _read(UploadReport, record)
     if report.outcome not in ("released", "refused"):
         raise BadInput(f"outcome={report.outcome!r:.40} is neither 'released' nor 'refused'.")
     return report
 
 
-def _read(cls: type[Value], record: ConfigRecord, prefix: str) -> Value:
+def _written(value: Any, prefix: str = "") -> dict[str, ConfigRecordValues]:
+    return {prefix + field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _read(cls: type[Value], record: ConfigRecord, prefix: str = "") -> Value:
     values: dict[str, Any] = {}
-    kinds: dict[str, Any] = {"str": str, "int": int, "float": float}
     for field in fields(cls):  # type: ignore[arg-type]
         value: Any = record.get(prefix + field.name)
-        kind = kinds[str(field.type)]
-        if type(value) is not kind or (kind is float and isnan(value)):
-            raise BadInput(f"{prefix}{field.name}={value!r:.40} must be {kind.__name__}.")
+        if type(value).__name__ != field.type or value != value:  # noqa: PLR0124  # NaN is no figure
+            raise BadInput(f"{prefix}{field.name}={value!r:.40} must be {field.type}.")
         values[field.name] = value
     return cls(**values)
 

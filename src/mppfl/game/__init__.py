@@ -6,18 +6,9 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from ._kernels import line_totals
-    from .clients import PRESETS, PresetName, draw_clients, preset, read_clients
-    from .compare import (
-        COMPARED,
-        Comparison,
-        Convention,
-        Row,
-        Summary,
-        compare,
-        summarise,
-        sweep,
-    )
-    from .convex import Society, auction_budgets, optimal_budgets, personal_budgets
+    from .clients import PRESETS, draw_clients, preset, read_clients
+    from .compare import COMPARED, Comparison, Convention, Row, Summary, compare, summarise, sweep
+    from .convex import personal_budgets
     from .device import DeviceLoss, solution_bytes
     from .equilibrium import (
         PATH_BELOW,
@@ -26,19 +17,10 @@ if TYPE_CHECKING:
         Response,
         equilibrium_at,
         equilibrium_response,
-        lemke,
         response_path,
     )
     from .key_players import SETTLE, budgets_after_leaving, exposure_imposed, exposure_relief, harm_imposed, key_players
-    from .leader import (
-        Answers,
-        answers_along,
-        budgets_along,
-        choose_rates,
-        cost_of,
-        noise_aware_cost,
-        pigouvian_weights,
-    )
+    from .leader import Answers, budgets_along, choose_rates, cost_of, noise_aware_cost, pigouvian_weights
     from .loss import LossOperator
     from .mechanisms import (
         MECHANISMS,
@@ -76,7 +58,7 @@ if TYPE_CHECKING:
         utility,
         wanted_loss,
     )
-    from .outcome import Outcome, Verification, evaluate, leader_savings, verify
+    from .outcome import Outcome, Verification, evaluate, verify
     from .participation import gain_from_participating, settled_plan
     from .plan import (
         Against,

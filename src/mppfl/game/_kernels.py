@@ -48,7 +48,7 @@ def line_totals(
     rates: Array,
 ) -> Any:
     """Per round: Σε/ρ, Σpρ, Σ(pρ−cost), negative utilities, participants, largest distance from the best
-    response, largest gain from moving alone, the same over the client's utility scale; see `totals_of_rounds`.
+    response, largest gain from moving alone, the same over the client's utility scale; see `outcome._sums`.
     """
     n, num_rounds = len(slope), len(rates)
     blocks = (n + BLOCK - 1) // BLOCK

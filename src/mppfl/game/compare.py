@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from typing import Any, Literal, overload
@@ -108,14 +108,16 @@ def compare(
     progress: Callable[[int, int], None] | None = None,
     leak: Callable[[Array], float] | None = None,
 ) -> Comparison:
-    """Every mechanism in every game under both reward conventions.
+    """Every mechanism in every game under both reward conventions: a row each.
+
+    A row has no numbers, and the reason in its notes, where the participation rule allows a mechanism no rate.
 
     Args:
         games: one game or several.
         mechanisms: names and functions, or a mapping from names to functions; plans of functions that are not ours are
             checked.
         num_rounds: how many rounds each.
-        fixed_budget: of the mechanism `fixed`.
+        fixed_budget: of `dp_fedavg`.
         conventions: "common", where everybody faces MPPFL's reward rates and mechanisms that differ from it in the rate
             alone are left out; "own", where each mechanism's server sets its own.
         participation, against: the rule by which clients participate, as in `solve`.
@@ -127,10 +129,6 @@ def compare(
         leak: what leaks in all at given budgets, for instance `leak_model(graph, sample).total` in nats; every row then
             carries it for its first round: it is dear to compute (N³ up to 3,000 clients). All games must then be on
             the network it was made for.
-
-    Returns:
-        One row per mechanism, convention and game; without numbers, and with the reason in its notes, where the
-        participation rule allows a mechanism no rate.
 
     Raises:
         BadInput: an argument, or a plan of a function that is not ours, is wrong.
@@ -145,85 +143,78 @@ def compare(
     several = [games] if isinstance(games, Game) else list(games)
     if leak is not None:
         _require_one_network(several)
-    chosen = _records(mechanisms, fixed_budget)
-    _check_conventions(conventions)
+    if isinstance(conventions, str):
+        raise BadInput(f"conventions={conventions!r} must be a list. Put it into one: [{conventions!r}].")
+    for convention in conventions:
+        if convention not in CONVENTIONS:
+            raise BadInput(f'convention={convention!r} must be "common" or "own".')
     horizon = Horizon(rounds_up_to(num_rounds), None, seed, participation, against)
-    play = partial(
-        _rows_of_game, records=chosen, conventions=tuple(conventions), horizon=horizon, optimum=optimum, leak=leak
-    )
+    play = _Play(_records(mechanisms, fixed_budget), tuple(conventions), horizon, optimum, leak)
     rows: list[Row] = []
-    for done, of_game in enumerate(_mapped(play, several, workers), start=1):
-        rows += of_game
-        if progress is not None:
-            progress(done, len(several))
+    with ExitStack() as stack:
+        together: Callable[..., Iterator[list[Row]]] = map
+        if require_count(workers, "workers") > 1 and len(several) > 1:
+            pool = ProcessPoolExecutor(min(workers, len(several)), get_context("spawn"))
+            together = stack.enter_context(pool).map
+        for done, of_game in enumerate(together(play, several, range(len(several))), start=1):
+            rows += of_game
+            if progress is not None:
+                progress(done, len(several))
     return Comparison(rows)
 
 
-def _mapped(play: Callable[[tuple[int, Game]], list[Row]], games: list[Game], workers: int) -> Iterator[list[Row]]:
-    """Rows of every game, in their order."""
-    if require_count(workers, "workers") == 1 or len(games) == 1:
-        yield from map(play, enumerate(games))
-        return
-    with ProcessPoolExecutor(min(workers, len(games)), get_context("spawn")) as pool:
-        yield from pool.map(play, enumerate(games))
+@dataclass(frozen=True)
+class _Play:
+    """All mechanisms in one game after another."""
 
+    records: dict[str, Mechanism]
+    conventions: tuple[Convention, ...]
+    horizon: Horizon
+    optimum: bool
+    leak: Callable[[Array], float] | None
 
-def _rows_of_game(
-    numbered: tuple[int, Game],
-    records: dict[str, Mechanism],
-    conventions: tuple[Convention, ...],
-    horizon: Horizon,
-    optimum: bool,
-    leak: Callable[[Array], float] | None,
-) -> list[Row]:
-    """All mechanisms in one game."""
-    number, game = numbered
-    own = replace(horizon, seed=horizon.seed + number)
-    common = None
-    optima = SocialOptima(game) if optimum else None
-    doubts = doubts_about(game)
-    plans: dict[str, Plan] = {}  # of those that serve both conventions
-    rows = []
-    for convention, (name, record) in product(conventions, records.items()):
-        if convention == "common" and record.only_rate_differs:
-            continue
-        rates = None
-        if convention == "common" and record.has_rate:
-            common = MECHANISMS["mppfl"](game, horizon).reward_rates if common is None else common
-            rates = common
-        try:
-            plan = plans.get(name) or record(game, replace(own, reward_rates=rates))
-        except NoEquilibrium as reason:  # the others are compared all the same
-            rows.append(Row(name, convention, number, notes=(str(reason), *doubts)))
-            continue
-        if not record.has_rate:
-            plans[name] = plan
-        rows.append(Row(name, convention, number, notes=(*plan.notes, *doubts), **_sums(game, plan, optima, leak)))
-    return rows
+    def __call__(self, game: Game, number: int) -> list[Row]:
+        own, doubts = replace(self.horizon, seed=self.horizon.seed + number), doubts_about(game)
+        optima = SocialOptima(game) if self.optimum else None
+        common = None  # MPPFL's rates, once they are needed
+        plans: dict[str, Plan] = {}  # of those that serve both conventions
+        rows = []
+        for convention, (name, record) in product(self.conventions, self.records.items()):
+            if convention == "common" and record.only_rate_differs:
+                continue
+            if convention == "common" and record.has_rate and common is None:
+                common = MECHANISMS["mppfl"](game, self.horizon).reward_rates
+            rates = common if convention == "common" and record.has_rate else None
+            try:
+                plan = plans.get(name) or record(game, replace(own, reward_rates=rates))
+            except NoEquilibrium as reason:  # the others are compared all the same
+                rows.append(Row(name, convention, number, notes=(str(reason), *doubts)))
+                continue
+            if not record.has_rate:
+                plans[name] = plan
+            sums = _sums(game, plan, optima, self.leak)
+            rows.append(Row(name, convention, number, notes=(*plan.notes, *doubts), **sums))
+        return rows
 
 
 def _sums(game: Game, plan: Plan, optima: SocialOptima | None, leak: Callable[[Array], float] | None) -> dict[str, Any]:
     """The numbers of a row."""
-    outcome, weight = evaluate(game, plan), game.accuracy_weight
-    aware, budgets = 0.0, 0.0
+    outcome = evaluate(game, plan)
+    money, shares = ("payments", "welfare", "total_welfare"), ("negative_utility", "participating")
+    sums: dict[str, Any] = {name: float(getattr(outcome, name).sum()) for name in money}
+    sums |= {name: float(getattr(outcome, name).mean() / game.num_clients) for name in shares}
+    sums["server_cost"] = float(outcome.server_costs.sum())
+    sums["noise_aware_cost"] = sums["mean_budget"] = 0.0
     for terms in plan:
         if np.isfinite(terms.budgets).all():
-            aware += noise_aware_cost(game, terms.round_index, terms.prices, terms.budgets)
+            cost = noise_aware_cost(game, terms.round_index, terms.prices, terms.budgets)
         else:  # all weight goes to those without noise, who are paid nothing
             paid = np.sum(terms.prices * np.where(np.isfinite(terms.budgets), terms.budgets, 0.0))
-            aware += (1 - weight) * float(paid)
-        budgets += float(terms.budgets.mean()) / len(plan)
-    sums: dict[str, Any] = {
-        "server_cost": float(outcome.server_costs.sum()),
-        "noise_aware_cost": aware,
-        "mean_budget": budgets,
-    }
-    sums |= {name: float(getattr(outcome, name).sum()) for name in ("payments", "welfare", "total_welfare")}
-    shares = ("negative_utility", "participating")
-    sums |= {name: float(getattr(outcome, name).mean() / game.num_clients) for name in shares}
-    reached = float(outcome.welfare.sum())
-    if optima is not None and plan.prices is None and np.isfinite(reached):
-        sums["price_of_anarchy"] = price_of_anarchy(optima.total(plan.reward_rates), reached)
+            cost = (1 - game.accuracy_weight) * float(paid)
+        sums["noise_aware_cost"] += cost
+        sums["mean_budget"] += float(terms.budgets.mean()) / len(plan)
+    if optima is not None and plan.prices is None and np.isfinite(sums["welfare"]):
+        sums["price_of_anarchy"] = price_of_anarchy(optima.total(plan.reward_rates), sums["welfare"])
     if leak is not None and np.isfinite(plan[0].budgets).all():
         sums["leak"] = float(leak(plan[0].budgets))
     return sums
@@ -239,7 +230,7 @@ def sweep(
     conventions: Sequence[Convention] = ("own",),
     workers: int = 1,
 ) -> Comparison:
-    """Mechanisms compared while one value of a game changes.
+    """The rows of `compare` while one value of a game changes, with that value as the first column of the table.
 
     Args:
         spec: the game.
@@ -249,9 +240,6 @@ def sweep(
         seeds: one game is drawn for each; the spec's own unless given.
         conventions: "own" or "common" rewards, or both.
         workers: processes among which the games of one value are divided.
-
-    Returns:
-        The rows of `compare`, with the value of the field as the first column of the table.
 
     Raises:
         BadInput: the field is not known, or cannot take a value.
@@ -266,17 +254,14 @@ def sweep(
     require_known([field], defaults_of(type(spec)))
     rows: list[Row] = []
     settings: list[Any] = []
-    for value in values:
-        changed = replace(spec, **{field: value})
-        records = [as_mechanism(given) for given in mechanisms]
-        options = [getattr(changed, record.option, None) if record.option else None for record in records]
-        bound = [
-            record if option is None else record.with_options(**{str(record.option): option})
-            for record, option in zip(records, options, strict=True)
-        ]
+    for setting in values:
+        changed = replace(spec, **{field: setting})
+        records = [as_mechanism(chosen) for chosen in mechanisms]
+        given = [(record.option, getattr(changed, record.option or "", None)) for record in records]
+        options = [{} if value is None else {str(option): value} for option, value in given]
         of_value = compare(
             [replace(changed, seed=seed).build() for seed in ([changed.seed] if seeds is None else seeds)],
-            bound,
+            [record.with_options(**option) for record, option in zip(records, options, strict=True)],
             num_rounds=changed.num_rounds,
             conventions=conventions,
             participation=changed.participation,
@@ -285,16 +270,8 @@ def sweep(
             workers=workers,
         )
         rows += of_value.rows
-        settings += [value] * len(of_value)
+        settings += [setting] * len(of_value)
     return Comparison(rows, field, settings)
-
-
-def _check_conventions(conventions: Sequence[Convention]) -> None:
-    if isinstance(conventions, str):
-        raise BadInput(f"conventions={conventions!r} must be a list. Put it into one: [{conventions!r}].")
-    for convention in conventions:
-        if convention not in CONVENTIONS:
-            raise BadInput(f'convention={convention!r} must be "common" or "own".')
 
 
 def _require_one_network(games: Sequence[Game]) -> None:
@@ -352,25 +329,24 @@ class Summary:
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
     """Means over games, in the order of the rows."""
-    summaries = []
-    for convention in CONVENTIONS:
-        reference = {row.game: row for row in rows if row.convention == convention and row.mechanism == "mppfl"}
-        names = dict.fromkeys(row.mechanism for row in rows if row.convention == convention)
-        for name in names:
-            mine = [row for row in rows if row.convention == convention and row.mechanism == name]
-            summaries.append(_summary(name, convention, mine, reference))
-    return summaries
+    groups: dict[tuple[Convention, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.convention, row.mechanism), []).append(row)
+    in_order = sorted(groups, key=lambda group: CONVENTIONS.index(group[0]))
+    return [_summary(groups[group], groups.get((group[0], "mppfl"), [])) for group in in_order]
 
 
-def _summary(name: str, convention: Convention, mine: list[Row], reference: Mapping[int, Row]) -> Summary:
-    columns = {f.name: [getattr(row, f.name) for row in mine] for f in fields(Row)}
+def _summary(rows: list[Row], ours: list[Row]) -> Summary:
+    """Of one mechanism's rows, beside MPPFL's in the same games."""
+    columns = {f.name: [getattr(row, f.name) for row in rows] for f in fields(Row)}
     means = ("server_cost", "noise_aware_cost", "welfare", "total_welfare", "negative_utility", "participating")
     leaks, ratios = ([value for value in columns[name] if value is not None] for name in ("leak", "price_of_anarchy"))
-    pairs = [(row, reference[row.game]) for row in mine if row.game in reference and np.isfinite(row.server_cost)]
+    reference = {row.game: row for row in ours}
+    pairs = [(row, reference[row.game]) for row in rows if row.game in reference and np.isfinite(row.server_cost)]
     return Summary(
-        mechanism=name,
-        convention=convention,
-        num_games=len(mine),
+        mechanism=rows[0].mechanism,
+        convention=rows[0].convention,
+        num_games=len(rows),
         **{column: float(np.mean(columns[column])) for column in means},
         server_cost_sd=_spread(columns["server_cost"]),
         welfare_sd=_spread(columns["welfare"]),

@@ -18,9 +18,6 @@ SETTLE = "the others settle anew at the same prices, within their bounds"
 KEEP = "budgets here are no best responses to prices, so the others are taken to keep theirs"
 
 
-# ---- when a client leaves -----------------------------------------------------------------------------------------
-
-
 def budgets_after_leaving(game: Game, budgets: Array, client: int, prices: Array | float | None = None) -> Array:
     """Everybody's budget after one client left and the rest settled anew: ρ − B⁻¹e_k ρ_k/(B⁻¹)_kk inside the bounds
     (model, eq. 32), the equilibrium at the same `prices` at them.
@@ -28,13 +25,13 @@ def budgets_after_leaving(game: Game, budgets: Array, client: int, prices: Array
     Budgets must be an equilibrium. Without prices everybody must be inside its bounds before and after, or it raises:
     how much more a client at a bound would want, its budget does not tell.
     """
-    inside = _strictly_inside(game, budgets)
-    inside[client] = True  # whatever it gave, it leaves
-    start = budgets
-    if prices is None or inside.all():
-        start = _along_column(game, budgets, client)
-        within = inside & (start >= game.clients.budget_min) & (start <= game.clients.budget_max)
-        within[client] = True
+    start, within = budgets, _strictly_inside(game, budgets)
+    within[client] = True  # whatever it gave, it leaves
+    if prices is None or within.all():
+        unit = (np.arange(game.num_clients) == client).astype(np.float64)
+        column = game.loss.solve(unit)
+        start = np.where(unit == 1, 0.0, budgets - column * (budgets[client] / column[client]))
+        within &= ((start >= game.clients.budget_min) & (start <= game.clients.budget_max)) | (unit == 1)
         if within.all():  # everybody's equation of eq. 13 still holds, and nobody is in the way of a bound
             return start
         if prices is None:
@@ -53,35 +50,12 @@ def exposure_relief(game: Game, budgets: Array, client: int, prices: Array | flo
 
     Bounds and `prices` are those of `budgets_after_leaving`.
     """
-    return _relief(game, budgets, budgets_after_leaving(game, budgets, client, prices), client)
-
-
-def _relief(game: Game, budgets: Array, after: Array, client: int) -> float:
-    others = np.arange(game.num_clients) != client
-    return float((game.propagation @ (budgets - after))[others].sum())
-
-
-def _along_column(game: Game, budgets: Array, client: int) -> Array:
-    """Eq. 32 as if nobody had bounds."""
-    unit = np.zeros(game.num_clients)
-    unit[client] = 1.0
-    column = game.loss.solve(unit)
-    after = budgets - column * (budgets[client] / column[client])
-    after[client] = 0.0
-    return np.asarray(after)
+    fall = budgets - budgets_after_leaving(game, budgets, client, prices)
+    return float(np.delete(game.propagation @ fall, client).sum())
 
 
 def _strictly_inside(game: Game, budgets: Array) -> BoolArray:
     return np.asarray((budgets > game.clients.budget_min) & (budgets < game.clients.budget_max))
-
-
-def _distance_from_rest(game: Game, prices: Array | float, budgets: Array) -> float:
-    """The largest distance of a budget from its owner's best response."""
-    wish = wanted_loss(game, prices) - (game.loss @ budgets - budgets)
-    return float(np.abs(np.clip(wish, game.clients.budget_min, game.clients.budget_max) - budgets).max())
-
-
-# ---- all of them --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,27 +82,21 @@ def key_players(game: Game, prices: Array | float, budgets: Array, top: int) -> 
     client is tried in networks of at most 200, and of at most 1,000 where nobody is at a bound; elsewhere the 2·top who
     impose most exposure.
     """
-    if _distance_from_rest(game, prices, budgets) > max(AT_REST * float(budgets.max()), 1e-11):
+    wish = wanted_loss(game, prices) - (game.loss @ budgets - budgets)
+    distance = np.abs(np.clip(wish, game.clients.budget_min, game.clients.budget_max) - budgets).max()
+    if distance > max(AT_REST * float(budgets.max()), 1e-11):
         imposed = exposure_imposed(game, budgets)
         order = np.argsort(-imposed, kind="stable")[:top]
         return KeyPlayers(order, imposed[order], budgets[order], KEEP)
-    tried, among = _candidates(game, budgets, 2 * top)
-    after = [budgets_after_leaving(game, budgets, int(k), prices) for k in tried]
-    relief = np.array([_relief(game, budgets, then, int(k)) for k, then in zip(tried, after, strict=True)])
-    lost = np.array([float((budgets - then).sum()) for then in after])
+    tried, among = np.arange(game.num_clients), ""
+    by_formula = game.loss.is_dense and bool(_strictly_inside(game, budgets).all())  # eq. 32, one product each
+    if not by_formula and game.num_clients > max(TRY_ALL_BELOW, 2 * top):
+        tried = np.argsort(-exposure_imposed(game, budgets), kind="stable")[: 2 * top]
+        among = f"; tried for the {2 * top} who impose most"
+    falls = [budgets - budgets_after_leaving(game, budgets, int(k), prices) for k in tried]
+    relief = np.array([np.delete(game.propagation @ fall, k).sum() for k, fall in zip(tried, falls, strict=True)])
     order = np.argsort(-relief, kind="stable")[:top]
-    return KeyPlayers(tried[order], relief[order], lost[order], f"{SETTLE}{among}")
-
-
-def _candidates(game: Game, budgets: Array, most: int) -> tuple[IntArray, str]:
-    """Whose leaving is tried, and what is to be said of the choice."""
-    inside = game.loss.is_dense and bool(_strictly_inside(game, budgets).all())  # then eq. 32 serves, one product each
-    if inside or game.num_clients <= max(TRY_ALL_BELOW, most):
-        return np.arange(game.num_clients), ""
-    return np.argsort(-exposure_imposed(game, budgets), kind="stable")[:most], f"; tried for the {most} who impose most"
-
-
-# ---- what budgets do to the others --------------------------------------------------------------------------------
+    return KeyPlayers(tried[order], relief[order], np.array([falls[k].sum() for k in order]), f"{SETTLE}{among}")
 
 
 def exposure_imposed(game: Game, budgets: Array) -> Array:

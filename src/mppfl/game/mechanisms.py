@@ -128,18 +128,7 @@ class Mechanism:
 
 
 def mechanism(**facts: Any) -> Callable[[Callable[..., Plan]], Mechanism]:
-    """A decorator that makes a function a Mechanism with these facts.
-
-    Example:
-        >>> import numpy as np, mppfl
-        >>> from mppfl.game import mechanism, respond
-        >>> @mechanism(title="Twice the paper's prices")
-        ... def doubled(game, horizon):
-        ...     terms = [respond(game, 2 * t.reward_rate, t.round_index) for t in mppfl.solve(game).plan]
-        ...     return mppfl.plan_from_rounds("doubled", terms)
-        >>> doubled.name, doubled.title
-        ('doubled', "Twice the paper's prices")
-    """
+    """A decorator that makes a function a Mechanism with these facts: `@mechanism(title="Twice the paper's")`."""
     return lambda function: Mechanism(function, **facts)
 
 
@@ -205,10 +194,9 @@ def respond(game: Game, prices: Array | float, round_index: int = 1, start: Arra
 
     Example:
         >>> import mppfl
-        >>> from mppfl.game import respond
         >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
         >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 1.0], 0.0, 0.1), max_hops=1, externality_strength=0.5)
-        >>> respond(game, [3.0, 3.0]).budgets.round(12).tolist()
+        >>> mppfl.respond(game, [3.0, 3.0]).budgets.round(12).tolist()
         [1.0, 1.0]
     """
     paid = as_numbers(prices, "prices")
@@ -263,20 +251,15 @@ def pigouvian(game: Game, horizon: Horizon) -> Plan:
 
     A client that harms others more than it earns has c_i < 0; it is offered nothing instead of being charged.
     """
-    weights, notes = offered_weights(game)
-    plan = _uniform(game, horizon, "pigouvian", "anticipating", weights=weights)
-    return replace(plan, prices=AlongLine(weights, np.zeros(game.num_clients)), notes=plan.notes + notes)
-
-
-def offered_weights(game: Game) -> tuple[Array, tuple[str, ...]]:
-    """Pigouvian prices per unit of rate, none below 0, and a note on those who would be charged."""
     weights = pigouvian_weights(game)
-    charged = int((weights < 0).sum())
-    notes = (f"{charged} clients would be charged for sharing (c_i < 0); they are offered nothing",) if charged else ()
-    return np.maximum(weights, 0.0), notes
+    charged, weights = int((weights < 0).sum()), np.maximum(weights, 0.0)
+    plan = _uniform(game, horizon, "pigouvian", "anticipating", weights=weights)
+    note = f"{charged} clients would be charged for sharing (c_i < 0); they are offered nothing"
+    notes = (*plan.notes, note) if charged else plan.notes
+    return replace(plan, prices=AlongLine(weights, np.zeros(game.num_clients)), notes=notes)
 
 
-@mechanism(title="Personal prices", has_rate=False, compared=True)
+@mechanism(title="Personal prices", has_rate=False)
 def personalised(game: Game, horizon: Horizon) -> Plan:
     """One price for each client, as cheap for the server as can be, and hard on clients (eq. 21).
 
@@ -284,14 +267,21 @@ def personalised(game: Game, horizon: Horizon) -> Plan:
     which it would give that much of its own accord.
     """
     require_somebody(game)
-    terms = []
-    budgets: Array | None = None
-    for round_index in horizon.rounds:
-        budgets = personal_budgets(game, int(round_index), budgets)
-        terms.append(_priced(int(round_index), personal_prices(game, budgets), budgets))
+    terms = _round_by_round(game, horizon, personal_budgets, lambda budgets: personal_prices(game, budgets))
     floors = int((game.clients.budget_min > 0).sum())
     note = f"{floors} clients give their budget_min above 0 for nothing; these prices make no use of that"
     return plan_from_rounds("personalised", terms, (note,) if floors else ())
+
+
+def _round_by_round(
+    game: Game, horizon: Horizon, budgets_of: Callable[..., Array], prices_of: Callable[[Array], Array]
+) -> list[RoundTerms]:
+    """Terms at prices that go with the budgets, which are found from those of the round before."""
+    terms: list[RoundTerms] = []
+    for round_index in horizon.rounds.tolist():
+        budgets = budgets_of(game, round_index, terms[-1].budgets if terms else None)
+        terms.append(_priced(round_index, prices_of(budgets), budgets))
+    return terms
 
 
 def _uniform(
@@ -332,13 +322,11 @@ def random(game: Game, horizon: Horizon, *, low: float = 0.2, high: float = 1.8)
     if not 0 < low <= high < np.inf:
         raise BadInput(f"random budgets need 0 < low <= high, got low={low:g}, high={high:g}.")
     mean = _mean_agnostic_budget(game)
-    drawn = np.array(
-        [  # reproducible per round: reading one does not change another
-            np.random.default_rng([horizon.seed, int(t) - 1]).uniform(low * mean, high * mean, game.num_clients)
-            for t in horizon.rounds
-        ]
-    )
-    return _mandated(game, horizon, "random", drawn, (f"budgets drawn from [{low * mean:.4g}, {high * mean:.4g}]",))
+    low, high = low * mean, high * mean
+    # reproducible per round: reading one does not change another
+    streams = [np.random.default_rng([horizon.seed, int(t) - 1]) for t in horizon.rounds]
+    drawn = np.array([stream.uniform(low, high, game.num_clients) for stream in streams])
+    return _mandated(game, horizon, "random", drawn, f"budgets drawn from [{low:.4g}, {high:.4g}]")
 
 
 @mechanism(title="DP-FedAvg", option="fixed_budget")
@@ -357,9 +345,8 @@ def dp_fedavg(game: Game, horizon: Horizon, *, fixed_budget: float | Literal["mi
         raise BadInput(f'fixed budget={fixed_budget!r} must be "min", "mean" or a number above 0.')
     else:
         size = require_number(fixed_budget, "fixed budget", 0.0, LARGEST)
-    return _mandated(
-        game, horizon, "dp_fedavg", np.full((1, game.num_clients), size), (f"fixed budget {size:.6g} ({fixed_budget})",)
-    )
+    note = f"fixed budget {size:.6g} ({fixed_budget})"
+    return _mandated(game, horizon, "dp_fedavg", np.full((1, game.num_clients), size), note)
 
 
 def _first_round(game: Game) -> RoundTerms:
@@ -384,24 +371,19 @@ def noiseless(game: Game, horizon: Horizon) -> Plan:
     return Plan("noiseless", horizon.rounds, np.zeros(len(horizon.rounds)), everybody, game.num_clients)
 
 
-def _mandated(game: Game, horizon: Horizon, name: str, rows: Array, notes: tuple[str, ...]) -> Plan:
+def _mandated(game: Game, horizon: Horizon, name: str, rows: Array, note: str) -> Plan:
     """Budgets that nobody chose, one row for each round or one for all, within everybody's bounds.
 
     The server's own rate is then the lowest at which no client that participates is worse off than at 0.
     """
-    rows = np.clip(rows, game.clients.budget_min, game.clients.budget_max)
-    row_of_round = np.arange(len(horizon.rounds)) % len(rows)
-    rates = horizon.reward_rates
+    rows, notes = np.clip(rows, game.clients.budget_min, game.clients.budget_max), [note]
+    row_of_round, rates = np.arange(len(horizon.rounds)) % len(rows), horizon.reward_rates
     if rates is None:
-        rates = np.array([_covering_rate(game, row) for row in rows])[row_of_round]
-        notes = (*notes, "own reward: the lowest rate that covers every client's cost")
-    return Plan(name, horizon.rounds, rates, Stored(rows, row_of_round), game.num_clients, notes=notes)
-
-
-def _covering_rate(game: Game, budgets: Array) -> float:
-    part = budgets > 0
-    costs = privacy_cost(game, privacy_loss(game, budgets)) + game.clients.compute_cost
-    return float((costs[part] / budgets[part]).max(initial=0.0))
+        costs = [privacy_cost(game, privacy_loss(game, row)) + game.clients.compute_cost for row in rows]
+        covered = [(cost[row > 0] / row[row > 0]).max(initial=0.0) for cost, row in zip(costs, rows, strict=True)]
+        rates = np.array(covered)[row_of_round]
+        notes.append("own reward: the lowest rate that covers every client's cost")
+    return Plan(name, horizon.rounds, rates, Stored(rows, row_of_round), game.num_clients, notes=tuple(notes))
 
 
 # ---- one hop only -----------------------------------------------------------------------------------------------
@@ -416,15 +398,14 @@ def sarda_like(game: Game, horizon: Horizon) -> Plan:
     Who may not share is not bid for and exposes nobody; what it suffers counts, but plans pay by budgets, so not it.
     """
     near = one_hop(game)
-    terms = []
-    budgets: Array | None = None
-    for round_index in horizon.rounds:
-        budgets = auction_budgets(near, int(round_index), budgets)
+
+    def prices_of(budgets: Array) -> Array:
+        """Own price times budget, and amends for harm by neighbours, per unit of budget."""
         losses = near.loss @ budgets
-        # own price times budget, and amends for harm by neighbours
         received = (2 * game.clients.quadratic_cost * losses + game.clients.linear_cost) * losses
-        prices = np.divide(received, budgets, out=np.zeros_like(budgets), where=budgets > 0)
-        terms.append(_priced(int(round_index), prices, budgets))
+        return np.divide(received, budgets, out=np.zeros_like(budgets), where=budgets > 0)
+
+    terms = _round_by_round(near, horizon, auction_budgets, prices_of)
     return plan_from_rounds("sarda_like", terms, ("prices come from the auction, not from a common reward rate",))
 
 

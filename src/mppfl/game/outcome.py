@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import cast
 
 import numpy as np
 
@@ -64,19 +63,7 @@ class Outcome:
 
 def evaluate(game: Game, plan: Plan) -> Outcome:
     """What every round of a plan brings the server and the clients."""
-    losses, line = None, plan.budgets
-    if isinstance(line, AlongLine) and np.isfinite(line.slope).all() and np.isfinite(line.offset).all():
-        both = game.loss @ np.column_stack([line.slope, line.offset])  # losses lie on one too: two products serve all
-        losses = AlongLine(*np.ascontiguousarray(both.T))
-    weights, size = plan.price_weights, plan.num_clients
-    is_large = len(plan) * size >= COMPILED_ABOVE and plan.participation != "rational"
-    if losses is not None and weights is not None and is_large:
-        sums = _line_sums(game, plan, losses, weights)
-    else:
-        step = max(1, AT_ONCE // size)
-        parts = [range(first, min(first + step, len(plan))) for first in range(0, len(plan), step)]
-        sums = np.concatenate([_sums(game, plan, part, losses) for part in parts])
-    noise, payments, gain, below, taking, gap, regret, relative = sums.T
+    noise, payments, gain, below, taking, gap, regret, relative = _sums_of_all(game, plan).T
     record = MECHANISMS.get(plan.mechanism)
     if record is not None and record.leader == "noise_aware":  # its server weighs uploads by their noise (eq. 18)
         sizes, harm = noise_aware_sums(game)
@@ -99,19 +86,24 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
     )
 
 
-def _line_sums(game: Game, plan: Plan, losses: AlongLine, weights: Array) -> Array:
-    """`_sums` of all rounds by its compiled twin, for many clients and rounds on a line."""
-    from mppfl.game._kernels import line_totals
+def _sums_of_all(game: Game, plan: Plan) -> Array:
+    """`_sums` of all rounds; for many clients and rounds on a line by its compiled twin."""
+    losses, line, weights, size = None, plan.budgets, plan.price_weights, plan.num_clients
+    if isinstance(line, AlongLine) and np.isfinite(line.slope).all() and np.isfinite(line.offset).all():
+        both = game.loss @ np.column_stack([line.slope, line.offset])  # losses lie on one too: two products serve all
+        losses = AlongLine(*np.ascontiguousarray(both.T))
+        if weights is not None and len(plan) * size >= COMPILED_ABOVE and plan.participation != "rational":
+            from mppfl.game._kernels import line_totals
 
-    line, clients = cast(AlongLine, plan.budgets), game.clients
-    costs = (clients.quadratic_cost, clients.linear_cost, clients.compute_cost)
-    bounds = (clients.budget_min, clients.budget_max)
-    sums: Array = line_totals(
-        *(line.slope, line.offset, losses.slope, losses.offset),
-        *(*costs, *bounds, clients.noise_harm),
-        *(weights, plan.reward_rates),
-    )
-    return sums
+            clients = game.clients
+            costs = (clients.quadratic_cost, clients.linear_cost, clients.compute_cost)
+            bounds = (clients.budget_min, clients.budget_max)
+            ends = (line.slope, line.offset, losses.slope, losses.offset)
+            sums: Array = line_totals(*ends, *costs, *bounds, clients.noise_harm, weights, plan.reward_rates)
+            return sums
+    step = max(1, AT_ONCE // size)
+    parts = [range(first, min(first + step, len(plan))) for first in range(0, len(plan), step)]
+    return np.concatenate([_sums(game, plan, part, losses) for part in parts])
 
 
 def _sums(game: Game, plan: Plan, positions: range, on_line: AlongLine | None) -> Array:
@@ -190,19 +182,24 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None, mechanism: Me
     outcome = evaluate(game, plan) if outcome is None else outcome
     record = MECHANISMS.get(plan.mechanism) if mechanism is None else mechanism
     largest = max(float(plan[k].budgets.max()) for k in (0, len(plan) - 1))
-    gap = float(outcome.best_response_gap.max())
     regret, positions = None, np.arange(0)
     if record is not None and record.leader is not None:
         is_large = len(plan) * plan.num_clients >= LEADER_ROUNDS_BELOW
         positions = np.unique([0, len(plan) // 2, len(plan) - 1]) if is_large else np.arange(len(plan))
         regret = max(0.0, float(leader_savings(game, plan, record, positions).max()))
     return Verification(
-        residual=gap / largest if np.isfinite(largest) and largest > 0 else 0.0 if gap == 0 else np.inf,
+        residual=_residual(float(outcome.best_response_gap.max()), largest),
         client_regret=max(0.0, float(outcome.client_regret.max())),
         relative_regret=max(0.0, float(outcome.relative_regret.max())),
         leader_regret=regret,
         leader_rounds=tuple(int(t) for t in plan.rounds[positions]),
     )
+
+
+def _residual(gap: float, largest: float) -> float:
+    if np.isfinite(largest) and largest > 0:
+        return gap / largest
+    return 0.0 if gap == 0 else np.inf
 
 
 def leader_savings(

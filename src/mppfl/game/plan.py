@@ -92,8 +92,7 @@ class Plan:
 
     Args:
         mechanism: its name.
-        rounds: round numbers, from 1.
-        reward_rates: one per round.
+        rounds, reward_rates: round numbers, from 1, and the rate of each.
         budgets: one per client in every round, kept compactly (`AlongLine` or `Stored`).
         num_clients: how many clients.
         prices: personal prices, where the mechanism has them.
@@ -409,10 +408,9 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
 
 
 def _some_rounds(rounds: IntArray) -> str:
-    if len(rounds) == 0:
-        return "no rounds"
-    listed = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
-    return f"{len(rounds):,} round{'s' if len(rounds) > 1 else ''} ({listed})"
+    if len(rounds) < 2:
+        return f"1 round ({rounds[0]})" if len(rounds) else "no rounds"
+    return f"{len(rounds):,} rounds ({rounds[0]} to {rounds[-1]})"
 
 
 def _checked_extremes(plan: Plan, values: Any, what: str, most: float) -> tuple[IntArray, Array]:
@@ -434,14 +432,12 @@ def _checked_extremes(plan: Plan, values: Any, what: str, most: float) -> tuple[
 
 def _check_ceilings(rounds: IntArray, rows: Array, game: Game, called: str) -> None:
     """Raises where somebody would give more than it allows, or so much that its cost has no number."""
-    allowed = np.minimum(game.clients.budget_max * (1 + ABOVE_A_BOUND), LARGEST)
-    above = (rows > allowed + ROUNDING) & (rows < np.inf)
-    if above.any():
-        row, client = map(int, np.argwhere(above)[0])
-        limit = min(float(game.clients.budget_max[client]), LARGEST)
+    most = np.minimum(game.clients.budget_max, LARGEST)
+    above = (rows > np.minimum(most * (1 + ABOVE_A_BOUND), LARGEST) + ROUNDING) & (rows < np.inf)
+    for row, client in np.argwhere(above)[:1]:
         raise BadInput(
-            f"{called}: client {game.graph.name(client)!r} has a budget of {rows[row, client]:.6g} in round "
-            f"{rounds[row]}, above {limit:.6g}, the most it may give ({int(above.sum()):,} such). "
+            f"{called}: client {game.graph.name(int(client))!r} has a budget of {rows[row, client]:.6g} in round "
+            f"{rounds[row]}, above {most[client]:.6g}, the most it may give ({int(above.sum()):,} such). "
             "Keep budgets within game.clients.budget_max, or at 0."
         )
 
@@ -457,8 +453,8 @@ def _extremes(plan: Plan, values: Any, what: str) -> tuple[IntArray, Array]:
             f"{what} are held as {type(values).__name__}, not round by round. Make the plan by mppfl.plan_from_rounds."
         )
     rows, row_of_round = as_numbers(values.rows, what), np.asarray(values.row_of_round)
-    whole = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
-    if not (whole and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
+    of_rounds = row_of_round.dtype.kind in "iu" and row_of_round.shape == plan.rounds.shape and rows.ndim > 0
+    if not (of_rounds and (row_of_round >= 0).all() and (row_of_round < len(rows)).all()):
         raise BadInput(
             f"{what} have row_of_round={_briefly(values.row_of_round)} for {len(plan):,} rounds and rows of shape "
             f"{rows.shape}. Say of each round which row it takes, from 0."

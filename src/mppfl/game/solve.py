@@ -89,15 +89,10 @@ class Solution(Tabular):
 
     def _columns(self) -> dict[str, list[Any]]:
         """One row per round."""
-        shown = {
-            "round_index": "rounds",
-            "reward_rate": "reward_rates",
-            "server_cost": "server_costs",
-            "accuracy_term": "accuracy_terms",
-        }
+        shown = {"rounds": "round_index", "reward_rates": "reward_rate", "server_costs": "server_cost"}
+        shown["accuracy_terms"] = "accuracy_term"
         same = ("payments", "welfare", "total_welfare", "participating", "negative_utility")
-        shown |= dict(zip(same, same, strict=True))
-        return {column: getattr(self.outcome, name).tolist() for column, name in shown.items()}
+        return {shown.get(name, name): getattr(self.outcome, name).tolist() for name in (*shown, *same)}
 
     def __repr__(self) -> str:
         size, outcome, quality = self.game.num_clients, self.outcome, self.verification

@@ -37,52 +37,34 @@ class SocialOptimum:
     reaches_bounds: bool
 
 
-def social_optimum(game: Game, reward_rate: float, weights: Array | None = None) -> SocialOptimum:
-    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP.
-
-    Args:
-        game: whose clients' welfare is maximised.
-        reward_rate: paid to everybody per unit of budget.
-        weights: c of eq. 20, where it is at hand.
-
-    Returns:
-        Budgets, their welfare, and whether a bound changed them.
-
-    Example:
-        >>> import mppfl
-        >>> pair = mppfl.graph_from_matrix([[0, 1], [1, 0]])
-        >>> game = mppfl.make_game(pair, mppfl.Clients([1.0, 2.0], linear_cost=0.1, noise_harm=0.5))
-        >>> mppfl.game.social_optimum(game, 2.0).budgets.shape
-        (2,)
-    """
-    return SocialOptima(game, weights).at(reward_rate)
+def social_optimum(game: Game, reward_rate: float) -> SocialOptimum:
+    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP."""
+    return SocialOptima(game).at(reward_rate)
 
 
 class SocialOptima:
     """The welfare optimum of a game at one rate after another, each started from the one before."""
 
-    def __init__(self, game: Game, weights: Array | None = None) -> None:
+    def __init__(self, game: Game) -> None:
         self.game = game
-        self._weights = pigouvian_weights(game) if weights is None else weights
+        self._weights = pigouvian_weights(game)
         self._unbounded = equilibrium_response(game, self._weights)
         self._last: Array | None = None
         self._known: dict[float, SocialOptimum] = {}
 
     def at(self, reward_rate: float) -> SocialOptimum:
         if reward_rate not in self._known:
-            self._known[reward_rate] = self._computed(reward_rate)
+            game, clients = self.game, self.game.clients
+            budgets, reached = self._unbounded.budgets(reward_rate), False
+            # Whose bounds leave no choice is held there by the line itself, which is then no optimum of the others.
+            inside = (budgets >= clients.budget_min) & (budgets <= clients.budget_max) & self._unbounded.free
+            most = unbounded_optimal_welfare(game, reward_rate, self._weights)
+            if not inside.all():
+                start = np.clip(budgets, clients.budget_min, clients.budget_max) if self._last is None else self._last
+                self._last = budgets = optimal_budgets(game, reward_rate, start)
+                most, reached = welfare(game, reward_rate, budgets), True
+            self._known[reward_rate] = SocialOptimum(budgets, most, reached)
         return self._known[reward_rate]
-
-    def _computed(self, reward_rate: float) -> SocialOptimum:
-        game, clients = self.game, self.game.clients
-        budgets = self._unbounded.budgets(reward_rate)
-        # Whose bounds leave no choice is held there by the line itself, which is then no optimum of the others.
-        inside = (budgets >= clients.budget_min) & (budgets <= clients.budget_max) & self._unbounded.free
-        if inside.all():
-            return SocialOptimum(budgets, unbounded_optimal_welfare(game, reward_rate, self._weights), False)
-        start = np.clip(budgets, clients.budget_min, clients.budget_max) if self._last is None else self._last
-        self._last = budgets = optimal_budgets(game, reward_rate, start)
-        return SocialOptimum(budgets, welfare(game, reward_rate, budgets), True)
 
     def total(self, reward_rates: Array) -> float:
         """Optimal welfare summed over rounds at these rates."""
@@ -97,6 +79,5 @@ def unbounded_optimal_welfare(game: Game, reward_rate: float, weights: Array) ->
 
 def price_of_anarchy(optimal_welfare: float, reached_welfare: float) -> float | None:
     """optimum/reached (model, eq. 27), or None where welfare is not positive and a ratio would mean nothing."""
-    if not (reached_welfare > 0 and np.isfinite(reached_welfare)):
-        return None
-    return optimal_welfare / reached_welfare
+    is_gain = reached_welfare > 0 and np.isfinite(reached_welfare)
+    return optimal_welfare / reached_welfare if is_gain else None

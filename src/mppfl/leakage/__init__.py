@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .field import (
         FieldFit,
         NormalisedWalk,
-        field_of,
         fit_field,
         fits_matrices,
         friend_moments,
@@ -31,15 +30,13 @@ if TYPE_CHECKING:
     from .levels import LeakModel, Levels, leak_model, protect, r_bound, r_model
     from .neighbour_audit import (
         Attack,
-        IsingTree,
+        IsingModel,
         Signals,
         attack_by_field,
         audit_neighbour,
         client_release,
         declared_signals,
         random_ising_tree,
-        sample_ising_tree,
-        tree_logits,
     )
     from .pricing import LeastLeak, leakage_priced, least_leak, least_leakage, price_leakage
 

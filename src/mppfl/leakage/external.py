@@ -29,7 +29,7 @@ from mppfl.privacy.ledger import Account, PrivacyLedger
 class ExternalColumns:
     """What others' releases say about each client: one entry per client in every array.
 
-    spent, worst_case   ρ that the client itself has spent, in `unit`
+    spent, worst_case   ρ that the client itself has spent
     r_model             index of what the others have spent, nominally; no unit
     r_model_worst_case  the same index of worst-case budgets: larger where somebody used `paper`
     r_bound             nats, from worst-case budgets; NaN where there is no bound, and then `bound_reason` says why
@@ -39,7 +39,6 @@ class ExternalColumns:
     """
 
     clients: tuple[str, ...]
-    unit: Unit
     spent: Array
     worst_case: Array
     r_model: Array
@@ -75,81 +74,82 @@ def external_columns(
     num_examples  n of each client, where budgets are per record: one for all, by name, or in the ledger's order
     """
     account = ledger.account(None, unit)
-    positions = _positions(graph, account.clients)
+    positions = _positions(graph, account)
     shown = tuple(account.clients if clients is None else map(str, clients))
     rows = positions if clients is None else np.array([graph.index(name) for name in shown], dtype=np.int64)
     walks = propagate(graph) if propagation is None else propagation
     if walks.num_clients != graph.num_clients:
         raise BadInput(f"propagation is for {walks.num_clients} clients, the network has {graph.num_clients}.")
+    counts = None if num_examples is None else _counts(num_examples, account)
+    known = None if attribute is None else read_attribute(graph, attribute)
+
+    def in_network(values: Any) -> Array:
+        """From the ledger's order to the network's."""
+        everybody = np.zeros(graph.num_clients)
+        everybody[positions] = values
+        return everybody
+
+    spent, at_worst = in_network(account.budget), in_network(account.worst_case_budget)
+    of_all_data = in_network(_worth_for_all_data(account, counts))
+    missing = _why_budgets_do_not_tell(ledger.units, account, counts)
+    bound = _bound(graph, couplings, of_all_data * at_worst, missing)
+    leak, leak_reason, leak_notes = _leak(graph, known, of_all_data * spent, missing)
+    columns = {
+        "spent": spent,
+        "worst_case": at_worst,
+        "r_model": r_model(walks, spent),
+        "r_model_worst_case": r_model(walks, at_worst),
+        "r_bound": bound.nats,
+        "r_leak": leak,
+    }
+    return ExternalColumns(
+        clients=shown,
+        **{name: frozen(values[rows]) for name, values in columns.items()},
+        theorem=bound.theorem,
+        premises=bound.premises,
+        bound_reason=bound.reason,
+        leak_reason=leak_reason,
+        notes=_notes(account, counts) + leak_notes,
+    )
+
+
+def _bound(graph: SocialGraph, couplings: Any, budgets: Array, missing: str) -> ExposureBound:
+    size = graph.num_clients
+    if couplings is None:
+        missing = "no couplings were given, and the bound is a theorem about known ones"
+    elif not missing and not fits_matrices(size) and not is_forest(graph):
+        missing = f"with cycles it is {densely(size)}"
+    elif not missing:
+        return r_bound(graph, couplings, budgets)
+    return ExposureBound(np.full(size, np.nan), "none", "", missing)
+
+
+def _leak(graph: SocialGraph, known: Array | None, budgets: Array, missing: str) -> tuple[Array, str, tuple[str, ...]]:
+    """R_leak, why there is none, and what must be said beside it."""
+    size = graph.num_clients
+    if known is None or missing:
+        return np.full(size, np.nan), "no public sample of an attribute was given" if known is None else missing, ()
+    levels = leak_model(graph, known).levels(budgets)
+    if fits_matrices(size):
+        return levels.nats, "", ()
+    off = float(np.median(levels.error / np.maximum(levels.nats, 1e-300)))
+    note = f"R_leak is estimated: {size:,} clients are too many for matrices; the median standard error is {off:.0%}"
+    return levels.nats, "", (note,)
+
+
+def _positions(graph: SocialGraph, account: Account) -> IntArray:
+    """Where the ledger's clients stand in the network. Raises where one is not there, or released without noise."""
+    try:
+        positions = np.array([graph.index(name) for name in account.clients], dtype=np.int64)
+    except UnknownClient as cause:
+        raise UnknownClient(f"the ledger and the network do not fit: {cause}") from cause
     endless = np.isinf(account.budget) | np.isinf(account.worst_case_budget)
     if endless.any():
         raise BadInput(
             f"client {account.clients[int(np.argmax(endless))]!r} released without noise, so what it tells about "
             "others has no measure here. Leave out the network, or account for it in another ledger."
         )
-    counts = None if num_examples is None else _counts(num_examples, account)
-    known = None if attribute is None else read_attribute(graph, attribute)
-
-    def in_network(values: Array) -> Array:  # from the ledger's order to the network's
-        everybody = np.zeros(graph.num_clients)
-        everybody[positions] = values
-        return everybody
-
-    spent, spent_at_worst = in_network(account.budget), in_network(account.worst_case_budget)
-    in_all_records = 1.0 if counts is None or account.unit == "client" else counts**2
-    for_all_data = in_network(np.where(account.add_remove, 4.0, 1.0) * in_all_records)
-    missing = _why_budgets_do_not_tell(ledger.units, account, counts)
-    bound = _bound(graph, couplings, None if missing else for_all_data * spent_at_worst, missing)
-    notes = _notes(account, counts)
-    leak, leak_reason = np.full(graph.num_clients, np.nan), missing
-    if known is None:
-        leak_reason = "no public sample of an attribute was given"
-    elif not missing:
-        levels = leak_model(graph, known).levels(for_all_data * spent)
-        leak = levels.nats
-        if not fits_matrices(graph.num_clients):
-            off = float(np.median(levels.error / np.maximum(leak, 1e-300)))
-            of_many = f"R_leak is estimated: {graph.num_clients:,} clients are too many for matrices"
-            notes += (f"{of_many}; the median standard error is {off:.0%}",)
-    return ExternalColumns(
-        clients=shown,
-        unit=account.unit,
-        spent=frozen(spent[rows]),
-        worst_case=frozen(spent_at_worst[rows]),
-        r_model=frozen(r_model(walks, spent)[rows]),
-        r_model_worst_case=frozen(r_model(walks, spent_at_worst)[rows]),
-        r_bound=frozen(bound.nats[rows]),
-        r_leak=frozen(leak[rows]),
-        theorem=bound.theorem,
-        premises=bound.premises,
-        bound_reason=bound.reason,
-        leak_reason=leak_reason,
-        notes=notes,
-    )
-
-
-def _bound(graph: SocialGraph, couplings: Any, budgets: Array | None, missing: str) -> ExposureBound:
-    size = graph.num_clients
-    if couplings is None:
-        reason = "no couplings were given, and the bound is a theorem about known ones"
-    elif budgets is None:
-        reason = missing
-    elif not fits_matrices(size) and not is_forest(graph):
-        reason = f"with cycles it is {densely(size)}"
-    else:
-        return r_bound(graph, couplings, budgets)
-    return ExposureBound(np.full(size, np.nan), "none", "", reason)
-
-
-def _positions(graph: SocialGraph, names: Sequence[str]) -> IntArray:
-    """Where the ledger's clients stand in the network."""
-    positions = []
-    for name in names:
-        try:
-            positions.append(graph.index(name))
-        except UnknownClient as cause:
-            raise UnknownClient(f"the ledger and the network do not fit: {cause}") from cause
-    return np.array(positions, dtype=np.int64)
+    return positions
 
 
 def _counts(num_examples: Any, account: Account) -> Array:
@@ -168,6 +168,12 @@ def _counts(num_examples: Any, account: Account) -> Array:
             f"num_examples={counts[where]:g} of client {account.clients[where]!r} must be a whole number of at least 1."
         )
     return counts
+
+
+def _worth_for_all_data(account: Account, counts: Array | None) -> Array:
+    """What a unit of each client's budget comes to for replacing all of its data."""
+    records = 1.0 if counts is None or account.unit == "client" else counts**2
+    return np.asarray(np.where(account.add_remove, 4.0, 1.0) * records)
 
 
 def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Array | None) -> str:

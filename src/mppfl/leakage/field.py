@@ -26,7 +26,7 @@ import scipy.sparse as sp
 from scipy.interpolate import PchipInterpolator
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import minimize_scalar
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import LinearOperator, cg, eigsh
 from scipy.special import ive, log_expit
 
 from mppfl.arrays import Array, BoolArray
@@ -402,7 +402,7 @@ def _parabola(points: Array, values: Array, top: int) -> tuple[float, float, flo
     place = float(points[top])
     if 0 < top < len(points) - 1:
         near = slice(top - 1, top + 2)
-        bend, slope, _ = np.polyfit(points[near] - place, values[near] - values[top], 2)
+        bend, slope, _ = map(float, np.polyfit(points[near] - place, values[near] - values[top], 2))
         if bend < 0:
             return place - slope / (2 * bend), -(slope**2) / (4 * bend), bend
     return place, 0.0, 0.0
@@ -648,32 +648,21 @@ class Heard:
 
 def explained(field: Field, root: Array, values: Any) -> Array:
     """L d (I + d L d)⁻¹ of columns, d = `root`: the smooth part's posterior mean, from values in units of the noise."""
-    weight = field.weight
-    loads = (weight * root).astype(np.float32)[:, None]
-    solved = loads * _solve_columns(field, loads, values)
-    return np.asarray(weight[:, None] * np.asarray(field.spread(solved), dtype=np.float64))
+    weight = field.weight[:, None]
+    loads = (weight * root[:, None]).astype(np.float32)
 
+    def image(x: Array) -> Array:  # I + d L d, no eigenvalue of which is below 1
+        columns = x.reshape(values.shape)
+        return np.asarray(columns + loads * field.spread(loads * columns)).ravel()
 
-def _solve_columns(field: Field, loads: Any, right: Any) -> Any:
-    """(I + q e^{βN} q)⁻¹ of every column by conjugate gradients, q = `loads`; no eigenvalue is below 1."""
-    x, residual = np.zeros_like(right), right.copy()
-    direction = residual.copy()
-    size = np.einsum("ij,ij->j", residual, residual, dtype=np.float64)
-    goal = SOLVED**2 * size
-    for _ in range(MOST_ITERATIONS):
-        image = direction + loads * field.spread(loads * direction)
-        bend = np.einsum("ij,ij->j", direction, image, dtype=np.float64)
-        step = np.divide(size, bend, out=np.zeros_like(size), where=bend > 0).astype(np.float32)
-        x += step * direction
-        residual -= step * image
-        before, size = size, np.einsum("ij,ij->j", residual, residual, dtype=np.float64)
-        if (size <= goal).all():
-            return x
-        turn = np.divide(size, before, out=np.zeros_like(size), where=before > 0).astype(np.float32)
-        direction = residual + turn * direction
-    worst = float(np.sqrt((size / np.maximum(goal, 1e-300)).max())) * SOLVED
-    raise NotConverged(
-        f"the field's equations were solved only to {worst:.2g} (wanted {SOLVED:g}); lower the largest budgets.",
-        x,
-        worst,
-    )
+    operator = LinearOperator((values.size, values.size), matvec=image, dtype=np.float64)
+    right = values.astype(np.float64).ravel()
+    solved, failed = cg(operator, right, rtol=SOLVED, atol=0.0, maxiter=MOST_ITERATIONS)
+    if failed:
+        error = float(np.linalg.norm(image(solved) - right) / np.linalg.norm(right))
+        raise NotConverged(
+            f"the field's equations were solved only to {error:.2g} (wanted {SOLVED:g}); lower the largest budgets.",
+            solved,
+            error,
+        )
+    return np.asarray(weight * field.spread(loads * solved.reshape(values.shape)))

@@ -334,21 +334,19 @@ def protect(model: LeakModel, budgets: Any, client: int, *, target: float) -> Ar
         fewer = reach[source] * (1 - _reach(kept) / _reach(spent[source]))
         return float(excess(left + loosened, near - fewer).max())
 
-    while True:
+    for _ in range(np.count_nonzero(precision)):
         left, near = field.apart[client] + covariances[client, client], reach.sum()
-        now = excess(left, near)
-        if now.max() <= 0:
-            return frozen(withdrawn)
         loosened = precision * covariances[client] ** 2 / (1 - precision * np.diagonal(covariances))
-        gains = np.maximum(now, 0.0).sum() - np.maximum(excess(left + loosened, near - reach), 0.0).sum(axis=0)
+        gains = np.maximum(excess(left, near), 0.0).sum()
+        gains = gains - np.maximum(excess(left + loosened, near - reach), 0.0).sum(axis=0)
         per_unit = np.divide(gains, spent, out=np.full(len(spent), -np.inf), where=precision > 0)
         source = int(np.argmax(per_unit))
-        if excess_without(spent[source], source) < 0:
+        if excess_without(spent[source], source) <= 0:
             withdrawn[source] = brentq(excess_without, 0.0, spent[source], (source,), xtol=1e-300, rtol=1e-14)
-            return frozen(withdrawn)
+            break
         column = covariances[source]
-        covariances = covariances + np.outer(column, column) * (
-            precision[source] / (1 - precision[source] * column[source])
-        )
+        share = precision[source] / (1 - precision[source] * column[source])
+        covariances = covariances + share * np.outer(column, column)
         withdrawn[source] = spent[source]
         precision[source] = reach[source] = 0.0
+    return frozen(withdrawn)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from mppfl.leakage.field import (
     walk_of,
 )
 from mppfl.leakage.levels import client_budgets, coupled_edges, is_forest, r_bound, read_attribute, rooted
-from mppfl.network import SocialGraph, SparseMatrix, graph_from_edges
+from mppfl.network import SocialGraph, graph_from_edges
 from mppfl.privacy import LocalWork, privacy_mechanism
 from mppfl.privacy.audit import AuditResult, Verdict
 
@@ -159,7 +160,7 @@ def attack_by_messages(
     forest = is_forest(graph)
 
     def features(coupling: float, uploads: Array, of: IntArray, num_draws: int) -> Array:
-        edges = Messages.of(graph, coupling)
+        edges = IsingModel(graph, coupling)
         sweeps = None if forest else LOOPY_SWEEPS
         _, silent = edges.settle(np.full((graph.num_clients, 1), base), sweeps)
         targets = np.repeat(of, num_draws)
@@ -170,7 +171,7 @@ def attack_by_messages(
             sums = edges.settle(leaning)[1][targets, draws]
         else:
             sums = np.empty(len(targets))
-            at_once = max(1, MESSAGES_AT_ONCE // len(edges.source))
+            at_once = max(1, MESSAGES_AT_ONCE // len(edges.messages[0]))
             for start in range(0, len(targets), at_once):
                 some, columns = targets[start : start + at_once], draws[start : start + at_once]
                 withheld = leaning[:, columns]
@@ -178,14 +179,12 @@ def attack_by_messages(
                 sums[start : start + at_once] = edges.settle(withheld, sweeps)[1][some, np.arange(len(some))]
         return np.asarray(2 * (sums.reshape(len(of), num_draws) - silent[of])[:, :, None])
 
-    best, coupling = -math.inf, LOOPY_COUPLINGS[0]
-    for trial in LOOPY_COUPLINGS:
-        seen = features(trial, learn, shown, 1)
-        score = float(_scaled(seen, labels[shown], seen, labels[shown], rate).gains.mean())
-        if score > best:
-            best, coupling = score, trial
-    seen, met = features(coupling, learn, shown, 1), features(coupling, test, hidden, LOOPY_DRAWS)
-    return _scaled(seen, labels[shown], met, labels[hidden], rate)
+    trials = {coupling: features(coupling, learn, shown, 1) for coupling in LOOPY_COUPLINGS}
+    known = labels[shown]
+    best = max(
+        trials, key=lambda coupling: _scaled(trials[coupling], known, trials[coupling], known, rate).gains.mean()
+    )
+    return _scaled(trials[best], known, features(best, test, hidden, LOOPY_DRAWS), labels[hidden], rate)
 
 
 def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, rate: float) -> Attack:
@@ -210,28 +209,34 @@ def _scaled(learn: Array, learn_labels: Array, test: Array, test_labels: Array, 
     return Attack(log_loss_gain(labels, odds, offset), int((labels[:, 0] * odds[:, 0] > 0).sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Every edge in both directions: message k travels source[k] -> target[k]."""
+@dataclass(frozen=True, eq=False)
+class IsingModel:
+    """P(x) ∝ exp(Σ_edges J x_u x_v + Σ_v h_v x_v), x = ±1, and belief propagation on its edges.
 
-    source: IntArray
-    target: IntArray
-    back: IntArray  # the same edge the other way
-    coupling: Array
-    gather: SparseMatrix  # [clients, messages], sums what arrives
+    couplings  J, one for all edges or as a matrix
+    fields     h, one for all clients or one per client
+    """
 
-    @classmethod
-    def of(cls, graph: SocialGraph, couplings: Any) -> Messages:
-        """Those of a network whose edges have these couplings."""
-        firsts, seconds, strengths = coupled_edges(graph, couplings)
-        if len(strengths) and np.abs(strengths).max() > 15:
-            raise BadInput(f"a coupling of {np.abs(strengths).max():g} is a certainty in all but name; use at most 15.")
-        count = len(firsts)
-        target = np.concatenate([seconds, firsts])
-        ends = (target, np.arange(2 * count))
-        gather = sp.csr_array((np.ones(2 * count), ends), shape=(graph.num_clients, 2 * count))
-        back = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
-        return cls(np.concatenate([firsts, seconds]), target, back, np.concatenate([strengths, strengths]), gather)
+    graph: SocialGraph
+    couplings: Any
+    fields: Any = 0.0
+
+    @cached_property
+    def local(self) -> Array:
+        """h of every client."""
+        local = read_only(self.fields, "fields", length=self.graph.num_clients)
+        if not np.isfinite(local).all():
+            raise BadInput("fields must be finite numbers.")
+        return local
+
+    @cached_property
+    def messages(self) -> tuple[IntArray, IntArray, Array]:
+        """Every edge in both directions: whom message k comes from, whom it goes to, and J; k ± E goes back."""
+        firsts, seconds, strengths = coupled_edges(self.graph, self.couplings)
+        strongest = np.abs(strengths).max(initial=0.0)
+        if strongest > 15:
+            raise BadInput(f"a coupling of {strongest:g} is a certainty in all but name; use at most 15.")
+        return np.append(firsts, seconds), np.append(seconds, firsts), np.tile(strengths, 2)
 
     def settle(self, leaning: Array, sweeps: int | None = None) -> tuple[Array, Array]:
         """Messages [edges both ways, draws] and their sums at each client, from fields [clients, draws].
@@ -239,28 +244,41 @@ class Messages:
         A message is atanh(tanh J · tanh(what the sender knows without the receiver)). Without `sweeps`, they travel
         until they stand still: on a forest after as many sweeps as the longest path has edges.
         """
-        messages = np.zeros((len(self.source), leaning.shape[1]))
-        strengths = np.tanh(self.coupling)[:, None]
-        for _ in range(sweeps if sweeps is not None else leaning.shape[0]):
-            without = (leaning + self.gather @ messages)[self.source] - messages[self.back]
+        source, target, coupling = self.messages
+        count, strengths = len(source), np.tanh(coupling)[:, None]
+        gather = sp.csr_array((np.ones(count), (target, np.arange(count))), shape=(len(leaning), count))
+        messages = np.zeros((count, leaning.shape[1]))
+        for _ in range(len(leaning) if sweeps is None else sweeps):
+            without = (leaning + gather @ messages)[source] - np.roll(messages, count // 2, axis=0)
             before, messages = messages, np.arctanh(strengths * np.tanh(without))
             if sweeps is None and np.array_equal(before, messages):
                 break
-        return messages, self.gather @ messages
+        return messages, gather @ messages
 
+    def sample(self, draws: int, rng: np.random.Generator) -> Array:
+        """Exact draws of ±1 [draws, clients] on a forest: roots from their marginals, children given their parents."""
+        (source, target, coupling), (towards, total) = self.messages, self.settle(self.local[:, None])
+        message = {ends: k for k, ends in enumerate(zip(source.tolist(), target.tolist(), strict=True))}
+        drawn = np.empty((draws, self.graph.num_clients))
+        order, parents = rooted(friendships(self.graph))
+        for node, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
+            lean = self.local[node] + total[node, 0]
+            if parent >= 0:
+                k = message[parent, node]
+                lean = lean - towards[k, 0] + coupling[k] * drawn[:, parent]
+            drawn[:, node] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
+        return drawn
 
-@dataclass(frozen=True, slots=True)
-class IsingTree:
-    """P(x) ∝ exp(Σ_edges J x_u x_v + Σ_v h_v x_v), x = ±1, on a tree: `couplings` J as a matrix, `fields` h."""
-
-    graph: SocialGraph
-    couplings: SparseMatrix
-    fields: Array
+    def log_odds(self, evidence: Array) -> tuple[Array, Array]:
+        """Exact log-odds of X_i = +1 on a forest: before [clients], and given everybody else's evidence, both
+        [draws, clients]."""
+        before, after = (self.settle(self.local[:, None] + more)[1] for more in (0.0, evidence.T))
+        return 2 * (self.local + before[:, 0]), 2 * (self.local + after.T)
 
 
 def random_ising_tree(
     num_clients: int, rng: np.random.Generator, *, strongest: float = 1.5, strongest_field: float = 1.0
-) -> IsingTree:
+) -> IsingModel:
     """A random recursive tree with couplings and fields uniform in ± their strongest."""
     size = require_count(num_clients, "num_clients", 2)
     children = np.arange(1, size)
@@ -268,43 +286,7 @@ def random_ising_tree(
     graph = graph_from_edges(parents, children, num_clients=size, undirected=True)
     strengths = rng.uniform(-strongest, strongest, size - 1)
     matrix = sp.coo_array((strengths, (parents, children)), shape=(size, size)).tocsr()
-    return IsingTree(graph, (matrix + matrix.T).tocsr(), rng.uniform(-strongest_field, strongest_field, size))
-
-
-def sample_ising_tree(
-    graph: SocialGraph, couplings: Any, fields: Any, draws: int, rng: np.random.Generator
-) -> Array:  # [draws, clients]
-    """Exact draws of ±1 from an Ising model on a forest: roots from their marginals, children given their parents."""
-    edges, local = Messages.of(graph, couplings), _fields(fields, graph)
-    towards, total = edges.settle(local[:, None])
-    message = {ends: k for k, ends in enumerate(zip(edges.source.tolist(), edges.target.tolist(), strict=True))}
-    drawn = np.empty((draws, graph.num_clients))
-    order, parents = rooted(friendships(graph))
-    for node, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
-        lean = local[node] + total[node, 0]
-        if parent >= 0:
-            k = message[parent, node]
-            lean = lean - towards[k, 0] + edges.coupling[k] * drawn[:, parent]
-        drawn[:, node] = np.where(rng.random(draws) < expit(2 * lean), 1.0, -1.0)
-    return drawn
-
-
-def tree_logits(
-    graph: SocialGraph, couplings: Any, fields: Any, evidence: Array
-) -> tuple[Array, Array]:  # [clients], [draws, clients]
-    """Exact log-odds of X_i = +1 on a forest: before, and given the evidence [draws, clients] of everyone but i."""
-    edges = Messages.of(graph, couplings)
-    local = _fields(fields, graph)
-    _, before = edges.settle(local[:, None])
-    _, after = edges.settle(local[:, None] + evidence.T)
-    return 2 * (local + before[:, 0]), 2 * (local + after.T)
-
-
-def _fields(fields: Any, graph: SocialGraph) -> Array:
-    local = read_only(fields, "fields", length=graph.num_clients)
-    if not np.isfinite(local).all():
-        raise BadInput("fields must be finite numbers.")
-    return local
+    return IsingModel(graph, (matrix + matrix.T).tocsr(), rng.uniform(-strongest_field, strongest_field, size))
 
 
 def audit_neighbour(
@@ -335,66 +317,47 @@ def audit_neighbour(
     """
     spent = client_budgets(budgets, graph.num_clients)
     clip = require_number(clip_norm, "clip_norm", 0.0, np.inf)
-    unknown = set(attackers) - set(ATTACKERS)
-    if unknown or not attackers:
+    if not attackers or set(attackers) - set(ATTACKERS):
         raise BadInput(f"attackers={tuple(attackers)!r} must be some of {', '.join(ATTACKERS)}.")
     if not (spent > 0).any():
         raise BadInput("every budget is 0: nobody uploads anything, so nothing can be inferred.")
     signals, shadow = learn_signals(release, spent, clip, rng)
     loud = shadow["clients_louder_than_budget"]
     failures = [f"{loud} clients' uploads separate the two values by more than their budgets allow"] if loud else []
-
     claimed, confidence = None, None
 
     def upload(signs: Array) -> Array:
         return release(signs, spent, clip, rng)
 
     if couplings is not None:
-        if attribute is not None:
-            raise BadInput("attribute must be None with couplings: it is drawn from their model. Give one of them.")
-        if not is_forest(graph):
-            raise BadInput(
-                "couplings are for forests, where the bound is exact to test; this graph has cycles. Omit them."
-            )
-        signs = sample_ising_tree(graph, couplings, fields, require_count(draws, "draws", 100), rng)
-        details = _audit_tree(graph, signs, couplings, fields, spent, signals.evidence(upload(signs)), rng)
-        if details["violations"]:
-            failures.append(
-                f"{len(details['violations'])} of {graph.num_clients} clients leak more than the tree bound"
-            )
+        model = _forest_model(graph, attribute, couplings, fields)
+        signs = model.sample(require_count(draws, "draws", 100), rng)
+        details = _audit_forest(model, signs, spent, signals.evidence(upload(signs)), rng)
+        louder, size = len(details["violations"]), graph.num_clients
+        failures += [f"{louder} of {size} clients leak more than the tree bound"] if louder else []
         claimed = float(details["client_bound"].mean())
-        confidence = 1 - graph.num_clients * float(norm.sf(details["standard_errors_for_violation"]))
+        confidence = 1 - size * float(norm.sf(details["standard_errors_for_violation"]))
     else:
         signs = _whole_attribute(graph, attribute)
         public = public_part(signs, require_number(public_share, "public_share", 0.0, 1.0), rng)
-        if (~public).sum() < 2:
-            raise BadInput(
-                f"public_share={public_share:g} leaves {(~public).sum()} of {len(public)} clients to attack. Lower it."
-            )
         details = _audit_attribute(graph, signs, public, upload, signals, tuple(attackers), rng)
     details |= {"failures": failures, "release": shadow}
     verdict: Verdict = "fail" if failures else "no claim to test" if claimed is None else "pass"
     return AuditResult("neighbour", verdict, claimed, details["leak"], confidence, details)
 
 
-def _audit_tree(
-    graph: SocialGraph,
-    signs: Array,
-    couplings: Any,
-    fields: Any,
-    spent: Array,
-    evidence: Array,
-    rng: np.random.Generator,
+def _audit_forest(
+    model: IsingModel, signs: Array, spent: Array, evidence: Array, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Exact belief propagation on draws [draws, clients] of the attribute, against the tree bound."""
     draws, size = signs.shape
-    prior, posterior = tree_logits(graph, couplings, fields, evidence)
+    prior, posterior = model.log_odds(evidence)
     gains = log_loss_gain(signs, posterior, prior)  # [draws, clients]
     leak, error = gains.mean(axis=0), gains.std(axis=0) / math.sqrt(draws)
     # The bound needs the rate for its entropy alone, the same for both values. The rarer one's chance keeps its digits
     # where the commoner's rounds to 1; where it vanishes too, the least number bounds it from above.
     rarer = np.maximum(expit(-np.abs(prior)), np.finfo(np.float64).tiny)
-    bound = r_bound(graph, couplings, spent, rate=rarer)
+    bound = r_bound(model.graph, model.couplings, spent, rate=rarer)
     sure = max(SURE, float(norm.isf(1e-4 / size)))
     violated = np.flatnonzero(leak - sure * error > bound.nats + 1e-12)
     picked = rng.integers(size, size=draws)  # one target per draw, so that trials are independent
@@ -411,7 +374,7 @@ def _audit_tree(
         "client_standard_error": error,
         "client_bound": bound.nats,
         "bound": {"theorem": bound.theorem, "premises": bound.premises},
-        "violations": [graph.name(int(i)) for i in violated],
+        "violations": [model.graph.name(int(i)) for i in violated],
         "standard_errors_for_violation": sure,
         "largest_excess_in_standard_errors": float(excess.max()),
         "draws": draws,
@@ -433,6 +396,8 @@ def _audit_attribute(
 ) -> dict[str, Any]:
     """The attackers on one real attribute, fitted on its public part, and the strongest again on permuted values."""
     walk, targets = walk_of(graph), np.flatnonzero(~public)
+    if len(targets) < 2:
+        raise BadInput(f"public_share leaves {len(targets)} of {len(signs)} clients to attack. Lower it.")
 
     def attack(labels: Array, names: tuple[str, ...]) -> tuple[FieldFit, dict[str, Attack]]:
         fit = fit_field(walk, np.where(public, labels, np.nan), rng)
@@ -468,6 +433,14 @@ def _audit_attribute(
         if predicted is None
         else _ranking(predicted, per_client, mean, error),
     }
+
+
+def _forest_model(graph: SocialGraph, attribute: Any, couplings: Any, fields: Any) -> IsingModel:
+    if attribute is not None:
+        raise BadInput("attribute must be None with couplings: it is drawn from their model. Give one of them.")
+    if not is_forest(graph):
+        raise BadInput("couplings are for forests, where the bound is exact to test; this graph has cycles. Omit them.")
+    return IsingModel(graph, couplings, fields)
 
 
 def _whole_attribute(graph: SocialGraph, attribute: Any) -> Array:

@@ -12,10 +12,12 @@ stationary point, and how far it is from one is measured there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput, NotConverged
@@ -35,7 +37,6 @@ Leak = Callable[[Array], tuple[float, Array]]
 
 MOST_STEPS = 300
 TOLERANCE = 1e-6
-MOST_RATES = 200
 SLOW = 0.5  # of the last way's length: a longer one is slow progress
 SHORTEST, LONGEST = 1 / 16, 2.0  # share of the way to everybody's answer that a step goes
 LARGEST_OVER_MEAN = 4.0  # bound on a budget that has none, over the mean budget
@@ -55,12 +56,20 @@ class PricedBudgets:
     """
 
     reward_rate: float
-    leak_price: float
     prices: Array
     budgets: Array
     leakage: float
     kkt_residual: float
-    steps: int
+
+
+class _Point(NamedTuple):
+    """Budgets and what they leak; which share of the last way led to them, and that way."""
+
+    budgets: Array
+    leakage: float
+    marginal: Array
+    share: float
+    way: Array
 
 
 def price_leakage(
@@ -79,91 +88,101 @@ def price_leakage(
     require_number(leak_price, "leak_price", 0.0, np.inf, open_ends=False)
     if (total is None) == (reward_rate is None):
         raise BadInput("price_leakage needs either total (of all budgets) or reward_rate. Give one of them.")
-    least, most = float(game.clients.budget_min.sum()), float(game.clients.budget_max.sum())
-    if total is not None and not (least <= total <= most and total > 0):
-        raise BadInput(f"total={total:.4g} of all budgets must lie above 0 and in [{least:.4g}, {most:.4g}].")
-    budgets = np.clip(
-        wanted_loss(game, reward_rate if reward_rate is not None else 1.0) if start is None else start,
-        game.clients.budget_min,
-        game.clients.budget_max,
-    )
-    share, rate, answer = 1.0, reward_rate, None
-    best: PricedBudgets | None = None
-    way = np.zeros_like(budgets)
-    leakage, marginal = leak(budgets)
-    for step in range(1, MOST_STEPS + 1):
-        harm = leak_price * marginal
-        if reward_rate is None:
-            rate, answer = _rate_of_total(game, harm, float(total or 0.0), rate, answer)
-        else:
-            rate, answer = reward_rate, _settle(game, reward_rate - harm, answer)
-        residual = float(np.abs(answer - budgets).max()) / max(float(answer.max()), 1e-300)
-        if best is None or residual < best.kkt_residual:
-            best = PricedBudgets(rate, leak_price, rate - harm, budgets, leakage, residual, step)
+    low, high = game.clients.budget_min, game.clients.budget_max
+    if total is not None and not (low.sum() <= total <= high.sum() and total > 0):
+        raise BadInput(f"total={total:.4g} of all budgets must lie above 0 and in [{low.sum():.4g}, {high.sum():.4g}].")
+    if start is None:
+        start = wanted_loss(game, 1.0 if reward_rate is None else reward_rate)
+    budgets = np.clip(start, low, high)
+    point: _Point | None = _Point(budgets, *leak(budgets), 1.0, np.zeros_like(budgets))
+    rate, answer = reward_rate, None
+    tried: list[PricedBudgets] = []
+    while point is not None and len(tried) < MOST_STEPS:
+        harm = leak_price * point.marginal
+        if total is not None:
+            rate = _rate_of_total(game, harm, total, rate, answer)
+        paid = float(rate or 0.0)
+        answer = _settle(game, paid - harm, answer)
+        residual = float(np.abs(answer - point.budgets).max()) / max(float(answer.max()), 1e-300)
+        tried.append(PricedBudgets(paid, paid - harm, point.budgets, point.leakage, residual))
         if residual <= TOLERANCE:
             break
-        if game.externality_strength > 0:  # an equilibrium minimises nothing that a step could be measured by
-            way, before = answer - budgets, way
-            share = _next_share(share, way, before)
-            moved = budgets + share * way
-            if share > 1 and ((moved < game.clients.budget_min) | (moved > game.clients.budget_max)).any():
-                moved = answer  # within the bounds, and with the same total
-            budgets = moved
-            leakage, marginal = leak(budgets)
-            continue
-        step_down = _descend(game, leak, leak_price, rate, (budgets, leakage, marginal), answer, min(1.0, 2 * share))
-        if step_down is None:
-            break
-        share, budgets, leakage, marginal = step_down
-    if best is None or best.kkt_residual > ACCEPTED:
-        reached = np.inf if best is None else best.kkt_residual
+        # With externality, budgets are an equilibrium, which minimises nothing that a step could be measured by.
+        step = _stride if game.externality_strength > 0 else _descend
+        point = step(game, leak, leak_price, paid, point, answer)
+    best = min(tried, key=lambda priced: priced.kkt_residual)
+    if not best.kkt_residual <= ACCEPTED:
         raise NotConverged(
-            f"leak prices settled only to {reached:.2g} of the largest budget; lower leak_price={leak_price:.4g}.",
-            None if best is None else best.budgets,
-            reached,
+            f"leak prices settled only to {best.kkt_residual:.2g} of the largest budget; lower "
+            f"leak_price={leak_price:.4g}.",
+            best.budgets,
+            best.kkt_residual,
         )
     return best
 
 
-def _next_share(share: float, way: Array, before: Array) -> float:
-    """What share of the way to everybody's answer to go, given the last way.
+def _stride(game: Game, leak: Leak, leak_price: float, rate: float, now: _Point, answer: Array) -> _Point:
+    """A share of the way to everybody's answer, given the last way.
 
     To and fro: less. Slowly on in one direction, which may lead uphill for a while: more.
     """
-    if float(way @ before) < 0:
-        return max(share / 2, SHORTEST)
-    is_slow = float(way @ way) > SLOW**2 * float(before @ before) > 0
-    return min(LONGEST if is_slow else 1.0, 1.3 * share)
+    way = answer - now.budgets
+    if float(way @ now.way) < 0:
+        share = max(now.share / 2, SHORTEST)
+    else:
+        is_slow = float(way @ way) > SLOW**2 * float(now.way @ now.way) > 0
+        share = min(LONGEST if is_slow else 1.0, 1.3 * now.share)
+    moved = now.budgets + share * way
+    if share > 1 and ((moved < game.clients.budget_min) | (moved > game.clients.budget_max)).any():
+        moved = answer  # within the bounds, and with the same total
+    return _Point(moved, *leak(moved), share, way)
 
 
-@dataclass(frozen=True, eq=False)
-class LeastLeakage:
-    """The least leakage found with Σρ and the bounds alone, whatever it costs clients.
+def _descend(game: Game, leak: Leak, leak_price: float, rate: float, now: _Point, answer: Array) -> _Point | None:
+    """A step towards the answer that lowers cost and priced leak together, or None where rounding forbids any.
 
-    gap     Frank-Wolfe gap over the leakage: 0 where no shift of budget from client to client helps to first order
-    starts  leakage reached from every start; where they differ, the least is a local minimum among several
+    The answer minimises the cost and the leak's tangent, so the way to it goes down at first; a whole step does while
+    the leak is concave, and halving finds one that does elsewhere.
     """
+    square, linear = game.clients.quadratic_cost, game.clients.linear_cost - rate
 
-    budgets: Array
-    leakage: float
-    gap: float
-    starts: tuple[float, ...]
+    def merit(budgets: Array, leakage: float) -> float:
+        return float(square @ budgets**2 + linear @ budgets) + leak_price * leakage
+
+    way = answer - now.budgets
+    slope = float((2 * square * now.budgets + linear + leak_price * now.marginal) @ way)
+    here, share = merit(now.budgets, now.leakage), min(1.0, 2 * now.share)
+    while share > 1e-6:
+        moved = now.budgets + share * way if share < 1 else answer
+        leakage, marginal = leak(moved)
+        if merit(moved, leakage) <= here + 1e-4 * share * slope:
+            return _Point(moved, leakage, marginal, share, way)
+        share /= 2
+    return None
 
 
-def least_leakage(
-    leak: Leak, total: float, low: Array, high: Array, starts: Sequence[Array], most_tried: float = np.inf
-) -> LeastLeakage:
-    """Budgets between the bounds with Σρ = `total` that leak least, by Frank-Wolfe from every start.
+def _settle(game: Game, prices: Array, start: Array | None) -> Array:
+    """Everybody's answer to the prices. Without externality it is there at once, and a start would only delay it."""
+    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
 
-    A concave leak is least at a corner: most clients at a bound. Every step goes to the corner that is best to first
-    order, which for a concave leak is never worse. Near a kink ever shorter steps gain ever less; `most_tried` ends
-    them after so many budgets from each start.
-    """
-    if not float(low.sum()) <= total <= float(high.sum()):
-        raise BadInput(f"total={total:.4g} lies outside the bounds, {low.sum():.4g} to {high.sum():.4g}. Change it.")
-    reached = [_to_a_corner(leak, total, low, high, np.asarray(start), most_tried) for start in starts]
-    budgets, leakage, gap = min(reached, key=lambda end: end[1])
-    return LeastLeakage(budgets, leakage, gap, tuple(end[1] for end in reached))
+
+def _rate_of_total(game: Game, harm: Array, total: float, guess: float | None, start: Array | None) -> float:
+    """The rate at which budgets, priced at it less the harm, add up to `total`; they rise with it."""
+
+    def excess(rate: float) -> float:
+        nonlocal start
+        start = _settle(game, rate - harm, start)
+        more = float(start.sum()) - total
+        return more if abs(more) > 1e-12 * max(1.0, total) else 0.0
+
+    low = high = float((game.clients.linear_cost + harm).mean()) if guess is None else guess
+    width = 1.0 + abs(low)
+    while excess(low) > 0 or excess(high) < 0:
+        low, high = (low - width, high) if excess(low) > 0 else (low, high + width)
+        width *= 2
+        if width > 1e15:
+            raise NotConverged(f"no reward rate makes budgets add up to {total:.4g}; lower it.", harm, excess(high))
+    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-15)) if low < high else low
 
 
 def leakage_priced(game: Game, horizon: Horizon, *, leak: Leak, leak_price: float) -> Plan:
@@ -193,75 +212,19 @@ def leakage_priced(game: Game, horizon: Horizon, *, leak: Leak, leak_price: floa
     return plan_from_rounds("leakage_priced", terms, tuple(notes))
 
 
-def _descend(
-    game: Game, leak: Leak, leak_price: float, rate: float, now: tuple[Array, float, Array], answer: Array, share: float
-) -> tuple[float, Array, float, Array] | None:
-    """A step towards the answer that lowers cost and priced leak together, or None where rounding forbids any.
-
-    The answer minimises the cost and the leak's tangent, so the way to it goes down at first; a whole step does while
-    the leak is concave, and halving finds one that does elsewhere.
-    """
-    budgets, leakage, marginal = now
-    clients = game.clients
-
-    def merit(budgets: Array, leakage: float) -> float:
-        return (
-            float(clients.quadratic_cost @ budgets**2 + (clients.linear_cost - rate) @ budgets) + leak_price * leakage
-        )
-
-    way = answer - budgets
-    slope = float((2 * clients.quadratic_cost * budgets + clients.linear_cost - rate + leak_price * marginal) @ way)
-    here = merit(budgets, leakage)
-    while share > 1e-6:
-        moved = budgets + share * way if share < 1 else answer
-        leakage, marginal = leak(moved)
-        if merit(moved, leakage) <= here + 1e-4 * share * slope:
-            return share, moved, leakage, marginal
-        share /= 2
-    return None
-
-
-def _settle(game: Game, prices: Array, start: Array | None) -> Array:
-    """Everybody's answer to the prices. Without externality it is there at once, and a start would only delay it."""
-    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
-
-
-def _rate_of_total(
-    game: Game, harm: Array, total: float, guess: float | None, start: Array | None
-) -> tuple[float, Array]:
-    """The rate at which budgets, priced at it less the harm, add up to `total`; and those budgets.
-
-    Between rates at which somebody reaches a bound, budgets are straight lines in the rate: Newton's steps end on the
-    right line, and a bracket keeps them from leaving it for ever.
-    """
-    clients = game.clients
-    rate = float((clients.linear_cost + harm).mean()) if guess is None else guess
-    below, above, width = -np.inf, np.inf, 1.0 + abs(rate)
-    for _ in range(MOST_RATES):
-        state = equilibrium_at(game, rate - harm, start if game.externality_strength > 0 else None)
-        start, excess = state.budgets, float(state.budgets.sum()) - total
-        if abs(excess) <= 1e-12 * max(1.0, total) or np.nextafter(below, np.inf) >= above:
-            return rate, state.budgets
-        below, above = (max(below, rate), above) if excess < 0 else (below, min(above, rate))
-        slope = float(game.loss.solve(1 / (2 * clients.quadratic_cost), state.free).sum()) if state.free.any() else 0.0
-        if slope > 0 and abs(excess / slope) <= 1e-13 * max(1.0, abs(rate)):  # what is left is rounding
-            return rate, state.budgets
-        aim = rate - excess / slope if slope > 0 else np.nan
-        if not below < aim < above:
-            if np.isfinite(below) and np.isfinite(above):
-                aim = (below + above) / 2
-            else:
-                aim, width = rate - np.sign(excess) * width, 2 * width
-        rate = float(aim)
-        if width > 1e15:
-            break
-    raise NotConverged(f"no reward rate makes budgets add up to {total:.4g}; lower it.", harm, excess)
-
-
-def _to_a_corner(
-    leak: Leak, total: float, low: Array, high: Array, budgets: Array, most_tried: float
+def least_leakage(
+    leak: Leak, total: float, low: Array, high: Array, start: Array, most_tried: float = np.inf
 ) -> tuple[Array, float, float]:
-    leakage, marginal = leak(budgets)
+    """Budgets between the bounds with Σρ = `total` that leak least, whatever it costs clients; what they leak, and the
+    Frank-Wolfe gap over it: 0 where no shift of budget from client to client helps to first order.
+
+    A concave leak is least at a corner, most clients at a bound, and another start may end at another one. Every step
+    goes to the corner that is best to first order, which for a concave leak is never worse. Near a kink ever shorter
+    steps gain ever less; `most_tried` ends them after so many budgets.
+    """
+    if not float(low.sum()) <= total <= float(high.sum()):
+        raise BadInput(f"total={total:.4g} lies outside the bounds, {low.sum():.4g} to {high.sum():.4g}. Change it.")
+    budgets, (leakage, marginal) = start, leak(start)
     gap, tried = np.inf, 1
     for _ in range(MOST_STEPS):
         corner = _cheapest(marginal, total, low, high)
@@ -318,7 +281,6 @@ def least_leak(game: Game, leak: Callable[[Array], float], smooth: Leak) -> Leas
     high = np.where(np.isfinite(game.clients.budget_max), game.clients.budget_max, unbounded)
     room = float((high - low).sum())
     evenly = low + (high - low) * ((total - float(low.sum())) / room if room > 0 else 0.0)
-    results = [least_leakage(smooth, total, low, high, [start], LEAKS_TRIED) for start in (agnostic, evenly)]
-    leaks = [float(leak(result.budgets)) for result in results]
-    best = int(np.argmin(leaks))
-    return LeastLeak(leaks[best], total, float(high.max()), results[best].gap)
+    ends = [least_leakage(smooth, total, low, high, start, LEAKS_TRIED) for start in (agnostic, evenly)]
+    least, gap = min((float(leak(budgets)), gap) for budgets, _, gap in ends)
+    return LeastLeak(least, total, float(high.max()), gap)

@@ -13,9 +13,10 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from mppfl.arrays import IntArray
 from mppfl.charts import Line, slots_of
 from mppfl.errors import BadInput
-from mppfl.experiment import Run, comparison_cells, comparison_rows, require_folder
+from mppfl.experiment import COLUMNS, Run, comparison_cells, comparison_rows, require_folder
 from mppfl.experiment.report import svg
 from mppfl.experiment.report.sections import headline, labels_of, run_section, subtitle, tiles, verdict
 from mppfl.files import write_whole
@@ -23,16 +24,6 @@ from mppfl.privacy.ledger import SIMULATION
 from mppfl.text import duration, epsilon, finite, number, percent, plainly, tooltip_number, tooltip_values
 
 MOST_CELLS = 60_000  # figures given to the page's script for its slider
-# Columns of the comparison in which one run is the best: what is compared, and whether less of it is better.
-RANKED = {
-    "final accuracy": ("final_accuracy", False),
-    "best accuracy": ("best_accuracy", False),
-    "server cost": ("server_cost", True),
-    "client welfare": ("welfare", False),
-    "largest ε": ("dp_epsilon", True),
-    "worst case ε": ("worst_case_epsilon", True),
-    "median spent ρ": ("median_spent", True),
-}
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> Path:
@@ -120,17 +111,16 @@ def read_template(name: str) -> str:
 
 
 def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
-    rows = comparison_rows(runs)
-    cells = [comparison_cells(row) for row in rows]
+    rows, cells = comparison_rows(runs), [comparison_cells(run) for run in runs]
     same = [heading for heading in ("mechanism", "aggregation") if len({row[heading] for row in cells}) == 1]
-    if all(row.mechanism == label for row, label in zip(rows, labels, strict=True)):
+    if all(run.mechanism == label for run, label in zip(runs, labels, strict=True)):
         same.append("mechanism")  # the run's own name already says it
+    protected = [k for k, row in enumerate(rows) if math.isfinite(row["median_spent"])]
     best: dict[str, set[int]] = {}
-    for heading, (measure, less) in RANKED.items():
-        values = {k: getattr(row, measure) for k, row in enumerate(rows) if math.isfinite(row.median_spent)}
-        values = {k: value if less else -value for k, value in values.items() if math.isfinite(value)}
-        if len(values) > 1:
-            shown = cells[min(values, key=lambda k, values=values: values[k])][heading]  # type: ignore[misc]
+    for heading, (measure, *_), _, choose in COLUMNS:
+        values = {k: rows[k][measure] for k in protected if choose and math.isfinite(rows[k][measure])}
+        if choose and len(values) > 1:
+            shown = cells[choose(values, key=values.__getitem__)][heading]
             best[heading] = {k for k in values if cells[k][heading] == shown}
     headings = [heading for heading in cells[0] if heading not in same]
     shared = f"All aggregate by {cells[0]['aggregation']}." if "aggregation" in same else ""
@@ -215,13 +205,9 @@ def _in_words(lines: Sequence[Line], tick: Any) -> str:
 
 def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """One picture per run, on one colour scale; runs on the same network share its layout and its edges."""
-    layouts: list[tuple[Run, svg.NetworkPicture]] = []
-    layout_of: list[int] = []
-    for run in runs:
-        same = next((k for k, (other, _) in enumerate(layouts) if _same_edges(run, other)), None)
-        if same is None:
-            layouts.append((run, svg.graph_layout(run.graph)))
-        layout_of.append(len(layouts) - 1 if same is None else same)
+    owners = [next(k for k, other in enumerate(runs) if _same_edges(run, other)) for run in runs]
+    layouts = {k: svg.graph_layout(runs[k].graph) for k in dict.fromkeys(owners)}
+    edges_ids = {k: f"edges-{number}" for number, k in enumerate(layouts)}
     most = {
         "spent": _largest([run.accounts.spent for run in runs]),
         "exposure": _largest([run.exposure for run in runs]),
@@ -229,27 +215,21 @@ def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any],
         "payments": _largest([run.history.clients["payments"] for run in runs]),
     }
     ends = most["spent"], _largest([run.paid for run in runs])
+    cells = sum(run.num_rounds * len(layouts[k].shown) for run, k in zip(runs, owners, strict=True))
+    slides = cells * 2 <= MOST_CELLS and len({run.num_rounds for run in runs}) == 1 and runs[0].num_rounds > 1
     panels, data = [], {}
-    for k, (label, run) in enumerate(zip(labels, runs, strict=True)):
-        layout, key = layouts[layout_of[k]][1], f"graph-{k}"
-        alt_text = (
-            f"Social graph under {label}: {run.num_clients:,} clients, {run.graph.num_edges:,} edges; colour is spent ρ"
-        )
-        picture = svg.graph_picture(
-            layout, run.names, run.accounts.spent, run.paid, ends, alt_text, key=key, edges_id=f"edges-{layout_of[k]}"
-        )
+    for position, (label, run, owner) in enumerate(zip(labels, runs, owners, strict=True)):
+        layout, key = layouts[owner], f"graph-{position}"
+        size = f"{run.num_clients:,} clients, {run.graph.num_edges:,} edges"
+        alt_text = f"Social graph under {label}: {size}; colour is spent ρ"
+        picture = svg.graph_picture(layout, run, ends, alt_text, key=key, edges_id=edges_ids[owner])
         panels.append({"label": label, "svg": picture, "note": layout.note})
-        data[key] = _graph_data(run, layout)
-    cells = sum(run.num_rounds * len(layouts[k][1].shown) for run, k in zip(runs, layout_of, strict=True))
-    small = cells * 2 <= MOST_CELLS and len({run.num_rounds for run in runs}) == 1 and runs[0].num_rounds > 1
-    if not small:
-        for graph in data.values():
-            graph.update(budgets=[], payments=[])
+        data[key] = _graph_data(run, layout.shown, slides)
     pictures = {
         "panels": panels,
-        "edges": [{"id": f"edges-{k}", "path": layout.edges} for k, (_, layout) in enumerate(layouts)],
+        "edges": [{"id": edges_ids[k], "path": layout.edges} for k, layout in layouts.items()],
         "top": number(most["spent"]),
-        "slider": runs[0].num_rounds if small else 0,
+        "slider": runs[0].num_rounds if slides else 0,
         "gradient": ", ".join(svg.SCALE[::3]),
         "infinite": any(np.isposinf(run.accounts.spent).any() for run in runs),
     }
@@ -261,16 +241,16 @@ def _largest(arrays: Sequence[Any]) -> float:
     return max((float(finite(values).max(initial=0.0)) for values in arrays), default=0.0)
 
 
-def _graph_data(run: Run, layout: svg.NetworkPicture) -> dict[str, Any]:
-    shown = layout.shown
+def _graph_data(run: Run, shown: IntArray, slides: bool) -> dict[str, Any]:
+    """Figures of the clients that are drawn; those of every round only where the page has a slider over rounds."""
+    tables = {name: run.history.clients[name][:, shown] if slides else () for name in ("budgets", "payments")}
     return {
         "names": [run.names[client] for client in shown.tolist()],
         "rounds": run.history.rounds["round_index"].tolist(),
         "spent": tooltip_values(run.accounts.spent[shown]),
         "exposure": tooltip_values(run.exposure[shown]),
         "paid": tooltip_values(run.paid[shown]),
-        "budgets": [tooltip_values(row) for row in run.history.clients["budgets"][:, shown]],
-        "payments": [tooltip_values(row) for row in run.history.clients["payments"][:, shown]],
+        **{name: [tooltip_values(row) for row in rows] for name, rows in tables.items()},
     }
 
 

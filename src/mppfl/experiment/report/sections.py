@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mppfl.arrays import IntArray
-from mppfl.experiment import Run, comparison_cells, comparison_rows
+from mppfl.arrays import Array
+from mppfl.experiment import Run, comparison_cells
 from mppfl.experiment.report import svg
 from mppfl.files import toml_text
 from mppfl.privacy import MECHANISMS
@@ -35,10 +35,8 @@ MODELS = {
 def labels_of(runs: Sequence[Run]) -> list[str]:
     """What each run is called on the page: its name, numbered where two are called the same."""
     names = [run.name for run in runs]
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: position + 1].count(name)})"
-        for position, name in enumerate(names)
-    ]
+    numbers = (f" ({names[: k + 1].count(name)})" if names.count(name) > 1 else "" for k, name in enumerate(names))
+    return [name + number for name, number in zip(names, numbers, strict=True)]
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -96,7 +94,7 @@ def _paid(run: Run) -> list[str]:
     money = f", and clients were paid {number(total)} in all" if math.isfinite(total) else ""
     refused = int((run.rounds_refused > 0).sum())
     caps = "The cap of one client" if refused == 1 else f"The caps of {refused:,} clients"
-    return [f"{subject}{money}."] + ([f"{caps} forbade some rounds."] if refused else [])
+    return [f"{subject}{money}.", *([f"{caps} forbade some rounds."] if refused else [])]
 
 
 def _protected(run: Run) -> str:
@@ -104,18 +102,21 @@ def _protected(run: Run) -> str:
     nominal, worst = float(accounts.dp_epsilon.max()), float(accounts.worst_case_epsilon.max())
     if math.isinf(nominal):
         return "No noise was added: nobody's data is protected."
-    sentence = (
-        f"The client who spent most has ε = {epsilon(nominal)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
-    )
-    if worst > nominal:
-        sentence += f", as declared; in the worst case ε is up to {epsilon(worst)}"
-    return f"{sentence}."
+    bound = f"ε = {epsilon(nominal)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
+    worse = f", as declared; in the worst case ε is up to {epsilon(worst)}" if worst > nominal else ""
+    return f"The client who spent most has {bound}{worse}."
+
+
+def _finite_figures(runs: Sequence[Run], measure: Callable[[Run], Any]) -> dict[int, float]:
+    """A figure of the runs for which it is finite, by their position."""
+    figures = {k: float(measure(run)) for k, run in enumerate(runs)}
+    return {k: figure for k, figure in figures.items() if math.isfinite(figure)}
 
 
 def _most_accurate(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    evaluated = {k: run.final_accuracy for k, run in enumerate(runs) if math.isfinite(run.final_accuracy)}
-    protected = [k for k, run in enumerate(runs) if np.isfinite(run.accounts.spent).all()]
-    ranked = sorted((k for k in protected or range(len(runs)) if k in evaluated), key=lambda k: -evaluated[k])
+    evaluated = _finite_figures(runs, lambda run: run.final_accuracy)
+    protected = _finite_figures(runs, lambda run: run.accounts.spent.max())
+    ranked = sorted(evaluated.keys() & (protected or evaluated), key=lambda k: (-evaluated[k], k))
     if not ranked:
         return []
     first, *others = ranked
@@ -124,34 +125,30 @@ def _most_accurate(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
         ahead = 100 * (evaluated[first] - evaluated[others[0]])
         far = "level with" if ahead < 0.05 else f"{ahead:.1f} points ahead of"
         sentence += f", {far} {labels[others[0]]}"
-    sentences = [f"{sentence}."]
-    without_noise = [k for k in evaluated if k not in protected]
-    if without_noise and protected:
-        ceiling = max(without_noise, key=lambda k: evaluated[k])
-        sentences.append(f"Without any noise, {labels[ceiling]} reaches {percent(evaluated[ceiling])}: the ceiling.")
-    return sentences
+    ceiling = max(evaluated.keys() - protected.keys() if protected else (), key=evaluated.__getitem__, default=None)
+    reach = "" if ceiling is None else f"{labels[ceiling]} reaches {percent(evaluated[ceiling])}: the ceiling."
+    return [f"{sentence}.", *([f"Without any noise, {reach}"] if reach else [])]
 
 
 def _best_for_money(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    costs = {k: float(run.server_cost.sum()) for k, run in enumerate(runs) if np.isfinite(run.accounts.spent).all()}
-    costs = {k: cost for k, cost in costs.items() if math.isfinite(cost)}
-    gains = {k: float(runs[k].welfare.sum()) for k in costs if math.isfinite(float(runs[k].welfare.sum()))}
+    protected = _finite_figures(runs, lambda run: run.accounts.spent.max())
+    costs = {k: cost for k, cost in _finite_figures(runs, lambda run: run.server_cost.sum()).items() if k in protected}
+    gains = {k: gain for k, gain in _finite_figures(runs, lambda run: run.welfare.sum()).items() if k in costs}
     if len(costs) < 2:
         return []
-    cheap = min(costs, key=lambda k: costs[k])
+    cheap = min(costs, key=costs.__getitem__)
     sentence = f"{labels[cheap]} costs the server least ({number(costs[cheap])})"
     if len(gains) > 1:
-        kind = max(gains, key=lambda k: gains[k])
+        kind = max(gains, key=gains.__getitem__)
         sentence += f"; {'it also' if kind == cheap else labels[kind]} leaves clients best off ({number(gains[kind])})"
     return [f"{sentence}."]
 
 
 def _least_spent(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    middles = {k: float(np.median(run.accounts.spent)) for k, run in enumerate(runs)}
-    middles = {k: middle for k, middle in middles.items() if math.isfinite(middle)}
+    middles = _finite_figures(runs, lambda run: np.median(run.accounts.spent))
     if len(middles) < 2 or len({runs[k].accounts.unit for k in middles}) > 1:
         return []
-    low, high = min(middles, key=lambda k: middles[k]), max(middles, key=lambda k: middles[k])
+    low, high = min(middles, key=middles.__getitem__), max(middles, key=middles.__getitem__)
     ends = f"{number(middles[low])} under {labels[low]} and {number(middles[high])} under {labels[high]}"
     return [f"The middle client spends between ρ = {ends}."] if middles[high] > middles[low] else []
 
@@ -160,18 +157,18 @@ def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
     """The figures a single run is remembered by."""
     if len(runs) > 1:
         return []
-    run = runs[0]
-    exposed, worst = finite(run.exposure), float(run.accounts.worst_case_epsilon.max())
-    most_exposed = run.names[int(np.nanargmax(run.exposure))] if len(exposed) == run.num_clients else ""
-    nominal = run.accounts.dp_epsilon.max()
+    (run,) = runs
+    nominal, worst = float(run.accounts.dp_epsilon.max()), float(run.accounts.worst_case_epsilon.max())
     worse = f"worst case: up to {epsilon(worst)}" if worst > nominal else ""
-    return [
-        {"value": percent(run.final_accuracy), "label": "accuracy on test data", "more": ""},
-        {"value": number(run.paid.sum()), "label": "paid to clients", "more": ""},
-        {"value": f"ε {epsilon(nominal)}", "label": "of the client who spent most", "more": worse},
-        {"value": number(run.exposure.max()), "label": "exposure of the most exposed", "more": most_exposed},
-        {"value": duration(run.provenance.seconds), "label": "of training", "more": run.provenance.device},
-    ]
+    most_exposed = run.names[int(np.argmax(run.exposure))] if np.isfinite(run.exposure).all() else ""
+    figures = (
+        (percent(run.final_accuracy), "accuracy on test data", ""),
+        (number(run.paid.sum()), "paid to clients", ""),
+        (f"ε {epsilon(nominal)}", "of the client who spent most", worse),
+        (number(run.exposure.max()), "exposure of the most exposed", most_exposed),
+        (duration(run.provenance.seconds), "of training", run.provenance.device),
+    )
+    return [{"value": value, "label": label, "more": more} for value, label, more in figures]
 
 
 # ---- one run -------------------------------------------------------------------------------------------------------
@@ -188,7 +185,7 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
         "run": run,
         "label": label,
         "style": svg.style_of(slot),
-        "facts": comparison_cells(comparison_rows([run])[0]),
+        "facts": comparison_cells(run),
         "bars": bars,
         "bars_cut": _cut(len(drawn), run.num_clients, "most exposed"),
         "strength": plainly(strength) if isinstance(strength, (int, float)) else "",
@@ -204,9 +201,14 @@ def _cut(shown: int, total: int, which: str) -> str:
     return f"The {shown:,} {which} of {total:,} clients; clients.csv has all." if shown < total else ""
 
 
+def _largest_first(values: Array) -> list[int]:
+    """Positions of the clients with the largest values, at most MOST_LINES."""
+    return np.argsort(-values, kind="stable")[:MOST_LINES].tolist()  # type: ignore[no-any-return]
+
+
 def _privacy(run: Run) -> dict[str, Any]:
     accounts, mechanism = run.accounts, MECHANISMS.get(run.accounts.privacy)
-    order = np.argsort(-np.nan_to_num(accounts.spent, posinf=np.inf), kind="stable")[:MOST_LINES].tolist()
+    order = _largest_first(np.nan_to_num(accounts.spent, posinf=np.inf))
     protected, spending = bool(np.isfinite(accounts.spent).all()), accounts.spent > 0
     factors = finite(accounts.worst_case_spent[spending] / accounts.spent[spending]) if protected else np.array([])
     return {
@@ -223,13 +225,12 @@ def _privacy(run: Run) -> dict[str, Any]:
 
 
 def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
-    payments = run.history.clients["payments"]
+    payments, total = run.history.clients["payments"], float(run.paid.sum())
     present = run.history.clients["participating"].astype(np.bool_)
     rounds = run.history.rounds["round_index"].astype(np.int64)
-    alt_text = f"Payments under {label}, clients by rounds; {number(run.paid.sum())} in all"
+    alt_text = f"Payments under {label}, clients by rounds; {number(total)} in all"
     heat = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
-    total = float(run.paid.sum())
-    order = np.argsort(-np.nan_to_num(run.paid, posinf=0.0), kind="stable")[:MOST_LINES].tolist()
+    order = _largest_first(np.nan_to_num(run.paid, posinf=0.0))
     averaged = f" Each column is the mean over up to {heat.rounds_each} rounds." if heat.rounds_each > 1 else ""
     return {
         "svg": heat.svg,
@@ -254,29 +255,23 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
 
 def _absent(run: Run) -> list[dict[str, str]]:
     """Who opted out, who was refused and whose training diverged, as lines of heading and names."""
-    taken_part, refused, diverged = run.rounds_taken_part, run.rounds_refused, run.rounds_diverged
-    rounds = run.num_rounds
-    missed = np.where(taken_part > 0, rounds - taken_part, 0)
-
-    def named(clients: IntArray, counts: IntArray | None) -> str:
-        names = [
-            run.names[client] + ("" if counts is None else f" ({int(counts[client])} of {rounds} rounds)")
-            for client in clients[:MOST_NAMED].tolist()
-        ]
-        more = f" and {len(clients) - MOST_NAMED:,} more" if len(clients) > MOST_NAMED else ""
-        return ", ".join(names) + more
-
-    kinds: tuple[tuple[IntArray, IntArray | None, str], ...] = (
-        (np.flatnonzero(taken_part == 0), None, "never participated"),
-        (np.flatnonzero(missed > 0), missed, "opted out of some rounds"),
-        (np.flatnonzero(refused > 0), refused, "refused: a release would have passed the client's cap"),
-        (np.flatnonzero(diverged > 0), diverged, "left out of some rounds: their updates held NaN or infinity"),
+    taken_part, rounds = run.rounds_taken_part, run.num_rounds
+    kinds = (
+        (taken_part == 0, "never participated"),
+        (np.where(taken_part > 0, rounds - taken_part, 0), "opted out of some rounds"),
+        (run.rounds_refused, "refused: a release would have passed the client's cap"),
+        (run.rounds_diverged, "left out of some rounds: their updates held NaN or infinity"),
     )
-    return [
-        {"what": f"{len(clients):,} of {run.num_clients:,} {words}", "who": named(clients, counts)}
-        for clients, counts, words in kinds
-        if len(clients)
-    ]
+    lines = []
+    for counts, words in kinds:
+        clients = np.flatnonzero(counts).tolist()
+        times = ["" if counts.dtype == bool else f" ({int(counts[client])} of {rounds} rounds)" for client in clients]
+        names = [run.names[client] + often for client, often in zip(clients, times, strict=True)][:MOST_NAMED]
+        more = f" and {len(clients) - MOST_NAMED:,} more" if len(clients) > MOST_NAMED else ""
+        if clients:
+            what = f"{len(clients):,} of {run.num_clients:,} {words}"
+            lines.append({"what": what, "who": ", ".join(names) + more})
+    return lines
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.charts import ON_LIGHT, VIRIDIS, Line, cut, dash_of, mixed_colours, nice_ticks
+from mppfl.experiment import Run
 from mppfl.network import SocialGraph
 from mppfl.text import number, plainly
 
@@ -206,11 +207,10 @@ def exposure_bars(spent: Array, exposure: Array, names: Sequence[str], label: st
     """What each client spent itself, beside what others' budgets say about it, the most exposed first."""
     order = np.argsort(-np.nan_to_num(exposure, posinf=np.inf, nan=-1.0), kind="stable")[:MOST_ROWS]
     both = np.concatenate([spent[order], exposure[order]])
-    finite = both[np.isfinite(both)]
-    ticks = nice_ticks(0.0, float(finite.max()) if len(finite) and finite.max() > 0 else 1.0, 4)
+    top = float(both[np.isfinite(both)].max(initial=0.0))
+    ticks = nice_ticks(0.0, top if top > 0 else 1.0, 4)
     left, gap, width, row, head = 122.0, 36.0, 1040.0, 19.0, 30.0
-    panel = (width - left - gap - 60) / 2
-    bottom = head + row * len(order)
+    panel, bottom, clients = (width - left - gap - 60) / 2, head + row * len(order), list(enumerate(order.tolist()))
     parts = []
     for start, title, values, paint in (
         (left, "own: spent ρ", spent, "own"),
@@ -221,12 +221,9 @@ def exposure_bars(spent: Array, exposure: Array, names: Sequence[str], label: st
             x = start + panel * value / ticks[-1]
             parts.append(f'<path class="grid" d="M{x:.1f} {head - 4:.0f}V{bottom:.0f}"/>')
             parts.append(_text(x, bottom + 17, plainly(value)))
-        for line, client in enumerate(order.tolist()):
+        for line, client in clients:
             parts.append(_bar(start, head + line * row, panel, float(values[client]), ticks[-1], paint))
-    parts += [
-        _text(left - 8, head + line * row + 13, cut(names[client], 16), "end")
-        for line, client in enumerate(order.tolist())
-    ]
+    parts += [_text(left - 8, head + line * row + 13, cut(names[client], 16), "end") for line, client in clients]
     return _svg(width, bottom + 30, label, "bars", parts), order
 
 
@@ -304,18 +301,11 @@ def _surroundings(either: object, count: int) -> IntArray:
 
 
 def graph_picture(
-    layout: NetworkPicture,
-    names: Sequence[str],
-    spent: Array,
-    paid: Array,
-    ends: tuple[float, float],
-    label: str,
-    *,
-    key: str,
-    edges_id: str,
+    layout: NetworkPicture, run: Run, ends: tuple[float, float], label: str, *, key: str, edges_id: str
 ) -> Markup:
     """The social graph: colour says what a client spent, size what it was paid; `ends` are the most of both."""
     top, most = ends
+    spent, paid, names = run.accounts.spent, run.paid, run.names
     levels = level_of(spent[layout.shown], top)
     money = np.nan_to_num(paid[layout.shown], posinf=0.0)
     small, large = _radius(len(layout.shown))
@@ -325,8 +315,7 @@ def graph_picture(
         title = f"{names[client]}: spent ρ {number(spent[client])}, paid {number(paid[client])}"
         circle = f'cx="{x:g}" cy="{y:g}" r="{radius:.1f}" fill="{fill_of(int(level))}"'
         circles.append(f"<circle {circle}><title>{escape(title)}</title></circle>")
-        labels.append(
-            f'<text x="{x:g}" y="{y - radius - 4:.1f}" text-anchor="middle">{escape(cut(names[client], 12))}</text>'
-        )
+        name = escape(cut(names[client], 12))
+        labels.append(f'<text x="{x:g}" y="{y - radius - 4:.1f}" text-anchor="middle">{name}</text>')
     parts = circles + labels if len(labels) <= MOST_LABELS else circles
     return _svg(SIDE, SIDE, label, "graph", parts, f'data-graph="{escape(key)}"')
