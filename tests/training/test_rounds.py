@@ -394,3 +394,33 @@ def test_a_model_without_gradients_of_single_examples_is_refused_before_anything
         trained([1.0] * 3, 1, model=model, privacy=privacy, ledger=ledger)
     assert len(ledger) == 0
     assert trained([1.0] * 3, 1, model=model, privacy="client")[0].diverged == ()
+
+
+class Remembers(torch.nn.Module):
+    """What it has seen comes back in its answers: in a buffer, or in an attribute that PyTorch knows nothing of."""
+
+    def __init__(self, in_buffer):
+        super().__init__()
+        self.layer, self.in_buffer, self.seen = torch.nn.Linear(64, 4), in_buffer, 0.0
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x):
+        if self.in_buffer and self.training:
+            self.total.add_(x.sum().detach())
+        elif self.training:
+            self.seen += float(x.detach().sum())
+        return self.layer(x.flatten(1)) + self.total + self.seen
+
+
+def with_spectral_norm():
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(64, 4))
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: Remembers(True), lambda: Remembers(False), with_spectral_norm])
+def test_a_module_that_remembers_examples_is_refused_before_anything_is_paid(make):
+    ledger = PrivacyLedger.in_memory()
+    with pytest.raises(BadInput, match="keeps something of the examples it has seen"):
+        trained([1.0] * 3, 1, model=make(), ledger=ledger, privacy="client", clip_norm=1.0)
+    assert len(ledger) == 0

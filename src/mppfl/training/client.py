@@ -338,7 +338,7 @@ def clip_factors(norms: Tensor, clip_norm: float, num_summed: int = 1) -> Tensor
     """What to multiply vectors of these lengths by: 1, or less where they are longer than `clip_norm`; in float64.
 
     Sums of `num_summed` such vectors are then as sensitive as declared if they are taken in float64 and stay there
-    until noise is on them. engines/layered.py sums in less and has a guard of its own.
+    until noise is on them. engines/layered.py adds few of them in less and has a guard of its own.
 
     Where the length is no number, or so large that the factor is below SMALLEST_FACTOR, the vector is left out: 0 is
     within every clip norm. One example cannot stop a training, which would tell that it is there.

@@ -134,6 +134,11 @@ def require_fitting(model: FlatModel, arm: TrainingJob) -> list[LocalWork]:
             f"dp_epsilon={config.dp_epsilon:g} chooses the unit of budgets in an experiment. For a training by itself "
             "give budget_unit, as mppfl.training.with_budget_unit finds it."
         )
+    if model.remembers(_first_example(model, data).repeat(2, *[1] * (len(data.input_shape)))):
+        raise BadInput(
+            "the model keeps something of the examples it has seen beside its trained weights, as running statistics or "
+            "spectral norms do, and no noise would protect that. Use layers without memory, such as GroupNorm."
+        )
     if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
         raise BadInput(
             f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "

@@ -206,6 +206,20 @@ class FlatModel:
             self.module(inputs)
             return not torch.equal(before, _generator_state(inputs.device))
 
+    def remembers(self, inputs: Tensor) -> bool:
+        """Whether a forward pass in training leaves something in the module: in a buffer, a frozen parameter, or
+        anything else that the next answers depend on. No noise would protect it."""
+        module = copy.deepcopy(self.module)
+        before = [value.clone() for value in (*module.buffers(), *module.parameters())]
+        answers = []
+        with torch.no_grad():
+            for given in (inputs, inputs + 1, inputs):
+                with seeded_layers(0, inputs.device):
+                    answers.append(module(given))
+        after = (*module.buffers(), *module.parameters())
+        same = len(before) == len(after) and all(map(torch.equal, before, after))
+        return not (same and torch.equal(answers[0], answers[2]))
+
     def parts(self, weights: Tensor) -> dict[str, Tensor]:
         """Views of [..., parameters] as named tensors [..., *shape]."""
         return dict(self._parts(weights))

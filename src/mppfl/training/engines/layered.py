@@ -33,6 +33,9 @@ from mppfl.training.engines.stacked import Parts, descend_along, gpu_kernel
 ROUNDED = ", rounded"  # ends the names of rounded copies
 POOLED = [nn.ReLU, nn.MaxPool2d]
 CLOSED = 4  # the code of four pixels none of which is above 0
+# Examples whose clipped gradients are added in float32; such parts are added in float64. A changed record then changes
+# the rounding of one part, by less than ROUNDING_GUARD leaves, however many examples there are.
+ADDED_AT_ONCE = 64
 # By how much an example's gradient may come out longer than computed, where products are rounded.
 ROUNDING_GUARD = {torch.bfloat16: 1 - 2.0**-6, torch.float32: 1 - 2.0**-9, torch.float64: 1.0}
 
@@ -142,8 +145,14 @@ class LayeredGradients:
         total, entered = self._loss(parts, inputs, labels, weight, perturbations)
         errors = torch.autograd.grad(total, perturbations)
         with torch.no_grad():
-            entered = [tensor.detach() for tensor in entered]
-            return cast(Parts, self._clipped_sums(self.model.module, entered, list(errors), clip_norm))
+            sums: Parts = {}
+            for start in range(0, weight.shape[1], ADDED_AT_ONCE):
+                examples = slice(start, start + ADDED_AT_ONCE)
+                before = [tensor.detach()[:, examples] for tensor in entered]
+                back = [tensor[:, examples] for tensor in errors]
+                for name, part in self._clipped_sums(self.model.module, before, back, clip_norm).items():
+                    sums[name] = sums[name].add_(part) if name in sums else part.double()
+            return sums
 
 
 def _descend_rounded(exact: Tensor, low: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -238,24 +247,24 @@ def _without_weights(layer: nn.Module, x: Tensor, follows_relu: bool) -> Tensor:
 
 
 def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor], clip_norm: float) -> Parts:
-    """Sums over the examples of each slot of their gradients, none longer than `clip_norm`.
+    """Sums over the examples of each slot of their gradients, none longer than `clip_norm`: in float32 at least.
 
-    entered  what entered each layer that has weights [slots, examples, ...]
+    entered  what entered each layer that has weights [slots, examples, ...], in whatever precision
     errors   the gradient of the loss there, at the layer's output
     """
     guard = ROUNDING_GUARD[errors[0].dtype]
     factors = clip_factors(squared_norms(module, entered, errors).double().sqrt() / guard, clip_norm)
     sums = {}
     for (name, layer), entering, error in zip(_layers_with_weights(module), entered, errors, strict=True):
-        left = (error * factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))).to(error.dtype)
+        left = _exact(error) * factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
         if isinstance(layer, nn.Conv2d):
-            sums[f"{name}.weight"] = gradient_of_taps(entering, left, *layer.kernel_size)
+            sums[f"{name}.weight"] = gradient_of_taps(_exact(entering), left, *layer.kernel_size)
         elif isinstance(layer, nn.Linear):
-            sums[f"{name}.weight"] = torch.bmm(entering.transpose(1, 2), left)
+            sums[f"{name}.weight"] = torch.bmm(_exact(entering).transpose(1, 2), left)
         else:
-            sums[f"{name}.weight"] = (_exact(left) * _exact(entering)).sum((1, 2, 3))
+            sums[f"{name}.weight"] = (left * _exact(entering)).sum((1, 2, 3))
         if layer.bias is not None:
-            sums[f"{name}.bias"] = _exact(left).sum(tuple(range(1, left.ndim - 1)))
+            sums[f"{name}.bias"] = left.sum(tuple(range(1, left.ndim - 1)))
     return sums
 
 
