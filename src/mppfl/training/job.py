@@ -136,8 +136,8 @@ def require_fitting(model: FlatModel, arm: TrainingJob) -> list[LocalWork]:
         )
     if model.remembers(_first_example(model, data).repeat(2, *[1] * (len(data.input_shape)))):
         raise BadInput(
-            "the model keeps something of the examples it has seen beside its trained weights, as running statistics or "
-            "spectral norms do, and no noise would protect that. Use layers without memory, such as GroupNorm."
+            "the model keeps something of the examples it has seen beside its trained weights, as running statistics "
+            "and spectral norms do, and no noise would protect that. Use layers without memory, such as GroupNorm."
         )
     if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
         raise BadInput(
