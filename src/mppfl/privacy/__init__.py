@@ -17,11 +17,9 @@ if TYPE_CHECKING:
         require_sampling,
         to_dp_event,
     )
-    from .mechanism import MECHANISMS, Adjacency, LocalWork, PrivacyMechanism, Unit, privacy_mechanism, require_budget
     from .noise import (
         NOISE_KINDS,
         Floats,
-        NoiseKind,
         add_noise,
         cumulated_weights,
         discrete_gaussian_table,
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
         system_normals,
         system_words,
     )
+    from .protection import Adjacency, LocalWork, NoiseKind, Protection, Trust, Unit, require_budget
     from .release import (
         NORM_GUARD,
         ReleaseCost,

@@ -1,8 +1,8 @@
-"""Noise, added so that the sum hides what it should: seeded for simulation, Gaussian or discrete for deployment.
+"""Noise, added so that the sum hides what it should: simulated, or Gaussian or discrete for deployment.
 
-    seeded    float64 normals of a numpy Generator. Simulation: seeded noise protects no one.
-    gaussian  float64 normals by inverse CDF from the operating system's generator, the sum rounded to a public grid
-    discrete  discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate, more
+    simulated  float64 normals of a numpy Generator: noise from a seed protects nobody.
+    gaussian   float64 normals by inverse CDF from the operating system's generator, the sum rounded to a public grid
+    discrete   discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate, more
               where those do not decide
 
 `x + randn` in floating point gives x away: the sum lies on the floating-point grid of x (Mironov 2012). Here values and
@@ -23,7 +23,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,9 @@ from scipy.special import ndtri
 
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadInput
+from mppfl.privacy.protection import NoiseKind
 
-NoiseKind = Literal["seeded", "gaussian", "discrete"]
-NOISE_KINDS: tuple[NoiseKind, ...] = ("seeded", "gaussian", "discrete")
+NOISE_KINDS: tuple[NoiseKind, ...] = get_args(NoiseKind)
 Words = NDArray[np.uint64]
 Floats = NDArray[np.floating[Any]]
 
@@ -83,7 +83,7 @@ def add_noise(
 ) -> NoisyValues:
     """The values (float32 or float64, any shape) with independent noise of this standard deviation in each.
 
-    Works through chunks, so only the result takes memory; `out` may be `values` itself. `seeded` needs `rng`, a stream
+    Works through chunks, so only the result takes memory; `out` may be `values` itself. `simulated` needs `rng`, a stream
     used for nothing else; the other kinds never look at it. noise_std 0 leaves the values as they are: no noise.
     """
     if kind not in NOISE_KINDS:
@@ -101,9 +101,9 @@ def add_noise(
         return NoisyValues(result, NoisePrice("none"))
 
     source, target = np.ascontiguousarray(values).reshape(-1), result.reshape(-1)
-    if kind == "seeded":
+    if kind == "simulated":
         if rng is None:
-            raise BadInput("seeded noise needs rng, a numpy Generator of its own; or ask for noise='gaussian'.")
+            raise BadInput("simulated noise needs rng, a numpy Generator of its own; or ask for noise='gaussian'.")
         for part in chunks(source.size):
             target[part] = source[part] + std * rng.standard_normal(part.stop - part.start)
         return NoisyValues(result, NoisePrice(kind))
@@ -139,11 +139,11 @@ def price_of_noise(noise_std: float, kind: NoiseKind, num_values: int) -> NoiseP
 
 
 def grid_of(noise_std: float, kind: NoiseKind) -> float:
-    """g: the largest power of two that fits STEPS_PER_STD times into the noise; 0 for seeded noise.
+    """g: the largest power of two that fits STEPS_PER_STD times into the noise; 0 for simulated noise.
 
     It depends on the noise alone, never on the values.
     """
-    if kind == "seeded" or noise_std == 0:
+    if kind == "simulated" or noise_std == 0:
         return 0.0
     if not 2.0**-900 < noise_std < 2.0**900:
         raise BadInput(f"noise_std={noise_std:g} leaves no room for a grid. Use one between 1e-270 and 1e270.")

@@ -1,8 +1,8 @@
 """What leaves a client: its update clipped and made noisy, together with its cost.
 
-`release` serves the mechanisms that put noise on a whole update (`paper`, `client`); `clip_rows` and `noisy_answer`
-serve those that put it on every gradient inside local training. `round_cost` states the cost before anything is drawn,
-from public values alone, so that it can be reserved in a ledger first.
+`release_updates` serves protections of whole updates; `clip_rows` and `noisy_answer` serve those that put noise on
+every gradient inside local training. `round_cost` states the cost before anything is drawn, from public values alone,
+so that it can be reserved in a ledger first.
 
 Noise on a grid g raises the sensitivity from Δ to Δ + g√p (see noise.py). The standard deviation is raised with it,
 σ = (Δ + g√p)·√(queries/(2ρ)), so the cost is the budget that was asked for, and a client never pays for rounding.
@@ -19,17 +19,15 @@ import numpy as np
 
 from mppfl.arrays import Array, BoolArray, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.mechanism import Adjacency, LocalWork, PrivacyMechanism, Unit, require_budget
 from mppfl.privacy.noise import (
     LARGEST_WHOLE_NUMBER,
-    NOISE_KINDS,
     Floats,
-    NoiseKind,
     add_noise,
     chunks,
     grid_of,
     price_of_noise,
 )
+from mppfl.privacy.protection import Adjacency, LocalWork, NoiseKind, Protection, Unit, require_budget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,18 +40,17 @@ LARGEST_STD = 1e250  # far beyond any update, and well inside what a grid can be
 class ReleaseCost:
     """What one release, or one noisy answer inside local training, costs one client: an entry of the privacy ledger.
 
-    `round_cost` and `release` make it for the mechanisms of this package; for one of your own, give what it spends.
+    `round_cost` and `release_updates` make it; for a protection of your own, give what it spends.
 
     Attributes:
         client: Name of the client.
-        mechanism: Name of the mechanism.
+        protection: What protected it, in words.
         unit: What is protected: "record" or "client".
-        adjacency: What a neighbouring data set is: "replace-one" or "add-remove".
-        budget: ρ-zCDP spent, rounding to the grid included. Nominal for `paper`, infinite without noise, None where the
+        adjacency: What a neighbouring data set is: "replace_one" or "zero_out".
+        budget: ρ-zCDP spent whatever the data, rounding to the grid included; infinite without noise, None where the
             noise was calibrated to (ε, δ) and must not enter a zCDP sum.
-        worst_case_budget: ρ that holds whatever the data: n² times the budget for `paper`. None: the budget itself.
         noise_multiplier: σ / (Δ + g√p) of each noisy answer.
-        noise_kind: "gaussian", "discrete", "seeded" or "none".
+        noise_kind: "gaussian", "discrete", "simulated" or "none".
         extra_delta: Total-variation distance of the noise drawn from the noise meant; (1 + e^ε) times it is added to δ.
         sampling_rate: Chance of a record to be in a batch; only where batches are Poisson-sampled.
         num_steps: Noisy steps of the whole round; only where batches are Poisson-sampled.
@@ -63,16 +60,15 @@ class ReleaseCost:
 
     Example:
         >>> from mppfl.privacy import ReleaseCost
-        >>> ReleaseCost("ann", "client", "client", "replace-one", budget=0.2)
-        ReleaseCost(client='ann', mechanism='client', unit='client', adjacency='replace-one', budget=0.2)
+        >>> ReleaseCost("ann", "local client update", "client", "replace_one", budget=0.2)
+        ReleaseCost(client='ann', protection='local client update', unit='client', adjacency='replace_one', budget=0.2)
     """
 
     client: str
-    mechanism: str
+    protection: str
     unit: Unit
     adjacency: Adjacency
     budget: float | None
-    worst_case_budget: float | None = None
     noise_multiplier: float | None = None
     noise_kind: NoiseKind | Literal["none"] = "gaussian"
     extra_delta: float = 0.0
@@ -89,7 +85,7 @@ class ReleaseCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Releases:
     """Noisy updates, one row per client as they came in, and their costs.
 
     costs          one for every client that participated, in the order of the rows
@@ -106,26 +102,22 @@ class Release:
 def release_updates(
     updates: Floats,
     budgets: Any,
+    protection: Protection,
     *,
-    mechanism: PrivacyMechanism,
-    clip_norm: float,
     work: LocalWork | Sequence[LocalWork],
-    noise: NoiseKind,
     rng: np.random.Generator | None = None,
     clients: Sequence[str] | None = None,
     round_index: int,
     run: str,
-) -> Release:
-    """Clips each update to `clip_norm` in ℓ2 and adds the noise that its client's budget buys.
+) -> Releases:
+    """Clips each update to the protection's `clip_norm` in ℓ2 and adds the noise that its client's budget buys.
 
     Args:
         updates: One client's vector, or a stack [clients, parameters], float32 or float64.
         budgets: ρ of each client in this round. A client with budget 0 takes no part; infinity means no noise.
-        mechanism: One that puts its noise on whole updates: `paper` or `client`, from `privacy_mechanism`.
-        clip_norm: Longest ℓ2 norm of an update.
+        protection: One of whole updates, such as `Protection(unit="client")`.
         work: What each client did in the round, or one for all of them.
-        noise: "gaussian" or "discrete" from the operating system's generator, "seeded" for simulation.
-        rng: Stream of seeded noise, used for nothing else.
+        rng: Stream of simulated noise, used for nothing else.
         clients: Names of the clients; without them their numbers from 0.
         round_index: Round, for the costs.
         run: Run, for the costs.
@@ -144,10 +136,8 @@ def release_updates(
         >>> noisy = mppfl.release_updates(
         ...     np.ones((2, 3)),
         ...     [0.5, 0.0],
-        ...     mechanism=mppfl.privacy_mechanism("client"),
-        ...     clip_norm=1.0,
+        ...     mppfl.Protection(unit="client", noise="gaussian"),
         ...     work=LocalWork(num_examples=100),
-        ...     noise="gaussian",
         ...     clients=["ann", "bob"],
         ...     round_index=1,
         ...     run="survey",
@@ -157,9 +147,11 @@ def release_updates(
         >>> noisy.updates[1]
         array([0., 0., 0.])
     """
-    if mechanism.noise_on != "update":
-        raise BadInput(f"{mechanism.name} puts its noise on every {mechanism.noise_on}; use noisy_answer in training.")
-    clip = require_number(clip_norm, "clip_norm", 0.0, math.inf)
+    if protection.clips_examples or protection.opens_sums:
+        raise BadInput(
+            f"{protection.name}: release_updates is for whole updates with noise of their own. Use "
+            "Protection(unit='client')."
+        )
     rows = np.atleast_2d(_floats(updates, "updates"))
     if rows.ndim != 2 or not rows.size:
         raise BadInput(f"updates of shape {np.shape(updates)} must be a vector or [clients, parameters].")
@@ -172,85 +164,74 @@ def release_updates(
             f"{num_clients} updates came with {len(names)} clients, {len(works)} works and budgets of shape "
             f"{asked.shape}; give one of each per update."
         )
+    clip = protection.clip_norm
     scales = [_scale(row, clip, f"the update of client {name!r}") for row, name in zip(rows, names, strict=True)]
     prices = [
-        round_cost(mechanism, rho, clip, done, noise, num_parameters, name, round_index, run) if rho != 0 else None
+        round_cost(protection, rho, done, num_parameters, name, round_index, run) if rho != 0 else None
         for rho, done, name in zip(asked.tolist(), works, names, strict=True)
     ]
     out = np.zeros_like(rows, order="C")
     for row, released, scale, price in zip(rows, out, scales, prices, strict=True):
         if price is not None:
             _shorten(row, scale, released)
-            add_noise(released, price.noise_std, noise, rng, out=released)
+            add_noise(released, price.noise_std, protection.noise, rng, out=released)
     costs = tuple(price for price in prices if price is not None)
     participating = asked > 0
-    return Release(out.reshape(np.shape(updates)), costs, (np.array(scales) < 1) & participating, participating)
+    return Releases(out.reshape(np.shape(updates)), costs, (np.array(scales) < 1) & participating, participating)
 
 
 def round_cost(
-    mechanism: PrivacyMechanism,
+    protection: Protection,
     budget: float | None,
-    clip_norm: float,
     work: LocalWork,
-    noise: NoiseKind,
     num_parameters: int,
     client: str,
     round_index: int,
     run: str,
     noise_multiplier: float | None = None,
 ) -> ReleaseCost:
-    """What this client's whole round will cost, for the ledger: exactly what `release` reports for noise on updates.
+    """What this client's whole round will cost, for the ledger, under noise of its own.
 
-    dpsgd_poisson takes budget=None and `noise_multiplier`, the others a budget alone. Raises, naming the client, where
+    Poisson batches take budget=None and `noise_multiplier`, the others a budget alone. Raises, naming the client, where
     the budget cannot be met; a client with budget 0 takes no part and has no cost.
     """
-    answer = answer_cost(
-        mechanism, budget, clip_norm, work, noise, num_parameters, client, round_index, run, noise_multiplier
-    )
+    answer = answer_cost(protection, budget, work, num_parameters, client, round_index, run, noise_multiplier)
     # δ adds over the answers in which a record or client is: elsewhere the same noise serves both neighbours.
-    touched = mechanism.queries(work) if mechanism.is_zcdp else work.num_batches
+    touched = protection.queries(work) if protection.is_zcdp else work.num_batches
     return replace(
         answer,
-        budget=None if budget is None else float(budget),
-        worst_case_budget=None if budget is None else mechanism.worst_case_budget(budget, work),
+        budget=None if budget is None else protection.charged(float(budget), work),
         extra_delta=min(1.0, touched * answer.extra_delta),
     )
 
 
 def answer_cost(
-    mechanism: PrivacyMechanism,
+    protection: Protection,
     budget: float | None,
-    clip_norm: float,
     work: LocalWork,
-    noise: NoiseKind,
     num_parameters: int,
-    client: str,
-    round_index: int,
-    run: str,
+    client: str = "",
+    round_index: int = 0,
+    run: str = "",
     noise_multiplier: float | None = None,
 ) -> ReleaseCost:
     """What one noisy answer of the round costs: the share budget / queries, of a round's whole `budget`."""
-    clip = require_number(clip_norm, "clip_norm", 0.0, math.inf)
     size = require_count(num_parameters, "num_parameters")
-    if noise not in NOISE_KINDS:
-        raise BadInput(f"noise kind {noise!r} is not known. Known: {', '.join(NOISE_KINDS)}.")
-    if mechanism.is_zcdp == (budget is None) or mechanism.is_zcdp != (noise_multiplier is None):
-        raise BadInput(f"{mechanism.name} takes {'a budget' if mechanism.is_zcdp else 'a noise_multiplier'} alone.")
-    std = _noise_std(mechanism, budget, noise_multiplier, clip, work, noise, size, client)
-    price = price_of_noise(std, noise, size)
-    queries = mechanism.queries(work)
+    if protection.is_zcdp == (budget is None) or protection.is_zcdp != (noise_multiplier is None):
+        raise BadInput(f"{protection.name} takes {'a budget' if protection.is_zcdp else 'a noise_multiplier'} alone.")
+    std = _noise_std(protection, budget, noise_multiplier, work, size, client)
+    price = price_of_noise(std, protection.noise, size)
     return ReleaseCost(
         client,
-        mechanism.name,
-        mechanism.unit,
-        mechanism.adjacency,
-        budget=None if budget is None else float(budget) / queries,
-        worst_case_budget=None if budget is None else mechanism.worst_case_budget(budget, work) / queries,
-        noise_multiplier=std / (mechanism.sensitivity(clip, work) + price.sensitivity_added),
+        protection.name,
+        protection.unit,
+        protection.adjacency or "replace_one",
+        budget=None if budget is None else protection.charged(float(budget), work) / protection.queries(work),
+        noise_multiplier=std / (protection.sensitivity(work) + price.sensitivity_added),
         noise_kind=price.kind,
         extra_delta=price.extra_delta,
-        sampling_rate=None if mechanism.is_zcdp else work.sampling_rate,
-        num_steps=None if mechanism.is_zcdp else work.num_batches,
+        sampling_rate=None if protection.is_zcdp else work.sampling_rate,
+        num_steps=None if protection.is_zcdp else work.num_batches,
         noise_std=std,
         round_index=round_index,
         run=run,
@@ -278,17 +259,15 @@ def std_with_grid(sensitivity: float, noise_multiplier: float, num_parameters: i
 
 
 def _noise_std(
-    mechanism: PrivacyMechanism,
+    protection: Protection,
     budget: float | None,
     noise_multiplier: float | None,
-    clip_norm: float,
     work: LocalWork,
-    kind: NoiseKind,
     num_parameters: int,
     client: str,
 ) -> float:
     """σ that makes one round cost `budget`; 0 for an infinite budget. Checks, from public values alone, that it can."""
-    name = "noise" if budget is None else "budget"
+    name, kind = "noise" if budget is None else "budget", protection.noise
     try:
         if budget is None:
             multiplier = require_number(noise_multiplier or 0.0, "noise_multiplier", 0.0, 1e100)
@@ -296,16 +275,16 @@ def _noise_std(
             rho = require_budget(budget)
             if math.isinf(rho):
                 return 0.0
-            multiplier = math.sqrt(mechanism.queries(work) / (2 * rho))
-        std = std_with_grid(mechanism.sensitivity(clip_norm, work), multiplier, num_parameters, kind)
+            multiplier = math.sqrt(protection.queries(work) / (2 * rho))
+        std = std_with_grid(protection.sensitivity(work), multiplier, num_parameters, kind)
     except BadInput as cause:
         raise BadInput(f"The {name} of client {client!r} cannot be met. {cause}") from cause
-    reach = clip_norm * (work.num_examples if mechanism.noise_on == "batch sum" else 1)
-    if kind != "seeded" and reach >= LARGEST_WHOLE_NUMBER * grid_of(std, kind) / 2:
+    reach = protection.clip_norm * (work.num_examples if protection.answers_sums else 1)
+    if kind != "simulated" and reach >= LARGEST_WHOLE_NUMBER * grid_of(std, kind) / 2:
         asked = f"noise_multiplier={multiplier:g}" if budget is None else f"budget={budget:g}"
         raise BadInput(
-            f"{asked} of client {client!r} buys noise of {std:.3g} on updates of length {clip_norm:g}: too little for "
-            "a grid. Use a smaller budget, or an infinite one for no noise."
+            f"{asked} of client {client!r} buys noise of {std:.3g} on updates of length {protection.clip_norm:g}: too "
+            "little for a grid. Use a smaller budget, or an infinite one for no noise."
         )
     return std
 
@@ -326,30 +305,23 @@ def clip_rows(per_example: Floats, clip_norm: float) -> tuple[Floats, BoolArray]
 def noisy_answer(
     total: Floats,
     budget: float | None,
-    mechanism: PrivacyMechanism,
-    clip_norm: float,
+    protection: Protection,
     work: LocalWork,
-    noise: NoiseKind,
     rng: np.random.Generator | None = None,
     *,
     noise_multiplier: float | None = None,
-    client: str = "",
-    round_index: int = 1,
-    run: str = "",
 ) -> tuple[Floats, ReleaseCost]:
     """One mean of clipped gradients, or one sum over a batch of them, with noise, and that answer's cost.
 
     `budget` is that of the whole round; the cost is this answer's share, budget / queries. A record pays for the
-    answers it is in: all steps of full_batch_steps, one batch per epoch of dpsgd_shuffle. dpsgd_poisson takes
-    budget=None and `noise_multiplier`; its cost has no budget, but the sampling rate and the steps of the whole round.
+    answers it is in: all full-batch steps, one batch per epoch of shuffled ones. Poisson batches take budget=None and
+    `noise_multiplier`; their cost has no budget, but the sampling rate and the steps of the whole round.
     """
-    if mechanism.noise_on == "update":
-        raise BadInput(f"{mechanism.name} puts its noise on the whole update; use release.")
+    if not protection.clips_examples:
+        raise BadInput(f"{protection.name} puts its noise on the whole update; use release_updates.")
     values = _floats(total, "total")
-    cost = answer_cost(
-        mechanism, budget, clip_norm, work, noise, values.size, client, round_index, run, noise_multiplier
-    )
-    return add_noise(values, cost.noise_std, noise, rng).values, cost
+    cost = answer_cost(protection, budget, work, values.size, noise_multiplier=noise_multiplier)
+    return add_noise(values, cost.noise_std, protection.noise, rng).values, cost
 
 
 def _floats(values: Floats, name: str) -> Floats:
@@ -388,15 +360,15 @@ def release_on_device(
 
     updates  [clients, parameters] on any device; one cost (from `round_cost`) and one seed for each row
 
-    Noise that protects leaves only by `release`: PyTorch's normals are seeded, float32 and cut off near 5.8 σ.
+    Noise that protects leaves only by `release_updates`: PyTorch's normals are seeded, float32 and cut off near 5.8 σ.
     """
     import torch
 
     if not len(updates) == len(costs) == len(seeds):
         raise BadInput(f"{len(updates)} updates came with {len(costs)} costs and {len(seeds)} seeds.")
     for cost in costs:
-        if cost.noise_kind not in ("seeded", "none"):
-            raise BadInput(f"noise {cost.noise_kind!r} is not drawn on a device; use mppfl.privacy.release.")
+        if cost.noise_kind not in ("simulated", "none"):
+            raise BadInput(f"noise {cost.noise_kind!r} is not drawn on a device; use mppfl.privacy.release_updates.")
     norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     for cost, finite in zip(costs, torch.isfinite(norms).tolist(), strict=True):
         if not finite:

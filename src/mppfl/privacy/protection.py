@@ -1,0 +1,280 @@
+"""Protection: what is protected, from whom, and how, as one value that carries its behaviour.
+
+Budgets are ρ-zCDP (Bun & Steinke 2016): Gaussian noise of standard deviation σ on a query that one neighbouring data
+set moves by at most Δ in ℓ2 costs Δ²/(2σ²).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from mppfl.errors import BadInput
+from mppfl.fields import About, Spec, documented
+
+Unit = Literal["record", "client"]
+Trust = Literal["local", "secure_sum", "server"]
+Release = Literal["gradient", "steps", "update"]
+Batches = Literal["whole", "shuffled", "poisson"]
+Adjacency = Literal["replace_one", "zero_out"]
+NoiseKind = Literal["simulated", "gaussian", "discrete"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """What one client does in one round, as far as privacy depends on it. All of it must be public.
+
+    num_examples  n = |D_i|
+    local_epochs  passes over the data
+    num_steps     noisy full-batch steps
+    batch_size    examples per step
+    """
+
+    num_examples: int
+    local_epochs: int = 1
+    num_steps: int = 1
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        from mppfl.arrays import require_count  # NumPy waits until somebody computes
+
+        for name in ("num_examples", "local_epochs", "num_steps", "batch_size"):
+            require_count(getattr(self, name), name)
+
+    @property
+    def num_batches(self) -> int:
+        """Steps of a round that goes through the data in batches: local_epochs · ⌈n / batch_size⌉."""
+        return self.local_epochs * -(-self.num_examples // self.batch_size)
+
+    @property
+    def sampling_rate(self) -> float:
+        """Chance of a record to be in a Poisson-sampled batch: batch_size / n. Raises where that is above 1."""
+        if self.batch_size > self.num_examples:
+            raise BadInput(
+                f"batch_size={self.batch_size} is more than num_examples={self.num_examples}, so it is no Poisson "
+                "sample. Use smaller batches."
+            )
+        return self.batch_size / self.num_examples
+
+
+@documented
+@dataclass(frozen=True, slots=True, repr=False)
+class Protection(Spec):
+    """What is protected, from whom, and how.
+
+    The default hides every single record of a client from everybody, the server included: one gradient a round, each
+    record's share of it shortened, and noise on the mean.
+
+    Args:
+        {fields}
+
+    Raises:
+        BadInput: A value is out of its range, or two do not go together; the message names the field.
+
+    Example:
+        >>> from mppfl import Protection
+        >>> protection = Protection(unit="client", clip_norm=1.0)
+        >>> protection.guarantee
+        'ρ-zCDP for all data of a client, against everybody who sees its update'
+        >>> protection.noise_std(0.5, LocalWork(num_examples=100))
+        2.0
+    """
+
+    TABLE: ClassVar[str] = "protection"
+
+    unit: Annotated[Unit, About("What a guarantee hides: one record of a client, or all its data.")] = "record"
+    trust: Annotated[
+        Trust,
+        About(
+            "Who is trusted: nobody but the client itself (local); nobody, as the server sees only the sum of a round "
+            "(secure_sum); the server, which adds the noise (server)."
+        ),
+    ] = "local"
+    release: Annotated[
+        Release | None,
+        About(
+            "What leaves a client in a round: one gradient over all its data, the result of several noisy steps, or a "
+            "whole update; left out, gradient for records and update for clients."
+        ),
+    ] = None
+    adjacency: Annotated[
+        Adjacency | None,
+        About(
+            "What the guarantee compares with: the unit's data replaced by others, or replaced by nothing while all "
+            "counts stay public; left out, replace_one, and zero_out for Poisson batches."
+        ),
+    ] = None
+    batches: Annotated[
+        Batches, About("What each of several noisy steps sees: all data, shuffled batches or Poisson samples.")
+    ] = "whole"
+    clip_norm: Annotated[float, About("𝒮, length to which gradients of records, or updates, are shortened.", "", 0)] = (
+        1.0
+    )
+    noise: Annotated[
+        NoiseKind,
+        About("simulated, from a seed, protects nobody; gaussian and discrete come from the operating system."),
+    ] = "simulated"
+    total_epsilon: Annotated[
+        float | None,
+        About(
+            "ε at dp_delta at which the client that gives most ends, over the whole plan: budget_unit is then the "
+            "largest that keeps it.",
+            "",
+            1e-6,
+            1e3,
+            closed=True,
+        ),
+    ] = None
+    dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
+    budget_unit: Annotated[float, About("ρ of the training = budget_unit · budget of the game.", "", 0)] = 1.0
+    dropouts: Annotated[int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)] = 0
+    colluding: Annotated[
+        int, About("secure_sum: clients that may tell the server their noise; what the others add is enough.", "", 0)
+    ] = 0
+
+    def _check(self) -> None:
+        if self.release is None:
+            object.__setattr__(self, "release", "gradient" if self.unit == "record" else "update")
+        if self.adjacency is None:
+            object.__setattr__(self, "adjacency", "zero_out" if self.batches == "poisson" else "replace_one")
+        self._require_unit_and_release()
+        self._require_trust()
+        if self.total_epsilon is not None and self.budget_unit != 1.0:
+            raise BadInput(
+                f"total_epsilon={self.total_epsilon:g} chooses the unit of budgets, and budget_unit="
+                f"{self.budget_unit:g} gives it. Keep one of them."
+            )
+
+    def _require_unit_and_release(self) -> None:
+        if (self.unit == "client") != (self.release == "update"):
+            raise BadInput(
+                f"release={self.release!r} does not hide a {self.unit}: a record hides in a gradient or in noisy steps, "
+                "a client in its whole update. Leave release out, or change unit."
+            )
+        if self.batches != "whole" and self.release != "steps":
+            raise BadInput(f"batches={self.batches!r} is for release='steps'. Give that, or leave batches out.")
+        if self.batches == "poisson" and self.adjacency != "zero_out":
+            raise BadInput("Poisson batches are accounted for under adjacency='zero_out'. Leave adjacency out.")
+
+    def _require_trust(self) -> None:
+        if self.trust != "local" and self.release == "steps":
+            raise BadInput(
+                f"trust={self.trust!r} opens one sum a round, and release='steps' has several. Use release='gradient' "
+                "with more rounds."
+            )
+        if self.trust != "secure_sum" and (self.dropouts or self.colluding):
+            raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
+        if self.trust == "secure_sum" and self.noise == "gaussian":
+            raise BadInput(
+                "noise='gaussian' does not add up exactly on the grid of a secure sum. Use noise='discrete'."
+            )
+
+    # ---- behaviour
+
+    @property
+    def name(self) -> str:
+        """Trust, unit and release in words, as the ledger notes them."""
+        of = {"shuffled": " over shuffled batches", "poisson": " over Poisson batches"}.get(self.batches, "")
+        return f"{self.trust} {self.unit} {self.release}{of}".replace("_", " ")
+
+    @property
+    def clips_examples(self) -> bool:
+        """Whether every record's gradient is shortened, and not the update of a whole round."""
+        return self.release != "update"
+
+    @property
+    def opens_sums(self) -> bool:
+        """Whether the server gets sums of all clients, and no upload of a single one."""
+        return self.trust != "local"
+
+    @property
+    def is_zcdp(self) -> bool:
+        """Whether its cost is a zCDP budget, which adds over rounds."""
+        return self.batches != "poisson"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether noise comes from a seed, and protects nobody."""
+        return self.noise == "simulated"
+
+    @property
+    def hides_samples(self) -> bool:
+        """Whether the guarantee rests on nobody knowing which records were sampled."""
+        return self.batches == "poisson" and not self.is_simulated
+
+    @property
+    def answers_sums(self) -> bool:
+        """Whether noise is on the sum over a batch, not on a mean over all data or on an update."""
+        return self.batches != "whole"
+
+    def num_answers(self, work: LocalWork) -> int:
+        """Noisy answers that leave a client in a round."""
+        if self.release != "steps":
+            return 1
+        return work.num_steps if self.batches == "whole" else work.num_batches
+
+    def queries(self, work: LocalWork) -> int:
+        """How many of them one record or client influences; Poisson samples are counted by their accountant."""
+        return {"whole": self.num_answers(work), "shuffled": work.local_epochs, "poisson": 1}[self.batches]
+
+    def reach(self) -> float:
+        """How far apart two vectors of length at most `clip_norm` can be, or one and 0."""
+        return self.clip_norm if self.adjacency == "zero_out" else 2 * self.clip_norm
+
+    def sensitivity(self, work: LocalWork) -> float:
+        """Δ: how far one neighbouring data set moves one noisy answer at most, in ℓ2."""
+        return self.reach() / self.answer_divisor(work)
+
+    def answer_divisor(self, work: LocalWork) -> int:
+        """What the sum of clipped gradients is divided by before noise is added."""
+        return work.num_examples if self.clips_examples and not self.answers_sums else 1
+
+    def step_divisor(self, work: LocalWork) -> int:
+        """What a noisy answer is divided by to be a step: the public batch size where the answer is a sum."""
+        return work.batch_size if self.answers_sums else 1
+
+    def noise_std(self, budget: float, work: LocalWork) -> float:
+        """Standard deviation of the noise on each answer for a budget of ρ in this round: Δ√(queries/(2ρ))."""
+        rho = require_budget(budget)
+        if not self.is_zcdp:
+            raise BadInput(
+                "Poisson batches have no noise from a zCDP budget; calibrate it with poisson_noise_multiplier."
+            )
+        return 0.0 if math.isinf(rho) else self.sensitivity(work) * math.sqrt(self.queries(work) / (2 * rho))
+
+    def charged(self, budget: float, work: LocalWork) -> float:
+        """ρ that a round with this budget costs, whatever the data."""
+        return require_budget(budget)
+
+    @property
+    def accounting(self) -> str:
+        """The tightest method of accounting that holds for its noise."""
+        if not self.is_zcdp:
+            return "pld"
+        return "rdp" if self.noise == "discrete" or self.trust == "secure_sum" else "exact"
+
+    @property
+    def guarantee(self) -> str:
+        """What a budget of ρ promises, in a sentence."""
+        promise = "ρ-zCDP" if self.is_zcdp else "(ε, δ)-DP"
+        hidden = "each record of a client" if self.unit == "record" else "all data of a client"
+        against = {
+            "local": f"everybody who sees its {self.release if self.release != 'steps' else 'update'}",
+            "secure_sum": "everybody who sees the sum of a round",
+            "server": "everybody but the server",
+        }[self.trust]
+        return f"{promise} for {hidden}, against {against}"
+
+
+def require_budget(budget: float) -> float:
+    """The budget as a float above 0 (infinity means no noise), small or large enough to compute with."""
+    try:
+        rho = float(budget)
+    except (TypeError, ValueError) as cause:
+        raise BadInput(f"budget={budget!r} is not a number.") from cause
+    if not rho > 0:
+        raise BadInput(f"budget={rho:g} must be above 0; a client with budget 0 takes no part and releases nothing.")
+    if not (1e-150 < rho < 1e150 or math.isinf(rho)):
+        raise BadInput(f"budget={rho:g} is beyond what can be computed with. Use a budget between 1e-150 and 1e150.")
+    return rho
