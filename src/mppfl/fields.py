@@ -30,6 +30,10 @@ OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
     "always": 'participation = "everyone"',
     "if_better_than_opting_out": 'participation = "rational"',
     "if_better_than_staying_out": 'participation = "rational"',
+    "seeded": 'noise = "simulated"',
+    "replace-one": 'adjacency = "replace_one"',
+    "add-remove": 'adjacency = "zero_out"',
+    "dp_epsilon": "total_epsilon",
     "if_non_negative": 'participation = "rational" and against = "nothing"',
 }
 LONGEST_LINK = 20_000  # characters
@@ -175,7 +179,9 @@ def _matched(value: Any, hint: Any) -> Any:
 
 
 def _matched_plainly(value: Any, kind: Any) -> Any:
-    """The same for a number, a text, yes or no, or nothing."""
+    """The same for a number, a text, yes or no, nothing, or a spec that is given as such or as its values."""
+    if isinstance(kind, type) and issubclass(kind, Spec):
+        return kind(**value) if isinstance(value, Mapping) else value if isinstance(value, kind) else NOT_OF_THE_TYPE
     if kind is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if kind is str and isinstance(value, (str, os.PathLike)):
@@ -236,6 +242,8 @@ def in_words(hint: Any) -> str:
     simple = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
     if hint in simple:
         return simple[hint]
+    if isinstance(hint, type) and issubclass(hint, Spec):
+        return f"a {hint.__name__} or a table of its values"
     parts = get_args(hint)
     if get_origin(hint) is Literal:
         return ("" if len(parts) == 1 else "one of ") + ", ".join(json.dumps(part) for part in parts)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, defaults_of, did_you_mean, documented, hints, require_known, shown, to_query
 from mppfl.files import toml_text
+from mppfl.privacy import Protection
 
 if TYPE_CHECKING:
     from mppfl.game import Game
-    from mppfl.privacy import PrivacyMechanism
 
 Aggregation = Literal["num_examples", "uniform", "noise_aware"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
@@ -27,7 +27,6 @@ Purpose = Literal["graph", "clients", "split", "training"]
 PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
 NETWORK, DRAWN, GAME, PRICING = "Network", "Random network", "Clients and game", "Mechanism"  # panels of --help
 MOST_ROUNDS = 10_000_000  # more would not fit into memory
-FIRST_ROUND_MEDIAN = "first_round_median"
 FAMILY_OPTIONS = {
     "erdos_renyi": ("probability_range",),
     "barabasi_albert": ("edges_each",),
@@ -256,7 +255,7 @@ class DataSpec(Spec):
 @documented
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainingConfig(Spec):
-    """How a federated training runs. The defaults are the paper's where it states them.
+    """How a federated training runs.
 
     Args:
         {fields}
@@ -265,8 +264,8 @@ class TrainingConfig(Spec):
         BadInput: A value is out of its range, or two do not go together; the message names the field.
 
     Example:
-        >>> TrainingConfig(privacy="client", clip_norm=1.0, noise="discrete")
-        TrainingConfig(privacy='client', clip_norm=1.0, noise='discrete')
+        >>> TrainingConfig(learning_rate=0.5, protection={"unit": "client", "clip_norm": 0.5})
+        TrainingConfig(learning_rate=0.5, protection=Protection(unit='client', clip_norm=0.5))
     """
 
     TABLE: ClassVar[str] = "training"
@@ -285,43 +284,21 @@ class TrainingConfig(Spec):
         Literal["none", "crop_and_flip"],
         About("crop_and_flip shows pictures shifted by up to 4 pixels and mirrored, anew at every look."),
     ] = "none"
-    num_steps: Annotated[int, About("Full-batch steps in a round (privacy full_batch_steps).", "", 1)] = 1
-    privacy: Annotated[
-        Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"],
-        About("Named mechanism of mppfl.privacy."),
-    ] = "paper"
-    adjacency: Annotated[
-        Literal["replace-one", "add-remove"] | None,
-        About("Left out, the mechanism's own; add-remove is possible with privacy client."),
-    ] = None
-    clip_norm: Annotated[
-        float | Literal["first_round_median"],
+    num_steps: Annotated[int, About("Noisy full-batch steps in a round, under release steps.", "", 1)] = 1
+    protection: Annotated[
+        Protection, About("What is protected, from whom and how: a Protection, or a dictionary of its values.")
+    ] = Protection()  # noqa: RUF009
+    aggregation: Annotated[Aggregation, About("Weights of clients' updates.")] = "noise_aware"
+    dispersion: Annotated[
+        float,
         About(
-            "𝒮, length to which updates or gradients are shortened; first_round_median takes the median length of the "
-            "first round's updates before clipping (not a private choice; reports say so).",
+            "Public guess of the mean squared distance of clients' vectors from their mean, in units of clip_norm², "
+            "under sums that open as a whole: 0 lets the noise alone decide what counts how much.",
             "",
             0,
-        ),
-    ] = "first_round_median"
-    budget_unit: Annotated[float, About("ρ of the training = budget_unit · ρ of the game.", "", 0)] = 1.0
-    dp_epsilon: Annotated[
-        float | None,
-        About(
-            "ε at dp_delta with which the client who gives most shall end, instead of budget_unit: each training's "
-            "unit is then the largest that keeps it. Nominal, as budgets are. Rounds that are repeated after an "
-            "interruption with noise that protects are paid for twice, and come on top; ledger.cap forbids that.",
-            "",
-            1e-6,
-            1e3,
             closed=True,
         ),
-    ] = None
-    noise: Annotated[
-        Literal["seeded", "gaussian", "discrete"],
-        About("seeded for simulation, gaussian or discrete for noise that protects."),
-    ] = "seeded"
-    dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
-    aggregation: Annotated[Aggregation, About("Weights of clients' updates.")] = "noise_aware"
+    ] = 0.0
     server_optimizer: Annotated[
         Literal["sgd", "momentum", "adam"], About("What the server does with the mean update.")
     ] = "sgd"
@@ -357,48 +334,16 @@ class TrainingConfig(Spec):
     def _check(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise BadInput(f"device={self.device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
-        if self.mechanism.noise_on != "update" and self.clip_norm == FIRST_ROUND_MEDIAN:
+        if self.protection.batches == "poisson" and self.augmentation != "none":
             raise BadInput(
-                f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
-                "gradient. Give clip_norm a number."
+                f"augmentation={self.augmentation!r} breaks batches='poisson': views are drawn by place in the sample, "
+                "so one record more changes how the others are seen. Use augmentation='none', or batches='shuffled'."
             )
-        if self.hides_samples and self.augmentation != "none":
+        if self.norm == "batch" and self.protection.clips_examples:
             raise BadInput(
-                f"augmentation={self.augmentation!r} breaks privacy='dpsgd_poisson': views are drawn by place in the "
-                "sample, so one record more changes how the others are seen. Use augmentation='none', or "
-                "privacy='dpsgd_shuffle'."
+                "norm='batch' breaks the protection of records: BatchNorm lets one record move every other record's "
+                "gradient. Use norm='group', or unit='client'."
             )
-        if self.norm == "batch" and self.mechanism.noise_on != "update":
-            raise BadInput(
-                f"norm='batch' breaks privacy={self.privacy!r}: BatchNorm lets one record move every other record's "
-                "gradient. Use norm='group'."
-            )
-        if self.dp_epsilon is not None:
-            self._require_unit_to_choose(self.dp_epsilon)
-
-    def _require_unit_to_choose(self, dp_epsilon: float) -> None:
-        if self.budget_unit != 1.0:
-            raise BadInput(
-                f"dp_epsilon={dp_epsilon:g} chooses the unit of budgets, and budget_unit={self.budget_unit:g} "
-                "gives it. Keep one of them."
-            )
-        if not self.mechanism.is_zcdp:
-            raise BadInput(
-                f"dp_epsilon={dp_epsilon:g} is kept by adding up zCDP budgets, and privacy={self.privacy!r} has "
-                "none. Give budget_unit instead."
-            )
-
-    @property
-    def hides_samples(self) -> bool:
-        """Whether a real guarantee rests on nobody knowing which records were sampled."""
-        return self.privacy == "dpsgd_poisson" and self.noise != "seeded"
-
-    @property
-    def mechanism(self) -> "PrivacyMechanism":
-        """The privacy mechanism that `privacy` and `adjacency` name."""
-        from mppfl.privacy import privacy_mechanism
-
-        return privacy_mechanism(self.privacy, self.adjacency)
 
     @property
     def stream_seed(self) -> int:
@@ -487,6 +432,10 @@ class Experiment(Spec):
     training: Annotated[TrainingConfig, About("A TrainingConfig, or a dictionary of its values.")] = field(
         default_factory=TrainingConfig
     )
+    protection: Annotated[
+        Protection | None,
+        About("What is protected, from whom and how, as a dictionary; left out, the protection of the training."),
+    ] = None
     ledger: Annotated[LedgerSpec, About("Caps on what clients spend, as a dictionary.")] = field(
         default_factory=LedgerSpec
     )
@@ -494,7 +443,11 @@ class Experiment(Spec):
 
     def __post_init__(self) -> None:
         for name, cls in TABLES.items():
-            object.__setattr__(self, name, made_from(cls, getattr(self, name)))
+            if (name, getattr(self, name)) != ("protection", None):
+                object.__setattr__(self, name, made_from(cls, getattr(self, name)))
+        protection = self.training.protection if self.protection is None else self.protection
+        object.__setattr__(self, "protection", protection)
+        object.__setattr__(self, "training", replace(self.training, protection=protection))
         Spec.__post_init__(self)
 
     def _check(self) -> None:
@@ -509,12 +462,11 @@ class Experiment(Spec):
         if not self.mechanisms:
             raise BadInput("mechanisms must name at least one.")
         self._require_playable()
-        privacy = self.training.mechanism
-        if not privacy.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
+        if not self.training.protection.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
             option = "cap" if self.ledger.cap is not None else "caps"
             raise BadInput(
-                f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
-                "capped would never participate. Remove it, or use another privacy."
+                f"ledger.{option} is ρ that adds up over rounds, and batches='poisson' has none: whoever is capped would "
+                "never participate. Remove it, or use batches='shuffled'."
             )
 
     def _require_playable(self) -> None:
@@ -529,7 +481,7 @@ class Experiment(Spec):
         seeds = f"seed{'s' * (len(self.seeds) != 1)} {', '.join(map(str, self.seeds))}"
         lines = [f"Experiment {self.name!r}: {', '.join((*self.mechanisms, *self.aggregations))}, {seeds}"]
         for name in TABLES:
-            values = {key: value for key, value in getattr(self, name).changed().items() if (name, key) != SEED_OF_GAME}
+            values = {key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE}
             changed = ", ".join(f"{key} = {shown(value)}" for key, value in values.items())
             lines += [f"  {name:<9} {changed}"] if changed else []
         return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)
@@ -563,19 +515,26 @@ class Experiment(Spec):
         return toml_text(self.as_dict())
 
 
-TABLES: dict[str, type[Spec]] = {cls.TABLE: cls for cls in (GameSpec, DataSpec, TrainingConfig, LedgerSpec, OutputSpec)}
+SPECS: tuple[type[Spec], ...] = (GameSpec, DataSpec, TrainingConfig, Protection, LedgerSpec, OutputSpec)
+TABLES: dict[str, type[Spec]] = {cls.TABLE: cls for cls in SPECS}
 SEED_OF_GAME = ("game", "seed")  # which stands at the top of the file
+ELSEWHERE = (SEED_OF_GAME, ("training", "protection"))
+MOVED = {("training", name): f"{name} in [protection]" for name in hints(Protection)} | {
+    ("training", "privacy"): "unit, release and batches in [protection]",
+    ("training", "dp_epsilon"): "total_epsilon in [protection]",
+    ("training", "protection"): "a table of its own, [protection]",
+}
 
 
 def keys_of(table: str) -> list[str]:
     """The names that a table of the file may hold."""
-    return [name for name in hints(TABLES[table]) if (table, name) != SEED_OF_GAME]
+    return [name for name in hints(TABLES[table]) if (table, name) not in ELSEWHERE]
 
 
 def table_of(spec: Spec) -> dict[str, Any]:
     """A spec as a table of the file; what is left to others (None, a unit that is found by its ε) is left out."""
     values = {name: getattr(spec, name) for name in keys_of(spec.TABLE)}
-    if values.get("dp_epsilon") is not None:
+    if values.get("total_epsilon") is not None:
         del values["budget_unit"]
     return {
         name: list(value) if isinstance(value, tuple) else value
@@ -592,8 +551,8 @@ def made_from(cls: type[Spec], value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise BadInput(f"{table}={shown(value)} must be a table. Write [{table}] and its values below it.")
     _require_keys(table, value)
-    if "dp_epsilon" in value and "budget_unit" in value:
-        raise BadInput("training.dp_epsilon and training.budget_unit are both given. Keep one of them.")
+    if "total_epsilon" in value and "budget_unit" in value:
+        raise BadInput("protection.total_epsilon and protection.budget_unit are both given. Keep one of them.")
     try:
         return cls(**value)
     except BadInput as cause:
@@ -606,6 +565,8 @@ def _require_keys(table: str, names: Iterable[str]) -> None:
     for name in names:
         if (table, name) == SEED_OF_GAME:
             raise BadInput("game.seed stands at the top, as seed. For one of the two use graph_seed or clients_seed.")
+        if (table, name) in MOVED:
+            raise BadInput(f"'{table}.{name}' is not known. Write {MOVED[table, name]}.")
         if name not in known and name in homes and not did_you_mean(name, known):
             raise BadInput(f"'{table}.{name}' is not known. It belongs to [{homes[name]}].")
     require_known(names, known, table)

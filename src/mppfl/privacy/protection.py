@@ -7,8 +7,8 @@ set moves by at most Δ in ℓ2 costs Δ²/(2σ²).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, Self
 
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, documented
@@ -184,6 +184,11 @@ class Protection(Spec):
         return self.release != "update"
 
     @property
+    def sees_all(self) -> bool:
+        """Whether every step sees all data of a client."""
+        return self.clips_examples and self.batches == "whole"
+
+    @property
     def opens_sums(self) -> bool:
         """Whether the server gets sums of all clients, and no upload of a single one."""
         return self.trust != "local"
@@ -228,7 +233,7 @@ class Protection(Spec):
 
     def answer_divisor(self, work: LocalWork) -> int:
         """What the sum of clipped gradients is divided by before noise is added."""
-        return work.num_examples if self.clips_examples and not self.answers_sums else 1
+        return work.num_examples if self.sees_all else 1
 
     def step_divisor(self, work: LocalWork) -> int:
         """What a noisy answer is divided by to be a step: the public batch size where the answer is a sum."""
@@ -246,6 +251,15 @@ class Protection(Spec):
     def charged(self, budget: float, work: LocalWork) -> float:
         """ρ that a round with this budget costs, whatever the data."""
         return require_budget(budget)
+
+    @property
+    def has_clip_norm(self) -> bool:
+        """Whether `clip_norm` is settled before the first round."""
+        return True
+
+    def with_clip_norm(self, clip_norm: float) -> Self:
+        """The same protection with another length to shorten to."""
+        return replace(self, clip_norm=clip_norm)
 
     @property
     def accounting(self) -> str:
