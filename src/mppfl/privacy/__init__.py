@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         gaussian_epsilon,
         history_epsilon,
         poisson_noise_multiplier,
+        poisson_noise_of_plan,
         require_sampling,
         to_dp_event,
     )
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         gaussian_epsilon,
         history_epsilon,
         poisson_noise_multiplier,
+        poisson_noise_of_plan,
         require_sampling,
         to_dp_event,
     )

@@ -362,3 +362,9 @@ def _rdp_epsilon(kinds: dict[tuple[float, float], int], budget: float, delta: fl
         accountant.compose(to_dp_event(budget=budget))
     bound = float(accountant.get_epsilon(delta))
     return bound if bound >= 0 else math.inf
+
+
+def poisson_noise_of_plan(budgets, sampling_rate, num_steps, delta):
+    total=float(np.sum(budgets))
+    z=poisson_noise_multiplier(gaussian_epsilon(total,delta),delta,sampling_rate,num_steps*int((budgets>0).sum()),by_orders_alone=True)
+    return np.where(budgets>0, z*np.sqrt(np.mean(budgets[budgets>0])/np.where(budgets>0,budgets,1)),0)

@@ -15,7 +15,7 @@ from mppfl.privacy import require_budget, require_sampling
 
 Outcome = Literal["reserved", "already reserved", "refused"]
 
-GAUSSIAN_KINDS = ("gaussian", "seeded", "none")
+GAUSSIAN_KINDS = ("gaussian", "simulated", "none")
 NOISE_KINDS = (*GAUSSIAN_KINDS, "discrete")
 
 
@@ -75,8 +75,8 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, ReleaseTerms]
     """The client and the terms of a release, or one line on what is wrong with them."""
     try:
         client, unit, adjacency = name_of(entry.client), entry.unit, entry.adjacency
-        mechanism, kind, extra = entry.mechanism, entry.noise_kind, entry.extra_delta
-        budget, worst, noise = entry.budget, entry.worst_case_budget, entry.noise_multiplier
+        mechanism, kind, extra = entry.protection, entry.noise_kind, entry.extra_delta
+        budget, worst, noise = entry.budget, None, entry.noise_multiplier
     except AttributeError as cause:
         raise BadInput(f"{type(entry).__name__} is no release: {cause}.") from cause
     for name, expected in (("run", run), ("round_index", round_index)):
@@ -85,7 +85,7 @@ def terms_of(entry: Any, run: str, round_index: int) -> tuple[str, ReleaseTerms]
             raise BadInput(f"the release of client {client!r} belongs to {name}={given!r}, not to {expected!r}.")
     mechanism = name_of(getattr(mechanism, "name", mechanism), "mechanism")
     unit = require_one_of("unit", unit, ("record", "client"))
-    adjacency = require_one_of("adjacency", adjacency, ("replace-one", "add-remove"))
+    adjacency = require_one_of("adjacency", adjacency, ("replace_one", "zero_out"))
     kind = require_one_of("noise_kind", kind, NOISE_KINDS)
     # Whole zeros: the file gives -0.0 back as 0.0, and the chain would take that for an edit.
     extra = 0.0 + require_number(0.0 if extra is None else extra, "extra_delta", 0.0, 1.0, open_ends=False)

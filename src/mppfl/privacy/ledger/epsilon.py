@@ -103,7 +103,7 @@ class Total:
         """Counts one more release."""
         self.events += 1
         self.extra_delta += terms.extra_delta
-        self.seeded += terms.noise_kind == "seeded"
+        self.seeded += terms.noise_kind == "simulated"
         if terms.budget is None or terms.worst_case_budget is None:
             self.poisson += 1
             return

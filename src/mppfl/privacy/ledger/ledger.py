@@ -125,7 +125,9 @@ class PrivacyLedger(Database):
                 record(write, [Change("run", run, training)])
             require_same_training(write, run, training, self.path)
 
-    def reserve(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
+    def reserve(
+        self, run: str, round_index: int, entries: Iterable[Any], *, training: str | None = None
+    ) -> Reservation:
         """Records what these releases cost, if no cap forbids any of them; else raises and records nothing.
 
         Repeated with the same terms it records nothing and answers "already reserved", because that release may have
@@ -145,7 +147,7 @@ class PrivacyLedger(Database):
             BadInput: An entry is wrong, or the round was reserved with other terms.
             LedgerUnavailable: The file could not be written.
         """
-        return self._reserve(run, round_index, entries)
+        return self._reserve(run, round_index, entries, training=training)
 
     def reserve_new(self, run: str, round_index: int, entries: Iterable[Any]) -> Reservation:
         """As `reserve`, for noise that is drawn anew each time: raises, too, where a client reserved this round before.
