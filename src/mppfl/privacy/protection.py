@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, documented
+
+if TYPE_CHECKING:
+    from mppfl.arrays import Array
 
 Unit = Literal["record", "client"]
 Trust = Literal["local", "secure_sum", "server"]
@@ -128,7 +131,9 @@ class Protection(Spec):
     ] = None
     dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
     budget_unit: Annotated[float, About("ρ of the training = budget_unit · budget of the game.", "", 0)] = 1.0
-    dropouts: Annotated[int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)] = 0
+    dropouts: Annotated[
+        int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)
+    ] = 0
     colluding: Annotated[
         int, About("secure_sum: clients that may tell the server their noise; what the others add is enough.", "", 0)
     ] = 0
@@ -149,8 +154,8 @@ class Protection(Spec):
     def _require_unit_and_release(self) -> None:
         if (self.unit == "client") != (self.release == "update"):
             raise BadInput(
-                f"release={self.release!r} does not hide a {self.unit}: a record hides in a gradient or in noisy steps, "
-                "a client in its whole update. Leave release out, or change unit."
+                f"release={self.release!r} does not hide a {self.unit}: a record hides in a gradient or in noisy "
+                "steps, a client in its whole update. Leave release out, or change unit."
             )
         if self.batches != "whole" and self.release != "steps":
             raise BadInput(f"batches={self.batches!r} is for release='steps'. Give that, or leave batches out.")
@@ -260,6 +265,10 @@ class Protection(Spec):
     def with_clip_norm(self, clip_norm: float) -> Self:
         """The same protection with another length to shorten to."""
         return replace(self, clip_norm=clip_norm)
+
+    def with_clip_norm_of(self, lengths: Array) -> Self:
+        """The same with the length that the raw updates of a first round tell, where it was not settled before."""
+        return self
 
     @property
     def accounting(self) -> str:

@@ -72,7 +72,8 @@ class TrainingJob:
         protection = self.config.protection
         table = (id(self.data.features), id(self.data.labels))
         alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
-        gradients = (protection.release, protection.batches, protection.clip_norm)
+        # Simulated noise may be drawn on a device, and no other.
+        gradients = (protection.release, protection.batches, protection.clip_norm, protection.is_simulated)
         return (*alike, *table, protection.clips_examples and gradients)
 
 
@@ -215,6 +216,15 @@ class TrainingState:
     def clip_norm(self) -> float:
         """𝒮 of the next round; NaN where it is still to be found."""
         return self.protection.clip_norm if self.protection.has_clip_norm else math.nan
+
+    @cached_property
+    def reserved_before(self) -> dict[int, set[str]]:
+        """Who stands in the ledger for each round of this run, from before an interruption."""
+        names: dict[int, set[str]] = {}
+        for event in self.ledger.events():
+            if event["run"] == self.job.name:
+                names.setdefault(event["round_index"], set()).add(event["client"])
+        return names
 
     @cached_property
     def noise_multipliers(self) -> list[Array]:
