@@ -275,7 +275,7 @@ class Protection(Spec):
         """The tightest method of accounting that holds for its noise."""
         if not self.is_zcdp:
             return "pld"
-        return "rdp" if self.noise == "discrete" or self.trust == "secure_sum" else "exact"
+        return "rdp" if self.noise == "discrete" or self.opens_sums else "exact"  # noise of sums is discrete
 
     @property
     def guarantee(self) -> str:

@@ -232,6 +232,8 @@ class TrainingState:
         asked = self.protection.budget_unit * np.array([terms.budgets for terms in self.job.plan])
         return [
             poisson_noise_of_plan(asked[:, k], work.sampling_rate, work.num_batches, self.protection.dp_delta)
+            if asked[:, k].any()
+            else asked[:, k]
             for k, work in enumerate(self.works)
         ]
 
