@@ -190,8 +190,8 @@ WAYS = {
     "average with momentum": {"average_rounds": 2, "server_optimizer": "momentum"},
     "num_examples": {"aggregation": "num_examples"},
     "median clip norm": {"clip_norm": "first_round_median"},
-    "local momentum": {"momentum": 0.9, "privacy": "client"},
-    "gradient noise": {"privacy": "dpsgd_shuffle"},
+    "local momentum": {"momentum": 0.9, **WAYS["client"]},
+    "gradient noise": {**WAYS["shuffled"]},
     "float64": {"precision": "float64"},
 }
 
@@ -289,14 +289,14 @@ def test_arms_resume_after_the_same_round_only():
         next(train_many(MODEL, [arm, dataclasses.replace(arm, name="another", resume=None)]))
 
 
-@pytest.mark.parametrize(("noise", "times_paid"), [("seeded", 1), ("gaussian", 2)])
-@pytest.mark.parametrize("privacy", ["client", "full_batch"])
-def test_a_round_computed_again_is_paid_again_only_where_its_noise_is_fresh(noise, times_paid, privacy):
-    changed, ledger = {"noise": noise, "privacy": privacy}, PrivacyLedger.in_memory()
+@pytest.mark.parametrize(("noise", "times_paid"), [("simulated", 1), ("gaussian", 2)])
+@pytest.mark.parametrize("way", ["client", "gradient"])
+def test_a_round_computed_again_is_paid_again_only_where_its_noise_is_fresh(noise, times_paid, way):
+    changed, ledger = {"noise": noise, **WAYS[way]}, PrivacyLedger.in_memory()
     # Killed after round 2 was released, before its checkpoint was written.
     records = list(islice(train_rounds(MODEL, DATA, PLAN, TrainingConfig(**QUICK, **changed), ledger=ledger), 2))
     rest = rounds_of(**changed, resume=checkpoint_of(records[:1], **changed), ledger=ledger)
     np.testing.assert_allclose(ledger.spent(["0", "1", "2"]), (3 + times_paid) * np.array([0.5, 1.0, 2.0]))
     assert rest[-1].dp_epsilon == pytest.approx(ledger.get_epsilon("2", 1e-5), rel=1e-9)
-    if noise == "seeded":
+    if noise == "simulated":
         assert rest[0].weights.tobytes() == records[1].weights.tobytes()

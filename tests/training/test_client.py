@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
 from mppfl.errors import BadInput
-from mppfl.privacy import LocalWork, privacy_mechanism
+from mppfl.privacy import LocalWork, Protection
 from mppfl.training import (
     MARGIN,
     PURPOSES,
@@ -37,9 +37,9 @@ works = st.integers(1, 60).flatmap(
 
 
 @settings(deadline=None)
-@given(works, st.sampled_from(["paper", "client", "dpsgd_shuffle"]), st.integers(0, 2**32))
-def test_every_epoch_shows_every_example_once(work, privacy, seed):
-    batches = batches_of_round(work, privacy, np.random.default_rng(seed))
+@given(works, st.sampled_from(["nominal", "client", "shuffled"]), st.integers(0, 2**32))
+def test_every_epoch_shows_every_example_once(work, way, seed):
+    batches = batches_of_round(work, way, np.random.default_rng(seed))
     assert len(batches) == work.num_batches
     per_epoch = work.num_batches // work.local_epochs
     for epoch in range(work.local_epochs):
@@ -49,15 +49,15 @@ def test_every_epoch_shows_every_example_once(work, privacy, seed):
         assert len(of_epoch[-1]) == work.num_examples - (per_epoch - 1) * work.batch_size > 0
 
 
-@pytest.mark.parametrize(("privacy", "steps"), [("full_batch", 1), ("full_batch_steps", 3)])
-def test_full_batch_steps_see_all_examples_in_every_step(privacy, steps):
-    batches = batches_of_round(LocalWork(7, 5, 3, 2), privacy, np.random.default_rng(0))
+@pytest.mark.parametrize(("way", "steps"), [("gradient", 1), ("steps", 3)])
+def test_full_batch_steps_see_all_examples_in_every_step(way, steps):
+    batches = batches_of_round(LocalWork(7, 5, 3, 2), way, np.random.default_rng(0))
     assert [batch.tolist() for batch in batches] == [list(range(7))] * steps
 
 
 def test_a_poisson_batch_holds_each_example_with_the_sampling_rate_and_on_its_own():
     work = LocalWork(num_examples=20, local_epochs=4000, batch_size=6)
-    batches = batches_of_round(work, "dpsgd_poisson", np.random.default_rng(1))
+    batches = batches_of_round(work, "poisson", np.random.default_rng(1))
     assert len(batches) == work.num_batches == 16_000
     inside = np.zeros((len(batches), 20), dtype=bool)
     for step, batch in enumerate(batches):
@@ -199,9 +199,14 @@ def test_a_flipped_label_among_many_like_examples_moves_what_gets_noise_by_no_mo
     model = flat_model(make_model("softmax", (1, 8, 8), 2))
     rng = np.random.default_rng(0)
     features = rng.standard_normal((1, 1, 8, 8)) + 0.05 * rng.standard_normal((size, 1, 8, 8))
-    config = TrainingConfig(clip_norm=CLIP, engine=engine, precision=precision, privacy="full_batch")
+    config = TrainingConfig(clip_norm=CLIP, engine=engine, precision=precision)
     noise = GradientNoise(
-        privacy_mechanism("full_batch"), CLIP, LocalWork(size, 1, 1, size), "seeded", 1.0, rng=np.random.default_rng(0)
+        privacy_mechanism("gradient"),
+        CLIP,
+        LocalWork(size, 1, 1, size),
+        "simulated",
+        1.0,
+        rng=np.random.default_rng(0),
     )
     for flipped in (None, 0, size // 2, size - 1):
         labels = np.zeros(size, dtype=np.int64)

@@ -19,7 +19,7 @@ CHOICES = {
 COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")
 ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm")
 SHARES = ("momentum", "server_momentum")
-SAMPLED = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "augmentation": "crop_and_flip"}
+SAMPLED = {**WAYS["poisson"], "clip_norm": 1.0, "augmentation": "crop_and_flip"}
 
 not_numbers = st.sampled_from([math.nan, "x", "", "0.5", 10**400, [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
 not_counts = st.one_of(
@@ -48,7 +48,7 @@ bad_values = st.one_of(
             st.just(name),
             st.one_of(
                 st.text(max_size=12).filter(lambda word: word not in CHOICES[name]),
-                st.sampled_from([None, 0, 1.5, True, [], {}, ("paper",)]),
+                st.sampled_from([None, 0, 1.5, True, [], {}, ("nominal",)]),
             ),
         )
     ),
@@ -80,9 +80,9 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(bad):
 @settings(deadline=None)
 @given(good_values, st.sampled_from(CHOICES["privacy"]))
 def test_a_good_value_is_kept_as_it_came(good, privacy):
-    if privacy == "dpsgd_poisson" and good.get("noise", "seeded") != "seeded":
+    if privacy == "poisson" and good.get("noise", "simulated") != "simulated":
         good["augmentation"] = "none"  # with real noise it takes no other
-    config = TrainingConfig(**{"clip_norm": 1.0, **good, "privacy": privacy})
+    config = TrainingConfig(**{"clip_norm": 1.0, **good, **WAYS[way]})
     for name, value in good.items():
         assert getattr(config, name) == value
     assert config.mechanism.name == privacy
@@ -91,7 +91,7 @@ def test_a_good_value_is_kept_as_it_came(good, privacy):
 def test_the_papers_values_are_the_defaults():
     config = TrainingConfig()
     assert (config.learning_rate, config.batch_size, config.local_epochs, config.momentum) == (0.01, 32, 5, 0.0)
-    assert (config.privacy, config.clip_norm) == ("paper", "first_round_median")
+    assert (config.privacy, config.clip_norm) == ("nominal", "first_round_median")
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_the_papers_values_are_the_defaults():
     [
         *(({"clip_norm": word}, r'clip_norm=.*"first_round_median"') for word in ("first_round_mean", "1.0", "")),
         *(({"device": device}, "device") for device in (None, 3, 1.5, "quantum", "")),
-        ({"privacy": "paper", "adjacency": "add-remove"}, "adjacency"),
+        ({**WAYS["nominal"], "adjacency": "zero_out"}, "adjacency"),
         *(
             ({"privacy": name}, f"{name} clips every example's gradient. Give clip_norm a number")
-            for name in ("full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson")
+            for name in ("gradient", "steps", "shuffled", "poisson")
         ),
         (  # a view goes by place in the sample: one record more changes the views of all after it
             {**SAMPLED, "noise": "gaussian"},
@@ -116,8 +116,8 @@ def test_what_does_not_go_together_is_refused_with_what_would_do(asked, says):
 
 
 def test_what_is_next_to_it_goes_together():
-    assert TrainingConfig(privacy="client", adjacency="add-remove").mechanism.adjacency == "add-remove"
-    assert TrainingConfig(**SAMPLED).noise == "seeded"  # a simulation, which protects no one
+    assert TrainingConfig(**CLIENT, adjacency="zero_out").mechanism.adjacency == "zero_out"
+    assert TrainingConfig(**SAMPLED).noise == "simulated"  # a simulation, which protects no one
 
 
 @pytest.mark.parametrize("change", [{"batch_size": np.int64(4)}, {"learning_rate": np.float32(0.1)}])
