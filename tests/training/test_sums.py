@@ -62,7 +62,7 @@ def test_a_sum_with_next_to_no_noise_is_the_plain_weighted_mean(way, aggregation
     assert np.abs(noisy.weights - plain.weights).max() < 1e-5 * scale  # nothing but noise, which is next to none
     monkeypatch.setattr(home(SecureSum), "discrete_steps", lambda size, *_: np.zeros(size))
     exact = one_round((1e15,) * 4, way, aggregation=aggregation)
-    np.testing.assert_allclose(exact.weights, plain.weights, atol=1e-11 * scale, rtol=0)  # rounding of the grid and of float64
+    np.testing.assert_allclose(exact.weights, plain.weights, atol=1e-11 * scale, rtol=0)  # of the grid, float64
 
 
 def test_budgets_that_buy_too_little_noise_for_a_grid_are_refused_before_anything_is_paid():
