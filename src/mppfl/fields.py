@@ -244,16 +244,15 @@ def in_words(hint: Any) -> str:
         return simple[hint]
     if isinstance(hint, type) and issubclass(hint, Spec):
         return f"a {hint.__name__} or a table of its values"
-    parts = get_args(hint)
-    if get_origin(hint) is Literal:
+    parts, origin = get_args(hint), get_origin(hint)
+    if origin is Literal:
         return ("" if len(parts) == 1 else "one of ") + ", ".join(json.dumps(part) for part in parts)
-    if get_origin(hint) in (Union, UnionType):
+    if origin in (Union, UnionType):
         return " or ".join(in_words(part) for part in parts if part is not NoneType)
-    if get_origin(hint) is dict:
+    if origin is dict:
         return f"a table whose values are each {in_words(parts[1])}"
-    if parts[-1] is Ellipsis:
-        return f"a list whose entries are each {in_words(parts[0])}"
-    return f"a list of {len(parts)} entries, each {in_words(parts[0])}"
+    length = "whose entries are" if parts[-1] is Ellipsis else f"of {len(parts)} entries,"
+    return f"a list {length} each {in_words(parts[0])}"
 
 
 def shown(value: Any) -> str:

@@ -465,8 +465,8 @@ class Experiment(Spec):
         if not self.training.protection.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
             option = "cap" if self.ledger.cap is not None else "caps"
             raise BadInput(
-                f"ledger.{option} is ρ that adds up over rounds, and batches='poisson' has none: whoever is capped would "
-                "never participate. Remove it, or use batches='shuffled'."
+                f"ledger.{option} is ρ that adds up over rounds, and samples have none: whoever is capped would never "
+                "participate. Remove it, or use batches='shuffled' and client_rate=1."
             )
 
     def _require_playable(self) -> None:
@@ -481,7 +481,9 @@ class Experiment(Spec):
         seeds = f"seed{'s' * (len(self.seeds) != 1)} {', '.join(map(str, self.seeds))}"
         lines = [f"Experiment {self.name!r}: {', '.join((*self.mechanisms, *self.aggregations))}, {seeds}"]
         for name in TABLES:
-            values = {key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE}
+            values = {
+                key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE
+            }
             changed = ", ".join(f"{key} = {shown(value)}" for key, value in values.items())
             lines += [f"  {name:<9} {changed}"] if changed else []
         return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)

@@ -52,64 +52,11 @@ if TYPE_CHECKING:
         SharedNoise,
         grid_of_sum,
         hiding_shares,
+        noise_of_sampled_sum,
         noise_of_sum,
         rounding_margin,
         shared_noise_weights,
         sum_cost,
-    )
-
-export_lazily
-
-if TYPE_CHECKING:
-    from .accounting import (
-        METHODS,
-        added_delta,
-        composed_epsilon,
-        epsilon,
-        epsilon_with_extra,
-        gaussian_epsilon,
-        history_epsilon,
-        poisson_noise_multiplier,
-        poisson_noise_of_plan,
-        require_sampling,
-        to_dp_event,
-    )
-    from .noise import (
-        NOISE_KINDS,
-        Floats,
-        add_noise,
-        cumulated_weights,
-        discrete_gaussian_table,
-        discrete_steps,
-        doubt,
-        exact_draw,
-        grid_of,
-        noisy_on_grid,
-        price_of_noise,
-        system_normals,
-        system_words,
-    )
-    from .protection import Adjacency, LocalWork, NoiseKind, Protection, Trust, Unit, require_budget
-    from .release import (
-        NORM_GUARD,
-        ReleaseCost,
-        answer_cost,
-        clip_rows,
-        noisy_answer,
-        release_on_device,
-        release_updates,
-        round_cost,
-        std_with_grid,
-    )
-    from .secure_sum import (
-        GRID_IN_STDS,
-        OpenedSum,
-        SharedNoise,
-        grid_of_sum,
-        hiding_shares,
-        rounding_margin,
-        shared_noise_weights,
-        simulate_secure_sum,
     )
 
 export_lazily(__name__)

@@ -365,6 +365,8 @@ def _rdp_epsilon(kinds: dict[tuple[float, float], int], budget: float, delta: fl
 
 
 def poisson_noise_of_plan(budgets, sampling_rate, num_steps, delta):
-    total=float(np.sum(budgets))
-    z=poisson_noise_multiplier(gaussian_epsilon(total,delta),delta,sampling_rate,num_steps*int((budgets>0).sum()),by_orders_alone=True)
-    return np.where(budgets>0, z*np.sqrt(np.mean(budgets[budgets>0])/np.where(budgets>0,budgets,1)),0)
+    total = float(np.sum(budgets))
+    z = poisson_noise_multiplier(
+        gaussian_epsilon(total, delta), delta, sampling_rate, num_steps * int((budgets > 0).sum()), by_orders_alone=True
+    )
+    return np.where(budgets > 0, z * np.sqrt(np.mean(budgets[budgets > 0]) / np.where(budgets > 0, budgets, 1)), 0)

@@ -48,7 +48,7 @@ class WeightedMean:
         self.how, self.dispersion = how, dispersion
         self.by_size = np.full(len(sizes), 1 / len(sizes)) if how == "uniform" else sizes / sizes.sum()
         self.energy = num_parameters * std**2  # p δ_i²
-        self.kinds = np.zeros(len(sizes), dtype=np.int64)
+        self.kinds: IntArray = np.zeros(len(sizes), dtype=np.int64)
         if how == "noise_aware":
             self.kinds = kinds_of(self.by_size, self.energy)
             self.by_size, self.energy = _means_of(self.by_size, self.kinds), _means_of(self.energy, self.kinds)

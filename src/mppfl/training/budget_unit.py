@@ -30,8 +30,8 @@ def budget_unit_for(plan: Plan, total_epsilon: float, dp_delta: float, method: s
     most = float(totals.max(initial=0.0))
     if math.isinf(most):
         raise BadInput(
-            f"total_epsilon={total_epsilon:g} cannot be kept by {plan.mechanism!r}, whose budgets are infinite: it adds "
-            "no noise. Leave that mechanism out, or give budget_unit instead."
+            f"total_epsilon={total_epsilon:g} cannot be kept by {plan.mechanism!r}, whose budgets are infinite: it "
+            "adds no noise. Leave that mechanism out, or give budget_unit instead."
         )
     if most == 0:
         raise BadInput(f"total_epsilon={total_epsilon:g} gives no unit: under {plan.mechanism!r} nobody participates.")
@@ -39,7 +39,7 @@ def budget_unit_for(plan: Plan, total_epsilon: float, dp_delta: float, method: s
 
 
 def largest_budget(total_epsilon: float, dp_delta: float, method: str = "exact") -> float:
-    """The largest total ρ whose ε at `dp_delta`, by this method of mppfl.privacy.accounting, is at most `total_epsilon`.
+    """The largest total ρ whose ε at `dp_delta`, by this method of accounting, is at most `total_epsilon`.
 
     No method finds more than the textbook's ε = ρ + 2√(ρ ln 1/δ), so the search starts from where that one stands.
     """
