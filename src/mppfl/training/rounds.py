@@ -26,6 +26,7 @@ from mppfl.privacy import (
     LocalWork,
     ReleaseCost,
     SecureSum,
+    clip_rows,
     epsilon,
     epsilon_with_extra,
     noise_of_sampled_sum,
@@ -283,7 +284,9 @@ class JobRound:
         if isinstance(self.mean, SecureSum):
             self.mean.add(number, as_array(update) / self._pace)
             return
-        if not protection.clips_examples:
+        if not protection.clips_examples and protection.opens_sums:  # a sum without noise
+            update = torch.from_numpy(clip_rows(as_array(update)[None], protection.clip_norm)[0][0]).to(update)
+        elif not protection.clips_examples:
             update = self._with_noise(number, update)
         if self.mean is not None:
             self.mean.add(number, update)
@@ -335,9 +338,10 @@ class JobRound:
         budgets = [cost.budget for cost in self.costs]  # None of sampled noise, which was calibrated to what was asked
         spent = np.array([self.asked[k] if rho is None else rho for rho, k in zip(budgets, clients, strict=True)])
         used = _over_all(spent, clients, data.num_clients)
-        share = np.where(participating, used / np.where(asked > 0, asked, 1.0), 0.0) if protection.opens_sums else 1.0
         # Without noise there is no budget to pay for: an infinite one is a reference, not an offer.
-        paid = np.where(participating & np.isfinite(terms.budgets), terms.budgets, 0.0) * np.nan_to_num(share)
+        sold = participating & np.isfinite(asked) & (asked > 0)
+        share = np.divide(used, asked, out=np.zeros_like(asked), where=sold) if protection.opens_sums else 1.0
+        paid = np.where(sold, terms.budgets, 0.0) * share
         shown = protection.is_simulated and not protection.clips_examples and not protection.opens_sums
         return RoundRecord(
             round_index=terms.round_index,
