@@ -451,6 +451,7 @@ def write_figure(charts: Sequence[Chart], path: str | Path, columns: int = 2) ->
         panels = figure.subplots(rows, columns, squeeze=False)
         for panel, chart in zip(panels.flat, charts, strict=False):
             _draw_bars(panel, chart)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
 

@@ -127,7 +127,7 @@ compare --payment-limit 2              --payment-limit 2 | budget_limited
 compare --seeds 0                      --seeds 0 | at least 1
 compare --mechanisms mppfl --fixed-budget 0.2  --fixed-budget 0.2 means nothing to mppfl
 compare --figure costs.bmp             --figure='costs.bmp' | .png, .pdf or .svg
-LONG --figure ann.csv/costs.png        ann.csv/costs.png | Choose another path
+LONG --figure ann.csv/costs.png        ann.csv could not be written: ann.csv is no folder. Choose another.
 LONG --figure folder.png               folder.png | is a directory
 compare --report page.html             Give --train, too
 compare --train trial.toml --rounds 3  --rounds means nothing with --train

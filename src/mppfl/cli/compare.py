@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.cli import inputs
-from mppfl.errors import BadFile, BadInput
+from mppfl.errors import BadInput
 from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def compare_command(
     of the first round and the least possible; with --leak-price also leakage_priced, which is slow on large networks.
     """
     from mppfl.arrays import require_count
-    from mppfl.experiment import mechanism_of, require_playable
+    from mppfl.experiment import mechanism_of, require_folder, require_playable
     from mppfl.game import summarise
 
     listed = mechanisms is None and asked.mechanisms
@@ -69,7 +68,8 @@ def compare_command(
     chosen = fixed or tuple(range(first, first + require_count(seeds, "seeds")))
     check_leak_options(spec, attribute, leak_price, chosen, names)
     if figure is not None:
-        check_figure(figure)
+        inputs.check_target(figure, ".png", ".pdf", ".svg", option="--figure")
+        require_folder(figure.parent)
     plain = [name for name in names if name != inputs.PRICED]
     require_playable(spec, plain)
     if len(chosen) > 1 and spec.graph is not None and spec.clients is not None:
@@ -174,7 +174,7 @@ def compare_trained(
 
     inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
     if report is not None:
-        inputs.check_page("--report", report)
+        inputs.check_target(report, ".html", ".htm", option="--report")
     experiment = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])
     experiment = replace(experiment, output=replace(experiment.output, folder=None))
     with inputs.training_progress(experiment.game.num_rounds, quiet=quiet) as on_round:
@@ -217,22 +217,6 @@ def comparison_figure(summaries: Sequence[Summary], path: Path, num_rounds: int)
                 )
             )
     write_figure(charts, path)
-
-
-def check_figure(path: Path) -> None:
-    """Refuses a figure that could not be written before anything is computed."""
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise BadInput(f"--figure={str(path)!r} must end in .png, .pdf or .svg.")
-    if path.is_dir():
-        raise BadInput(f"--figure={str(path)!r} is a directory. Name a file in it.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise BadFile(
-            f"--figure={str(path)!r}: its folder cannot be made ({cause.strerror}). Choose another path."
-        ) from cause
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise BadFile(f"--figure={str(path)!r} may not be written. Check permissions, or choose another path.")
 
 
 def as_json(

@@ -56,7 +56,7 @@ def resume_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = 
 
 @app.command("simulate")
 def simulate_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
-    """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr[simulation]')."""
+    """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr\\[simulation]')."""
     _deploy(folder, quiet, json, simulated=True)
 
 

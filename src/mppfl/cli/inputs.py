@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -26,7 +26,6 @@ from mppfl.spec import PRICING, GameSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from mppfl.game import Mechanism
     from mppfl.leakage import LeakModel
@@ -193,7 +192,7 @@ SYMBOLS = {  # letters of the model, which some type for the option
 
 
 class Command(TyperCommand):
-    """A command that keeps its context, suggests only near options, and shows square brackets in its help.
+    """A command that keeps its context and suggests only near options.
 
     Not click.get_current_context(): newer releases of Typer do not use the package click.
     """
@@ -218,13 +217,9 @@ class Command(TyperCommand):
         _CONTEXT.set(ctx)
         return super().invoke(ctx)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _brackets_as_text([self]):
-            super().format_help(ctx, formatter)
-
 
 class Group(TyperGroup):
-    """A group of commands that hints once at the command that was meant, and shows square brackets in its help."""
+    """A group of commands that hints once at the command that was meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -233,26 +228,6 @@ class Group(TyperGroup):
             if "Did you mean" in getattr(error, "message", "") and hasattr(error, "possibilities"):
                 error.possibilities = None  # of click, which Typer has put into the message already
             raise
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _brackets_as_text([self, *self.commands.values()]):
-            super().format_help(ctx, formatter)
-
-
-@contextmanager
-def _brackets_as_text(commands: Sequence[Any]) -> Iterator[None]:
-    """While help is written: square brackets that are text, which Rich would take for its markup."""
-    from rich.markup import escape
-
-    parts = [part for command in commands for part in (command, *command.params) if getattr(part, "help", None)]
-    texts = [part.help for part in parts]
-    for part in parts:
-        part.help = escape(part.help)
-    try:
-        yield
-    finally:
-        for part, text in zip(parts, texts, strict=True):
-            part.help = text
 
 
 def is_typed(name: str) -> bool:
@@ -307,12 +282,13 @@ def generator(seed: int) -> Any:
     return np.random.default_rng(require_count(seed, "seed", 0))
 
 
-def check_page(option: str, path: Path) -> None:
-    """Refuses a path at which no page can be written."""
+def check_target(path: Path, *endings: str, option: str = "") -> None:
+    """Refuses a path at which no file with one of these endings can be written, before anything is computed."""
+    place = f"{option}={str(path)!r}" if option else repr(str(path))
     if path.is_dir():
-        raise BadInput(f"{option}={str(path)!r} is a directory. Name a file in it, such as report.html.")
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise BadInput(f"{option}={str(path)!r} must end in .html.")
+        raise BadInput(f"{place} is a directory. Name a file in it.")
+    if not path.name.lower().endswith(endings):
+        raise BadInput(f"{place} must end in {', '.join(endings[:-1])} or {endings[-1]}.")
 
 
 def check_leak_price(attribute: Path | None, leak_price: float | None) -> None:
@@ -350,20 +326,13 @@ def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:
 def print_json(value: Any) -> None:
     """One JSON object on stdout; what is not a finite number becomes null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
-    typer.echo(json.dumps(_plain(value), ensure_ascii=encoding != "utf8", allow_nan=False))
+    finite = json.loads(json.dumps(value, default=_as_plain), parse_constant=lambda constant: None)
+    typer.echo(json.dumps(finite, ensure_ascii=encoding != "utf8", allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses as objects, arrays as lists, all the way down."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _as_plain(value: Any) -> Any:
+    """A dataclass as an object, an array or one of NumPy's numbers as Python's."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()
 
 
 def print_lines(lines: Mapping[str, str], width: int = 16) -> None:
@@ -373,26 +342,24 @@ def print_lines(lines: Mapping[str, str], width: int = 16) -> None:
 
 
 def print_table(
-    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], dispensable: Sequence[str] | None = None
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], dispensable: Sequence[str] = ()
 ) -> None:
-    """A table whose first column names its rows. With a list of `dispensable` columns no cell is ever wrapped."""
+    """A table whose first column names its rows; words stand at the left, figures at the right.
+
+    With `dispensable` columns no cell is ever wrapped: those for which a terminal has no room are left out, and named.
+    """
     from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=not number or dispensable is not None)
-    for row in rows:
-        table.add_row(*row)
-    print_fitting(table, dispensable or ())
-
-
-def print_fitting(table: Table, dispensable: Sequence[str] = ()) -> None:
-    """Prints a table without the columns for which there is no room, so that no number is cut short; says which."""
     from rich.console import Console
+    from rich.table import Table
 
     # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
     terminal, unlimited = Console(markup=False, emoji=False), Console(width=10_000, markup=False, emoji=False)
+    table, rows = Table(title=title or None, title_justify="left", box=SIMPLE), list(rows)
+    for number, heading in enumerate(headings):
+        words = not number or all(row[number][:1].isalpha() for row in rows)
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not number or bool(dispensable))
+    for row in rows:
+        table.add_row(*row)
     left_out = []
     for heading in dispensable if terminal.is_terminal else ():
         if unlimited.measure(table).maximum <= terminal.width:
@@ -400,7 +367,7 @@ def print_fitting(table: Table, dispensable: Sequence[str] = ()) -> None:
         for column in [column for column in table.columns if str(column.header).replace("\n", " ") == heading]:
             table.columns.remove(column)
             left_out.append(heading)
-    # In a file or a pipe a table is as wide as its numbers need.
+    # In a file or a pipe a table is as wide as its figures need.
     width = None if terminal.is_terminal else max(100, unlimited.measure(table).maximum)
     Console(width=width, markup=False, emoji=False).print(table)
     if left_out:
@@ -437,28 +404,21 @@ def training_progress(num_rounds: int, *, quiet: bool = False) -> Iterator[OnRou
     from rich.console import Console
     from rich.live import Live
 
-    console, clock = Console(stderr=True), Clock(num_rounds)
+    console, ends = Console(stderr=True), []  # when each round ended
+
+    def time_left(round_index: int) -> str:
+        """By the rounds that this process has seen; the first includes preparation, and is not counted."""
+        ends.append(time.monotonic())
+        if len(ends) == 1:
+            return "" if round_index < num_rounds else "done"
+        seconds = (num_rounds - round_index) * (ends[-1] - ends[0]) / (len(ends) - 1)
+        return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
+
     if not console.is_terminal:
-        yield partial(_print_plain, clock=clock)
+        yield lambda records: _print_plain(records, num_rounds, time_left)
         return
     with Live("preparing data, network and plans", console=console, transient=True, refresh_per_second=4) as live:
-        yield lambda records: live.update(_live_table(records, clock))
-
-
-class Clock:
-    """Time left, from the rounds that this process has seen."""
-
-    def __init__(self, num_rounds: int) -> None:
-        self.num_rounds = num_rounds
-        self.seen: list[float] = []  # when each round ended
-
-    def tick(self, round_index: int) -> str:
-        """Time left after this round, in words. The first round includes preparation, and is not counted."""
-        self.seen.append(time.monotonic())
-        if len(self.seen) == 1:
-            return "" if round_index < self.num_rounds else "done"
-        left = (self.num_rounds - round_index) * (self.seen[-1] - self.seen[0]) / (len(self.seen) - 1)
-        return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
+        yield lambda records: live.update(_live_table(records, num_rounds, time_left))
 
 
 def _cells(record: RoundRecord) -> tuple[str, ...]:
@@ -482,21 +442,21 @@ def _cells(record: RoundRecord) -> tuple[str, ...]:
     )
 
 
-def _print_plain(records: Mapping[str, RoundRecord], clock: Clock) -> None:
+def _print_plain(records: Mapping[str, RoundRecord], num_rounds: int, time_left: Callable[[int], str]) -> None:
     """One line per training, for some twenty of the rounds."""
-    every = max(1, math.ceil(clock.num_rounds / MOST_LINES))
+    every = max(1, math.ceil(num_rounds / MOST_LINES))
     round_index = next(iter(records.values())).round_index
-    left = clock.tick(round_index)
-    if round_index % every and round_index != clock.num_rounds:
+    left = time_left(round_index)
+    if round_index % every and round_index != num_rounds:
         return
     width = max(map(len, records))
     for name, record in records.items():
         figures = "  ".join(f"{label} {text}" for label, text in zip(COLUMNS, _cells(record), strict=True))
-        line = f"round {round_index}/{clock.num_rounds}  {name:<{width}}  {figures}  {left}"
+        line = f"round {round_index}/{num_rounds}  {name:<{width}}  {figures}  {left}"
         print(line.rstrip(), file=sys.stderr, flush=True)
 
 
-def _live_table(records: Mapping[str, RoundRecord], clock: Clock) -> RenderableType:
+def _live_table(records: Mapping[str, RoundRecord], num_rounds: int, time_left: Callable[[int], str]) -> RenderableType:
     """All trainings after a round, with a bar for the whole."""
     from rich.box import SIMPLE
     from rich.console import Group as Stack
@@ -511,7 +471,7 @@ def _live_table(records: Mapping[str, RoundRecord], clock: Clock) -> RenderableT
         table.add_column(heading, justify="right", no_wrap=True)
     for name, record in records.items():
         table.add_row(*(Text(text) for text in (name, *_cells(record))))
-    bar: Any = ProgressBar(total=clock.num_rounds, completed=round_index, width=40)
+    bar: Any = ProgressBar(total=num_rounds, completed=round_index, width=40)
     line = Table.grid(padding=(0, 1))
-    line.add_row(f"round {round_index}/{clock.num_rounds}", bar, clock.tick(round_index))
+    line.add_row(f"round {round_index}/{num_rounds}", bar, time_left(round_index))
     return Stack(table, line)

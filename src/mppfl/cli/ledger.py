@@ -209,8 +209,7 @@ def export_command(
     json: inputs.JsonOption = False,
 ) -> None:
     """Write every release to a table."""
-    if out.suffix not in (".csv", ".json"):
-        raise BadInput(f"{str(out)!r} must end in .csv or .json.")
+    inputs.check_target(out, ".csv", ".json")
     if out.exists() and source.exists() and out.samefile(source):
         raise BadInput(f"{str(out)!r} is the ledger itself. Choose another file.")
     with _open(source) as ledger:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mppfl.cli.inputs import DebugOption, JsonOption, check_page, print_json, working
+from mppfl.cli.inputs import DebugOption, JsonOption, check_target, print_json, working
 from mppfl.errors import BadInput
 
 
@@ -23,7 +23,7 @@ def report_command(
     from mppfl.experiment import find_runs, load_run
     from mppfl.experiment.report import write_report
 
-    check_page("--output", output)
+    check_target(output, ".html", ".htm", option="--output")
     if not folders:
         raise BadInput("report needs a folder of a run, as written by `mppfl train --output`.")
     with working("writing the report"):

@@ -15,8 +15,8 @@ from mppfl.cli.inputs import (
     JsonOption,
     QuietOption,
     SetOption,
-    print_fitting,
     print_json,
+    print_table,
     training_progress,
 )
 
@@ -89,9 +89,12 @@ def train_command(
 
 def show(runs: Sequence[Run]) -> None:
     """The runs side by side, and the notes that the figures need."""
-    from mppfl.experiment import comparison_table
+    from mppfl.experiment import comparison_cells
 
-    print_fitting(comparison_table(runs), DISPENSABLE)
+    rows = [comparison_cells(run) for run in runs]
+    if any(run.name != run.mechanism for run in runs):
+        rows = [{"run": run.name} | row for run, row in zip(runs, rows, strict=True)]
+    print_table("", [name.replace(" ", "\n", 1) for name in rows[0]], [[*row.values()] for row in rows], DISPENSABLE)
     for run in runs:
         for note in run.notes:
             if note.startswith(SAID_OF_BUDGETS):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from mppfl.privacy import Adjacency, Unit
 from mppfl.privacy.ledger import SIMULATION
 from mppfl.text import UNKNOWN, between, epsilon, finite, number, percent
 from mppfl.training import PER_ROUND, History
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε", "worst case ε")
 PER_ACCOUNT = ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon")
@@ -332,21 +329,3 @@ def comparison_cells(run: Run) -> dict[str, str]:
     """A run as it is shown: heading and text of every column."""
     (row,) = comparison_rows([run])
     return {column.heading: column.text(*(row[name] for name in column.measures)) for column in COLUMNS}
-
-
-def comparison_table(runs: Sequence[Run]) -> Table:
-    """The runs side by side for the terminal."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
-    if all(run.name == run.mechanism for run in runs):
-        rows = [comparison_cells(run) for run in runs]
-    table = Table(box=SIMPLE)
-    for heading in rows[0] if rows else ():
-        left = heading in ("run", "mechanism", "aggregation")
-        table.add_column(heading.replace(" ", "\n", 1), justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row.values()))  # text, not markup: a run may be called "[red]"
-    return table

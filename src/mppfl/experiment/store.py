@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import zipfile
 import zlib
@@ -124,10 +125,12 @@ def _read_run(folder: Path) -> Run:
 
 
 def require_folder(folder: Path) -> None:
-    """Raises where something else stands in the place of a folder that is to be written to."""
-    nearest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if nearest.exists() and not nearest.is_dir():
+    """Raises where a folder cannot be written to, before anything is computed for it."""
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), Path())
+    if not nearest.is_dir():
         raise BadInput(f"{folder} could not be written: {nearest} is no folder. Choose another.")
+    if not os.access(nearest, os.W_OK):
+        raise BadFile(f"{folder} could not be written: {nearest} may not be written. Choose another.")
 
 
 def find_runs(folder: str | Path) -> tuple[Path, ...]:
