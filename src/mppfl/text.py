@@ -104,13 +104,25 @@ def _raised(power: int) -> str:
 # ---- names and places ----------------------------------------------------------------------------------------------
 
 
-# Names of earlier versions; a message about one says what it is called now.
-RENAMED = {
+RENAMED = {  # names of earlier versions, and what each is called now
     "num_links": "num_edges",
     "links_each": "edges_each",
     "fixed": "dp_fedavg",
     "size": "num_examples",
     "plain": "sgd",
+    "source": "graph",
+    "network": "graph",
+    "generate": "family",
+    "alpha": "externality_strength",
+    "tau": "accuracy_weight",
+    "decay": "hop_decay",
+    "hops": "max_hops",
+    "rounds": "num_rounds",
+    "convention": "reward_rate",
+    "always": "everyone",
+    "if_better_than_opting_out": "rational",
+    "if_better_than_staying_out": "rational",
+    "if_non_negative": "rational",
 }
 
 

@@ -26,7 +26,6 @@ def calibrate_command(
     ] = True,
     seed: inputs.SeedOption = 0,
     json: inputs.JsonOption = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Fit homophily and the Gaussian field on a public sample, and test whether clients can be ranked by leakage.
 

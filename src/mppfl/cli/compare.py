@@ -172,7 +172,7 @@ def compare_trained(
     from mppfl.experiment import read_experiment, run_experiment
     from mppfl.files import toml_value
 
-    inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
+    inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json"))
     if report is not None:
         inputs.check_target(report, ".html", ".htm", option="--report")
     experiment = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])

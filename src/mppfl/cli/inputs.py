@@ -117,7 +117,7 @@ class Asked:
 
 def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator for a command whose first parameter is `Asked`: it gets an option for every field of GameSpec but
-    those left out, --experiment, --set and --debug.
+    those left out, --experiment and --set.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     types, defaults = hints(GameSpec), defaults_of(GameSpec)
@@ -133,14 +133,13 @@ def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        debug = inspect.Parameter("debug", keyword, default=False, annotation=DebugOption)
-        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others), debug])
+        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others)])
 
         @wraps(command)
         def run(**values: Any) -> None:
             typed = {name: values.pop(name) for name in names}
             given = {name: value for name, value in typed.items() if is_typed(name)}
-            file, changes, _ = (values.pop(name) for name in ("experiment", "changes", "debug"))
+            file, changes = values.pop("experiment"), values.pop("changes")
             command(asked(file, changes or (), given, values), **values)
 
         run.__signature__ = signature  # type: ignore[attr-defined]

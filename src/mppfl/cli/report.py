@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mppfl.cli.inputs import DebugOption, JsonOption, check_target, print_json, working
+from mppfl.cli.inputs import JsonOption, check_target, print_json, working
 from mppfl.errors import BadInput
 
 
@@ -17,7 +17,6 @@ def report_command(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
     json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Write one self-contained HTML page: curves, prices, the social graph, exposure, accounts, payments."""
     from mppfl.experiment import find_runs, load_run

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.cli.inputs import (
-    DebugOption,
     JsonOption,
     QuietOption,
     SetOption,
@@ -49,7 +48,6 @@ def train_command(
     track: Annotated[str | None, typer.Option(help="Log every round to mlflow or tensorboard.")] = None,
     quiet: QuietOption = False,
     json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Train every mechanism of an experiment on the same network, data and seed, side by side."""
     if resume and overwrite:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .live import (
         LiveAccounts,
         LiveRun,
-        Marks,
         is_run,
         marks_of,
         read_live,

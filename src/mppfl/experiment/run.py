@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +14,12 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.data import unchangeable
-from mppfl.errors import BadInput, MppflError
+from mppfl.errors import BadInput
 from mppfl.experiment.provenance import Provenance
 from mppfl.network import SocialGraph
 from mppfl.privacy import Adjacency, Unit
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import UNKNOWN, between, epsilon, finite, number, percent
+from mppfl.text import UNKNOWN, Tabular, between, epsilon, finite, number, percent
 from mppfl.training import PER_ROUND, History
 
 SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε", "worst case ε")
@@ -72,7 +71,7 @@ class PrivacyAccounts:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Run:
+class Run(Tabular):
     """What came out of one training: `run_experiment` and `run_from_records` return it, `load_run` reads it.
 
     Args:
@@ -166,13 +165,9 @@ class Run:
 
     def to_pandas(self) -> Any:
         """One row per round, as rounds.csv of the folder has them; needs pandas."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError as cause:
-            raise MppflError("pandas is not installed. Run: pip install pandas") from cause
-        return pandas.DataFrame(self.rounds_table()).set_index("round_index")
+        return Tabular.to_pandas(self).set_index("round_index")
 
-    def rounds_table(self) -> dict[str, list[Any]]:
+    def _columns(self) -> dict[str, list[Any]]:
         """One entry per round in every column: figures of the round, sums over clients, names of who was left out."""
         rounds, clients = self.history.rounds, self.history.clients
         return {
@@ -256,9 +251,9 @@ def plain(value: Any, where: str) -> Any:
         return value.item()
     if isinstance(value, Path):
         return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, numbers, lists or tables.")
+    raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, finite numbers, lists or tables.")
 
 
 def _vector(values: Any, name: str, length: int) -> Array:

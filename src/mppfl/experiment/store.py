@@ -172,7 +172,7 @@ def _summary(run: Run) -> dict[str, Any]:
         | {"rounds_refused": int(run.rounds_refused.sum())},
         "accounts": accounts | {"simulation": run.accounts.simulation, "notes": list(run.accounts.notes)},
         "notes": list(run.notes),
-        "config": _tagged(run.config),
+        "config": run.config,
         "provenance": asdict(run.provenance),
     }
 
@@ -247,7 +247,7 @@ def _npz(arrays: dict[str, Any]) -> bytes:
 
 
 FILES: dict[str, Callable[[Run], bytes]] = {  # of a run, beside its summary
-    "rounds.csv": lambda run: _csv(*run.rounds_table().items()),
+    "rounds.csv": lambda run: _csv(*run._columns().items()),
     "clients.csv": _clients_csv,
     "budgets.csv": lambda run: _matrix_csv(run, "budgets"),
     "payments.csv": lambda run: _matrix_csv(run, "payments"),
@@ -274,7 +274,7 @@ def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run
     return Run(
         name=summary["name"],
         mechanism=summary["mechanism"],
-        config=_untagged(summary["config"]),
+        config=summary["config"],
         history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused, diverged),
         weights=weights,
         names=names,
@@ -297,23 +297,6 @@ def _sha256(content: bytes) -> str:
 
 def _checksum(summary: dict[str, Any]) -> str:
     return _sha256(json.dumps(summary, sort_keys=True).encode())
-
-
-def _tagged(value: Any) -> Any:
-    """Infinite and unknown numbers as {"number": "inf"}, because strict JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _tagged(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_tagged(inner) for inner in value]
-    return {"number": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        if list(value) == ["number"] and value["number"] in ("inf", "-inf", "nan"):
-            return float(value["number"])
-        return {key: _untagged(inner) for key, inner in value.items()}
-    return [_untagged(inner) for inner in value] if isinstance(value, list) else value
 
 
 # ---- a training ----------------------------------------------------------------------------------------------------

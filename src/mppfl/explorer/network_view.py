@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,28 +66,13 @@ class Picture:
         return np.array([len(members) for members in self.members])
 
 
-class NetworkDrawing:
-    """A graph and the pictures of it, each made once, when it is asked for. Safe to use from threads."""
-
-    def __init__(self, graph: SocialGraph) -> None:
-        self.graph = graph
-        self._tree = CommunityTree(graph, most_together=MOST_CLIENTS, most_branches=MOST_COMMUNITIES)
-        self._pictures: dict[tuple[int, ...], Picture] = {}
-        self._lock = threading.Lock()
-
-    def picture(self, opened: tuple[int, ...] = ()) -> Picture:
-        """All clients up to 2,000 of them, else communities; `opened` are communities by number, outermost first."""
-        opened = tuple(opened)
-        with self._lock:
-            if opened not in self._pictures:
-                way, inside = self._tree.way(opened), self._tree.inside(opened)
-                trail = (way[0].name, *(f"{branch.name} ({len(branch.members):,} clients)" for branch in way[1:]))
-                self._pictures[opened] = (
-                    _community_picture(self.graph, inside, trail)
-                    if inside
-                    else _client_picture(self.graph, way[-1].members, trail)
-                )
-            return self._pictures[opened]
+def draw(tree: CommunityTree, opened: tuple[int, ...] = ()) -> Picture:
+    """All clients up to 2,000 of them, else communities; `opened` are communities by number, outermost first."""
+    way, inside = tree.way(opened), tree.inside(opened)
+    trail = (way[0].name, *(f"{branch.name} ({len(branch.members):,} clients)" for branch in way[1:]))
+    if inside:
+        return _community_picture(tree.graph, inside, trail)
+    return _client_picture(tree.graph, way[-1].members, trail)
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
@@ -161,10 +145,12 @@ class CommunityTree:
     """A graph divided into communities, these into smaller ones, and so on; each is divided at first use.
 
     A branch is named by its path: numbers from the outside in, () for all clients. Every client is in exactly one
-    branch of each division. Not safe to use from two threads at once.
+    branch of each division.
     """
 
-    def __init__(self, graph: SocialGraph, *, most_together: int, most_branches: int) -> None:
+    def __init__(
+        self, graph: SocialGraph, *, most_together: int = MOST_CLIENTS, most_branches: int = MOST_COMMUNITIES
+    ) -> None:
         self.graph = graph
         self.most_together = most_together
         self.most_branches = most_branches

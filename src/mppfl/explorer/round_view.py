@@ -237,7 +237,7 @@ def comparison_charts(rows: Sequence[Row]) -> tuple[Chart, ...]:
     for measure in MEASURES:
         groups = []
         for slot, convention in enumerate(shown):
-            values = [_value(row_of.get((name, convention)), measure.attribute) * measure.factor for name in names]
+            values = [_value(row_of.get((name, convention)), measure) for name in names]
             groups.append(Bars(CONVENTIONS[convention], slot, np.array(values)))
         gaps = any(not np.isfinite(group.values).all() for group in groups)
         charts.append(
@@ -255,28 +255,20 @@ def comparison_charts(rows: Sequence[Row]) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def _value(row: Row | None, attribute: str) -> float:
-    value = None if row is None else getattr(row, attribute)
-    return float("nan") if value is None else float(value)
+def _value(row: Row | None, measure: Measure) -> float:
+    value = None if row is None else getattr(row, measure.attribute)
+    return float("nan") if value is None else float(value) * measure.factor
 
 
 def comparison_table(rows: Sequence[Row], num_rounds: int) -> Markup:
     """The rows as a table, summed over so many rounds."""
-    heads = [
-        "mechanism",
-        "reward",
-        "server cost (money)",
-        "welfare (money)",
-        "mean budget (ρ per round)",
-        "price of anarchy",
-        "negative utility (% of clients)",
-    ]
+    heads = ["mechanism", "reward", *(f"{measure.quantity} ({measure.unit})" for measure in MEASURES)]
     cells = [
         [
             row.mechanism.replace("_", " "),
             row.convention,
-            *(number(_value(row, measure.attribute)) for measure in MEASURES[:-1]),
-            f"{100 * row.negative_utility:.1f}",
+            *(number(_value(row, measure)) for measure in MEASURES[:-1]),
+            f"{_value(row, MEASURES[-1]):.1f}",
         ]
         for row in rows
     ]

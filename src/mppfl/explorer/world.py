@@ -21,7 +21,7 @@ import numpy as np
 from mppfl.arrays import Array
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import clients_of, constant, game_on, network_of, propagation_of, solve_all, under
-from mppfl.explorer.network_view import NetworkDrawing, Picture
+from mppfl.explorer.network_view import CommunityTree, Picture, draw
 from mppfl.explorer.state import Choices, ViewState, constants_of, num_clients_of
 from mppfl.game import MECHANISMS, Game, LossOperator, Plan, Solution, privacy_cost, privacy_loss, utility
 from mppfl.network import Propagation, SocialGraph
@@ -45,7 +45,8 @@ QUICK_WHEN_HUGE = ("mppfl", "mppfl_exact", "social_agnostic")  # budgets of all 
 REMEMBERED = {  # values of each kind that are kept: of small networks, and of large ones
     "graph": (8, 8),
     "names": (8, 8),
-    "drawing": (16, 16),
+    "tree": (16, 16),
+    "picture": (64, 64),
     "propagation": (16, 4),
     "loss": (32, 4),
     "game": (64, 8),
@@ -129,9 +130,10 @@ class World:
 
     def picture(self, choices: Choices) -> Picture:
         """The drawing of the network, with the communities opened that the choices say."""
-        graph, key = self.graph(choices.game), graph_key(choices.game)
-        drawing: NetworkDrawing = self.remembered("drawing", key, lambda: NetworkDrawing(graph))
-        return drawing.picture(choices.view.opened)
+        graph, key, opened = self.graph(choices.game), graph_key(choices.game), choices.view.opened
+        tree: CommunityTree = self.remembered("tree", key, lambda: CommunityTree(graph))
+        picture: Picture = self.remembered("picture", (key, opened), lambda: draw(tree, opened))
+        return picture
 
     def game(self, spec: GameSpec) -> Game:
         """The game, on a network whose walks and factors are kept from one lever to the next."""
@@ -195,10 +197,7 @@ class Site:
 
 
 def warm_up() -> int:
-    """Plays a small game of every kind, so that compiled code is loaded before a lever needs it; how many were played.
-
-    A game without an answer loads the code all the same.
-    """
+    """Plays a small game of every kind, so that compiled code is loaded before a lever needs it; gives their number."""
     world, small = World(), GameSpec(num_clients=8, num_rounds=2)
     world.picture(Choices(small))
     sparse = replace(small, num_clients=1100, family="watts_strogatz")  # walks are walked, not multiplied out
