@@ -152,7 +152,7 @@ def test_data_are_a_file_of_the_round_shown_which_is_not_kept(here, world):
     assert answer.mimetype == "text/csv"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
     assert answer.headers["Cache-Control"] == "no-store"
-    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
+    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.spent)
     assert here.get("/download/data.json?num_clients=8").json["clients"][7]["name"] == "7"
 
 

@@ -198,24 +198,17 @@ def comparison_figure(summaries: Sequence[Summary], path: Path, num_rounds: int)
     """
     import numpy as np
 
-    from mppfl.charts import MECHANISM_SLOTS, Axis, Bars, Chart, write_figure
+    from mppfl.charts import Axis, Bars, mechanism_chart, write_figure
 
     charts = []
     for convention in dict.fromkeys(row.convention for row in summaries):
         rows = [row for row in summaries if row.convention == convention and np.isfinite(row.welfare)]
         for measure, name in (("server_cost", "server cost"), ("welfare", "client welfare")):
             means, spreads = (np.array([getattr(row, measure + end) for row in rows]) for end in ("", "_sd"))
-            charts.append(
-                Chart(
-                    f"{convention}-{measure}",
-                    f"{convention.capitalize()} reward: {name}",
-                    Axis(name, f"money, sum over {num_rounds} rounds"),
-                    Axis("mechanism", "name"),
-                    bars=(Bars(name, 0, means, spreads if spreads.any() else None),),
-                    labels=tuple(row.mechanism.replace("_", " ") for row in rows),
-                    label_slots=tuple(MECHANISM_SLOTS.get(row.mechanism, 0) for row in rows),
-                )
-            )
+            bars = Bars(name, 0, means, spreads if spreads.any() else None)
+            axis, key = Axis(name, f"money, sum over {num_rounds} rounds"), f"{convention}-{measure}"
+            title, mechanisms = f"{convention.capitalize()} reward: {name}", [row.mechanism for row in rows]
+            charts.append(mechanism_chart(key, title, axis, mechanisms, (bars,)))
     write_figure(charts, path)
 
 

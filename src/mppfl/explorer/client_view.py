@@ -83,7 +83,7 @@ def what_if(scene: Scene, client: int, other: int, event: str) -> tuple[dict[str
     responds = scene.solution.verification.residual < SETTLED  # in equilibrium: they know the network
     if responds:
         low, high = game.clients.budget_min.copy(), game.clients.budget_max.copy()
-        if scene.choices.game.participation == "rational":
+        if scene.solution.plan.participation == "rational":
             outside = before["budget"] <= 0
             low[outside] = high[outside] = 0.0
         low[other] = high[other] = budgets[other]
@@ -107,8 +107,8 @@ def client_facts(scene: Scene, client: int) -> dict[str, float]:
         "privacy cost (money)": figures["privacy_cost"],
         "compute cost (money)": float(compute_cost) if figures["budget"] > 0 else 0.0,
         "utility (money)": figures["utility"],
-        "spent so far (ρ)": float(scene.cumulative.spent[client]),
-        "external risk so far (ρ)": float(scene.cumulative.external[client]),
+        "spent so far (ρ)": float(scene.spent[client]),
+        "external risk so far (ρ)": float(scene.external[client]),
     }
 
 

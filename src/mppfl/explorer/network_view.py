@@ -381,9 +381,10 @@ def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool
     return mixed_colours(FIRST_COLOUR[dark] + (LAST_COLOUR[dark] - FIRST_COLOUR[dark]) * shares, VIRIDIS)
 
 
-def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Markup]:
+def paint(
+    picture: Picture, scene: Scene, colour: str, view: ClientView | None, dark: bool
+) -> tuple[dict[str, Any], Markup]:
     """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
-    colour = scene.choices.view.colour
     values, words = scene.coloured_by(colour)
     colours, scale = node_paint(node_values(picture, values), dark, diverging=colour == "utility")
     painted: dict[str, Any] = {"colours": colours, "communities": bool(picture.labels)}

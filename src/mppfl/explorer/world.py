@@ -23,7 +23,7 @@ from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import clients_of, constant, game_on, network_of, propagation_of, solve_all, under
 from mppfl.explorer.network_view import CommunityTree, Picture, draw
 from mppfl.explorer.state import Choices, ViewState, constants_of, num_clients_of
-from mppfl.game import MECHANISMS, Game, LossOperator, Plan, Solution, privacy_cost, privacy_loss, utility
+from mppfl.game import MECHANISMS, Game, LossOperator, Solution, privacy_cost, privacy_loss, utility
 from mppfl.network import Propagation, SocialGraph
 from mppfl.spec import GameSpec
 
@@ -172,13 +172,12 @@ class World:
         round_index = min(choices.view.round_shown, choices.game.num_rounds)
 
         def make() -> Scene:
-            game, terms = solution.game, solution.terms(round_index)
-            figures = figures_of(game, terms.prices, terms.budgets)
-            return Scene(choices, solution, round_index, names, figures, Cumulative(game, solution.plan, round_index))
+            terms = solution.terms(round_index)
+            return Scene(solution, round_index, names, figures_of(solution.game, terms.prices, terms.budgets))
 
         key = (solution_key(choices), round_index)
         scene: Scene = self.remembered("scene", key, make, large=len(names) > LARGE)
-        return scene if scene.choices == choices else replace(scene, choices=choices)
+        return scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,20 +277,30 @@ COLOURS = {  # what a client's colour says, and its unit
 class Scene:
     """A solved game in one of its rounds, and the `figures_of` every client in that round."""
 
-    choices: Choices
     solution: Solution
     round_index: int
     names: tuple[str, ...]
     figures: dict[str, Array]
-    cumulative: Cumulative
+
+    @cached_property
+    def spent(self) -> Array:
+        """Σ_t ρ_i of every client up to this round; no clients × rounds is formed that the plan does not hold."""
+        plan = self.solution.plan
+        total = np.zeros(plan.num_clients)
+        for position, rate in enumerate(plan.reward_rates[: self.round_index].tolist()):
+            total += plan.budgets.at(position, rate)
+        return total
+
+    @cached_property
+    def external(self) -> Array:
+        """Σ applied to what everybody has spent."""
+        return self.solution.game.propagation @ self.spent
 
     def coloured_by(self, colour: str) -> tuple[Array, str]:
         """What a client's colour says, one value each, and "what, unit" for the legend."""
         if colour in ("own_risk", "external_risk"):
-            values = self.cumulative.spent if colour == "own_risk" else self.cumulative.external
-        else:
-            values = self.figures[colour]
-        return values, COLOURS[colour]
+            return self.spent if colour == "own_risk" else self.external, COLOURS[colour]
+        return self.figures[colour], COLOURS[colour]
 
 
 def figures_of(game: Game, prices: Array | float, budgets: Array) -> dict[str, Array]:
@@ -306,26 +315,3 @@ def figures_of(game: Game, prices: Array | float, budgets: Array) -> dict[str, A
         "privacy_cost": privacy_cost(game, losses),
         "utility": utility(game, prices, budgets, losses),
     }
-
-
-@dataclass(frozen=True, eq=False)
-class Cumulative:
-    """What has been spent in the first `num_rounds` rounds of a plan, computed when it is asked for."""
-
-    game: Game
-    plan: Plan
-    num_rounds: int
-
-    @cached_property
-    def spent(self) -> Array:
-        """Σ_t ρ_i of every client; no clients × rounds is formed that the plan does not hold."""
-        rates = self.plan.reward_rates[: self.num_rounds].tolist()
-        total = np.zeros(self.plan.num_clients)
-        for position, rate in enumerate(rates):
-            total += self.plan.budgets.at(position, rate)
-        return total
-
-    @cached_property
-    def external(self) -> Array:
-        """Σ applied to what everybody has spent."""
-        return self.game.propagation @ self.spent

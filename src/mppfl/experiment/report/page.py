@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from mppfl.arrays import IntArray
-from mppfl.charts import Line, slots_of
+from mppfl.charts import Line, first_and_last, slots_of
 from mppfl.errors import BadInput
 from mppfl.experiment import COLUMNS, Run, comparison_cells, comparison_rows, require_folder
 from mppfl.experiment.report import svg
@@ -150,7 +150,7 @@ def _charts(
     for key, title, lines, tick, group in figures:
         # Who pays nothing at all would only press the others' rates against the edge.
         drawn = [line for line in lines if key != "reward_rate" or line.y.any()] or lines
-        alt_text = f"{title}: {_in_words(lines, tick)}"
+        alt_text = f"{title}: {'; '.join(f'{line.name} {first_and_last(line.y, tick)}' for line in lines)}"
         picture, frame = svg.line_chart(drawn, alt_text, key=key, tick=tick, from_zero=key == "budgets")
         note = " ".join(_chart_notes(lines, drawn))
         charts.append({"title": title, "svg": picture, "group": group, "note": note})
@@ -192,15 +192,6 @@ def _budget_line(label: str, slot: int, run: Run, banded: bool) -> Line:
 
 def _tick_percent(value: float) -> str:
     return f"{100 * value:.3g} %"
-
-
-def _in_words(lines: Sequence[Line], tick: Any) -> str:
-    """First and last value of every curve: the chart's alt text."""
-    curves = {line.name: finite(line.y) for line in lines}
-    return "; ".join(
-        f"{name} from {tick(values[0])} to {tick(values[-1])}" if len(values) else f"{name} not known"
-        for name, values in curves.items()
-    )
 
 
 def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
