@@ -359,16 +359,17 @@ def print_table(
         table.add_column(heading, justify="left" if words else "right", no_wrap=not number or bool(dispensable))
     for row in rows:
         table.add_row(*row)
+    if not terminal.is_terminal:  # in a file or a pipe a table is as wide as its figures need
+        width = max(100, unlimited.measure(table).maximum)
+        Console(width=width, markup=False, emoji=False).print(table)
+        return
+    columns = {str(column.header).replace("\n", " "): column for column in table.columns}
     left_out = []
-    for heading in dispensable if terminal.is_terminal else ():
-        if unlimited.measure(table).maximum <= terminal.width:
-            break
-        for column in [column for column in table.columns if str(column.header).replace("\n", " ") == heading]:
-            table.columns.remove(column)
+    for heading in filter(columns.__contains__, dispensable):
+        if unlimited.measure(table).maximum > terminal.width:
+            table.columns.remove(columns[heading])
             left_out.append(heading)
-    # In a file or a pipe a table is as wide as its figures need.
-    width = None if terminal.is_terminal else max(100, unlimited.measure(table).maximum)
-    Console(width=width, markup=False, emoji=False).print(table)
+    terminal.print(table)
     if left_out:
         typer.echo(f"left out, the terminal is too narrow: {', '.join(left_out)}")
 
@@ -403,21 +404,22 @@ def training_progress(num_rounds: int, *, quiet: bool = False) -> Iterator[OnRou
     from rich.console import Console
     from rich.live import Live
 
+    from mppfl.text import duration
+
     console, ends = Console(stderr=True), []  # when each round ended
 
-    def time_left(round_index: int) -> str:
-        """By the rounds that this process has seen; the first includes preparation, and is not counted."""
+    def place(records: Mapping[str, RoundRecord]) -> tuple[int, str]:
+        """The round, and the time left by those that this process has seen, but for the first, which prepares."""
         ends.append(time.monotonic())
-        if len(ends) == 1:
-            return "" if round_index < num_rounds else "done"
-        seconds = (num_rounds - round_index) * (ends[-1] - ends[0]) / (len(ends) - 1)
-        return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
+        round_index = next(iter(records.values())).round_index
+        seconds = (num_rounds - round_index) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+        return round_index, f"{duration(seconds)} left" if len(ends) > 1 else ""
 
     if not console.is_terminal:
-        yield lambda records: _print_plain(records, num_rounds, time_left)
+        yield lambda records: _print_plain(records, num_rounds, *place(records))
         return
     with Live("preparing data, network and plans", console=console, transient=True, refresh_per_second=4) as live:
-        yield lambda records: live.update(_live_table(records, num_rounds, time_left))
+        yield lambda records: live.update(_live_table(records, num_rounds, *place(records)))
 
 
 def _cells(record: RoundRecord) -> tuple[str, ...]:
@@ -441,11 +443,9 @@ def _cells(record: RoundRecord) -> tuple[str, ...]:
     )
 
 
-def _print_plain(records: Mapping[str, RoundRecord], num_rounds: int, time_left: Callable[[int], str]) -> None:
+def _print_plain(records: Mapping[str, RoundRecord], num_rounds: int, round_index: int, left: str) -> None:
     """One line per training, for some twenty of the rounds."""
     every = max(1, math.ceil(num_rounds / MOST_LINES))
-    round_index = next(iter(records.values())).round_index
-    left = time_left(round_index)
     if round_index % every and round_index != num_rounds:
         return
     width = max(map(len, records))
@@ -455,7 +455,7 @@ def _print_plain(records: Mapping[str, RoundRecord], num_rounds: int, time_left:
         print(line.rstrip(), file=sys.stderr, flush=True)
 
 
-def _live_table(records: Mapping[str, RoundRecord], num_rounds: int, time_left: Callable[[int], str]) -> RenderableType:
+def _live_table(records: Mapping[str, RoundRecord], num_rounds: int, round_index: int, left: str) -> RenderableType:
     """All trainings after a round, with a bar for the whole."""
     from rich.box import SIMPLE
     from rich.console import Group as Stack
@@ -463,7 +463,6 @@ def _live_table(records: Mapping[str, RoundRecord], num_rounds: int, time_left: 
     from rich.table import Table
     from rich.text import Text
 
-    round_index = next(iter(records.values())).round_index
     table = Table(box=SIMPLE)
     table.add_column("training", no_wrap=True)
     for heading in COLUMNS:
@@ -472,5 +471,5 @@ def _live_table(records: Mapping[str, RoundRecord], num_rounds: int, time_left: 
         table.add_row(*(Text(text) for text in (name, *_cells(record))))
     bar: Any = ProgressBar(total=num_rounds, completed=round_index, width=40)
     line = Table.grid(padding=(0, 1))
-    line.add_row(f"round {round_index}/{num_rounds}", bar, time_left(round_index))
+    line.add_row(f"round {round_index}/{num_rounds}", bar, left)
     return Stack(table, line)

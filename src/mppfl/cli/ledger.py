@@ -23,6 +23,15 @@ UnitOption = Annotated[
 ]
 ClientOption = Annotated[list[str] | None, inputs.option("--client", "Only this client; may be repeated.")]
 SHOWN = 20  # lines of a table before it is cut short
+HEADINGS = {  # and number format of a table's columns
+    "spent": ("spent ρ", ".4g"),
+    "dp_epsilon": ("dp_epsilon", ".4f"),
+    "worst_case": ("worst case", ".4g"),
+    "remaining": ("remaining", ".4g"),
+    "R_model": ("R_model", ".4g"),
+    "R_bound": ("R_bound", ".4g"),
+    "R_leak": ("R_leak", ".4g"),
+}
 
 
 def _open(source: Path) -> PrivacyLedger:
@@ -77,8 +86,12 @@ def show_command(
         }
         external = {} if graph is None else _external(ledger, names, tuple(columns), graph, given)
         for released, exposure in external.items():
-            columns[released] |= {"R_model": exposure.r_model, "R_model_worst_case": exposure.r_model_worst_case}
-            columns[released] |= {"R_bound": exposure.r_bound, "R_leak": exposure.r_leak}
+            columns[released] |= {
+                "R_model": exposure.r_model,
+                "R_model_worst_case": exposure.r_model_worst_case,
+                "R_bound": exposure.r_bound,
+                "R_leak": exposure.r_leak,
+            }
         num_events, notes, head = len(ledger), ledger.notes(), ledger.head
     rows = _rows(names, columns)
     if json:
@@ -87,10 +100,7 @@ def show_command(
             content["external"] = {unit: _about(exposure) for unit, exposure in external.items()}
         inputs.print_json(content)
         return
-    headings = {"spent": "spent ρ", "worst_case": "worst case", "remaining": "remaining"}
-    if external:
-        headings |= {"R_model": "R_model", "R_bound": "R_bound", "R_leak": "R_leak"}
-    _print_rows(rows, {key: (heading, ".4g") for key, heading in headings.items()})
+    _print_rows(rows)
     _explain_columns(external)
     of_all = "" if client is None else " in the ledger, of all its clients"
     typer.echo(f"{num_events:,} releases{of_all}" + (f" by {len(names):,} clients" if client is None else ""))
@@ -148,8 +158,9 @@ def _rows(names: list[str], columns: dict[Any, dict[str, Any]]) -> list[dict[str
     ]
 
 
-def _print_rows(rows: list[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
-    """A table of at most SHOWN rows. columns: key -> heading and number format; a dash for an unknown value."""
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    """A table of at most SHOWN rows, of those columns that have a heading; a dash for an unknown value."""
+    columns = {key: HEADINGS[key] for key in rows[0] if key in HEADINGS} if rows else HEADINGS
     typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{heading:>12}" for heading, _ in columns.values()))
     for row in rows[:SHOWN]:
         figures = ["-" if math.isnan(row[key]) else f"{row[key]:{form}}" for key, (_, form) in columns.items()]
@@ -197,7 +208,7 @@ def epsilon_command(
     if json:
         inputs.print_json({"dp_delta": delta, "method": method, "notes": notes, "clients": _with_infinity(rows)})
         return
-    _print_rows(rows, {"dp_epsilon": ("dp_epsilon", ".4f"), "worst_case": ("worst case", ".4g")})
+    _print_rows(rows)
     typer.echo(f"at dp_delta {delta:g} by the method {method}")
     inputs.warn(notes)
 

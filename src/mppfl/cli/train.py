@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mppfl.spec import Experiment
 
 DISPENSABLE = (
+    "mechanism",
     "seconds",
     "exposure, least to most",
     "best accuracy",
@@ -89,15 +90,11 @@ def show(runs: Sequence[Run]) -> None:
     """The runs side by side, and the notes that the figures need."""
     from mppfl.experiment import comparison_cells
 
-    rows = [comparison_cells(run) for run in runs]
-    if any(run.name != run.mechanism for run in runs):
-        rows = [{"run": run.name} | row for run, row in zip(runs, rows, strict=True)]
+    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
     print_table("", [name.replace(" ", "\n", 1) for name in rows[0]], [[*row.values()] for row in rows], DISPENSABLE)
     for run in runs:
-        for note in run.notes:
-            if note.startswith(SAID_OF_BUDGETS):
-                typer.echo(f"{run.name}: {note}")
-    for run in runs:
+        for note in filter(lambda note: note.startswith(SAID_OF_BUDGETS), run.notes):
+            typer.echo(f"{run.name}: {note}")
         if num_clients := int((run.rounds_refused > 0).sum()):
             uploads = int(run.rounds_refused.sum())
             typer.echo(f"{run.name}: caps refused {uploads:,} uploads of {num_clients:,} of the clients")

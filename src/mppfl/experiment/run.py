@@ -245,10 +245,8 @@ def plain(value: Any, where: str) -> Any:
         return {str(key): plain(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner, where) for inner in value]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist(), where)
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, Path):
         return str(value)
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):

@@ -162,7 +162,7 @@ class CommunityTree:
         count = self.graph.num_clients
         branches = [Branch(f"all {count:,} clients", np.arange(count))]
         for depth, number in enumerate(opened):
-            inside = self._divided(opened[:depth], branches[-1])
+            inside = self.inside(opened[:depth])
             if not 0 <= number < len(inside):
                 content = f"has communities 0 to {len(inside) - 1}" if inside else "has only clients"
                 raise BadInput(f"opened={opened!r}: {branches[-1].name} {content}, no community {number}. Go back up.")
@@ -175,35 +175,31 @@ class CommunityTree:
         () where it has at most `most_together` clients, or does not divide. Above `most_branches` communities the
         smallest form the last branch together.
         """
-        return self._divided(opened, self.way(opened)[-1])
-
-    def _divided(self, opened: tuple[int, ...], branch: Branch) -> tuple[Branch, ...]:
         if opened not in self._inside:
-            if len(branch.members) <= self.most_together:
-                self._inside[opened] = ()
-            elif branch.groups:
-                self._inside[opened] = self._bundles(branch.groups)
-            else:
-                self._inside[opened] = self._communities(branch.members)
+            branch = self.way(opened)[-1]
+            self._inside[opened] = self._divided(branch) if len(branch.members) > self.most_together else ()
         return self._inside[opened]
 
-    def _communities(self, members: IntArray) -> tuple[Branch, ...]:
+    def _divided(self, branch: Branch) -> tuple[Branch, ...]:
+        if len(branch.groups) > self.most_branches:
+            return self._bundles(branch.groups)
+        groups = branch.groups or self._communities(branch.members)
+        kept = len(groups) if len(groups) <= self.most_branches else self.most_branches - 1
+        branches = tuple(Branch(f"community {number}", group) for number, group in enumerate(groups[:kept]))
+        if len(groups) < 2:
+            return ()
+        return branches if kept == len(groups) else (*branches, _joined(OTHERS, groups[kept:]))
+
+    def _communities(self, members: IntArray) -> tuple[IntArray, ...]:
         if self._edges is None:
             self._edges = self.graph.edges()
         everybody = len(members) == self.graph.num_clients
         edges = self._edges if everybody else self._edges[members][:, members]
         labels = communities_of_edges(edges, np.random.default_rng(0), self.most_branches)
-        groups = tuple(members[part] for part in _parts(labels))
-        if len(groups) < 2:
-            return ()
-        kept = len(groups) if len(groups) <= self.most_branches else self.most_branches - 1
-        branches = tuple(Branch(f"community {number}", group) for number, group in enumerate(groups[:kept]))
-        return branches if kept == len(groups) else (*branches, _joined(OTHERS, groups[kept:]))
+        return tuple(members[part] for part in _parts(labels))
 
     def _bundles(self, groups: tuple[IntArray, ...]) -> tuple[Branch, ...]:
-        """Communities one by one, or, where they are too many, whole ones bundled to about equally many clients."""
-        if len(groups) <= self.most_branches:
-            return tuple(Branch(f"community {number}", group) for number, group in enumerate(groups))
+        """Whole communities bundled to about equally many clients."""
         sizes = np.array([len(group) for group in groups])
         middles = np.cumsum(sizes) - sizes / 2
         bundle = np.unique((middles * self.most_branches / sizes.sum()).astype(np.int64), return_inverse=True)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -131,13 +132,7 @@ def _charts(
     runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     every = list(zip(labels, slots, runs, strict=True))
-
-    def lines_of(values: str) -> list[Line]:
-        return [
-            Line(label, slot, run.history.rounds["round_index"], run.history.rounds[values])
-            for label, slot, run in every
-        ]
-
+    lines_of = partial(_lines_of, every)
     banded = len(runs) <= 3
     budget_title = "Budget ρ that the middle client spends" + (", band: middle 80 %" if banded else "")
     figures = [
@@ -158,6 +153,12 @@ def _charts(
             series = [{"name": line.name, "x": line.x.tolist(), "y": tooltip_values(line.y)} for line in lines]
             data[key] = asdict(frame) | {"percent": tick is _tick_percent, "series": series}
     return charts, data
+
+
+def _lines_of(every: Sequence[tuple[str, int, Run]], name: str) -> list[Line]:
+    """A figure of every run by rounds."""
+    rounds = ((label, slot, run.history.rounds) for label, slot, run in every)
+    return [Line(label, slot, figures["round_index"], figures[name]) for label, slot, figures in rounds]
 
 
 def _chart_notes(lines: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
