@@ -35,16 +35,14 @@ def compare_command(
     ] = None,
     attribute: inputs.AttributeOption = None,
     leak_price: inputs.LeakPriceOption = None,
-    optimum: Annotated[
-        bool, inputs.option("--optimum", "Add the price of anarchy: needs the social optimum, which is slow.")
-    ] = False,
+    optimum: Annotated[bool, inputs.flag("--optimum", "Add the price of anarchy, which is slow.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
     train: Annotated[
         Path | None,
         typer.Option(help="Train as well: an experiment file, beside which only --mechanisms may be typed."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
-    quiet: Annotated[bool, inputs.option("--quiet", "With --train: no progress on stderr.")] = False,
+    quiet: Annotated[bool, inputs.flag("--quiet", "With --train: no progress on stderr.")] = False,
     json: inputs.JsonOption = False,
 ) -> None:
     """Compare mechanisms: server cost, welfare, price of anarchy and negative utilities, under common and own reward.

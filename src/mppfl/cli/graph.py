@@ -72,10 +72,10 @@ def generate_command(
         str, typer.Argument(help="Kind: erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
     ],
     target: Target,
-    num_clients: Annotated[int, inputs.option("--num-clients", "Size of the network.")] = 20,
+    num_clients: Annotated[int, inputs.option("Size of the network.")] = 20,
     seed: inputs.SeedOption = 0,
     option: Annotated[
-        list[str] | None, inputs.option("--set", "An option of the kind, as name=value; may be repeated.")
+        list[str] | None, inputs.option("An option of the kind, name=value; may be repeated.", name="--set")
     ] = None,
 ) -> None:
     """Draw a random network and write it to a file."""

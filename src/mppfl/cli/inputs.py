@@ -42,9 +42,14 @@ LEAK_ASSUMES = (
 # ---- options of several commands ------------------------------------------------------------------------------------
 
 
-def option(name: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
-    """An option of Typer, in one of the panels of --help."""
-    return typer.Option(name, help=help, rich_help_panel=panel, metavar=metavar)
+def option(help: str, panel: str | None = None, name: str | None = None, metavar: str | None = None) -> Any:
+    """An option of Typer, in one of the panels of --help; called as its parameter unless it has a name."""
+    return typer.Option(*([name] if name else []), help=help, rich_help_panel=panel, metavar=metavar)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that is there or not."""
+    return typer.Option(name, help=help)
 
 
 def game_option(name: str) -> Any:
@@ -54,7 +59,7 @@ def game_option(name: str) -> Any:
     metavar = None if _kind(hint) is not str else "PATH" if hint == str | None else f"[{words}]" if words else "A,B"
     if words and float in get_args(hint):
         metavar = f"[{words}|NUMBER]"
-    return option(said.option or f"--{name.replace('_', '-')}", said.help, said.panel or None, metavar)
+    return option(said.help, said.panel or None, said.option or f"--{name.replace('_', '-')}", metavar)
 
 
 def _kind(hint: Any) -> type:
@@ -68,34 +73,28 @@ NormalisationOption = Annotated[str, game_option("normalisation")]
 IsolatedOption = Annotated[str, game_option("isolated")]
 SelfLoopsOption = Annotated[str, game_option("self_loops")]
 GraphOption = Annotated[Path | None, game_option("graph")]
-NumClientsOption = Annotated[int, option("--num-clients", "Size of the random network.")]
-SeedOption = Annotated[int, option("--seed", "Random seed.")]
+NumClientsOption = Annotated[int, option("Size of the random network.")]
+SeedOption = Annotated[int, option("Random seed.")]
 MechanismOption = Annotated[
     str,
     option(
-        "--mechanism",
         "Pricing mechanism: mppfl, mppfl_exact, mppfl_noise_aware, budget_limited, pigouvian, personalised, "
         "social_agnostic, random, dp_fedavg, sarda_like, sarda_r or noiseless (see `mppfl compare`).",
         PRICING,
     ),
 ]
-AttributeOption = Annotated[
-    Path | None, option("--attribute", "CSV: name, value (±1 or 0/1) of a public sample, for R_leak.", LEAKAGE)
-]
-CouplingOption = Annotated[float | None, option("--coupling", "Ising coupling J of every edge, for R_bound.", LEAKAGE)]
-LeakPriceOption = Annotated[
-    float | None, option("--leak-price", "For leakage_priced: price of one nat of leakage.", LEAKAGE)
-]
+AttributeOption = Annotated[Path | None, option("CSV: name, value (±1 or 0/1) of a public sample: R_leak.", LEAKAGE)]
+CouplingOption = Annotated[float | None, option("Ising coupling J of every edge, for R_bound.", LEAKAGE)]
+LeakPriceOption = Annotated[float | None, option("For leakage_priced: price of one nat of leakage.", LEAKAGE)]
 ExperimentOption = Annotated[
-    Path | None,
-    option("--experiment", "TOML file with network, game and mechanisms; options typed beside it replace its values."),
+    Path | None, option("TOML file with network, game and mechanisms; options typed beside it replace its values.")
 ]
 SetOption = Annotated[
-    list[str] | None, option("--set", "Replace a value of the experiment file: game.max_hops=3. May be repeated.")
+    list[str] | None, option("Replace a value of the experiment file: game.max_hops=3. May be repeated.", name="--set")
 ]
-QuietOption = Annotated[bool, option("--quiet", "No progress on stderr.")]
-JsonOption = Annotated[bool, option("--json", "Print one JSON object.")]
-DebugOption = Annotated[bool, option("--debug", "Show the traceback of an error.")]
+QuietOption = Annotated[bool, flag("--quiet", "No progress on stderr.")]
+JsonOption = Annotated[bool, flag("--json", "Print one JSON object.")]
+DebugOption = Annotated[bool, flag("--debug", "Show the traceback of an error.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show, convert, export and verify an account of spent privacy.", no_args_is_help=True)
 
 Source = Annotated[Path, typer.Argument(help="The ledger, as written by a run.")]
-UnitOption = Annotated[
-    str | None, inputs.option("--unit", "Unit of privacy: record or client. Needed where the ledger holds both.")
-]
-ClientOption = Annotated[list[str] | None, inputs.option("--client", "Only this client; may be repeated.")]
+UnitOption = Annotated[str | None, inputs.option("Unit of privacy, record or client; needed where there are both.")]
+ClientOption = Annotated[list[str] | None, inputs.option("Only this client; may be repeated.")]
 SHOWN = 20  # lines of a table before it is cut short
 HEADINGS = {  # and number format of a table's columns
     "spent": ("spent ρ", ".4g"),
@@ -58,8 +56,7 @@ def show_command(
     attribute: inputs.AttributeOption = None,
     coupling: inputs.CouplingOption = None,
     num_examples: Annotated[
-        str | None,
-        inputs.option("--num-examples", "Records of every client, or CSV: name, count; for budgets per record."),
+        str | None, inputs.option("Records of every client, or CSV: name, count; for budgets per record.")
     ] = None,
     max_hops: Annotated[int | None, inputs.game_option("max_hops")] = None,
     hop_decay: Annotated[float | None, inputs.game_option("hop_decay")] = None,
@@ -177,10 +174,8 @@ def _with_infinity(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @app.command("epsilon")
 def epsilon_command(
     source: Source,
-    delta: Annotated[float, inputs.option("--delta", "dp_delta of all releases together, such as 1e-5.")],
-    method: Annotated[
-        str, inputs.option("--method", "Accounting method: exact (Gaussian noise only), rdp, zcdp or pld.")
-    ] = "exact",
+    delta: Annotated[float, inputs.option("dp_delta of all releases together, such as 1e-5.")],
+    method: Annotated[str, inputs.option("Accounting: exact (Gaussian noise only), rdp, zcdp or pld.")] = "exact",
     client: ClientOption = None,
     unit: UnitOption = None,
     json: inputs.JsonOption = False,
@@ -216,7 +211,7 @@ def epsilon_command(
 @app.command("export")
 def export_command(
     source: Source,
-    out: Annotated[Path, inputs.option("--out", "Where to write: .csv or .json.")],
+    out: Annotated[Path, inputs.option("Where to write: .csv or .json.")],
     json: inputs.JsonOption = False,
 ) -> None:
     """Write every release to a table."""

@@ -12,9 +12,7 @@ from mppfl.errors import BadInput
 
 
 def report_command(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of runs, or a folder with several runs in it.")
-    ] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or a folder of several runs.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
     json: JsonOption = False,
 ) -> None:

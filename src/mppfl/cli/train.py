@@ -41,9 +41,7 @@ def train_command(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
     changes: SetOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: the file's.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default: the file's, or runs/NAME.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where results go; default: the file's, or runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the simulation in the folder.")] = False,
     track: Annotated[str | None, typer.Option(help="Log every round to mlflow or tensorboard.")] = None,

@@ -406,7 +406,11 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
         return
     stored = read_experiment(folder / EXPERIMENT)
     if resume:
-        _require_same(folder, experiment, stored)
+        if changed := differences(experiment, stored):
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
+        if not experiment.ledger.keep:
+            raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
     elif stored.training.noise != "seeded" and not _released_nothing(folder, stored):
@@ -414,14 +418,6 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
             f"{folder} holds the account of real releases (noise={stored.training.noise!r}), which must not be "
             "forgotten. Choose another folder."
         )
-
-
-def _require_same(folder: Path, experiment: Experiment, stored: Experiment) -> None:
-    if changed := differences(experiment, stored):
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
-    if not experiment.ledger.keep:
-        raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
 
 
 def _released_nothing(folder: Path, stored: Experiment) -> bool:

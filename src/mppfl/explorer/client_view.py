@@ -148,7 +148,8 @@ def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str)
     client, before = view.client, scene.figures
     rows = [_moved(words, before[name][client], after[name][client]) for name, words in UNITS.items()]
     rows.append(_moved("all: external risk (ρ)", before["external_risk"].sum(), after["external_risk"].sum()))
-    rows.append(_moved("all: welfare (money)", *(_welfare(scene, figures) for figures in (before, after))))
+    parts = ([figures[name] for name in ("price", "budget", "privacy_loss")] for figures in (before, after))
+    rows.append(_moved("all: welfare (money)", *(welfare(scene.solution.game, *of_all) for of_all in parts)))
     how = (
         "The others settle anew at the same prices."
         if settled
@@ -156,10 +157,6 @@ def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str)
     )
     caption = f"Client {view.name} when {other.strip()} {'leaves' if event == 'leaves' else 'doubles its budget'}"
     return table(["what", "before", "after", "change"], rows, caption) + tag("p", how, class_="soft")
-
-
-def _welfare(scene: Scene, figures: dict[str, Array]) -> float:
-    return welfare(scene.solution.game, figures["price"], figures["budget"], figures["privacy_loss"])
 
 
 def _moved(words: str, old: float, new: float) -> list[str]:

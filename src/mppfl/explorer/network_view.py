@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -393,13 +394,9 @@ def paint(
         walks = [node_of[list(walk.clients)].tolist() for walk in view.walks]
         painted["chosen"] = chosen if chosen >= 0 else None
         painted["sources"] = sorted({int(node_of[source]) for source in view.sources} - {-1, chosen})
-        painted["walks"] = [_without_stays(walk) for walk in walks if min(walk) >= 0]
+        # Of a walk between communities, without the steps that stay in one.
+        painted["walks"] = [[node for node, _ in groupby(walk)] for walk in walks if min(walk) >= 0]
     return painted, _legend(scale, words)
-
-
-def _without_stays(walk: list[int]) -> list[int]:
-    """A walk between communities without the steps that stay in one."""
-    return [node for k, node in enumerate(walk) if k == 0 or node != walk[k - 1]]
 
 
 def _legend(scale: Scale, words: str) -> Markup:

@@ -24,6 +24,7 @@ MOST_NAMED = 60  # clients that get one or two bars with a name; of more, curves
 MOST_BARS = 80  # in all, where each client has more than two
 MOST_COMPARED = 10_000  # clients; about 20 seconds
 MOST_OPTIMA = 300  # clients; the price of anarchy needs an optimum in every round
+SHARES = (0.1, 0.5, 0.9)  # of clients: the middle one, and the band of the middle 80 %
 BUDGET = Axis("budget", "ρ of zCDP, per round")
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
 
@@ -112,7 +113,7 @@ def _budgets_by_round(scene: Scene, client: int | None) -> Chart:
         budgets = plan.budgets.at(position, rate)
         rows.append(budgets if sample is None else budgets[sample])
         of_client[position] = np.nan if client is None else budgets[client]
-    low, middle, high = quantiles(np.array(rows))
+    low, middle, high = np.quantile(rows, SHARES, axis=1)
     lines = [Line("median, band 10–90 % of clients", 0, _rounds(scene), middle, low, high)]
     if client is not None:
         lines.append(Line(f"client {scene.names[client]}", 1, _rounds(scene), of_client))
@@ -169,12 +170,6 @@ def sorted_chart(
     if chosen is not None:
         lines.append(Line(f"client {names[chosen]}", 1, ranks[_largest_first(first) == chosen], first[[chosen]]))
     return Chart(key, title, Axis("client, by rank", "number"), axis, tuple(lines), note=note)
-
-
-def quantiles(rows: Array) -> tuple[Array, Array, Array]:
-    """10 %, 50 % and 90 % of every row."""
-    low, middle, high = np.quantile(rows, [0.1, 0.5, 0.9], axis=1)
-    return low, middle, high
 
 
 def _largest_first(values: Array) -> IntArray:

@@ -20,7 +20,7 @@ from mppfl.charts import ROUNDS, Axis, Chart, Line, slots_of
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.experiment import EXPERIMENT, POINTER, SUMMARY, LiveAccounts, LiveRun, is_run, marks_of, read_live
 from mppfl.explorer.markup import table, tag
-from mppfl.explorer.round_view import quantiles, sorted_chart
+from mppfl.explorer.round_view import SHARES, sorted_chart
 from mppfl.text import UNKNOWN, delta, epsilon, number
 
 DEEPEST = 3  # folders below the one given in which runs are looked for
@@ -129,7 +129,7 @@ def _budgets(runs: Runs, slots: Mapping[str, int]) -> Chart:
     """What clients were charged by round: the middle client, and the middle 80 % of them."""
     lines, missing = [], []
     for name, run in runs.items():
-        rounds, (low, middle, high) = _charged(run)
+        rounds, low, middle, high = _charged(run)
         lines.append(Line(f"{name}, median", slots[name], rounds, middle, low, high))
         if run.noise == "none" or (run.rounds_charged and not len(rounds)):
             missing.append(name)
@@ -140,14 +140,14 @@ def _budgets(runs: Runs, slots: Mapping[str, int]) -> Chart:
     return Chart("run-budgets", "Budgets charged by round", ROUNDS, axis, tuple(lines), note=note)
 
 
-def _charged(run: LiveRun) -> tuple[Array, tuple[Array, Array, Array]]:
+def _charged(run: LiveRun) -> tuple[Array, ...]:
     """Rounds in which clients are known to have been charged, and 10, 50 and 90 % of what they were."""
     parts = run.clients["spent"], run.charged_since
     width = max(part.shape[1] for part in parts)
     charged = np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
     is_drawn = np.isfinite(charged).all(axis=1) & (width > 0)  # without noise, or without ρ, there is nothing to draw
     rounds = np.arange(1, len(charged) + 1, dtype=np.float64)[is_drawn]
-    return rounds, quantiles(charged[is_drawn]) if is_drawn.any() else (np.zeros(0),) * 3
+    return rounds, *(np.quantile(charged[is_drawn], SHARES, axis=1) if is_drawn.any() else np.zeros((3, 0)))
 
 
 def _epsilons(runs: Runs, slots: Mapping[str, int]) -> Chart:

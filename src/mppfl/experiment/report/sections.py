@@ -42,18 +42,13 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
 
 def headline(runs: Sequence[Run]) -> str:
     """What was trained, in a few words."""
-    sizes, data = {run.num_clients for run in runs}, {_data_name(run) for run in runs}
+    tables = [run.config.get("data", {}) for run in runs]
+    data = {re.split(r"[/\\]", str(table.get("name", "")))[-1] for table in tables}  # without the folder it may lie in
+    sizes = {run.num_clients for run in runs}
     if len(sizes) > 1 or len(data) > 1:
         return f"{len(runs)} trainings side by side"
     (size,), (name,) = sizes, data
     return f"{'One client learns' if size == 1 else f'{size:,} clients learn'} {name or 'together'}"
-
-
-def _data_name(run: Run) -> str:
-    """The data set's name, without the folder it may lie in."""
-    data = run.config.get("data")
-    name = data.get("name", "") if isinstance(data, dict) else data or run.config.get("dataset", "")
-    return re.split(r"[/\\]", str(name))[-1]
 
 
 def subtitle(runs: Sequence[Run]) -> str:
