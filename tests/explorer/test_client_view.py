@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mppfl.errors import BadInput
-from mppfl.explorer import World, client_facts, client_view, facts, table, tag, what_if
+from mppfl.explorer import World, client_view, facts, table, tag, what_if
 from mppfl.network import graph_from_edges
 from mppfl.spec import GameSpec
 from tests.explorer.chosen import altered, choose
@@ -37,28 +37,6 @@ def test_walks_run_along_links_from_the_largest_sources_to_the_client():
         assert walk.clients[-1] == 2
         assert all(influence[to, by] > 0 for by, to in zip(walk.clients, walk.clients[1:], strict=False))
         assert 0 < walk.amount <= amount * (1 + 1e-12)
-
-
-def test_money_and_losses_of_a_client_are_those_of_the_game():
-    scene = World().scene(altered(SMALL, round_shown=2))
-    said, clients = client_facts(scene, 4), scene.solution.game.clients
-    budget, risk = (scene.figures[name][4] for name in ("budget", "external_risk"))
-    loss = budget + 0.05 * risk
-    cost = clients.quadratic_cost[4] * loss**2 + clients.linear_cost[4] * loss
-    assert said == approx(
-        {
-            "budget it gives (ρ)": budget,
-            "price (money per ρ)": scene.solution.plan.reward_rates[1],
-            "is paid (money)": scene.solution.plan.reward_rates[1] * budget,
-            "loses by itself (ρ)": budget,
-            "loses through others (ρ)": 0.05 * risk,
-            "privacy cost (money)": cost,
-            "compute cost (money)": clients.compute_cost[4],
-            "utility (money)": scene.solution.plan.reward_rates[1] * budget - cost - clients.compute_cost[4],
-            "spent so far (ρ)": scene.solution.plan.to_matrix()[:2, 4].sum(),
-            "external risk so far (ρ)": (dense_game(scene)[0] @ scene.solution.plan.to_matrix()[:2].sum(axis=0))[4],
-        }
-    )
 
 
 def test_whom_nobody_exposes_has_no_sources():

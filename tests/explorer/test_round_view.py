@@ -41,18 +41,6 @@ def test_every_chart_of_a_scene_has_its_own_key_and_can_be_drawn(scene):
         assert to_plotly(chart, True)["data"]
 
 
-def test_the_server_cost_is_the_sum_of_its_parts(scene):
-    chart = chart_of(scene, "server-cost")
-    parts = line(chart, "τ·accuracy").y + line(chart, "(1−τ)·payments").y
-    assert parts == pytest.approx(line(chart, "server cost").y)
-    assert line(chart, "server cost").y == pytest.approx(scene.solution.outcome.server_costs)
-    assert chart.marked == 3
-    assert chart_of(scene, "reward-rate").lines[0].y == pytest.approx(scene.solution.plan.reward_rates)
-    both = chart_of(scene, "welfare")
-    gone = line(both, "clients and server").y - scene.solution.outcome.welfare
-    assert gone == pytest.approx(-2 * scene.solution.outcome.server_costs)  # τ = 1/2
-
-
 def test_budgets_by_round_are_those_of_the_plan(scene):
     chart = chart_of(scene, "budgets-by-round")
     matrix = scene.solution.plan.to_matrix()

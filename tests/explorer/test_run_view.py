@@ -151,17 +151,6 @@ def test_a_training_is_followed_to_its_end_and_read_again_only_when_something_is
     assert reader.read("out/mppfl") is not done
 
 
-def test_damage_is_told_in_one_line(folder, tmp_path):
-    shutil.copytree(folder / "group" / "late", tmp_path / "late")
-    (tmp_path / "late" / "mppfl" / "checkpoint-2.npz").write_bytes(b"PK\x03\x04")
-    (tmp_path / "late" / "dp_fedavg" / "ledger.sqlite").write_bytes(b"SQLite format 3\0")
-    reader = RunReader(tmp_path)
-    for name, words in (("late/mppfl", "not a whole checkpoint"), ("late/dp_fedavg", "the file is damaged")):
-        with pytest.raises(BadFile, match=words) as caught:
-            reader.read(name)
-        assert "\n" not in str(caught.value)
-
-
 # ---- over each other ---------------------------------------------------------------------------------------------
 
 
