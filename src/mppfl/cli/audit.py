@@ -9,6 +9,7 @@ import typer
 
 from mppfl.cli import inputs
 from mppfl.errors import BadInput
+from mppfl.spec import Noise, Privacy
 
 if TYPE_CHECKING:
     from mppfl.privacy.audit import AuditResult
@@ -18,11 +19,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-MechanismName = Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"]
-NoiseName = Literal["seeded", "gaussian", "discrete"]
 AuditedNoiseName = Literal["seeded", "gaussian", "discrete", "plain-float32", "plain-float64"]
 
-MechanismOption = Annotated[MechanismName, inputs.option("Privacy mechanism.")]
+MechanismOption = Annotated[Privacy, inputs.option("Privacy mechanism.")]
 EpochsOption = Annotated[int, inputs.option("Passes over the data in a round; steps of full_batch_steps.")]
 ExamplesOption = Annotated[int, inputs.option("Number of examples of the client.")]
 ClipOption = Annotated[float, inputs.option("Length to which gradients or updates are clipped.")]
@@ -71,7 +70,7 @@ def sensitivity_command(
 @app.command("mechanism")
 def mechanism_command(
     mechanism: MechanismOption = "client",
-    noise: Annotated[NoiseName, inputs.option("Noise source.")] = "gaussian",
+    noise: Annotated[Noise, inputs.option("Noise source.")] = "gaussian",
     budget: Annotated[
         float | None, inputs.option("Budget ρ of one round (default 0.5 unless --noise-multiplier is given).")
     ] = None,
