@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
-from mppfl.text import number
+from mppfl.text import finite, number
 
 # ---- colours -------------------------------------------------------------------------------------------------------
 
@@ -183,6 +183,15 @@ class Chart:
         return not any(np.isfinite(array).any() for array in values)
 
 
+def mechanism_chart(
+    key: str, title: str, axis: Axis, mechanisms: Sequence[str], bars: tuple[Bars, ...], note: str = ""
+) -> Chart:
+    """Bars side by side for each mechanism, in its colour."""
+    labels = tuple(name.replace("_", " ") for name in mechanisms)
+    slots = tuple(MECHANISM_SLOTS.get(name, 0) for name in mechanisms)
+    return Chart(key, title, axis, Axis("mechanism", "name"), bars=bars, labels=labels, label_slots=slots, note=note)
+
+
 def _keep_numbers(group: Line | Bars | Points, length: int, *names: str) -> None:
     """Makes the arrays of a line, bars or a cloud, as far as there are any, read-only numbers of this length."""
     for name in names:
@@ -200,21 +209,22 @@ def in_words(chart: Chart) -> str:
     if chart.is_empty:
         return f"{chart.title}: nothing to show yet."
     parts = [
-        *(f"{line.name} {_first_and_last(line.y)}" for line in chart.lines),
+        *(f"{line.name} {first_and_last(line.y)}" for line in chart.lines),
         *(f"{group.name} {_least_and_most(group.values)} over {len(group.values)} bars" for group in chart.bars),
         *(f"{len(cloud.labels):,} points {cloud.name}" for cloud in chart.points),
     ]
     return f"{chart.title}. {chart.y.label} against {chart.x.label}: {'; '.join(parts)}."
 
 
-def _first_and_last(values: Array) -> str:
-    finite = values[np.isfinite(values)]
-    return f"from {number(finite[0])} to {number(finite[-1])}" if len(finite) else "not known"
+def first_and_last(values: Array, tick: Callable[[float], str] = number) -> str:
+    """Where a curve begins and ends, in words."""
+    known = finite(values)
+    return f"from {tick(known[0])} to {tick(known[-1])}" if len(known) else "not known"
 
 
 def _least_and_most(values: Array) -> str:
-    finite = values[np.isfinite(values)]
-    return f"between {number(finite.min())} and {number(finite.max())}" if len(finite) else "not known"
+    known = finite(values)
+    return f"between {number(known.min())} and {number(known.max())}" if len(known) else "not known"
 
 
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -451,6 +461,7 @@ def write_figure(charts: Sequence[Chart], path: str | Path, columns: int = 2) ->
         panels = figure.subplots(rows, columns, squeeze=False)
         for panel, chart in zip(panels.flat, charts, strict=False):
             _draw_bars(panel, chart)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 from mppfl.errors import BadInput
 from mppfl.files import toml_value
 
+<<<<<<< HEAD
 OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
     "source": "graph",
     "generate": "family",
@@ -36,6 +37,8 @@ OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
     "dp_epsilon": "total_epsilon",
     "if_non_negative": 'participation = "rational" and against = "nothing"',
 }
+=======
+>>>>>>> doors
 LONGEST_LINK = 20_000  # characters
 NOT_OF_THE_TYPE = object()
 
@@ -104,13 +107,8 @@ def about(cls: Any, name: str) -> About:
 
 def defaults_of(cls: Any) -> dict[str, Any]:
     """Every default by name."""
-    return _defaults(cls)
-
-
-@cache
-def _defaults(cls: Any) -> dict[str, Any]:
     return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(cls)
+        item.name: item.default if item.default_factory is MISSING else item.default_factory() for item in fields(cls)
     }
 
 
@@ -118,7 +116,7 @@ def _defaults(cls: Any) -> dict[str, Any]:
 def _described(cls: Any) -> tuple[dict[str, Any], dict[str, About]]:
     """Types of a spec's fields, and what is said of them."""
     types, said = get_type_hints(cls), get_type_hints(cls, include_extras=True)
-    names = [each.name for each in fields(cls)]
+    names = [item.name for item in fields(cls)]
     return {name: types[name] for name in names}, {name: said[name].__metadata__[0] for name in names}
 
 
@@ -139,9 +137,6 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A hint at the name that was meant, or at what an old one is called now; "" where there is no such."""
     from mppfl.text import nearest
 
-    names = list(names)
-    if word in OLD_NAMES and any(OLD_NAMES[word].startswith(f"{name} ") or OLD_NAMES[word] == name for name in names):
-        return f" Write {OLD_NAMES[word]} instead."
     near = nearest(word, names)
     return f" Did you mean {near!r}?" if near else ""
 
@@ -154,10 +149,7 @@ def checked(name: str, value: Any, hint: Any, said: About) -> Any:
     if problem is not None:
         raise BadInput(problem)
     if kept is NOT_OF_THE_TYPE or not _is_finite(kept):
-        near = ""
-        if isinstance(value, str):
-            old = OLD_NAMES.get(value, "")
-            near = f" Write {old} instead." if old.startswith(f"{name} ") else did_you_mean(value, choices(hint))
+        near = did_you_mean(value, choices(hint)) if isinstance(value, str) else ""
         raise BadInput(f"{name}={shown(value)} must be {in_words(hint)}.{near}")
     return kept
 

@@ -9,6 +9,7 @@ import typer
 
 from mppfl.cli import inputs
 from mppfl.errors import BadInput
+from mppfl.spec import Noise, Privacy
 
 if TYPE_CHECKING:
     from mppfl.privacy.audit import AuditResult
@@ -18,18 +19,14 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-MechanismName = Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"]
-NoiseName = Literal["seeded", "gaussian", "discrete"]
 AuditedNoiseName = Literal["seeded", "gaussian", "discrete", "plain-float32", "plain-float64"]
 
-MechanismOption = Annotated[MechanismName, inputs.option("--mechanism", "Privacy mechanism.")]
-EpochsOption = Annotated[
-    int, inputs.option("--local-epochs", "Passes over the data in a round; steps of full_batch_steps.")
-]
-ExamplesOption = Annotated[int, inputs.option("--num-examples", "Number of examples of the client.")]
-ClipOption = Annotated[float, inputs.option("--clip-norm", "Length to which gradients or updates are clipped.")]
-AuditSeedOption = Annotated[int, inputs.option("--seed", "Random seed (system noise is not seeded).")]
-DeltaOption = Annotated[float, inputs.option("--delta", "δ at which ε is compared.")]
+MechanismOption = Annotated[Privacy, inputs.option("Privacy mechanism.")]
+EpochsOption = Annotated[int, inputs.option("Passes over the data in a round; steps of full_batch_steps.")]
+ExamplesOption = Annotated[int, inputs.option("Number of examples of the client.")]
+ClipOption = Annotated[float, inputs.option("Length to which gradients or updates are clipped.")]
+AuditSeedOption = Annotated[int, inputs.option("Random seed (system noise is not seeded).")]
+DeltaOption = Annotated[float, inputs.option("δ at which ε is compared.")]
 
 
 @app.command("sensitivity")
@@ -73,22 +70,18 @@ def sensitivity_command(
 @app.command("mechanism")
 def mechanism_command(
     mechanism: MechanismOption = "client",
-    noise: Annotated[NoiseName, inputs.option("--noise", "Noise source.")] = "gaussian",
+    noise: Annotated[Noise, inputs.option("Noise source.")] = "gaussian",
     budget: Annotated[
-        float | None,
-        inputs.option("--budget", "Budget ρ of one round (default 0.5 unless --noise-multiplier is given)."),
+        float | None, inputs.option("Budget ρ of one round (default 0.5 unless --noise-multiplier is given).")
     ] = None,
     noise_multiplier: Annotated[
-        float | None,
-        inputs.option("--noise-multiplier", "Instead of --budget: noise standard deviation over sensitivity."),
+        float | None, inputs.option("Instead of --budget: noise standard deviation over sensitivity.")
     ] = None,
     delta: DeltaOption = 1e-5,
     local_epochs: EpochsOption = 1,
     num_examples: ExamplesOption = 100,
-    dimension: Annotated[int, inputs.option("--dimension", "Number of parameters of an update.")] = 10_000,
-    num_canaries: Annotated[
-        int, inputs.option("--num-canaries", "Number of canaries; more give a tighter lower bound.")
-    ] = 8_000,
+    dimension: Annotated[int, inputs.option("Number of parameters of an update.")] = 10_000,
+    num_canaries: Annotated[int, inputs.option("Number of canaries; more give a tighter lower bound.")] = 8_000,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
 ) -> None:
@@ -134,7 +127,7 @@ def mechanism_command(
 
 @app.command("float")
 def float_command(
-    noise: Annotated[AuditedNoiseName, inputs.option("--noise", "Noise source; plain is x + randn.")] = "gaussian",
+    noise: Annotated[AuditedNoiseName, inputs.option("Noise source; plain is x + randn.")] = "gaussian",
     delta: DeltaOption = 1e-5,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
@@ -158,15 +151,13 @@ def float_command(
 
 @app.command("neighbour")
 def neighbour_command(
-    budget: Annotated[float, inputs.option("--budget", "Client-level ρ of every client.")] = 0.5,
+    budget: Annotated[float, inputs.option("Client-level ρ of every client.")] = 0.5,
     graph: inputs.GraphOption = None,
     coupling: Annotated[
-        float | None,
-        inputs.option("--coupling", "Ising coupling J of every edge; the graph must be a forest.", inputs.LEAKAGE),
+        float | None, inputs.option("Ising coupling J of every edge; the graph must be a forest.", inputs.LEAKAGE)
     ] = None,
     attribute: Annotated[
-        Path | None,
-        inputs.option("--attribute", "CSV: name, value (±1 or 0/1), for every client in --graph.", inputs.LEAKAGE),
+        Path | None, inputs.option("CSV: name, value (±1 or 0/1), for every client in --graph.", inputs.LEAKAGE)
     ] = None,
     num_clients: inputs.NumClientsOption = 20,
     seed: AuditSeedOption = 0,

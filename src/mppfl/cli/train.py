@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.cli.inputs import (
-    DebugOption,
     JsonOption,
     QuietOption,
     SetOption,
-    print_fitting,
     print_json,
+    print_table,
     training_progress,
 )
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from mppfl.spec import Experiment
 
 DISPENSABLE = (
+    "mechanism",
     "seconds",
     "exposure, least to most",
     "best accuracy",
@@ -41,15 +41,12 @@ def train_command(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
     changes: SetOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: the file's.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default: the file's, or runs/NAME.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where results go; default: the file's, or runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the simulation in the folder.")] = False,
     track: Annotated[str | None, typer.Option(help="Log every round to mlflow or tensorboard.")] = None,
     quiet: QuietOption = False,
     json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Train every mechanism of an experiment on the same network, data and seed, side by side."""
     if resume and overwrite:
@@ -89,14 +86,13 @@ def train_command(
 
 def show(runs: Sequence[Run]) -> None:
     """The runs side by side, and the notes that the figures need."""
-    from mppfl.experiment import comparison_table
+    from mppfl.experiment import comparison_cells
 
-    print_fitting(comparison_table(runs), DISPENSABLE)
+    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
+    print_table("", [name.replace(" ", "\n", 1) for name in rows[0]], [[*row.values()] for row in rows], DISPENSABLE)
     for run in runs:
-        for note in run.notes:
-            if note.startswith(SAID_OF_BUDGETS):
-                typer.echo(f"{run.name}: {note}")
-    for run in runs:
+        for note in filter(lambda note: note.startswith(SAID_OF_BUDGETS), run.notes):
+            typer.echo(f"{run.name}: {note}")
         if num_clients := int((run.rounds_refused > 0).sum()):
             uploads = int(run.rounds_refused.sum())
             typer.echo(f"{run.name}: caps refused {uploads:,} uploads of {num_clients:,} of the clients")

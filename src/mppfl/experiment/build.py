@@ -61,6 +61,7 @@ def prepare(experiment: Experiment) -> list[Case]:
     chosen, training = experiment.data, experiment.training
     dataset = fixed_features(load_dataset(chosen.name, chosen.folder, source=chosen.source), chosen.features)
     cases: list[Case] = []
+    several = len(aggregations_of(experiment)) > 1
     for seed in experiment.seeds:
         game_spec = experiment.game_of(seed)
         graph = network_of(game_spec)
@@ -87,9 +88,13 @@ def prepare(experiment: Experiment) -> list[Case]:
                 training=config,
             )
             config = replace(config, seed=experiment.seed_of("training", seed))
-            name = _name(experiment, mechanism, aggregation, seed)
+            parts = [
+                mechanism,
+                *([aggregation] if several else []),
+                *([f"seed{seed}"] if len(experiment.seeds) > 1 else []),
+            ]
             all_notes = (*notes, *solution.warnings, *unit_notes, *_training_notes(experiment))
-            cases.append(Case(name, alone, solution, data, config, all_notes))
+            cases.append(Case("-".join(parts), alone, solution, data, config, all_notes))
     return cases
 
 
@@ -120,14 +125,6 @@ def model_of(experiment: Experiment, data: ClientData) -> nn.Module:
 
     chosen = experiment.training
     return make_model(chosen.model, data.input_shape, data.num_classes, norm=chosen.norm, hidden=chosen.hidden)
-
-
-def _name(experiment: Experiment, mechanism: str, aggregation: Aggregation, seed: int) -> str:
-    """The mechanism, and what else tells the case from the others."""
-    parts = [mechanism]
-    parts += [aggregation] if len(aggregations_of(experiment)) > 1 else []
-    parts += [f"seed{seed}"] if len(experiment.seeds) > 1 else []
-    return "-".join(parts)
 
 
 def _on_table_of(first: ClientData, data: ClientData) -> ClientData:

@@ -71,7 +71,10 @@ def experiment_from(raw: Mapping[str, Any]) -> Experiment:
             raise BadInput(f"{one} and {many} are both given. Keep one of them.")
         if one in given:
             given[many] = [_single(one, given.pop(one))]
-    _refuse_network(given.get("network"))
+    if isinstance(network := given.get("network"), Mapping):  # a table of earlier versions
+        places = [f"network.{key}" for key in network] or ["network"]
+        now = ", ".join(f"{place} is {OLD_KEYS.get(place, place.replace('network', 'game'))}" for place in places)
+        raise BadInput(f"[network] is part of [game] now: {now}. Write them there.")
     require_known(given, (*TOP, *TABLES), also=ONE_OR_MANY)
     if given.get("seeds", True) == []:
         raise BadInput("seeds must name at least one.")
@@ -87,14 +90,6 @@ def _single(name: str, value: Any) -> Any:
     if isinstance(value, int) and value < 0:
         raise BadInput(f"{name}={value} must be a whole number of at least 0.")
     return value
-
-
-def _refuse_network(table: Any) -> None:
-    """Says where the keys of [network], a table of earlier versions, stand now."""
-    if isinstance(table, Mapping):
-        places = [f"network.{key}" for key in table] or ["network"]
-        now = ", ".join(f"{place} is {OLD_KEYS.get(place, place.replace('network', 'game'))}" for place in places)
-        raise BadInput(f"[network] is part of [game] now: {now}. Write them there.")
 
 
 def differences(now: Experiment, before: Experiment) -> list[str]:

@@ -65,33 +65,34 @@ class LiveAccounts:
 class LiveRun:
     """One training of a folder, finished or not.
 
+    marks           of its files before they were read
     rounds_done     rounds whose curves are known, which is where the last checkpoint was taken
-    rounds_charged  rounds that stand in the ledger: never fewer, unless no ledger is kept
     rounds          one entry per round done, by the names of RoundRecord
     clients         payments, spent, participating: rounds done × clients
     charged_since   ρ by client in the rounds that the ledger has and the checkpoint has not; rounds × clients
     accounts        from the ledger, or from the finished run; None where neither is there
     noise           gaussian, discrete, seeded or none
-    updated         when anything of it was last written, seconds since 1970
     """
 
-    name: str
+    marks: Marks
     mechanism: str
     finished: bool
-    rounds_done: int
-    rounds_charged: int
     num_rounds: int
     checkpoint_every: int
+    rounds_done: int
     rounds: dict[str, Array]
     clients: dict[str, Array]
     charged_since: Array
     accounts: LiveAccounts | None
     noise: str
     unit: str
-    privacy: str
     dp_delta: float
     notes: tuple[str, ...]
-    updated: float
+
+    @property
+    def rounds_charged(self) -> int:
+        """Rounds that stand in the ledger: never fewer than are done, unless no ledger is kept."""
+        return self.rounds_done + len(self.charged_since)
 
     @property
     def is_simulation(self) -> bool:
@@ -125,49 +126,45 @@ def read_live(folder: str | Path) -> LiveRun:
     """The training in the folder, as it stood at one moment. Raises BadFile where it is damaged, or no training."""
     folder = Path(folder).absolute()
     for attempt in range(TRIES):
-        before = marks_of(folder)
+        marks = marks_of(folder)
         try:
-            return _finished(folder) if (folder / SUMMARY).is_file() else _unfinished(folder)
+            return _finished(folder, marks) if (folder / SUMMARY).is_file() else _unfinished(folder, marks)
         except MppflError:
             # Where nothing was written meanwhile, the files are wrong and not just on the move.
-            if attempt + 1 == TRIES or marks_of(folder) == before:
+            if attempt + 1 == TRIES or marks_of(folder) == marks:
                 raise
             time.sleep(0.02 * (attempt + 1))
     raise BadFile(f"{folder}: changed all the time. Look again later.")
 
 
-def _finished(folder: Path) -> LiveRun:
+def _finished(folder: Path, marks: Marks) -> LiveRun:
     run = load_run(folder)
     accounts, table = run.accounts, run.config.get("ledger", {})
     caps, everybody = table.get("caps", {}), table.get("cap", math.inf)  # the ledger was given the same ones
     cap = np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
     figures = {name: getattr(accounts, name) for name in PER_ACCOUNT}
     return LiveRun(
-        name=run.name,
-        mechanism=run.mechanism,
+        marks,
+        run.mechanism,
         finished=True,
-        rounds_done=run.num_rounds,
-        rounds_charged=run.num_rounds,
         num_rounds=run.num_rounds,
         checkpoint_every=int(run.setting("checkpoint_every", 1)),
+        rounds_done=run.num_rounds,
         rounds=run.history.rounds,
         clients={name: run.history.clients[name] for name in OF_CLIENTS},
         charged_since=np.zeros((0, run.num_clients)),
         accounts=LiveAccounts(run.names, **figures, cap=cap, rounds=run.rounds_taken_part),
         noise=accounts.noise,
         unit=accounts.unit,
-        privacy=accounts.privacy,
         dp_delta=accounts.dp_delta,
         notes=tuple(dict.fromkeys((*accounts.notes, *run.notes))),
-        updated=_updated(folder),
     )
 
 
-def _unfinished(folder: Path) -> LiveRun:
-    experiment = read_experiment(folder.parent / EXPERIMENT)
+def _unfinished(folder: Path, marks: Marks) -> LiveRun:
+    experiment, name = read_experiment(folder.parent / EXPERIMENT), folder.name
     rounds_done, rounds, clients = _history(folder)
-    num_clients = clients["spent"].shape[1]
-    config = experiment.training
+    config, num_clients = experiment.training, clients["spent"].shape[1]
     notes = [SIMULATION] if config.noise == "seeded" else []
     accounts, charged = None, np.zeros((0, num_clients))
     mark = _mark(folder / LEDGER)
@@ -177,34 +174,27 @@ def _unfinished(folder: Path) -> LiveRun:
         notes.append(f"the ledger has {mark[2] / 1e9:.1f} GB: accounts are shown when the training has ended")
     else:
         with _copied_ledger(folder / LEDGER) as copy:
-            accounts, account_notes = _accounts(copy, config, folder.name)
-            charged = _charged_after(copy, folder.name, rounds_done, num_clients)
+            accounts, account_notes = _accounts(copy, config, name)
+            charged = _charged_after(copy, name, rounds_done, num_clients)
         notes += account_notes
     protected = np.isfinite(clients["spent"]).all() and (accounts is None or np.isfinite(accounts.spent).all())
-    name = folder.name  # of the case, which begins with its mechanism (build.py)
     return LiveRun(
-        name=name,
-        mechanism=next((m for m in experiment.mechanisms if name == m or name.startswith(f"{m}-")), name),
+        marks,
+        # The folder has the name of the case, which begins with its mechanism (build.py).
+        next((m for m in experiment.mechanisms if name == m or name.startswith(f"{m}-")), name),
         finished=False,
-        rounds_done=rounds_done,
-        rounds_charged=rounds_done + len(charged),
         num_rounds=experiment.game.num_rounds,
         checkpoint_every=experiment.output.checkpoint_every,
+        rounds_done=rounds_done,
         rounds=rounds,
         clients=clients,
         charged_since=charged,
         accounts=accounts,
         noise=config.noise if protected else "none",
         unit=config.mechanism.unit,
-        privacy=config.privacy,
         dp_delta=config.dp_delta,
         notes=tuple(notes),
-        updated=_updated(folder),
     )
-
-
-def _updated(folder: Path) -> float:
-    return max((mark[1] / 1e9 for mark in marks_of(folder) if mark is not None), default=0.0)
 
 
 # ---- curves --------------------------------------------------------------------------------------------------------

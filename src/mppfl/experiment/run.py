@@ -7,24 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.data import unchangeable
-from mppfl.errors import BadInput, MppflError
+from mppfl.errors import BadInput
 from mppfl.experiment.provenance import Provenance
 from mppfl.network import SocialGraph
 from mppfl.privacy import Adjacency, Unit
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import UNKNOWN, between, epsilon, finite, number, percent
+from mppfl.text import UNKNOWN, Tabular, between, epsilon, finite, number, percent
 from mppfl.training import PER_ROUND, History
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε", "worst case ε")
 PER_ACCOUNT = ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon")
@@ -75,7 +71,7 @@ class PrivacyAccounts:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Run:
+class Run(Tabular):
     """What came out of one training: `run_experiment` and `run_from_records` return it, `load_run` reads it.
 
     Args:
@@ -169,13 +165,9 @@ class Run:
 
     def to_pandas(self) -> Any:
         """One row per round, as rounds.csv of the folder has them; needs pandas."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError as cause:
-            raise MppflError("pandas is not installed. Run: pip install pandas") from cause
-        return pandas.DataFrame(self.rounds_table()).set_index("round_index")
+        return Tabular.to_pandas(self).set_index("round_index")
 
-    def rounds_table(self) -> dict[str, list[Any]]:
+    def _columns(self) -> dict[str, list[Any]]:
         """One entry per round in every column: figures of the round, sums over clients, names of who was left out."""
         rounds, clients = self.history.rounds, self.history.clients
         return {
@@ -253,15 +245,13 @@ def plain(value: Any, where: str) -> Any:
         return {str(key): plain(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner, where) for inner in value]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist(), where)
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, Path):
         return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, numbers, lists or tables.")
+    raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, finite numbers, lists or tables.")
 
 
 def _vector(values: Any, name: str, length: int) -> Array:
@@ -332,21 +322,3 @@ def comparison_cells(run: Run) -> dict[str, str]:
     """A run as it is shown: heading and text of every column."""
     (row,) = comparison_rows([run])
     return {column.heading: column.text(*(row[name] for name in column.measures)) for column in COLUMNS}
-
-
-def comparison_table(runs: Sequence[Run]) -> Table:
-    """The runs side by side for the terminal."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
-    if all(run.name == run.mechanism for run in runs):
-        rows = [comparison_cells(run) for run in runs]
-    table = Table(box=SIMPLE)
-    for heading in rows[0] if rows else ():
-        left = heading in ("run", "mechanism", "aggregation")
-        table.add_column(heading.replace(" ", "\n", 1), justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row.values()))  # text, not markup: a run may be called "[red]"
-    return table

@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import zipfile
 import zlib
@@ -124,10 +125,12 @@ def _read_run(folder: Path) -> Run:
 
 
 def require_folder(folder: Path) -> None:
-    """Raises where something else stands in the place of a folder that is to be written to."""
-    nearest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if nearest.exists() and not nearest.is_dir():
+    """Raises where a folder cannot be written to, before anything is computed for it."""
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), Path())
+    if not nearest.is_dir():
         raise BadInput(f"{folder} could not be written: {nearest} is no folder. Choose another.")
+    if not os.access(nearest, os.W_OK):
+        raise BadFile(f"{folder} could not be written: {nearest} may not be written. Choose another.")
 
 
 def find_runs(folder: str | Path) -> tuple[Path, ...]:
@@ -169,7 +172,7 @@ def _summary(run: Run) -> dict[str, Any]:
         | {"rounds_refused": int(run.rounds_refused.sum())},
         "accounts": accounts | {"simulation": run.accounts.simulation, "notes": list(run.accounts.notes)},
         "notes": list(run.notes),
-        "config": _tagged(run.config),
+        "config": run.config,
         "provenance": asdict(run.provenance),
     }
 
@@ -244,7 +247,7 @@ def _npz(arrays: dict[str, Any]) -> bytes:
 
 
 FILES: dict[str, Callable[[Run], bytes]] = {  # of a run, beside its summary
-    "rounds.csv": lambda run: _csv(*run.rounds_table().items()),
+    "rounds.csv": lambda run: _csv(*run._columns().items()),
     "clients.csv": _clients_csv,
     "budgets.csv": lambda run: _matrix_csv(run, "budgets"),
     "payments.csv": lambda run: _matrix_csv(run, "payments"),
@@ -271,7 +274,7 @@ def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run
     return Run(
         name=summary["name"],
         mechanism=summary["mechanism"],
-        config=_untagged(summary["config"]),
+        config=summary["config"],
         history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused, diverged),
         weights=weights,
         names=names,
@@ -294,23 +297,6 @@ def _sha256(content: bytes) -> str:
 
 def _checksum(summary: dict[str, Any]) -> str:
     return _sha256(json.dumps(summary, sort_keys=True).encode())
-
-
-def _tagged(value: Any) -> Any:
-    """Infinite and unknown numbers as {"number": "inf"}, because strict JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _tagged(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_tagged(inner) for inner in value]
-    return {"number": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        if list(value) == ["number"] and value["number"] in ("inf", "-inf", "nan"):
-            return float(value["number"])
-        return {key: _untagged(inner) for key, inner in value.items()}
-    return [_untagged(inner) for inner in value] if isinstance(value, list) else value
 
 
 # ---- a training ----------------------------------------------------------------------------------------------------
@@ -420,7 +406,11 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
         return
     stored = read_experiment(folder / EXPERIMENT)
     if resume:
-        _require_same(folder, experiment, stored)
+        if changed := differences(experiment, stored):
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
+        if not experiment.ledger.keep:
+            raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
     elif stored.training.noise != "seeded" and not _released_nothing(folder, stored):
@@ -428,14 +418,6 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
             f"{folder} holds the account of real releases (noise={stored.training.noise!r}), which must not be "
             "forgotten. Choose another folder."
         )
-
-
-def _require_same(folder: Path, experiment: Experiment, stored: Experiment) -> None:
-    if changed := differences(experiment, stored):
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
-    if not experiment.ledger.keep:
-        raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
 
 
 def _released_nothing(folder: Path, stored: Experiment) -> bool:

@@ -15,10 +15,11 @@ from mppfl.experiment.report import svg
 from mppfl.files import toml_text
 from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import between, delta, duration, epsilon, finite, number, percent, plainly, tooltip_values
+from mppfl.text import between, delta, duration, epsilon, finite, number, percent, plainly
 
 MOST_LINES = 100  # of a table over clients; clients.csv has all
 MOST_NAMED = 12
+MOST_BARS = 60
 MODELS = {
     "softmax": "softmax regression",
     "mlp": "multilayer perceptron",
@@ -41,18 +42,13 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
 
 def headline(runs: Sequence[Run]) -> str:
     """What was trained, in a few words."""
-    sizes, data = {run.num_clients for run in runs}, {_data_name(run) for run in runs}
+    tables = [run.config.get("data", {}) for run in runs]
+    data = {re.split(r"[/\\]", str(table.get("name", "")))[-1] for table in tables}  # without the folder it may lie in
+    sizes = {run.num_clients for run in runs}
     if len(sizes) > 1 or len(data) > 1:
         return f"{len(runs)} trainings side by side"
     (size,), (name,) = sizes, data
     return f"{'One client learns' if size == 1 else f'{size:,} clients learn'} {name or 'together'}"
-
-
-def _data_name(run: Run) -> str:
-    """The data set's name, without the folder it may lie in."""
-    data = run.config.get("data")
-    name = data.get("name", "") if isinstance(data, dict) else data or run.config.get("dataset", "")
-    return re.split(r"[/\\]", str(name))[-1]
 
 
 def subtitle(runs: Sequence[Run]) -> str:
@@ -177,8 +173,6 @@ def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
 def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any]:
     """Exposure, privacy accounts, payments, who opted out, and provenance of one run."""
     key = f"run-{position}"
-    alt_text = f"Spent budget and exposure of each client under {label}"
-    bars, drawn = svg.exposure_bars(run.accounts.spent, run.exposure, run.names, alt_text)
     strength = run.setting("externality_strength")
     return {
         "key": key,
@@ -186,8 +180,8 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
         "label": label,
         "style": svg.style_of(slot),
         "facts": comparison_cells(run),
-        "bars": bars,
-        "bars_cut": _cut(len(drawn), run.num_clients, "most exposed"),
+        "bars": _exposure(run),
+        "bars_cut": _cut(MOST_BARS, run.num_clients, "most exposed"),
         "strength": plainly(strength) if isinstance(strength, (int, float)) else "",
         "absent": _absent(run),
         "privacy": _privacy(run),
@@ -204,6 +198,22 @@ def _cut(shown: int, total: int, which: str) -> str:
 def _largest_first(values: Array) -> list[int]:
     """Positions of the clients with the largest values, at most MOST_LINES."""
     return np.argsort(-values, kind="stable")[:MOST_LINES].tolist()  # type: ignore[no-any-return]
+
+
+def _exposure(run: Run) -> list[dict[str, Any]]:
+    """What each client spent itself, beside what others' budgets say about it, the most exposed first."""
+    order = np.argsort(-np.nan_to_num(run.exposure, posinf=np.inf, nan=-1.0), kind="stable")[:MOST_BARS]
+    columns = {"own": run.accounts.spent[order], "others": run.exposure[order]}
+    top = finite(np.concatenate(list(columns.values()))).max(initial=0.0) or 1.0
+
+    def bar(kind: str, value: float) -> dict[str, str]:
+        share = "0" if math.isnan(value) else f"{min(value / top, 1.0):.3f}"
+        return {"kind": "endless" if math.isinf(value) else kind, "share": share, "words": number(value)}
+
+    return [
+        {"name": run.names[client], "bars": [bar(kind, float(values[k])) for kind, values in columns.items()]}
+        for k, client in enumerate(order.tolist())
+    ]
 
 
 def _privacy(run: Run) -> dict[str, Any]:
@@ -229,14 +239,15 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
     present = run.history.clients["participating"].astype(np.bool_)
     rounds = run.history.rounds["round_index"].astype(np.int64)
     alt_text = f"Payments under {label}, clients by rounds; {number(total)} in all"
-    heat = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
+    heat, top, data = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
     order = _largest_first(np.nan_to_num(run.paid, posinf=0.0))
-    averaged = f" Each column is the mean over up to {heat.rounds_each} rounds." if heat.rounds_each > 1 else ""
+    first, last = data["columns"][0]
+    averaged = f" Each column is the mean over up to {last - first + 1} rounds." if last > first else ""
     return {
-        "svg": heat.svg,
-        "top": number(heat.top),
+        "svg": heat,
+        "top": number(top),
         "gradient": ", ".join(svg.SCALE[::3]),
-        "cut": _cut(len(heat.rows), run.num_clients, "best paid") + averaged,
+        "cut": _cut(len(data["names"]), run.num_clients, "best paid") + averaged,
         "total": total,
         "finite": math.isfinite(total) and total > 0,
         "any": bool(len(finite(run.paid)) and total > 0),
@@ -244,12 +255,7 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
         "rows_cut": _cut(len(order), run.num_clients, "best paid"),
         "all": payments if run.num_clients <= 40 and run.num_rounds <= 200 else None,
         "present": present,
-        "data": {
-            "names": [run.names[client] for client in heat.rows.tolist()],
-            "columns": heat.columns,
-            "values": [tooltip_values(row) for row in heat.values],
-            "frame": heat.frame,
-        },
+        "data": data,
     }
 
 
