@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -197,35 +197,13 @@ def totals(game: Game, plan: Plan) -> Totals:
 # ---- figures ------------------------------------------------------------------------------------------------------
 
 
-def cost_figure(seeds: int) -> Figure:
-    """Server cost per data set and mechanism, N = 20."""
-    return _over_data_sets("fig-cost", seeds, "server_cost")
+def over_data_sets(seeds: int, *, name: str, quantity: str) -> Figure:
+    """Server cost, or welfare of all clients, per data set and mechanism, N = 20."""
+    return _figure(name, seeds, _strands("", [Place(dataset) for dataset in SETTINGS], seeds, (quantity,)))
 
 
-def welfare_figure(seeds: int) -> Figure:
-    """Welfare of all clients per data set and mechanism, N = 20."""
-    return _over_data_sets("fig-welfare", seeds, "welfare")
-
-
-def _over_data_sets(name: str, seeds: int, quantity: str) -> Figure:
-    places = [Place(dataset) for dataset in SETTINGS]
-    strands = _strands("", places, seeds, (quantity,))
-    return _figure(name, seeds, strands)
-
-
-def strength_figure(seeds: int) -> Figure:
-    """Cost and welfare against α."""
-    places = [Place(SWEPT, externality_strength=strength) for strength in STRENGTHS]
-    return _swept("fig-alpha", places, seeds)
-
-
-def hops_figure(seeds: int) -> Figure:
-    """Cost and welfare against K."""
-    return _swept("fig-k", [Place(SWEPT, max_hops=hops) for hops in HOPS], seeds)
-
-
-def _swept(name: str, places: Sequence[Place], seeds: int) -> Figure:
-    """Mechanisms along an axis, and MPPFL's clients at rates held as they are at its end.
+def swept(seeds: int, *, name: str, places: Sequence[Place]) -> Figure:
+    """Cost and welfare along an axis, and MPPFL's clients at rates held as they are at its end.
 
     Rates are highest there: held at lower ones, some clients would opt out where exposure is stronger, and the cost
     would forget their noise.
@@ -321,10 +299,10 @@ def _configuration(name: str) -> dict[str, object]:
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
     "fig-phi": phi_figure,
-    "fig-cost": cost_figure,
-    "fig-welfare": welfare_figure,
-    "fig-alpha": strength_figure,
-    "fig-k": hops_figure,
+    "fig-cost": partial(over_data_sets, name="fig-cost", quantity="server_cost"),
+    "fig-welfare": partial(over_data_sets, name="fig-welfare", quantity="welfare"),
+    "fig-alpha": partial(swept, name="fig-alpha", places=[Place(SWEPT, externality_strength=a) for a in STRENGTHS]),
+    "fig-k": partial(swept, name="fig-k", places=[Place(SWEPT, max_hops=hops) for hops in HOPS]),
     "fig-n": size_figure,
 }
 
