@@ -73,13 +73,6 @@ def test_friends_means_are_plain_without_noise_and_shrunk_to_next_to_nothing_in_
 # ---- devices ------------------------------------------------------------------------------------------------------
 
 
-def test_all_devices_at_once_score_as_each_does_alone(listening, split):
-    model = model_of(listening, split.known, 1.0)
-    pairs = zip(split.known, model.extra, strict=True)
-    alone = [server.score_on_device(known, model.axes, model.gains, extra) for known, extra in pairs]
-    np.testing.assert_allclose(server.scores_on_devices(split.known, model), alone, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize(("level", "rho"), [("record", 10.0), ("client", 200.0), ("secure", 10.0)])
 def test_with_little_noise_every_release_recommends_better_than_popularity(listening, split, level, rho):
     if level == "secure":
