@@ -15,7 +15,6 @@ from pytest import approx
 
 from mppfl.errors import BadInput
 from mppfl.leakage import Signals
-from mppfl.network import graph_from_edges
 from mppfl.privacy import privacy_mechanism, release_updates
 from tests.lastfm.drawn import released, write_lastfm
 
@@ -33,18 +32,6 @@ def public(listening):
 def attacker_of(listening, lists, public):
     sides = leakage.taste_axis(lists, public)[1]
     return leakage.field_attacker(listening.graph, sides, public, np.random.default_rng(2))
-
-
-def test_friends_who_share_lists_are_alike_and_others_are_not():
-    lists = np.array([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
-    chain = graph_from_edges(np.arange(5), np.arange(1, 6), undirected=True)
-    (first, second) = leakage.similarity_by_hop(lists, leakage.distances(chain), 2)
-    # Hop 1: users 0 to 5 meet their like in 1, ½, ½, ½, ½ and 1 of their neighbours; hop 2 and beyond: none.
-    assert first.mean == approx((1 + 0.5 + 0.5 + 0.5 + 0.5 + 1) / 6)
-    assert second.mean == 0
-    rows, columns = (np.ones((3, 3)) - np.eye(3)).nonzero()
-    with pytest.raises(BadInput, match="nothing to compare with"):
-        leakage.similarity_by_hop(np.eye(3), leakage.distances(graph_from_edges(rows, columns)), 1)
 
 
 def test_friends_are_alike_and_give_a_user_away_and_strangers_do_not(listening, lists, public):
@@ -86,11 +73,6 @@ def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists
     assert leak.accuracy > 0.6
     with pytest.raises(BadInput, match="at least 2"):
         leakage.side_leak(attacker, draws[:1], lists)
-
-
-def test_groups_by_degree_with_too_few_users_are_left_out():
-    groups = leakage.by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), (1, 2, 5, 10))
-    assert [(group.least, group.most) for group in groups] == [(1, 1), (5, 9)]
 
 
 # ---- training and release of updates ------------------------------------------------------------------------------
@@ -246,5 +228,7 @@ def test_an_interval_counts_draws_that_move_all_users_together():
 def test_what_cannot_be_audited_is_refused_in_one_line(strong):
     with pytest.raises(BadInput, match="update_budgets=0 must be above 0"):
         audited(strong, (0.0,))
+    with pytest.raises(BadInput, match="nothing to compare with"):
+        leakage.similarity_by_hop(np.eye(3), np.ones((3, 3)), 1)
     with pytest.raises(BadInput, match="most public users have an empty list"):
         factorisation.train(np.zeros((4, 5)), np.ones(4, dtype=bool), np.ones(4), 1, SMALL, np.random.default_rng(0))

@@ -8,7 +8,6 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from reproduction.charts import chart
 from reproduction.choice import read_choice
 from reproduction.claims import CLAIMS, TITLES
 from reproduction.document import HEADINGS, chart_files, document_text, make_document, make_page, page_text
@@ -107,22 +106,6 @@ def test_a_chart_is_a_picture_of_its_own_with_named_axes_a_legend_and_finite_num
     rounds = ("sweep of Algorithm 1", *(f"round t = {t}" for t in (1, 10, 20, 40, 60)))
     names = ("money", "common reward", "own reward", *TITLES.values())
     assert [words for words in (rounds if name == "fig-phi" else names) if words not in shown] == []
-
-
-def test_a_bar_is_as_long_as_its_median_and_a_gap_in_a_trace_is_left_out_of_its_curve():
-    figure = read_figure(FILES, "fig-cost")
-    for strand in figure.strands:
-        strand.values[:] = 100.0 if strand.mechanism == "mppfl" else 50.0
-    bars = re.findall(r'<rect class="bar" style="fill:var\(--c(\d)\)"[^>]* height="([\d.]+)"><title>', chart(figure))
-    heights = {slot: {float(height) for other, height in bars if other == slot} for slot, _ in bars}
-    (ours,), (random,) = heights["0"], heights["6"]
-    assert ours == pytest.approx(2 * random, abs=0.2)
-    figure = read_figure(FILES, "fig-phi")
-    for strand in figure.strands:
-        if strand.convention == "literal":
-            strand.values[10:] = np.nan
-            strand.values[10:, 1:] = 1.0  # a percentile of nothing would be no number
-    assert not re.search(r"\bnan\b", chart(figure))
 
 
 def test_the_page_is_whole_and_loads_nothing(tmp_path):

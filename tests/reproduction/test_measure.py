@@ -197,17 +197,6 @@ def test_what_does_not_end_in_time_ends_in_later_runs_began_with_its_first_and_t
     assert not (folder / "in-flight").exists()
 
 
-def test_work_can_be_done_in_short_runs(finished, tmp_path, lines):
-    shutil.copy(unit_path(finished[0], NAME), tmp_path)
-    counts = []
-    while missing_arms(tmp_path, SKEWED, SETTING):
-        done = run(tmp_path, lines, [SKEWED], at_most_arms=5)
-        counts.append(done.trained)
-        assert done.out_of_time == bool(missing_arms(tmp_path, SKEWED, SETTING))
-    assert counts == [5, 5, 2]
-    assert not cell_path(tmp_path, IID).exists()  # another cell than was asked for
-
-
 def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, lines, monkeypatch):
     run(tmp_path, lines, at_most_arms=2)
     lines.clear()
