@@ -27,13 +27,12 @@ from mppfl.game import (
     Plan,
     dp_fedavg,
     draw_clients,
+    evaluate,
     make_game,
     mppfl,
     mppfl_exact,
     noise_harm,
     preset,
-    privacy_cost,
-    privacy_loss,
     random,
     rounds_up_to,
     sarda_like,
@@ -175,22 +174,14 @@ def play_at(place: Place, elsewhere: Place, seed: int) -> Totals:
 
 
 def totals(game: Game, plan: Plan) -> Totals:
-    """Sums of `mppfl.game.outcome.evaluate`, which explains them, with one product for all rounds of a small game."""
-    budgets = plan.to_matrix()  # [rounds, clients]
-    prices = np.array([np.broadcast_to(terms.prices, plan.num_clients) for terms in plan])
-    losses = privacy_loss(game, budgets.T).T
-    paid, suffered = prices * budgets, privacy_cost(game, losses)
-    part = budgets > 0
-    harms = np.divide(game.clients.noise_harm, budgets, out=np.zeros_like(budgets), where=part)
-    noise = float((harms.sum(axis=1) / plan.rounds).sum())
-    gains = paid - suffered - np.where(part, game.clients.compute_cost, 0.0)
-    weight = game.accuracy_weight
+    """Sums of the plan's outcome over all its rounds."""
+    outcome = evaluate(game, plan)
     return Totals(
-        server_cost=weight * noise + (1 - weight) * float(paid.sum()),
-        welfare=float((paid - suffered).sum()),
-        payments=float(paid.sum()),
-        mean_budget=float(budgets.mean()),
-        negative_utility=float((gains < -1e-12 * (np.abs(paid) + np.abs(paid - gains))).mean()),
+        server_cost=float(outcome.server_costs.sum()),
+        welfare=float(outcome.welfare.sum()),
+        payments=float(outcome.payments.sum()),
+        mean_budget=float(plan.to_matrix().mean()),
+        negative_utility=float(outcome.negative_utility.mean()) / game.num_clients,
     )
 
 

@@ -1,6 +1,5 @@
 """The race against other simulators: its bookkeeping, and the form of its record. Nothing is timed here."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,8 @@ import lap
 from torch_models import layers_of
 
 import growth
-import kernels_gpu
 import peers
-from mppfl.training import gflop_per_example, make_model
+from mppfl.training import make_model
 
 
 def a_run(cpu, wall, loss=1.0):
@@ -81,27 +79,6 @@ def test_a_peer_that_ends_at_another_loss_is_told_and_agreement_without_progress
     assert " NO " in peers.table(result)
     assert not peers.is_well(result)
     assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
-
-
-def test_an_environment_that_is_missing_or_old_is_named_and_a_program_that_fails_with_its_last_words(tmp_path):
-    assert "run with --setup" in peers.missing("pfl", tmp_path)
-    (tmp_path / "pfl").mkdir()
-    ready = tmp_path / "pfl" / "ready.json"
-    ready.write_text(json.dumps(["pfl==0.1"]))
-    assert "is not of pfl==0.6.0" in peers.missing("pfl", tmp_path)
-    ready.write_text(json.dumps(peers.REQUIREMENTS["pfl"]))
-    assert peers.missing("pfl", tmp_path) is None
-    with pytest.raises(RuntimeError, match=r"exit code 1: .*No such file"):
-        peers.run_once(peers.PLAIN, peers.RACES[0], tmp_path / "nothing.npz", tmp_path, cores=1)
-
-
-def test_the_layers_whose_kernels_are_timed_make_up_the_model():
-    products = sum(
-        often * 2e-9 * 9 * layer.channels * layer.out * layer.side**2
-        for layer, often in kernels_gpu.layers_of("vgg16").items()
-    )
-    whole = gflop_per_example(make_model("vgg16", (3, 32, 32), 100), (3, 32, 32))
-    assert 3 * (products + 2e-9 * 512 * 100) == approx(whole, rel=2e-3)  # nothing goes back to the data
 
 
 @pytest.mark.parametrize("axis", ["clients", "parameters"])

@@ -10,11 +10,10 @@ from examples.lastfm import factorisation, leakage
 from examples.lastfm.data import hold_out, read_lastfm, set_apart
 from examples.lastfm.profiles import ONCE, unit_rows
 from examples.lastfm.scoring import quality
-from examples.lastfm.updates import DRAWS, FOLDS, audit_updates, drawn_noise, learn_directions
+from examples.lastfm.updates import FOLDS, audit_updates, drawn_noise, learn_directions
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.leakage import Signals
 from mppfl.privacy import privacy_mechanism, release_updates
 from tests.lastfm.drawn import released, write_lastfm
 
@@ -209,20 +208,6 @@ def test_nothing_leaks_where_friends_have_nothing_in_common_or_noise_is_all_ther
     audit = audited(strong, (math.inf,), strangers)
     for leak in (*audit.one_round, *audit.several_rounds):
         assert leak.side.leak.low <= 0
-    # Smoothed over friends, one draw of noise resembles any taste that communities share: many draws keep it apart.
-    silent = np.zeros(len(lists))
-    signals = Signals(silent, silent + 1, silent + 5)
-    noise = 5 * np.random.default_rng(4).standard_normal((2 * DRAWS, len(lists)))
-    public = set_apart(len(lists), 0.4, np.random.default_rng(5))
-    leak = attacker_of(strong, lists, public).side_leak(signals, noise[:DRAWS], noise[DRAWS:], silent + 1).leak
-    assert leak.low <= 0
-    assert leak.high < 0.05
-
-
-def test_an_interval_counts_draws_that_move_all_users_together():
-    users, draws = np.random.default_rng(0).standard_normal((2, 200))
-    alone, shared = map(leakage.over_users_and_draws, (users[:, None], users[:, None] + draws[:20]))
-    assert shared.high - shared.low > 1.5 * (alone.high - alone.low)
 
 
 def test_what_cannot_be_audited_is_refused_in_one_line(strong):

@@ -34,15 +34,6 @@ def sums_of(listening, rho):
 # ---- weights, the Gram matrix and its noise -----------------------------------------------------------------------
 
 
-def test_pure_noise_has_hardly_an_axis_taste_has_some_and_without_noise_they_are_the_clean_ones(listening, split):
-    assert model_of(listening, np.zeros((120, 48)), 1.0, constants=server.Constants(edge=1.2)).gains.max() < 0.3
-    assert model_of(listening, split.known, 10.0, constants=server.Constants(edge=1.2)).gains.max() > 0.95
-    clean = model_of(listening, split.known, np.inf, constants=server.Constants(friends_in_gram=0.0))
-    values, vectors = np.linalg.eigh(split.known.T @ split.known)
-    assert abs(clean.axes[:, -1] @ vectors[:, -1]) == approx(1.0, abs=1e-4)
-    assert values[-1] > 0
-
-
 # ---- devices ------------------------------------------------------------------------------------------------------
 
 

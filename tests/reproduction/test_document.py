@@ -1,6 +1,5 @@
 """docs/reproduction.md and its charts are what the committed files make of them; the page is whole."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -121,27 +120,6 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
 
 
 # ---- the premise --------------------------------------------------------------------------------------------------
-
-
-def record(folder, **pairs):
-    (folder / "2026-01-01-leakage.json").write_text(json.dumps({"pairs": pairs}))
-
-
-def pair(leak, change, low, high):
-    ranks = {"R_model K=5 0.9": 0.1, "R_leak": 0.5, "degree": 0.2}
-    arms = {"mppfl": {"change": change, "change_low": low, "change_high": high}}
-    return {"clients": 1200, "measured": {"unequal 0.3": {"leak": leak, "spearman": ranks}}, "priced": {"arms": arms}}
-
-
-def test_only_networks_on_which_something_leaks_are_judged_and_counted(tmp_path):
-    record(tmp_path, loud=pair(0.2, -0.01, -0.05, 0.03), quiet=pair(0.01, 0.0, -0.5, 0.5), unpriced={"priced": None})
-    (tested,) = premise_tested(tmp_path)
-    assert (tested.pair, tested.leak, tested.model, tested.leak_model) == ("loud", 0.2, 0.1, 0.5)
-    record(tmp_path, a=pair(0.2, -0.01, -0.05, 0.03), b=pair(0.1, -0.3, -0.4, -0.2))
-    section = premise_section(tmp_path)
-    assert "| a | 1,200 | 0.200 | 0.10 | 0.50 | 0.20 | -1 % (-5 to +3) |" in section
-    assert "on 2 of 2 networks" in section
-    assert "contains 0 on 1 of 2" in section
 
 
 def test_without_a_record_the_premise_says_how_to_make_one_and_another_file_is_named(tmp_path):

@@ -242,21 +242,6 @@ def test_data_that_are_not_there_stop_nobody_else_and_the_commit_is_told_or_unkn
     assert unit_path(tmp_path, NAME).exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"minutes": -1}, "minutes"),
-        ({"at_most_arms": 0}, "at_most_arms"),
-        ({"precision": "half"}, 'precision="half"'),
-        ({"device": "tpu"}, "tpu"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(tmp_path, lines, options, message):
-    with pytest.raises(BadInput, match=message) as caught:
-        run(tmp_path, lines, **options)
-    assert "\n" not in str(caught.value)
-
-
 GUARD = """
 import sys
 
