@@ -56,12 +56,8 @@ class Layout:
     def node(self, position: int) -> Path:
         return self.folder / "nodes" / str(position)
 
-    def clients(self) -> list[str]:
-        """The clients whose keys are registered, in the order of the experiment."""
-        return list(self.registered_keys())
-
     def registered_keys(self) -> dict[str, str]:
-        """The public key of every registered client, in OpenSSH form."""
+        """The public key of every registered client, in OpenSSH form and in the order of the experiment."""
         return read_keys(self.keys) if self.keys.exists() else {}
 
     def ledgers(self, clients: Sequence[str] = ()) -> dict[str, Path]:
@@ -70,7 +66,7 @@ class Layout:
         `clients`, in the order of the experiment, stand in for the registered ones where those are lost. A node of
         another machine has no folder here and was not made here.
         """
-        registered, made = self.clients(), self._names_made_here()
+        registered, made = list(self.registered_keys()), self._names_made_here()
         folders = {client: self.node(position) for position, client in enumerate(made or registered or clients)}
         return {client: folder / LEDGER for client, folder in folders.items() if made or folder.is_dir()}
 

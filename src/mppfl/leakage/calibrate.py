@@ -65,10 +65,6 @@ class Correlation:
     high: float
     num_pairs: float
 
-    @property
-    def contains_zero(self) -> bool:
-        return not (self.low > 0 or self.high < 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Homophily:
