@@ -157,15 +157,13 @@ def algorithm_1() -> Finding:
 
 def stackelberg() -> Finding:
     """Is (r*, ρ*) an equilibrium for the server too, once clients respond?"""
-    shares = []
-    for game, terms in _games():
-        quality = verify(game, mppfl(game, ROUND_1))
-        shares.append((quality.leader_regret or 0.0) / server_cost(game, 1, terms.reward_rate, terms.budgets))
-    cycle = _three_cycle()
-    terms = mppfl(cycle, ROUND_1)[0]
-    lost = (verify(cycle, mppfl(cycle, ROUND_1)).leader_regret or 0.0) / server_cost(
-        cycle, 1, terms.reward_rate, terms.budgets
-    )
+
+    def share_lost(game: Game) -> float:
+        plan = mppfl(game, ROUND_1)
+        cost = server_cost(game, 1, plan[0].reward_rate, plan[0].budgets)
+        return (verify(game, plan).leader_regret or 0.0) / cost
+
+    shares, lost = [share_lost(game) for game, _ in _games()], share_lost(_three_cycle())
     better = sum(share > 1e-9 for share in shares)
     reason = (
         f"another rate is cheaper for the server in {better}/{DRAWS} games, by {100 * float(np.median(shares)):.2g} % "
