@@ -73,9 +73,7 @@ class NodeSettings:
         for name in ("cap", "cap_per_round"):
             if getattr(self, name) is not None:
                 require_number(getattr(self, name), name, 0.0, math.inf, open_ends=False)
-        for mechanism in self.accept:
-            if mechanism not in MECHANISMS:
-                raise BadInput(f"accept={mechanism!r} is not known. Known: {', '.join(MECHANISMS)}.")
+        require_known(self.accept, MECHANISMS, "accept")
 
     def to_toml(self, folder: Path | None = None) -> str:
         """The file that `read_node` reads back as these settings; with `folder`, paths are relative to it."""

@@ -25,6 +25,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
+from mppfl.fields import require_known
 from mppfl.flower.identity import NodeSettings, node_of
 from mppfl.flower.wire import (
     REPORT,
@@ -115,9 +116,7 @@ class PrivateUpload:
 def _mechanisms(names: Collection[str]) -> tuple[str, ...]:
     """The declared mechanisms. An unknown name would declare nothing, and nobody would notice."""
     declared = (names,) if isinstance(names, str) else tuple(names)
-    for name in declared:
-        if name not in MECHANISMS:
-            raise BadInput(f"trains_privately={name!r} is not known. Known: {', '.join(MECHANISMS)}.")
+    require_known(declared, MECHANISMS, "trains_privately")
     return declared
 
 

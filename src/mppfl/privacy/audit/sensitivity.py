@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
 
 from mppfl.arrays import Array, require_count, require_number
-from mppfl.errors import BadInput, MppflError
+from mppfl.errors import BadInput
 from mppfl.privacy import LocalWork, PrivacyMechanism
 from mppfl.privacy.audit.canaries import AuditResult
-
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
 
 NUM_FEATURES, NUM_HIDDEN, NUM_CLASSES = 20, 64, 2
 NUM_WEIGHTS = NUM_FEATURES * NUM_HIDDEN + NUM_HIDDEN + NUM_HIDDEN * NUM_CLASSES + NUM_CLASSES
@@ -65,8 +67,6 @@ def audit_sensitivity(
     an answer moves farther than declared, or if a record touches more answers than declared. `full_batch_steps` takes
     `local_epochs` steps. Trains a real network in float64, which takes seconds and PyTorch.
     """
-    import numpy as np
-
     require_count(num_examples, "num_examples", 2)
     if require_count(batch_size, "batch_size") > num_examples:
         raise BadInput(f"batch_size={batch_size} is more than num_examples={num_examples}. Use smaller batches.")
@@ -74,7 +74,7 @@ def audit_sensitivity(
     require_number(clip_norm, "clip_norm", *CLIP_NORMS, open_ends=False)
     work = LocalWork(num_examples, local_epochs, local_epochs, batch_size)
     claimed = mechanism.sensitivity(clip_norm, work)
-    generator = _generator(require_count(seed, "seed", 0))
+    generator = Generator().manual_seed(require_count(seed, "seed", 0))
     trial = _make_trial(mechanism, work, clip_norm, learning_rate, generator)
 
     farthest, total, touched = np.zeros(()), np.zeros(()), 0
@@ -144,20 +144,10 @@ def _times(factor: float) -> str:
     return f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}"
 
 
-def _generator(seed: int) -> Generator:
-    try:
-        import torch
-    except ImportError as cause:
-        raise MppflError("the sensitivity audit trains a small network. Install PyTorch: pip install torch.") from cause
-    return torch.Generator().manual_seed(seed)
-
-
 def _make_trial(
     mechanism: PrivacyMechanism, work: LocalWork, clip_norm: float, learning_rate: float, generator: Generator
 ) -> _Trial:
     """Two overlapping Gaussian classes and one record of them in all its variants."""
-    import torch
-
     n, float64 = work.num_examples, torch.float64
     labels = torch.randint(NUM_CLASSES, (n,), generator=generator)
     centre = torch.randn(NUM_FEATURES, generator=generator, dtype=float64)
@@ -207,9 +197,6 @@ def _answers(mechanism: PrivacyMechanism, trial: _Trial, generator: Generator) -
 
 def _clipped_updates(mechanism: PrivacyMechanism, trial: _Trial, generator: Generator) -> Tensor:
     """Whole local trainings, every data set along its own path, each update clipped once at the end."""
-    import torch
-    from torch.func import grad, vmap
-
     gradient = vmap(grad(_mean_loss))
     weights = trial.start.repeat(len(trial.names), 1)
     for batch in _shuffled_batches(trial.work, generator):
@@ -235,8 +222,6 @@ def _mean_gradients(mechanism: PrivacyMechanism, trial: _Trial) -> Iterator[Tens
 
 def _batch_sums(mechanism: PrivacyMechanism, trial: _Trial, generator: Generator) -> Iterator[Tensor]:
     """Sums of per-example clipped gradients over batches; under add-remove always with the record, and without it."""
-    import torch
-
     weights, poisson = trial.start, mechanism.adjacency == "add-remove"
     batches = _poisson_batches(trial.work, generator) if poisson else _shuffled_batches(trial.work, generator)
     for batch in batches:
@@ -257,16 +242,12 @@ def _batch_sums(mechanism: PrivacyMechanism, trial: _Trial, generator: Generator
 
 def _shuffled_batches(work: LocalWork, generator: Generator) -> Iterator[Tensor]:
     """Indices of disjoint batches, shuffled anew in every epoch without a look at the data."""
-    import torch
-
     for _ in range(work.local_epochs):
         yield from torch.split(torch.randperm(work.num_examples, generator=generator), work.batch_size)
 
 
 def _poisson_batches(work: LocalWork, generator: Generator) -> Iterator[Tensor]:
     """Indices of batches that every record joins by its own coin."""
-    import torch
-
     for _ in range(work.num_batches):
         coins = torch.rand(work.num_examples, generator=generator, dtype=torch.float64)
         yield (coins < work.sampling_rate).nonzero()[:, 0]
@@ -274,9 +255,6 @@ def _poisson_batches(work: LocalWork, generator: Generator) -> Iterator[Tensor]:
 
 def _loss(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of the network 20-64-2 with ReLU on one example, weights in one vector."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
     sizes = [NUM_FEATURES * NUM_HIDDEN, NUM_HIDDEN, NUM_HIDDEN * NUM_CLASSES, NUM_CLASSES]
     first, first_bias, last, last_bias = torch.split(weights, sizes)
     hidden = (first.view(NUM_HIDDEN, NUM_FEATURES) @ x + first_bias).relu()
@@ -284,17 +262,12 @@ def _loss(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _mean_loss(weights: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-    from torch.func import vmap
-
     losses: Tensor = vmap(_loss, (None, 0, 0))(weights, features, labels)
     return losses.mean()
 
 
 def _clipped_sums(weights: Tensor, features: Tensor, labels: Tensor, clip_norm: float) -> Tensor:
     """For every data set the sum of its per-example clipped gradients at the same weights: [data sets, weights]."""
-    import torch
-    from torch.func import grad, vmap
-
     if not labels.shape[1]:
         return torch.zeros_like(weights).repeat(len(labels), 1)
     per_example = vmap(grad(_loss), (None, 0, 0))
