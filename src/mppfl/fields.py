@@ -17,28 +17,6 @@ from urllib.parse import parse_qsl, urlencode
 from mppfl.errors import BadInput
 from mppfl.files import toml_value
 
-<<<<<<< HEAD
-OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
-    "source": "graph",
-    "generate": "family",
-    "network": "graph",
-    "alpha": "externality_strength",
-    "tau": "accuracy_weight",
-    "decay": "hop_decay",
-    "hops": "max_hops",
-    "rounds": "num_rounds",
-    "convention": 'reward_rate = "own" or "common"',
-    "always": 'participation = "everyone"',
-    "if_better_than_opting_out": 'participation = "rational"',
-    "if_better_than_staying_out": 'participation = "rational"',
-    "seeded": 'noise = "simulated"',
-    "replace-one": 'adjacency = "replace_one"',
-    "add-remove": 'adjacency = "zero_out"',
-    "dp_epsilon": "total_epsilon",
-    "if_non_negative": 'participation = "rational" and against = "nothing"',
-}
-=======
->>>>>>> doors
 LONGEST_LINK = 20_000  # characters
 NOT_OF_THE_TYPE = object()
 

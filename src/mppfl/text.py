@@ -120,6 +120,10 @@ RENAMED = {  # names of earlier versions, and what each is called now
     "if_better_than_opting_out": "rational",
     "if_better_than_staying_out": "rational",
     "if_non_negative": "rational",
+    "seeded": "simulated",
+    "replace-one": "replace_one",
+    "add-remove": "zero_out",
+    "dp_epsilon": "total_epsilon",
 }
 
 

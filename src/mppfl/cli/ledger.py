@@ -24,7 +24,6 @@ SHOWN = 20  # lines of a table before it is cut short
 HEADINGS = {  # and number format of a table's columns
     "spent": ("spent ρ", ".4g"),
     "dp_epsilon": ("dp_epsilon", ".4f"),
-    "worst_case": ("worst case", ".4g"),
     "remaining": ("remaining", ".4g"),
     "R_model": ("R_model", ".4g"),
     "R_bound": ("R_bound", ".4g"),
@@ -76,7 +75,6 @@ def show_command(
         columns = {
             unit: {
                 "spent": ledger.spent(names, unit),
-                "worst_case": ledger.spent(names, unit, worst_case=True),
                 "remaining": ledger.remaining(names, unit),
             }
             for unit in _units(ledger, unit)
@@ -85,7 +83,6 @@ def show_command(
         for released, exposure in external.items():
             columns[released] |= {
                 "R_model": exposure.r_model,
-                "R_model_worst_case": exposure.r_model_worst_case,
                 "R_bound": exposure.r_bound,
                 "R_leak": exposure.r_leak,
             }
@@ -180,7 +177,7 @@ def epsilon_command(
     unit: UnitOption = None,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Convert spent budgets to dp_epsilon, nominal and worst case.
+    """Convert spent budgets to dp_epsilon.
 
     In JSON an infinite dp_epsilon, which protects from nothing, is "Infinity".
     """
@@ -192,11 +189,7 @@ def epsilon_command(
     with _open(source) as ledger, inputs.working("accounting"):
         names = list(dict.fromkeys(client or ledger.clients))
         columns = {
-            unit: {
-                "dp_epsilon": ledger.get_epsilon(names, delta, method, unit=unit, worst_case=False),
-                "worst_case": ledger.get_epsilon(names, delta, method, unit=unit, worst_case=True),
-            }
-            for unit in _units(ledger, unit)
+            unit: {"dp_epsilon": ledger.get_epsilon(names, delta, method, unit=unit)} for unit in _units(ledger, unit)
         }
         notes = ledger.notes()
     rows = _rows(names, columns)
@@ -229,10 +222,16 @@ def export_command(
 
 
 @app.command("verify")
-def verify_command(source: Source, json: inputs.JsonOption = False) -> None:
+def verify_command(
+    source: Source,
+    head: Annotated[
+        str | None, inputs.option("Head noted earlier: fails where the ledger does not go on from there.")
+    ] = None,
+    json: inputs.JsonOption = False,
+) -> None:
     """Check pages, chain, sums, caps and uploads. Fails where a release, cap or status was changed."""
     with _open(source) as ledger, inputs.working("verifying"):
-        count, head = ledger.verify(), ledger.head
+        count, head = ledger.verify(head), ledger.head
     if json:
         inputs.print_json({"sound": True, "num_events": count, "head": head})
         return

@@ -32,7 +32,7 @@ from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_ru
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.text import one_line
-from mppfl.training import PER_ROUND, TrainingConfig, epsilon_method
+from mppfl.training import PER_ROUND, TrainingConfig
 
 OF_CLIENTS = ("payments", "spent", "participating")
 TRIES = 8
@@ -48,9 +48,7 @@ class LiveAccounts:
 
     names: tuple[str, ...]
     spent: Array
-    worst_case_spent: Array
     dp_epsilon: Array
-    worst_case_epsilon: Array
     cap: Array
     rounds: IntArray
 
@@ -71,7 +69,7 @@ class LiveRun:
     clients         payments, spent, participating: rounds done × clients
     charged_since   ρ by client in the rounds that the ledger has and the checkpoint has not; rounds × clients
     accounts        from the ledger, or from the finished run; None where neither is there
-    noise           gaussian, discrete, seeded or none
+    noise           gaussian, discrete, simulated or none
     """
 
     marks: Marks
@@ -97,7 +95,7 @@ class LiveRun:
     @property
     def is_simulation(self) -> bool:
         """Whether the noise came from a seed, which protects no one."""
-        return self.noise == "seeded"
+        return self.noise == "simulated"
 
 
 def is_run(folder: Path) -> bool:
@@ -165,7 +163,7 @@ def _unfinished(folder: Path, marks: Marks) -> LiveRun:
     experiment, name = read_experiment(folder.parent / EXPERIMENT), folder.name
     rounds_done, rounds, clients = _history(folder)
     config, num_clients = experiment.training, clients["spent"].shape[1]
-    notes = [SIMULATION] if config.noise == "seeded" else []
+    notes = [SIMULATION] if config.protection.is_simulated else []
     accounts, charged = None, np.zeros((0, num_clients))
     mark = _mark(folder / LEDGER)
     if mark is None:
@@ -190,9 +188,9 @@ def _unfinished(folder: Path, marks: Marks) -> LiveRun:
         clients=clients,
         charged_since=charged,
         accounts=accounts,
-        noise=config.noise if protected else "none",
-        unit=config.mechanism.unit,
-        dp_delta=config.dp_delta,
+        noise=config.protection.noise if protected else "none",
+        unit=config.protection.unit,
+        dp_delta=config.protection.dp_delta,
         notes=tuple(notes),
     )
 
@@ -246,7 +244,7 @@ def _copied_ledger(path: Path) -> Iterator[Path]:
 
 def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccounts | None, list[str]]:
     """What the ledger says of every client it knows, and what must be said beside it; None while it knows nobody."""
-    unit, method, notes = config.mechanism.unit, epsilon_method(config), []
+    unit, method, notes = config.protection.unit, config.protection.accounting, []
     if method == "pld":
         method = "rdp"  # composing loss distributions takes seconds for every client
         notes.append("ε by RDP while the training lasts: some per cent larger than in the finished run")
@@ -255,21 +253,16 @@ def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccou
         if not account.clients:
             return None, []
         try:
-            nominal = opened.get_epsilon(None, config.dp_delta, method, unit=unit)
-            worst = opened.get_epsilon(None, config.dp_delta, method, unit=unit, worst_case=True)
+            epsilons = opened.get_epsilon(None, config.protection.dp_delta, method, unit=unit)
         except BadInput as cause:
-            nominal = worst = np.full(len(account.clients), np.nan)
+            epsilons = np.full(len(account.clients), np.nan)
             notes.append(f"no ε: {cause}")
     counts = "SELECT c.name, count(DISTINCT e.round_index) FROM events e JOIN clients c ON c.id = e.client"
     rounds = dict(_rows(ledger, f"{counts} WHERE e.run = ? GROUP BY c.name", run))
-    if (account.worst_case_budget > account.budget).any():
-        notes.append(f"{config.privacy}: the worst case costs more than the nominal budget")
     return LiveAccounts(
         account.clients,
         account.budget,
-        account.worst_case_budget,
-        nominal,
-        worst,
+        epsilons,
         account.cap,
         np.array([rounds.get(name, 0) for name in account.clients], dtype=np.int64),
     ), notes

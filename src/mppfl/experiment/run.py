@@ -22,8 +22,8 @@ from mppfl.privacy.ledger import SIMULATION
 from mppfl.text import UNKNOWN, Tabular, between, epsilon, finite, number, percent
 from mppfl.training import PER_ROUND, History
 
-SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε", "worst case ε")
-PER_ACCOUNT = ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon")
+SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε")
+PER_ACCOUNT = ("spent", "dp_epsilon")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,26 +31,22 @@ class PrivacyAccounts:
     """What a training cost every client's privacy. Arrays have one entry per client.
 
     unit, adjacency     what is protected, and against which neighbouring data set
-    privacy             name of the privacy mechanism
-    guarantee           what a budget of ρ per round really promises, in words
-    noise               gaussian, discrete, seeded or none
-    dp_delta            δ of both ε
-    spent               ρ over all rounds, nominal
-    worst_case_spent    ρ over all rounds that really holds
-    dp_epsilon          ε of `spent`
-    worst_case_epsilon  ε of `worst_case_spent`
+    protection          trust, unit and release, in words
+    guarantee           what a budget of ρ per round promises, in words
+    noise               gaussian, discrete, simulated or none
+    dp_delta            δ of every ε
+    spent               ρ over all rounds, whatever the data
+    dp_epsilon          ε over all rounds
     """
 
     unit: Unit
     adjacency: Adjacency
-    privacy: str
+    protection: str
     guarantee: str
     noise: str
     dp_delta: float
     spent: Array
-    worst_case_spent: Array
     dp_epsilon: Array
-    worst_case_epsilon: Array
 
     def __post_init__(self) -> None:
         for name in PER_ACCOUNT:
@@ -59,15 +55,12 @@ class PrivacyAccounts:
     @property
     def simulation(self) -> bool:
         """Whether the noise came from a seed, which protects no one."""
-        return self.noise == "seeded"
+        return self.noise == "simulated"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside every figure of these accounts."""
-        lines = [SIMULATION] if self.simulation else []
-        if (self.worst_case_spent > self.spent).any():
-            lines.append(f"{self.privacy}: the worst case costs more than the nominal budget")
-        return tuple(lines)
+        return (SIMULATION,) if self.simulation else ()
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -142,13 +135,11 @@ class Run(Tabular):
         for name, values in self.history.clients.items():
             if values.shape != (rounds, clients):
                 raise BadInput(f"{name} has shape {values.shape}, not {rounds} rounds × {clients} clients.")
-        for what in ("refused", "diverged"):
-            listed = getattr(self.history, what)
-            if len(listed) != rounds:
-                raise BadInput(f"{what} lists {len(listed)} rounds, the history has {rounds}.")
-            strangers = {name for names in listed for name in names} - set(self.names)
-            if strangers:
-                raise BadInput(f"client {min(strangers)!r} {what} in a round is not one of the {clients} clients.")
+        if len(self.history.refused) != rounds:
+            raise BadInput(f"refused lists {len(self.history.refused)} rounds, the history has {rounds}.")
+        strangers = {name for names in self.history.refused for name in names} - set(self.names)
+        if strangers:
+            raise BadInput(f"client {min(strangers)!r} refused in a round is not one of the {clients} clients.")
 
     def __repr__(self) -> str:
         cells = comparison_cells(self)
@@ -178,7 +169,6 @@ class Run(Tabular):
             "welfare": self.welfare.tolist(),
             "engine": list(self.history.engine),
             "refused": [" ".join(names) for names in self.history.refused],
-            "diverged": [" ".join(names) for names in self.history.diverged],
         }
 
     @property
@@ -216,15 +206,7 @@ class Run(Tabular):
     @property
     def rounds_refused(self) -> IntArray:
         """In how many rounds each client's cap forbade its release."""
-        return self._rounds_listed(self.history.refused)
-
-    @property
-    def rounds_diverged(self) -> IntArray:
-        """In how many rounds each client's update held NaN or infinity and was left out."""
-        return self._rounds_listed(self.history.diverged)
-
-    def _rounds_listed(self, listed: Sequence[Sequence[str]]) -> IntArray:
-        counts = Counter(name for names in listed for name in names)
+        counts = Counter(name for names in self.history.refused for name in names)
         return np.array([counts[name] for name in self.names], dtype=np.int64)
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
@@ -280,7 +262,6 @@ MEASURES: dict[str, Callable[[Run], Any]] = {
     "server_cost": lambda run: float(run.server_cost.sum()),
     "welfare": lambda run: float(run.welfare.sum()),
     "dp_epsilon": lambda run: float(run.accounts.dp_epsilon.max()),
-    "worst_case_epsilon": lambda run: float(run.accounts.worst_case_epsilon.max()),
     "median_spent": lambda run: float(np.median(run.accounts.spent)),
     "least_exposed": lambda run: float(run.exposure.min()),
     "most_exposed": lambda run: float(run.exposure.max()),
@@ -306,7 +287,6 @@ COLUMNS = (
     Column("server cost", ("server_cost",), number, min),
     Column("client welfare", ("welfare",), number, max),
     Column("largest ε", ("dp_epsilon",), epsilon, min),
-    Column("worst case ε", ("worst_case_epsilon",), epsilon, min),
     Column("median spent ρ", ("median_spent",), number, min),
     Column("exposure, least to most", ("least_exposed", "most_exposed"), between),
     Column("seconds", ("seconds",), lambda seconds: number(seconds, 2)),

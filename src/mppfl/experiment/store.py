@@ -221,7 +221,6 @@ def _arrays(run: Run) -> dict[str, Any]:
         "names": run.names,
         "engine": run.history.engine,
         "refused": run.history.refused,
-        "diverged": run.history.diverged,
         "graph_names": graph.names if graph.names != run.names else True,
         "normalisation": graph.normalisation,
         "dropped": sorted(graph.dropped),
@@ -270,12 +269,12 @@ def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run
     data, indices, indptr, strengths, origin = (unchangeable(graph[name]) for name in GRAPH_ARRAYS)
     matrix = sp.csr_array((data, indices, indptr), shape=(len(names), len(names)))
     accounts = {item.name: summary["accounts"][item.name] for item in fields(PrivacyAccounts)}
-    refused, diverged = (tuple(map(tuple, facts[name])) for name in ("refused", "diverged"))
+    refused = tuple(map(tuple, facts["refused"]))
     return Run(
         name=summary["name"],
         mechanism=summary["mechanism"],
         config=summary["config"],
-        history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused, diverged),
+        history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused),
         weights=weights,
         names=names,
         graph=SocialGraph(matrix, graph_names, facts["normalisation"], strengths, origin, frozenset(facts["dropped"])),
@@ -345,7 +344,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             begun = self.resume and (self.folder / POINTER).exists()  # an empty ledger would forget what was spent
             ledger = self.resources.enter_context(PrivacyLedger.open(path, must_exist=begun))
-        unit = case.config.mechanism.unit
+        unit = case.config.protection.unit
         caps, graph = case.experiment.ledger, case.solution.game.graph
         if caps.cap is not None:
             ledger.set_cap(case.data.names, caps.cap, unit)
@@ -413,10 +412,10 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
             raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
-    elif stored.training.noise != "seeded" and not _released_nothing(folder, stored):
+    elif not stored.training.protection.is_simulated and not _released_nothing(folder, stored):
         raise BadInput(
-            f"{folder} holds the account of real releases (noise={stored.training.noise!r}), which must not be "
-            "forgotten. Choose another folder."
+            f"{folder} holds the account of real releases (noise={stored.training.protection.noise!r}), which must not "
+            "be forgotten. Choose another folder."
         )
 
 

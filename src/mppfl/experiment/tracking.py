@@ -36,7 +36,6 @@ def _scalars(record: RoundRecord) -> dict[str, float]:
         "median_budget": float(np.median(budgets)) if len(budgets) else math.nan,
         "participating": float(record.participating.sum()),
         "refused": float(len(record.refused)),
-        "diverged": float(len(record.diverged)),
     }
     return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 

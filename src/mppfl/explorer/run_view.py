@@ -151,14 +151,10 @@ def _charged(run: LiveRun) -> tuple[Array, ...]:
 
 
 def _epsilons(runs: Runs, slots: Mapping[str, int]) -> Chart:
-    """ε of every client so far, nominal and worst case for one run, nominal for several."""
+    """ε of every client so far."""
     groups = _accounts(runs, slots, lambda accounts: accounts.dp_epsilon)
     known = [run for run in runs.values() if run.accounts is not None]
     deltas = ", ".join(dict.fromkeys(delta(run.dp_delta) for run in known)) or "1e-5"
-    if len(known) == 1 and (accounts := known[0].accounts) is not None:
-        groups = {"nominal": (0, accounts.names, accounts.dp_epsilon)}
-        if (accounts.worst_case_epsilon > accounts.dp_epsilon).any():
-            groups["worst case"] = (1, accounts.names, accounts.worst_case_epsilon)
     # Powers of ten where the smaller group would not be seen beside the larger one on a plain axis.
     largest = [float(values[np.isfinite(values)].max(initial=0.0)) for _, _, values in groups.values()]
     far = bool(largest) and min(largest) > 0 and max(largest) > FAR * min(largest)
@@ -278,7 +274,6 @@ def ledger_rows(run: LiveRun) -> list[list[str]]:
             accounts.names[client],
             number(accounts.spent[client]),
             epsilon(accounts.dp_epsilon[client]),
-            epsilon(accounts.worst_case_epsilon[client]),
             *(number(rho) if np.isfinite(rho) else UNKNOWN for rho in (accounts.cap[client], remaining[client])),
             f"{int(accounts.rounds[client]):,}",
         ]
@@ -287,8 +282,8 @@ def ledger_rows(run: LiveRun) -> list[list[str]]:
 
 
 def _ledger_table(name: str, run: LiveRun) -> Markup:
-    rows, nominal = ledger_rows(run), f"ε at δ = {run.dp_delta:g}"
+    rows, heading = ledger_rows(run), f"ε at δ = {run.dp_delta:g}"
     if not rows:
         return tag("p", f"{name}: no account is known yet.", class_="soft")
-    heads = ["client", "spent (ρ)", nominal, "ε, worst case", "cap (ρ)", "remaining (ρ)", "rounds"]
+    heads = ["client", "spent (ρ)", heading, "cap (ρ)", "remaining (ρ)", "rounds"]
     return table(heads, rows, f"{name}, a {run.unit}'s privacy")

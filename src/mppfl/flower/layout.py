@@ -175,7 +175,7 @@ def _make_settings(folder: Path, client: str, layout: Layout, experiment: Experi
         client=client,
         ledger=folder.absolute() / LEDGER,
         cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
-        accept=(experiment.training.privacy,),
+        accept=(str(experiment.training.protection.release),),
         without_noise=experiment.mechanisms == ("noiseless",),
         experiment=layout.experiment.absolute(),
     )

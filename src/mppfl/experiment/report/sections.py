@@ -13,9 +13,8 @@ from mppfl.arrays import Array
 from mppfl.experiment import Run, comparison_cells
 from mppfl.experiment.report import svg
 from mppfl.files import toml_text
-from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import between, delta, duration, epsilon, finite, number, percent, plainly
+from mppfl.text import delta, duration, epsilon, finite, number, percent, plainly
 
 MOST_LINES = 100  # of a table over clients; clients.csv has all
 MOST_NAMED = 12
@@ -95,12 +94,11 @@ def _paid(run: Run) -> list[str]:
 
 def _protected(run: Run) -> str:
     accounts = run.accounts
-    nominal, worst = float(accounts.dp_epsilon.max()), float(accounts.worst_case_epsilon.max())
-    if math.isinf(nominal):
+    largest = float(accounts.dp_epsilon.max())
+    if math.isinf(largest):
         return "No noise was added: nobody's data is protected."
-    bound = f"ε = {epsilon(nominal)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
-    worse = f", as declared; in the worst case ε is up to {epsilon(worst)}" if worst > nominal else ""
-    return f"The client who spent most has {bound}{worse}."
+    bound = f"ε = {epsilon(largest)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
+    return f"The client who spent most has {bound}."
 
 
 def _finite_figures(runs: Sequence[Run], measure: Callable[[Run], Any]) -> dict[int, float]:
@@ -154,13 +152,11 @@ def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
     if len(runs) > 1:
         return []
     (run,) = runs
-    nominal, worst = float(run.accounts.dp_epsilon.max()), float(run.accounts.worst_case_epsilon.max())
-    worse = f"worst case: up to {epsilon(worst)}" if worst > nominal else ""
     most_exposed = run.names[int(np.argmax(run.exposure))] if np.isfinite(run.exposure).all() else ""
     figures = (
         (percent(run.final_accuracy), "accuracy on test data", ""),
         (number(run.paid.sum()), "paid to clients", ""),
-        (f"ε {epsilon(nominal)}", "of the client who spent most", worse),
+        (f"ε {epsilon(float(run.accounts.dp_epsilon.max()))}", "of the client who spent most", ""),
         (number(run.exposure.max()), "exposure of the most exposed", most_exposed),
         (duration(run.provenance.seconds), "of training", run.provenance.device),
     )
@@ -217,18 +213,13 @@ def _exposure(run: Run) -> list[dict[str, Any]]:
 
 
 def _privacy(run: Run) -> dict[str, Any]:
-    accounts, mechanism = run.accounts, MECHANISMS.get(run.accounts.privacy)
+    accounts = run.accounts
     order = _largest_first(np.nan_to_num(accounts.spent, posinf=np.inf))
-    protected, spending = bool(np.isfinite(accounts.spent).all()), accounts.spent > 0
-    factors = finite(accounts.worst_case_spent[spending] / accounts.spent[spending]) if protected else np.array([])
     return {
         "accounts": accounts,
-        "breaks": mechanism.breaks if mechanism else "",
         "simulation": SIMULATION if accounts.simulation else "",
         "dp_delta": delta(accounts.dp_delta),
-        "protected": protected,
-        "worse": bool((accounts.worst_case_spent > accounts.spent).any()),
-        "factor": between(factors.min(), factors.max()) if len(factors) else "",
+        "protected": bool(np.isfinite(accounts.spent).all()),
         "order": order,
         "cut": _cut(len(order), run.num_clients, "who spent most"),
     }
@@ -260,13 +251,12 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
 
 
 def _absent(run: Run) -> list[dict[str, str]]:
-    """Who opted out, who was refused and whose training diverged, as lines of heading and names."""
+    """Who opted out and who was refused, as lines of heading and names."""
     taken_part, rounds = run.rounds_taken_part, run.num_rounds
     kinds = (
         (taken_part == 0, "never participated"),
         (np.where(taken_part > 0, rounds - taken_part, 0), "opted out of some rounds"),
         (run.rounds_refused, "refused: a release would have passed the client's cap"),
-        (run.rounds_diverged, "left out of some rounds: their updates held NaN or infinity"),
     )
     lines = []
     for counts, words in kinds:
