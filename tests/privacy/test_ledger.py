@@ -532,7 +532,7 @@ def test_a_ledger_and_its_account_are_shown_in_at_most_twelve_lines(ledger):
     ]
     assert lines[3].split() == ["client", "<0>", "0.100", "0.500", "0.400"]
     assert (len(lines), lines[-1]) == (12, "and 22 more")
-    assert "<td>client &lt;0&gt;</td><td>0.100</td>" in ledger.account()._repr_html_()
+    assert "<td>client &lt;0&gt;</td><td>0.1</td>" in ledger.account()._repr_html_()
     ledger.close()
     assert repr(ledger) == "PrivacyLedger('ledger in memory'), closed or not readable"
 
@@ -546,4 +546,4 @@ def test_an_account_is_a_table_where_pandas_is_installed(ledger, monkeypatch):
     pandas = pytest.importorskip("pandas")
     table = ledger.account().to_pandas()
     assert isinstance(table, pandas.DataFrame)
-    assert table.loc["bob", "budget"] == 0.2
+    assert table.set_index("client").loc["bob", "budget"] == 0.2

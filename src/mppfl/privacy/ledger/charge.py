@@ -115,10 +115,10 @@ class Request(NamedTuple):
 
     run: str
     round_index: int
-    again: bool
-    all_or_nothing: bool
-    must_be_new: bool
-    training: str | None
+    again: bool = False
+    all_or_nothing: bool = True
+    must_be_new: bool = False
+    training: str | None = None
 
 
 def reserved(

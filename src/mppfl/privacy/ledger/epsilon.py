@@ -6,13 +6,12 @@ import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray
-from mppfl.errors import BadInput, MppflError
+from mppfl.errors import BadInput
 from mppfl.privacy import (
     AttackRisk,
     Unit,
@@ -24,7 +23,7 @@ from mppfl.privacy import (
     to_dp_event,
 )
 from mppfl.privacy.ledger.entries import ANY, GAUSSIAN_KINDS, TERMS, Refusal, ReleaseTerms
-from mppfl.text import number
+from mppfl.text import Tabular, number
 
 MOST_HISTORIES = 300  # different ones that are composed in one call, at some seconds each
 SHOWN = 8  # clients in the text of an account
@@ -33,7 +32,7 @@ EXTRA_UNDER_CAP = 1e-12  # δ of the noise itself that a cap in ρ may overlook;
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Account:
+class Account(Tabular):
     """What clients have spent in one unit: one entry per client in every array.
 
     budget                 ρ in all, whatever the data, without Poisson-sampled releases; per record it includes what
@@ -58,42 +57,21 @@ class Account:
         """What each client may still spend; infinite without a cap."""
         return np.asarray(np.maximum(self.cap - np.where(np.isinf(self.cap), 0.0, self.budget), 0.0))
 
-    def to_pandas(self) -> Any:
-        """The account as a pandas.DataFrame with a row per client."""
-        try:
-            import pandas  # type: ignore[import-untyped, unused-ignore]
-        except ImportError as cause:
-            raise MppflError("a table of the account needs pandas. Run: pip install pandas") from cause
+    def _columns(self) -> dict[str, list[Any]]:
         names = ("budget", "cap", "remaining", "extra_delta", "not_gaussian", "poisson", "zero_out")
-        columns = {name: getattr(self, name) for name in names}
-        return pandas.DataFrame(columns, index=pandas.Index(self.clients, name="client"))
+        return {"client": list(self.clients), **{name: getattr(self, name).tolist() for name in names}}
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        aligns = [str.ljust, *[str.rjust] * (len(widths) - 1)]
-        lines = ["  ".join(map(lambda align, cell, width: align(cell, width), aligns, row, widths)) for row in rows]
-        return "\n".join([self._title(), *lines, *self._rest()])
-
-    def _repr_html_(self) -> str:
-        head, *rows = [[escape(cell) for cell in row] for row in self._rows()]
-        body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
-        table = f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{body}</table>"
-        return f"<p>{self._title()}</p>{table}" + "".join(f"<p>{line}</p>" for line in self._rest())
-
-    def _title(self) -> str:
-        return f"account per {self.unit}, {len(self.clients):,} clients"
-
-    def _rows(self) -> list[list[str]]:
-        """The head of the table and the clients that are shown."""
         columns = (self.budget, self.cap, self.remaining)
-        figures = [[number(column[row]) for column in columns] for row in range(min(SHOWN, len(self.clients)))]
-        named = [[name[:24], *row] for name, row in zip(self.clients, figures, strict=False)]
-        return [["client", "spent", "cap", "remaining"], *named]
-
-    def _rest(self) -> list[str]:
+        rows = [["client", "spent", "cap", "remaining"]]
+        for place, client in enumerate(self.clients[:SHOWN]):
+            rows.append([client[:24], *(number(column[place]) for column in columns)])
+        first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"account per {self.unit}, {len(self.clients):,} clients"]
+        for name, *cells in rows:
+            lines.append("  ".join([name.ljust(first), *map(str.rjust, cells, others)]))
         more = len(self.clients) - SHOWN
-        return [f"and {more:,} more"] if more > 0 else []
+        return "\n".join([*lines, f"and {more:,} more"] if more > 0 else lines)
 
 
 class Total(NamedTuple):
@@ -188,7 +166,6 @@ def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int]
     histories = histories_of(read, account, numbers, included, by_orders_alone=by_orders)
 
     def composed(deltas: Array) -> Array:
-        # 0 where every release was Poisson-sampled
         answer = np.zeros(len(names)) if method == "pld" else np.asarray(epsilon(account.budget, deltas, method))
         known: dict[tuple[History, float], float] = {}
         for client, history in histories.items():
@@ -243,8 +220,7 @@ def histories_of(
             sampled[places[client]].append((noise, rate, steps * times))
             continue
         if charge.noise_kind not in GAUSSIAN_KINDS:
-            remedy = "Keep them apart from Poisson-sampled ones, in a ledger of their own"
-            remedy = remedy if by_orders_alone else "Use rdp"
+            remedy = "Keep them apart from Poisson-sampled ones, in another ledger" if by_orders_alone else "Use rdp"
             raise BadInput(f"releases whose noise was not Gaussian have no loss distribution here. {remedy}.")
         budgets[places[client]].append(times * charge.budget)
     histories = {place: History(math.fsum(budgets[place]), tuple(sampled[place])) for place in budgets}

@@ -44,7 +44,7 @@ from mppfl.privacy.ledger.charge import (
 )
 from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, Reservation, name_of, require_one_of, round_of
 from mppfl.privacy.ledger.epsilon import Account, dp_event, epsilons, risks
-from mppfl.privacy.ledger.schema import BOOK, account_of, events_of, last_event, notes_of, numbers_of
+from mppfl.privacy.ledger.schema import BOOK, SIMULATION, account_of, events_of, last_event, notes_of, numbers_of
 from mppfl.privacy.ledger.verify import verify_all, write_csv, write_json
 
 Names = list[str] | tuple[str, ...]
@@ -188,18 +188,8 @@ class PrivacyLedger(Database):
         """
         return self._reserve(run, round_index, entries, again=True)
 
-    def _reserve(
-        self,
-        run: str,
-        round_index: int,
-        entries: Iterable[Any],
-        *,
-        again: bool = False,
-        all_or_nothing: bool = True,
-        must_be_new: bool = False,
-        training: str | None = None,
-    ) -> Reservation:
-        request = Request(name_of(run, "run"), round_of(round_index), again, all_or_nothing, must_be_new, training)
+    def _reserve(self, run: str, round_index: int, entries: Iterable[Any], **how: Any) -> Reservation:
+        request = Request(name_of(run, "run"), round_of(round_index), **how)
         terms = terms_by_client(entries, request.run, request.round_index)
         with self._writing() as write:
             return reserved(write, request, terms, self._session, self.path)
@@ -217,7 +207,7 @@ class PrivacyLedger(Database):
         content = bytes(content)
         digest = hashlib.sha256(content)
         with self._writing() as write:
-            event, status, session = self._last_event(write, run, round_index, client)
+            event, status, session = last_event(write, run, round_index, client, self.path)
             if status != "reserved":
                 (kept,) = write.execute("SELECT sha256 FROM uploads WHERE event = ?", (event,)).fetchone() or (b"",)
                 if kept == digest.digest():
@@ -239,7 +229,7 @@ class PrivacyLedger(Database):
     def stored_upload(self, run: str, round_index: int, client: str) -> bytes | None:
         """The upload kept for this release, to be sent again as it is; None if none was stored."""
         with self._reading() as read:
-            event, _, _ = self._last_event(read, run, round_index, client)
+            event, _, _ = last_event(read, run, round_index, client, self.path)
             row = read.execute("SELECT sha256, content FROM uploads WHERE event = ?", (event,)).fetchone()
         if row is None:
             return None
@@ -250,7 +240,7 @@ class PrivacyLedger(Database):
     def mark_sent(self, run: str, round_index: int, client: str) -> None:
         """Notes that the release has left."""
         with self._writing() as write:
-            event, status, _ = self._last_event(write, run, round_index, client)
+            event, status, _ = last_event(write, run, round_index, client, self.path)
             if status != "sent":
                 write.execute("UPDATE events SET status = 'sent' WHERE id = ?", (event,))
                 record(write, [Change("status", str(event), "sent")])
@@ -281,8 +271,7 @@ class PrivacyLedger(Database):
     @property
     def is_simulation(self) -> bool:
         """Whether any noise came from a seed."""
-        with self._reading() as read:
-            return read.execute("SELECT 1 FROM totals WHERE simulated > 0 LIMIT 1").fetchone() is not None
+        return SIMULATION in self.notes()
 
     def notes(self) -> tuple[str, ...]:
         """What must be said beside every figure of this ledger."""
@@ -357,8 +346,7 @@ class PrivacyLedger(Database):
         """
         account = self.account(clients, unit)
         with self._reading() as read:
-            numbers = numbers_of(read, account.clients, self.path)
-            risk = risks(read, account, numbers)
+            risk = risks(read, account, numbers_of(read, account.clients, self.path))
         return AttackRisk(*(_one_or_all(clients, np.asarray(part)) for part in risk))
 
     def to_dp_events(self, client: str, unit: Unit | None = None) -> tuple[Any, ...]:
@@ -415,11 +403,6 @@ class PrivacyLedger(Database):
         if len(units) > 1:
             raise BadInput("the ledger holds releases per record and per client, which do not add. Choose the unit.")
         return units[0] if units else "record"
-
-    def _last_event(
-        self, connection: sqlite3.Connection, run: str, round_index: int, client: str
-    ) -> tuple[int, str, str]:
-        return last_event(connection, name_of(run, "run"), round_of(round_index), name_of(client), self.path)
 
 
 def _one_or_all(clients: str | Names | None, values: Array) -> float | Array:

@@ -14,7 +14,7 @@ import numpy as np
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.files import Book
 from mppfl.privacy import Unit
-from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms
+from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, name_of, round_of
 from mppfl.privacy.ledger.epsilon import Account, Total
 
 SCHEMA = """
@@ -122,12 +122,11 @@ def last_event(
     read: sqlite3.Connection, run: str, round_index: int, client: str, path: Path | str
 ) -> tuple[int, str, str]:
     """Id, status and session of a client's last release in this round. Raises where there is none."""
-    number = numbers_of(read, [client], path)[client]
-    row = read.execute(
-        "SELECT id, status, session FROM events WHERE run = ? AND round_index = ? AND client = ? "
-        "ORDER BY attempt DESC LIMIT 1",
-        (run, round_index, number),
-    ).fetchone()
+    facts = name_of(run, "run"), round_of(round_index), numbers_of(read, [name_of(client)], path)[name_of(client)]
+    ask = (
+        "SELECT id, status, session FROM events WHERE run = ? AND round_index = ? AND client = ? ORDER BY attempt DESC"
+    )
+    row = read.execute(ask, facts).fetchone()
     if row is None:
         raise BadInput(f"client {client!r} reserved nothing in round {round_index} of {run!r}. Call reserve first.")
     return row[0], row[1], row[2]
