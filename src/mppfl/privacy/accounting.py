@@ -36,7 +36,7 @@ FEWEST_STEPS = 200
 STEPS_TO_TARGET = 2e3  # of a calibration's grid: ε comes out at most some thousandths larger than on the finest
 SPARE = 0.007  # of a target, that a calibration may leave unused
 MOST_NOISES = 12  # different ones in a calibrated plan: each is a loss distribution more to compose
-FINEST_RATIO = math.log(2) / 8  # of noises that are told apart, as a logarithm
+FINEST_RATIO = math.log(2) / 4  # of noises that are told apart, as a logarithm
 LEAST_TARGET, MOST_TARGET = 1e-6, 1e3  # ε to which noise is calibrated
 
 
@@ -374,7 +374,7 @@ def _scale_of_noise(
         return math.exp(most)
 
     def excess(log_scale: float) -> float:
-        """ln of ε over the target."""
+        """ln of ε over the target, by loss distributions."""
         noises = [math.exp(log_scale) / math.sqrt(share) for share, _ in rounds]
         kinds = {(noise, sampling_rate): count * num_steps for noise, (_, count) in zip(noises, rounds, strict=True)}
         grid = _grids(kinds, 0.0, delta, target, STEPS_TO_TARGET)[1]
@@ -385,44 +385,37 @@ def _scale_of_noise(
             reached = composed_epsilon(_events(kinds, 0.0), delta, grid=grid)
         return math.log(max(reached / target, 1e-3))
 
-    return math.exp(_least_where(excess, _by_central_limit(rounds, total, sampling_rate, num_steps, most), most))
+    def nearly(log_scale: float) -> float:
+        """The same in the limit of many steps: one Gaussian release with μ² = Σ q²(e^(1/σ²) - 1) (Bu, Dong, Long & Su
+        2020, Cor. 5.4)."""
+        squares = [count * math.expm1(min(share * math.exp(-2 * log_scale), 600.0)) for share, count in rounds]
+        reached = gaussian_epsilon(num_steps * sampling_rate**2 * math.fsum(squares) / 2, delta)
+        return math.log(max(reached / target, 1e-3))
+
+    return math.exp(_least_where(excess, nearly, most))
 
 
-def _by_central_limit(
-    rounds: tuple[tuple[float, int], ...], total: float, sampling_rate: float, num_steps: int, most: float
-) -> float:
-    """A first guess of ln c: many sampled steps are like one Gaussian release with μ² = Σ q²(e^(1/σ²) - 1) (Bu, Dong,
-    Long & Su 2020, Cor. 5.4)."""
+def _least_where(excess: Callable[[float], float], nearly: Callable[[float], float], most: float) -> float:
+    """An x up to `most` with -`SPARE` <= excess(x) <= 0; excess falls, and is at most 0 at `most`.
+
+    Each x is where `nearly`, raised or lowered by what it was off before, says so. Where excess jumps over that range,
+    the smallest x on the good side of the jump, to four digits.
+    """
     from scipy.optimize import brentq
 
-    def excess(log_scale: float) -> float:
-        squares = [count * np.expm1(share * math.exp(-2 * log_scale)) for share, count in rounds]
-        return math.log(num_steps * sampling_rate**2 * math.fsum(squares) / (2 * total))
-
-    least = math.log(max(share for share, _ in rounds) / 600) / 2
-    return brentq(excess, least, most, xtol=1e-3) if least < most and excess(least) > 0 > excess(most) else most
-
-
-def _least_where(excess: Callable[[float], float], start: float, most: float) -> float:
-    """An x up to `most` with -`SPARE` <= excess(x) <= 0, by secants; excess falls, and is at most 0 at `most`.
-
-    Where excess jumps over that range, the smallest x on the good side of the jump, to four digits.
-    """
-    low, high, x, slope = -math.inf, most, start, -1.5
-    last: tuple[float, float] | None = None
+    low, high, off = -math.inf, most, 0.0
     for _ in range(60):
+        bottom = max(low, high - 10)
+        is_between = nearly(bottom) + off > -SPARE / 2 > nearly(high) + off
+        x = brentq(lambda x, off=off: nearly(x) + off + SPARE / 2, bottom, high, xtol=1e-4) if is_between else high
+        if not low < x < high:
+            x = (low + high) / 2 if low > -math.inf else high - 0.5
         value = excess(x)
         if -SPARE <= value <= 0:
             return x
-        low, high = (x, high) if value > 0 else (low, x)
+        low, high, off = (x, high, value - nearly(x)) if value > 0 else (low, x, value - nearly(x))
         if high - low < 1e-4:
             break
-        if last is not None:
-            slope = min(max((value - last[1]) / (x - last[0]), -20.0), -0.3)
-        last = x, value
-        x += (-SPARE / 2 - value) / slope
-        if not low < x < high:
-            x = (low + high) / 2 if low > -math.inf else high - 1
     return high
 
 
