@@ -208,10 +208,10 @@ def test_exact_needs_gaussian_noise_throughout_and_no_client_depends_on_its_comp
     for method in ("exact", "pld"):
         with pytest.raises(BadInput, match="not Gaussian"):
             ledger.get_epsilon("bob", 1e-5, method)
-    with pytest.raises(BadInput, match=r"not Gaussian .* Use rdp"):
+    with pytest.raises(BadInput, match=r"'bob' has releases whose noise was not Gaussian\. Use the method rdp"):
         ledger.get_epsilon(["ann", "bob"], 1e-5, "pld")
     ledger.reserve("run", 2, [cost("ann", 0.1, noise_kind="discrete", adjacency="zero_out")])
-    with pytest.raises(BadInput, match="Keep them apart from Poisson-sampled ones"):
+    with pytest.raises(BadInput, match=r"'ann' .* not Gaussian\. Keep Poisson-sampled ones in another ledger"):
         ledger.get_epsilon("ann", 1e-5, "rdp")
 
 

@@ -158,15 +158,16 @@ def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int]
         raise BadInput(
             f"client {name!r} has Poisson-sampled releases, which are no part of a zCDP sum. Use pld or rdp."
         )
-    if method == "exact" and account.not_gaussian.any():
-        name = names[int(np.argmax(account.not_gaussian > 0))]
-        raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. Use the method rdp.")
     by_orders = method == "rdp"
-    included = sampled if by_orders else np.full(len(names), method == "pld")
-    histories = histories_of(read, account, numbers, included, by_orders_alone=by_orders)
+    unfit = (account.not_gaussian > 0) & (sampled if by_orders else method != "zcdp")
+    if unfit.any():
+        name = names[int(np.argmax(unfit))]
+        remedy = "Keep Poisson-sampled ones in another ledger" if by_orders else "Use the method rdp"
+        raise BadInput(f"client {name!r} has releases whose noise was not Gaussian. {remedy}.")
+    histories = histories_of(read, account, numbers, by_orders_alone=by_orders)
 
     def composed(deltas: Array) -> Array:
-        answer = np.zeros(len(names)) if method == "pld" else np.asarray(epsilon(account.budget, deltas, method))
+        answer = np.array(epsilon(account.budget, deltas, "exact" if method == "pld" else method))
         known: dict[tuple[History, float], float] = {}
         for client, history in histories.items():
             question = (history, float(deltas[client]))
@@ -181,7 +182,7 @@ def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int]
 
 
 class History(NamedTuple):
-    """All releases of one client in the account of one unit: ρ of the Gaussian ones, and the Poisson-sampled ones.
+    """All releases of one client in the account of one unit: ρ in all, and those that are Poisson-sampled.
 
     sampled  (noise_multiplier, sampling_rate, num_steps) of each kind
     """
@@ -191,40 +192,26 @@ class History(NamedTuple):
 
 
 def histories_of(
-    read: sqlite3.Connection,
-    account: Account,
-    numbers: dict[str, int],
-    included: BoolArray,
-    *,
-    by_orders_alone: bool = False,
+    read: sqlite3.Connection, account: Account, numbers: dict[str, int], *, by_orders_alone: bool = False
 ) -> dict[int, History]:
-    """History of each included client, by its place in the account.
+    """Histories with Poisson-sampled releases, by their clients' places in the account.
 
-    Raises where noise was not Gaussian; and TooManyHistories, unless they are bounded `by_orders_alone`, where more
-    than `MOST_HISTORIES` different ones have Poisson-sampled releases.
+    Raises TooManyHistories for more than `MOST_HISTORIES` different ones, unless they are bounded `by_orders_alone`.
     """
-    places = {numbers[account.clients[place]]: place for place in np.flatnonzero(included).tolist()}
+    places = {numbers[account.clients[place]]: place for place in np.flatnonzero(account.poisson).tolist()}
     if not places:
         return {}
-    budgets: dict[int, list[float]] = {place: [] for place in places.values()}
     sampled: dict[int, list[tuple[float, float, int]]] = {place: [] for place in places.values()}
     columns = ", ".join(TERMS)
     for client, times, *row in read.execute(
         f"SELECT client, count(*), {columns} FROM events GROUP BY client, {columns}"
     ):
         charge = ReleaseTerms(*row).charges().get(account.unit)
-        if client not in places or charge is None:
-            continue
-        if charge.budget is None:
+        if client in places and charge is not None and charge.budget is None:
             noise, rate, steps = require_sampling(charge.noise_multiplier, charge.sampling_rate, charge.num_steps)
             sampled[places[client]].append((noise, rate, steps * times))
-            continue
-        if charge.noise_kind not in GAUSSIAN_KINDS:
-            remedy = "Keep them apart from Poisson-sampled ones, in another ledger" if by_orders_alone else "Use rdp"
-            raise BadInput(f"releases whose noise was not Gaussian have no loss distribution here. {remedy}.")
-        budgets[places[client]].append(times * charge.budget)
-    histories = {place: History(math.fsum(budgets[place]), tuple(sampled[place])) for place in budgets}
-    different = len({history for history in histories.values() if history.sampled})
+    histories = {place: History(float(account.budget[place]), tuple(kinds)) for place, kinds in sampled.items()}
+    different = len(set(histories.values()))
     if different > MOST_HISTORIES and not by_orders_alone:
         raise TooManyHistories(
             f"the method pld takes some seconds for every different history; here are {different:,}. Ask for at most "
@@ -236,7 +223,7 @@ def histories_of(
 def risks(read: sqlite3.Connection, account: Account, numbers: dict[str, int]) -> AttackRisk:
     """What an attacker can tell of each client of the account."""
     advantage, rate = (np.array(part) for part in attack_risk(account.budget))
-    histories = histories_of(read, account, numbers, account.poisson > 0)
+    histories = histories_of(read, account, numbers)
     known = {history: attack_risk(*history) for history in set(histories.values())}
     for place, history in histories.items():
         advantage[place], rate[place] = known[history]

@@ -101,16 +101,28 @@ def verify_all(read: sqlite3.Connection, path: Path | str, noted: str | None = N
     head = changes.follow(head, count, refuse)
     if read.execute("SELECT events, head FROM state").fetchone() != (count, head) or not changes.is_at_end:
         refuse(f"the ledger ends after {count} events, but had more")
-    ask = "SELECT chain FROM events UNION ALL SELECT chain FROM changes UNION ALL SELECT zeroblob(32)"
-    if noted is not None and all(chain.hex() != noted.strip().lower() for (chain,) in read.execute(ask)):
+    if noted is not None and not _has_link(read, noted.strip().lower()):
         refuse(f"the noted head {noted.strip():.16}… is no link of its chain, so what came up to it is not all there")
+    _verify_sums(read, sums, refuse)
+    _verify_caps(read, changes, refuse)
+    _verify_uploads(read, changes, refuse)
+    return count
+
+
+def _has_link(read: sqlite3.Connection, noted: str) -> bool:
+    """Whether a head was ever that of this ledger; the one before the first event is all zeros."""
+    ask = "SELECT chain FROM events UNION ALL SELECT chain FROM changes UNION ALL SELECT zeroblob(32)"
+    return any(chain.hex() == noted for (chain,) in read.execute(ask))
+
+
+def _verify_sums(
+    read: sqlite3.Connection, sums: dict[int, dict[str, Total]], refuse: Callable[[str], NoReturn]
+) -> None:
+    """Sums of each client by unit, as the events give them."""
     kept = {(row[0], row[1]): Total(*row[2:]) for row in read.execute("SELECT * FROM totals")}
     expected = {(client, unit): total for client, totals in sums.items() for unit, total in totals.items()}
     if kept.keys() != expected.keys() or not all(kept[key].agrees(expected[key]) for key in expected):
         refuse("the sums do not agree with the events")
-    _verify_caps(read, changes, refuse)
-    _verify_uploads(read, changes, refuse)
-    return count
 
 
 def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
