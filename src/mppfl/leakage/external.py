@@ -168,7 +168,7 @@ def _counts(num_examples: Any, account: Account) -> Array:
 def _worth_for_all_data(account: Account, counts: Array | None) -> Array:
     """What a unit of each client's budget comes to for replacing all of its data."""
     records = 1.0 if counts is None or account.unit == "client" else counts**2
-    return np.asarray(np.where(account.add_remove, 4.0, 1.0) * records)
+    return np.asarray(np.where(account.zero_out, 4.0, 1.0) * records)
 
 
 def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Array | None) -> str:

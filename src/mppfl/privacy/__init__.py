@@ -12,12 +12,13 @@ if TYPE_CHECKING:
         epsilon,
         epsilon_with_extra,
         gaussian_epsilon,
+        history_deltas,
         history_epsilon,
-        poisson_noise_multiplier,
         poisson_noise_of_plan,
         require_sampling,
         to_dp_event,
     )
+    from .attack import AttackRisk, attack_risk
     from .noise import (
         NOISE_KINDS,
         Floats,
