@@ -467,8 +467,8 @@ class Experiment(Spec):
         except BadInput as cause:
             raise BadInput(in_table("game", str(cause)).removeprefix("[game] ")) from cause
         privacy = self.training.mechanism
-        if not privacy.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
-            option = "cap" if self.ledger.cap is not None else "caps"
+        option = next((name for name in ("cap", "caps") if getattr(self.ledger, name)), None)
+        if option is not None and not privacy.is_zcdp:
             raise BadInput(
                 f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
                 "capped would never participate. Remove it, or use another privacy."

@@ -352,7 +352,7 @@ def print_table(
 
     # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
     terminal, unlimited = Console(markup=False, emoji=False), Console(width=10_000, markup=False, emoji=False)
-    table, rows = Table(title=title or None, title_justify="left", box=SIMPLE), list(rows)
+    table, rows = Table(title=title, title_justify="left", box=SIMPLE), list(rows)
     for number, heading in enumerate(headings):
         words = not number or all(row[number][:1].isalpha() for row in rows)
         table.add_column(heading, justify="left" if words else "right", no_wrap=not number or bool(dispensable))
