@@ -74,9 +74,7 @@ def mechanism_command(
     budget: Annotated[
         float | None, inputs.option("Budget ρ of one round (default 0.5 unless --noise-multiplier is given).")
     ] = None,
-    noise_multiplier: Annotated[
-        float | None, inputs.option("Instead of --budget: noise standard deviation over sensitivity.")
-    ] = None,
+    noise_multiplier: Annotated[float | None, inputs.option("Instead of --budget: noise over sensitivity.")] = None,
     delta: DeltaOption = 1e-5,
     local_epochs: EpochsOption = 1,
     num_examples: ExamplesOption = 100,
@@ -156,9 +154,7 @@ def neighbour_command(
     coupling: Annotated[
         float | None, inputs.option("Ising coupling J of every edge; the graph must be a forest.", inputs.LEAKAGE)
     ] = None,
-    attribute: Annotated[
-        Path | None, inputs.option("CSV: name, value (±1 or 0/1), for every client in --graph.", inputs.LEAKAGE)
-    ] = None,
+    attribute: Annotated[Path | None, inputs.option("CSV: name, value (±1 or 0/1) of all.", inputs.LEAKAGE)] = None,
     num_clients: inputs.NumClientsOption = 20,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
