@@ -123,12 +123,11 @@ def checked(name: str, value: Any, hint: Any, said: About) -> Any:
     """The value as its type has it: lists as tuples, NumPy's numbers as Python's. Raises where it cannot be."""
     value = _plain(value)
     kept = _matched(value, hint)
-    problem = None if kept is NOT_OF_THE_TYPE else _out_of_range(name, kept, said)
-    if problem is not None:
-        raise BadInput(problem)
     if kept is NOT_OF_THE_TYPE or not _is_finite(kept):
         near = did_you_mean(value, choices(hint)) if isinstance(value, str) else ""
         raise BadInput(f"{name}={shown(value)} must be {in_words(hint)}.{near}")
+    if (problem := _out_of_range(name, kept, said)) is not None:
+        raise BadInput(problem)
     return kept
 
 
@@ -187,17 +186,10 @@ def _out_of_range(name: str, value: Any, said: About) -> str | None:
     if type(value) is int and not said.low <= value <= said.high:
         end = f"at least {said.low:g}" if value < said.low else f"at most {said.high:,}"
         return f"{name}={value} must be a whole number of {end}."
-    if type(value) is float and not _is_inside(value, said):
+    if type(value) is float and not (said.low <= value <= said.high if said.closed else said.low < value < said.high):
         ends = "[]" if said.closed else "()"
         return f"{name}={value:.6g} must lie in {ends[0]}{said.low:g}, {said.high:g}{ends[1]}."
     return None
-
-
-def _is_inside(value: float, said: About) -> bool:
-    """Whether a number lies in its range; one that is not finite is told as such where no range says it."""
-    if not math.isfinite(value) and said.high == math.inf:
-        return True
-    return said.low <= value <= said.high if said.closed else said.low < value < said.high
 
 
 def choices(hint: Any) -> tuple[str, ...]:

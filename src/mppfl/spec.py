@@ -423,8 +423,8 @@ class Experiment(Spec):
             require_playable(self.game, self.mechanisms)
         except BadInput as cause:
             raise BadInput(in_table("game", str(cause)).removeprefix("[game] ")) from cause
-        if not self.training.protection.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
-            option = "cap" if self.ledger.cap is not None else "caps"
+        option = next((name for name in ("cap", "caps") if getattr(self.ledger, name)), None)
+        if option is not None and not self.training.protection.is_zcdp:
             raise BadInput(
                 f"ledger.{option} is ρ that adds up over rounds, and samples have none: whoever is capped would never "
                 "participate. Remove it, or use batches='shuffled' and client_rate=1."

@@ -77,7 +77,7 @@ def test_of_very_many_clients_a_sample_is_drawn_and_said_so():
     assert line(chart, "client 20000").y[0] == scene.figures["budget"][-1]
     assert again.lines[0].y == pytest.approx(chart.lines[0].y, abs=0)  # the same sample
     points = chart_of(scene, "utility-by-risk")
-    assert len(points.points[0].labels) == 2000
+    assert len(points.lines[0].labels) == 2000
     assert "2,000 clients drawn from 20,001" in points.note
     assert len(chart_of(scene, "budgets-sorted").lines[0].x) == 20_001
 

@@ -186,9 +186,7 @@ def neighbour_command(
     coupling: Annotated[
         float | None, inputs.option("Ising coupling J of every edge; the graph must be a forest.", inputs.LEAKAGE)
     ] = None,
-    attribute: Annotated[
-        Path | None, inputs.option("CSV: name, value (±1 or 0/1), for every client in --graph.", inputs.LEAKAGE)
-    ] = None,
+    attribute: Annotated[Path | None, inputs.option("CSV: name, value (±1 or 0/1) of all.", inputs.LEAKAGE)] = None,
     num_clients: inputs.NumClientsOption = 20,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,

@@ -19,9 +19,7 @@ def calibrate_command(
     attribute: Annotated[Path, inputs.option("CSV: name, value (±1 or 0/1).")],
     public_share: Annotated[float, inputs.option("Share of the values used as the public sample.")] = 0.3,
     budget: Annotated[float, inputs.option("Client-level ρ of the simulated uploads.")] = 0.3,
-    undirected: Annotated[
-        bool, inputs.flag("--undirected", "Accepted as elsewhere: here edges always run both ways.")
-    ] = True,
+    undirected: Annotated[bool, inputs.flag("--undirected", "Here edges always run both ways.")] = True,
     seed: inputs.SeedOption = 0,
     json: inputs.JsonOption = False,
 ) -> None:

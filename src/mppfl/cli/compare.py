@@ -29,18 +29,13 @@ def compare_command(
     seeds: Annotated[int, typer.Option(help="Number of games to draw, with seeds from --seed upward.")] = 1,
     mechanisms: Annotated[
         str | None,
-        typer.Option(
-            help="Names, separated by commas, or all; default: all, or the file's.", rich_help_panel=inputs.PRICING
-        ),
+        inputs.option("Names, separated by commas, or all; default: all, or the file's.", inputs.PRICING),
     ] = None,
     attribute: inputs.AttributeOption = None,
     leak_price: inputs.LeakPriceOption = None,
     optimum: Annotated[bool, inputs.flag("--optimum", "Add the price of anarchy, which is slow.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
-    train: Annotated[
-        Path | None,
-        typer.Option(help="Train as well: an experiment file, beside which only --mechanisms may be typed."),
-    ] = None,
+    train: Annotated[Path | None, typer.Option(help="Train an experiment file; only --mechanisms goes along.")] = None,
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
     quiet: Annotated[bool, inputs.flag("--quiet", "With --train: no progress on stderr.")] = False,
     json: inputs.JsonOption = False,

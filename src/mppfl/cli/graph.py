@@ -23,9 +23,7 @@ Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .
 
 @app.command("describe")
 def describe_command(
-    source: Annotated[
-        Path | None, typer.Argument(help="Edge list (.csv, .tsv, .txt, .gz), GraphML or .npz; or --experiment.")
-    ] = None,
+    source: Annotated[Path | None, typer.Argument(help="Edge list, GraphML or .npz; or --experiment.")] = None,
     undirected: inputs.UndirectedOption = False,
     normalisation: inputs.NormalisationOption = "row",
     isolated: inputs.IsolatedOption = "keep",
@@ -74,9 +72,7 @@ def generate_command(
     target: Target,
     num_clients: Annotated[int, inputs.option("Size of the network.")] = 20,
     seed: inputs.SeedOption = 0,
-    option: Annotated[
-        list[str] | None, inputs.option("An option of the kind, name=value; may be repeated.", name="--set")
-    ] = None,
+    option: Annotated[list[str] | None, inputs.option("An option of the kind, name=value.", name="--set")] = None,
 ) -> None:
     """Draw a random network and write it to a file."""
     from mppfl.experiment import network_of

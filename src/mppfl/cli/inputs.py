@@ -86,12 +86,8 @@ MechanismOption = Annotated[
 AttributeOption = Annotated[Path | None, option("CSV: name, value (±1 or 0/1) of a public sample: R_leak.", LEAKAGE)]
 CouplingOption = Annotated[float | None, option("Ising coupling J of every edge, for R_bound.", LEAKAGE)]
 LeakPriceOption = Annotated[float | None, option("For leakage_priced: price of one nat of leakage.", LEAKAGE)]
-ExperimentOption = Annotated[
-    Path | None, option("TOML file with network, game and mechanisms; options typed beside it replace its values.")
-]
-SetOption = Annotated[
-    list[str] | None, option("Replace a value of the experiment file: game.max_hops=3. May be repeated.", name="--set")
-]
+ExperimentOption = Annotated[Path | None, option("TOML file of a game and mechanisms; options replace its values.")]
+SetOption = Annotated[list[str] | None, option("Replace a value of it: game.max_hops=3; repeatable.", name="--set")]
 QuietOption = Annotated[bool, flag("--quiet", "No progress on stderr.")]
 JsonOption = Annotated[bool, flag("--json", "Print one JSON object.")]
 DebugOption = Annotated[bool, flag("--debug", "Show the traceback of an error.")]
@@ -352,7 +348,7 @@ def print_table(
 
     # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
     terminal, unlimited = Console(markup=False, emoji=False), Console(width=10_000, markup=False, emoji=False)
-    table, rows = Table(title=title or None, title_justify="left", box=SIMPLE), list(rows)
+    table, rows = Table(title=title, title_justify="left", box=SIMPLE), list(rows)
     for number, heading in enumerate(headings):
         words = not number or all(row[number][:1].isalpha() for row in rows)
         table.add_column(heading, justify="left" if words else "right", no_wrap=not number or bool(dispensable))

@@ -54,9 +54,7 @@ def show_command(
     undirected: inputs.UndirectedOption = False,
     attribute: inputs.AttributeOption = None,
     coupling: inputs.CouplingOption = None,
-    num_examples: Annotated[
-        str | None, inputs.option("Records of every client, or CSV: name, count; for budgets per record.")
-    ] = None,
+    num_examples: Annotated[str | None, inputs.option("Records of every client, or CSV: name, count.")] = None,
     max_hops: Annotated[int | None, inputs.game_option("max_hops")] = None,
     hop_decay: Annotated[float | None, inputs.game_option("hop_decay")] = None,
     json: inputs.JsonOption = False,

@@ -28,10 +28,7 @@ def risk_command(
     coupling: inputs.CouplingOption = None,
     leak_price: inputs.LeakPriceOption = None,
     protect_share: Annotated[
-        float,
-        inputs.option(
-            "With --client and --attribute: reduce the client's predicted leakage to this fraction.", inputs.LEAKAGE
-        ),
+        float, inputs.option("With --client and --attribute: share of its leak that may stay.", inputs.LEAKAGE)
     ] = 0.5,
     json: inputs.JsonOption = False,
 ) -> None:

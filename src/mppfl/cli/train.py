@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mppfl.spec import Experiment
 
 DISPENSABLE = (
-    "mechanism",
     "seconds",
     "exposure, least to most",
     "best accuracy",
@@ -86,9 +85,7 @@ def train_command(
 
 def show(runs: Sequence[Run]) -> None:
     """The runs side by side, and the notes that the figures need."""
-    from mppfl.experiment import comparison_cells
-
-    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
+    rows = _rows(runs)
     print_table("", [name.replace(" ", "\n", 1) for name in rows[0]], [[*row.values()] for row in rows], DISPENSABLE)
     for run in runs:
         for note in filter(lambda note: note.startswith(SAID_OF_BUDGETS), run.notes):
@@ -98,6 +95,16 @@ def show(runs: Sequence[Run]) -> None:
             typer.echo(f"{run.name}: caps refused {uploads:,} uploads of {num_clients:,} of the clients")
     for note in dict.fromkeys(note for run in runs for note in run.accounts.notes):
         typer.echo(f"note: {note}")
+
+
+def _rows(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Heading and text of every column, with the runs' own names where mechanisms do not say them."""
+    from mppfl.experiment import comparison_cells
+
+    rows = [comparison_cells(run) for run in runs]
+    if all(run.name == run.mechanism for run in runs):
+        return rows
+    return [{"run": run.name} | row for run, row in zip(runs, rows, strict=True)]
 
 
 def as_json(experiment: Experiment, runs: Sequence[Run], folder: Path | None) -> dict[str, Any]:

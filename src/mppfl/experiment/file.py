@@ -92,14 +92,13 @@ def _single(name: str, value: Any) -> Any:
     return value
 
 
-def differences(now: Experiment, before: Experiment) -> list[str]:
-    """Where two experiments differ, as "protection.clip_norm: 1.0, was 0.5"; where results go does not count."""
+def differences(now: Experiment, before: Experiment) -> str:
+    """Where two experiments differ, as "protection.clip_norm: 1.0, was 0.5 (and 2 more)"; "" where they do not."""
     new, old = (flat_values(replace(one, output=OutputSpec()).as_dict()) for one in (now, before))
-    return [
-        f"{key}: {shown(new.get(key, 'not given'))}, was {shown(old.get(key, 'not given'))}"
-        for key in dict.fromkeys([*new, *old])
-        if new.get(key) != old.get(key)
-    ]
+    changed = [key for key in {**new, **old} if new.get(key) != old.get(key)]
+    more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+    values = [shown(values.get(changed[0], "not given")) for values in (new, old)] if changed else []
+    return f"{changed[0]}: {', was '.join(values)}{more}" if changed else ""
 
 
 def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,7 +232,7 @@ def plain(value: Any, where: str) -> Any:
         return plain(value.tolist(), where)
     if isinstance(value, Path):
         return str(value)
-    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, (NoneType, bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, finite numbers, lists or tables.")
 

@@ -376,10 +376,6 @@ class Store:
                 if old != path:
                     old.unlink(missing_ok=True)
 
-    def save(self, run: Run) -> None:
-        if self.folder is not None:
-            save_run(run, self.folder / run.name)
-
 
 def rounds_checkpointed(folder: Path) -> int:
     """After how many rounds the last whole set of checkpoints was taken; 0 where there is none yet."""
@@ -406,8 +402,7 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
     stored = read_experiment(folder / EXPERIMENT)
     if resume:
         if changed := differences(experiment, stored):
-            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
+            raise BadInput(f"{folder} holds another experiment: {changed}. Undo that, or train elsewhere.")
         if not experiment.ledger.keep:
             raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
     elif not overwrite:

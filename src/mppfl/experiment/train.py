@@ -96,8 +96,9 @@ def run_experiment(
             end, settings = logs[case.name].checkpoint(), case.experiment.as_dict()
             parts = (case.solution, case.data, case.config, ledgers[case.name])
             runs.append(_run(case.name, settings, *parts, end.history, end.weights, origin, case.notes))
-        for run in runs:
-            store.save(run)
+        if store.folder is not None:
+            for run in runs:
+                run.save(store.folder / run.name)
     return tuple(runs)
 
 

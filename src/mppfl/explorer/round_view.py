@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from mppfl.arrays import Array, IntArray
-from mppfl.charts import ROUNDS, Axis, Bars, Chart, Line, Points, mechanism_chart
+from mppfl.charts import ROUNDS, Axis, Bars, Chart, Line, mechanism_chart
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment import mechanism_of
 from mppfl.explorer.markup import table
@@ -128,9 +128,9 @@ def _utility_by_risk(scene: Scene, client: int | None) -> Chart:
     sample = _sample(size, SAMPLE)
     risk, gain = scene.figures["external_risk"], scene.figures["utility"]
 
-    def cloud(name: str, slot: int, clients: IntArray) -> Points:
+    def cloud(name: str, slot: int, clients: IntArray) -> Line:
         labels = tuple(scene.names[k] for k in clients.tolist())
-        return Points(name, slot, risk[clients], gain[clients], labels)
+        return Line(name, slot, risk[clients], gain[clients], labels=labels)
 
     clouds = [cloud("clients", 0, np.arange(size) if sample is None else sample)]
     if client is not None:
@@ -140,7 +140,7 @@ def _utility_by_risk(scene: Scene, client: int | None) -> Chart:
         f"Utility and external risk, round {scene.round_index}",
         Axis("external risk", "ρ of zCDP, per round"),
         Axis("utility", "money"),
-        points=tuple(clouds),
+        tuple(clouds),
         note="" if sample is None else f"{SAMPLE:,} clients drawn from {size:,}",
     )
 

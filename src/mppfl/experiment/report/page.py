@@ -197,7 +197,8 @@ def _tick_percent(value: float) -> str:
 
 def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """One picture per run, on one colour scale; runs on the same network share its layout and its edges."""
-    owners = [next(k for k, other in enumerate(runs) if _same_edges(run, other)) for run in runs]
+    edges = [run.graph.influence for run in runs]
+    owners = [next(k for k, b in enumerate(edges) if a.shape == b.shape and not (a != b).nnz) for a in edges]
     layouts = {k: svg.graph_layout(runs[k].graph) for k in dict.fromkeys(owners)}
     edges_ids = {k: f"edges-{number}" for number, k in enumerate(layouts)}
     most = {
@@ -244,11 +245,3 @@ def _graph_data(run: Run, shown: IntArray, slides: bool) -> dict[str, Any]:
         "paid": tooltip_values(run.paid[shown]),
         **{name: [tooltip_values(row) for row in rows] for name, rows in tables.items()},
     }
-
-
-def _same_edges(one: Run, other: Run) -> bool:
-    a, b = one.graph.influence, other.graph.influence
-    same_size = a.shape == b.shape and a.nnz == b.nnz
-    return same_size and all(
-        np.array_equal(getattr(a, part), getattr(b, part)) for part in ("indptr", "indices", "data")
-    )

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.charts import ON_LIGHT, VIRIDIS, Line, cut, dash_of, mixed_colours, nice_ticks
 from mppfl.experiment import Run
-from mppfl.network import SocialGraph
+from mppfl.network import SocialGraph, SparseMatrix
 from mppfl.text import number, plainly, tooltip_values
 
 LEVELS = 40
@@ -246,19 +246,14 @@ def _radius(num_nodes: int) -> tuple[float, float]:
     return (6.0, 15.0) if num_nodes <= 60 else (3.0, 8.0)
 
 
-def _surroundings(either: object, count: int) -> IntArray:
-    """So many clients, reached first from the best connected one, then from the next not yet reached."""
+def _surroundings(either: SparseMatrix, count: int) -> IntArray:
+    """So many clients: those nearest to the best connected one, then the best connected of those it does not reach."""
     from scipy.sparse.csgraph import breadth_first_order
 
-    by_degree = np.argsort(-np.diff(either.indptr), kind="stable")  # type: ignore[attr-defined]
-    taken: dict[int, None] = {}
-    for start in by_degree.tolist():
-        if len(taken) >= count:
-            break
-        if start not in taken:
-            reached = breadth_first_order(either, start, directed=False, return_predecessors=False)
-            taken.update(dict.fromkeys(reached.tolist()))
-    return np.sort(np.array(list(taken)[:count]))
+    by_degree = np.argsort(-np.diff(either.indptr), kind="stable")
+    reached = breadth_first_order(either, by_degree[0], directed=False, return_predecessors=False)
+    others = by_degree[~np.isin(by_degree, reached)]
+    return np.sort(np.concatenate([reached, others])[:count])
 
 
 def graph_picture(
