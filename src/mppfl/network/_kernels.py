@@ -232,10 +232,9 @@ def attach_newcomers(num_clients: int, edges_each: int, rng: np.random.Generator
     num_edges = edges_each * (num_clients - edges_each)
     ends = np.empty(2 * num_edges, dtype=np.int32)
     chosen_by = np.full(num_clients, -1, dtype=np.int32)
-    filled = 0
-    for leaf in range(edges_each):
-        ends[filled], ends[filled + 1] = edges_each, leaf
-        filled += 2
+    filled = 2 * edges_each
+    ends[0:filled:2] = edges_each
+    ends[1:filled:2] = np.arange(edges_each)
     for newcomer in range(edges_each + 1, num_clients):
         known = filled
         for _ in range(edges_each):
@@ -271,7 +270,7 @@ def move_nodes(
     first, length, moves, visits = 0, size, 0, 0
     while length > 0 and visits < most_visits:
         node = waiting[first]
-        first = first + 1 if first + 1 < size else 0
+        first = (first + 1) % size
         length -= 1
         visits += 1
         is_waiting[node] = False
@@ -301,7 +300,6 @@ def move_nodes(
                 other = neighbours[edge]
                 if not is_waiting[other] and community[other] != best:
                     is_waiting[other] = True
-                    last = first + length
-                    waiting[last if last < size else last - size] = other
+                    waiting[(first + length) % size] = other
                     length += 1
     return moves

@@ -39,8 +39,7 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
         return labels
     draw = np.random.default_rng(int(rng.integers(2**32)))  # one number of the caller's stream, however many levels
     both = (edges + edges.T).tocsr()
-    clients_degree = both.sum(axis=1)
-    network, degree = both, clients_degree
+    network, degree = both, both.sum(axis=1)
     resolution = 1.0
     for _ in range(MOST_LEVELS):
         size = len(degree)
@@ -60,7 +59,7 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
             resolution *= COARSER
     # Whole communities have moved; some single client may now be better off in another one.
     order, visits = _order(len(labels), draw), LAST_VISITS_EACH * len(labels)
-    kernels.move_nodes(csr_arrays(both), clients_degree, labels, order, visits, resolution)
+    kernels.move_nodes(csr_arrays(both), both.sum(axis=1), labels, order, visits, resolution)
     return _numbered_by_first_member(labels)
 
 

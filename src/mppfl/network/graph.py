@@ -115,7 +115,8 @@ class SocialGraph:
         """Degrees, reciprocity, smallest influence, isolated clients and connectedness of the graph."""
         influence = self.influence
         exposed_by = np.diff(influence.indptr)
-        exposes = np.bincount(influence.indices, minlength=self.num_clients)
+        degrees = exposed_by, np.bincount(influence.indices, minlength=self.num_clients)
+        spreads = [(int(counts.min()), float(counts.mean()), int(counts.max())) for counts in degrees]
         ones = np.ones(influence.nnz, dtype=np.int8)
         pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
         parts, _ = connected_components(pattern, directed=True, connection="weak")
@@ -126,8 +127,8 @@ class SocialGraph:
         return GraphDescription(
             num_clients=self.num_clients,
             num_edges=self.num_edges,
-            exposed_by=_spread(exposed_by),
-            exposes=_spread(exposes),
+            exposed_by=spreads[0],
+            exposes=spreads[1],
             reciprocity=int(pattern.multiply(pattern.T).sum()) / influence.nnz,
             smallest_influence=float(influence.data.min()),
             num_isolated=len(self.isolated),
@@ -414,10 +415,8 @@ def _unique_edges(sources: IntArray, targets: IntArray, values: Array, size: int
     """Rows are targets, columns sources; a repeated edge counts once if its weights agree."""
     order = np.argsort(targets.astype(np.int64) * size + sources, kind="stable")  # a third of lexsort's time
     sources, targets, values = sources[order], targets[order], values[order]
-    again = np.zeros(len(sources), dtype=bool)
-    again[1:] = (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1])
-    clash = again.copy()
-    clash[1:] &= values[1:] != values[:-1]
+    again = np.append(False, (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1]))
+    clash = again & np.append(False, values[1:] != values[:-1])
     if clash.any():
         row = int(np.argmax(clash))
         raise BadGraph(
@@ -444,7 +443,3 @@ class GraphDescription:
     num_isolated_pairs: int  # two clients exposed by nobody but each other
     strongly_connected_share: float  # share of clients in the largest strongly connected part
     num_components: int  # weakly connected parts
-
-
-def _spread(degrees: IntArray) -> tuple[int, float, int]:
-    return int(degrees.min()), float(degrees.mean()), int(degrees.max())

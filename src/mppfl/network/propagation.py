@@ -154,8 +154,8 @@ def times(matrix: SparseMatrix, x: Any, scale: float = 1.0, plus: Any = None) ->
     """
     if x.ndim == 2 and x.shape[1] == 2:
         with ThreadPoolExecutor(2) as threads:  # SciPy's products let other threads run
-            each = threads.map if matrix.nnz >= PARALLEL_ABOVE else map
-            product = np.stack(list(each(matrix.__matmul__, np.ascontiguousarray(x.T))), axis=1)
+            map_columns = threads.map if matrix.nnz >= PARALLEL_ABOVE else map
+            product = np.stack(list(map_columns(matrix.__matmul__, np.ascontiguousarray(x.T))), axis=1)
     else:
         product = matrix @ x
     if scale != 1.0:
