@@ -25,8 +25,7 @@ from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
 
-COMPILED_ABOVE = 100_000  # clients
-AT_ONCE = 4_000_000  # clients × rates whose budgets are formed side by side
+AT_ONCE = 100_000  # clients × rates whose budgets are formed side by side: they stay in the cache
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
 ALONE, SHORT = 3, 300  # at more rates, and on networks of at most so many clients, answers are read off the path
@@ -290,7 +289,7 @@ class _View:
             self.harm = np.full((len(path), 1), harm)
         else:
             part, examples = path.participating, clients.data_size
-            self.slope, self.offset = path.slope, path.offset
+            self.slope, self.offset = path.slope, np.where(part, path.offset, -1.0)  # who is out has no noise
             self.harm = np.where(part, clients.noise_harm, 0.0)
             self.strength = self.strength * (examples.sum() / (part @ examples)) ** 2
         if leader == "mean_field":
@@ -320,24 +319,17 @@ class _View:
 
     def sums(self, segments: IntArray, rates: Array) -> Array:
         """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at one rate of each of these segments."""
-        sums, size = np.empty((3, len(rates))), self.slope.shape[1]
-        if size >= COMPILED_ABOVE:
-            from mppfl.game._kernels import noise_sums
-
-            for pair, (k, rate) in enumerate(zip(segments, rates, strict=True)):
-                sums[:, pair] = noise_sums(self.harm[k], self.pull[k], self.slope[k], self.offset[k], rate)
-            return sums
-        step = max(1, AT_ONCE // size)
+        sums, rows = np.zeros((3, len(rates))), segments if len(self.path) > 1 else slice(None)
+        step = 1 + AT_ONCE // (1 + len(rates))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for first in range(0, len(rates), step):
+            for first in range(0, self.slope.shape[1], step):
                 part = slice(first, first + step)
-                k = segments[part]
-                harm, pull, slope = self.harm[k], self.pull[k], self.slope[k]
-                inverse = 1 / np.maximum(rates[part, None] * slope - self.offset[k], 0.0)
-                square = np.where(pull != 0, pull * inverse * inverse, 0.0)
-                sums[0, part] = np.where(harm > 0, harm * inverse, 0.0).sum(axis=1)
-                sums[1, part] = square.sum(axis=1)
-                sums[2, part] = np.where(square != 0, square * inverse * slope, 0.0).sum(axis=1)
+                harm, pull, slope = self.harm[rows, part], self.pull[rows, part], self.slope[rows, part]
+                inverse = 1 / np.maximum(rates[:, None] * slope - self.offset[rows, part], 0.0)
+                square = inverse * inverse
+                sums[0] += np.vecdot(harm, inverse)
+                sums[1] += np.vecdot(pull, square)
+                sums[2] += np.vecdot(pull * slope, square * inverse)
         return sums
 
     def condition(self, pieces: IntArray, rates: Array, pulled: Array, rounds: Array) -> Array:
