@@ -163,7 +163,7 @@ def _descend(game: Game, leak: Leak, leak_price: float, rate: float, now: _Point
 
 def _settle(game: Game, prices: Array, start: Array | None) -> Array:
     """Everybody's answer to the prices. Without externality it is there at once, and a start would only delay it."""
-    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
+    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None)
 
 
 def _rate_of_total(game: Game, harm: Array, total: float, guess: float | None, start: Array | None) -> float:
