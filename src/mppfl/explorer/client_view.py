@@ -87,7 +87,7 @@ def what_if(scene: Scene, client: int, other: int, event: str) -> tuple[dict[str
             outside = before["budget"] <= 0
             low[outside] = high[outside] = 0.0
         low[other] = high[other] = budgets[other]
-        budgets = equilibrium_at(game.with_bounds(low, high), before["price"], budgets).budgets
+        budgets = equilibrium_at(game.with_bounds(low, high), before["price"], budgets)
     return figures_of(game, before["price"], budgets), responds
 
 

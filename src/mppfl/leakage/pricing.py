@@ -126,7 +126,7 @@ def _next_share(share: float, before: Array, way: Array) -> float:
 
 def _settle(game: Game, prices: Array, start: Array | None) -> Array:
     """Everybody's answer to the prices. Without externality it is there at once, and a start would only delay it."""
-    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
+    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None)
 
 
 def _rate_of_total(game: Game, harm: Array, total: float, guess: float | None, start: Array | None) -> float:
