@@ -288,7 +288,7 @@ class Protection(Spec):
         return replace(self, clip_norm=clip_norm)
 
     def with_clip_norm_of(self, lengths: Array) -> Self:
-        """The protection once the lengths of the first round's updates are known; by default they decide nothing."""
+        """The same with the length that the raw updates of a first round tell, where it was not settled before."""
         return self
 
     @property
@@ -296,7 +296,7 @@ class Protection(Spec):
         """The tightest method of accounting that holds for its noise."""
         if not self.is_zcdp:
             return "pld"
-        return "rdp" if self.noise == "discrete" or self.trust == "secure_sum" else "exact"
+        return "rdp" if self.noise == "discrete" or self.opens_sums else "exact"  # noise of sums is discrete
 
     @property
     def guarantee(self) -> str:

@@ -22,7 +22,7 @@ from mppfl.errors import BadInput
 from mppfl.spec import Aggregation, TrainingConfig
 
 COLUMNS_AT_ONCE = 2**18  # of all sums that are held in float64
-MOST_KINDS = 64  # of clients, whose uploads are added up apart
+MOST_KINDS = 64  # of noise, whose uploads are added up apart
 NEXT_TO_NOTHING = 1e-200  # of the largest noise energy: smaller ones count as none
 ADAM_DECAY = 0.99
 ADAM_FLOOR = 1e-3  # the server's Adam of Reddi et al. 2021 (arXiv:2003.00295), which works with updates, not gradients
@@ -32,8 +32,8 @@ class WeightedMean:
     """The weighted mean of noisy uploads [parameters], added up as they come.
 
     Weights of `num_examples` and `uniform` are known before. Those of `noise_aware` depend on the dispersion, which the
-    uploads tell, so uploads of clients that are alike in size and noise are added up apart: exactly up to MOST_KINDS
-    kinds of clients, beyond that clients of nearly the same noise count as of one kind.
+    uploads tell. Among clients of one noise they are θ_i = slope · θ⁰_i + share, so two sums for every kind of noise
+    are enough: exactly up to MOST_KINDS kinds, beyond that clients of nearly the same noise count as of one.
 
     noise_std   of each client's upload, per parameter
     dispersion  estimated from the uploads unless given
@@ -50,43 +50,63 @@ class WeightedMean:
         self.energy = num_parameters * std**2  # p δ_i²
         self.kinds: IntArray = np.zeros(len(sizes), dtype=np.int64)
         if how == "noise_aware":
-            self.kinds = kinds_of(self.by_size, self.energy)
-            self.by_size, self.energy = _means_of(self.by_size, self.kinds), _means_of(self.energy, self.kinds)
-        self._totals: list[Tensor | None] = [None] * (int(self.kinds.max()) + 1)
+            self.kinds = kinds_of(self.energy)
+            self.energy = (np.bincount(self.kinds, self.energy) / np.bincount(self.kinds))[self.kinds]
+        of_kind = [self.by_size[self.kinds == kind] for kind in range(int(self.kinds.max()) + 1)]
+        self._size = [float(weights[0]) if np.ptp(weights) == 0 else None for weights in of_kind]  # that all have
+        self._totals: list[Tensor | None] = [None] * len(of_kind)  # Σ of the uploads of each kind,
+        self._by_size: list[Tensor | None] = [None] * len(of_kind)  # and with θ⁰ where that differs
         self._squares = np.zeros(len(sizes))
 
     def add(self, number: int, upload: Tensor) -> None:
-        """Adds the upload of the client of this number."""
-        kind, total = int(self.kinds[number]), self._totals[int(self.kinds[number])]
+        """Adds the upload of the client of this number, which may be overwritten afterwards."""
+        kind = int(self.kinds[number])
+        if self.how != "noise_aware" or self._size[kind] is None:
+            self._by_size[kind] = _added(self._by_size[kind], upload.double() * self.by_size[number])
         if self.how == "noise_aware":
             self._squares[number] = float(torch.linalg.vector_norm(upload, dtype=torch.float64)) ** 2
-            part = upload.clone() if len(self.kinds) == len(self._totals) else upload.double()
-        else:
-            part = upload.double() * self.by_size[number]
-        self._totals[kind] = part if total is None else total.add_(part)
+            dtype = upload.dtype if len(self.kinds) == len(self._totals) else torch.float64
+            self._totals[kind] = _added(self._totals[kind], upload.to(dtype, copy=self._totals[kind] is None))
 
     def result(self) -> tuple[Tensor, Array, float]:
         """The mean, the weight θ of each client, and the dispersion d that was used (NaN where none was)."""
-        totals = [total for total in self._totals if total is not None]
         if self.how != "noise_aware":
-            return totals[0], self.by_size, float("nan")
-        d = self.dispersion
+            return _of_all(self._by_size)[0], self.by_size, float("nan")
+        totals, d = _of_all(self._totals), self.dispersion
         if d is None:
             d = estimated_dispersion(totals, self.kinds, self._squares, self.energy)
-        theta = noise_aware_weights(self.by_size, self.energy, d)
-        _, first = np.unique(self.kinds, return_index=True)
-        return sum(float(w) * total for w, total in zip(theta[first], totals, strict=True)), theta, d  # type: ignore[return-value]
+        slopes, shares = _weights_in_parts(self.by_size, self.energy, d)
+        parts = []
+        for kind, number in enumerate(np.unique(self.kinds, return_index=True)[1]):
+            slope, share, size = float(slopes[number]), float(shares[number]), self._size[kind]
+            parts.append((share + slope * (size or 0.0)) * totals[kind])
+            if size is None:
+                parts.append(slope * _of_all(self._by_size[kind : kind + 1])[0])
+        return sum(parts[1:], parts[0]), slopes * self.by_size + shares, d
 
 
-def kinds_of(by_size: Array, energy: Array) -> IntArray:
-    """The kind of each client: alike in size and noise; where these are many, neighbours in noise and then size."""
-    pairs, kinds = np.unique(np.stack([energy, by_size], axis=1), axis=0, return_inverse=True)
-    return np.asarray(kinds.reshape(-1) * min(len(pairs), MOST_KINDS) // len(pairs))
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
 
 
-def _means_of(values: Array, kinds: IntArray) -> Array:
-    """The mean of each client's kind."""
-    return np.asarray((np.bincount(kinds, values) / np.bincount(kinds))[kinds])
+def _of_all(totals: Sequence[Tensor | None]) -> list[Tensor]:
+    return [total for total in totals if total is not None]
+
+
+def kinds_of(energy: Array) -> IntArray:
+    """The kind of each client: alike in noise energy; where these are many, in equal steps of its logarithm.
+
+    Clients without noise are a kind of their own.
+    """
+    values, kinds = np.unique(energy, return_inverse=True)
+    if len(values) > MOST_KINDS:
+        logs = np.log(values[values > 0])
+        steps = (logs - logs[0]) / (logs[-1] - logs[0]) * (MOST_KINDS - 1)
+        joined = 1 + np.minimum(steps.astype(np.int64), MOST_KINDS - 2)
+        if values[0] == 0:
+            joined = np.concatenate([[0], joined])
+        kinds = np.unique(joined[kinds], return_inverse=True)[1]
+    return np.asarray(kinds)
 
 
 def weights_of_updates(
@@ -104,17 +124,23 @@ def noise_aware_weights(by_size: Array, energy: Array, dispersion: float) -> Arr
 
     Where some clients add no noise and d = 0, they alone count, by size.
     """
+    slopes, shares = _weights_in_parts(by_size, energy, dispersion)
+    return np.asarray(slopes * by_size + shares)
+
+
+def _weights_in_parts(by_size: Array, energy: Array, dispersion: float) -> tuple[Array, Array]:
+    """d/(d + e_i) and m/(d + e_i) of each client, which are the same for clients of the same noise."""
+    nothing = np.zeros(len(by_size))
     if np.isinf(dispersion) or not energy.any():
-        return by_size
+        return nothing + 1, nothing
     largest = max(dispersion, float(energy.max()))
     d, spread = dispersion / largest, dispersion / largest + energy / largest  # only ratios matter
     exact = spread < NEXT_TO_NOTHING
     if exact.any():  # d = 0: uploads without noise are all the same, and exact
-        alone = np.where(exact, by_size, 0.0)
-        return np.asarray(alone / alone.sum())
+        return np.where(exact, 1 / by_size[exact].sum(), 0.0), nothing
     inverse = 1 / spread
     missing = (1 - (by_size * d * inverse).sum()) / inverse.sum()
-    return np.asarray((by_size * d + missing) * inverse)
+    return d * inverse, missing * inverse
 
 
 def estimated_dispersion(totals: Sequence[Tensor], kinds: IntArray, squares: Array, energy: Array) -> float:

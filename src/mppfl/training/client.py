@@ -336,7 +336,7 @@ def require_gradients_of_examples(model: FlatModel, example: Tensor) -> None:
             raise
         raise BadInput(
             f"this privacy clips every example's gradient, and PyTorch cannot find them for this model ({reason}). "
-            "Replace the layer or the code that it names, or use privacy='client'."
+            "Replace the layer or the code that it names, or use Protection(unit='client')."
         ) from cause
 
 

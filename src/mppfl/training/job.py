@@ -72,7 +72,8 @@ class TrainingJob:
         protection = self.config.protection
         table = (id(self.data.features), id(self.data.labels))
         alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
-        gradients = (protection.release, protection.batches, protection.clip_norm)
+        # Simulated noise may be drawn on a device, and no other.
+        gradients = (protection.release, protection.batches, protection.clip_norm, protection.is_simulated)
         return (*alike, *table, protection.clips_examples and gradients)
 
 
@@ -217,11 +218,22 @@ class TrainingState:
         return self.protection.clip_norm if self.protection.has_clip_norm else math.nan
 
     @cached_property
+    def reserved_before(self) -> dict[int, set[str]]:
+        """Who stands in the ledger for each round of this run, from before an interruption."""
+        names: dict[int, set[str]] = {}
+        for event in self.ledger.events():
+            if event["run"] == self.job.name:
+                names.setdefault(event["round_index"], set()).add(event["client"])
+        return names
+
+    @cached_property
     def noise_multipliers(self) -> list[Array]:
         """Noise of every round of each client whose records, or who itself, is sampled: σ/Δ of an answer."""
         asked = self.protection.budget_unit * np.array([terms.budgets for terms in self.job.plan])
         return [
             poisson_noise_of_plan(asked[:, k], *self.protection.sampling(work), self.protection.dp_delta)
+            if asked[:, k].any()
+            else asked[:, k]
             for k, work in enumerate(self.works)
         ]
 

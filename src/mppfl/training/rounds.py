@@ -228,7 +228,13 @@ class JobRound:
             )
         self.asked = protection.budget_unit * self.terms.budgets
         asking: IntArray = np.flatnonzero(self.asked > 0)
-        admit = admitted_to_sum if protection.opens_sums and not np.isinf(self.asked[asking]).any() else admitted
+        free = np.isinf(self.asked[asking])
+        if protection.opens_sums and free.any() and not free.all():
+            raise BadInput(
+                f"{self.where}: some budgets are infinite and some are not, and all clients of a sum share its noise. "
+                "Give budgets that are all finite, or all infinite for no noise."
+            )
+        admit = admitted_to_sum if protection.opens_sums and not free.any() else admitted
         self.admission = admit(state, self.terms.round_index, self.asked, asking)
         self.clients, self.costs = self.admission.clients, self.admission.costs
         self.sampled = self._sampled()
@@ -261,8 +267,7 @@ class JobRound:
 
     def _noise_std(self) -> Array:
         if self.admission.weights is not None:
-            std: Array = math.sqrt(self.admission.variance) * self._pace / self.admission.weights
-            return std
+            return np.asarray(math.sqrt(self.admission.variance) * self._pace / self.admission.weights)
         pairs = zip(self.clients, self.costs, strict=True)
         return np.array([noise_in_update(self.state.config, self.state.works[int(k)], cost) for k, cost in pairs])
 
@@ -293,7 +298,7 @@ class JobRound:
 
     def _with_noise(self, number: int, update: Tensor) -> Tensor:
         cost, protection, rng = self.costs[number], self.state.protection, self.streams[number]
-        if update.is_cuda and protection.is_simulated:
+        if protection.opens_sums or (update.is_cuda and protection.is_simulated):  # a sum here has no noise to hide in
             seed = int(rng.integers(2**62))
             rows, clipped = release_on_device(update[None], [cost], protection.clip_norm, [seed])
             self.num_clipped += int(clipped[0])
@@ -317,9 +322,10 @@ class JobRound:
             return mean.to(self.state.weights), theta, dispersion
         for number in np.setdiff1d(np.arange(len(self.clients)), self.sampled).tolist():
             self.mean.add_nothing(number)
-        pace = self._pace / self.state.protection.client_rate
-        opened = torch.from_numpy(self.mean.open().total * pace).to(self.state.weights)
-        return opened, np.asarray(self.admission.weights), self.state.config.dispersion
+        weights = self.mean.weights  # which sum to 1 unless somebody could not pay a second time
+        pace = self._pace / (weights.sum() * self.state.protection.client_rate)
+        opened = torch.from_numpy(self.mean.open().total * pace)
+        return opened.to(self.state.weights), weights / weights.sum(), self.state.config.dispersion
 
     def concluded(self, engine: Engine, test: Table, seconds: float) -> RoundRecord:
         """Mean, next model and evaluation. `seconds`: this job's part of the time to compute clients."""
@@ -335,20 +341,20 @@ class JobRound:
             accuracy, loss = evaluate(state.model, state.handed_out, test)
         participating = np.isin(np.arange(data.num_clients), clients)
         asked = np.where(participating, self.asked, 0.0)
-        budgets = [cost.budget for cost in self.costs]  # None of sampled noise, which was calibrated to what was asked
-        spent = np.array([self.asked[k] if rho is None else rho for rho, k in zip(budgets, clients, strict=True)])
-        used = _over_all(spent, clients, data.num_clients)
+        spent = asked  # under Poisson batches; else what stands in the ledger
+        if protection.is_zcdp:
+            spent = _over_all(np.array([cost.budget for cost in self.costs]), clients, data.num_clients)
         # Without noise there is no budget to pay for: an infinite one is a reference, not an offer.
-        sold = participating & np.isfinite(asked) & (asked > 0)
-        share = np.divide(used, asked, out=np.zeros_like(asked), where=sold) if protection.opens_sums else 1.0
-        paid = np.where(sold, terms.budgets, 0.0) * share
+        paid = np.where(participating & np.isfinite(terms.budgets), terms.budgets, 0.0)
+        if self.admission.weights is not None:  # what of it a sum really used
+            paid = np.where(paid > 0, paid * spent / np.where(asked > 0, asked, 1.0), 0.0)
         shown = protection.is_simulated and not protection.clips_examples and not protection.opens_sums
         return RoundRecord(
             round_index=terms.round_index,
             reward_rate=terms.reward_rate,
             budgets=np.asarray(terms.budgets),
             payments=np.asarray(terms.prices) * paid,
-            spent=used if protection.opens_sums else asked,
+            spent=spent,
             participating=participating,
             noise_std=_over_all(self.noise_std, clients, data.num_clients),
             theta=_over_all(theta, clients, data.num_clients),
@@ -463,12 +469,15 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
     """Which clients have a part in the sum of this round, with which weights, and what each really spends.
 
     All share the noise, so what each spends depends on who else participates: where a cap forbids some, the others'
-    weights are found anew.
+    weights are found anew. A round that is computed again has those who were in it before.
     """
     protection, config, run, data = state.protection, state.config, state.job.name, state.job.data
     size = state.model.num_parameters
     sizes = np.ones(data.num_clients) if config.aggregation == "uniform" else data.num_examples
     dispersion = config.dispersion * protection.clip_norm**2 if config.aggregation == "noise_aware" else math.inf
+    before = state.reserved_before.get(round_index)
+    if before is not None:
+        clients = np.array([k for k in clients.tolist() if data.names[k] in before], dtype=np.int64)
     while len(clients):
         works = [state.works[int(k)] for k in clients]
         if protection.is_zcdp:
@@ -483,20 +492,44 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
             sum_cost(protection, data.names[k], used if protection.is_zcdp else None, len(clients), size, used)
             for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
         ]
+        admission = Admission(clients, costs, noise.weights, noise.noise_variance)
         try:
             answer = state.ledger.reserve(run, round_index, costs, training=state.key)
-            before = answer.attempts if "already reserved" in answer.outcomes.values() else {}
-            if before and not protection.is_simulated:
-                state.ledger.reserve_again(run, round_index, costs)
         except BudgetExceeded as cause:
             refused = {refusal.client for refusal in cause.refusals}
             clients = np.array([k for k in clients.tolist() if data.names[k] not in refused], dtype=np.int64)
             continue
+        if before is not None and not protection.is_simulated:
+            return paid_again(state, round_index, admission, answer.attempts)
         for k, cost in zip(clients.tolist(), costs, strict=True):
-            for _ in range(1 if protection.is_simulated else 1 + before.get(cost.client, 0)):
-                state.pay(k, cost)
-        return Admission(clients, costs, noise.weights, noise.noise_variance)
+            state.pay(k, cost)
+        return admission
     return Admission(clients, [])
+
+
+def paid_again(state: TrainingState, round_index: int, admission: Admission, attempts: dict[str, int]) -> Admission:
+    """The sum of a round that was reserved `attempts` times before, and gets fresh noise: all pay once more.
+
+    Where a cap forbids that, a client stays out. The others keep their weights and the noise, so what they pay is what
+    it was, and the mean is over fewer.
+    """
+    names = [cost.client for cost in admission.costs]
+    for k, cost in zip(admission.clients.tolist(), admission.costs, strict=True):
+        for _ in range(attempts[cost.client]):  # for each time before, whether its sum ever opened or not
+            state.pay(k, cost)
+    kept = list(range(len(names)))
+    while kept:
+        costs = [admission.costs[number] for number in kept]
+        try:
+            state.ledger.reserve_again(state.job.name, round_index, costs)
+        except BudgetExceeded as cause:
+            refused = {refusal.client for refusal in cause.refusals}
+            kept = [number for number in kept if names[number] not in refused]
+            continue
+        for number, cost in zip(kept, costs, strict=True):
+            state.pay(int(admission.clients[number]), cost)
+        return Admission(admission.clients[kept], costs, np.asarray(admission.weights)[kept], admission.variance)
+    return Admission(admission.clients[:0], [])
 
 
 def cost_of_client(state: TrainingState, round_index: int, client: int, budget: float) -> ReleaseCost:

@@ -188,14 +188,15 @@ class Engine:
     def updates(self, slots: Sequence[ClientSlot]) -> Iterator[Tensor]:
         """What each slot's round gives (`local_update`), on the engine's device: some slots after others.
 
-        Holds at most HELD entries, or the slots that are computed at once.
+        Holds at most HELD entries, or the slots that are computed at once: the next rows take the place of the last.
         """
         size = self.model.num_parameters
         at_once = max(self.at_once, HELD // size, 1)
         dtype = torch.float64 if self.config.protection.release == "gradient" else self.dtype
+        held = torch.empty((min(at_once, len(slots)), size), device=self.device, dtype=dtype)
         for start in range(0, len(slots), at_once):
             group = slots[start : start + at_once]
-            rows = torch.empty((len(group), size), device=self.device, dtype=dtype)
+            rows = held[: len(group)]
             with arithmetic(self.config.precision, self.device):
                 self._write(group, rows)
             yield rows
