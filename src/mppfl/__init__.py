@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         random_graph,
         read_graph,
     )
-    from mppfl.privacy import ReleaseCost, privacy_mechanism, release_updates
+    from mppfl.privacy import Protection, ReleaseCost, release_updates
     from mppfl.privacy.ledger import PrivacyLedger
     from mppfl.spec import Experiment, GameSpec, TrainingConfig
     from mppfl.training import (

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, defaults_of, did_you_mean, documented, hints, require_known, shown, to_query
 from mppfl.files import toml_text
+from mppfl.privacy import Protection
 
 if TYPE_CHECKING:
     from mppfl.game import Game
-    from mppfl.privacy import PrivacyMechanism
 
 Aggregation = Literal["num_examples", "uniform", "noise_aware"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 EngineName = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
 Family = Literal["erdos_renyi", "barabasi_albert", "watts_strogatz", "stochastic_block", "skewed"]
+Model = Literal["linear", "softmax", "mlp", "cnn_fmnist", "cnn_cifar", "vgg11", "vgg16"]
 Range = tuple[float, float]
 Purpose = Literal["graph", "clients", "split", "training"]
 PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
 NETWORK, DRAWN, GAME, PRICING = "Network", "Random network", "Clients and game", "Mechanism"  # panels of --help
 MOST_ROUNDS = 10_000_000  # more would not fit into memory
-FIRST_ROUND_MEDIAN = "first_round_median"
 FAMILY_OPTIONS = {
     "erdos_renyi": ("probability_range",),
     "barabasi_albert": ("edges_each",),
@@ -69,30 +69,16 @@ class GameSpec(Spec):
         About("Edge list: source, target[, weight], meaning target is exposed by source; or GraphML.", NETWORK),
     ] = None
     undirected: Annotated[bool, About("Every edge runs both ways.", NETWORK)] = False
-    isolated: Annotated[
-        Literal["error", "keep", "drop"], About("What to do with clients without an incoming edge.", NETWORK)
-    ] = "error"
-    self_loops: Annotated[
-        Literal["error", "drop"], About("What to do with edges from a client to itself.", NETWORK)
-    ] = "error"
-    normalisation: Annotated[
-        Literal["row", "none", "symmetric"], About("How edge weights are normalised.", NETWORK)
-    ] = "row"
-    diagonal: Annotated[
-        Literal["auto", "exact", "estimate"], About("How closed walks are counted; auto: by size.", NETWORK)
-    ] = "auto"
-    family: Annotated[
-        Family | None, About("Family of the random network drawn without a graph; left out, erdos_renyi.", DRAWN)
-    ] = None
+    isolated: Annotated[Literal["error", "keep", "drop"], About("Clients without an incoming edge.", NETWORK)] = "error"
+    self_loops: Annotated[Literal["error", "drop"], About("Edges from a client to itself.", NETWORK)] = "error"
+    normalisation: Annotated[Literal["row", "none", "symmetric"], About("How weights are normalised.", NETWORK)] = "row"
+    diagonal: Annotated[Literal["auto", "exact", "estimate"], About("How closed walks are counted.", NETWORK)] = "auto"
+    family: Annotated[Family | None, About("Of a network drawn without a graph; left out, erdos_renyi.", DRAWN)] = None
     num_clients: Annotated[
         int | None, About("Size of the random network, left out 20; beside a graph, what it must have.", DRAWN, 2)
     ] = None
-    graph_seed: Annotated[int | None, About("Seed of the network alone; left out, drawn from the seed.", DRAWN, 0)] = (
-        None
-    )
-    probability_range: Annotated[
-        Range | None, About("erdos_renyi: chances of edges are drawn between these two.", DRAWN)
-    ] = None
+    graph_seed: Annotated[int | None, About("Of the network alone; left out, drawn from the seed.", DRAWN, 0)] = None
+    probability_range: Annotated[Range | None, About("erdos_renyi: chances of edges lie between these.", DRAWN)] = None
     edges_each: Annotated[int | None, About("barabasi_albert: edges that each newcomer makes.", DRAWN)] = None
     neighbours: Annotated[int | None, About("watts_strogatz: neighbours of each client on the ring.", DRAWN)] = None
     rewire: Annotated[float | None, About("watts_strogatz: chance of an edge to lead elsewhere.", DRAWN)] = None
@@ -100,29 +86,17 @@ class GameSpec(Spec):
     within: Annotated[float | None, About("stochastic_block: chance of an edge inside a block.", DRAWN)] = None
     between: Annotated[float | None, About("stochastic_block: chance of an edge between blocks.", DRAWN)] = None
     num_edges: Annotated[int | None, About("skewed: number of edges.", DRAWN)] = None
-    popularity: Annotated[
-        float | None, About("skewed: how unequal clients are in exposing others; 0: all alike.", DRAWN)
-    ] = None
-    length_spread: Annotated[
-        float | None, About("skewed: how unequal clients are in the number who expose them.", DRAWN)
-    ] = None
-    weights: Annotated[
-        Literal["uniform", "ones"] | None, About("Edge weights of the random network: drawn, or all 1.", DRAWN)
-    ] = None
+    popularity: Annotated[float | None, About("skewed: how unequally clients expose others; 0: alike.", DRAWN)] = None
+    length_spread: Annotated[float | None, About("skewed: how unequal the numbers who expose them are.", DRAWN)] = None
+    weights: Annotated[Literal["uniform", "ones"] | None, About("Random edge weights, or all 1.", DRAWN)] = None
     weight_range: Annotated[Range | None, About("Edge weights are drawn between these two.", DRAWN)] = None
     preset: Annotated[
         Literal["paper-like", "benign"], About("Where client costs and constants come from that are not given.", GAME)
     ] = "paper-like"
     clients: Annotated[str | None, About("CSV: name, quadratic_cost, linear_cost, noise_harm, ...", GAME)] = None
-    clients_seed: Annotated[
-        int | None, About("Seed of the drawn client costs alone; left out, drawn from the seed.", GAME, 0)
-    ] = None
-    max_hops: Annotated[
-        int | None, About("Longest walk along which privacy leaks, in edges; left out, the preset's.", GAME, 1)
-    ] = None
-    hop_decay: Annotated[
-        float | None, About("Decay factor per hop, between 0 and 1; left out, the preset's.", GAME, 0, 1)
-    ] = None
+    clients_seed: Annotated[int | None, About("Of client costs alone; left out, drawn from the seed.", GAME, 0)] = None
+    max_hops: Annotated[int | None, About("Longest walk that leaks, in edges; left out, the preset's.", GAME, 1)] = None
+    hop_decay: Annotated[float | None, About("Decay per hop, 0 to 1; left out, the preset's.", GAME, 0, 1)] = None
     externality_strength: Annotated[
         float | None,
         About("How much others' budgets add to a client's loss; left out, the preset's.", GAME, 0, 1e100, closed=True),
@@ -134,9 +108,7 @@ class GameSpec(Spec):
     budget_min: Annotated[float, About("Least budget of every client in a round.", GAME, 0, 1e300, closed=True)] = 0.0
     budget_max: Annotated[float | None, About("Largest budget of every client in a round.", GAME, 0)] = None
     num_rounds: Annotated[int, About("Number of rounds.", GAME, 1, MOST_ROUNDS, option="--rounds")] = 60
-    seed: Annotated[
-        int, About("Random seed: of the network, of the clients' costs, and of mechanisms that draw.", "", 0)
-    ] = 0
+    seed: Annotated[int, About("Random seed of the network, clients' costs and mechanisms that draw.", "", 0)] = 0
     participation: Annotated[
         Literal["everyone", "voluntary", "rational"],
         About("Who participates: everyone; whoever gives a budget; whoever also gains by it.", PRICING),
@@ -150,9 +122,7 @@ class GameSpec(Spec):
         About("own: each mechanism's server sets its rates; common: MPPFL's; a number: that one.", PRICING, 0, 1e100),
     ] = "own"
     payment_limit: Annotated[float | None, About("For budget_limited: payments per round.", PRICING, 0)] = None
-    fixed_budget: Annotated[
-        float | Literal["min", "mean"], About("For dp_fedavg: min, mean or a number.", PRICING, 0, 1e100)
-    ] = "min"
+    fixed_budget: Annotated[float | Literal["min", "mean"], About("For dp_fedavg.", PRICING, 0, 1e100)] = "min"
 
     def _check(self) -> None:
         if self.graph is None:
@@ -227,16 +197,12 @@ class DataSpec(Spec):
 
     name: Annotated[str, About("Data set by name, or the path of an .npz file.")] = "digits"
     folder: Annotated[str | None, About("Where official files lie; left out, MPPFL_DATA.")] = None
-    source: Annotated[
-        Literal["auto", "files", "hub"], About("Official files, the Hugging Face hub, or whichever is there.")
-    ] = "auto"
+    source: Annotated[Literal["auto", "files", "hub"], About("Official files, the hub or whichever there is.")] = "auto"
     features: Annotated[
         Literal["none", "oriented_gradients"],
         About("What a model sees of a picture: its pixels, or numbers by rules fixed in advance."),
     ] = "none"
-    split: Annotated[
-        Literal["iid", "dirichlet", "community", "natural"], About("How examples are dealt out to clients.")
-    ] = "iid"
+    split: Annotated[Literal["iid", "dirichlet", "community", "natural"], About("How clients share examples.")] = "iid"
     concentration: Annotated[float, About("Of split dirichlet: small is uneven.", "", 0, 1e6)] = 0.3
     min_examples: Annotated[int, About("What every client has at least.", "", 1)] = 10
     uneven: Annotated[float, About("Of split iid: spread of sizes, 0 for equal ones.", "", 0, 10, closed=True)] = 0.0
@@ -256,7 +222,7 @@ class DataSpec(Spec):
 @documented
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainingConfig(Spec):
-    """How a federated training runs. The defaults are the paper's where it states them.
+    """How a federated training runs.
 
     Args:
         {fields}
@@ -265,16 +231,13 @@ class TrainingConfig(Spec):
         BadInput: A value is out of its range, or two do not go together; the message names the field.
 
     Example:
-        >>> TrainingConfig(privacy="client", clip_norm=1.0, noise="discrete")
-        TrainingConfig(privacy='client', clip_norm=1.0, noise='discrete')
+        >>> TrainingConfig(learning_rate=0.5, protection={"unit": "client", "clip_norm": 0.5})
+        TrainingConfig(learning_rate=0.5, protection=Protection(unit='client', clip_norm=0.5))
     """
 
     TABLE: ClassVar[str] = "training"
 
-    model: Annotated[
-        Literal["linear", "softmax", "mlp", "cnn_fmnist", "cnn_cifar", "vgg11", "vgg16"],
-        About("Model of an experiment; means nothing beside a model of your own."),
-    ] = "mlp"
+    model: Annotated[Model, About("Model of an experiment; means nothing beside a model of your own.")] = "mlp"
     norm: Annotated[Literal["group", "batch", "none"], About("Normalisation in the VGGs.")] = "group"
     hidden: Annotated[tuple[int, ...], About("Widths of the MLP's hidden layers.", "", 1)] = (64,)
     learning_rate: Annotated[float, About("η of local SGD.", "", 0)] = 0.01
@@ -285,46 +248,22 @@ class TrainingConfig(Spec):
         Literal["none", "crop_and_flip"],
         About("crop_and_flip shows pictures shifted by up to 4 pixels and mirrored, anew at every look."),
     ] = "none"
-    num_steps: Annotated[int, About("Full-batch steps in a round (privacy full_batch_steps).", "", 1)] = 1
-    privacy: Annotated[
-        Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"],
-        About("Named mechanism of mppfl.privacy."),
-    ] = "paper"
-    adjacency: Annotated[
-        Literal["replace-one", "add-remove"] | None,
-        About("Left out, the mechanism's own; add-remove is possible with privacy client."),
-    ] = None
-    clip_norm: Annotated[
-        float | Literal["first_round_median"],
+    num_steps: Annotated[int, About("Noisy full-batch steps in a round, under release steps.", "", 1)] = 1
+    protection: Annotated[
+        Protection, About("What is protected, from whom and how: a Protection, or a dictionary of its values.")
+    ] = Protection()  # noqa: RUF009
+    aggregation: Annotated[Aggregation, About("Weights of clients' updates.")] = "noise_aware"
+    dispersion: Annotated[
+        float,
         About(
-            "𝒮, length to which updates or gradients are shortened; first_round_median takes the median length of the "
-            "first round's updates before clipping (not a private choice; reports say so).",
+            "Public guess of the mean squared distance of clients' vectors from their mean, in units of clip_norm², "
+            "under sums that open as a whole: 0 lets the noise alone decide what counts how much.",
             "",
             0,
-        ),
-    ] = "first_round_median"
-    budget_unit: Annotated[float, About("ρ of the training = budget_unit · ρ of the game.", "", 0)] = 1.0
-    dp_epsilon: Annotated[
-        float | None,
-        About(
-            "ε at dp_delta with which the client who gives most shall end, instead of budget_unit: each training's "
-            "unit is then the largest that keeps it. Nominal, as budgets are. Rounds that are repeated after an "
-            "interruption with noise that protects are paid for twice, and come on top; ledger.cap forbids that.",
-            "",
-            1e-6,
-            1e3,
             closed=True,
         ),
-    ] = None
-    noise: Annotated[
-        Literal["seeded", "gaussian", "discrete"],
-        About("seeded for simulation, gaussian or discrete for noise that protects."),
-    ] = "seeded"
-    dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
-    aggregation: Annotated[Aggregation, About("Weights of clients' updates.")] = "noise_aware"
-    server_optimizer: Annotated[
-        Literal["sgd", "momentum", "adam"], About("What the server does with the mean update.")
-    ] = "sgd"
+    ] = 0.0
+    server_optimizer: Annotated[Literal["sgd", "momentum", "adam"], About("What becomes of the mean update.")] = "sgd"
     server_learning_rate: Annotated[float, About("Step of the server's optimiser.", "", 0)] = 1.0
     server_momentum: Annotated[float, About("Of server_optimizer momentum and adam.", "", 0, 1, closed=True)] = 0.9
     average_rounds: Annotated[
@@ -346,59 +285,23 @@ class TrainingConfig(Spec):
         Precision,
         About("Of the arithmetic inside local training; weights are float32 (float64 with float64)."),
     ] = "float32"
-    clients_at_once: Annotated[
-        int | None, About("How many clients are computed at once; left out, by the memory there is.", "", 1)
-    ] = None
+    clients_at_once: Annotated[int | None, About("Clients computed at once; left out, by memory.", "", 1)] = None
     processes: Annotated[int | None, About("Processes of engine processes; left out, one per core.", "", 1)] = None
-    evaluate_every: Annotated[
-        int, About("Rounds between evaluations on the test data; the last one is always evaluated.", "", 1)
-    ] = 1
+    evaluate_every: Annotated[int, About("Rounds between evaluations; the last is always evaluated.", "", 1)] = 1
 
     def _check(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise BadInput(f"device={self.device!r} is not known. Use 'cpu', 'cuda' or 'cuda:1'.")
-        if self.mechanism.noise_on != "update" and self.clip_norm == FIRST_ROUND_MEDIAN:
+        if self.protection.batches == "poisson" and self.augmentation != "none":
             raise BadInput(
-                f"clip_norm='first_round_median' is defined for whole updates; {self.privacy} clips every example's "
-                "gradient. Give clip_norm a number."
+                f"augmentation={self.augmentation!r} breaks batches='poisson': views are drawn by place in the sample, "
+                "so one record more changes how the others are seen. Use augmentation='none', or batches='shuffled'."
             )
-        if self.hides_samples and self.augmentation != "none":
+        if self.norm == "batch" and self.protection.clips_examples:
             raise BadInput(
-                f"augmentation={self.augmentation!r} breaks privacy='dpsgd_poisson': views are drawn by place in the "
-                "sample, so one record more changes how the others are seen. Use augmentation='none', or "
-                "privacy='dpsgd_shuffle'."
+                "norm='batch' breaks the protection of records: BatchNorm lets one record move every other record's "
+                "gradient. Use norm='group', or unit='client'."
             )
-        if self.norm == "batch" and self.mechanism.noise_on != "update":
-            raise BadInput(
-                f"norm='batch' breaks privacy={self.privacy!r}: BatchNorm lets one record move every other record's "
-                "gradient. Use norm='group'."
-            )
-        if self.dp_epsilon is not None:
-            self._require_unit_to_choose(self.dp_epsilon)
-
-    def _require_unit_to_choose(self, dp_epsilon: float) -> None:
-        if self.budget_unit != 1.0:
-            raise BadInput(
-                f"dp_epsilon={dp_epsilon:g} chooses the unit of budgets, and budget_unit={self.budget_unit:g} "
-                "gives it. Keep one of them."
-            )
-        if not self.mechanism.is_zcdp:
-            raise BadInput(
-                f"dp_epsilon={dp_epsilon:g} is kept by adding up zCDP budgets, and privacy={self.privacy!r} has "
-                "none. Give budget_unit instead."
-            )
-
-    @property
-    def hides_samples(self) -> bool:
-        """Whether a real guarantee rests on nobody knowing which records were sampled."""
-        return self.privacy == "dpsgd_poisson" and self.noise != "seeded"
-
-    @property
-    def mechanism(self) -> "PrivacyMechanism":
-        """The privacy mechanism that `privacy` and `adjacency` name."""
-        from mppfl.privacy import privacy_mechanism
-
-        return privacy_mechanism(self.privacy, self.adjacency)
 
     @property
     def stream_seed(self) -> int:
@@ -475,9 +378,7 @@ class Experiment(Spec):
         ),
     ] = ()
     mechanisms: Annotated[tuple[str, ...], About("Pricing mechanisms, as `mppfl compare` lists them.")] = ("mppfl",)
-    aggregations: Annotated[
-        tuple[Aggregation, ...], About("Several to compare; left out, the one of the training.")
-    ] = ()
+    aggregations: Annotated[tuple[Aggregation, ...], About("Several to compare; left out, the training's.")] = ()
     game: Annotated[GameSpec, About("The game: a GameSpec, or a dictionary of its values.")] = field(
         default_factory=GameSpec
     )
@@ -487,6 +388,10 @@ class Experiment(Spec):
     training: Annotated[TrainingConfig, About("A TrainingConfig, or a dictionary of its values.")] = field(
         default_factory=TrainingConfig
     )
+    protection: Annotated[
+        Protection | None,
+        About("What is protected, from whom and how, as a dictionary; left out, the protection of the training."),
+    ] = None
     ledger: Annotated[LedgerSpec, About("Caps on what clients spend, as a dictionary.")] = field(
         default_factory=LedgerSpec
     )
@@ -494,7 +399,11 @@ class Experiment(Spec):
 
     def __post_init__(self) -> None:
         for name, cls in TABLES.items():
-            object.__setattr__(self, name, made_from(cls, getattr(self, name)))
+            if (name, getattr(self, name)) != ("protection", None):
+                object.__setattr__(self, name, made_from(cls, getattr(self, name)))
+        protection = self.training.protection if self.protection is None else self.protection
+        object.__setattr__(self, "protection", protection)
+        object.__setattr__(self, "training", replace(self.training, protection=protection))
         Spec.__post_init__(self)
 
     def _check(self) -> None:
@@ -508,28 +417,26 @@ class Experiment(Spec):
                 raise BadInput(f"{name}={list(listed)} names one twice. Keep it once.")
         if not self.mechanisms:
             raise BadInput("mechanisms must name at least one.")
-        self._require_playable()
-        privacy = self.training.mechanism
-        if not privacy.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
-            option = "cap" if self.ledger.cap is not None else "caps"
-            raise BadInput(
-                f"ledger.{option} is ρ that adds up over rounds, and privacy={privacy.name!r} has none: whoever is "
-                "capped would never participate. Remove it, or use another privacy."
-            )
-
-    def _require_playable(self) -> None:
         from mppfl.experiment import require_playable
 
         try:
             require_playable(self.game, self.mechanisms)
         except BadInput as cause:
             raise BadInput(in_table("game", str(cause)).removeprefix("[game] ")) from cause
+        option = next((name for name in ("cap", "caps") if getattr(self.ledger, name)), None)
+        if option is not None and not self.training.protection.is_zcdp:
+            raise BadInput(
+                f"ledger.{option} is ρ that adds up over rounds, and samples have none: whoever is capped would never "
+                "participate. Remove it, or use batches='shuffled' and client_rate=1."
+            )
 
     def __repr__(self) -> str:
         seeds = f"seed{'s' * (len(self.seeds) != 1)} {', '.join(map(str, self.seeds))}"
         lines = [f"Experiment {self.name!r}: {', '.join((*self.mechanisms, *self.aggregations))}, {seeds}"]
         for name in TABLES:
-            values = {key: value for key, value in getattr(self, name).changed().items() if (name, key) != SEED_OF_GAME}
+            values = {
+                key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE
+            }
             changed = ", ".join(f"{key} = {shown(value)}" for key, value in values.items())
             lines += [f"  {name:<9} {changed}"] if changed else []
         return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)
@@ -540,12 +447,9 @@ class Experiment(Spec):
 
     def seed_of(self, purpose: Purpose, seed: int) -> int:
         """The seed of one purpose under one of the experiment's seeds: its table's own, or drawn from `seed`."""
-        own = {
-            "graph": self.game.graph_seed,
-            "clients": self.game.clients_seed,
-            "split": self.data.seed,
-            "training": self.training.seed,
-        }[purpose]
+        if purpose in ("graph", "clients"):
+            return self.game_of(seed).seed_of(purpose)
+        own = self.data.seed if purpose == "split" else self.training.seed
         return drawn_seed(seed, purpose) if own is None else own
 
     def as_dict(self) -> dict[str, Any]:
@@ -563,19 +467,26 @@ class Experiment(Spec):
         return toml_text(self.as_dict())
 
 
-TABLES: dict[str, type[Spec]] = {cls.TABLE: cls for cls in (GameSpec, DataSpec, TrainingConfig, LedgerSpec, OutputSpec)}
+SPECS: tuple[type[Spec], ...] = (GameSpec, DataSpec, TrainingConfig, Protection, LedgerSpec, OutputSpec)
+TABLES: dict[str, type[Spec]] = {cls.TABLE: cls for cls in SPECS}
 SEED_OF_GAME = ("game", "seed")  # which stands at the top of the file
+ELSEWHERE = (SEED_OF_GAME, ("training", "protection"))
+MOVED = {("training", name): f"{name} in [protection]" for name in hints(Protection)} | {
+    ("training", "privacy"): "unit, release and batches in [protection]",
+    ("training", "dp_epsilon"): "total_epsilon in [protection]",
+    ("training", "protection"): "a table of its own, [protection]",
+}
 
 
 def keys_of(table: str) -> list[str]:
     """The names that a table of the file may hold."""
-    return [name for name in hints(TABLES[table]) if (table, name) != SEED_OF_GAME]
+    return [name for name in hints(TABLES[table]) if (table, name) not in ELSEWHERE]
 
 
 def table_of(spec: Spec) -> dict[str, Any]:
     """A spec as a table of the file; what is left to others (None, a unit that is found by its ε) is left out."""
     values = {name: getattr(spec, name) for name in keys_of(spec.TABLE)}
-    if values.get("dp_epsilon") is not None:
+    if values.get("total_epsilon") is not None:
         del values["budget_unit"]
     return {
         name: list(value) if isinstance(value, tuple) else value
@@ -592,8 +503,8 @@ def made_from(cls: type[Spec], value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise BadInput(f"{table}={shown(value)} must be a table. Write [{table}] and its values below it.")
     _require_keys(table, value)
-    if "dp_epsilon" in value and "budget_unit" in value:
-        raise BadInput("training.dp_epsilon and training.budget_unit are both given. Keep one of them.")
+    if "total_epsilon" in value and "budget_unit" in value:
+        raise BadInput("protection.total_epsilon and protection.budget_unit are both given. Keep one of them.")
     try:
         return cls(**value)
     except BadInput as cause:
@@ -606,6 +517,8 @@ def _require_keys(table: str, names: Iterable[str]) -> None:
     for name in names:
         if (table, name) == SEED_OF_GAME:
             raise BadInput("game.seed stands at the top, as seed. For one of the two use graph_seed or clients_seed.")
+        if (table, name) in MOVED:
+            raise BadInput(f"'{table}.{name}' is not known. Write {MOVED[table, name]}.")
         if name not in known and name in homes and not did_you_mean(name, known):
             raise BadInput(f"'{table}.{name}' is not known. It belongs to [{homes[name]}].")
     require_known(names, known, table)

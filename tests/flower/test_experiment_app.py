@@ -1,6 +1,5 @@
 """The app that `deploy init` writes, run inside one process: the same file, the same model."""
 
-import math
 import runpy
 from dataclasses import replace
 
@@ -100,19 +99,6 @@ def test_with_noise_off_the_same_file_gives_the_same_model_in_process_and_on_flo
     assert np.abs(run.weights).max() > 0.01
 
 
-def test_with_noise_accounts_agree_to_the_last_bit_and_everybody_is_paid_what_the_plan_says(tmp_path):
-    changes = {"privacy": "dpsgd_shuffle", "model": "softmax", "unit": "dp_epsilon = 3.0", "cap": "cap = 5.0"}
-    layout = app_with(tmp_path / "app", mechanism="mppfl", **changes)
-    served(layout)
-    (run,) = run_experiment(read_experiment(layout.experiment))
-    status = status_of(layout.app, tmp_path / "payments.csv")
-    assert (status.rounds_done, status.differences, status.ledgers_read) == (3, (), 4)
-    assert {client.paid for client in status.clients} == {3}
-    assert [client.owed for client in status.clients] == pytest.approx(run.paid, rel=1e-12)
-    assert len((tmp_path / "payments.csv").read_text().splitlines()) == 1 + 3 * 4
-    assert math.isfinite(status.accuracy)
-
-
 def test_the_apps_server_weighs_clients_by_the_split_and_not_by_what_they_declare(tmp_path):
     def boasting(reply):
         if REPORT in reply.content:
@@ -202,10 +188,8 @@ def test_a_run_goes_on_with_the_same_data_and_one_mechanism_only(tmp_path):
     [
         ("local {folder}/none", "mppfl deploy init"),
         ("status {folder}/none", "mppfl deploy init"),
-        ("status {folder}/app", "nothing has been run there yet"),
         ("resume {folder}/app", "nothing has been run there yet"),
         ("local {folder}/app --nodes 3", "--nodes 3, but the experiment has 4 clients"),
-        ("init {folder}/app", "exists already"),
     ],
 )
 def test_the_command_says_in_one_line_what_is_wrong(mppfl, tmp_path, line, said):

@@ -14,8 +14,8 @@ from scipy.stats import norm
 from mppfl.errors import BadInput
 from mppfl.training import (
     TrainingConfig,
+    WeightedMean,
     batches_of_round,
-    estimated_dispersion,
     local_work,
     make_model,
     noise_aware_weights,
@@ -23,7 +23,8 @@ from mppfl.training import (
     stream,
     weights_of_updates,
 )
-from tests.training.trainings import FREE, pictures, trained
+from mppfl.training.aggregate import MOST_KINDS, estimated_dispersion
+from tests.training.trainings import CLIENT, FREE, configured, pictures, trained
 
 FALSE_ALARM = 1e-7
 
@@ -111,6 +112,11 @@ def test_a_round_without_participants_has_nothing_to_aggregate():
             weights_of_updates(how, [], [], torch.zeros((0, 3)))
 
 
+def dispersion_among(rows, energy):
+    """The estimate from uploads each of which is a kind of its own."""
+    return estimated_dispersion(torch.from_numpy(rows), np.arange(len(rows)), (rows**2).sum(1), energy)
+
+
 # ---- dispersion ---------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +130,7 @@ def test_the_estimate_of_the_dispersion_is_right_on_average(energy):
     energy = np.array(energy)
     true = 5.0 + rng.standard_normal((draws, len(energy), p)) * math.sqrt(dispersion / p)
     noisy = true + rng.standard_normal(true.shape) * np.sqrt(energy / p)[:, None]
-    estimates = np.array([estimated_dispersion(torch.from_numpy(rows), energy) for rows in noisy])
+    estimates = np.array([dispersion_among(rows, energy) for rows in noisy])
     off = norm.ppf(1 - FALSE_ALARM / 2) * estimates.std() / math.sqrt(draws)
     assert (estimates == 0).mean() == 0  # what is cut off at zero would bias the mean: here nothing is
     assert off < 0.05 * dispersion  # the test can tell 5 % from nothing
@@ -133,8 +139,8 @@ def test_the_estimate_of_the_dispersion_is_right_on_average(energy):
 
 def test_the_dispersion_is_the_variance_among_clients_less_what_noise_explains_and_never_negative():
     rows = np.random.default_rng(0).standard_normal((5, 7))
-    assert estimated_dispersion(torch.from_numpy(rows), np.zeros(5)) == approx(rows.var(axis=0, ddof=1).sum())
-    assert estimated_dispersion(torch.zeros((4, 6)), np.full(4, 100.0)) == 0.0
+    assert dispersion_among(rows, np.zeros(5)) == approx(rows.var(axis=0, ddof=1).sum())
+    assert dispersion_among(np.zeros((4, 6)), np.full(4, 100.0)) == 0.0
 
 
 def test_one_participant_has_weight_one_whatever_its_noise():
@@ -142,6 +148,66 @@ def test_one_participant_has_weight_one_whatever_its_noise():
         theta, dispersion = weights_of_updates("noise_aware", [12], [std], torch.ones((1, 4)))
         assert theta == approx([1.0])
         assert dispersion == math.inf
+
+
+# ---- added up as they come ----------------------------------------------------------------------------------------
+
+
+def mean_of(sizes, std, uploads, dispersion=None):
+    mean = WeightedMean("noise_aware", sizes, std, uploads.shape[1], dispersion)
+    for number, upload in enumerate(uploads):
+        mean.add(number, upload)
+    return mean.result()
+
+
+def of_kinds(num_kinds, each, num_parameters=200, seed=4):
+    """Clients of so many sizes and noises, some of each, and uploads that agree but for their noise and a little."""
+    rng = np.random.default_rng(seed)
+    sizes, std = rng.integers(5, 300, num_kinds), rng.lognormal(0, 1, num_kinds)
+    sizes, std = (np.tile(values, each).astype(float) for values in (sizes, std))
+    uploads = rng.standard_normal(num_parameters) + 0.3 * rng.standard_normal((len(sizes), num_parameters))
+    return sizes, std, torch.from_numpy(uploads + std[:, None] * rng.standard_normal(uploads.shape))
+
+
+@pytest.mark.parametrize(("num_kinds", "each"), [(MOST_KINDS, 1), (MOST_KINDS, 5), (3, 40)])
+def test_up_to_so_many_kinds_of_clients_the_mean_is_the_exact_one(num_kinds, each):
+    sizes, std, uploads = of_kinds(num_kinds, each)
+    mean, theta, dispersion = mean_of(sizes, std, uploads)
+    by_size, energy = sizes / sizes.sum(), uploads.shape[1] * std**2
+    assert dispersion == approx(dispersion_among(uploads.numpy(), energy), rel=1e-9)
+    exact = noise_aware_weights(by_size, energy, dispersion)
+    np.testing.assert_allclose(theta, exact, rtol=1e-9)
+    np.testing.assert_allclose(mean.numpy(), exact @ uploads.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("dispersion", [0.0, 1.0, 1e3, 1e5, None])
+@pytest.mark.parametrize("num_clients", [MOST_KINDS + 1, 500, 3000])
+def test_more_kinds_of_noise_cost_less_than_a_hundredth_of_the_mean_s_error(num_clients, dispersion):
+    sizes, std, uploads = of_kinds(num_clients, 1)
+    mean, theta, used = mean_of(sizes, std, uploads, dispersion)
+    by_size, energy = sizes / sizes.sum(), uploads.shape[1] * std**2
+    assert theta.sum() == approx(1)
+    np.testing.assert_allclose(mean.numpy(), theta @ uploads.numpy(), atol=1e-12)
+    best = noise_aware_weights(by_size, energy, used)
+    least, error = (mean_squared_error(weights, by_size, energy, used) for weights in (best, theta))
+    assert least <= error * (1 + 1e-12)
+    assert error <= 1.01 * least
+
+
+def test_among_many_clients_those_without_noise_are_a_kind_of_their_own():
+    sizes, std, uploads = of_kinds(200, 1)
+    std[:3] = 0
+    _, theta, _ = mean_of(sizes, std, uploads, 0.0)
+    assert theta[:3] == approx(sizes[:3] / sizes[:3].sum())
+
+
+def test_what_was_added_may_be_overwritten():
+    sizes, std, uploads = of_kinds(70, 2)
+    expected, place = mean_of(sizes, std, uploads)[0], torch.empty(uploads.shape[1], dtype=torch.float64)
+    mean = WeightedMean("noise_aware", sizes, std, uploads.shape[1])
+    for number, upload in enumerate(uploads):
+        mean.add(number, place.copy_(upload))
+    assert torch.equal(mean.result()[0], expected)
 
 
 # ---- the server's step --------------------------------------------------------------------------------------------
@@ -186,7 +252,10 @@ def test_adam_is_fedadam_written_out():
 
 
 FOUR_SIZES = (9, 5, 12, 7)
-PLAIN = {"precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, "clip_norm": 1e9, "seed": 3}
+PLAIN = {
+    "precision": "float64", "learning_rate": 0.2, "batch_size": 4, "local_epochs": 2, "clip_norm": 1e9, "seed": 3,
+    **CLIENT,
+}  # fmt: skip
 
 
 def federated_averages(data, config, num_rounds, participating, weighed_by):
@@ -201,7 +270,7 @@ def federated_averages(data, config, num_rounds, participating, weighed_by):
         for k in participating:
             w, b, vw, vb = weights.copy(), bias.copy(), np.zeros_like(weights), np.zeros_like(bias)
             work = local_work(len(data.members[k]), config, data.names[k])
-            for rows in batches_of_round(work, config.privacy, stream(config.seed, "batches", round_index, k)):
+            for rows in batches_of_round(work, config.protection, stream(config.seed, "batches", round_index, k)):
                 x, y = features[data.members[k][rows]], data.labels[data.members[k][rows]]
                 scores = x @ w.T + b
                 odds = np.exp(scores - scores.max(1, keepdims=True))
@@ -226,7 +295,7 @@ def test_a_training_without_noise_is_federated_averaging_of_those_whose_budget_i
 ):
     data, config = pictures(FOUR_SIZES), PLAIN | {"engine": engine, "momentum": momentum, "aggregation": aggregation}
     weighed_by = float if aggregation == "num_examples" else (lambda _: 1.0)
-    expected = federated_averages(data, TrainingConfig(**config), 3, participating, weighed_by)
+    expected = federated_averages(data, configured(**config), 3, participating, weighed_by)
     is_in = np.isin(range(4), participating)
     shares = is_in * [weighed_by(size) for size in FOUR_SIZES]
     records = trained(np.where(is_in, np.inf, 0.0), 3, data=data, **config)
@@ -235,7 +304,7 @@ def test_a_training_without_noise_is_federated_averaging_of_those_whose_budget_i
         np.testing.assert_allclose(record.theta, shares / shares.sum(), atol=1e-15)
         np.testing.assert_array_equal(record.participating, is_in)
         assert math.isnan(record.dispersion)
-    everybody = federated_averages(data, TrainingConfig(**config), 3, range(4), weighed_by)
+    everybody = federated_averages(data, configured(**config), 3, range(4), weighed_by)
     another = everybody[0] if is_in.all() else everybody[2]
     assert np.abs(expected[2] - another).max() > 1e-3  # the rounds really differ, and leaving somebody out matters here
 

@@ -14,18 +14,16 @@ from scipy.stats import chi2, norm
 from mppfl.data import client_data
 from mppfl.errors import BadInput
 from mppfl.game import RoundTerms, plan_from_rounds
-from mppfl.privacy import LocalWork, epsilon, gaussian_epsilon, history_epsilon
+from mppfl.privacy import epsilon, gaussian_epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import (
-    TrainingConfig,
     budget_unit_for,
     delta_for_budgets,
-    epsilon_method,
     largest_budget,
     make_model,
-    poisson_multiplier,
+    with_budget_unit,
 )
-from tests.training.trainings import pictures, plan_with, trained
+from tests.training.trainings import SUMS, WAYS, configured, pictures, plan_with, trained
 
 METHOD_NAMES = st.sampled_from(["exact", "rdp", "zcdp"])
 
@@ -63,69 +61,78 @@ def test_nobody_ends_above_epsilon_however_the_rounds_are_added_up(dp_epsilon, m
 
 
 def test_infinite_budgets_and_empty_plans_have_no_unit():
-    with pytest.raises(BadInput, match=r"dp_epsilon=3 cannot be kept by 'by hand', whose budgets are infinite"):
+    with pytest.raises(BadInput, match=r"total_epsilon=3 cannot be kept by 'by hand', whose budgets are infinite"):
         budget_unit_for(plan_with([1.0, np.inf]), 3.0, 1e-5)
     with pytest.raises(BadInput, match="nobody participates"):
         budget_unit_for(plan_with([0.0, 0.0]), 3.0, 1e-5)
-    with pytest.raises(BadInput, match=r"dp_epsilon=0 must lie in \[1e-06, 1000\]"):
+    with pytest.raises(BadInput, match=r"total_epsilon=0 must lie in \[1e-06, 1000\]"):
         budget_unit_for(plan_with([1.0]), 0.0, 1e-5)
 
 
-@pytest.mark.parametrize("noise", ["seeded", "gaussian", "discrete"])
-def test_the_ledger_of_a_training_ends_at_epsilon_and_not_above(noise):
+def kept_epsilon(way, noise, **changed):
+    """What a client's ε of 3 in all, chosen for the training, becomes by its end: in its record and in the ledger."""
     plan, model = plan_with([1.0, 0.3, 0.7], num_rounds=3), make_model("linear", (1, 8, 8), 4)
-    asked = {"privacy": "full_batch_steps", "num_steps": 2, "clip_norm": 0.3, "noise": noise}
-    config = TrainingConfig(**asked)
-    delta = delta_for_budgets(config, 3.0, 4 * 64, len(plan))
-    assert delta == approx(config.dp_delta, rel=1e-12)
-    unit = budget_unit_for(plan, 3.0, delta, epsilon_method(config))
+    asked = {**WAYS[way], "noise": noise, "total_epsilon": 3.0, "clip_norm": 0.3, "num_steps": 2, **changed}
     with PrivacyLedger.in_memory() as ledger:
-        *_, last = trained(plan=plan, model=model, ledger=ledger, budget_unit=unit, evaluate_every=3, **asked)
-        ends = ledger.get_epsilon(["0", "1", "2"], config.dp_delta, epsilon_method(config))
-    assert 3.0 * (1 - 1e-4) < max(ends) <= 3.0
-    assert np.argmax(ends) == 0
-    assert last.dp_epsilon <= 3.0
+        *_, last = trained(plan=plan, model=model, ledger=ledger, evaluate_every=3, **asked)
+        protection = configured(**asked).protection
+        ends = ledger.get_epsilon(["0", "1", "2"], protection.dp_delta, protection.accounting)
+    return last.dp_epsilon, ends
+
+
+REAL = {way: (["discrete"] if way.startswith("secure") else ["gaussian", "discrete"]) for way in WAYS}
+
+
+@pytest.mark.parametrize(
+    ("way", "noise"),
+    [(way, noise) for way in WAYS if way not in ("nominal", "poisson") for noise in ("simulated", *REAL[way])],
+)
+def test_a_training_ends_at_its_total_epsilon_and_not_above(way, noise):
+    # Where all can be used up by every sum, so can ε: weights follow the roots of the budgets.
+    record, ledger = kept_epsilon(way, noise, dispersion=0.0)
+    assert 3.0 * (1 - 1e-4) < max(ledger) <= 3.0
+    assert np.argmax(ledger) == 0
+    assert record == approx(max(ledger), rel=1e-9)
+
+
+@pytest.mark.parametrize("way", SUMS)
+def test_who_counts_by_size_in_a_sum_ends_no_later_than_at_its_total_epsilon(way):
+    record, ledger = kept_epsilon(way, "simulated", aggregation="num_examples")
+    assert record == approx(max(ledger), rel=1e-9)
+    assert max(ledger) <= 3.0
+
+
+def test_poisson_batches_end_at_their_total_epsilon_and_not_above():
+    data, model = pictures((40, 30, 50)), make_model("linear", (1, 8, 8), 4)
+    asked = {**WAYS["poisson"], "total_epsilon": 3.0, "clip_norm": 0.3, "batch_size": 10}
+    *_, last = trained([1.0, 0.3, 0.7], 3, data=data, model=model, **asked)
+    assert 3.0 * 0.8 < last.dp_epsilon <= 3.0
+
+
+def test_the_unit_that_keeps_epsilon_is_a_value_like_any_other():
+    plan, config = plan_with([1.0, 0.3, 0.7]), configured(total_epsilon=3.0)
+    found = with_budget_unit(config, plan, 256).protection
+    assert found.total_epsilon is None
+    assert epsilon(2 * found.budget_unit, 1e-5) == approx(3.0, rel=1e-6)
+    given = configured(budget_unit=0.3)
+    assert with_budget_unit(given, plan, 256) is given
+    with pytest.raises(BadInput, match="total_epsilon=3 chooses the unit of budgets, and budget_unit=2 gives it"):
+        configured(total_epsilon=3.0, budget_unit=2.0)
 
 
 def test_noise_that_uses_up_delta_leaves_no_budget():
-    config = TrainingConfig(privacy="client", noise="discrete", clip_norm=1.0)
-    assert delta_for_budgets(config, 30.0, 15_000_000, 60) < config.dp_delta
+    config, plan = configured(**WAYS["client"], noise="discrete", clip_norm=1.0), plan_with([1.0], 60)
+    assert delta_for_budgets(config, 30.0, 15_000_000, plan) < config.protection.dp_delta
     with pytest.raises(BadInput, match=r"dp_delta=1e-05 is used up by discrete noise on 15,000,000 parameters"):
-        delta_for_budgets(config, 80.0, 15_000_000, 60)
-
-
-WORK = LocalWork(num_examples=600, local_epochs=2, batch_size=32)
-
-
-FEW_STEPS = LocalWork(239, 1, 1, 120)  # with a large budget: sampling by half hides nothing that the bound can tell
-
-
-@pytest.mark.parametrize(
-    ("budget", "work"), [(0.003, WORK), (7.3, WORK), (0.5, LocalWork(20, 3, 1, 20)), (50.0, FEW_STEPS)]
-)
-def test_a_round_costs_no_more_than_the_budget_it_was_calibrated_for(budget, work):
-    multiplier = poisson_multiplier(budget, 1e-5, work)
-    allowed = gaussian_epsilon(budget, 1e-5)
-    assert history_epsilon([(multiplier, work.sampling_rate, work.num_batches)], 1e-5) <= allowed
-    # and the noise is not absurd: half of it would cost more than the budget
-    assert history_epsilon([(multiplier / 2, work.sampling_rate, work.num_batches)], 1e-5) > allowed
-
-
-@pytest.mark.parametrize(
-    ("budget", "match"),
-    [(math.inf, "no noiseless form"), (0.0, "above 0"), (-1.0, "above 0"), (math.nan, "above 0"), (1e9, "budget_unit")],
-)
-def test_a_budget_without_a_calibration_is_refused(budget, match):
-    with pytest.raises(BadInput, match=match):
-        poisson_multiplier(budget, 1e-5, WORK)
+        delta_for_budgets(config, 80.0, 15_000_000, plan)
 
 
 def test_a_poisson_training_has_an_epsilon_and_no_part_in_zcdp_sums_and_caps_nor_in_releases_per_client():
     asked = {"data": pictures((40, 30, 50)), "ledger": PrivacyLedger.in_memory(), "clip_norm": 1.0, "batch_size": 10}
-    trained([0.5] * 3, 1, run="before", privacy="client", **asked)
+    trained([0.5] * 3, 1, run="before", **WAYS["client"], **asked)
     ledger = asked["ledger"]
     ledger.set_cap("2", 100.0, "record")  # in zCDP, which Poisson sampling cannot be held to
-    first, last = trained([1.0, 0.0, 1.0], 2, run="then", privacy="dpsgd_poisson", budget_unit=0.5, **asked)
+    first, last = trained([1.0, 0.0, 1.0], 2, run="then", **WAYS["poisson"], budget_unit=0.5, **asked)
     assert first.refused == last.refused == ("2",)
     assert math.isnan(first.dp_epsilon)  # known after the last round
     assert ledger.get_epsilon("0", 1e-5, "pld", unit="record") <= last.dp_epsilon  # an upper bound, however it is found
@@ -142,19 +149,18 @@ NUM_PARAMETERS = 40 * 1025
 
 # The standard deviation in the whole update that PRIVACY.md, section 1, gives for a client with n examples.
 BY_THE_BOOK = {
-    "paper": lambda n: CLIP * math.sqrt(2 / BUDGET) / n,
     "client": lambda n: CLIP * math.sqrt(2 / BUDGET),
-    "full_batch": lambda n: TINY * CLIP * math.sqrt(2 / BUDGET) / n,
-    "full_batch_steps": lambda n: TINY * CLIP * math.sqrt(2 * STEPS / BUDGET) / n * math.sqrt(STEPS),
-    "dpsgd_shuffle": lambda n: (
+    "gradient": lambda n: TINY * CLIP * math.sqrt(2 / BUDGET) / n,
+    "steps": lambda n: TINY * CLIP * math.sqrt(2 * STEPS / BUDGET) / n * math.sqrt(STEPS),
+    "shuffled": lambda n: (
         TINY * CLIP * math.sqrt(2 * EPOCHS / BUDGET) / BATCH * math.sqrt(EPOCHS * math.ceil(n / BATCH))
     ),
 }
 
 
-def one_round(budgets, privacy, num_rounds=1, model="softmax", data=DATA, **changed):
+def one_round(budgets, way, num_rounds=1, model="softmax", data=DATA, **changed):
     asked = {
-        "privacy": privacy, "clip_norm": CLIP, "learning_rate": TINY, "batch_size": BATCH, "local_epochs": EPOCHS,
+        **WAYS[way], "clip_norm": CLIP, "learning_rate": TINY, "batch_size": BATCH, "local_epochs": EPOCHS,
         "num_steps": STEPS, "precision": "float64", "aggregation": "num_examples", "seed": 6, **changed,
     }  # fmt: skip
     return trained(budgets, num_rounds, model=make_model(model, (1, 32, 32), 40), data=data, **asked)
@@ -171,46 +177,46 @@ def assert_of_std(noise, std):
     assert abs(noise.mean()) <= norm.ppf(1 - FALSE_ALARM / 2) * std / math.sqrt(len(noise))
 
 
-def stated_noise(privacy, client, **changed):
+def stated_noise(way, client, **changed):
     """The noise that the record of a client alone states, and that really is in its upload."""
-    (noisy,), (quiet,) = (one_round(alone(client, budget), privacy, **changed) for budget in (BUDGET, np.inf))
+    (noisy,), (quiet,) = (one_round(alone(client, budget), way, **changed) for budget in (BUDGET, np.inf))
     assert_of_std(noisy.weights - quiet.weights, noisy.noise_std[client])
     assert len(noisy.weights) == NUM_PARAMETERS
     assert quiet.noise_std[client] == 0
     return noisy.noise_std[client]
 
 
-@pytest.mark.parametrize("privacy", BY_THE_BOOK)
+@pytest.mark.parametrize("way", BY_THE_BOOK)
 @pytest.mark.parametrize("client", [0, 1, 2])
-def test_the_noise_in_an_upload_is_what_the_record_states_and_the_budget_buys(privacy, client):
-    assert stated_noise(privacy, client) == approx(BY_THE_BOOK[privacy](SIZES[client]), rel=1e-9)
+def test_the_noise_in_an_upload_is_what_the_record_states_and_the_budget_buys(way, client):
+    assert stated_noise(way, client) == approx(BY_THE_BOOK[way](SIZES[client]), rel=1e-9)
 
 
-@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
+@pytest.mark.parametrize("way", ["client", "shuffled"])
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_every_engine_adds_the_noise_that_the_record_states(privacy, engine):
-    assert stated_noise(privacy, 1, engine=engine) == approx(BY_THE_BOOK[privacy](SIZES[1]), rel=1e-9)
+def test_every_engine_adds_the_noise_that_the_record_states(way, engine):
+    assert stated_noise(way, 1, engine=engine) == approx(BY_THE_BOOK[way](SIZES[1]), rel=1e-9)
 
 
-@pytest.mark.parametrize("privacy", BY_THE_BOOK)
-def test_the_noise_in_the_mean_is_that_of_independent_clients(privacy):
-    (noisy,), (quiet,) = one_round([BUDGET] * 3, privacy), one_round([np.inf] * 3, privacy)
+@pytest.mark.parametrize("way", BY_THE_BOOK)
+def test_the_noise_in_the_mean_is_that_of_independent_clients(way):
+    (noisy,), (quiet,) = one_round([BUDGET] * 3, way), one_round([np.inf] * 3, way)
     assert_of_std(noisy.weights - quiet.weights, math.sqrt((noisy.theta**2 * noisy.noise_std**2).sum()))
 
 
-@pytest.mark.parametrize("privacy", ["full_batch_steps", "dpsgd_shuffle"])
-def test_momentum_counts_the_noise_of_early_steps_more_than_once(privacy):
-    assert stated_noise(privacy, 2, momentum=0.9) > 1.5 * BY_THE_BOOK[privacy](SIZES[2])
+@pytest.mark.parametrize("way", ["steps", "shuffled"])
+def test_momentum_counts_the_noise_of_early_steps_more_than_once(way):
+    assert stated_noise(way, 2, momentum=0.9) > 1.5 * BY_THE_BOOK[way](SIZES[2])
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
-@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
-def test_noise_that_protects_is_as_large_as_the_record_states(privacy, noise):
-    assert stated_noise(privacy, 0, noise=noise) > BY_THE_BOOK[privacy](SIZES[0])  # rounding is paid for with noise
+@pytest.mark.parametrize("way", ["client", "shuffled"])
+def test_noise_that_protects_is_as_large_as_the_record_states(way, noise):
+    assert stated_noise(way, 0, noise=noise) > BY_THE_BOOK[way](SIZES[0])  # rounding is paid for with noise
 
 
-def test_adding_or_removing_a_client_takes_half_the_noise_of_replacing_one():
-    assert stated_noise("client", 0, adjacency="add-remove") == approx(CLIP / math.sqrt(2 * BUDGET))
+def test_a_client_that_is_replaced_by_nothing_takes_half_the_noise_of_one_replaced_by_another():
+    assert stated_noise("client", 0, adjacency="zero_out") == approx(CLIP / math.sqrt(2 * BUDGET))
 
 
 def blank():
@@ -231,9 +237,7 @@ def test_noise_is_fresh_for_every_round_and_client():
 @pytest.mark.parametrize("engine", ["loop", "dense"])
 def test_poisson_sampled_steps_add_the_multiplier_times_the_clip_norm_over_the_batch_size(engine):
     ledger = PrivacyLedger.in_memory()
-    (record,) = one_round(
-        alone(2), "dpsgd_poisson", 1, "linear", blank(), ledger=ledger, learning_rate=0.1, engine=engine
-    )
+    (record,) = one_round(alone(2), "poisson", 1, "linear", blank(), ledger=ledger, learning_rate=0.1, engine=engine)
     (event,) = ledger.events()
     steps = EPOCHS * math.ceil(12 / BATCH)
     assert (event["sampling_rate"], event["num_steps"]) == (BATCH / 12, steps)

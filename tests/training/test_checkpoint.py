@@ -19,7 +19,6 @@ from mppfl.training import (
     PER_CLIENT,
     PER_ROUND,
     Checkpoint,
-    TrainingConfig,
     TrainingJob,
     checkpoint_after,
     history_of,
@@ -31,9 +30,9 @@ from mppfl.training import (
     train_rounds,
     training_key,
 )
-from tests.training.trainings import QUICK, pictures, plan_with, softmax_on, trained
+from tests.training.trainings import NOMINAL, QUICK, SUMS, WAYS, configured, pictures, plan_with, softmax_on, trained
 
-DATA = pictures()
+DATA, NAMES = pictures(), ["0", "1", "2"]
 PLAN = plan_with([0.5, 1.0, 2.0], 4)
 MODEL = softmax_on(DATA)
 
@@ -43,7 +42,7 @@ def rounds_of(**asked):
 
 
 def checkpoint_of(records, plan=PLAN, data=DATA, model=MODEL, **changed):
-    key = training_key(model, TrainingJob("training", plan, data, TrainingConfig(**{**QUICK, **changed})))
+    key = training_key(model, TrainingJob("training", plan, data, configured(**{**QUICK, **changed})))
     return checkpoint_after(records[-1], history_of(records, data.num_clients), key)
 
 
@@ -182,21 +181,21 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, checkpoint, monke
 
 # ---- going on -----------------------------------------------------------------------------------------------------
 
-WAYS = {
-    "plain": {},
+GOING_ON = {
+    **{way: WAYS[way] for way in ("gradient", "steps", "shuffled", "client", *SUMS)},
     "momentum": {"server_optimizer": "momentum"},
     "adam": {"server_optimizer": "adam", "server_learning_rate": 0.1},
     "average": {"average_rounds": 3},
     "average with momentum": {"average_rounds": 2, "server_optimizer": "momentum"},
     "num_examples": {"aggregation": "num_examples"},
-    "median clip norm": {"clip_norm": "first_round_median"},
-    "local momentum": {"momentum": 0.9, "privacy": "client"},
-    "gradient noise": {"privacy": "dpsgd_shuffle"},
+    "clip norm of the first round": NOMINAL,
+    "total epsilon": {"total_epsilon": 2.0},
+    "local momentum": {"momentum": 0.9, **WAYS["client"]},
     "float64": {"precision": "float64"},
 }
 
 
-@pytest.mark.parametrize("changed", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("changed", GOING_ON.values(), ids=GOING_ON)
 def test_a_training_resumed_after_any_round_is_the_undisturbed_one_bit_for_bit(tmp_path, changed):
     undisturbed = rounds_of(**changed)
     whole = history_of(undisturbed, 3)
@@ -220,7 +219,7 @@ def test_a_training_resumed_after_any_round_is_the_undisturbed_one_bit_for_bit(t
 def test_a_training_whose_first_rounds_had_nobody_resumes_with_its_clip_norm_still_open():
     budgets = [np.zeros(3), np.zeros(3), np.ones(3), np.ones(3)]
     plan = plan_from_rounds("by hand", [RoundTerms(t, 1.0, 1.0, row) for t, row in enumerate(budgets, start=1)])
-    asked = {"plan": plan, "clip_norm": "first_round_median"}
+    asked = {"plan": plan, **NOMINAL}
     undisturbed = rounds_of(**asked)
     rest = rounds_of(**asked, resume=checkpoint_of(undisturbed[:1], **asked))
     assert rest[-1].weights.tobytes() == undisturbed[-1].weights.tobytes()
@@ -284,19 +283,56 @@ def test_a_training_may_go_on_with_another_engine_or_other_processes(changed):
 
 
 def test_arms_resume_after_the_same_round_only():
-    arm = TrainingJob("training", PLAN, DATA, TrainingConfig(**QUICK), resume=checkpoint_of(rounds_of()[:1]))
+    arm = TrainingJob("training", PLAN, DATA, configured(**QUICK), resume=checkpoint_of(rounds_of()[:1]))
     with pytest.raises(BadInput, match="resume after the same round"):
         next(train_many(MODEL, [arm, dataclasses.replace(arm, name="another", resume=None)]))
 
 
-@pytest.mark.parametrize(("noise", "times_paid"), [("seeded", 1), ("gaussian", 2)])
-@pytest.mark.parametrize("privacy", ["client", "full_batch"])
-def test_a_round_computed_again_is_paid_again_only_where_its_noise_is_fresh(noise, times_paid, privacy):
-    changed, ledger = {"noise": noise, "privacy": privacy}, PrivacyLedger.in_memory()
-    # Killed after round 2 was released, before its checkpoint was written.
-    records = list(islice(train_rounds(MODEL, DATA, PLAN, TrainingConfig(**QUICK, **changed), ledger=ledger), 2))
+def killed_in_round_2(ledger, **changed):
+    """Records of a training that was killed after round 2 was released, before its checkpoint was written."""
+    return list(islice(train_rounds(MODEL, DATA, PLAN, configured(**QUICK, **changed), ledger=ledger), 2))
+
+
+@pytest.mark.parametrize(("noise", "times_paid"), [("simulated", 1), ("discrete", 2)])
+@pytest.mark.parametrize("way", ["client", "gradient", *SUMS])
+def test_a_round_computed_again_is_paid_again_only_where_its_noise_is_fresh(noise, times_paid, way):
+    changed, ledger = {"noise": noise, **WAYS[way]}, PrivacyLedger.in_memory()
+    records = killed_in_round_2(ledger, **changed)
     rest = rounds_of(**changed, resume=checkpoint_of(records[:1], **changed), ledger=ledger)
-    np.testing.assert_allclose(ledger.spent(["0", "1", "2"]), (3 + times_paid) * np.array([0.5, 1.0, 2.0]))
-    assert rest[-1].dp_epsilon == pytest.approx(ledger.get_epsilon("2", 1e-5), rel=1e-9)
-    if noise == "seeded":
-        assert rest[0].weights.tobytes() == records[1].weights.tobytes()
+    np.testing.assert_allclose(ledger.spent(NAMES), (3 + times_paid) * records[0].spent)
+    method = configured(**changed).protection.accounting
+    assert rest[-1].dp_epsilon == pytest.approx(ledger.get_epsilon("2", 1e-5, method), rel=1e-9)
+    assert (rest[0].weights.tobytes() == records[1].weights.tobytes()) == (noise == "simulated")
+
+
+@pytest.mark.parametrize("way", SUMS)
+def test_a_sum_computed_again_has_those_who_were_in_it_before(way):
+    ledger, changed = PrivacyLedger.in_memory(), WAYS[way]
+    ledger.set_cap("1", 1.5, configured(**changed).protection.unit)  # too little for a second round
+    records = killed_in_round_2(ledger, **changed)
+    assert [record.refused for record in records] == [(), ("1",)]
+    spent = ledger.spent(NAMES)
+    again = rounds_of(**changed, resume=checkpoint_of(records[:1], **changed), ledger=ledger)[0]
+    assert again.weights.tobytes() == records[1].weights.tobytes()
+    assert again.refused == ("1",)
+    np.testing.assert_array_equal(again.spent, records[1].spent)
+    np.testing.assert_allclose(ledger.spent(NAMES), spent + 2 * again.spent, rtol=1e-12)  # rounds 3 and 4
+
+
+@pytest.mark.parametrize("way", SUMS)
+def test_who_cannot_pay_twice_for_a_sum_stays_out_of_it_and_the_others_pay_what_they_paid(way):
+    ledger, changed = PrivacyLedger.in_memory(), {**WAYS[way], "noise": "discrete"}
+    ledger.set_cap("1", 2.5, configured(**changed).protection.unit)  # for two rounds, and not for three
+    records = killed_in_round_2(ledger, **changed)
+    assert records[1].participating.all()
+    before = ledger.spent(NAMES)
+    resumed = train_rounds(
+        MODEL, DATA, PLAN, configured(**QUICK, **changed), ledger=ledger, resume=checkpoint_of(records[:1], **changed)
+    )
+    again = next(resumed)
+    assert again.refused == ("1",)
+    theta = np.where(again.participating, records[1].theta, 0)
+    np.testing.assert_allclose(again.theta, theta / theta.sum())
+    np.testing.assert_array_equal(again.spent, np.where(again.participating, records[1].spent, 0))
+    np.testing.assert_allclose(ledger.spent(NAMES) - before, again.spent)
+    assert ledger.verify() == 8

@@ -1,4 +1,4 @@
-"""TrainingConfig: what is wrong is refused by its name, what is right is kept."""
+"""TrainingConfig and Protection: what is wrong is refused by its name, what is right is kept."""
 
 import math
 
@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from mppfl.errors import BadInput
 from mppfl.fields import choices, hints
+from mppfl.privacy import Protection
 from mppfl.training import TrainingConfig, TrainingJob, make_model, training_key
-from tests.training.trainings import pictures, plan_with
+from tests.training.trainings import POISSON, SHUFFLED, STEPS, WAYS, configured, pictures, plan_with
 
-NOT_ALONE = ("clip_norm", "adjacency", "norm", "model")
-CHOICES = {
-    name: known for name, hint in hints(TrainingConfig).items() if (known := choices(hint)) and name not in NOT_ALONE
-}
+OF_PROTECTION = {name: known for name, hint in hints(Protection).items() if (known := choices(hint))}
+OF_TRAINING = {name: known for name, hint in hints(TrainingConfig).items() if (known := choices(hint))}
+CHOICES = {**OF_PROTECTION, **OF_TRAINING}
+NOT_ALONE = ("norm", "model")  # and whatever is of the protection
 COUNTS = ("batch_size", "local_epochs", "num_steps", "evaluate_every", "clients_at_once", "processes")
 ABOVE_ZERO = ("learning_rate", "server_learning_rate", "budget_unit", "clip_norm")
 SHARES = ("momentum", "server_momentum")
-SAMPLED = {"privacy": "dpsgd_poisson", "clip_norm": 1.0, "augmentation": "crop_and_flip"}
+FROM_ZERO = ("seed", "average_rounds", "dropouts", "colluding")
 
 not_numbers = st.sampled_from([math.nan, "x", "", "0.5", 10**400, [], [0.1], {}, (1.0, 2.0), 1j, object(), np.zeros(2)])
 not_counts = st.one_of(
@@ -39,8 +40,10 @@ bad_values = st.one_of(
         st.just("dp_delta"),
         st.one_of(st.floats(max_value=0.0), st.floats(min_value=1.0), not_numbers),
     ),
+    st.tuples(st.just("total_epsilon"), st.one_of(st.floats(max_value=1e-7), st.floats(min_value=1001), not_numbers)),
+    st.tuples(st.just("dispersion"), st.one_of(st.floats(max_value=0.0, exclude_max=True), not_numbers)),
     st.tuples(
-        st.sampled_from(["seed", "average_rounds"]),
+        st.sampled_from(FROM_ZERO),
         st.one_of(st.integers(max_value=-1), st.floats(), st.booleans(), st.sampled_from(["1", None, [], {}, 1j])),
     ).filter(lambda bad: bad != ("seed", None)),  # which is drawn from the experiment's
     st.sampled_from(sorted(CHOICES)).flatmap(
@@ -51,8 +54,8 @@ bad_values = st.one_of(
                 st.sampled_from([None, 0, 1.5, True, [], {}, ("paper",)]),
             ),
         )
-    ),
-)
+    ).filter(lambda bad: bad not in (("release", None), ("adjacency", None))),  # which the unit and batches decide
+)  # fmt: skip
 
 good_values = st.fixed_dictionaries(
     {},
@@ -61,9 +64,10 @@ good_values = st.fixed_dictionaries(
         **{name: st.floats(0.0, 1e300, exclude_min=True) for name in ABOVE_ZERO},
         **{name: st.floats(0.0, 1.0) for name in SHARES},
         "dp_delta": st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+        "dispersion": st.floats(0.0, 1e300),
         "seed": st.integers(0, 2**63 - 1),
         "average_rounds": st.integers(0, 10**6),
-        **{name: st.sampled_from(known) for name, known in CHOICES.items() if name != "privacy"},
+        **{name: st.sampled_from(known) for name, known in OF_TRAINING.items() if name not in NOT_ALONE},
     },
 )
 
@@ -73,55 +77,88 @@ good_values = st.fixed_dictionaries(
 def test_a_bad_value_is_refused_by_the_name_of_its_field(bad):
     name, value = bad
     with pytest.raises(BadInput, match=rf"\b{name}\b") as refused:
-        TrainingConfig(**{name: value})
+        configured(**{name: value})
     assert "\n" not in str(refused.value)
 
 
 @settings(deadline=None)
-@given(good_values, st.sampled_from(CHOICES["privacy"]))
-def test_a_good_value_is_kept_as_it_came(good, privacy):
-    if privacy == "dpsgd_poisson" and good.get("noise", "seeded") != "seeded":
-        good["augmentation"] = "none"  # with real noise it takes no other
-    config = TrainingConfig(**{"clip_norm": 1.0, **good, "privacy": privacy})
-    for name, value in good.items():
-        assert getattr(config, name) == value
-    assert config.mechanism.name == privacy
+@given(good_values, st.sampled_from(sorted(WAYS)))
+def test_a_good_value_is_kept_as_it_came(good, way):
+    if way == "poisson":
+        good["augmentation"] = "none"
+    config = configured(**{**WAYS[way], **good})
+    for name, value in {**WAYS[way], **good}.items():
+        if name != "kind":
+            assert getattr(config.protection if name in hints(Protection) else config, name) == value
 
 
-def test_the_papers_values_are_the_defaults():
+def test_a_training_protects_unless_it_is_told_otherwise():
     config = TrainingConfig()
     assert (config.learning_rate, config.batch_size, config.local_epochs, config.momentum) == (0.01, 32, 5, 0.0)
-    assert (config.privacy, config.clip_norm) == ("paper", "first_round_median")
+    protection = config.protection
+    assert (protection.unit, protection.trust, protection.release) == ("record", "local", "gradient")
+    assert (protection.adjacency, protection.clip_norm, protection.is_zcdp) == ("replace_one", 1.0, True)
+    assert protection.guarantee == "ρ-zCDP for each record of a client, against everybody who sees its gradient"
+
+
+def test_what_is_left_out_follows_from_what_is_given():
+    assert Protection(unit="client").release == "update"
+    assert Protection(**POISSON).adjacency == "zero_out"
+    assert Protection(unit="client", adjacency="zero_out").reach() == Protection().reach() / 2
+    assert TrainingConfig(protection={"unit": "client"}) == TrainingConfig(protection=Protection(unit="client"))
 
 
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        *(({"clip_norm": word}, r'clip_norm=.*"first_round_median"') for word in ("first_round_mean", "1.0", "")),
         *(({"device": device}, "device") for device in (None, 3, 1.5, "quantum", "")),
-        ({"privacy": "paper", "adjacency": "add-remove"}, "adjacency"),
+        ({"privacy": "paper"}, "'privacy' is not known"),
+        ({"unit": "client", "release": "gradient"}, "release='gradient' does not hide a client.*Leave release out"),
+        ({"release": "update"}, "release='update' does not hide a record"),
+        ({"batches": "shuffled"}, "batches='shuffled' is for release='steps'"),
+        ({**POISSON, "adjacency": "replace_one"}, "adjacency='zero_out'"),
         *(
-            ({"privacy": name}, f"{name} clips every example's gradient. Give clip_norm a number")
-            for name in ("full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson")
+            ({**way, "trust": trust}, f"trust='{trust}' opens one sum a round.*Use release='gradient'")
+            for way in (STEPS, SHUFFLED, POISSON)
+            for trust in ("secure_sum", "server")
         ),
-        (  # a view goes by place in the sample: one record more changes the views of all after it
-            {**SAMPLED, "noise": "gaussian"},
-            "augmentation='crop_and_flip' breaks privacy='dpsgd_poisson'",
+        *(
+            ({"trust": trust, name: 1}, "dropouts and colluding are for trust='secure_sum'")
+            for trust in ("local", "server")
+            for name in ("dropouts", "colluding")
+        ),
+        ({"trust": "secure_sum", "noise": "gaussian"}, "Use noise='discrete'"),
+        ({"noise": "seeded"}, 'Write noise = "simulated" instead'),
+        ({"adjacency": "add-remove"}, 'Write adjacency = "zero_out" instead'),
+        ({"norm": "batch"}, "norm='batch' breaks the protection of records.*unit='client'"),
+        *(  # a view goes by place in the sample: one record more changes the views of all after it
+            ({**POISSON, "noise": noise, "augmentation": "crop_and_flip"}, "'crop_and_flip' breaks batches='poisson'")
+            for noise in ("simulated", "gaussian")
         ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_what_would_do(asked, says):
-    with pytest.raises(BadInput, match=says):
-        TrainingConfig(**asked)
-
-
-def test_what_is_next_to_it_goes_together():
-    assert TrainingConfig(privacy="client", adjacency="add-remove").mechanism.adjacency == "add-remove"
-    assert TrainingConfig(**SAMPLED).noise == "seeded"  # a simulation, which protects no one
+    with pytest.raises(BadInput, match=says) as refused:
+        configured(**asked)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("change", [{"batch_size": np.int64(4)}, {"learning_rate": np.float32(0.1)}])
 def test_a_configuration_with_numpy_numbers_can_be_checkpointed(change):
     data = pictures()
-    arm = TrainingJob("training", plan_with([1.0] * 3), data, TrainingConfig(**{"batch_size": 4, **change}))
-    assert len(training_key(make_model("softmax", data.input_shape, 4), arm)) == 64
+    job = TrainingJob("training", plan_with([1.0] * 3), data, TrainingConfig(**{"batch_size": 4, **change}))
+    assert len(training_key(make_model("softmax", data.input_shape, 4), job)) == 64
+
+
+def computed_with(**changed):
+    return TrainingJob("training", PLAN, DATA, configured(**changed)).computed_with
+
+
+PLAN, DATA = plan_with([1.0] * 3), pictures()
+
+
+def test_jobs_are_computed_together_only_where_one_engine_can_do_both():
+    assert computed_with() == computed_with(aggregation="uniform", seed=3, trust="server")
+    for other in (STEPS, SHUFFLED, {"unit": "client"}, {"clip_norm": 2.0}, {"noise": "gaussian"}):
+        assert computed_with() != computed_with(**other)  # noise of a simulation may be drawn on a device
+    assert computed_with(unit="client") == computed_with(unit="client", clip_norm=2.0, noise="gaussian")

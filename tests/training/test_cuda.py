@@ -30,27 +30,27 @@ def assert_near_the_plain_loop(model, within, precision, **asked):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle", "full_batch_steps"])
+@pytest.mark.parametrize("way", ["client", "shuffled", "steps"])
 @pytest.mark.parametrize("sizes", [(9, 5, 12), (40, 4, 4)])
-def test_recorded_steps_are_the_plain_loop(privacy, momentum, sizes):
-    asked = {"privacy": privacy, "momentum": momentum, "num_steps": 3, "sizes": sizes, **EXACT}
+def test_recorded_steps_are_the_plain_loop(way, momentum, sizes):
+    asked = {**WAYS[way], "momentum": momentum, "num_steps": 3, "sizes": sizes, **EXACT}
     plain, fast = last_record(small_cnn(), engine="loop", **asked), last_record(small_cnn(), **asked, **ON_GPU)
     np.testing.assert_allclose(fast.weights, plain.weights, atol=1e-9, rtol=0)
     assert fast.engine.startswith("batched")
 
 
-@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
+@pytest.mark.parametrize("way", ["client", "shuffled"])
 @pytest.mark.parametrize(("precision", "within"), [("float32", 1e-3), ("tf32", 0.2), ("bf16", 0.3)])
-def test_lower_precision_stays_near_the_plain_loop(precision, within, privacy):
-    if privacy == "dpsgd_shuffle":  # the guard against rounding shortens gradients a little more than the loop does
+def test_lower_precision_stays_near_the_plain_loop(precision, within, way):
+    if way == "shuffled":  # the guard against rounding shortens gradients a little more than the loop does
         within = max(within, 0.05)
-    asked = {"privacy": privacy, "batch_size": 8, "clip_norm": 2.0, "learning_rate": 0.05, "sizes": (64, 64, 64)}
+    asked = {**WAYS[way], "batch_size": 8, "clip_norm": 2.0, "learning_rate": 0.05, "sizes": (64, 64, 64)}
     assert_near_the_plain_loop(make_model("cnn_fmnist", (1, 8, 8), 4), within, precision, **asked)
 
 
 @pytest.mark.parametrize(("precision", "within"), [("float32", 1e-3), ("bf16", 0.1)])
 def test_batch_norm_is_that_of_the_plain_loop_for_uneven_clients(precision, within):
-    asked = {"privacy": "client", "batch_size": 8, "local_epochs": 2, "clip_norm": 2.0, "learning_rate": 0.05}
+    asked = {**WAYS["client"], "batch_size": 8, "local_epochs": 2, "clip_norm": 2.0, "learning_rate": 0.05}
     assert_near_the_plain_loop(batch_normed(channels=16), within, precision, sizes=(60, 33, 12), **asked)
 
 
@@ -63,7 +63,7 @@ def test_clients_that_end_early_stay_finite_in_deep_networks_with_batch_norm(pre
 
 def test_noise_in_recorded_gradients_has_the_variance_it_declares():
     # A learning rate so small that steps just add: update = −η Σ (clipped mean + noise).
-    asked = {"privacy": "dpsgd_shuffle", "learning_rate": 1e-6, "local_epochs": 2, "rounds": 1, **ON_GPU}
+    asked = {**WAYS["shuffled"], "learning_rate": 1e-6, "local_epochs": 2, "rounds": 1, **ON_GPU}
     quiet = last_record(small_cnn(), **asked).weights.astype(np.float64)
     noisy = last_record(small_cnn(), (1.0, 1.0, 1.0), aggregation="num_examples", **asked)
     expected = np.sqrt(((noisy.theta * noisy.noise_std) ** 2).sum())

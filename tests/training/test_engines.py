@@ -61,11 +61,11 @@ MODELS = {
     "batch norm": batch_normed,
     "own module": own_module,
 }
-UPDATE_LEVEL = {"paper": {"clip_norm": 0.5}, "client": {"clip_norm": 50.0}}  # one that clips, one that does not
+UPDATE_LEVEL = {"nominal": {"clip_norm": 0.5}, "client": {"clip_norm": 50.0}}  # one that clips, one that does not
 GRADIENT_LEVEL = {
-    "full_batch": {"clip_norm": 0.7},
-    "full_batch_steps": {"clip_norm": 0.7, "num_steps": 3},
-    "dpsgd_shuffle": {"clip_norm": 0.7},
+    "gradient": {"clip_norm": 0.7},
+    "steps": {"clip_norm": 0.7, "num_steps": 3},
+    "shuffled": {"clip_norm": 0.7},
 }
 ENGINES_OF = {
     "linear": ("dense", "vmap", "batched"),
@@ -84,16 +84,16 @@ def final_weights(model, budgets=FREE, **changed):
 
 def combinations():
     for model, engines in ENGINES_OF.items():
-        for privacy, more in {**UPDATE_LEVEL, **GRADIENT_LEVEL}.items():
+        for way, more in {**UPDATE_LEVEL, **GRADIENT_LEVEL}.items():
             for engine in engines:
-                if privacy in UPDATE_LEVEL or model != "batch norm":
-                    yield pytest.param(model, privacy, more, engine, id=f"{model}-{privacy}-{engine}")
+                if way in UPDATE_LEVEL or model != "batch norm":
+                    yield pytest.param(model, way, more, engine, id=f"{model}-{way}-{engine}")
 
 
-@pytest.mark.parametrize(("model", "privacy", "more", "engine"), combinations())
+@pytest.mark.parametrize(("model", "way", "more", "engine"), combinations())
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_every_engine_agrees_with_the_plain_loop_without_noise(model, privacy, more, engine, momentum):
-    asked = {"privacy": privacy, "momentum": momentum, **EXACT, **more}
+def test_every_engine_agrees_with_the_plain_loop_without_noise(model, way, more, engine, momentum):
+    asked = {**WAYS[way], "momentum": momentum, **EXACT, **more}
     plain, fast = (final_weights(MODELS[model](), engine=name, **asked) for name in ("loop", engine))
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(fast, plain, atol=1e-9, rtol=0)
@@ -180,13 +180,13 @@ def test_frozen_weights_are_neither_moved_nor_sent():
     start = flat.initial_weights(0)
     assert plain_descent(flat, ClientSlot(start, [np.arange(4)] * 3), table, Descent(0.5)).sub(start).abs().max() > 0.01
     torch.testing.assert_close(flat.module[1].weight, before, rtol=0, atol=0)
-    for privacy in ("client", "dpsgd_shuffle"):
-        assert len(final_weights(model, (1.0, 1.0, 1.0), privacy=privacy, engine="loop")) == flat.num_parameters
+    for way in ("client", "shuffled"):
+        assert len(final_weights(model, (1.0, 1.0, 1.0), **WAYS[way], engine="loop")) == flat.num_parameters
 
 
-@pytest.mark.parametrize("privacy", [*UPDATE_LEVEL, *GRADIENT_LEVEL])
-def test_seeded_noise_is_the_same_in_every_engine(privacy):
-    asked = {"privacy": privacy, **EXACT, **{**UPDATE_LEVEL, **GRADIENT_LEVEL}[privacy]}
+@pytest.mark.parametrize("way", [*UPDATE_LEVEL, *GRADIENT_LEVEL])
+def test_seeded_noise_is_the_same_in_every_engine(way):
+    asked = {**WAYS[way], **EXACT, **{**UPDATE_LEVEL, **GRADIENT_LEVEL}[way]}
     plain, fast = (final_weights(MODELS["mlp"](), BUDGETS, engine=engine, **asked) for engine in ("loop", "dense"))
     quiet = final_weights(MODELS["mlp"](), (np.inf, 0.0, np.inf), engine="loop", **asked)
     np.testing.assert_allclose(fast, plain, atol=1e-9, rtol=0)
@@ -194,21 +194,21 @@ def test_seeded_noise_is_the_same_in_every_engine(privacy):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("privacy", ["paper", "dpsgd_shuffle"])
-def test_processes_give_the_loop_bit_for_bit(processes, privacy):
-    asked = {"budgets": (0.5, 1.0, 2.0), "privacy": privacy, "processes": processes}
+@pytest.mark.parametrize("way", ["nominal", "shuffled"])
+def test_processes_give_the_loop_bit_for_bit(processes, way):
+    asked = {"budgets": (0.5, 1.0, 2.0), **WAYS[way], "processes": processes}
     alone, shared = (final_weights(small_cnn(), engine=engine, **asked) for engine in ("loop", "processes"))
     np.testing.assert_array_equal(shared, alone)
 
 
 def test_arms_side_by_side_are_the_arms_one_by_one():
     data = pictures()
-    config = TrainingConfig(batch_size=4, local_epochs=2, learning_rate=0.1, privacy="client", clip_norm=1.0)
+    config = TrainingConfig(batch_size=4, local_epochs=2, learning_rate=0.1, **CLIENT, clip_norm=1.0)
     arms = [
         TrainingJob("free", plan_with([np.inf] * 3), data, config),
         TrainingJob("noisy", plan_with([3.0, 0.0, 1.0]), data, dataclasses.replace(config, aggregation="num_examples")),
         TrainingJob("other seed", plan_with([3.0, 1.0, 1.0], 3), data, dataclasses.replace(config, seed=5)),
-        TrainingJob("private", plan_with([3.0, 1.0, 1.0]), data, dataclasses.replace(config, privacy="dpsgd_shuffle")),
+        TrainingJob("private", plan_with([3.0, 1.0, 1.0]), data, dataclasses.replace(config, **SHUFFLED)),
     ]
     model = make_model("mlp", data.input_shape, 4)
     together = list(train_many(model, arms))
@@ -222,11 +222,11 @@ def test_arms_side_by_side_are_the_arms_one_by_one():
 
 
 @pytest.mark.parametrize(
-    ("model", "privacy", "expected"),
-    [("mlp", "paper", "dense"), ("mlp", "dpsgd_shuffle", "dense"), ("cnn", "paper", "processes")],
+    ("model", "way", "expected"),
+    [("mlp", "nominal", "dense"), ("mlp", "shuffled", "dense"), ("cnn", "nominal", "processes")],
 )
-def test_auto_chooses_by_model_and_says_what_it_chose(model, privacy, expected):
-    config = TrainingConfig(privacy=privacy, clip_norm=1.0, batch_size=4, processes=2)
+def test_auto_chooses_by_model_and_says_what_it_chose(model, way, expected):
+    config = TrainingConfig(**WAYS[way], clip_norm=1.0, batch_size=4, processes=2)
     data = pictures()
     engine = Engine(flat_model(MODELS[model]()), data.features, data.labels, config, 3)
     assert engine.chosen == expected

@@ -180,10 +180,10 @@ def test_a_records_weights_go_back_into_the_model():
         ("mlp", (1, 8, 8), 3, r"the data have 4 classes: it must give \(2, 4\). Make it with num_classes=4"),
     ],
 )
-@pytest.mark.parametrize("privacy", ["client", "dpsgd_shuffle"])
-def test_a_model_that_does_not_fit_the_data_is_refused_in_one_line(name, shape, num_classes, match, privacy):
+@pytest.mark.parametrize("way", ["client", "shuffled"])
+def test_a_model_that_does_not_fit_the_data_is_refused_in_one_line(name, shape, num_classes, match, way):
     with pytest.raises(BadInput, match=match) as refused:
-        trained([1.0] * 3, model=make_model(name, shape, num_classes), privacy=privacy)
+        trained([1.0] * 3, model=make_model(name, shape, num_classes), **WAYS[way])
     assert "\n" not in str(refused.value)
 
 

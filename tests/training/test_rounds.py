@@ -28,17 +28,17 @@ from tests.training.trainings import BUDGETS, QUICK, batch_normed, pictures, pla
 # ---- records and ledger -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("privacy", ["paper", "client", "full_batch", "full_batch_steps", "dpsgd_shuffle"])
-def test_records_carry_what_the_ledger_carries(privacy):
+@pytest.mark.parametrize("way", ["nominal", "client", "gradient", "steps", "shuffled"])
+def test_records_carry_what_the_ledger_carries(way):
     ledger = PrivacyLedger.in_memory()
-    records = trained(ledger=ledger, run="monday", privacy=privacy, budget_unit=0.25)
+    records = trained(ledger=ledger, run="monday", **WAYS[way], budget_unit=0.25)
     spent = sum(record.spent for record in records)
     assert ledger.clients == ("0", "2")  # who takes no part stands in no ledger
     np.testing.assert_allclose(ledger.spent(["0", "2"]), spent[[0, 2]], rtol=1e-12)
     events = list(ledger.events())
     fields = ("run", "round_index", "client", "mechanism", "noise_kind")
     assert [tuple(event[field] for field in fields) for event in events] == [
-        ("monday", t, name, privacy, "seeded") for t in (1, 2, 3) for name in ("0", "2")
+        ("monday", t, name, way, "simulated") for t in (1, 2, 3) for name in ("0", "2")
     ]
     assert ledger.verify() == 6
 
@@ -55,22 +55,22 @@ def test_budgets_of_the_game_are_paid_for_and_the_training_spends_the_unit_times
             np.testing.assert_array_equal(record.participating, [True, False, True])
 
 
-@pytest.mark.parametrize(("noise", "method"), [("seeded", "exact"), ("gaussian", "exact"), ("discrete", "rdp")])
+@pytest.mark.parametrize(("noise", "method"), [("simulated", "exact"), ("gaussian", "exact"), ("discrete", "rdp")])
 def test_epsilon_is_that_of_everything_the_most_exposed_client_spent(noise, method):
     ledger = PrivacyLedger.in_memory()
-    records = trained(noise=noise, dp_delta=1e-6, ledger=ledger, privacy="client")
+    records = trained(noise=noise, dp_delta=1e-6, ledger=ledger, **CLIENT)
     for count, record in enumerate(records, start=1):
         assert record.dp_epsilon == approx(float(epsilon(count * 2.0, 1e-6, method)), rel=2e-4)
         assert record.worst_case_epsilon == record.dp_epsilon  # which only the paper's mechanism has worse
     assert records[-1].dp_epsilon == approx(ledger.get_epsilon("2", 1e-6, method), rel=1e-9)
 
 
-@pytest.mark.parametrize("privacy", ["paper", "dpsgd_shuffle"])
-def test_a_client_at_its_cap_over_all_runs_is_left_out_named_and_charged_no_more(privacy):
+@pytest.mark.parametrize("way", ["nominal", "shuffled"])
+def test_a_client_at_its_cap_over_all_runs_is_left_out_named_and_charged_no_more(way):
     ledger = PrivacyLedger.in_memory()
     ledger.set_cap(["0", "2"], 6.5, "record")
-    trained(num_rounds=1, ledger=ledger, run="one", privacy=privacy)
-    records = trained(num_rounds=4, ledger=ledger, run="two", privacy=privacy)
+    trained(num_rounds=1, ledger=ledger, run="one", **WAYS[way])
+    records = trained(num_rounds=4, ledger=ledger, run="two", **WAYS[way])
     assert [record.refused for record in records] == [(), (), ("2",), ("2",)]
     for record in records[2:]:
         np.testing.assert_array_equal(record.participating, [True, False, False])
@@ -173,24 +173,24 @@ def with_a_client_that_explodes():
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
-@pytest.mark.parametrize("privacy", ["full_batch_steps", "dpsgd_shuffle"])
-def test_an_example_whose_gradient_is_no_number_counts_as_nothing(privacy, engine, caplog):
+@pytest.mark.parametrize("way", ["steps", "shuffled"])
+def test_an_example_whose_gradient_is_no_number_counts_as_nothing(way, engine, caplog):
     # Who stops, or is stopped, by one example tells that it is there.
     data = pictures()
     features = data.features.copy()
     features[data.members[1][0]] = np.float32(3e38) * np.sign(features[data.members[1][0]])
     wild = dataclasses.replace(data, features=features)
-    (record,) = trained([1.0] * 3, 1, data=wild, num_steps=3, privacy=privacy, engine=engine)
+    (record,) = trained([1.0] * 3, 1, data=wild, num_steps=3, **WAYS[way], engine=engine)
     assert record.participating.all()
     assert np.isfinite(record.weights).all()
     assert "gradients of single examples hold NaN or infinity; each counts as 0" in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
-@pytest.mark.parametrize("privacy", ["paper", "client"])
-def test_an_update_that_is_not_finite_is_left_out_named_and_not_charged(privacy, engine, caplog):
+@pytest.mark.parametrize("way", ["nominal", "client"])
+def test_an_update_that_is_not_finite_is_left_out_named_and_not_charged(way, engine, caplog):
     data, ledger = with_a_client_that_explodes(), PrivacyLedger.in_memory()
-    (record,) = trained([1.0] * 3, 1, data=data, ledger=ledger, privacy=privacy, engine=engine, **EXPLODES)
+    (record,) = trained([1.0] * 3, 1, data=data, ledger=ledger, **WAYS[way], engine=engine, **EXPLODES)
     bob = data.names.index("bob")
     assert record.diverged == ("bob",)
     assert record.refused == ()
@@ -205,7 +205,7 @@ def test_an_update_that_is_not_finite_is_left_out_named_and_not_charged(privacy,
 def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(noise, caplog):
     ledger = PrivacyLedger.in_memory()
     (record,) = trained(
-        [1.0] * 3, 1, data=with_a_client_that_explodes(), privacy="client", noise=noise, ledger=ledger, **EXPLODES
+        [1.0] * 3, 1, data=with_a_client_that_explodes(), **CLIENT, noise=noise, ledger=ledger, **EXPLODES
     )
     assert record.diverged == ()  # what raw updates say, no budget pays for
     assert math.isnan(record.share_clipped)
@@ -217,18 +217,18 @@ def test_with_real_noise_an_update_that_is_no_number_is_released_as_0_and_paid(n
 
 def test_with_real_noise_a_model_that_is_no_number_ends_the_training():
     with pytest.raises(BadInput, match=r"round 2: the model holds NaN or infinity. Nothing was released"):
-        trained([1.0] * 3, 2, privacy="client", noise="gaussian", server_learning_rate=1e300)
+        trained([1.0] * 3, 2, **CLIENT, noise="gaussian", server_learning_rate=1e300)
 
 
 def test_poisson_samples_are_secret_where_noise_is_real():
     def samples(noise):
-        config = TrainingConfig(privacy="dpsgd_poisson", noise=noise, clip_norm=0.5, batch_size=20)
+        config = TrainingConfig(**POISSON, noise=noise, clip_norm=0.5, batch_size=20)
         return [
             np.concatenate(batches_with_augmentation(config, LocalWork(200, 1, 1, 20), np.arange(200), 1, 0))
             for _ in "ab"
         ]
 
-    first, second = samples("seeded")
+    first, second = samples("simulated")
     np.testing.assert_array_equal(first, second)
     for noise in ("gaussian", "discrete"):
         first, second = samples(noise)
@@ -240,7 +240,7 @@ def test_all_attempts_at_a_round_are_paid_for_in_its_record():
     ledger = PrivacyLedger.in_memory()
 
     def start():
-        return trained([0.2] * 3, 1, ledger=ledger, privacy="full_batch", noise="gaussian")
+        return trained([0.2] * 3, 1, ledger=ledger, noise="gaussian")
 
     for _ in range(3):  # three attempts die between reservation and release
         with pytest.MonkeyPatch.context() as patch:
@@ -256,7 +256,7 @@ def test_all_attempts_at_a_round_are_paid_for_in_its_record():
 def test_fresh_noise_for_a_round_that_has_left_is_paid_again_or_refused(stored, times_paid):
     ledger, names = PrivacyLedger.in_memory(), ("0", "1", "2")
     for _ in range(3):
-        (record,) = trained([0.2] * 3, 1, ledger=ledger, privacy="client", noise="gaussian")
+        (record,) = trained([0.2] * 3, 1, ledger=ledger, **CLIENT, noise="gaussian")
         for name in names:
             if stored and record.participating.any():
                 ledger.store_upload("training", 1, name, b"noisy")
@@ -279,7 +279,7 @@ REFUSED = {
     "a plan for other clients": ({"budgets": [1.0] * 4}, "the plan has 4 clients, the data 3"),
     "a budget that is no number": ({"budgets": [1.0, math.nan, 1.0]}, "budget"),
     "a budget below 0": ({"budgets": [1.0, -1.0, 1.0]}, "budget"),
-    "Poisson sampling without noise": ({"budgets": (np.inf, 0, 0), "privacy": "dpsgd_poisson"}, "no noiseless form"),
+    "Poisson sampling without noise": ({"budgets": (np.inf, 0, 0), **WAYS["poisson"]}, "no noiseless form"),
     "a median of zero": (  # a linear model has no bias: nothing to learn from blank pictures
         {"data": with_pictures_times(0), "model": make_model("linear", (1, 8, 8), 4), "clip_norm": FIRST_ROUND_MEDIAN},
         r"median length of the first round's updates is 0.*Check learning_rate",
@@ -289,11 +289,11 @@ REFUSED = {
         "round 1: every update holds NaN or infinity",
     ),
     **{
-        f"batch norm under {privacy}": (
-            {"model": batch_normed(), "privacy": privacy},
-            f"{privacy} protects single records.*norm='group', or privacy='client'",
+        f"batch norm under {way}": (
+            {"model": batch_normed(), **WAYS[way]},
+            f"{way} protects single records.*norm='group', or way='client'",
         )
-        for privacy in ("full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson")
+        for way in ("gradient", "steps", "shuffled", "poisson")
     },
 }
 if not torch.cuda.is_available():
@@ -309,7 +309,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_paid(asked, says):
 
 
 def test_full_batches_have_no_batch_size_that_could_be_above_a_clients_data():
-    assert trained([1.0] * 3, 1, batch_size=6, privacy="full_batch")[0].participating.all()
+    assert trained([1.0] * 3, 1, batch_size=6)[0].participating.all()
 
 
 class DropsByItself(torch.nn.Module):
@@ -342,10 +342,10 @@ def with_random_slopes():
 def test_random_models_are_refused_where_samples_are_secret(make):
     # One record more moves everybody's mask, so the sum of clipped gradients moves by much more than the clip norm.
     data = pictures((40, 30, 50))
-    asked = {"model": make(), "data": data, "privacy": "dpsgd_poisson", "engine": "loop"}
-    with pytest.raises(BadInput, match=r"draws at random.*breaks privacy='dpsgd_poisson'.*use privacy='dpsgd_shuffle'"):
+    asked = {"model": make(), "data": data, **WAYS["poisson"], "engine": "loop"}
+    with pytest.raises(BadInput, match=r"draws at random.*breaks way='dpsgd_poisson'.*use way='dpsgd_shuffle'"):
         trained([1.0] * 3, 1, **asked, noise="gaussian")
-    assert trained([1.0] * 3, 1, **asked, noise="seeded")[0].participating.all()
+    assert trained([1.0] * 3, 1, **asked, noise="simulated")[0].participating.all()
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_the_seed_decides_the_training_bit_for_bit_and_whatever_a_module_draws(m
         module = make()
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        models.append(trained((1.0, 2.0, 3.0), 2, model=module, privacy="client", engine=engine, seed=seed)[-1].weights)
+        models.append(trained((1.0, 2.0, 3.0), 2, model=module, **CLIENT, engine=engine, seed=seed)[-1].weights)
         assert torch.equal(torch.get_rng_state(), state)  # and the caller's generator stays as it was
     np.testing.assert_array_equal(models[0], models[1])
     assert np.abs(models[0] - models[2]).max() > 1e-3
@@ -387,13 +387,13 @@ class Branching(torch.nn.Module):
     [Branching(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.RReLU(), torch.nn.Linear(64, 4))],
     ids=["code that looks at numbers", "a layer that PyTorch cannot take apart"],
 )
-@pytest.mark.parametrize("privacy", ["dpsgd_shuffle", "full_batch"])
-def test_a_model_without_gradients_of_single_examples_is_refused_before_anything_is_paid(model, privacy):
+@pytest.mark.parametrize("way", ["shuffled", "gradient"])
+def test_a_model_without_gradients_of_single_examples_is_refused_before_anything_is_paid(model, way):
     ledger = PrivacyLedger.in_memory()
-    with pytest.raises(BadInput, match=r"clips every example's gradient.*vmap.*use privacy='client'"):
-        trained([1.0] * 3, 1, model=model, privacy=privacy, ledger=ledger)
+    with pytest.raises(BadInput, match=r"clips every example's gradient.*vmap.*use way='client'"):
+        trained([1.0] * 3, 1, model=model, **WAYS[way], ledger=ledger)
     assert len(ledger) == 0
-    assert trained([1.0] * 3, 1, model=model, privacy="client")[0].diverged == ()
+    assert trained([1.0] * 3, 1, model=model, **CLIENT)[0].diverged == ()
 
 
 class Remembers(torch.nn.Module):
@@ -422,5 +422,5 @@ def with_spectral_norm():
 def test_a_module_that_remembers_examples_is_refused_before_anything_is_paid(make):
     ledger = PrivacyLedger.in_memory()
     with pytest.raises(BadInput, match="keeps something of the examples it has seen"):
-        trained([1.0] * 3, 1, model=make(), ledger=ledger, privacy="client", clip_norm=1.0)
+        trained([1.0] * 3, 1, model=make(), ledger=ledger, **CLIENT, clip_norm=1.0)
     assert len(ledger) == 0

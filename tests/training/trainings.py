@@ -1,16 +1,60 @@
-"""Small trainings for tests: random pictures, unequal clients, plans by hand."""
+"""Small trainings for tests: random pictures, unequal clients, plans by hand, and a protection of one's own."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import nn
 
 from mppfl.data import ClientData, client_data
+from mppfl.fields import About, hints
 from mppfl.game import Plan, RoundTerms, plan_from_rounds
+from mppfl.privacy import LocalWork, Protection
 from mppfl.training import RoundRecord, Stack, TrainingConfig, make_model, train_rounds
 
 FREE = (np.inf, np.inf, np.inf)  # budgets that buy no noise
 BUDGETS = (0.5, 0.0, 2.0)
 QUICK = {"batch_size": 4, "local_epochs": 1, "learning_rate": 0.1, "clip_norm": 0.5}
+
+# Every way to protect whose cost is a zCDP budget, each with noise of a client's own; and sums of a round.
+STEPS, SHUFFLED, POISSON = ({"release": "steps", "batches": name} for name in ("whole", "shuffled", "poisson"))
+CLIENT = {"unit": "client"}
+LOCAL = {"gradient": {}, "steps": STEPS, "shuffled": SHUFFLED, "client": CLIENT}
+SUMS = {
+    f"{trust} {unit}": {"trust": trust, "unit": unit}
+    for trust in ("secure_sum", "server")
+    for unit in ("record", "client")
+}
+
+
+@dataclass(frozen=True, repr=False)
+class NominalNoise(Protection):
+    """A protection of one's own, which nothing else has to know: whole updates get the noise that would hide a record
+    in a mean gradient, and are shortened to the median length of the first round's. What it costs is stated soundly.
+    """
+
+    is_settled: Annotated[bool, About("Whether the first round has told the length.")] = False
+
+    def sensitivity(self, work: LocalWork) -> float:
+        return self.reach() / work.num_examples
+
+    def charged(self, budget: float, work: LocalWork) -> float:
+        return work.num_examples**2 * super().charged(budget, work)
+
+    @property
+    def has_clip_norm(self) -> bool:
+        return self.is_settled
+
+    def with_clip_norm(self, clip_norm: float) -> "NominalNoise":
+        return replace(self, clip_norm=clip_norm, is_settled=True)
+
+    def with_clip_norm_of(self, lengths) -> "NominalNoise":
+        return self.with_clip_norm(float(np.median(lengths)))
+
+
+NOMINAL = {"kind": NominalNoise, "unit": "client"}
+WAYS = {**LOCAL, "poisson": POISSON, "nominal": NOMINAL, **SUMS}
 
 
 def pictures(sizes=(9, 5, 12), shape=(1, 8, 8), num_classes=4, num_test=40, seed=0) -> ClientData:
@@ -39,6 +83,13 @@ def softmax_on(data) -> Stack:
     return make_model("softmax", data.input_shape, data.num_classes)
 
 
+def configured(kind: type[Protection] = Protection, **changed) -> TrainingConfig:
+    """The configuration with these values, whether they are of the protection, which is of this kind, or its own."""
+    inside = {name: value for name, value in changed.items() if name in hints(kind)}
+    outside = {name: value for name, value in changed.items() if name not in inside}
+    return TrainingConfig(**outside, protection=kind(**inside))
+
+
 def trained(
     budgets=BUDGETS,
     num_rounds=3,
@@ -55,7 +106,7 @@ def trained(
     data = pictures() if data is None else data
     model = softmax_on(data) if model is None else model
     plan = plan_with(budgets, num_rounds) if plan is None else plan
-    config = TrainingConfig(**{**QUICK, **changed})
+    config = configured(**{**QUICK, **changed})
     return list(train_rounds(model, data, plan, config, ledger=ledger, run=run, resume=resume))
 
 

@@ -42,7 +42,6 @@ def local_command(
     nodes: Annotated[int | None, typer.Option(min=2, help="Nodes; as many as the experiment has clients.")] = None,
     quiet: Quiet = False,
     json: ask.JsonOption = False,
-    debug: ask.DebugOption = False,
 ) -> None:
     """Run the app on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys made on the spot."""
     _deploy(folder, quiet, json, num_nodes=nodes)
@@ -56,7 +55,7 @@ def resume_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = 
 
 @app.command("simulate")
 def simulate_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
-    """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr[simulation]')."""
+    """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr\\[simulation]')."""
     _deploy(folder, quiet, json, simulated=True)
 
 

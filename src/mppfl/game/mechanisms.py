@@ -200,7 +200,7 @@ def respond(game: Game, prices: Array | float, round_index: int = 1, start: Arra
         [1.0, 1.0]
     """
     paid = as_numbers(prices, "prices")
-    return _priced(round_index, paid if paid.ndim else float(paid), equilibrium_at(game, paid, start).budgets)
+    return _priced(round_index, paid if paid.ndim else float(paid), equilibrium_at(game, paid, start))
 
 
 def _priced(round_index: int, prices: Array | float, budgets: Array) -> RoundTerms:

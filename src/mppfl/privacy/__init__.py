@@ -49,12 +49,15 @@ if TYPE_CHECKING:
     from .secure_sum import (
         GRID_IN_STDS,
         OpenedSum,
+        SecureSum,
         SharedNoise,
         grid_of_sum,
         hiding_shares,
+        noise_of_sampled_sum,
+        noise_of_sum,
         rounding_margin,
         shared_noise_weights,
-        simulate_secure_sum,
+        sum_cost,
     )
 
 export_lazily(__name__)

@@ -2,8 +2,8 @@
 
     simulated  float64 normals of a numpy Generator: noise from a seed protects nobody.
     gaussian   float64 normals by inverse CDF from the operating system's generator, the sum rounded to a public grid
-    discrete   discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate, more
-              where those do not decide
+    discrete   discrete Gaussian on a public grid, by a table of its distribution and 64 random bits per coordinate,
+               more where those do not decide
 
 `x + randn` in floating point gives x away: the sum lies on the floating-point grid of x (Mironov 2012). Here values and
 noise are rounded to multiples of one public power of two g, and whole numbers are added, which is exact. Rounding the
@@ -83,8 +83,8 @@ def add_noise(
 ) -> NoisyValues:
     """The values (float32 or float64, any shape) with independent noise of this standard deviation in each.
 
-    Works through chunks, so only the result takes memory; `out` may be `values` itself. `simulated` needs `rng`, a stream
-    used for nothing else; the other kinds never look at it. noise_std 0 leaves the values as they are: no noise.
+    Works through chunks, so only the result takes memory; `out` may be `values` itself. `simulated` needs `rng`, a
+    stream used for nothing else; the other kinds never look at it. noise_std 0 leaves the values as they are: no noise.
     """
     if kind not in NOISE_KINDS:
         raise BadInput(f"noise kind {kind!r} is not known. Known: {', '.join(NOISE_KINDS)}.")

@@ -7,11 +7,14 @@ set moves by at most Δ in ℓ2 costs Δ²/(2σ²).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, documented
+
+if TYPE_CHECKING:
+    from mppfl.arrays import Array
 
 Unit = Literal["record", "client"]
 Trust = Literal["local", "secure_sum", "server"]
@@ -128,7 +131,20 @@ class Protection(Spec):
     ] = None
     dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
     budget_unit: Annotated[float, About("ρ of the training = budget_unit · budget of the game.", "", 0)] = 1.0
-    dropouts: Annotated[int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)] = 0
+    client_rate: Annotated[
+        float,
+        About(
+            "Chance of a client to be in a round's sum, drawn in secret. Below 1 the plan's budgets are turned into "
+            "noise by privacy loss distributions, and clients that are not drawn send nothing but noise.",
+            "",
+            0,
+            1,
+            closed=True,
+        ),
+    ] = 1.0
+    dropouts: Annotated[
+        int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)
+    ] = 0
     colluding: Annotated[
         int, About("secure_sum: clients that may tell the server their noise; what the others add is enough.", "", 0)
     ] = 0
@@ -137,7 +153,7 @@ class Protection(Spec):
         if self.release is None:
             object.__setattr__(self, "release", "gradient" if self.unit == "record" else "update")
         if self.adjacency is None:
-            object.__setattr__(self, "adjacency", "zero_out" if self.batches == "poisson" else "replace_one")
+            object.__setattr__(self, "adjacency", "replace_one" if self.is_zcdp else "zero_out")
         self._require_unit_and_release()
         self._require_trust()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
@@ -149,19 +165,24 @@ class Protection(Spec):
     def _require_unit_and_release(self) -> None:
         if (self.unit == "client") != (self.release == "update"):
             raise BadInput(
-                f"release={self.release!r} does not hide a {self.unit}: a record hides in a gradient or in noisy steps, "
-                "a client in its whole update. Leave release out, or change unit."
+                f"release={self.release!r} does not hide a {self.unit}: a record hides in a gradient or in noisy "
+                "steps, a client in its whole update. Leave release out, or change unit."
             )
         if self.batches != "whole" and self.release != "steps":
             raise BadInput(f"batches={self.batches!r} is for release='steps'. Give that, or leave batches out.")
-        if self.batches == "poisson" and self.adjacency != "zero_out":
-            raise BadInput("Poisson batches are accounted for under adjacency='zero_out'. Leave adjacency out.")
+        if not self.is_zcdp and self.adjacency != "zero_out":
+            raise BadInput("samples are accounted for under adjacency='zero_out'. Leave adjacency out.")
 
     def _require_trust(self) -> None:
         if self.trust != "local" and self.release == "steps":
             raise BadInput(
                 f"trust={self.trust!r} opens one sum a round, and release='steps' has several. Use release='gradient' "
                 "with more rounds."
+            )
+        if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
+            raise BadInput(
+                f"client_rate={self.client_rate:g} must be above 0, and 1 under trust='local', where everybody sees "
+                "who is in a round. Use trust='secure_sum' or 'server'."
             )
         if self.trust != "secure_sum" and (self.dropouts or self.colluding):
             raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
@@ -176,12 +197,18 @@ class Protection(Spec):
     def name(self) -> str:
         """Trust, unit and release in words, as the ledger notes them."""
         of = {"shuffled": " over shuffled batches", "poisson": " over Poisson batches"}.get(self.batches, "")
-        return f"{self.trust} {self.unit} {self.release}{of}".replace("_", " ")
+        sampled = " of sampled clients" if self.client_rate < 1 else ""
+        return f"{self.trust} {self.unit} {self.release}{of}{sampled}".replace("_", " ")
 
     @property
     def clips_examples(self) -> bool:
         """Whether every record's gradient is shortened, and not the update of a whole round."""
         return self.release != "update"
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every step sees all data of a client."""
+        return self.clips_examples and self.batches == "whole"
 
     @property
     def opens_sums(self) -> bool:
@@ -191,7 +218,11 @@ class Protection(Spec):
     @property
     def is_zcdp(self) -> bool:
         """Whether its cost is a zCDP budget, which adds over rounds."""
-        return self.batches != "poisson"
+        return self.batches != "poisson" and self.client_rate == 1
+
+    def sampling(self, work: LocalWork) -> tuple[float, int]:
+        """Chance of a record, or client, to be in a noisy answer, and how many of these a round has."""
+        return (work.sampling_rate, work.num_batches) if self.batches == "poisson" else (self.client_rate, 1)
 
     @property
     def is_simulated(self) -> bool:
@@ -228,7 +259,7 @@ class Protection(Spec):
 
     def answer_divisor(self, work: LocalWork) -> int:
         """What the sum of clipped gradients is divided by before noise is added."""
-        return work.num_examples if self.clips_examples and not self.answers_sums else 1
+        return work.num_examples if self.sees_all else 1
 
     def step_divisor(self, work: LocalWork) -> int:
         """What a noisy answer is divided by to be a step: the public batch size where the answer is a sum."""
@@ -248,11 +279,24 @@ class Protection(Spec):
         return require_budget(budget)
 
     @property
+    def has_clip_norm(self) -> bool:
+        """Whether `clip_norm` is settled before the first round."""
+        return True
+
+    def with_clip_norm(self, clip_norm: float) -> Self:
+        """The same protection with another length to shorten to."""
+        return replace(self, clip_norm=clip_norm)
+
+    def with_clip_norm_of(self, lengths: Array) -> Self:
+        """The same with the length that the raw updates of a first round tell, where it was not settled before."""
+        return self
+
+    @property
     def accounting(self) -> str:
         """The tightest method of accounting that holds for its noise."""
         if not self.is_zcdp:
             return "pld"
-        return "rdp" if self.noise == "discrete" or self.trust == "secure_sum" else "exact"
+        return "rdp" if self.noise == "discrete" or self.opens_sums else "exact"  # noise of sums is discrete
 
     @property
     def guarantee(self) -> str:

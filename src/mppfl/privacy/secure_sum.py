@@ -14,7 +14,7 @@ so, and the difference costs at most τ√p (Kairouz, Liu & Steinke 2021, Prop. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from mppfl.arrays import Array, BoolArray, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
 from mppfl.privacy.noise import NOT_EXACT, STEPS_PER_STD, Floats, discrete_steps, grid_of, whole_numbers
-from mppfl.privacy.release import clip_rows
+from mppfl.privacy.protection import LocalWork, Protection
+from mppfl.privacy.release import ReleaseCost, clip_rows
 
 GRID_IN_STDS = 1 / STEPS_PER_STD["gaussian"]  # largest g/√V that `grid_of_sum` gives
 LEAST_STEPS = 4.0  # grid steps per standard deviation of one share
@@ -45,14 +46,12 @@ class OpenedSum(NamedTuple):
     arrived          who sent its vector
     noise_variance   of the noise in each entry of `total`: k shares, of k who arrived
     hidden_variance  of what those who collude cannot subtract: k - colluding shares; at least the variance asked for
-    extra_delta      total-variation distance of the noise drawn from the noise meant; nan where it was only simulated
     """
 
     total: Array
     arrived: BoolArray
     noise_variance: float
     hidden_variance: float
-    extra_delta: float
 
 
 def shared_noise_weights(
@@ -162,63 +161,139 @@ def hiding_shares(num_clients: int, dropouts: int, colluding: int) -> int:
     return shares
 
 
-def simulate_secure_sum(
-    vectors: Iterable[Floats | None],
-    weights: ArrayLike,
-    noise_variance: float,
-    grid: float,
-    *,
-    clip_norm: float,
-    dropouts: int = 0,
-    colluding: int = 0,
-    rng: np.random.Generator | None = None,
-) -> OpenedSum:
-    """Clips each vector, weights it, rounds it to the grid, adds its share of the noise, and sums modulo 2⁶⁴.
+class SecureSum:
+    """One sum that opens only as a whole, or whose noise the server adds: clips each vector, weights it, rounds it to
+    the grid, adds its share of the noise, and sums modulo 2⁶⁴. Holds one vector and the sum.
 
-    vectors         one after the other, all of the same length, as they are made; None of a client that dropped out
-    weights         θ_i; a client of weight 0 takes no part, and its vector is not looked at
-    noise_variance  V that stays hidden: each share has V/(n - d - c) of n who take part
-    rng             a seeded simulation, which protects no one, draws the sum of the shares at once; its distribution
-                    differs by less than 10⁻⁶⁰. Without it each share comes from the operating system's generator.
-
-    Holds one vector and the sum. Raises where more than `dropouts` are missing: no sum opens, and nothing is spent.
+    weights     θ_i; a client of weight 0 takes no part
+    variance    V that stays hidden: each share has V/(n - d - c) of n who take part; the server's noise is one share
+    rng         a simulation, which protects nobody, draws the sum of the shares at once; its distribution differs by
+                less than 10⁻⁶⁰. Without it each share comes from the operating system's generator
+    grid        g; left out, the one that `noise_of_sum` counts with
     """
-    theta = read_only(weights, "weights")
-    require(theta, "weights", (theta >= 0) & (theta < math.inf), "finite and at least 0")
-    variance = require_number(noise_variance, "noise_variance", 0.0, 1e300)
-    shares = hiding_shares(int((theta > 0).sum()), dropouts, colluding)
-    steps = math.sqrt(variance / shares) / require_number(grid, "grid", 0.0, math.inf)
-    if steps < LEAST_STEPS:
-        raise BadInput(f"a share of the noise is {steps:.3g} grid steps; use a grid with at least {LEAST_STEPS:g}.")
-    reach = theta.sum() * clip_norm / grid + 40 * steps * len(theta)
-    if reach >= LARGEST_SUM:
-        raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use more noise, or a coarser grid.")
-    total: NDArray[np.int64] | None = None
-    arrived = np.zeros(len(theta), dtype=np.bool_)
-    for client, (vector, weight) in enumerate(zip(vectors, theta.tolist(), strict=True)):
-        if vector is None or weight == 0:
-            continue
-        message = _in_steps(vector, weight, clip_norm, grid, client)
-        if rng is None:
-            message += discrete_steps(message.size, steps)
-        total = np.zeros(message.size, dtype=np.int64) if total is None else total
-        total += message.astype(np.int64)  # wraps around, as sums modulo 2⁶⁴ do
-        arrived[client] = True
-    num_arrived = int(arrived.sum())
-    if total is None or num_arrived < shares + colluding:
-        raise BadInput(
-            f"{num_arrived} clients arrived, {shares + colluding} are needed: no sum opens, and nothing is spent. "
-            "Allow more dropouts, at the price of more noise."
+
+    def __init__(
+        self,
+        protection: Protection,
+        weights: ArrayLike,
+        variance: float,
+        num_parameters: int,
+        rng: np.random.Generator | None = None,
+        grid: float | None = None,
+    ) -> None:
+        self.weights = read_only(weights, "weights")
+        require(self.weights, "weights", (self.weights >= 0) & (self.weights < math.inf), "finite and at least 0")
+        num_clients = int((self.weights > 0).sum())
+        self.protection, self.num_parameters, self.rng = protection, num_parameters, rng
+        self._total: NDArray[np.int64] = np.zeros(num_parameters, dtype=np.int64)
+        self.shares = shares_of(protection, num_clients)
+        self.variance, self.grid = variance, grid_of_sum(variance) if grid is None else grid
+        self.share_std = math.sqrt(variance / self.shares) / self.grid  # in grid steps
+        if self.share_std < LEAST_STEPS:
+            raise BadInput(f"a share of the noise is {self.share_std:.3g} grid steps; have fewer clients in a sum.")
+        reach = self.weights.sum() * protection.clip_norm / self.grid + 40 * self.share_std * num_clients
+        if reach >= LARGEST_SUM:
+            raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use smaller budgets.")
+        self.arrived = np.zeros(len(self.weights), dtype=np.bool_)
+
+    def add(self, client: int, vector: Floats) -> None:
+        """Adds the message of the client of this number, clipped and with its share of the noise."""
+        weight = float(self.weights[client])
+        if weight == 0 or self.arrived[client]:
+            raise BadInput(f"client number {client} has no part in this sum, or has sent its vector already.")
+        message = _in_steps(vector, weight, self.protection.clip_norm, self.grid, client)
+        if self.rng is None and self.protection.trust == "secure_sum":
+            message += discrete_steps(message.size, self.share_std)
+        self._total += message.astype(np.int64)  # wraps around, as sums modulo 2⁶⁴ do
+        self.arrived[client] = True
+
+    def add_nothing(self, client: int) -> None:
+        """Adds the message of a client that is not sampled: 0 and its share of the noise."""
+        if self.rng is not None or self.protection.trust == "server":
+            self.arrived[client] = True  # whose noise is drawn with all others' in the end
+        else:
+            self.add(client, np.zeros(self.num_parameters))
+
+    def open(self) -> OpenedSum:
+        """What the server reads. Raises where too few arrived: no sum opens, and nothing is spent."""
+        colluding, from_server = self.protection.colluding, self.protection.trust == "server"
+        count, needed = int(self.arrived.sum()), self.shares + self.protection.colluding
+        if count < needed:
+            raise BadInput(
+                f"{count} clients arrived, {needed} are needed: no sum opens, and nothing is spent. Allow more "
+                "dropouts, at the price of more noise."
+            )
+        opened = 1 if from_server else count
+        if from_server or self.rng is not None:
+            noise = discrete_steps(self._total.size, self.share_std * math.sqrt(opened), self.rng)
+            self._total += noise.astype(np.int64)
+        return OpenedSum(
+            np.asarray(self._total * self.grid, dtype=np.float64),
+            self.arrived,
+            noise_variance=opened * self.variance / self.shares,
+            hidden_variance=(opened - colluding) * self.variance / self.shares,
         )
-    if rng is not None:
-        total += discrete_steps(total.size, steps * math.sqrt(num_arrived), rng).astype(np.int64)
-    share_variance = variance / shares
-    return OpenedSum(
-        np.asarray(total * grid, dtype=np.float64),
-        arrived,
-        noise_variance=num_arrived * share_variance,
-        hidden_variance=(num_arrived - colluding) * share_variance,
-        extra_delta=math.nan if rng is not None else min(1.0, 3 * num_arrived * total.size * NOT_EXACT),
+
+
+def shares_of(protection: Protection, num_clients: int) -> int:
+    """Shares of the noise that hide: n - d - c of the clients', or the server's one."""
+    if protection.trust == "server":
+        return 1
+    return hiding_shares(num_clients, protection.dropouts, protection.colluding)
+
+
+def noise_of_sum(
+    protection: Protection,
+    caps: ArrayLike,
+    works: Sequence[LocalWork],
+    num_parameters: int,
+    wished: ArrayLike,
+    dispersion: float = 0.0,
+) -> SharedNoise:
+    """Weights, noise and what each client spends of its cap in one sum of these clients (`shared_noise_weights`)."""
+    shares = shares_of(protection, len(works))
+    opened = 1 if protection.trust == "server" else len(works)
+    return shared_noise_weights(
+        caps,
+        [protection.sensitivity(work) for work in works],
+        wished,
+        dispersion,
+        num_parameters,
+        margin=rounding_margin(num_parameters, shares),
+        opened_over_hidden=opened / (opened - protection.colluding),
+    )
+
+
+def noise_of_sampled_sum(
+    protection: Protection, multipliers: ArrayLike, works: Sequence[LocalWork], num_parameters: int
+) -> SharedNoise:
+    """Weights and noise of a sum of sampled clients, whose noise multipliers √V/(θ_i Δ_i) are given."""
+    wished = np.asarray(multipliers, dtype=np.float64)
+    delta = np.array([protection.sensitivity(work) for work in works])
+    margin = rounding_margin(num_parameters, shares_of(protection, len(works)))
+    reach = np.maximum(1 / wished - margin, 0.0) / delta
+    if not reach.any():
+        raise BadInput(f"rounding alone costs more than noise of {wished.min():.3g} times the sensitivity allows.")
+    return SharedNoise(reach / reach.sum(), 1 / reach.sum() ** 2, np.where(reach > 0, wished, 0.0))
+
+
+def sum_cost(
+    protection: Protection, client: str, spent: float | None, num_clients: int, num_parameters: int,
+    noise_multiplier: float | None = None,
+) -> ReleaseCost:  # fmt: skip
+    """What one client pays for its part in a sum of so many clients: a budget, or sampled noise."""
+    drawn = 0.0 if protection.is_simulated else min(1.0, 3 * num_clients * num_parameters * NOT_EXACT)
+    return ReleaseCost(
+        client,
+        protection.name,
+        protection.unit,
+        protection.adjacency or "replace_one",
+        budget=spent,
+        noise_multiplier=noise_multiplier if spent is None else 1 / math.sqrt(2 * spent),
+        noise_kind="simulated" if protection.is_simulated else "discrete",
+        extra_delta=drawn,
+        sampling_rate=protection.client_rate if spent is None else None,
+        num_steps=1 if spent is None else None,
     )
 
 

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from mppfl.spec import FIRST_ROUND_MEDIAN, Aggregation, EngineName, Precision, TrainingConfig
+    from mppfl.spec import Aggregation, EngineName, Precision, TrainingConfig
 
-    from .aggregate import estimated_dispersion, noise_aware_weights, server_step, weights_of_updates
+    from .aggregate import WeightedMean, noise_aware_weights, server_step, weights_of_updates
+    from .audit import audit_sensitivity, audit_training
     from .budget_unit import (
         LEAST_EPSILON,
         MOST_EPSILON,
         budget_unit_for,
         delta_for_budgets,
-        epsilon_method,
         largest_budget,
-        poisson_multiplier,
         with_budget_unit,
     )
     from .client import (

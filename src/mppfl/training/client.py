@@ -7,6 +7,7 @@ who else participates, or on where it was interrupted.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,7 @@ from mppfl.errors import BadInput
 from mppfl.privacy import (
     NORM_GUARD,
     LocalWork,
-    NoiseKind,
-    PrivacyMechanism,
+    Protection,
     answer_cost,
     noisy_answer,
     system_words,
@@ -31,7 +31,7 @@ from mppfl.training.models import FlatModel, flattened, normalises_over_examples
 
 log = logging.getLogger(__name__)
 
-PURPOSES = {"batches": 1, "noise": 2, "layers": 3, "views": 4}
+PURPOSES = {"batches": 1, "noise": 2, "layers": 3, "views": 4, "sum": 5}
 SMALLEST_FACTOR = 1e-35
 TESTED_AT_ONCE = 1000  # examples; a batch norm takes their statistics
 LARGEST_STACK = 2**24  # entries of per-example gradients held at once: 64 MB in float32, and 128 MB more in float64
@@ -50,7 +50,7 @@ def stream(seed: int, purpose: str, round_index: int, client: int) -> np.random.
 
 def local_work(num_examples: int, config: TrainingConfig, client: str) -> LocalWork:
     """What a client with so many examples does in a round. Raises where its data do not fill one batch."""
-    whole = config.privacy in ("full_batch", "full_batch_steps")
+    whole = config.protection.sees_all
     if not whole and config.batch_size > num_examples:
         raise BadInput(
             f"batch_size={config.batch_size} is more than the {num_examples} examples of client {client!r}. Use at "
@@ -59,19 +59,18 @@ def local_work(num_examples: int, config: TrainingConfig, client: str) -> LocalW
     return LocalWork(num_examples, config.local_epochs, config.num_steps, num_examples if whole else config.batch_size)
 
 
-def batches_of_round(work: LocalWork, privacy: str, rng: np.random.Generator | None) -> list[IntArray]:
-    """Positions of the examples of each step, under the named privacy mechanism.
+def batches_of_round(work: LocalWork, protection: Protection, rng: np.random.Generator | None) -> list[IntArray]:
+    """Positions of the examples of each step, as the protection asks for them.
 
     Shuffled epochs of disjoint batches, the last one short if need be; Poisson samples; or everything in every step.
     Without `rng` Poisson samples come from the system's randomness, so that nobody can draw them again.
     """
     size, per_batch = work.num_examples, work.batch_size
-    if privacy in ("full_batch", "full_batch_steps"):
-        return [np.arange(size)] * (work.num_steps if privacy == "full_batch_steps" else 1)
-    if privacy == "dpsgd_poisson":
-        steps = work.local_epochs * -(-size // per_batch)
-        draw = _system_uniform if rng is None else rng.random
-        return [np.flatnonzero(draw(size) < per_batch / size) for _ in range(steps)]
+    if protection.sees_all:
+        return [np.arange(size)] * protection.num_answers(work)
+    if protection.batches == "poisson":
+        draw = system_uniform if rng is None else rng.random
+        return [np.flatnonzero(draw(size) < per_batch / size) for _ in range(work.num_batches)]
     if rng is None:
         raise BadInput("batches that hide nothing are drawn from a seed; give rng.")
     batches: list[IntArray] = []
@@ -81,7 +80,8 @@ def batches_of_round(work: LocalWork, privacy: str, rng: np.random.Generator | N
     return batches
 
 
-def _system_uniform(count: int) -> Array:
+def system_uniform(count: int) -> Array:
+    """Uniform numbers from [0, 1) that no seed gives again."""
     return (system_words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -94,8 +94,8 @@ def batches_with_augmentation(
     client   its position, which decides its random streams
     """
     # No stream of the seed where a real guarantee rests on the secrecy of the samples.
-    rng = None if config.hides_samples else stream(config.stream_seed, "batches", round_index, client)
-    rows = [members[batch] for batch in batches_of_round(work, config.privacy, rng)]
+    rng = None if config.protection.hides_samples else stream(config.stream_seed, "batches", round_index, client)
+    rows = [members[batch] for batch in batches_of_round(work, config.protection, rng)]
     if config.augmentation == "none":
         return rows
     return with_views(rows, stream(config.stream_seed, "views", round_index, client))
@@ -171,41 +171,49 @@ def table_for(config: TrainingConfig, features: Tensor, labels: Tensor) -> Table
 class GradientNoise:
     """How one client makes each answer of a round private: every example clipped, noise on the mean or the sum.
 
-    budget            ρ of the whole round; infinite for no noise; None for dpsgd_poisson
-    noise_multiplier  of dpsgd_poisson, None for the others
-    rng               stream of seeded noise
+    budget            ρ of the whole round; infinite for no noise, or for noise that is added to a sum of all clients;
+                      None for Poisson batches
+    noise_multiplier  of Poisson batches, None for the others
+    rng               stream of simulated noise
     """
 
-    mechanism: PrivacyMechanism
-    clip_norm: float
+    protection: Protection
     work: LocalWork
-    kind: NoiseKind
     budget: float | None
     noise_multiplier: float | None = None
     rng: np.random.Generator | None = None
     client: str = ""
 
     @property
+    def clip_norm(self) -> float:
+        return self.protection.clip_norm
+
+    @property
     def answer_divisor(self) -> int:
-        """What the clipped sum is divided by before noise: n where the noise is on a mean."""
-        return self.work.num_examples if self.mechanism.noise_on == "mean gradient" else 1
+        return self.protection.answer_divisor(self.work)
 
     @property
     def step_divisor(self) -> int:
-        """What the noisy answer is divided by to be a step: the public batch size where the noise is on a sum."""
-        return 1 if self.mechanism.noise_on == "mean gradient" else self.work.batch_size
+        return self.protection.step_divisor(self.work)
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether answers get no noise here."""
+        return self.budget == math.inf
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation of the noise on each answer."""
-        return answer_cost(
-            self.mechanism, self.budget, self.clip_norm, self.work, self.kind, num_parameters, "", 1, "",
-            self.noise_multiplier,
-        ).noise_std  # fmt: skip
+        if self.adds_nothing:
+            return 0.0
+        cost = answer_cost(
+            self.protection, self.budget, self.work, num_parameters, noise_multiplier=self.noise_multiplier
+        )
+        return cost.noise_std
 
     def next_seed(self) -> int:
         """A seed for noise that is drawn elsewhere, from this client's stream."""
         if self.rng is None:
-            raise BadInput("seeded noise needs a stream of its own.")
+            raise BadInput("simulated noise needs a stream of its own.")
         return int(self.rng.integers(2**62))
 
     def gradient(self, clipped_sum: Tensor) -> Tensor:
@@ -215,10 +223,11 @@ class GradientNoise:
             raise BadInput(
                 f"A gradient of client {self.client!r} holds NaN or infinity and is not released. Check its training."
             )
+        if self.adds_nothing:
+            return clipped_sum / (self.answer_divisor * self.step_divisor)
         noisy, _ = noisy_answer(
-            answer, self.budget, self.mechanism, self.clip_norm, self.work, self.kind, self.rng,
-            noise_multiplier=self.noise_multiplier,
-        )  # fmt: skip
+            answer, self.budget, self.protection, self.work, self.rng, noise_multiplier=self.noise_multiplier
+        )
         return torch.from_numpy(noisy).to(clipped_sum) / self.step_divisor
 
 
@@ -254,13 +263,18 @@ class Descent:
 
 
 def local_update(model: FlatModel, slot: ClientSlot, table: Table, descent: Descent) -> Tensor:
-    """How far one round of local training moves the weights: w_i − w [parameters].
+    """What one round of a client gives: how far its training moves the weights, w_i − w, or under release gradient
+    −η times its mean gradient, in float64 [parameters].
 
     Whatever the module draws at random, in a layer or in code of its own, comes from the slot's seed.
     """
     with seeded_layers(slot.layers_seed, slot.start.device):
         if slot.noise is None:
             return plain_descent(model, slot, table, descent) - slot.start
+        if slot.noise.protection.release == "gradient":
+            inputs, labels = table.take(slot.batches[0])
+            total = clipped_sum(model, slot.start, inputs, labels, slot.noise.clip_norm)
+            return -descent.learning_rate * slot.noise.gradient(total)
         return private_descent(model, slot, slot.noise, table, descent) - slot.start
 
 
@@ -322,7 +336,7 @@ def require_gradients_of_examples(model: FlatModel, example: Tensor) -> None:
             raise
         raise BadInput(
             f"this privacy clips every example's gradient, and PyTorch cannot find them for this model ({reason}). "
-            "Replace the layer or the code that it names, or use privacy='client'."
+            "Replace the layer or the code that it names, or use Protection(unit='client')."
         ) from cause
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,19 +18,19 @@ from mppfl.data import ClientData
 from mppfl.device import find_device
 from mppfl.errors import BadInput
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, ReleaseCost
+from mppfl.privacy import LocalWork, ReleaseCost, poisson_noise_of_plan
 from mppfl.privacy.ledger import PrivacyLedger
-from mppfl.spec import FIRST_ROUND_MEDIAN, TrainingConfig
+from mppfl.spec import TrainingConfig
 from mppfl.training.aggregate import server_step
+from mppfl.training.budget_unit import with_budget_unit
 from mppfl.training.client import as_array, local_work, require_gradients_of_examples
 from mppfl.training.models import FlatModel, flat_model, normalises_over_examples, seeded_layers
 from mppfl.training.records import Checkpoint
 
-ABOVE_ROUNDING = 1 + 1e-12
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in the print of a module: another one in every process
 # What does not decide where a training goes: a checkpoint may be taken up with another of these.
 NOT_IN_KEY = ("engine", "device", "clients_at_once", "processes", "evaluate_every",
-              "model", "norm", "hidden", "dp_epsilon")  # fmt: skip
+              "model", "norm", "hidden")  # fmt: skip
 # Jobs that agree in these, and in their data, can be computed in one batch.
 COMPUTED_ALIKE = ("learning_rate", "momentum", "batch_size", "augmentation", "engine", "device", "precision",
                   "clients_at_once", "processes")  # fmt: skip
@@ -68,30 +69,33 @@ class TrainingJob:
     @property
     def computed_with(self) -> tuple[object, ...]:
         """Jobs with the same value are computed in one batch."""
-        private = self.config.mechanism.noise_on != "update"
+        protection = self.config.protection
         table = (id(self.data.features), id(self.data.labels))
         alike = tuple(getattr(self.config, name) for name in COMPUTED_ALIKE)
-        return (*alike, *table, private and (self.config.privacy, self.config.clip_norm))
+        # Simulated noise may be drawn on a device, and no other.
+        gradients = (protection.release, protection.batches, protection.clip_norm, protection.is_simulated)
+        return (*alike, *table, protection.clips_examples and gradients)
 
 
-def training_key(model: nn.Module, arm: TrainingJob) -> str:
+def training_key(model: nn.Module, job: TrainingJob) -> str:
     """Fingerprint of what decides a training's course: configuration, plan, data and initial model.
 
     Of the model it takes all parameters and buffers, trained or not, and its layers as PyTorch prints them.
     """
-    config = {k: v for k, v in arm.config.values().items() if k not in NOT_IN_KEY}
-    config["seed"] = arm.config.stream_seed
+    config = {k: v for k, v in job.config.values().items() if k not in NOT_IN_KEY}
+    config["protection"] = repr(job.config.protection)
+    config["seed"] = job.config.stream_seed
     facts = json.dumps(
-        [arm.name, config, arm.data.names, arm.data.fingerprint], sort_keys=True, default=lambda number: number.item()
+        [job.name, config, job.data.names, job.data.fingerprint], sort_keys=True, default=lambda number: number.item()
     )
     digest = hashlib.sha256(facts.encode())
-    for terms in arm.plan:
+    for terms in job.plan:
         digest.update(np.array([terms.round_index, terms.reward_rate], dtype=np.float64).tobytes())
         digest.update(
             np.ascontiguousarray([terms.budgets, np.broadcast_to(terms.prices, len(terms.budgets))]).tobytes()
         )
     flat = flat_model(model)
-    flat.initial_weights(arm.config.stream_seed)  # drawn into the module, where it is a named one
+    flat.initial_weights(job.config.stream_seed)  # drawn into the module, where it is a named one
     for name, value in (*flat.module.named_parameters(), *flat.module.named_buffers()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(as_array(value.detach().reshape(-1).view(torch.uint8)).tobytes())
@@ -123,83 +127,81 @@ def _require_shapes(model: FlatModel, data: ClientData) -> None:
         )
 
 
-def require_fitting(model: FlatModel, arm: TrainingJob) -> list[LocalWork]:
+def require_fitting(model: FlatModel, job: TrainingJob) -> list[LocalWork]:
     """What each client computes in a round. Raises where plan, data, model and configuration do not fit together."""
-    config, data = arm.config, arm.data
-    if arm.plan.num_clients != data.num_clients:
-        raise BadInput(f"the plan has {arm.plan.num_clients} clients, the data {data.num_clients}.")
+    config, data = job.config, job.data
+    if job.plan.num_clients != data.num_clients:
+        raise BadInput(f"the plan has {job.plan.num_clients} clients, the data {data.num_clients}.")
     _require_shapes(model, data)
-    if config.dp_epsilon is not None:
-        raise BadInput(
-            f"dp_epsilon={config.dp_epsilon:g} chooses the unit of budgets in an experiment. For a training by itself "
-            "give budget_unit, as mppfl.training.with_budget_unit finds it."
-        )
     if model.remembers(_first_example(model, data).repeat(2, *[1] * (len(data.input_shape)))):
         raise BadInput(
             "the model keeps something of the examples it has seen beside its trained weights, as running statistics "
             "and spectral norms do, and no noise would protect that. Use layers without memory, such as GroupNorm."
         )
-    if config.mechanism.noise_on != "update" and normalises_over_examples(model.module):
+    if config.protection.clips_examples and normalises_over_examples(model.module):
         raise BadInput(
-            f"{config.privacy} protects single records, which a layer that normalises over the batch undoes. Use "
-            "norm='group', or privacy='client'."
+            "a layer that normalises over the batch undoes the protection of single records. Use norm='group', or "
+            "Protection(unit='client')."
         )
-    if config.mechanism.noise_on != "update":
+    if config.protection.clips_examples:
         require_gradients_of_examples(model, torch.zeros_like(_first_example(model, data)))
-    if config.hides_samples and model.draws_on(_first_example(model, data)):
+    if config.protection.hides_samples and model.draws_on(_first_example(model, data)):
         raise BadInput(
-            "the model draws at random, as Dropout does, which breaks privacy='dpsgd_poisson': draws go by place "
-            "in the sample, so one record more changes the others'. Leave it out, or use privacy='dpsgd_shuffle'."
+            "the model draws at random, as Dropout does, which breaks batches='poisson': draws go by place in "
+            "the sample, so one record more changes the others'. Leave it out, or use batches='shuffled'."
         )
-    if config.average_rounds > len(arm.plan):
+    if config.average_rounds > len(job.plan):
         raise BadInput(
-            f"average_rounds={config.average_rounds} is more than the plan's {len(arm.plan)} rounds. Use fewer."
+            f"average_rounds={config.average_rounds} is more than the plan's {len(job.plan)} rounds. Use fewer."
         )
     return [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
 
 
 class TrainingState:
-    """Where one job stands between two rounds: the model, the server's memory, the clip norm, the ledger.
+    """Where one job stands between two rounds: the model, the server's memory, the protection, the ledger.
 
     `account` is what each client has paid in this training so far. The ledger may know more: other runs, and rounds
     that were reserved before an interruption and are computed again.
     """
 
-    def __init__(self, model: FlatModel, arm: TrainingJob) -> None:
-        config, data = arm.config, arm.data
-        self.arm, self.model, self.works = arm, model, require_fitting(model, arm)
-        self.ledger = PrivacyLedger.in_memory() if arm.ledger is None else arm.ledger
-        self.key = None if arm.ledger is None and arm.resume is None else training_key(model.module, arm)
+    def __init__(self, model: FlatModel, job: TrainingJob) -> None:
+        config, data = with_budget_unit(job.config, job.plan, model.num_parameters), job.data
+        self.job, self.config, self.model = job, config, model
+        self.works = require_fitting(model, job)
+        self.ledger = PrivacyLedger.in_memory() if job.ledger is None else job.ledger
+        self.key = None if job.ledger is None and job.resume is None else training_key(model.module, job)
         self.position = 0
-        self.clip_norm = math.nan if isinstance(config.clip_norm, str) else config.clip_norm
+        self.protection = config.protection
         self.memory: dict[str, Tensor] = {}
         self.account = {name: np.zeros(data.num_clients) for name in ("spent", "extra_delta")}
         device = find_device(config.device)
-        if arm.resume is None:
+        if job.resume is None:
             self._require_own_run(taken_up=False)
             dtype = torch.float64 if config.precision == "float64" else torch.float32
             self.weights = model.initial_weights(config.stream_seed).to(device, dtype)
             self.handed_out = self.weights
             return
-        if arm.resume.key != self.key:
+        if job.resume.key != self.key:
             raise BadInput(
-                f"the checkpoint of {arm.name!r} belongs to another training: its configuration, plan, data or initial "
+                f"the checkpoint of {job.name!r} belongs to another training: its configuration, plan, data or initial "
                 "model differ. Start anew, or resume with what it was started with."
             )
         self._require_own_run(taken_up=True)
-        self.handed_out = torch.from_numpy(arm.resume.weights).to(device)
-        kept = dict(arm.resume.server)
+        self.handed_out = torch.from_numpy(job.resume.weights).to(device)
+        kept = dict(job.resume.server)
         self.account = {name: kept.pop(f"account.{name}").copy() for name in self.account}
         self.memory = {name: torch.from_numpy(value).to(device) for name, value in kept.items()}
         self.weights = self.memory.pop("current", self.handed_out)
-        self.position, self.clip_norm = arm.resume.rounds_done, arm.resume.clip_norm
+        self.position = job.resume.rounds_done
+        if math.isfinite(job.resume.clip_norm):
+            self.protection = self.protection.with_clip_norm(job.resume.clip_norm)
 
     def _require_own_run(self, *, taken_up: bool) -> None:
         """Raises where the ledger knows this run as another training, before anything is paid or trained."""
-        if self.arm.ledger is not None and self.key is not None:
+        if self.job.ledger is not None and self.key is not None:
             # Noise that protects is paid for again in every round that stands there, whoever made it.
-            is_paid_again = self.arm.config.noise != "seeded"
-            self.ledger.require_run(self.arm.name, self.key, taken_up=taken_up or is_paid_again)
+            is_paid_again = not self.config.protection.is_simulated
+            self.ledger.require_run(self.job.name, self.key, taken_up=taken_up or is_paid_again)
 
     def pay(self, client: int, cost: ReleaseCost) -> None:
         """Adds a cost that stands in the ledger to this training's own account."""
@@ -208,33 +210,43 @@ class TrainingState:
 
     @property
     def is_done(self) -> bool:
-        return self.position == len(self.arm.plan)
+        return self.position == len(self.job.plan)
 
-    def settle_clip_norm(self, updates: Tensor) -> None:
-        """Takes the median length of the first round's updates for 𝒮, where the configuration says so.
+    @property
+    def clip_norm(self) -> float:
+        """𝒮 of the next round; NaN where it is still to be found."""
+        return self.protection.clip_norm if self.protection.has_clip_norm else math.nan
 
-        Whoever's length is the median is not shortened because another sum of squares ends a bit above this one.
-        """
-        if self.arm.config.clip_norm != FIRST_ROUND_MEDIAN or not math.isnan(self.clip_norm) or not len(updates):
-            return
-        lengths = as_array(torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64))
-        self.clip_norm = ABOVE_ROUNDING * float(np.median(lengths))
-        if not 0 < self.clip_norm < math.inf:
-            raise BadInput(
-                f"the median length of the first round's updates is {self.clip_norm:g}, which is no length to clip to. "
-                "Check learning_rate and the data, or give clip_norm a number."
-            )
+    @cached_property
+    def reserved_before(self) -> dict[int, set[str]]:
+        """Who stands in the ledger for each round of this run, from before an interruption."""
+        names: dict[int, set[str]] = {}
+        for event in self.ledger.events():
+            if event["run"] == self.job.name:
+                names.setdefault(event["round_index"], set()).add(event["client"])
+        return names
+
+    @cached_property
+    def noise_multipliers(self) -> list[Array]:
+        """Noise of every round of each client whose records, or who itself, is sampled: σ/Δ of an answer."""
+        asked = self.protection.budget_unit * np.array([terms.budgets for terms in self.job.plan])
+        return [
+            poisson_noise_of_plan(asked[:, k], *self.protection.sampling(work), self.protection.dp_delta)
+            if asked[:, k].any()
+            else asked[:, k]
+            for k, work in enumerate(self.works)
+        ]
 
     def move(self, mean_update: Tensor | None) -> None:
         """The next model, from the mean update of the round; None where nobody participated."""
         if mean_update is not None:
             averaged = {name: value for name, value in self.memory.items() if name == "average"}
-            self.weights, memory = server_step(self.weights, mean_update, self.memory, self.arm.config)
+            self.weights, memory = server_step(self.weights, mean_update, self.memory, self.config)
             self.memory = memory | averaged
         self.position += 1
         self.handed_out = self.weights
-        averaged_rounds = self.position - (len(self.arm.plan) - self.arm.config.average_rounds)
-        if self.arm.config.average_rounds > 1 and averaged_rounds > 0:
+        averaged_rounds = self.position - (len(self.job.plan) - self.config.average_rounds)
+        if self.config.average_rounds > 1 and averaged_rounds > 0:
             before = self.memory.get("average", torch.zeros_like(self.weights))
             self.memory["average"] = before + (self.weights - before) / averaged_rounds
             self.handed_out = self.memory["average"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,9 +26,9 @@ class RoundRecord:
 
     reward_rate     announced for this round
     budgets         ρ of the game that the plan asked of each client
-    payments        money each client got: its price times its budget of the game
-    spent           ρ each client was charged in its ledger: budget_unit · budget, 0 for those who opted out. Under
-                    dpsgd_poisson the ρ whose ε the noise was calibrated to; its ledger holds the noise itself
+    payments        money each client got: its price times what was used of its budget of the game
+    spent           ρ of each client: budget_unit · budget, or what of it a sum really used; 0 for those who opted out.
+                    Under Poisson batches the ρ whose ε the noise was calibrated to; the ledger holds the noise itself
     participating   who uploaded
     noise_std       standard deviation of the noise on each client's update, per parameter
     theta           weight of each client's update in the mean; sums to 1
@@ -39,17 +38,14 @@ class RoundRecord:
                     so under noise that protects it is NaN, and where gradients are clipped instead
     update_norm     length of the mean update
     accuracy, loss  on the test data; NaN in rounds without evaluation
-    dp_epsilon      nominal ε of the client who has spent most so far, at the configured δ; infinite without noise.
-                    Under dpsgd_poisson it is known after the last round, NaN before
-    worst_case_epsilon  the same from what budgets really cost: much more for `paper`, equal for the others. Not part of
-                    a History; a run's accounts hold it for every client
+    dp_epsilon      ε of the client who has spent most so far, at the configured δ; infinite without noise. Under
+                    Poisson batches it is known after the last round, NaN before
     seconds         wall time of the round
     weights         the model after the round, as one flat vector
     server          the server optimiser's memory after the round, by name: what a resumed training needs beside weights
     engine          what computed the clients
-    refused         clients whose cap forbade the round, or whose upload of it is stored in the ledger already
-    diverged        clients whose update held NaN or infinity: left out, and not charged where noise is on the update.
-                    Nobody is named where noise on the update protects: it went out as 0 with its noise
+    refused         clients whose cap forbade the round, whose upload of it is stored in the ledger already, or whose
+                    budget is too small for a part in a sum
 
     Example:
         >>> import mppfl, numpy as np
@@ -81,16 +77,13 @@ class RoundRecord:
     server: dict[str, Array]
     engine: str
     refused: tuple[str, ...] = ()
-    diverged: tuple[str, ...] = ()
-    worst_case_epsilon: float = math.nan
 
     def __repr__(self) -> str:
         active = self.participating.astype(bool)
         lines = [
             f"RoundRecord: round {self.round_index}, {active.sum()} of {len(active)} clients participating, "
             f"reward rate {number(self.reward_rate)}",
-            f"  accuracy {percent(self.accuracy)}, loss {number(self.loss)}, ε {epsilon(self.dp_epsilon)} "
-            f"(worst case {epsilon(self.worst_case_epsilon)})",
+            f"  accuracy {percent(self.accuracy)}, loss {number(self.loss)}, ε {epsilon(self.dp_epsilon)}",
         ]
         for name in ("budgets", "payments", "spent", "noise_std", "theta"):
             values = getattr(self, name)[active]
@@ -98,15 +91,14 @@ class RoundRecord:
                 lines.append(f"  {name:<10} {between(values.min(), values.max())}")
         lines.append(f"  clip norm {number(self.clip_norm)}, mean update {number(self.update_norm)}")
         lines.append(f"  {len(self.weights):,} weights, {number(self.seconds)} s by {self.engine}")
-        left_out = [f"{len(names)} {kind}" for kind in ("refused", "diverged") if (names := getattr(self, kind))]
-        return "\n".join(lines + [f"  left out: {', '.join(left_out)}"] * bool(left_out))
+        return "\n".join(lines + [f"  left out: {len(self.refused)} refused"] * bool(self.refused))
 
 
 PER_CLIENT = ("budgets", "payments", "spent", "participating", "noise_std", "theta")
 PER_ROUND = tuple(
     field.name
     for field in fields(RoundRecord)
-    if field.name not in (*PER_CLIENT, "weights", "server", "engine", "refused", "diverged", "worst_case_epsilon")
+    if field.name not in (*PER_CLIENT, "weights", "server", "engine", "refused")
 )
 
 
@@ -118,7 +110,6 @@ class History:
     clients: dict[str, Array]
     engine: tuple[str, ...]
     refused: tuple[tuple[str, ...], ...]
-    diverged: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.engine)
@@ -139,7 +130,6 @@ def history_of(records: Sequence[RoundRecord], num_clients: int) -> History:
         },
         tuple(record.engine for record in records),
         tuple(record.refused for record in records),
-        tuple(record.diverged for record in records),
     )
 
 
@@ -150,7 +140,6 @@ def joined(first: History, then: History) -> History:
         {name: np.concatenate([first.clients[name], then.clients[name]]) for name in PER_CLIENT},
         first.engine + then.engine,
         first.refused + then.refused,
-        first.diverged + then.diverged,
     )
 
 
@@ -193,7 +182,6 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         "key": checkpoint.key,
         "engine": checkpoint.history.engine,
         "refused": checkpoint.history.refused,
-        "diverged": checkpoint.history.diverged,
     }
     arrays = {"weights": checkpoint.weights, "facts": np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)}
     arrays |= {f"server.{name}": value for name, value in checkpoint.server.items()}
@@ -218,7 +206,6 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             {name: arrays[f"clients.{name}"] for name in PER_CLIENT},
             tuple(facts["engine"]),
             tuple(tuple(names) for names in facts["refused"]),
-            tuple(tuple(names) for names in facts.get("diverged", [()] * len(facts["engine"]))),
         )
         server = {name.removeprefix("server."): arrays[name] for name in arrays if name.startswith("server.")}
         return Checkpoint(facts["rounds_done"], arrays["weights"], server, facts["clip_norm"], history, facts["key"])

@@ -1,7 +1,8 @@
-"""The federated round: plan, local training, release, ledger, mean, evaluation. A generator: the loop is the caller's.
+"""The federated round: terms, reservation, local training, noise, mean, next model, evaluation.
 
-`train_rounds` trains one plan; `train_many` several side by side, which fills a GPU better than one after the
-other. What a round costs stands in the ledger before anything noisy leaves a client.
+`train_rounds` trains one plan; `train_many` several side by side, which fills a GPU better than one after the other.
+Both are generators: the loop is the caller's. What a round costs stands in the ledger before anything noisy leaves a
+client, and updates are added up as they are made, so a round holds as many as are computed at once.
 """
 
 from __future__ import annotations
@@ -10,30 +11,34 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mppfl.arrays import Array, BoolArray, IntArray
+from mppfl.arrays import Array, IntArray
 from mppfl.data import ClientData
 from mppfl.device import find_device, to_device
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.game import Plan, RoundTerms
+from mppfl.game import Plan
 from mppfl.privacy import (
     LocalWork,
     ReleaseCost,
+    SecureSum,
+    clip_rows,
     epsilon,
     epsilon_with_extra,
+    noise_of_sampled_sum,
+    noise_of_sum,
     release_on_device,
     release_updates,
     round_cost,
+    sum_cost,
 )
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.spec import TrainingConfig
-from mppfl.training.aggregate import weights_of_updates
-from mppfl.training.budget_unit import poisson_multiplier
+from mppfl.training.aggregate import WeightedMean
 from mppfl.training.client import (
     ClientSlot,
     GradientNoise,
@@ -42,6 +47,7 @@ from mppfl.training.client import (
     batches_with_augmentation,
     evaluate,
     stream,
+    system_uniform,
 )
 from mppfl.training.engines import Engine, choose_engine
 from mppfl.training.job import TrainingJob, TrainingState, require_fitting
@@ -97,14 +103,14 @@ def train_rounds(
         yield records[run]
 
 
-def train_many(model: nn.Module, arms: Sequence[TrainingJob]) -> Iterator[dict[str, RoundRecord]]:
+def train_many(model: nn.Module, jobs: Sequence[TrainingJob]) -> Iterator[dict[str, RoundRecord]]:
     """Trains several jobs side by side. Each comes out as `train_rounds` alone would give it, bit for bit.
 
     Jobs with the same local training on the same table of examples are computed in one batch.
 
     Args:
         model: the module that every job starts from.
-        arms: the jobs, under names of their own; those that resume must stand after the same round.
+        jobs: the jobs, under names of their own; those that resume must stand after the same round.
 
     Returns:
         A generator of one RoundRecord per job and round, by the job's name; a job that is done is left out.
@@ -124,33 +130,33 @@ def train_many(model: nn.Module, arms: Sequence[TrainingJob]) -> Iterator[dict[s
         >>> [sorted(records) for records in train_many(make_model("softmax", (3,), 2), jobs)]
         [['seed 1', 'seed 2']]
     """
-    if not arms or len({arm.name for arm in arms}) < len(arms):
-        raise BadInput("arms need names of their own, and there must be at least one.")
+    if not jobs or len({job.name for job in jobs}) < len(jobs):
+        raise BadInput("jobs need names of their own, and there must be at least one.")
     flat = flat_model(model)
-    states = [TrainingState(flat, arm) for arm in arms]
+    states = [TrainingState(flat, job) for job in jobs]
     if len({state.position for state in states}) > 1:
-        raise BadInput("arms must resume after the same round; take checkpoints of one moment.")
+        raise BadInput("jobs must resume after the same round; take checkpoints of one moment.")
     groups: dict[tuple[object, ...], list[TrainingState]] = {}
     for state in states:
-        groups.setdefault(state.arm.computed_with, []).append(state)
+        groups.setdefault(state.job.computed_with, []).append(state)
     engines, tests = {}, {}
     for key, members in groups.items():
-        data, num_slots = members[0].arm.data, sum(state.arm.data.num_clients for state in members)
-        engines[key] = Engine(flat, data.features, data.labels, members[0].arm.config, num_slots)
+        data, num_slots = members[0].job.data, sum(state.job.data.num_clients for state in members)
+        engines[key] = Engine(flat, data.features, data.labels, members[0].job.config, num_slots)
         tests[key] = _test_table(engines[key], data)
     while going := [state for state in states if not state.is_done]:
         records: dict[str, RoundRecord] = {}
         for key, members in groups.items():
-            records |= _one_round(engines[key], tests[key], [state for state in members if not state.is_done])
-        yield {state.arm.name: records[state.arm.name] for state in going}
+            records |= next_round(engines[key], tests[key], [state for state in members if not state.is_done])
+        yield {state.job.name: records[state.job.name] for state in going}
 
 
-def require_trainable(model: nn.Module, arms: Sequence[TrainingJob]) -> None:
+def require_trainable(model: nn.Module, jobs: Sequence[TrainingJob]) -> None:
     """Raises where `train_many` would refuse these jobs before their first round. Pays and writes nothing."""
     flat = flat_model(model)
-    for arm in arms:
-        require_fitting(flat, arm)
-        choose_engine(flat, arm.config, find_device(arm.config.device), arm.data.num_clients)
+    for job in jobs:
+        require_fitting(flat, job)
+        choose_engine(flat, job.config, find_device(job.config.device), job.data.num_clients)
 
 
 def _test_table(engine: Engine, data: ClientData) -> Table:
@@ -160,114 +166,224 @@ def _test_table(engine: Engine, data: ClientData) -> Table:
     return Table(features, to_device(data.test_labels, engine.device))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Assignment:
-    """What one job does in one round: the terms, and what each participant computes.
-
-    asked    ρ of the training, per client
-    clients  positions of those who train
-    costs    reserved in the ledger already, where noise goes into every gradient; else None
-    """
-
-    terms: RoundTerms
-    asked: Array
-    clients: IntArray
-    slots: list[ClientSlot]
-    costs: list[ReleaseCost] | None
-
-
-def _one_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> dict[str, RoundRecord]:
-    """One round of all jobs of an engine, their clients computed together."""
+def next_round(engine: Engine, test: Table, states: Sequence[TrainingState]) -> dict[str, RoundRecord]:
+    """One round of all jobs of an engine, their clients computed together; every state moves to the next model."""
     started = time.perf_counter()
     drawn: DrawnBatches = {}
-    assignments = [_assigned(state, drawn) for state in states]
-    slots = [slot for assignment in assignments for slot in assignment.slots]
-    none = torch.zeros((0, engine.model.num_parameters), device=engine.device, dtype=engine.dtype)
-    updates = engine.updates(slots) if slots else none
+    for state in states:
+        if not state.protection.has_clip_norm:
+            find_clip_norm(state, engine, drawn)
+    rounds = [JobRound(state, engine.model.num_parameters, drawn) for state in states]
+    slots = [slot for job_round in rounds for slot in job_round.slots]
+    uploads = ((job_round, number) for job_round in rounds for number in range(len(job_round.slots)))
+    for rows in engine.updates(slots):
+        with engine.server_arithmetic():
+            for row, (job_round, number) in zip(rows, uploads, strict=False):
+                job_round.take(number, row)
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     seconds = (time.perf_counter() - started) / max(1, len(states))
-    of_jobs = torch.split(updates, [len(assignment.slots) for assignment in assignments])
-    return {
-        state.arm.name: _concluded(state, assignment, rows, engine, test, seconds)
-        for state, assignment, rows in zip(states, assignments, of_jobs, strict=True)
-    }
+    return {job_round.state.job.name: job_round.concluded(engine, test, seconds) for job_round in rounds}
 
 
-def _assigned(state: TrainingState, drawn: DrawnBatches) -> _Assignment:
-    """Terms of the round, who participates, and the batches of each; jobs of one seed draw the same, and draw once."""
-    config, data = state.arm.config, state.arm.data
-    terms = state.arm.plan[state.position]
-    wrong = np.flatnonzero(~(terms.budgets >= 0))
-    if len(wrong):
-        raise BadInput(
-            f"the plan's budget of client {data.names[wrong[0]]!r} in round {terms.round_index} is "
-            f"{terms.budgets[wrong[0]]:g}. Budgets are 0 for those who opt out, else above 0."
-        )
-    asked = config.budget_unit * terms.budgets
-    clients: IntArray = np.flatnonzero(asked > 0)
-    costs: list[ReleaseCost] | None = None
-    if config.mechanism.noise_on != "update":  # training itself releases, so the ledger comes first
-        clients, costs = admitted(state, terms.round_index, asked, clients)
-    slots = []
-    for number, k in enumerate(clients.tolist()):
-        key = (config.stream_seed, config.privacy, config.augmentation, state.works[k], terms.round_index, k, id(data))
-        if key not in drawn:
-            drawn[key] = batches_with_augmentation(config, state.works[k], data.members[k], terms.round_index, k)
-        noise = None if costs is None else gradient_noise(state, costs[number], k, float(asked[k]))
-        layers_seed = int(stream(config.stream_seed, "layers", terms.round_index, k).integers(2**62))
-        slots.append(ClientSlot(state.weights, drawn[key], noise, layers_seed, config.local_epochs))
-    return _Assignment(terms, asked, clients, slots, costs)
+def find_clip_norm(state: TrainingState, engine: Engine, drawn: DrawnBatches) -> None:
+    """Computes the round once for the lengths of its updates, where the protection asks for them."""
+    asked = state.protection.budget_unit * state.job.plan[state.position].budgets
+    slots = slots_of(state, np.flatnonzero(asked > 0), [None] * int((asked > 0).sum()), drawn)
+    lengths = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in engine.updates(slots)]
+    if lengths:
+        state.protection = state.protection.with_clip_norm_of(as_array(torch.cat(lengths)))
 
 
-def _concluded(
-    state: TrainingState, assignment: _Assignment, updates: Tensor, engine: Engine, test: Table, seconds: float
-) -> RoundRecord:
-    """Reservation, release, mean, next model, evaluation. `seconds`: this job's part of the time to compute clients."""
-    started = time.perf_counter()
-    config, data, terms = state.arm.config, state.arm.data, assignment.terms
-    with engine.server_arithmetic():
-        uploads, diverged = _released(state, assignment, updates)
-        clients = uploads.clients
-        theta, dispersion, mean = np.zeros(0), math.nan, None
-        if len(clients):
-            theta, dispersion = weights_of_updates(
-                config.aggregation, data.num_examples[clients], uploads.noise_std, uploads.rows
+class Admission(NamedTuple):
+    """Who releases in a round, and what each pays; it stands in the ledger.
+
+    weights   θ of each, and
+    variance  of the noise that stays hidden, where a sum opens as a whole; else None
+    """
+
+    clients: IntArray
+    costs: list[ReleaseCost]
+    weights: Array | None = None
+    variance: float = 0.0
+
+
+class JobRound:
+    """One round of one job: its terms, who participates at which cost, and their uploads, added up as they come."""
+
+    def __init__(self, state: TrainingState, num_parameters: int, drawn: DrawnBatches) -> None:
+        self.state, self.terms = state, state.job.plan[state.position]
+        protection, names = state.protection, state.job.data.names
+        wrong = np.flatnonzero(~(self.terms.budgets >= 0))
+        if len(wrong):
+            raise BadInput(
+                f"the plan's budget of client {names[wrong[0]]!r} in round {self.terms.round_index} is "
+                f"{self.terms.budgets[wrong[0]]:g}. Budgets are 0 for those who opt out, else above 0."
             )
-            mean = torch.from_numpy(theta).to(uploads.rows) @ uploads.rows
-        state.move(mean)
-    accuracy, loss = math.nan, math.nan
-    if state.is_done or state.position % config.evaluate_every == 0:
-        accuracy, loss = evaluate(state.model, state.handed_out, test)
-    participating = np.isin(np.arange(data.num_clients), clients)
-    left_out = (assignment.asked > 0) & ~participating
-    nominal = largest_epsilon(state)
-    # Without noise there is no budget to pay for: an infinite one is a reference, not an offer.
-    paid = np.where(participating & np.isfinite(terms.budgets), terms.budgets, 0.0)
-    return RoundRecord(
-        round_index=terms.round_index,
-        reward_rate=terms.reward_rate,
-        budgets=np.asarray(terms.budgets),
-        payments=np.asarray(terms.prices) * paid,
-        spent=np.where(participating, assignment.asked, 0.0),
-        participating=participating,
-        noise_std=_over_all(uploads.noise_std, clients, data.num_clients),
-        theta=_over_all(theta, clients, data.num_clients),
-        dispersion=dispersion,
-        clip_norm=state.clip_norm,
-        share_clipped=uploads.share_clipped,
-        update_norm=0.0 if mean is None else float(torch.linalg.vector_norm(mean)),
-        accuracy=accuracy,
-        loss=loss,
-        dp_epsilon=nominal,
-        worst_case_epsilon=largest_epsilon(state, worst_case=True) if config.privacy == "paper" else nominal,
-        seconds=seconds + time.perf_counter() - started,
-        weights=as_array(state.handed_out.detach().to("cpu", copy=True)),
-        server=state.server_memory(),
-        engine=engine.name,
-        refused=tuple(data.names[k] for k in np.flatnonzero(left_out) if data.names[k] not in diverged),
-        diverged=diverged,
-    )
+        self.where = f"{state.job.name}, round {self.terms.round_index}"
+        if not protection.is_simulated and not torch.isfinite(state.weights).all():  # everybody may know: it is public
+            raise BadInput(
+                f"{self.where}: the model holds NaN or infinity. Nothing was released. Lower learning_rate, or raise "
+                "the budgets: noise may have driven it away."
+            )
+        self.asked = protection.budget_unit * self.terms.budgets
+        asking: IntArray = np.flatnonzero(self.asked > 0)
+        free = np.isinf(self.asked[asking])
+        if protection.opens_sums and free.any() and not free.all():
+            raise BadInput(
+                f"{self.where}: some budgets are infinite and some are not, and all clients of a sum share its noise. "
+                "Give budgets that are all finite, or all infinite for no noise."
+            )
+        admit = admitted_to_sum if protection.opens_sums and not free.any() else admitted
+        self.admission = admit(state, self.terms.round_index, self.asked, asking)
+        self.clients, self.costs = self.admission.clients, self.admission.costs
+        self.sampled = self._sampled()
+        costs = [self.costs[number] for number in self.sampled]
+        self.slots = slots_of(state, self.clients[self.sampled], costs, drawn)
+        self.wrong: list[int] = []  # those whose updates are no numbers
+        self.num_clipped = 0
+        self.streams = [stream(state.config.stream_seed, "noise", self.terms.round_index, int(k)) for k in self.clients]
+        self.noise_std = self._noise_std()  # on each client's update, per parameter
+        self.mean = self._mean(num_parameters) if len(self.clients) else None
+
+    def _sampled(self) -> IntArray:
+        """Who of those admitted computes: all, or a sample of the clients that nobody else knows."""
+        protection, everybody = self.state.protection, np.arange(len(self.clients))
+        if protection.client_rate == 1 or self.admission.weights is None:
+            return everybody
+        seed = self.state.config.stream_seed
+        rng = stream(seed, "sum", self.terms.round_index, 1) if protection.is_simulated else None
+        uniform = system_uniform(len(everybody)) if rng is None else rng.random(len(everybody))
+        return everybody[uniform < protection.client_rate]
+
+    def _mean(self, num_parameters: int) -> WeightedMean | SecureSum:
+        state, sizes = self.state, self.state.job.data.num_examples[self.clients]
+        if self.admission.weights is not None:
+            rng = stream(state.config.stream_seed, "sum", self.terms.round_index, 0)
+            rng_of_noise = rng if state.protection.is_simulated else None
+            variance = self.admission.variance
+            return SecureSum(state.protection, self.admission.weights, variance, num_parameters, rng_of_noise)
+        return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_parameters)
+
+    def _noise_std(self) -> Array:
+        if self.admission.weights is not None:
+            return np.asarray(math.sqrt(self.admission.variance) * self._pace / self.admission.weights)
+        pairs = zip(self.clients, self.costs, strict=True)
+        return np.array([noise_in_update(self.state.config, self.state.works[int(k)], cost) for k, cost in pairs])
+
+    @property
+    def _pace(self) -> float:
+        """What a vector in a sum is multiplied by to be an update."""
+        return self.state.config.learning_rate if self.state.protection.clips_examples else 1.0
+
+    def take(self, number: int, update: Tensor) -> None:
+        """Adds what the client with this slot computed, with noise where it is not in it yet.
+
+        An update that is no number counts as 0, with its noise and its price: its absence would tell about its data
+        what no budget pays for.
+        """
+        protection, number = self.state.protection, int(self.sampled[number])
+        if not torch.isfinite(update).all():
+            self.wrong.append(number)
+            update = torch.zeros_like(update)
+        if isinstance(self.mean, SecureSum):
+            self.mean.add(number, as_array(update) / self._pace)
+            return
+        if not protection.clips_examples and protection.opens_sums:  # a sum without noise
+            update = torch.from_numpy(clip_rows(as_array(update)[None], protection.clip_norm)[0][0]).to(update)
+        elif not protection.clips_examples:
+            update = self._with_noise(number, update)
+        if self.mean is not None:
+            self.mean.add(number, update)
+
+    def _with_noise(self, number: int, update: Tensor) -> Tensor:
+        cost, protection, rng = self.costs[number], self.state.protection, self.streams[number]
+        if protection.opens_sums or (update.is_cuda and protection.is_simulated):  # a sum here has no noise to hide in
+            seed = int(rng.integers(2**62))
+            rows, clipped = release_on_device(update[None], [cost], protection.clip_norm, [seed])
+            self.num_clipped += int(clipped[0])
+            return rows[0]
+        work, budget = self.state.works[int(self.clients[number])], self.asked[self.clients[number]]
+        upload = release_updates(
+            as_array(update), [budget], protection, work=work, rng=rng, clients=[cost.client],
+            round_index=cost.round_index, run=cost.run,
+        )  # fmt: skip
+        if upload.costs[0] != cost:
+            raise BadInput(f"the release of client {cost.client!r} cost {upload.costs[0]}, but {cost} was reserved.")
+        self.num_clipped += int(upload.clipped[0])
+        return torch.from_numpy(upload.updates).to(update.device)
+
+    def _result(self) -> tuple[Tensor | None, Array, float]:
+        """The mean update, the weights and the dispersion; None where nobody participated."""
+        if self.mean is None:
+            return None, np.zeros(0), math.nan
+        if isinstance(self.mean, WeightedMean):
+            mean, theta, dispersion = self.mean.result()
+            return mean.to(self.state.weights), theta, dispersion
+        for number in np.setdiff1d(np.arange(len(self.clients)), self.sampled).tolist():
+            self.mean.add_nothing(number)
+        weights = self.mean.weights  # which sum to 1 unless somebody could not pay a second time
+        pace = self._pace / (weights.sum() * self.state.protection.client_rate)
+        opened = torch.from_numpy(self.mean.open().total * pace)
+        return opened.to(self.state.weights), weights / weights.sum(), self.state.config.dispersion
+
+    def concluded(self, engine: Engine, test: Table, seconds: float) -> RoundRecord:
+        """Mean, next model and evaluation. `seconds`: this job's part of the time to compute clients."""
+        started = time.perf_counter()
+        state, terms, clients = self.state, self.terms, self.clients
+        config, data, protection = state.config, state.job.data, state.protection
+        self._tell_wrong()
+        with engine.server_arithmetic():
+            mean, theta, dispersion = self._result()
+            state.move(mean)
+        accuracy, loss = math.nan, math.nan
+        if state.is_done or state.position % config.evaluate_every == 0:
+            accuracy, loss = evaluate(state.model, state.handed_out, test)
+        participating = np.isin(np.arange(data.num_clients), clients)
+        asked = np.where(participating, self.asked, 0.0)
+        spent = asked  # under Poisson batches; else what stands in the ledger
+        if protection.is_zcdp:
+            spent = _over_all(np.array([cost.budget for cost in self.costs]), clients, data.num_clients)
+        # Without noise there is no budget to pay for: an infinite one is a reference, not an offer.
+        paid = np.where(participating & np.isfinite(terms.budgets), terms.budgets, 0.0)
+        if self.admission.weights is not None:  # what of it a sum really used
+            paid = np.where(paid > 0, paid * spent / np.where(asked > 0, asked, 1.0), 0.0)
+        shown = protection.is_simulated and not protection.clips_examples and not protection.opens_sums
+        return RoundRecord(
+            round_index=terms.round_index,
+            reward_rate=terms.reward_rate,
+            budgets=np.asarray(terms.budgets),
+            payments=np.asarray(terms.prices) * paid,
+            spent=spent,
+            participating=participating,
+            noise_std=_over_all(self.noise_std, clients, data.num_clients),
+            theta=_over_all(theta, clients, data.num_clients),
+            dispersion=dispersion,
+            clip_norm=state.clip_norm,
+            share_clipped=self.num_clipped / len(clients) if shown and len(clients) else math.nan,
+            update_norm=0.0 if mean is None else float(torch.linalg.vector_norm(mean)),
+            accuracy=accuracy,
+            loss=loss,
+            dp_epsilon=largest_epsilon(state),
+            seconds=seconds + time.perf_counter() - started,
+            weights=as_array(state.handed_out.detach().to("cpu", copy=True)),
+            server=state.server_memory(),
+            engine=engine.name,
+            refused=tuple(data.names[k] for k in np.flatnonzero((self.asked > 0) & ~participating)),
+        )
+
+    def _tell_wrong(self) -> None:
+        """The log names clients whose updates were no numbers; where nobody's is, a simulation ends."""
+        if not self.wrong:
+            return
+        first = self.state.job.data.names[self.clients[self.wrong[0]]]
+        if len(self.wrong) == len(self.clients) and self.state.protection.is_simulated:
+            raise BadInput(
+                f"{self.where}: every update holds NaN or infinity, client {first!r}'s first. Lower learning_rate, or "
+                "raise the budgets: noise may have driven the model away."
+            )
+        others = f" and {len(self.wrong) - 1} others" if len(self.wrong) > 1 else ""
+        log.warning("%s: the update of client %r%s holds NaN or infinity and counts as 0", self.where, first, others)
 
 
 def _over_all(values: Array, clients: IntArray, num_clients: int) -> Array:
@@ -277,96 +393,64 @@ def _over_all(values: Array, clients: IntArray, num_clients: int) -> Array:
     return entries
 
 
-def largest_epsilon(state: TrainingState, *, worst_case: bool = False) -> float:
-    """ε of the client who has spent most in this training so far, at the configured δ: nominal, or of the worst case.
+def slots_of(
+    state: TrainingState, clients: IntArray, costs: Sequence[ReleaseCost | None], drawn: DrawnBatches
+) -> list[ClientSlot]:
+    """What each of these clients computes in the round; jobs of one seed draw the same batches, and draw once."""
+    config, data, round_index = state.config, state.job.data, state.job.plan[state.position].round_index
+    kind = (config.stream_seed, config.protection.release, config.protection.batches, config.augmentation)
+    slots = []
+    for k, cost in zip(clients.tolist(), costs, strict=True):
+        key = (*kind, state.works[k], round_index, k, id(data))
+        if key not in drawn:
+            drawn[key] = batches_with_augmentation(config, state.works[k], data.members[k], round_index, k)
+        noise = gradient_noise(state, cost, k) if cost is not None and state.protection.clips_examples else None
+        layers_seed = int(stream(config.stream_seed, "layers", round_index, k).integers(2**62))
+        slots.append(ClientSlot(state.weights, drawn[key], noise, layers_seed, config.local_epochs))
+    return slots
 
-    Under Poisson sampling it takes longer and is computed after the last round, from the ledger, by RDP.
+
+def largest_epsilon(state: TrainingState) -> float:
+    """ε of the client who has spent most in this training so far, at the configured δ.
+
+    Under Poisson batches it takes longer and is computed after the last round, from the ledger.
     """
-    config, data = state.arm.config, state.arm.data
-    if not config.mechanism.is_zcdp:
+    protection, data = state.protection, state.job.data
+    if not protection.is_zcdp:
         in_ledger = set(state.ledger.clients)
         names = [name for name in data.names if name in in_ledger]
         if not state.is_done or not names:
             return math.nan
-        unit = config.mechanism.unit
-        return float(np.max(state.ledger.get_epsilon(names, config.dp_delta, "rdp", unit=unit)))
-    all_spent = state.account["spent"]
-    if worst_case:  # the same multiple of the nominal budget in every round
-        all_spent = all_spent * [config.mechanism.worst_case_budget(1.0, work) for work in state.works]
-    worst = int(np.argmax(all_spent))
-    spent, extra_delta = float(all_spent[worst]), float(state.account["extra_delta"][worst])
+        return float(np.max(state.ledger.get_epsilon(names, protection.dp_delta, "pld", unit=protection.unit)))
+    worst = int(np.argmax(state.account["spent"]))
+    spent, extra_delta = (float(state.account[name][worst]) for name in ("spent", "extra_delta"))
     if spent == 0 or math.isinf(spent):
         return math.inf if spent else 0.0
-    method = "rdp" if config.noise == "discrete" else "exact"
     values = epsilon_with_extra(
-        lambda deltas: epsilon(np.array([spent]), deltas, method), config.dp_delta, np.array([extra_delta])
+        lambda deltas: epsilon(np.array([spent]), deltas, protection.accounting),
+        protection.dp_delta,
+        np.array([extra_delta]),
     )
     return float(values[0])
 
 
-# ---- from raw updates to what the server sees: cost, reservation in the ledger, then the noisy release --------------
+# ---- reservation: what a round costs stands in the ledger before anything is drawn ----------------------------------
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class NoisyUploads:
-    """What the server got in one round.
+def admitted(state: TrainingState, round_index: int, asked: Array, clients: IntArray) -> Admission:
+    """Which clients may release this round under noise of their own, and what each pays.
 
-    clients        positions of the clients who uploaded
-    rows           their noisy updates [uploads, parameters]
-    noise_std      standard deviation of the noise in each row, per parameter
-    share_clipped  share of them that was shortened; NaN where gradients are clipped instead, and under noise that
-                   protects: it is computed from raw updates, and no budget pays for it
-    """
-
-    clients: IntArray
-    rows: Tensor
-    noise_std: Array
-    share_clipped: float
-
-
-def _released(state: TrainingState, assignment: _Assignment, updates: Tensor) -> tuple[NoisyUploads, tuple[str, ...]]:
-    """What leaves the clients, its cost reserved, and the names of those whose update diverged and was left out."""
-    config, data, round_index = state.arm.config, state.arm.data, assignment.terms.round_index
-    clients, costs = assignment.clients, assignment.costs
-    where = f"{state.arm.name}, round {round_index}"
-    hidden = hides_divergence(config)
-    if hidden and not torch.isfinite(state.weights).all():  # the server's own model: everybody may know
-        raise BadInput(
-            f"{where}: the model holds NaN or infinity. Nothing was released. Lower learning_rate, or raise the "
-            "budgets: noise may have driven it away."
-        )
-    # Before anybody is charged for them.
-    finite = finite_updates(updates, [data.names[k] for k in clients], where, hidden=hidden)
-    diverged = () if hidden else tuple(data.names[k] for k in clients[~finite])
-    if hidden:
-        updates[torch.from_numpy(~finite).to(updates.device)] = 0.0
-    elif diverged:
-        clients, updates = clients[finite], updates[torch.from_numpy(finite).to(updates.device)]
-        costs = None if costs is None else [cost for cost, is_whole in zip(costs, finite, strict=True) if is_whole]
-    if costs is None:
-        state.settle_clip_norm(updates)
-        able = clients
-        clients, costs = admitted(state, round_index, assignment.asked, able)
-        updates = updates[torch.from_numpy(np.isin(able, clients)).to(updates.device)]
-    return noisy_uploads(state, clients, updates, costs), diverged
-
-
-def admitted(
-    state: TrainingState, round_index: int, asked: Array, clients: IntArray
-) -> tuple[IntArray, list[ReleaseCost]]:
-    """Which clients may release this round, and what each pays. It stands in the ledger when this returns.
-
-    A round that was interrupted after its reservation is computed again. Seeded noise then gives the same upload, which
-    is paid for; fresh noise gives another one, which is paid for again. A client with an upload of this round stored in
-    the ledger, to be sent again as it is, cannot release another one and is refused.
+    A round that was interrupted after its reservation is computed again. Simulated noise then gives the same upload,
+    which is paid for; fresh noise gives another one, which is paid for again. A client with an upload of this round
+    stored in the ledger, to be sent again as it is, cannot release another one and is refused.
     """
     costs = [cost_of_client(state, round_index, int(k), float(asked[k])) for k in clients]
-    run, ledger = state.arm.name, state.ledger
+    run, ledger = state.job.name, state.ledger
     reservation = ledger.reserve_each(run, round_index, costs, training=state.key)
     outcomes = reservation.outcomes
     refused = {name for name, outcome in outcomes.items() if outcome == "refused"}
     for k, cost in zip(clients.tolist(), costs, strict=True):
-        if outcomes[cost.client] == "already reserved" and cost.noise_kind not in ("seeded", "none"):
+        if outcomes[cost.client] == "already reserved" and cost.noise_kind not in ("simulated", "none"):
             for _ in range(reservation.attempts[cost.client]):
                 state.pay(k, cost)  # for each time before, whether its upload ever left or not
             try:
@@ -378,114 +462,114 @@ def admitted(
         if cost.client not in refused:
             state.pay(k, cost)
     kept = [number for number, cost in enumerate(costs) if cost.client not in refused]
-    return clients[kept], [costs[number] for number in kept]
+    return Admission(clients[kept], [costs[number] for number in kept])
+
+
+def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, clients: IntArray) -> Admission:
+    """Which clients have a part in the sum of this round, with which weights, and what each really spends.
+
+    All share the noise, so what each spends depends on who else participates: where a cap forbids some, the others'
+    weights are found anew. A round that is computed again has those who were in it before.
+    """
+    protection, config, run, data = state.protection, state.config, state.job.name, state.job.data
+    size = state.model.num_parameters
+    sizes = np.ones(data.num_clients) if config.aggregation == "uniform" else data.num_examples
+    dispersion = config.dispersion * protection.clip_norm**2 if config.aggregation == "noise_aware" else math.inf
+    before = state.reserved_before.get(round_index)
+    if before is not None:
+        clients = np.array([k for k in clients.tolist() if data.names[k] in before], dtype=np.int64)
+    while len(clients):
+        works = [state.works[int(k)] for k in clients]
+        if protection.is_zcdp:
+            noise = noise_of_sum(protection, asked[clients], works, size, sizes[clients], dispersion)
+        else:
+            multipliers = [state.noise_multipliers[int(k)][state.position] for k in clients]
+            noise = noise_of_sampled_sum(protection, multipliers, works, size)
+        if (noise.used == 0).any():  # whose budget rounding alone would spend
+            clients = clients[noise.used > 0]
+            continue
+        costs = [
+            sum_cost(protection, data.names[k], used if protection.is_zcdp else None, len(clients), size, used)
+            for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
+        ]
+        admission = Admission(clients, costs, noise.weights, noise.noise_variance)
+        try:
+            answer = state.ledger.reserve(run, round_index, costs, training=state.key)
+        except BudgetExceeded as cause:
+            refused = {refusal.client for refusal in cause.refusals}
+            clients = np.array([k for k in clients.tolist() if data.names[k] not in refused], dtype=np.int64)
+            continue
+        if before is not None and not protection.is_simulated:
+            return paid_again(state, round_index, admission, answer.attempts)
+        for k, cost in zip(clients.tolist(), costs, strict=True):
+            state.pay(k, cost)
+        return admission
+    return Admission(clients, [])
+
+
+def paid_again(state: TrainingState, round_index: int, admission: Admission, attempts: dict[str, int]) -> Admission:
+    """The sum of a round that was reserved `attempts` times before, and gets fresh noise: all pay once more.
+
+    Where a cap forbids that, a client stays out. The others keep their weights and the noise, so what they pay is what
+    it was, and the mean is over fewer.
+    """
+    names = [cost.client for cost in admission.costs]
+    for k, cost in zip(admission.clients.tolist(), admission.costs, strict=True):
+        for _ in range(attempts[cost.client]):  # for each time before, whether its sum ever opened or not
+            state.pay(k, cost)
+    kept = list(range(len(names)))
+    while kept:
+        costs = [admission.costs[number] for number in kept]
+        try:
+            state.ledger.reserve_again(state.job.name, round_index, costs)
+        except BudgetExceeded as cause:
+            refused = {refusal.client for refusal in cause.refusals}
+            kept = [number for number in kept if names[number] not in refused]
+            continue
+        for number, cost in zip(kept, costs, strict=True):
+            state.pay(int(admission.clients[number]), cost)
+        return Admission(admission.clients[kept], costs, np.asarray(admission.weights)[kept], admission.variance)
+    return Admission(admission.clients[:0], [])
 
 
 def cost_of_client(state: TrainingState, round_index: int, client: int, budget: float) -> ReleaseCost:
-    """What the round costs one client, before anything is drawn."""
-    config, work = state.arm.config, state.works[client]
-    multiplier = None if config.mechanism.is_zcdp else poisson_multiplier(budget, config.dp_delta, work)
+    """What the round costs one client with noise of its own, before anything is drawn."""
+    protection = state.protection
+    if protection.opens_sums:  # without noise, or it would be a part of the sum's
+        unit, adjacency = protection.unit, protection.adjacency or "replace_one"
+        return ReleaseCost(
+            state.job.data.names[client], protection.name, unit, adjacency, budget, 0.0, "none", noise_std=0.0
+        )
+    multiplier = None if protection.is_zcdp else float(state.noise_multipliers[client][state.position])
     return round_cost(
-        config.mechanism, budget if multiplier is None else None, state.clip_norm, work, config.noise,
-        state.model.num_parameters, state.arm.data.names[client], round_index, state.arm.name, multiplier,
+        protection, budget if multiplier is None else None, state.works[client], state.model.num_parameters,
+        state.job.data.names[client], round_index, state.job.name, multiplier,
     )  # fmt: skip
 
 
-def gradient_noise(state: TrainingState, cost: ReleaseCost, client: int, budget: float) -> GradientNoise:
-    """How a client makes each of its gradients private, at the cost that was reserved."""
-    config, work = state.arm.config, state.works[client]
-    is_zcdp = config.mechanism.is_zcdp
+def gradient_noise(state: TrainingState, cost: ReleaseCost, client: int) -> GradientNoise:
+    """How a client makes each of its gradients private; gradients for a sum get their noise there."""
+    protection, unit = state.protection, state.protection.budget_unit
+    budget: float | None = unit * float(state.job.plan[state.position].budgets[client])
     return GradientNoise(
-        config.mechanism,
-        state.clip_norm,
-        work,
-        config.noise,
-        budget if is_zcdp else None,
-        None if is_zcdp else poisson_multiplier(budget, config.dp_delta, work),
-        stream(config.stream_seed, "noise", cost.round_index, client),
+        protection,
+        state.works[client],
+        math.inf if protection.opens_sums else budget if protection.is_zcdp else None,
+        None if protection.is_zcdp or protection.opens_sums else float(state.noise_multipliers[client][state.position]),
+        stream(state.config.stream_seed, "noise", state.job.plan[state.position].round_index, client),
         cost.client,
     )
 
 
-def hides_divergence(config: TrainingConfig) -> bool:
-    """Whether a client whose update is no number releases 0 with noise, and pays, as if nothing were: its absence would
-    tell about its data what no budget pays for. In a simulation it is left out, because it spoils the mean."""
-    return config.mechanism.noise_on == "update" and config.noise != "seeded"
-
-
-def finite_updates(updates: Tensor, names: Sequence[str], where: str, *, hidden: bool = False) -> BoolArray:
-    """Whose update can be released. One that holds NaN or infinity cannot, and its client is left out and named.
-
-    Where nobody's can, the training as a whole has diverged, and that is an error.
-
-    hidden  such an update counts as 0 instead, and nothing but the log of this machine tells (`hides_divergence`)
-    """
-    finite: BoolArray = torch.isfinite(updates).all(1).cpu().numpy()
-    wrong = [name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite]
-    if wrong and len(wrong) == len(names) and not hidden:
-        raise BadInput(
-            f"{where}: every update holds NaN or infinity, client {wrong[0]!r}'s first. Nothing was released. Lower "
-            "learning_rate, or raise the budgets: noise may have driven the model away."
-        )
-    if wrong:
-        others = f" and {len(wrong) - 1} others" if len(wrong) > 1 else ""
-        fate = "released as 0 with its noise, and paid" if hidden else "left out"
-        log.warning("%s: the update of client %r%s holds NaN or infinity; %s", where, wrong[0], others, fate)
-    return finite
-
-
-def noisy_uploads(
-    state: TrainingState, clients: IntArray, updates: Tensor, costs: Sequence[ReleaseCost]
-) -> NoisyUploads:
-    """What leaves the clients whose costs are reserved: updates with noise, or updates made of noisy gradients."""
-    config = state.arm.config
-    works = [state.works[int(k)] for k in clients]
-    if config.mechanism.noise_on != "update":
-        added = np.array([noise_in_update(config, work, cost) for work, cost in zip(works, costs, strict=True)])
-        return NoisyUploads(clients, updates, added, math.nan)
-    stds = np.array([cost.noise_std for cost in costs])
-    if not len(clients):
-        return NoisyUploads(clients, updates, stds, math.nan)
-    streams = [
-        stream(config.stream_seed, "noise", cost.round_index, int(k)) for cost, k in zip(costs, clients, strict=True)
-    ]
-    if updates.is_cuda and config.noise == "seeded":
-        seeds = [int(rng.integers(2**62)) for rng in streams]
-        rows, clipped = release_on_device(updates, costs, state.clip_norm, seeds)
-        return NoisyUploads(clients, rows, stds, float(clipped.double().mean()))
-    released, shortened = [], []
-    for work, row, cost, rng in zip(works, as_array(updates), costs, streams, strict=True):
-        upload = release_updates(
-            row,
-            [cost.budget],
-            mechanism=config.mechanism,
-            clip_norm=state.clip_norm,
-            work=work,
-            noise=config.noise,
-            rng=rng,
-            clients=[cost.client],
-            round_index=cost.round_index,
-            run=cost.run,
-        )
-        if upload.costs[0] != cost:
-            raise BadInput(f"the release of client {cost.client!r} cost {upload.costs[0]}, but {cost} was reserved.")
-        released.append(upload.updates)
-        shortened.append(bool(upload.clipped[0]))
-    rows = torch.from_numpy(np.stack(released)).to(updates.device)
-    return NoisyUploads(clients, rows, stds, math.nan if config.noise != "seeded" else float(np.mean(shortened)))
-
-
 def noise_in_update(config: TrainingConfig, work: LocalWork, cost: ReleaseCost) -> float:
     """Standard deviation of the noise in the whole update, per parameter, as far as steps just add up."""
-    if config.mechanism.noise_on == "update":
+    if not config.protection.clips_examples:
         return cost.noise_std
-    divisor = 1 if config.mechanism.noise_on == "mean gradient" else work.batch_size
     squares = sum(times * times for times in times_counted(config, work))
-    return config.learning_rate * cost.noise_std / divisor * math.sqrt(squares)
+    return config.learning_rate * cost.noise_std / config.protection.step_divisor(work) * math.sqrt(squares)
 
 
 def times_counted(config: TrainingConfig, work: LocalWork) -> list[float]:
     """How often each step's gradient is in the update by the end: (1 − μ^(steps−k))/(1 − μ) with momentum μ."""
-    steps = {"full_batch": 1, "full_batch_steps": work.num_steps}.get(config.privacy, work.num_batches)
-    mu = config.momentum
+    steps, mu = config.protection.num_answers(work), config.momentum
     return [(1 - mu ** (steps - k)) / (1 - mu) if mu < 1 else float(steps - k) for k in range(steps)]

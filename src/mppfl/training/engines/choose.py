@@ -70,7 +70,7 @@ class WorkerProcesses:
     """Computes slots in `count` processes. Its file goes when it goes."""
 
     def __init__(self, model: FlatModel, table: Table, count: int) -> None:
-        self.count, self.num_parameters = count, model.num_parameters
+        self.count = count
         try:
             folder = tempfile.mkdtemp(prefix="mppfl-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -82,8 +82,8 @@ class WorkerProcesses:
                 f"room in {tempfile.gettempdir()}."
             ) from cause
 
-    def updates(self, slots: Sequence[ClientSlot], descent: Descent) -> Tensor:
-        """Updates of all slots [slots, parameters], the longest slots first so that no core waits at the end."""
+    def updates(self, slots: Sequence[ClientSlot], descent: Descent, out: Tensor) -> None:
+        """Writes the updates of all slots to `out`, the longest slots first so that no core waits at the end."""
         longest_first = sorted(range(len(slots)), key=lambda number: -slots[number].num_visits)
         num_groups = min(len(slots), GROUPS_PER_PROCESS * self.count)
         groups = [longest_first[first::num_groups] for first in range(num_groups)]
@@ -96,11 +96,9 @@ class WorkerProcesses:
                 "a worker process ended in the middle of a round, perhaps because memory ran out. Use fewer "
                 "processes; a training with checkpoints goes on with --resume."
             ) from cause
-        updates = torch.empty((len(slots), self.num_parameters), dtype=slots[0].start.dtype)
         for group, rows in zip(groups, answers, strict=True):
             for number, row in zip(group, rows, strict=True):
-                updates[number] = torch.from_numpy(row)
-        return updates
+                out[number] = torch.from_numpy(row)
 
 
 @lru_cache(maxsize=1)
@@ -127,6 +125,7 @@ def _updates_of_group(file: str, descent: Descent, slots: list[ClientSlot]) -> l
 
 log = logging.getLogger(__name__)
 
+HELD = 2**26  # entries of updates at once: 256 MB in float32
 SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that a step may take
 
 
@@ -166,19 +165,19 @@ class Engine:
         if self.chosen != "batched":
             return None
         low = torch.bfloat16 if self.config.precision == "bf16" else None
-        plain = not self.config.momentum and self.config.mechanism.noise_on == "update"
+        plain = not self.config.momentum and not self.config.protection.clips_examples
         return LayeredGradients(self.model, low, self.device.type == "cuda", low is not None and plain)
 
     def _captured_descent(self) -> CapturedDescent | None:
         """Recorded steps on a GPU, for batches of one length, where noise need not protect."""
-        config = self.config
-        seeded = config.mechanism.noise_on == "update" or config.noise == "seeded"
-        one_length = config.privacy not in ("dpsgd_poisson", "full_batch", "full_batch_steps")
+        protection = self.config.protection
+        seeded = not protection.clips_examples or protection.is_simulated
+        one_length = not protection.clips_examples or protection.batches == "shuffled"
         if self._gradients is None or self.chosen != "batched" or self.device.type != "cuda":
             return None
         if not seeded or not one_length:
             return None
-        return CapturedDescent(self.model, self.table, self.descent, self._gradients, config.batch_size)
+        return CapturedDescent(self.model, self.table, self.descent, self._gradients, self.config.batch_size)
 
     def _spanned_descent(self) -> SpannedDescent | None:
         plain = not self.config.momentum and self.config.augmentation == "none"
@@ -186,29 +185,44 @@ class Engine:
             return None
         return SpannedDescent(self.model, self.table, self.config.learning_rate, self._gradients)
 
-    def updates(self, slots: Sequence[ClientSlot]) -> Tensor:
-        """How far each slot's training moves its weights [slots, parameters], on the engine's device."""
-        with arithmetic(self.config.precision, self.device):
-            if self._workers is not None:
-                return self._workers.updates(slots, self.descent)
-            if self._gradients is None:
-                return torch.stack([local_update(self.model, slot, self.table, self.descent) for slot in slots])
-            if self._spanned is None:
-                return self._in_step(slots, self._gradients)
-            return self._in_span(slots, self._spanned, self._gradients)
+    def updates(self, slots: Sequence[ClientSlot]) -> Iterator[Tensor]:
+        """What each slot's round gives (`local_update`), on the engine's device: some slots after others.
+
+        Holds at most HELD entries, or the slots that are computed at once: the next rows take the place of the last.
+        """
+        size = self.model.num_parameters
+        at_once = max(self.at_once, HELD // size, 1)
+        dtype = torch.float64 if self.config.protection.release == "gradient" else self.dtype
+        held = torch.empty((min(at_once, len(slots)), size), device=self.device, dtype=dtype)
+        for start in range(0, len(slots), at_once):
+            group = slots[start : start + at_once]
+            rows = held[: len(group)]
+            with arithmetic(self.config.precision, self.device):
+                self._write(group, rows)
+            yield rows
+
+    def _write(self, slots: Sequence[ClientSlot], out: Tensor) -> None:
+        if self._workers is not None:
+            self._workers.updates(slots, self.descent, out)
+        elif self._gradients is None:
+            for slot, row in zip(slots, out, strict=True):
+                row.copy_(local_update(self.model, slot, self.table, self.descent))
+        elif self._spanned is None:
+            self._in_step(slots, self._gradients, out)
+        else:
+            self._in_span(slots, self._spanned, self._gradients, out)
 
     def server_arithmetic(self) -> AbstractContextManager[None]:
         """For what is done with the updates: float32 is full, and no threads are woken for next to nothing."""
         return arithmetic("float32", self.device)
 
-    def _in_step(self, slots: Sequence[ClientSlot], gradients: SlotGradients) -> Tensor:
+    def _in_step(self, slots: Sequence[ClientSlot], gradients: SlotGradients, updates: Tensor) -> None:
         """Slots in groups of `at_once`; smaller groups where the GPU's memory does not suffice after all."""
         longest = max((len(batch) for slot in slots for batch in slot.batches), default=1)
         longest = -(-longest // 8) * 8  # sampled batches then come in few shapes
         width = longest if self.chosen == "batched" else None
         if self.config.clients_at_once is None and longest > self._planned_for:
             self._planned_for, self.at_once = longest, self._fitting(longest)
-        updates = torch.empty((len(slots), self.model.num_parameters), device=self.device, dtype=self.dtype)
         done = 0
         while done < len(slots):
             group = slots[done : done + self.at_once]
@@ -227,18 +241,20 @@ class Engine:
                 if self._captured is not None:
                     self._captured.forget()
                 torch.cuda.empty_cache()
-        return updates
 
-    def _in_span(self, slots: Sequence[ClientSlot], spanned: SpannedDescent, gradients: SlotGradients) -> Tensor:
+    def _in_span(
+        self, slots: Sequence[ClientSlot], spanned: SpannedDescent, gradients: SlotGradients, out: Tensor
+    ) -> None:
         """Slots with few examples in the span of those, the others in step."""
         small = spanned.which_pay(slots)
+        if small:
+            spanned.updates(slots, small, self.config.clients_at_once, out)
         if not small:
-            return self._in_step(slots, gradients)
-        updates = torch.empty((len(slots), self.model.num_parameters), dtype=self.dtype)
-        spanned.updates(slots, small, self.config.clients_at_once, updates)
-        if others := sorted(set(range(len(slots))) - set(small)):
-            updates[others] = self._in_step([slots[number] for number in others], gradients)
-        return updates
+            self._in_step(slots, gradients, out)
+        elif others := sorted(set(range(len(slots))) - set(small)):
+            rows = torch.empty_like(out[: len(others)])
+            self._in_step([slots[number] for number in others], gradients, rows)
+            out[others] = rows
 
     def _fitting(self, examples: int) -> int:
         """How many slots fit into memory in step, with so many examples in each."""
@@ -261,7 +277,7 @@ class Engine:
 
 def choose_engine(model: FlatModel, config: TrainingConfig, device: torch.device, num_slots: int) -> EngineName:
     """The engine asked for, if it can do the work; for "auto" the fastest that can."""
-    private = config.mechanism.noise_on != "update"
+    private = config.protection.clips_examples
     reasons = _reasons_against(model, config, device, private)
     if config.engine != "auto":
         if reason := reasons[config.engine]:

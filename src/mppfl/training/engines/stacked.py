@@ -107,11 +107,7 @@ def padded_steps(
     return rows, weight.to(features.dtype), moves.to(features.dtype)
 
 
-# ---- Many clients in step: the k-th batches of all slots at once, each slot with weights of its own, stacked --------
-
-# Slots of unequal length are padded with examples of weight 0, and a slot that has run out of batches stands still.
-# What
-# differs between engines is only how the gradients of all slots are found: dense.py, layered.py, and here by vmap.
+# ---- gradients of all slots at once, and descending along them ------------------------------------------------------
 
 MOST_ENTRIES = 2**26  # of the examples that slots hold at once on a CPU: 256 MB in float32
 Parts = dict[str, Tensor]  # of all slots: [slots, *shape]
@@ -169,6 +165,10 @@ def stacked_updates(
     clip_norm = slots[0].noise.clip_norm if slots[0].noise else None
     for rows, weight, moves in steps_of(slots, table.features, width):
         inputs, labels = table.at(rows)
+        if slots[0].noise is not None and slots[0].noise.protection.release == "gradient":
+            sums = gradients.given(gradients(parts, inputs, labels, weight, clip_norm))
+            write_gradients(sums, slots, descent.learning_rate, out)
+            return
         if not private and not descent.momentum:  # a slot that stands still has gradient 0
             gradients.descend(parts, inputs, labels, weight, descent.learning_rate)
             continue
@@ -181,6 +181,14 @@ def stacked_updates(
             pace = (descent.learning_rate * moves).view(-1, *[1] * (part.ndim - 1))
             part.sub_(pace * direction[name])
     write_updates(model, starts, gradients.given(parts), out)
+
+
+def write_gradients(sums: Parts, slots: Sequence[ClientSlot], learning_rate: float, out: Tensor) -> None:
+    """Writes −η times each slot's noisy mean gradient to `out`, from its sum of clipped ones."""
+    flat = torch.cat([part.flatten(1).double() for part in sums.values()], 1)
+    for row, total, slot in zip(out, flat, slots, strict=True):
+        if slot.noise is not None:
+            row.copy_(-learning_rate * slot.noise.gradient(total))
 
 
 def starts_of(slots: Sequence[ClientSlot]) -> Tensor:
@@ -201,9 +209,9 @@ def write_updates(model: FlatModel, starts: Tensor, parts: Parts, out: Tensor) -
 def _made_private(model: FlatModel, sums: Parts, slots: Sequence[ClientSlot], moves: Tensor) -> Parts:
     """Each slot's noisy gradient from its sum of clipped ones; a slot that stands still answers nothing.
 
-    Seeded noise is drawn on the GPU where the sums lie there: a simulation need not carry them to the CPU and back.
+    Simulated noise is drawn on the GPU where the sums lie there: a simulation need not carry them to the CPU and back.
     """
-    seeded = all(slot.noise is not None and slot.noise.kind == "seeded" for slot in slots)
+    seeded = all(slot.noise is not None and slot.noise.protection.is_simulated for slot in slots)
     flat = torch.cat([part.flatten(1).to(torch.promote_types(part.dtype, moves.dtype)) for part in sums.values()], 1)
     answers = flat.to(moves.dtype)
     on_device = flat.is_cuda and seeded
