@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import NoEquilibrium
+from mppfl.fields import About, checked
 from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.model import Game, cost_without_absent
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
@@ -56,8 +57,7 @@ def choose_rates(
 
     weights  personal prices per unit of rate, one each unless given (Pigouvian prices)
     """
-    if leader not in get_args(UniformLeader):
-        raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
+    checked("leader", leader, UniformLeader, About(""))
     limit = np.inf
     if leader == "budget_limited":
         limit = require_number(np.nan if payment_limit is None else payment_limit, "payment_limit", 0, np.inf)
