@@ -41,7 +41,6 @@ class Response:
 
     lowest_rate, highest_rate  the open interval of rates on which every free client is strictly inside its bounds;
                                empty (lowest >= highest) when there is no such rate
-    weights                    personal price of each client per unit of rate: 1, or the Pigouvian c_i
     free                       clients that respond; the others stay at a constant budget (slope 0)
     """
 
@@ -49,7 +48,6 @@ class Response:
     offset: Array
     lowest_rate: float
     highest_rate: float
-    weights: Array
     free: BoolArray
 
     def budgets(self, reward_rate: float) -> Array:
@@ -76,7 +74,7 @@ def equilibrium_response(game: Game, weights: Array | None = None) -> Response:
         wrong = np.abs(game.loss @ np.column_stack([slope, offset]) - np.column_stack(own))[free]
         if wrong.max(initial=0.0) > 1e-7 * max(np.abs(own[0]).max(), own[1].max()):  # a singular B: no such line
             low, high = np.inf, -np.inf
-    return Response(slope, offset, low, high, prices, free)
+    return Response(slope, offset, low, high, free)
 
 
 def line_of_free(game: Game, own: Line, free: BoolArray, budgets: Array) -> tuple[Array, Array]:
