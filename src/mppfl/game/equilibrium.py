@@ -225,7 +225,10 @@ class Path:
     def budgets(self, segment: int, rate: float, low: Array, high: Array) -> Array:
         """Everybody's budget at a rate of a segment; one that is at a bound but for rounding is at it exactly."""
         line, constant = rate * self.slope[segment], self.offset[segment]
-        return snapped(line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0), low, high)
+        budgets, digits = line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0)
+        near = NEARBY * digits
+        inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
+        return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
 
     def segment_at(self, rate: float) -> int:
         """The first segment that a rate lies on."""
@@ -235,13 +238,6 @@ class Path:
 def no_segments(num_clients: int) -> Path:
     nothing = np.zeros((0, num_clients))
     return Path(np.zeros((0, 2)), nothing, nothing, nothing.astype(bool))
-
-
-def snapped(budgets: Array, digits: Array, low: Array, high: Array) -> Array:
-    """Budgets within their bounds, those nearer to a bound than NEARBY of `digits` exactly at it."""
-    near = NEARBY * digits
-    inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
-    return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
 
 
 @dataclass(frozen=True, eq=False)
