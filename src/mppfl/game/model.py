@@ -226,7 +226,7 @@ def cost_without_absent(game: Game, round_index: int, prices: Array | float, bud
     """The server's cost with weights shared among those who participate: what a leader weighs at the bounds (eq. 9).
 
     U_t alone forgets a client the moment its budget reaches 0, and would be least with nobody left. Weights θ_i are
-    |D_i|/Σ|D| over participants, and ε_i goes with θ_i² (eq. 11): the noise of those who remain grows as others opt out.
+    |D_i|/Σ|D| over participants, and ε_i goes with θ_i² (eq. 11): it grows as others opt out.
     """
     part, sizes = budgets > 0, game.clients.data_size
     if not part.any():
