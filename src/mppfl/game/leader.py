@@ -155,10 +155,6 @@ class Answers:
         self.able = (clients.budget_max > 0) & ((followers.weights > 0) | (clients.budget_min > 0))
 
     @cached_property
-    def samples(self) -> _Samples:
-        return _Samples(self)
-
-    @cached_property
     def path(self) -> Path | None:
         """Allowed segments; None where the game is too large for its path to be followed."""
         clients, line, able = self.game.clients, self.line, self.able
@@ -182,7 +178,7 @@ class Answers:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
         path = self.path
         if path is None:
-            return self.samples.choose(leader, rounds, limit)
+            return _Samples(self).choose(leader, rounds, limit)
         if len(path) == 0:
             raise NoEquilibrium(self._who_cannot_be_kept())
         rates, segments, costs = _View(self.game, self.weights, path, leader, limit).best(rounds)
@@ -201,7 +197,7 @@ class Answers:
         """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
         seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
         if self.path is None:
-            return self.samples.least(seen_as, rounds, limit)
+            return _Samples(self).least(seen_as, rounds, limit)
         return _View(self.game, self.weights, self.path, seen_as, limit).best(rounds)[2]
 
     def require_rates(self, costs: Array, rounds: IntArray, limit: float) -> None:
