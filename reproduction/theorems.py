@@ -231,9 +231,8 @@ def anarchy_of_mppfl() -> Finding:
     """Theorem 4: the price of anarchy where Algorithm 1 has converged, and the paper's expression for it."""
     true, claimed = [], []
     for game, terms in _games():
-        poa = price_of_anarchy(
-            social_optimum(game, terms.reward_rate).welfare, welfare(game, terms.reward_rate, terms.budgets)
-        )
+        optimum = social_optimum(game, terms.reward_rate)
+        poa = price_of_anarchy(*(welfare(game, terms.reward_rate, budgets) for budgets in (optimum, terms.budgets)))
         risk = game.propagation @ terms.budgets / game.num_clients
         printed = poa_as_in_paper(game, terms.reward_rate, terms.budgets, risk)
         if poa is not None and printed is not None:

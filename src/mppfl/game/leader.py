@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import NoEquilibrium
+from mppfl.fields import About, checked
 from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.model import Game, cost_without_absent
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
@@ -56,8 +57,7 @@ def choose_rates(
 
     weights  personal prices per unit of rate, one each unless given (Pigouvian prices)
     """
-    if leader not in get_args(UniformLeader):
-        raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
+    checked("leader", leader, UniformLeader, About(""))
     limit = np.inf
     if leader == "budget_limited":
         limit = require_number(np.nan if payment_limit is None else payment_limit, "payment_limit", 0, np.inf)
@@ -155,10 +155,6 @@ class Answers:
         self.able = (clients.budget_max > 0) & ((followers.weights > 0) | (clients.budget_min > 0))
 
     @cached_property
-    def samples(self) -> _Samples:
-        return _Samples(self)
-
-    @cached_property
     def path(self) -> Path | None:
         """Allowed segments; None where the game is too large for its path to be followed."""
         clients, line, able = self.game.clients, self.line, self.able
@@ -182,7 +178,7 @@ class Answers:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
         path = self.path
         if path is None:
-            return self.samples.choose(leader, rounds, limit)
+            return _Samples(self).choose(leader, rounds, limit)
         if len(path) == 0:
             raise NoEquilibrium(self._who_cannot_be_kept())
         rates, segments, costs = _View(self.game, self.weights, path, leader, limit).best(rounds)
@@ -201,7 +197,7 @@ class Answers:
         """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
         seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
         if self.path is None:
-            return self.samples.least(seen_as, rounds, limit)
+            return _Samples(self).least(seen_as, rounds, limit)
         return _View(self.game, self.weights, self.path, seen_as, limit).best(rounds)[2]
 
     def require_rates(self, costs: Array, rounds: IntArray, limit: float) -> None:
