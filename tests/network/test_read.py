@@ -62,11 +62,8 @@ def refusal(content, scratch):
 # Golden: b is exposed by a with weight 2, a by b with 1, c by a with 0.5.
 GOLDEN = {("a", "b"): 2.0, ("b", "a"): 1.0, ("a", "c"): 0.5}
 WAYS_TO_WRITE_IT = {
-    "commas and blanks": "a, b, 2\nb, a, 1\na, c, 0.5\n",
-    "tabs": "a\tb\t2\nb\ta\t1\na\tc\t.5\n",
     "blanks": "a b 2\nb   a\t1\n  a c 5e-1  \n",
     "no last line end": "a,b,2\nb,a,1\na,c,0.5",
-    "comments and blank lines": "# who\n\n  % exposes whom\na,b,2\n\n#\nb,a,1\n   \na,c,0.5\n\n",
     "a comment in another encoding": "# \udce9\na,b,2\nb,a,1\na,c,0.5\n",
     "byte order mark and header": "\ufeffsource,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
     "header in other words": "From\tTo\tStrength\na\tb\t2\nb\ta\t1\na\tc\t0.5\n",
@@ -89,7 +86,6 @@ def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
 @pytest.mark.parametrize(
     ("text", "undirected", "edges"),
     [
-        ("x y\ny x\n", False, {("x", "y"): 1, ("y", "x"): 1}),  # weighs one unless told
         ("a,b,2\nb,c,3\n", True, {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}),
         ("node1,node2\nnode2,node1\n", False, {("node1", "node2"): 1, ("node2", "node1"): 1}),  # numbered: no header
         ("source,target,weight\nsource,b,2\nb,source,3\n", False, {("source", "b"): 2, ("b", "source"): 3}),
@@ -104,22 +100,15 @@ def test_the_target_of_a_line_is_exposed_by_its_source(text, undirected, edges, 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("10 9\n9 10\n100 9", ("9", "10", "100")),  # integers in numerical order, others as they appear
-        ("10 9\n-3 10\n100 9", ("-3", "9", "10", "100")),
+        ("10 9\n-3 10\n100 9", ("-3", "9", "10", "100")),  # integers in numerical order, others as they appear
         ("10 9\n9 x\n1 9", ("10", "9", "x", "1")),
         (f"{HUGE} 9\n9 {HUGE}\n2 9", ("2", "9", HUGE)),
         ("7 8\n07 8\n8 7", ("07", "7", "8")),  # equal as numbers, not as text
-        ('"Smith, Jo","Doe, Al"', ("Smith, Jo", "Doe, Al")),
-        ('"she said ""no""",b', ('she said "no"', "b")),
         ("Jo Smith,Al Doe", ("Jo Smith", "Al Doe")),
         ("Jo Smith\tDoe, Al", ("Jo Smith", "Doe, Al")),
         ('"Jo Smith" "Al Doe"', ("Jo Smith", "Al Doe")),
-        ('" padded ",plain', (" padded ", "plain")),
-        ("Zoë,Łukasz", ("Zoë", "Łukasz")),
-        ("李,王", ("李", "王")),
         ('"#hash",%percent', ("#hash", "%percent")),
         ('5" pipe,b', ('5" pipe', "b")),
-        ('"a;b","c,d"', ("a;b", "c,d")),
         ("no\u00a0break,b", ("no\u00a0break", "b")),
     ],
 )
@@ -325,20 +314,37 @@ def damaged(draw, contents):
 
 
 TEXTS = st.text(alphabet=list('ab01.5e-+,;\t "#%\n\r_ñ'), max_size=50).map(str.encode)
+PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n", ".5", "e3", "-", "+", "\x0b", "\r"]
+NUMBERS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join).map(str.encode)
 WRITTEN = files().map(lambda file: file[1])
 
 
+def refuse(*_, **__):
+    raise ValueError
+
+
 @settings(max_examples=1000, deadline=None)
-@given(content=st.binary(max_size=60) | TEXTS | TEXTS | damaged(WRITTEN) | damaged(WRITTEN.map(gzip.compress)))
-@example(content=b"\x1f\x8b")
-@example(content=b"1\t2\t\n3\t4\n")
-@example(content=b"1,2\n\n \n3,4 \n")
-@example(content=b"a,b,e\n1,0,5\n")
-@example(content=b'"a" b,1\n1,a\n')
-def test_any_file_is_read_as_the_csv_module_reads_it_or_refused_in_one_line(content, scratch):
-    graph = refusal(content, scratch)
-    if isinstance(graph, MppflError):
+@given(
+    content=st.binary(max_size=60) | TEXTS | NUMBERS | damaged(WRITTEN) | damaged(WRITTEN.map(gzip.compress)),
+    block=st.sampled_from([1, 4, 2**20]),
+)
+@example(content=b"\x1f\x8b", block=4)
+@example(content=b"1\t2\t\n3\t4\n", block=4)
+@example(content=b"1,2\n\n \n3,4 \n", block=4)
+@example(content=b"a,b,e\n1,0,5\n", block=4)
+@example(content=b'"a" b,1\n1,a\n', block=4)
+@example(content=b"1 2" + b" " * 5000 + b"3 4\n", block=1)
+@example(content=b"1,2,0.5 \n2,1,\t3\n", block=4)
+def test_any_file_is_read_as_line_by_line_and_by_the_csv_module_or_refused_in_one_line(content, block, scratch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home(read_graph), "_BLOCK_BYTES", block)
+        graph = refusal(content, scratch)
+        patch.setattr(np, "loadtxt", refuse)
+        line_by_line = refusal(content, scratch)
+    if isinstance(line_by_line, MppflError):
+        assert str(graph) == str(line_by_line)
         return
+    assert (graph.names, edges_of(graph)) == (line_by_line.names, edges_of(line_by_line))
     assert isinstance(graph, SocialGraph)
     if content[:2] == b"\x1f\x8b":
         content = gzip.decompress(content)
@@ -347,30 +353,6 @@ def test_any_file_is_read_as_the_csv_module_reads_it_or_refused_in_one_line(cont
     text = b"\n".join(lines).decode()  # comments may be in any encoding
     assume(not re.search(r'"[ \t]|[ \t]"', text))  # csv.reader does not tell blanks within quotes from those around
     assert edges_of(graph) == read_plainly(text)
-
-
-PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n", ".5", "e3", "-", "+", "\x0b", "\r"]
-
-
-def refuse(*_, **__):
-    raise ValueError
-
-
-@settings(max_examples=500, deadline=None)
-@given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join), block=st.sampled_from([1, 4, 2**20]))
-@example(text="1 2" + " " * 5000 + "3 4\n", block=1)
-@example(text="1,2,0.5 \n2,1,\t3\n", block=4)
-def test_numpy_reads_numbers_as_they_are_read_line_by_line(text, block, scratch):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(home(read_graph), "_BLOCK_BYTES", block)
-        graph = refusal(text.encode(), scratch)
-        patch.setattr(np, "loadtxt", refuse)
-        expected = refusal(text.encode(), scratch)
-    if isinstance(expected, MppflError):
-        assert str(graph) == str(expected)
-    else:
-        assert graph.names == expected.names
-        assert edges_of(graph) == edges_of(expected)
 
 
 def test_plain_numbers_are_read_by_numpy(file, monkeypatch):
