@@ -88,10 +88,9 @@ def ours(folder: Path, diagonal: str = "auto") -> dict:
 
 def warm_up() -> None:
     """Compiles (or loads from the cache) everything, by lowering the sizes above which compiled code is used."""
-    from mppfl.game import line_totals
     from mppfl.network import count_closed_walks, times
 
-    game_kernels, product = home(line_totals), home(times)
+    product = home(times)
     rng = np.random.default_rng(0)
     small = sp.csr_array(np.where(rng.random((1500, 1500)) < 0.01, 1.0, 0.0) - 0.0)
     small.setdiag(0)
@@ -108,17 +107,6 @@ def warm_up() -> None:
     product.PARALLEL_ABOVE = usual
     count_closed_walks(small, 4, 0.5, "exact")
     count_closed_walks(small, 5, 0.5, "estimate")
-    ones = np.ones(1500)
-    for values in (ones, frozen(ones)):
-        game_kernels.noise_sums(values, ones, values * 1, ones * 0.1, 2.0)
-    f = frozen(ones)
-    game_kernels.line_totals(ones, ones, ones, ones, f, f, f, f, f, f, ones, np.array([2.0]))
-
-
-def frozen(values):
-    values = values.copy()
-    values.setflags(write=False)
-    return values
 
 
 def plain_loop(folder: Path) -> dict:

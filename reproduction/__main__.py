@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -94,10 +94,9 @@ def _cells(what: str, only: list[str], seeds: int | None) -> list[Cell]:
     cells = list(all_cells(seeds))
     if what == CURVES:
         cells = [cell for cell in cells if cell.dataset == CURVES_OF]
-    if what == "table1":
-        cells = [cell for cell in cells if printed_accuracy(1, cell.dataset, cell.partition, cell.num_clients)]
-    if what == "table2":
-        cells = [cell for cell in cells if printed_accuracy(2, cell.dataset, cell.partition, cell.num_clients)]
+    if what in TABLES:
+        table: Literal[1, 2] = 1 if what == "table1" else 2
+        cells = [cell for cell in cells if printed_accuracy(table, cell.dataset, cell.partition, cell.num_clients)]
     return chosen_cells(only, cells)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from mppfl.arrays import Array
 from reproduction.cells import Cell
 from reproduction.choice import settings_of
-from reproduction.claims import Finding
+from reproduction.claims import Finding, judged
 from reproduction.store import Measured, seeds_on_file
 from reproduction.tables import COLUMNS, JUDGED, MPPFL_WITHIN, of_aggregation
 from reproduction.units import within
@@ -100,11 +100,8 @@ def stays_close(curves: Curves) -> Finding | None:
     apart = both[0] - both[1]
     mean, largest = float(apart.mean()), float(np.abs(apart).max())
     reason = f"MPPFL lies {mean:.2f} points below SA on average, {largest:.2f} away at most".replace("-", "−")
-    if within(largest, MPPFL_WITHIN):
-        return Finding("reproduced", "", reason)
-    if within(mean, MPPFL_WITHIN):
-        return Finding("under a stated condition", "on average over the rounds", reason)
-    return Finding("not reproduced", "", reason)
+    condition = "on average over the rounds" if within(mean, MPPFL_WITHIN) else ""
+    return judged(reason, within(largest, MPPFL_WITHIN), condition)
 
 
 def others_stay_below(curves: Curves) -> Finding | None:
@@ -121,10 +118,6 @@ def others_stay_below(curves: Curves) -> Finding | None:
     rounds = int(curves.settled.sum())
     told = "; ".join(f"{COLUMNS[name][0]}: {count}" for name, count in counts.items())
     reason = f"rounds of {rounds} below MPPFL: {told}"
-    kept = [name for name in BELOW if counts[name] == rounds]
-    if len(kept) == len(BELOW):
-        return Finding("reproduced", "", reason)
-    if "sarda_like" in kept and len(kept) > 1:
-        lost = next(COLUMNS[name][0] for name in BELOW if name not in kept)
-        return Finding("under a stated condition", f"not {lost}", reason)
-    return Finding("not reproduced", "", reason)
+    lost = [name for name in BELOW if counts[name] < rounds]
+    only_one = len(lost) == 1 and lost != ["sarda_like"]
+    return judged(reason, not lost, f"not {COLUMNS[lost[0]][0]}" if only_one else "")

@@ -7,13 +7,13 @@ A trend holds if the median moves that way at every step, and the ends differ th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from mppfl.arrays import Array, BoolArray
+from mppfl.arrays import Array
 from reproduction.figure_files import Figure
 from reproduction.settings import SETTINGS, printed_accuracy
 
@@ -66,12 +66,14 @@ class Claim:
     judge: Callable[[Figure], Finding]
 
 
+def judged(reason: str, holds: bool, condition: str = "") -> Finding:
+    """Reproduced where it holds; under the condition where there is one; else not reproduced."""
+    if holds:
+        return Finding("reproduced", "", reason)
+    return Finding("under a stated condition" if condition else "not reproduced", condition, reason)
+
+
 # ---- MPPFL against the others -------------------------------------------------------------------------------------
-
-
-def ahead(figure: Figure, quantity: str, setting: str = "") -> dict[tuple[str, str], BoolArray]:
-    """(convention, mechanism) -> [places, seeds]: is MPPFL's cost lower, or its welfare higher."""
-    return {key: gap > 0 for key, gap in gaps(figure, quantity, setting).items()}
 
 
 def gaps(figure: Figure, quantity: str, setting: str = "") -> dict[tuple[str, str], Array]:
@@ -90,7 +92,7 @@ def gaps(figure: Figure, quantity: str, setting: str = "") -> dict[tuple[str, st
 
 def _best(figure: Figure, quantity: str, needed: Sequence[Sequence[str]], setting: str = "") -> Finding:
     """Is MPPFL ahead at every place?"""
-    counts = {key: int(won.all(axis=0).sum()) for key, won in ahead(figure, quantity, setting).items()}
+    counts = {key: int((gap > 0).all(axis=0).sum()) for key, gap in gaps(figure, quantity, setting).items()}
     return _by_counts(counts, figure.seeds, needed)
 
 
@@ -99,8 +101,8 @@ def _gap_widens(figure: Figure, setting: str) -> Finding:
     found = gaps(figure, "welfare", setting)
     counts = {key: int(((gap[0] > 0) & (np.diff(gap, axis=0) > 0).all(axis=0)).sum()) for key, gap in found.items()}
     middle = np.median(found["common", "social_agnostic"], axis=1)
-    said = _by_counts(counts, figure.seeds, KNOWN)
-    return Finding(said.verdict, said.condition, f"{said.reason}. Lead over SA, common reward, median: {_row(middle)}")
+    finding = _by_counts(counts, figure.seeds, KNOWN)
+    return replace(finding, reason=f"{finding.reason}. Lead over SA, common reward, median: {_row(middle)}")
 
 
 def _by_counts(counts: Count, seeds: int, needed: Sequence[Sequence[str]]) -> Finding:
@@ -114,16 +116,12 @@ def _by_counts(counts: Count, seeds: int, needed: Sequence[Sequence[str]]) -> Fi
         for c, title in CONVENTIONS.items()
     )
     reason = f"seeds out of {seeds}, {reason}"
-    if all(held[c] == named for c in CONVENTIONS):
-        return Finding("reproduced", "", reason)
     kept = [c for c in CONVENTIONS if all(any(name in held[c] for name in group) for group in needed)]
-    if not kept:
-        return Finding("not reproduced", "", reason)
     parts = []
     for c in kept:
         lost = [name for name in named if name not in held[c]]
         parts.append(CONVENTIONS[c] + (f", against {_names(held[c])}, not {_names(lost)}" if lost else ""))
-    return Finding("under a stated condition", "; ".join(parts), reason)
+    return judged(reason, all(held[c] == named for c in CONVENTIONS), "; ".join(parts))
 
 
 # ---- trends -------------------------------------------------------------------------------------------------------
@@ -151,11 +149,7 @@ def _trend(figure: Figure, quantity: str, sign: int) -> Finding:
             f"end in {ends}/{figure.seeds}, at every step in {steps}/{figure.seeds}"
         )
     reason = "; ".join(said.values())
-    if holds["own"]:
-        return Finding("reproduced", "", reason)
-    if holds["held"]:
-        return Finding("under a stated condition", "the server keeps its rates", reason)
-    return Finding("not reproduced", "", reason)
+    return judged(reason, holds["own"], "the server keeps its rates" if holds["held"] else "")
 
 
 def _all_grow(figure: Figure, quantity: str, setting: str) -> Finding:
@@ -169,10 +163,9 @@ def _all_grow(figure: Figure, quantity: str, setting: str) -> Finding:
     least = min(counts.values())
     reason = f"at every step in at least {least}/{figure.seeds} seeds under each of {len(counts)} pairs of mechanism "
     reason += "and convention"
-    kept = sum(every)
-    if kept == len(every):
-        return Finding("reproduced", "", reason)
-    return Finding("not reproduced", "", f"{reason}; the trend holds under {kept}")
+    if not all(every):
+        reason += f"; the trend holds under {sum(every)}"
+    return judged(reason, all(every))
 
 
 # ---- claims of their own kind -------------------------------------------------------------------------------------
@@ -194,11 +187,9 @@ def _settles(figure: Figure) -> Finding:
             text += f", φ₁ then off by {_number(100 * float(np.median(far[:, SWEEPS_CLAIMED - 1])))} % in the median"
         said.append(text)
     reason = "; ".join(said)
-    if all(count >= HOLDS * figure.seeds for count in counts.values()):
-        return Finding("reproduced", "", reason)
-    if counts["solved"] >= HOLDS * figure.seeds:
-        return Finding("under a stated condition", "the rate is solved in every sweep, not substituted once", reason)
-    return Finding("not reproduced", "", reason)
+    solved, literal = (counts[version] >= HOLDS * figure.seeds for version in ("solved", "literal"))
+    condition = "the rate is solved in every sweep, not substituted once" if solved else ""
+    return judged(reason, solved and literal, condition)
 
 
 def _is_linear(figure: Figure) -> Finding:
@@ -210,7 +201,7 @@ def _is_linear(figure: Figure) -> Finding:
         f"a sweep multiplies once per hop with every edge: {edges[small]:,.0f} edges at N = {small}, "
         f"{edges[large]:,.0f} at N = {large}, which grows like N to the power {power:.2f}"
     )
-    return Finding("reproduced" if power <= 1.1 else "not reproduced", "", reason)
+    return judged(reason, power <= 1.1)
 
 
 def _gap_with_complexity(figure: Figure) -> Finding:
@@ -236,125 +227,65 @@ def _gap_with_complexity(figure: Figure) -> Finding:
         + ", ".join(f"{order} in {count}/{figure.seeds}" for order, count in counts.items())
         + f"; in a single round it is {_number(each.min())} to {_number(each.max())} on all five"
     )
-    if counts["falling accuracy"] >= HOLDS * figure.seeds:
-        return Finding("reproduced", "", reason)
     kept = [order for order, count in counts.items() if count >= HOLDS * figure.seeds]
-    if kept:
-        return Finding("under a stated condition", f"data sets are ordered by {' or '.join(kept)}", reason)
-    return Finding("not reproduced", "", reason)
+    condition = f"data sets are ordered by {' or '.join(kept)}" if kept else ""
+    return judged(reason, "falling accuracy" in kept, condition)
 
 
 # ---- all of them --------------------------------------------------------------------------------------------------
 
-CLAIMS = (
-    Claim(
-        "Section 5.2, Figure 2",
-        "fig-phi",
-        "Algorithm 1's estimate φ₁ settles within 15 sweeps, in early and late rounds",
-        _settles,
-    ),
-    Claim("Section 5.2, Figure 2", "fig-phi", "Algorithm 1's work is linear in N", _is_linear),
-    Claim(
-        "Section 5.2, Figure 3",
-        "fig-cost",
-        "MPPFL has the lowest server cost on all data sets",
-        partial(_best, quantity="server_cost", needed=KNOWN),
-    ),
-    Claim(
-        "Section 5.2, on accuracy",
-        "fig-cost",
-        "SA costs the server more than MPPFL",
-        partial(_best, quantity="server_cost", needed=AGNOSTIC),
-    ),
-    Claim(
-        "Section 5.2, on accuracy",
-        "fig-cost",
-        "MPPFL costs the server less than SARDA",
-        partial(_best, quantity="server_cost", needed=SARDA),
-    ),
-    Claim(
-        "Section 5.2, Figure 4",
-        "fig-welfare",
-        "MPPFL has the highest welfare on all data sets",
-        partial(_best, quantity="welfare", needed=KNOWN),
-    ),
-    Claim("Section 5.2, Figure 4", "fig-welfare", "its lead is larger on more complex data sets", _gap_with_complexity),
-    Claim(
-        "Section 5.2, on accuracy",
-        "fig-welfare",
-        "SA brings clients less welfare than MPPFL",
-        partial(_best, quantity="welfare", needed=AGNOSTIC),
-    ),
-    Claim(
-        "Section 5.2, Figure 5",
-        "fig-alpha",
-        "MPPFL's welfare falls as α grows",
-        partial(_trend, quantity="welfare", sign=-1),
-    ),
-    Claim(
-        "Section 5.2, Figure 5",
-        "fig-alpha",
-        "it falls because clients choose smaller budgets",
-        partial(_trend, quantity="mean_budget", sign=-1),
-    ),
-    Claim(
-        "Appendix E, Figure 9",
-        "fig-alpha",
-        "MPPFL's server cost rises with α",
-        partial(_trend, quantity="server_cost", sign=+1),
-    ),
-    Claim(
-        "Appendix E, Figure 9",
-        "fig-alpha",
-        "it rises because the server must pay more",
-        partial(_trend, quantity="payments", sign=+1),
-    ),
-    Claim(
-        "Section 5.2, Figure 6",
-        "fig-k",
-        "MPPFL's welfare falls as K grows",
-        partial(_trend, quantity="welfare", sign=-1),
-    ),
-    Claim(
-        "Appendix E, Figure 10",
-        "fig-k",
-        "MPPFL's server cost rises with K",
-        partial(_trend, quantity="server_cost", sign=+1),
-    ),
-    *(
-        claim
-        for setting, title, cost_number, welfare_number, part in (
-            ("cinic-10", "CINIC-10", 7, 8, "Section 5.2"),
-            ("cifar-10", "CIFAR-10", 11, 12, "Appendix E"),
-        )
-        for claim in (
-            Claim(
-                f"{part}, Figure {cost_number}",
-                "fig-n",
-                f"{title}: server cost grows with N under every strategy",
-                partial(_all_grow, quantity="server_cost", setting=setting),
-            ),
-            Claim(
-                f"{part}, Figure {cost_number}",
-                "fig-n",
-                f"{title}: MPPFL has the lowest server cost at every N",
-                partial(_best, quantity="server_cost", needed=KNOWN, setting=setting),
-            ),
-            Claim(
-                f"{part}, Figure {welfare_number}",
-                "fig-n",
-                f"{title}: MPPFL has the highest welfare at every N",
-                partial(_best, quantity="welfare", needed=KNOWN, setting=setting),
-            ),
-            Claim(
-                f"{part}, Figure {welfare_number}",
-                "fig-n",
-                f"{title}: MPPFL's lead in welfare widens with N",
-                partial(_gap_widens, setting=setting),
-            ),
-        )
-    ),
-)
+_LOWEST_COST = partial(_best, quantity="server_cost", needed=KNOWN)
+_HIGHEST_WELFARE = partial(_best, quantity="welfare", needed=KNOWN)
+_SAID: dict[tuple[str, str], dict[str, Callable[[Figure], Finding]]] = {  # by place in the paper and our figure
+    ("Section 5.2, Figure 2", "fig-phi"): {
+        "Algorithm 1's estimate φ₁ settles within 15 sweeps, in early and late rounds": _settles,
+        "Algorithm 1's work is linear in N": _is_linear,
+    },
+    ("Section 5.2, Figure 3", "fig-cost"): {
+        "MPPFL has the lowest server cost on all data sets": _LOWEST_COST,
+    },
+    ("Section 5.2, on accuracy", "fig-cost"): {
+        "SA costs the server more than MPPFL": partial(_best, quantity="server_cost", needed=AGNOSTIC),
+        "MPPFL costs the server less than SARDA": partial(_best, quantity="server_cost", needed=SARDA),
+    },
+    ("Section 5.2, Figure 4", "fig-welfare"): {
+        "MPPFL has the highest welfare on all data sets": _HIGHEST_WELFARE,
+        "its lead is larger on more complex data sets": _gap_with_complexity,
+    },
+    ("Section 5.2, on accuracy", "fig-welfare"): {
+        "SA brings clients less welfare than MPPFL": partial(_best, quantity="welfare", needed=AGNOSTIC),
+    },
+    ("Section 5.2, Figure 5", "fig-alpha"): {
+        "MPPFL's welfare falls as α grows": partial(_trend, quantity="welfare", sign=-1),
+        "it falls because clients choose smaller budgets": partial(_trend, quantity="mean_budget", sign=-1),
+    },
+    ("Appendix E, Figure 9", "fig-alpha"): {
+        "MPPFL's server cost rises with α": partial(_trend, quantity="server_cost", sign=+1),
+        "it rises because the server must pay more": partial(_trend, quantity="payments", sign=+1),
+    },
+    ("Section 5.2, Figure 6", "fig-k"): {
+        "MPPFL's welfare falls as K grows": partial(_trend, quantity="welfare", sign=-1),
+    },
+    ("Appendix E, Figure 10", "fig-k"): {
+        "MPPFL's server cost rises with K": partial(_trend, quantity="server_cost", sign=+1),
+    },
+}
+for _setting, _cost, _welfare in (
+    ("cinic-10", "Section 5.2, Figure 7", "Section 5.2, Figure 8"),
+    ("cifar-10", "Appendix E, Figure 11", "Appendix E, Figure 12"),
+):
+    _title = SETTINGS[_setting].title
+    _SAID[_cost, "fig-n"] = {
+        f"{_title}: server cost grows with N under every strategy": partial(
+            _all_grow, quantity="server_cost", setting=_setting
+        ),
+        f"{_title}: MPPFL has the lowest server cost at every N": partial(_LOWEST_COST, setting=_setting),
+    }
+    _SAID[_welfare, "fig-n"] = {
+        f"{_title}: MPPFL has the highest welfare at every N": partial(_HIGHEST_WELFARE, setting=_setting),
+        f"{_title}: MPPFL's lead in welfare widens with N": partial(_gap_widens, setting=_setting),
+    }
+CLAIMS = tuple(Claim(*place, text, judge) for place, judges in _SAID.items() for text, judge in judges.items())
 
 
 def _names(mechanisms: Sequence[str]) -> str:

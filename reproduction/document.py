@@ -10,16 +10,26 @@ from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
+from markdown_it import MarkdownIt  # comes with rich
 from markupsafe import Markup
 
+from mppfl.files import write_whole
 from mppfl.text import duration, number, plainly
+from mppfl.training import MARGIN, TESTED_AT_ONCE
+from reproduction.accuracy_charts import chart_name, curve_charts
+from reproduction.accuracy_curves import others_stay_below, read_curves, stays_close
+from reproduction.batch import EVALUATE_EVERY
 from reproduction.charts import QUANTITIES, STYLE, as_file, chart
+from reproduction.choice import is_open, read_choice, settings_of
 from reproduction.claims import CLAIMS, CONVENTIONS, HOLDS, TITLES, VERDICTS, Finding
 from reproduction.figure_files import Figure, read_figure
 from reproduction.game_figures import FIGURES, HELD, NUM_PARAMETERS, REFERENCE, harm_of
 from reproduction.premise import premise_section
 from reproduction.settings import CURVES_OF, EXTERNALITY_STRENGTH, MAX_HOPS, PRESET, SETTINGS
+from reproduction.store import NO_DATA, is_unavailable
+from reproduction.tables import MPPFL_WITHIN, PARTITION_TITLES, markdown_table, tables_section
 from reproduction.theorems import STATEMENTS
+from reproduction.units import FALLBACK, TOLERANCE
 
 REPORT_CSS = resources.files("mppfl.experiment.report") / "templates" / "report.css"
 IMAGES = "images/paper"  # beside the document
@@ -62,8 +72,6 @@ MOST_COLUMNS = 5  # places of an axis in a table; of longer ones only the ends a
 
 def make_document(folder: str | Path, docs: str | Path = "docs") -> Path:
     """Writes `docs`/reproduction.md and the charts it shows, from the files in `folder`."""
-    from mppfl.files import write_whole
-
     target = Path(docs) / "reproduction.md"
     for name, svg in chart_files(folder).items():
         write_whole(Path(docs) / IMAGES / f"{name}.svg", svg.encode())
@@ -73,8 +81,6 @@ def make_document(folder: str | Path, docs: str | Path = "docs") -> Path:
 
 def make_page(folder: str | Path, path: str | Path) -> Path:
     """Writes the same as one HTML page that needs nothing but itself, in the look of the training report."""
-    from mppfl.files import write_whole
-
     target = Path(path)
     write_whole(target, page_text(folder).encode())
     return target
@@ -86,8 +92,6 @@ def chart_files(folder: str | Path) -> dict[str, str]:
 
 
 def _charts(folder: str | Path) -> dict[str, Markup]:
-    from reproduction.accuracy_charts import curve_charts
-
     return {name: chart(figure) for name, figure in _figures(folder).items()} | curve_charts(Path(folder))
 
 
@@ -101,11 +105,6 @@ def _figures(folder: str | Path) -> dict[str, Figure]:
 
 def document_text(folder: str | Path) -> str:
     """The document as Markdown. Figures that are not made yet say so."""
-    from mppfl.training import MARGIN, TESTED_AT_ONCE
-    from reproduction.batch import EVALUATE_EVERY
-    from reproduction.tables import MPPFL_WITHIN, tables_section
-    from reproduction.units import FALLBACK, TOLERANCE
-
     figures = _figures(folder)
     harms = {name: harm_of(name) for name in SETTINGS}
     page = Environment(autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -163,8 +162,6 @@ def _judged_statements() -> tuple[Finding, ...]:
 
 
 def _settings_table(folder: Path) -> str:
-    from reproduction.choice import is_open, read_choice, settings_of
-
     lines = [["data set", "train / test", "model", "norm", "augmentation", "η", "batch", "rounds T", "local epochs"]]
     for name, setting in settings_of(folder).items():
         chosen = not is_open(setting) or read_choice(folder, name)["chosen"] is not None
@@ -186,9 +183,6 @@ def _settings_table(folder: Path) -> str:
 
 def _choices_part(folder: Path) -> str:
     """What was tried for each VGG, and what was taken."""
-    from reproduction.choice import is_open, read_choice
-    from reproduction.store import NO_DATA, is_unavailable
-
     lines, told = [["data set", "norm", "augmentation", "without noise, IID", "rounds", "taken"]], []
     for name, setting in SETTINGS.items():
         if not is_open(setting):
@@ -219,10 +213,6 @@ def _harm_table() -> str:
 
 def _curves_part(folder: Path) -> str:
     """Charts of accuracy round by round, and the paper's two claims about them for every split."""
-    from reproduction.accuracy_charts import chart_name
-    from reproduction.accuracy_curves import others_stay_below, read_curves, stays_close
-    from reproduction.tables import PARTITION_TITLES
-
     found = read_curves(folder)
     parts = []
     for dataset in dict.fromkeys(curves.dataset for curves in found):
@@ -329,8 +319,7 @@ def _verdict(finding: Finding) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    head, *rows = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+    return markdown_table(lines[0], lines[1:])
 
 
 # ---- the page -----------------------------------------------------------------------------------------------------
@@ -365,8 +354,6 @@ def _template(name: str) -> str:
 
 def _as_html(text: str, charts: dict[str, Markup]) -> Markup:
     """Markdown as HTML: charts in the place of their files, no edges to files that a lone page does not have."""
-    from markdown_it import MarkdownIt  # comes with rich
-
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     html = re.sub(r'<a href="(?!#)[^"]*">(.*?)</a>', r"\1", html)
     html = re.sub(

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +27,12 @@ from mppfl.game import (
     Plan,
     dp_fedavg,
     draw_clients,
+    evaluate,
     make_game,
     mppfl,
     mppfl_exact,
     noise_harm,
     preset,
-    privacy_cost,
-    privacy_loss,
     random,
     rounds_up_to,
     sarda_like,
@@ -175,57 +174,27 @@ def play_at(place: Place, elsewhere: Place, seed: int) -> Totals:
 
 
 def totals(game: Game, plan: Plan) -> Totals:
-    """Sums of `mppfl.game.outcome.evaluate`, which explains them, with one product for all rounds of a small game."""
-    budgets = plan.to_matrix()  # [rounds, clients]
-    prices = np.array([np.broadcast_to(terms.prices, plan.num_clients) for terms in plan])
-    losses = privacy_loss(game, budgets.T).T
-    paid, suffered = prices * budgets, privacy_cost(game, losses)
-    part = budgets > 0
-    harms = np.divide(game.clients.noise_harm, budgets, out=np.zeros_like(budgets), where=part)
-    noise = float((harms.sum(axis=1) / plan.rounds).sum())
-    gains = paid - suffered - np.where(part, game.clients.compute_cost, 0.0)
-    weight = game.accuracy_weight
+    """Sums of the plan's outcome over all its rounds."""
+    outcome = evaluate(game, plan)
     return Totals(
-        server_cost=weight * noise + (1 - weight) * float(paid.sum()),
-        welfare=float((paid - suffered).sum()),
-        payments=float(paid.sum()),
-        mean_budget=float(budgets.mean()),
-        negative_utility=float((gains < -1e-12 * (np.abs(paid) + np.abs(paid - gains))).mean()),
+        server_cost=float(outcome.server_costs.sum()),
+        welfare=float(outcome.welfare.sum()),
+        payments=float(outcome.payments.sum()),
+        mean_budget=float(plan.to_matrix().mean()),
+        negative_utility=float(outcome.negative_utility.mean()) / game.num_clients,
     )
 
 
 # ---- figures ------------------------------------------------------------------------------------------------------
 
 
-def cost_figure(seeds: int) -> Figure:
-    """Server cost per data set and mechanism, N = 20."""
-    return _over_data_sets("fig-cost", seeds, "server_cost")
+def over_data_sets(seeds: int, *, name: str, quantity: str) -> Figure:
+    """Server cost, or welfare of all clients, per data set and mechanism, N = 20."""
+    return _figure(name, seeds, _strands("", [Place(dataset) for dataset in SETTINGS], seeds, (quantity,)))
 
 
-def welfare_figure(seeds: int) -> Figure:
-    """Welfare of all clients per data set and mechanism, N = 20."""
-    return _over_data_sets("fig-welfare", seeds, "welfare")
-
-
-def _over_data_sets(name: str, seeds: int, quantity: str) -> Figure:
-    places = [Place(dataset) for dataset in SETTINGS]
-    strands = _strands("", places, seeds, (quantity,))
-    return _figure(name, seeds, strands)
-
-
-def strength_figure(seeds: int) -> Figure:
-    """Cost and welfare against α."""
-    places = [Place(SWEPT, externality_strength=strength) for strength in STRENGTHS]
-    return _swept("fig-alpha", places, seeds)
-
-
-def hops_figure(seeds: int) -> Figure:
-    """Cost and welfare against K."""
-    return _swept("fig-k", [Place(SWEPT, max_hops=hops) for hops in HOPS], seeds)
-
-
-def _swept(name: str, places: Sequence[Place], seeds: int) -> Figure:
-    """Mechanisms along an axis, and MPPFL's clients at rates held as they are at its end.
+def swept(seeds: int, *, name: str, places: Sequence[Place]) -> Figure:
+    """Cost and welfare along an axis, and MPPFL's clients at rates held as they are at its end.
 
     Rates are highest there: held at lower ones, some clients would opt out where exposure is stronger, and the cost
     would forget their noise.
@@ -321,10 +290,10 @@ def _configuration(name: str) -> dict[str, object]:
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
     "fig-phi": phi_figure,
-    "fig-cost": cost_figure,
-    "fig-welfare": welfare_figure,
-    "fig-alpha": strength_figure,
-    "fig-k": hops_figure,
+    "fig-cost": partial(over_data_sets, name="fig-cost", quantity="server_cost"),
+    "fig-welfare": partial(over_data_sets, name="fig-welfare", quantity="welfare"),
+    "fig-alpha": partial(swept, name="fig-alpha", places=[Place(SWEPT, externality_strength=a) for a in STRENGTHS]),
+    "fig-k": partial(swept, name="fig-k", places=[Place(SWEPT, max_hops=hops) for hops in HOPS]),
     "fig-n": size_figure,
 }
 

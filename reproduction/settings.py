@@ -48,89 +48,45 @@ SETTINGS = {
 Partition = Literal["iid", "dir0.3", "dir0.6"]
 PARTITIONS: tuple[Partition, ...] = ("iid", "dir0.3", "dir0.6")
 
-# Mechanism of the paper → our name for it; DP-FedAvg's budget is not given, so there are two rules for it.
-PRINTED_NAMES = {"SA": "social_agnostic", "DP-FedAvg": "fixed", "SARDA": "sarda_like", "MPPFL": "mppfl"}
-
-_TABLE_1_COLUMNS = ("SA", "DP-FedAvg", "SARDA", "MPPFL")
-_TABLE_1 = {
-    "fashion-mnist": {
-        "iid": (89.12, 88.89, 83.77, 89.05),
-        "dir0.3": (87.91, 87.05, 77.15, 87.78),
-        "dir0.6": (88.25, 87.69, 80.89, 88.09),
-    },
-    "cinic-10": {
-        "iid": (48.74, 48.36, 46.13, 48.23),
-        "dir0.3": (44.68, 43.66, 40.81, 43.99),
-        "dir0.6": (47.36, 46.26, 43.91, 46.74),
-    },
-    "cifar-10": {
-        "iid": (66.49, 65.35, 53.54, 66.29),
-        "dir0.3": (62.44, 59.84, 41.19, 62.42),
-        "dir0.6": (64.47, 61.37, 46.37, 64.07),
-    },
-    "cifar-100": {
-        "iid": (48.83, 46.52, 34.86, 47.83),
-        "dir0.3": (46.53, 44.4, 32.67, 46.4),
-        "dir0.6": (47.98, 44.88, 33.59, 47.38),
-    },
-    "svhn": {
-        "iid": (87.55, 87.43, 83.57, 87.51),
-        "dir0.3": (85.89, 85.78, 81.91, 85.59),
-        "dir0.6": (87.23, 85.89, 83.71, 86.07),
-    },
+# Accuracy in percent by table, data set, partition and number of clients, in the order of the paper's mechanisms.
+_MECHANISMS = ("SA", "DP-FedAvg", "SARDA", "MPPFL")
+_PRINTED = {
+    (1, "fashion-mnist", "iid", 20): (89.12, 88.89, 83.77, 89.05),
+    (1, "fashion-mnist", "dir0.3", 20): (87.91, 87.05, 77.15, 87.78),
+    (1, "fashion-mnist", "dir0.6", 20): (88.25, 87.69, 80.89, 88.09),
+    (1, "cinic-10", "iid", 20): (48.74, 48.36, 46.13, 48.23),
+    (1, "cinic-10", "dir0.3", 20): (44.68, 43.66, 40.81, 43.99),
+    (1, "cinic-10", "dir0.6", 20): (47.36, 46.26, 43.91, 46.74),
+    (1, "cifar-10", "iid", 20): (66.49, 65.35, 53.54, 66.29),
+    (1, "cifar-10", "dir0.3", 20): (62.44, 59.84, 41.19, 62.42),
+    (1, "cifar-10", "dir0.6", 20): (64.47, 61.37, 46.37, 64.07),
+    (1, "cifar-100", "iid", 20): (48.83, 46.52, 34.86, 47.83),
+    (1, "cifar-100", "dir0.3", 20): (46.53, 44.4, 32.67, 46.4),
+    (1, "cifar-100", "dir0.6", 20): (47.98, 44.88, 33.59, 47.38),
+    (1, "svhn", "iid", 20): (87.55, 87.43, 83.57, 87.51),
+    (1, "svhn", "dir0.3", 20): (85.89, 85.78, 81.91, 85.59),
+    (1, "svhn", "dir0.6", 20): (87.23, 85.89, 83.71, 86.07),
+    (2, "cifar-10", "iid", 20): (66.49, 65.35, 53.54, 65.96),
+    (2, "cifar-10", "iid", 50): (67.48, 65.69, 35.12, 66.99),
+    (2, "cifar-10", "iid", 80): (67.67, 66.05, 40.86, 67.39),
+    (2, "cifar-10", "dir0.3", 20): (62.44, 59.84, 41.19, 62.42),
+    (2, "cifar-10", "dir0.3", 50): (64.41, 62.92, 21.62, 63.89),
+    (2, "cifar-10", "dir0.3", 80): (65.93, 64.01, 27.39, 65.64),
+    (2, "cifar-10", "dir0.6", 20): (64.47, 61.37, 46.37, 64.07),
+    (2, "cifar-10", "dir0.6", 50): (65.75, 63.88, 30.43, 64.59),
+    (2, "cifar-10", "dir0.6", 80): (66.77, 65.56, 33.83, 66.04),
+    (2, "cinic-10", "iid", 20): (48.74, 48.36, 46.13, 48.23),
+    (2, "cinic-10", "iid", 50): (49.93, 49.01, 43.59, 49.37),
+    (2, "cinic-10", "iid", 80): (50.37, 49.68, 46.08, 49.28),
+    (2, "cinic-10", "dir0.3", 20): (44.68, 43.66, 40.81, 43.99),
+    (2, "cinic-10", "dir0.3", 50): (47.2, 46.41, 41.27, 46.89),
+    (2, "cinic-10", "dir0.3", 80): (48.01, 47.55, 41.11, 47.32),
+    (2, "cinic-10", "dir0.6", 20): (47.36, 46.26, 43.91, 46.74),
+    (2, "cinic-10", "dir0.6", 50): (49.38, 48.02, 42.1, 48.97),
+    (2, "cinic-10", "dir0.6", 80): (49.69, 49.54, 42.64, 49.66),
 }
-
-_TABLE_2 = {  # N = 20, 50, 80
-    "cifar-10": {
-        "iid": {
-            "SA": (66.49, 67.48, 67.67),
-            "DP-FedAvg": (65.35, 65.69, 66.05),
-            "SARDA": (53.54, 35.12, 40.86),
-            "MPPFL": (65.96, 66.99, 67.39),
-        },
-        "dir0.3": {
-            "SA": (62.44, 64.41, 65.93),
-            "DP-FedAvg": (59.84, 62.92, 64.01),
-            "SARDA": (41.19, 21.62, 27.39),
-            "MPPFL": (62.42, 63.89, 65.64),
-        },
-        "dir0.6": {
-            "SA": (64.47, 65.75, 66.77),
-            "DP-FedAvg": (61.37, 63.88, 65.56),
-            "SARDA": (46.37, 30.43, 33.83),
-            "MPPFL": (64.07, 64.59, 66.04),
-        },
-    },
-    "cinic-10": {
-        "iid": {
-            "SA": (48.74, 49.93, 50.37),
-            "DP-FedAvg": (48.36, 49.01, 49.68),
-            "SARDA": (46.13, 43.59, 46.08),
-            "MPPFL": (48.23, 49.37, 49.28),
-        },
-        "dir0.3": {
-            "SA": (44.68, 47.2, 48.01),
-            "DP-FedAvg": (43.66, 46.41, 47.55),
-            "SARDA": (40.81, 41.27, 41.11),
-            "MPPFL": (43.99, 46.89, 47.32),
-        },
-        "dir0.6": {
-            "SA": (47.36, 49.38, 49.69),
-            "DP-FedAvg": (46.26, 48.02, 49.54),
-            "SARDA": (43.91, 42.1, 42.64),
-            "MPPFL": (46.74, 48.97, 49.66),
-        },
-    },
-}
-TABLE_2_SIZES = (20, 50, 80)
 
 
 def printed_accuracy(table: Literal[1, 2], dataset: str, partition: str, num_clients: int) -> dict[str, float]:
     """Accuracy in percent by the paper's name of the mechanism; empty where that table has no such cell."""
-    if table == 1:
-        row = _TABLE_1.get(dataset, {}).get(partition)
-        return dict(zip(_TABLE_1_COLUMNS, row, strict=True)) if row and num_clients == 20 else {}
-    rows = _TABLE_2.get(dataset, {}).get(partition, {})
-    if num_clients not in TABLE_2_SIZES:
-        return {}
-    return {name: values[TABLE_2_SIZES.index(num_clients)] for name, values in rows.items()}
+    return dict(zip(_MECHANISMS, _PRINTED.get((table, dataset, partition, num_clients), ()), strict=False))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mppfl.data import KNOWN, VARIABLE, find_files, what_is_missing
 from reproduction.cells import CELLS, NOISELESS, ArmName, Cell, arms_of
@@ -65,19 +65,9 @@ class Status:
         return sum(each.state == state for each in self.cells)
 
     def as_dict(self) -> dict[str, Any]:
-        states: tuple[State, ...] = ("measured", "partly", "missing", "not measurable")
-        return {
-            "device": self.device,
-            "precision": self.precision,
-            "counts": {state: self.count(state) for state in states},
-            "hours_left": self.hours_left,
-            "unit_trials": self.unit_trials,
-            "unit_hours": self.unit_hours,
-            "variants": self.variants,
-            "variant_hours": self.variant_hours,
-            "not_here": self.not_here,
-            "cells": [asdict(each) | {"cell": each.cell.path} for each in self.cells],
-        }
+        counts = {state: self.count(state) for state in get_args(State)}
+        cells = [asdict(each) | {"cell": each.cell.path} for each in self.cells]
+        return asdict(self) | {"counts": counts, "hours_left": self.hours_left, "cells": cells}
 
 
 def status(

@@ -195,7 +195,9 @@ def _first_difference(stored: Any, here: Mapping[str, Any]) -> str:
 def measured_from(row: Mapping[str, Any]) -> Measured:
     """What `Measured.as_dict` gave, from a file; KeyError, TypeError or ValueError where it cannot be."""
     known = {each.name: row[each.name] for each in fields(Measured) if each.name not in ("arm", "diverged")}
-    found = Measured(**known, arm=_arm(row), diverged=row.get("diverged", 0))
+    if not isinstance(row["arm"], str):
+        raise TypeError(f"arm={row['arm']!r}")
+    found = Measured(**known, arm=arm_name(row["arm"]), diverged=row.get("diverged", 0))
     if not 0 <= found.accuracy <= 1 or not math.isfinite(found.seconds):
         raise ValueError(f"accuracy={found.accuracy}, seconds={found.seconds}")
     if found.unit is not None and not found.unit > 0:
@@ -203,9 +205,3 @@ def measured_from(row: Mapping[str, Any]) -> Measured:
     if len(found.curve["round"]) != len(found.curve["accuracy"]):
         raise ValueError("its curve has rounds without an accuracy")
     return found
-
-
-def _arm(row: Mapping[str, Any]) -> ArmName:
-    if not isinstance(row["arm"], str):
-        raise TypeError(f"arm={row['arm']!r}")
-    return arm_name(row["arm"])

@@ -25,14 +25,15 @@ from reproduction.units import place_of_unit, units_of, within
 
 
 def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+    rows = ([cell.replace("|", "\\|") for cell in cells] for cells in (head, ["---"] * len(head), *lines))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def speed_table(folder: Path) -> str:
     """Arms, hours, examples and arithmetic per second of all that was trained, choices and trials of units included."""
+    every = [*every_training(folder), *trained_for_choices(folder)]
     groups: dict[tuple[str, str, str], list[Measured]] = {}
-    for dataset, each in _all_trained(folder):
+    for dataset, each in every:
         for name in (SETTINGS[dataset].title, "all"):
             groups.setdefault((each.device, each.precision, name), []).append(each)
     lines = []
@@ -51,24 +52,11 @@ def speed_table(folder: Path) -> str:
             )
         )
     head = ("machine", "data", "arms", "hours", "arms an hour", "examples/s", "TFLOP/s")
-    return f"{markdown_table(head, lines)}\n\n{_cells_an_hour(folder)}"
-
-
-def _all_trained(folder: Path) -> list[tuple[str, Measured]]:
-    return [*every_training(folder), *trained_for_choices(folder)]
-
-
-def _cells_an_hour(folder: Path) -> str:
-    hours = sum(each.seconds for _, each in _all_trained(folder)) / 3600
-    whole, settings = 0, settings_of(folder)
-    for place in dict.fromkeys((cell.dataset, cell.partition, cell.num_clients) for cell in CELLS):
-        cell = Cell(*place, 0)
-        found = seeds_on_file(folder, cell, settings[cell.dataset]).values()
-        whole += sum(set(arms_of(cell)) <= set(arms) for arms in found)
+    hours = sum(each.seconds for _, each in every) / 3600
+    whole = sum(set(arms_of(cell)) <= set(arms) for cell, arms in _cells_on_file(folder))
     return (
-        f"{whole} whole cells in {hours:.2f} hours of training, choices, trials of units and unfinished cells "
-        "included: "
-        f"{whole / hours:.1f} cells an hour."
+        f"{markdown_table(head, lines)}\n\n{whole} whole cells in {hours:.2f} hours of training, choices, trials of "
+        f"units and unfinished cells included: {whole / hours:.1f} cells an hour."
     )
 
 
@@ -189,9 +177,8 @@ def table_rows(table: Table, aggregation: Aggregation, folder: Path) -> list[Row
 
 
 def _row(table: Table, cell: Cell, aggregation: Aggregation, folder: Path, setting: Setting) -> Row:
-    measured = {
-        seed: of_aggregation(found, aggregation) for seed, found in seeds_on_file(folder, cell, setting).items()
-    }
+    on_file = seeds_on_file(folder, cell, setting)
+    measured = {seed: of_aggregation(arms, aggregation) for seed, arms in on_file.items()}
     whole = {seed: found for seed, found in measured.items() if set(JUDGED) <= set(found)}
     used = whole or measured
     seeds = {name: [seed for seed, found in used.items() if name in found] for name in COLUMNS}
@@ -214,11 +201,7 @@ def _why_not(folder: Path, cell: Cell, measured: Collection[Mapping[str, Measure
     if not any(measured):
         return f"not measured: {NO_DATA if is_unavailable(folder, cell.dataset) else NOT_TRAINED}"
     lacking = [COLUMNS[name][0] for name in JUDGED if not any(name in found for found in measured)]
-    return (
-        f"not measured: no {' and no '.join(lacking)} yet"
-        if lacking
-        else "not measured: no seed has all mechanisms yet"
-    )
+    return f"not measured: no {' and no '.join(lacking) or 'seed has all mechanisms'} yet"
 
 
 def of_aggregation(found: Mapping[ArmName, Measured], aggregation: str) -> dict[str, Measured]:
@@ -295,21 +278,14 @@ def _by_clients(rows: Sequence[Row]) -> list[str]:
             if len(several) < 2:
                 continue
             several.sort(key=lambda row: row.num_clients)
-            ours, printed = (
-                " → ".join(f"{value:.2f}" for value in values)
-                for values in (
-                    [row.ours["social_agnostic"].mean for row in several],
-                    [row.printed["SA"] for row in several],
-                )
-            )
+            ours = " → ".join(f"{row.ours['social_agnostic'].mean:.2f}" for row in several)
+            printed = " → ".join(f"{row.printed['SA']:.2f}" for row in several)
             noiseless = [row.ours.get("noiseless") for row in several]
             told = " → ".join("–" if figure is None else f"{figure.mean:.2f}" for figure in noiseless)
             without = f", without noise {told}" if any(noiseless) else ""
             counts_of_clients = ", ".join(str(row.num_clients) for row in several)
-            sentences.append(
-                f"- {SETTINGS[dataset].title}, {PARTITION_TITLES[partition]}, N = {counts_of_clients}: SA {ours} "
-                f"(the paper's {printed}){without}."
-            )
+            place = f"{SETTINGS[dataset].title}, {PARTITION_TITLES[partition]}, N = {counts_of_clients}"
+            sentences.append(f"- {place}: SA {ours} (the paper's {printed}){without}.")
     if not sentences:
         return []
     return [
@@ -326,7 +302,7 @@ def readme_table(folder: Path) -> str:
         return NOTHING + "\n"
     lines = [
         (
-            f"{SETTINGS[row.dataset].title}, {PARTITION_TITLES[row.partition]}, N = {row.num_clients}",
+            _title(row),
             *(_beside(row, mechanism) for mechanism in (*JUDGED, "fixed-min")),
             row.verdict.partition(":")[0] + (" (unit fixed here)" if row.fixes_unit else ""),
         )
@@ -447,7 +423,7 @@ def _cells_on_file(folder: Path) -> Iterator[tuple[Cell, dict[ArmName, Measured]
             yield Cell(*place, seed), found
 
 
-def _title(cell: Cell) -> str:
+def _title(cell: Cell | Row) -> str:
     return f"{SETTINGS[cell.dataset].title}, {PARTITION_TITLES[cell.partition]}, N = {cell.num_clients}"
 
 

@@ -32,7 +32,7 @@ from mppfl.game import (
 from mppfl.network import graph_from_edges, graph_from_matrix, propagate, random_graph
 from mppfl.privacy import LocalWork, privacy_mechanism
 from reproduction.algorithm_1 import fixed_point_trace, solved_rate
-from reproduction.claims import Finding
+from reproduction.claims import Finding, judged
 from reproduction.game_figures import Place, draw_game
 from reproduction.paper_equations import poa_as_in_paper, poa_bound_of_theorem_3
 from reproduction.settings import SETTINGS
@@ -86,11 +86,7 @@ def noise_of_a_budget() -> Finding:
         f"clipped update of a client with {size:,} examples, which the proof and the training use, up to {factor:,.0f} "
         "times"
     )
-    if factor <= 1:
-        return Finding("reproduced", "", reason)
-    if sound <= 1:
-        return Finding("under a stated condition", "one full-batch step a round, every example clipped", reason)
-    return Finding("not reproduced", "", reason)
+    return judged(reason, factor <= 1, "one full-batch step a round, every example clipped" if sound <= 1 else "")
 
 
 def personal_harm() -> Finding:
@@ -100,7 +96,7 @@ def personal_harm() -> Finding:
     spread = float(harms.max() / harms.min() - 1)
     said = ", ".join(f"{size:,.0f}" for size in sizes)
     reason = f"clients with {said} examples: ε_i differ by at most {_at_most(spread)} of their size, with θ_i = n_i/Σn"
-    return Finding("not reproduced" if spread < 1e-12 else "reproduced", "", reason)
+    return judged(reason, spread >= 1e-12)
 
 
 # ---- strategies ---------------------------------------------------------------------------------------------------
@@ -111,7 +107,7 @@ def best_response() -> Finding:
     regrets = [verify(game, mppfl(game, ROUND_1)).relative_regret for game, _ in _games()]
     most = _at_most(max(regrets))
     reason = f"moving alone brings at most {most} of what a client is paid and loses, in {DRAWS} games"
-    return Finding("reproduced" if max(regrets) < 1e-9 else "not reproduced", "", reason)
+    return judged(reason, max(regrets) < 1e-9)
 
 
 def positive_budgets() -> Finding:
@@ -124,11 +120,8 @@ def positive_budgets() -> Finding:
         f"everybody's budget grows with the rate in {drawn}/{DRAWS} drawn games; on the star a leaf's changes by "
         f"{line.slope[1]:.2f} per unit of rate and is gone above {line.highest_rate:.2f}"
     ).replace("-", "−")
-    if line.slope.min() > 0 and drawn == DRAWS:
-        return Finding("reproduced", "", reason)
-    if drawn == DRAWS:
-        return Finding("under a stated condition", "every u_i of (14) is positive, as on the paper's networks", reason)
-    return Finding("not reproduced", "", reason)
+    condition = "every u_i of (14) is positive, as on the paper's networks" if drawn == DRAWS else ""
+    return judged(reason, line.slope.min() > 0 and drawn == DRAWS, condition)
 
 
 def rate_at_given_risk() -> Finding:
@@ -143,7 +136,7 @@ def rate_at_given_risk() -> Finding:
             costs.append(server_cost(game, 1, rate, budgets) if (budgets > 0).all() else np.inf)
         ahead += int(np.argmin(costs) == 2)
     reason = f"the rate of Lemma 1 is the cheapest of five around it in {ahead}/{DRAWS} games, φ held"
-    return Finding("reproduced" if ahead == DRAWS else "not reproduced", "", reason)
+    return judged(reason, ahead == DRAWS)
 
 
 def algorithm_1() -> Finding:
@@ -158,31 +151,25 @@ def algorithm_1() -> Finding:
         f"on a directed cycle of three clients with αS = {cycle.contraction:g} the solved sweep "
         f"{'arrives' if arrives else 'never arrives'} at the equilibrium, whose budgets are {budgets}"
     )
-    if literal == DRAWS:
-        return Finding("reproduced", "", reason)
-    if solved == DRAWS:
-        where = "" if arrives else ", on networks like the paper's"
-        return Finding("under a stated condition", f"the rate is solved in every sweep{where}", reason)
-    return Finding("not reproduced", "", reason)
+    where = "" if arrives else ", on networks like the paper's"
+    return judged(reason, literal == DRAWS, f"the rate is solved in every sweep{where}" if solved == DRAWS else "")
 
 
 def stackelberg() -> Finding:
     """Is (r*, ρ*) an equilibrium for the server too, once clients respond?"""
-    shares = []
-    for game, terms in _games():
-        quality = verify(game, mppfl(game, ROUND_1))
-        shares.append((quality.leader_regret or 0.0) / server_cost(game, 1, terms.reward_rate, terms.budgets))
-    cycle = _three_cycle()
-    terms = mppfl(cycle, ROUND_1)[0]
-    lost = (verify(cycle, mppfl(cycle, ROUND_1)).leader_regret or 0.0) / server_cost(
-        cycle, 1, terms.reward_rate, terms.budgets
-    )
+
+    def share_lost(game: Game) -> float:
+        plan = mppfl(game, ROUND_1)
+        cost = server_cost(game, 1, plan[0].reward_rate, plan[0].budgets)
+        return (verify(game, plan).leader_regret or 0.0) / cost
+
+    shares, lost = [share_lost(game) for game, _ in _games()], share_lost(_three_cycle())
     better = sum(share > 1e-9 for share in shares)
     reason = (
         f"another rate is cheaper for the server in {better}/{DRAWS} games, by {100 * float(np.median(shares)):.2g} % "
         f"in the median and {100 * max(shares):.2g} % at most; by {100 * lost:.0f} % on the directed cycle of three"
     )
-    return Finding("not reproduced" if better else "reproduced", "", reason)
+    return judged(reason, not better)
 
 
 # ---- fixed point and price of anarchy -----------------------------------------------------------------------------
@@ -204,11 +191,8 @@ def contraction() -> Finding:
         f"on a star of 51 with αS = 0.9 the map stretches it by {two:.2f}; in the sup norm it contracts, by {sup:.3f} "
         f"on the star, and row sums of Σ reach at most {largest:.3f} S"
     )
-    if two < 1 and not above:
-        return Finding("reproduced", "", reason)
-    if sup < 1 and largest <= 1:
-        return Finding("under a stated condition", "distances are measured in the sup norm, with factor αS", reason)
-    return Finding("not reproduced", "", reason)
+    condition = "distances are measured in the sup norm, with factor αS" if sup < 1 and largest <= 1 else ""
+    return judged(reason, two < 1 and not above, condition)
 
 
 def agnostic_bound() -> Finding:
@@ -233,11 +217,9 @@ def agnostic_bound() -> Finding:
         reason += f", and undefined in {undefined}"
     if poa is not None and bound is not None:
         reason += f"; three clients by hand: price of anarchy {poa:.3f}, bound {bound:.2f}"
-    if not broken and all(e > 0 for e in excess):
-        return Finding("reproduced", "", reason)
-    if all(e > 0 for e in excess):
-        return Finding("under a stated condition", "networks of the paper's size, and there it says nothing", reason)
-    return Finding("not reproduced", "", reason)
+    drawn_hold = all(e > 0 for e in excess)
+    condition = "networks of the paper's size, and there it says nothing" if drawn_hold else ""
+    return judged(reason, drawn_hold and not broken, condition)
 
 
 def _agnostic_poa(game: Game, rate: float) -> float | None:
@@ -249,9 +231,8 @@ def anarchy_of_mppfl() -> Finding:
     """Theorem 4: the price of anarchy where Algorithm 1 has converged, and the paper's expression for it."""
     true, claimed = [], []
     for game, terms in _games():
-        poa = price_of_anarchy(
-            social_optimum(game, terms.reward_rate).welfare, welfare(game, terms.reward_rate, terms.budgets)
-        )
+        optimum = social_optimum(game, terms.reward_rate)
+        poa = price_of_anarchy(*(welfare(game, terms.reward_rate, budgets) for budgets in (optimum, terms.budgets)))
         risk = game.propagation @ terms.budgets / game.num_clients
         printed = poa_as_in_paper(game, terms.reward_rate, terms.budgets, risk)
         if poa is not None and printed is not None:
@@ -262,7 +243,7 @@ def anarchy_of_mppfl() -> Finding:
         f"games, {float(np.median(true)):.3f} in the median; the paper's expression, which compares the equilibrium "
         f"with itself, is 1 to within {_at_most(max(claimed))}"
     )
-    return Finding("not reproduced" if max(true) > 1 + 1e-6 else "reproduced", "", reason)
+    return judged(reason, max(true) <= 1 + 1e-6)
 
 
 def _at_most(value: float) -> str:

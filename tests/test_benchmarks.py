@@ -1,8 +1,5 @@
 """The race against other simulators: its bookkeeping, and the form of its record. Nothing is timed here."""
 
-import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +15,8 @@ import lap
 from torch_models import layers_of
 
 import growth
-import kernels_gpu
 import peers
-from mppfl.training import gflop_per_example, make_model
+from mppfl.training import make_model
 
 
 def a_run(cpu, wall, loss=1.0):
@@ -63,20 +59,6 @@ def test_peers_train_the_model_that_mppfl_trains(model):
     assert torch.equal(ours(inputs), theirs(inputs))
 
 
-def test_the_work_of_all_that_descend_from_a_process_counts_while_they_live_and_after():
-    parents = {1: 0, 10: 1, 11: 10, 12: 11, 20: 1}
-    assert sorted(lap.family_of(parents, 10)) == [10, 11, 12]
-    assert lap.stat_fields("7 (a) b (c) S 3 7")[:2] == ["S", "3"]  # a program may have any name
-    before = lap.descendants_cpu_seconds()
-    busy = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"
-    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        child.stdout.readline()
-        alive = lap.descendants_cpu_seconds() - before
-        child.communicate(b"\n")
-    assert alive >= 0.1
-    assert lap.descendants_cpu_seconds() - before >= 0.1
-
-
 def test_a_bar_is_reached_or_missed_by_the_median_ratio_to_the_run_just_before_or_not_measured():
     theirs, ours = [a_run(4.0, 8.0), a_run(9.0, 3.0)], [a_run(2.0, 2.0), a_run(3.0, 3.0)]
     assert peers.ratios(theirs, ours, "cpu") == approx([2.0, 3.0])
@@ -97,35 +79,6 @@ def test_a_peer_that_ends_at_another_loss_is_told_and_agreement_without_progress
     assert " NO " in peers.table(result)
     assert not peers.is_well(result)
     assert not peers.agrees([a_run(1, 1, loss=2.3)], reference=2.3, before=2.3)
-
-
-def test_an_environment_that_is_missing_or_old_is_named_and_a_program_that_fails_with_its_last_words(tmp_path):
-    assert "run with --setup" in peers.missing("pfl", tmp_path)
-    (tmp_path / "pfl").mkdir()
-    ready = tmp_path / "pfl" / "ready.json"
-    ready.write_text(json.dumps(["pfl==0.1"]))
-    assert "is not of pfl==0.6.0" in peers.missing("pfl", tmp_path)
-    ready.write_text(json.dumps(peers.REQUIREMENTS["pfl"]))
-    assert peers.missing("pfl", tmp_path) is None
-    with pytest.raises(RuntimeError, match=r"exit code 1: .*No such file"):
-        peers.run_once(peers.PLAIN, peers.RACES[0], tmp_path / "nothing.npz", tmp_path, cores=1)
-
-
-def test_every_peer_has_a_program_and_an_environment():
-    for race in peers.RACES:
-        for entrant in (peers.OURS, *race.peers):
-            assert (peers.PROGRAMS / f"{entrant.program}.py").exists()
-            assert entrant.environment is None or entrant.environment in peers.REQUIREMENTS
-    assert os.access(peers.python_of(peers.OURS, Path()), os.X_OK)
-
-
-def test_the_layers_whose_kernels_are_timed_make_up_the_model():
-    products = sum(
-        often * 2e-9 * 9 * layer.channels * layer.out * layer.side**2
-        for layer, often in kernels_gpu.layers_of("vgg16").items()
-    )
-    whole = gflop_per_example(make_model("vgg16", (3, 32, 32), 100), (3, 32, 32))
-    assert 3 * (products + 2e-9 * 512 * 100) == approx(whole, rel=2e-3)  # nothing goes back to the data
 
 
 @pytest.mark.parametrize("axis", ["clients", "parameters"])

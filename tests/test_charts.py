@@ -16,7 +16,6 @@ from mppfl.charts import (
     Bars,
     Chart,
     Line,
-    Points,
     in_words,
     slots_of,
     thinned,
@@ -33,9 +32,9 @@ LINES = Chart("costs", "Costs by round", ROUNDS, MONEY, (OURS, THEIRS), marked=2
 COMMON, OWN = Bars("common reward", 0, np.array([1.0, -2.0])), Bars("own reward", 1, np.array([np.nan, 3.0]))
 NAMES = ("mppfl", "dp_fedavg")
 BARS = Chart("compared", "Mechanisms", MONEY, Axis("mechanism", "name"), bars=(COMMON, OWN), labels=NAMES)
-CLIENTS = Points("clients", 0, X, -X, ("a", "b", "<b>c</b>", "%{x}", "e"))
-CHOSEN = Points("chosen", 1, X[:1], -X[:1], ("a",))
-POINTS = Chart("clients", "Clients", Axis("risk", "ρ"), MONEY, points=(CLIENTS, CHOSEN))
+CLIENTS = Line("clients", 0, X, -X, labels=("a", "b", "<b>c</b>", "%{x}", "e"))
+CHOSEN = Line("chosen", 1, X[:1], -X[:1], labels=("a",))
+POINTS = Chart("clients", "Clients", Axis("risk", "ρ"), MONEY, (CLIENTS, CHOSEN))
 POWERS = (Bars("nominal", 0, np.array([0.5, 1.0])), Bars("worst case", 1, np.array([300.0, 0.0])))
 EPSILON = Axis("ε", "at δ = 1e-5", log=True)
 LOG = Chart("powers", "Powers of ten", EPSILON, Axis("client", "name"), bars=POWERS, labels=("a", "b"))
@@ -50,7 +49,7 @@ ALL = [LINES, BARS, POINTS, LOG, EMPTY]
         (partial(Line, "half", 0, X, X, low=X), "one end of a band"),
         (partial(Line, "short", 0, X, X[:4]), r"shape \(4,\), not \(5,\)"),
         (partial(replace, BARS, labels=("one",)), "2 values for 1 labels"),
-        (partial(replace, LINES, points=(CLIENTS,)), "mixes lines, bars and points"),
+        (partial(replace, LINES, bars=(COMMON,)), "mixes lines and bars"),
     ],
 )
 def test_a_chart_cannot_exist_in_a_wrong_state(make, words):

@@ -35,7 +35,7 @@ print("\nseed 0: cost at other rates, with budgets frozen at ρ* and with client
 print("r / r*   frozen   responding   participating")
 for share in (0.0, 0.5, 0.9, 0.995, 1.0, 1.1):
     rate = share * terms.reward_rate
-    moved = equilibrium_at(game, rate).budgets
+    moved = equilibrium_at(game, rate)
     responding = f"{server_cost(game, 1, rate, moved):.4f}" if (moved > 0).all() else "-"
     frozen = server_cost(game, 1, rate, terms.budgets)
     print(f"{share:6.3f} {frozen:8.3f} {responding:>12} {(moved > 0).sum():7} of 20")
@@ -53,5 +53,5 @@ print(
 )
 print(f"between {line.lowest_rate:.3f} and {line.highest_rate:.3f}")
 for rate in (1.1, 1.3, 2.0):
-    hub, leaf = equilibrium_at(game, rate).budgets[:2]
+    hub, leaf = equilibrium_at(game, rate)[:2]
     print(f"  rate {rate}: hub {hub:.3f}, leaf {leaf:.3f}")

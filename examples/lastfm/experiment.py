@@ -166,7 +166,19 @@ def run_experiment(listening: Listening, settings: Settings | None = None, tell:
     done("leakage")
     updates = None
     if chosen.update_budgets:
-        updates = measure_updates(listening, chosen, attacker, splits[0], scored, ours.budgets, index)
+        updates = audit_updates(
+            attacker,
+            _whole_lists(listening),
+            splits[0],
+            scored,
+            shape=ours.budgets,
+            index=index,
+            degrees=listening.degrees,
+            mean_budgets=chosen.update_budgets,
+            num_rounds=chosen.update_rounds,
+            dp_delta=chosen.dp_delta,
+            seed=(chosen.seed, UPDATE_STREAM),
+        )
         done("updates")
     curves = {}
     everybody = np.ones(listening.num_users)
@@ -298,31 +310,6 @@ def attacker_among(listening: Listening, settings: Settings) -> leakage.FieldAtt
     public = set_apart(len(lists), settings.public_share, settings.stream(LEAK_STREAM, 0))
     _, sides = leakage.taste_axis(lists, public)
     return leakage.field_attacker(listening.graph, sides, public, settings.stream(LEAK_STREAM, 4))
-
-
-def measure_updates(
-    listening: Listening,
-    settings: Settings,
-    attacker: leakage.FieldAttacker,
-    split: HeldOut,
-    scored: BoolArray,
-    budgets: Array,
-    index: Array,
-) -> UpdateAudit:
-    """The neighbour attack on updates of a model trained on whole lists, budgets in the proportions of `budgets`."""
-    return audit_updates(
-        attacker,
-        _whole_lists(listening),
-        split,
-        scored,
-        shape=budgets,
-        index=index,
-        degrees=listening.degrees,
-        mean_budgets=settings.update_budgets,
-        num_rounds=settings.update_rounds,
-        dp_delta=settings.dp_delta,
-        seed=(settings.seed, UPDATE_STREAM),
-    )
 
 
 def _whole_lists(listening: Listening) -> Array:

@@ -17,7 +17,6 @@ from examples.lastfm.profiles import ReleasedProfiles
 from examples.lastfm.scoring import best_first
 from examples.lastfm.server import CONSTANTS, neighbour_means, weights_of
 from scipy.sparse.csgraph import shortest_path
-from scipy.stats import spearmanr
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadInput
@@ -29,6 +28,7 @@ from mppfl.leakage import (
     attack_by_field,
     fit_field,
     friendships,
+    spearman,
     walk_of,
 )
 from mppfl.network import SocialGraph
@@ -312,9 +312,6 @@ def by_degree(values: Array, degrees: Array, firsts: Sequence[int]) -> tuple[Deg
 
 def ranking(predicted: Array, leak: Array) -> Measured:
     """Spearman's correlation of a prediction with what leaked, with its 95 % interval; NaN where one is constant."""
-    if np.ptp(predicted) == 0 or np.ptp(leak) == 0:
-        return Measured(math.nan, math.nan, math.nan, len(leak))
-    found = float(spearmanr(predicted, leak).statistic)
-    middle = math.atanh(max(-0.999999, min(found, 0.999999)))
-    reach = SURE * 1.06 / math.sqrt(len(leak) - 3)  # Fisher's z, wider by 1.06 for ranks
-    return Measured(found, math.tanh(middle - reach), math.tanh(middle + reach), len(leak))
+    rank = spearman(predicted, leak)
+    ends = (math.nan,) * 3 if rank.reason else (rank.value, rank.low, rank.high)
+    return Measured(*ends, len(leak))

@@ -16,13 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from mppfl.arrays import Array, IntArray, read_only, require
+from mppfl.arrays import Array, read_only, require
 from mppfl.errors import BadInput
 from mppfl.privacy import (
     LocalWork,
     NoiseKind,
     PrivacyMechanism,
-    ReleaseCost,
     Unit,
     noisy_answer,
     privacy_mechanism,
@@ -114,7 +113,10 @@ def release_profiles(
     mechanism = PROFILE if level == "record" else UNIT_PROFILE
     account = PrivacyLedger.in_memory() if ledger is None else ledger
     heard = np.flatnonzero(given > 0)
-    costs = _costs(mechanism, given, heard, noise, known.shape[1], users, run)
+    costs = [
+        round_cost(mechanism, float(given[at]), SENSITIVITY, ONCE, noise, known.shape[1], users[at], 1, run)
+        for at in heard.tolist()
+    ]
     account.reserve_new(run, 1, costs)  # the price stands before anything is drawn
     clean = np.ascontiguousarray(clean_profiles(known, level))
     if level == "client":
@@ -131,21 +133,6 @@ def release_profiles(
     variances = np.full(len(given), np.inf)
     variances[heard] = [cost.noise_std**2 for cost in costs]
     return ReleasedProfiles(np.asarray(out), variances, account_of(account, users, given, mechanism, dp_delta))
-
-
-def _costs(
-    mechanism: PrivacyMechanism,
-    budgets: Array,
-    heard: IntArray,
-    noise: NoiseKind,
-    num_artists: int,
-    users: Sequence[str],
-    run: str,
-) -> list[ReleaseCost]:
-    return [
-        round_cost(mechanism, float(budgets[at]), SENSITIVITY, ONCE, noise, num_artists, users[at], 1, run)
-        for at in heard.tolist()
-    ]
 
 
 def account_of(

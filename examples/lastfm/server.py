@@ -256,14 +256,8 @@ def taste_from_sums(sums: Sums, lists: Array, constants: SumConstants = SUM_CONS
 # ---- on the device ------------------------------------------------------------------------------------------------
 
 
-def score_on_device(own: Array, axes: Array, gains: Array, extra: Array) -> Array:
-    """One user's scores of all artists: its clean profile seen along the axes of taste, and its own extra."""
-    seen = own @ axes
-    return np.asarray((gains * seen) @ axes.T + extra)
-
-
 def scores_on_devices(profiles: Array, model: TasteModel) -> Array:
-    """All devices at once, as `score_on_device` does one by one."""
+    """Every user's scores of all artists: its clean profile seen along the axes of taste, and its own extra."""
     return np.asarray((profiles @ model.axes * model.gains) @ model.axes.T + model.extra)
 
 

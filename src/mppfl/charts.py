@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.errors import BadInput
-from mppfl.text import number
+from mppfl.text import finite, number
 
 # ---- colours -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,10 @@ ROUNDS = Axis("round", "number")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Line:
-    """One curve in the colour and dash of its slot, and the band around it where there is one. NaN is a gap."""
+    """One curve in the colour and dash of its slot, and the band around it where there is one. NaN is a gap.
+
+    With `labels` it is a cloud of points instead, each with its own name.
+    """
 
     name: str
     slot: int
@@ -110,11 +113,12 @@ class Line:
     y: Array
     low: Array | None = None
     high: Array | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise BadInput(f"line {self.name!r} has one end of a band. Give low and high, or neither.")
-        _keep_numbers(self, len(self.x), "x", "y", "low", "high")
+        _keep_numbers(self, len(self.labels or self.x), "x", "y", "low", "high")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -131,22 +135,8 @@ class Bars:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Points:
-    """A cloud of points, each with its own name."""
-
-    name: str
-    slot: int
-    x: Array
-    y: Array
-    labels: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _keep_numbers(self, len(self.labels), "x", "y")
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class Chart:
-    """Lines, bars or points: one of the three.
+    """Lines or bars.
 
     key          stable name of the figure; the page keeps a reader's zoom by it
     labels       of the bars, from the top; x is then the axis of their values and y says what the labels are
@@ -162,7 +152,6 @@ class Chart:
     lines: tuple[Line, ...] = ()
     bars: tuple[Bars, ...] = ()
     labels: tuple[str, ...] = ()
-    points: tuple[Points, ...] = ()
     label_slots: tuple[int, ...] = ()
     marked: float | None = None
     note: str = ""
@@ -170,21 +159,35 @@ class Chart:
     def __post_init__(self) -> None:
         if not self.key or not self.title.strip():
             raise BadInput(f"chart key={self.key!r}, title={self.title!r}: give both.")
-        if sum(map(bool, (self.lines, self.bars, self.points))) > 1:
-            raise BadInput(f"chart {self.key!r} mixes lines, bars and points. Make one chart of each.")
+        if self.lines and self.bars:
+            raise BadInput(f"chart {self.key!r} mixes lines and bars. Make one chart of each.")
         for group in self.bars:
             if len(group.values) != len(self.labels):
                 raise BadInput(f"bars {group.name!r} have {len(group.values)} values for {len(self.labels)} labels.")
 
     @property
+    def is_cloud(self) -> bool:
+        """Whether its lines are clouds of points."""
+        return any(line.labels for line in self.lines)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        values = [line.y for line in self.lines] + [group.values for group in self.bars] + [p.y for p in self.points]
+        values = [line.y for line in self.lines] + [group.values for group in self.bars]
         return not any(np.isfinite(array).any() for array in values)
 
 
-def _keep_numbers(group: Line | Bars | Points, length: int, *names: str) -> None:
-    """Makes the arrays of a line, bars or a cloud, as far as there are any, read-only numbers of this length."""
+def mechanism_chart(
+    key: str, title: str, axis: Axis, mechanisms: Sequence[str], bars: tuple[Bars, ...], note: str = ""
+) -> Chart:
+    """Bars side by side for each mechanism, in its colour."""
+    labels = tuple(name.replace("_", " ") for name in mechanisms)
+    slots = tuple(MECHANISM_SLOTS.get(name, 0) for name in mechanisms)
+    return Chart(key, title, axis, Axis("mechanism", "name"), bars=bars, labels=labels, label_slots=slots, note=note)
+
+
+def _keep_numbers(group: Line | Bars, length: int, *names: str) -> None:
+    """Makes the arrays of a line or bars, as far as there are any, read-only numbers of this length."""
     for name in names:
         if (values := getattr(group, name)) is None:
             continue
@@ -200,21 +203,22 @@ def in_words(chart: Chart) -> str:
     if chart.is_empty:
         return f"{chart.title}: nothing to show yet."
     parts = [
-        *(f"{line.name} {_first_and_last(line.y)}" for line in chart.lines),
+        *(f"{line.name} {first_and_last(line.y)}" for line in chart.lines if not line.labels),
+        *(f"{len(cloud.labels):,} points {cloud.name}" for cloud in chart.lines if cloud.labels),
         *(f"{group.name} {_least_and_most(group.values)} over {len(group.values)} bars" for group in chart.bars),
-        *(f"{len(cloud.labels):,} points {cloud.name}" for cloud in chart.points),
     ]
     return f"{chart.title}. {chart.y.label} against {chart.x.label}: {'; '.join(parts)}."
 
 
-def _first_and_last(values: Array) -> str:
-    finite = values[np.isfinite(values)]
-    return f"from {number(finite[0])} to {number(finite[-1])}" if len(finite) else "not known"
+def first_and_last(values: Array, tick: Callable[[float], str] = number) -> str:
+    """Where a curve begins and ends, in words."""
+    known = finite(values)
+    return f"from {tick(known[0])} to {tick(known[-1])}" if len(known) else "not known"
 
 
 def _least_and_most(values: Array) -> str:
-    finite = values[np.isfinite(values)]
-    return f"between {number(finite.min())} and {number(finite.max())}" if len(finite) else "not known"
+    known = finite(values)
+    return f"between {number(known.min())} and {number(known.max())}" if len(known) else "not known"
 
 
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -250,11 +254,12 @@ def to_plotly(chart: Chart, dark: bool) -> dict[str, Any]:
     """
     traces = [trace for line in chart.lines for trace in _line_traces(line, chart, dark)]
     traces += [_bar_trace(group, position, chart, dark) for position, group in enumerate(chart.bars)]
-    traces += [_cloud_trace(cloud, position > 0, chart, dark) for position, cloud in enumerate(chart.points)]
     return {"data": traces, "layout": _layout(chart, dark)}
 
 
 def _line_traces(line: Line, chart: Chart, dark: bool) -> list[dict[str, Any]]:
+    if line.labels:
+        return [_cloud_trace(line, chart, dark)]
     kept, colour, name = thinned(line.y), colour_of(line.slot, dark), escape(line.name)
     dash = dash_of(line.slot)
     hover = f"<b>%{{fullData.name}}</b> %{{y:.4~g}} {escape(chart.y.unit)}"
@@ -313,7 +318,7 @@ def _bar_trace(group: Bars, position: int, chart: Chart, dark: bool) -> dict[str
     }
 
 
-def _cloud_trace(cloud: Points, highlighted: bool, chart: Chart, dark: bool) -> dict[str, Any]:
+def _cloud_trace(cloud: Line, chart: Chart, dark: bool) -> dict[str, Any]:
     many = len(cloud.labels) > 300
     return {
         "type": "scatter",
@@ -324,7 +329,7 @@ def _cloud_trace(cloud: Points, highlighted: bool, chart: Chart, dark: bool) -> 
         "customdata": [escape(label) for label in cloud.labels],
         "marker": {
             "color": colour_of(cloud.slot, dark),
-            "size": 14 if highlighted and len(cloud.labels) == 1 else 6 if many else 9,
+            "size": 14 if cloud is not chart.lines[0] and len(cloud.labels) == 1 else 6 if many else 9,
             "opacity": 0.55 if many else 0.85,
             "symbol": SYMBOLS[cloud.slot % len(SYMBOLS)],
         },
@@ -338,7 +343,7 @@ def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
     text = "#e6e9ed" if dark else "#1b1f24"
     grid = "#2c343d" if dark else "#e3e6ea"
     rows, groups = len(chart.labels), len(chart.bars)
-    several = max(len(chart.lines), groups, len(chart.points)) > 1
+    several = max(len(chart.lines), groups) > 1
     # Each further line of the legend, on a phone, would be taken from the figure.
     height = HEIGHT + 20 * max(0, len(chart.lines) - 3)
     at_the_left = {"x": 0, "xanchor": "left", "yref": "container"}
@@ -359,7 +364,7 @@ def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
             **{"orientation": "h", "font": {"size": 13}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 40},
             **{**at_the_left, "y": 0, "yanchor": "bottom"},
         },
-        "hovermode": "x unified" if chart.lines else "closest",
+        "hovermode": "x unified" if chart.lines and not chart.is_cloud else "closest",
         "hoverlabel": {
             "font": {"size": 13, "color": text},
             "bgcolor": "#1d242c" if dark else "#ffffff",
@@ -369,7 +374,7 @@ def _layout(chart: Chart, dark: bool) -> dict[str, Any]:
         "shapes": [],
         "annotations": [],
     }
-    if chart.lines:
+    if chart.lines and not chart.is_cloud:
         layout["xaxis"] |= {"hoverformat": ".4~g", "zeroline": False}
         layout["xaxis"]["unifiedhovertitle"] = {"text": f"{escape(chart.x.name)} %{{x}}"}
     if rows:
@@ -451,6 +456,7 @@ def write_figure(charts: Sequence[Chart], path: str | Path, columns: int = 2) ->
         panels = figure.subplots(rows, columns, squeeze=False)
         for panel, chart in zip(panels.flat, charts, strict=False):
             _draw_bars(panel, chart)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 HAS_NUMBA = find_spec("numba") is not None
 
 if TYPE_CHECKING or HAS_NUMBA:
-    from numba import get_num_threads, njit, prange
+    from numba import get_num_threads, njit, prange, set_num_threads
 else:
     prange = range
     logging.getLogger(__name__).warning(
@@ -25,5 +25,8 @@ else:
         """One: plain Python runs loops one after another."""
         return 1
 
+    def set_num_threads(count: int) -> None:
+        """Nothing: there is but one."""
 
-__all__ = ["HAS_NUMBA", "get_num_threads", "njit", "prange"]
+
+__all__ = ["HAS_NUMBA", "get_num_threads", "njit", "prange", "set_num_threads"]

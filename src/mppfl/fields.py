@@ -17,25 +17,6 @@ from urllib.parse import parse_qsl, urlencode
 from mppfl.errors import BadInput
 from mppfl.files import toml_value
 
-OLD_NAMES = {  # keys and values of earlier versions, and what to write instead
-    "source": "graph",
-    "generate": "family",
-    "network": "graph",
-    "alpha": "externality_strength",
-    "tau": "accuracy_weight",
-    "decay": "hop_decay",
-    "hops": "max_hops",
-    "rounds": "num_rounds",
-    "convention": 'reward_rate = "own" or "common"',
-    "always": 'participation = "everyone"',
-    "if_better_than_opting_out": 'participation = "rational"',
-    "if_better_than_staying_out": 'participation = "rational"',
-    "seeded": 'noise = "simulated"',
-    "replace-one": 'adjacency = "replace_one"',
-    "add-remove": 'adjacency = "zero_out"',
-    "dp_epsilon": "total_epsilon",
-    "if_non_negative": 'participation = "rational" and against = "nothing"',
-}
 LONGEST_LINK = 20_000  # characters
 NOT_OF_THE_TYPE = object()
 
@@ -104,13 +85,8 @@ def about(cls: Any, name: str) -> About:
 
 def defaults_of(cls: Any) -> dict[str, Any]:
     """Every default by name."""
-    return _defaults(cls)
-
-
-@cache
-def _defaults(cls: Any) -> dict[str, Any]:
     return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(cls)
+        item.name: item.default if item.default_factory is MISSING else item.default_factory() for item in fields(cls)
     }
 
 
@@ -118,7 +94,7 @@ def _defaults(cls: Any) -> dict[str, Any]:
 def _described(cls: Any) -> tuple[dict[str, Any], dict[str, About]]:
     """Types of a spec's fields, and what is said of them."""
     types, said = get_type_hints(cls), get_type_hints(cls, include_extras=True)
-    names = [each.name for each in fields(cls)]
+    names = [item.name for item in fields(cls)]
     return {name: types[name] for name in names}, {name: said[name].__metadata__[0] for name in names}
 
 
@@ -139,9 +115,6 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A hint at the name that was meant, or at what an old one is called now; "" where there is no such."""
     from mppfl.text import nearest
 
-    names = list(names)
-    if word in OLD_NAMES and any(OLD_NAMES[word].startswith(f"{name} ") or OLD_NAMES[word] == name for name in names):
-        return f" Write {OLD_NAMES[word]} instead."
     near = nearest(word, names)
     return f" Did you mean {near!r}?" if near else ""
 
@@ -150,15 +123,11 @@ def checked(name: str, value: Any, hint: Any, said: About) -> Any:
     """The value as its type has it: lists as tuples, NumPy's numbers as Python's. Raises where it cannot be."""
     value = _plain(value)
     kept = _matched(value, hint)
-    problem = None if kept is NOT_OF_THE_TYPE else _out_of_range(name, kept, said)
-    if problem is not None:
-        raise BadInput(problem)
     if kept is NOT_OF_THE_TYPE or not _is_finite(kept):
-        near = ""
-        if isinstance(value, str):
-            old = OLD_NAMES.get(value, "")
-            near = f" Write {old} instead." if old.startswith(f"{name} ") else did_you_mean(value, choices(hint))
+        near = did_you_mean(value, choices(hint)) if isinstance(value, str) else ""
         raise BadInput(f"{name}={shown(value)} must be {in_words(hint)}.{near}")
+    if (problem := _out_of_range(name, kept, said)) is not None:
+        raise BadInput(problem)
     return kept
 
 
@@ -217,17 +186,10 @@ def _out_of_range(name: str, value: Any, said: About) -> str | None:
     if type(value) is int and not said.low <= value <= said.high:
         end = f"at least {said.low:g}" if value < said.low else f"at most {said.high:,}"
         return f"{name}={value} must be a whole number of {end}."
-    if type(value) is float and not _is_inside(value, said):
+    if type(value) is float and not (said.low <= value <= said.high if said.closed else said.low < value < said.high):
         ends = "[]" if said.closed else "()"
         return f"{name}={value:.6g} must lie in {ends[0]}{said.low:g}, {said.high:g}{ends[1]}."
     return None
-
-
-def _is_inside(value: float, said: About) -> bool:
-    """Whether a number lies in its range; one that is not finite is told as such where no range says it."""
-    if not math.isfinite(value) and said.high == math.inf:
-        return True
-    return said.low <= value <= said.high if said.closed else said.low < value < said.high
 
 
 def choices(hint: Any) -> tuple[str, ...]:
@@ -244,16 +206,15 @@ def in_words(hint: Any) -> str:
         return simple[hint]
     if isinstance(hint, type) and issubclass(hint, Spec):
         return f"a {hint.__name__} or a table of its values"
-    parts = get_args(hint)
-    if get_origin(hint) is Literal:
+    parts, origin = get_args(hint), get_origin(hint)
+    if origin is Literal:
         return ("" if len(parts) == 1 else "one of ") + ", ".join(json.dumps(part) for part in parts)
-    if get_origin(hint) in (Union, UnionType):
+    if origin in (Union, UnionType):
         return " or ".join(in_words(part) for part in parts if part is not NoneType)
-    if get_origin(hint) is dict:
+    if origin is dict:
         return f"a table whose values are each {in_words(parts[1])}"
-    if parts[-1] is Ellipsis:
-        return f"a list whose entries are each {in_words(parts[0])}"
-    return f"a list of {len(parts)} entries, each {in_words(parts[0])}"
+    length = "whose entries are" if parts[-1] is Ellipsis else f"of {len(parts)} entries,"
+    return f"a list {length} each {in_words(parts[0])}"
 
 
 def shown(value: Any) -> str:

@@ -22,6 +22,7 @@ Aggregation = Literal["num_examples", "uniform", "noise_aware"]
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 EngineName = Literal["auto", "loop", "processes", "dense", "batched", "vmap"]
 Family = Literal["erdos_renyi", "barabasi_albert", "watts_strogatz", "stochastic_block", "skewed"]
+Model = Literal["linear", "softmax", "mlp", "cnn_fmnist", "cnn_cifar", "vgg11", "vgg16"]
 Range = tuple[float, float]
 Purpose = Literal["graph", "clients", "split", "training"]
 PURPOSES: tuple[Purpose, ...] = ("graph", "clients", "split", "training")
@@ -68,30 +69,16 @@ class GameSpec(Spec):
         About("Edge list: source, target[, weight], meaning target is exposed by source; or GraphML.", NETWORK),
     ] = None
     undirected: Annotated[bool, About("Every edge runs both ways.", NETWORK)] = False
-    isolated: Annotated[
-        Literal["error", "keep", "drop"], About("What to do with clients without an incoming edge.", NETWORK)
-    ] = "error"
-    self_loops: Annotated[
-        Literal["error", "drop"], About("What to do with edges from a client to itself.", NETWORK)
-    ] = "error"
-    normalisation: Annotated[
-        Literal["row", "none", "symmetric"], About("How edge weights are normalised.", NETWORK)
-    ] = "row"
-    diagonal: Annotated[
-        Literal["auto", "exact", "estimate"], About("How closed walks are counted; auto: by size.", NETWORK)
-    ] = "auto"
-    family: Annotated[
-        Family | None, About("Family of the random network drawn without a graph; left out, erdos_renyi.", DRAWN)
-    ] = None
+    isolated: Annotated[Literal["error", "keep", "drop"], About("Clients without an incoming edge.", NETWORK)] = "error"
+    self_loops: Annotated[Literal["error", "drop"], About("Edges from a client to itself.", NETWORK)] = "error"
+    normalisation: Annotated[Literal["row", "none", "symmetric"], About("How weights are normalised.", NETWORK)] = "row"
+    diagonal: Annotated[Literal["auto", "exact", "estimate"], About("How closed walks are counted.", NETWORK)] = "auto"
+    family: Annotated[Family | None, About("Of a network drawn without a graph; left out, erdos_renyi.", DRAWN)] = None
     num_clients: Annotated[
         int | None, About("Size of the random network, left out 20; beside a graph, what it must have.", DRAWN, 2)
     ] = None
-    graph_seed: Annotated[int | None, About("Seed of the network alone; left out, drawn from the seed.", DRAWN, 0)] = (
-        None
-    )
-    probability_range: Annotated[
-        Range | None, About("erdos_renyi: chances of edges are drawn between these two.", DRAWN)
-    ] = None
+    graph_seed: Annotated[int | None, About("Of the network alone; left out, drawn from the seed.", DRAWN, 0)] = None
+    probability_range: Annotated[Range | None, About("erdos_renyi: chances of edges lie between these.", DRAWN)] = None
     edges_each: Annotated[int | None, About("barabasi_albert: edges that each newcomer makes.", DRAWN)] = None
     neighbours: Annotated[int | None, About("watts_strogatz: neighbours of each client on the ring.", DRAWN)] = None
     rewire: Annotated[float | None, About("watts_strogatz: chance of an edge to lead elsewhere.", DRAWN)] = None
@@ -99,29 +86,17 @@ class GameSpec(Spec):
     within: Annotated[float | None, About("stochastic_block: chance of an edge inside a block.", DRAWN)] = None
     between: Annotated[float | None, About("stochastic_block: chance of an edge between blocks.", DRAWN)] = None
     num_edges: Annotated[int | None, About("skewed: number of edges.", DRAWN)] = None
-    popularity: Annotated[
-        float | None, About("skewed: how unequal clients are in exposing others; 0: all alike.", DRAWN)
-    ] = None
-    length_spread: Annotated[
-        float | None, About("skewed: how unequal clients are in the number who expose them.", DRAWN)
-    ] = None
-    weights: Annotated[
-        Literal["uniform", "ones"] | None, About("Edge weights of the random network: drawn, or all 1.", DRAWN)
-    ] = None
+    popularity: Annotated[float | None, About("skewed: how unequally clients expose others; 0: alike.", DRAWN)] = None
+    length_spread: Annotated[float | None, About("skewed: how unequal the numbers who expose them are.", DRAWN)] = None
+    weights: Annotated[Literal["uniform", "ones"] | None, About("Random edge weights, or all 1.", DRAWN)] = None
     weight_range: Annotated[Range | None, About("Edge weights are drawn between these two.", DRAWN)] = None
     preset: Annotated[
         Literal["paper-like", "benign"], About("Where client costs and constants come from that are not given.", GAME)
     ] = "paper-like"
     clients: Annotated[str | None, About("CSV: name, quadratic_cost, linear_cost, noise_harm, ...", GAME)] = None
-    clients_seed: Annotated[
-        int | None, About("Seed of the drawn client costs alone; left out, drawn from the seed.", GAME, 0)
-    ] = None
-    max_hops: Annotated[
-        int | None, About("Longest walk along which privacy leaks, in edges; left out, the preset's.", GAME, 1)
-    ] = None
-    hop_decay: Annotated[
-        float | None, About("Decay factor per hop, between 0 and 1; left out, the preset's.", GAME, 0, 1)
-    ] = None
+    clients_seed: Annotated[int | None, About("Of client costs alone; left out, drawn from the seed.", GAME, 0)] = None
+    max_hops: Annotated[int | None, About("Longest walk that leaks, in edges; left out, the preset's.", GAME, 1)] = None
+    hop_decay: Annotated[float | None, About("Decay per hop, 0 to 1; left out, the preset's.", GAME, 0, 1)] = None
     externality_strength: Annotated[
         float | None,
         About("How much others' budgets add to a client's loss; left out, the preset's.", GAME, 0, 1e100, closed=True),
@@ -133,9 +108,7 @@ class GameSpec(Spec):
     budget_min: Annotated[float, About("Least budget of every client in a round.", GAME, 0, 1e300, closed=True)] = 0.0
     budget_max: Annotated[float | None, About("Largest budget of every client in a round.", GAME, 0)] = None
     num_rounds: Annotated[int, About("Number of rounds.", GAME, 1, MOST_ROUNDS, option="--rounds")] = 60
-    seed: Annotated[
-        int, About("Random seed: of the network, of the clients' costs, and of mechanisms that draw.", "", 0)
-    ] = 0
+    seed: Annotated[int, About("Random seed of the network, clients' costs and mechanisms that draw.", "", 0)] = 0
     participation: Annotated[
         Literal["everyone", "voluntary", "rational"],
         About("Who participates: everyone; whoever gives a budget; whoever also gains by it.", PRICING),
@@ -149,9 +122,7 @@ class GameSpec(Spec):
         About("own: each mechanism's server sets its rates; common: MPPFL's; a number: that one.", PRICING, 0, 1e100),
     ] = "own"
     payment_limit: Annotated[float | None, About("For budget_limited: payments per round.", PRICING, 0)] = None
-    fixed_budget: Annotated[
-        float | Literal["min", "mean"], About("For dp_fedavg: min, mean or a number.", PRICING, 0, 1e100)
-    ] = "min"
+    fixed_budget: Annotated[float | Literal["min", "mean"], About("For dp_fedavg.", PRICING, 0, 1e100)] = "min"
 
     def _check(self) -> None:
         if self.graph is None:
@@ -226,16 +197,12 @@ class DataSpec(Spec):
 
     name: Annotated[str, About("Data set by name, or the path of an .npz file.")] = "digits"
     folder: Annotated[str | None, About("Where official files lie; left out, MPPFL_DATA.")] = None
-    source: Annotated[
-        Literal["auto", "files", "hub"], About("Official files, the Hugging Face hub, or whichever is there.")
-    ] = "auto"
+    source: Annotated[Literal["auto", "files", "hub"], About("Official files, the hub or whichever there is.")] = "auto"
     features: Annotated[
         Literal["none", "oriented_gradients"],
         About("What a model sees of a picture: its pixels, or numbers by rules fixed in advance."),
     ] = "none"
-    split: Annotated[
-        Literal["iid", "dirichlet", "community", "natural"], About("How examples are dealt out to clients.")
-    ] = "iid"
+    split: Annotated[Literal["iid", "dirichlet", "community", "natural"], About("How clients share examples.")] = "iid"
     concentration: Annotated[float, About("Of split dirichlet: small is uneven.", "", 0, 1e6)] = 0.3
     min_examples: Annotated[int, About("What every client has at least.", "", 1)] = 10
     uneven: Annotated[float, About("Of split iid: spread of sizes, 0 for equal ones.", "", 0, 10, closed=True)] = 0.0
@@ -270,10 +237,7 @@ class TrainingConfig(Spec):
 
     TABLE: ClassVar[str] = "training"
 
-    model: Annotated[
-        Literal["linear", "softmax", "mlp", "cnn_fmnist", "cnn_cifar", "vgg11", "vgg16"],
-        About("Model of an experiment; means nothing beside a model of your own."),
-    ] = "mlp"
+    model: Annotated[Model, About("Model of an experiment; means nothing beside a model of your own.")] = "mlp"
     norm: Annotated[Literal["group", "batch", "none"], About("Normalisation in the VGGs.")] = "group"
     hidden: Annotated[tuple[int, ...], About("Widths of the MLP's hidden layers.", "", 1)] = (64,)
     learning_rate: Annotated[float, About("η of local SGD.", "", 0)] = 0.01
@@ -299,9 +263,7 @@ class TrainingConfig(Spec):
             closed=True,
         ),
     ] = 0.0
-    server_optimizer: Annotated[
-        Literal["sgd", "momentum", "adam"], About("What the server does with the mean update.")
-    ] = "sgd"
+    server_optimizer: Annotated[Literal["sgd", "momentum", "adam"], About("What becomes of the mean update.")] = "sgd"
     server_learning_rate: Annotated[float, About("Step of the server's optimiser.", "", 0)] = 1.0
     server_momentum: Annotated[float, About("Of server_optimizer momentum and adam.", "", 0, 1, closed=True)] = 0.9
     average_rounds: Annotated[
@@ -323,13 +285,9 @@ class TrainingConfig(Spec):
         Precision,
         About("Of the arithmetic inside local training; weights are float32 (float64 with float64)."),
     ] = "float32"
-    clients_at_once: Annotated[
-        int | None, About("How many clients are computed at once; left out, by the memory there is.", "", 1)
-    ] = None
+    clients_at_once: Annotated[int | None, About("Clients computed at once; left out, by memory.", "", 1)] = None
     processes: Annotated[int | None, About("Processes of engine processes; left out, one per core.", "", 1)] = None
-    evaluate_every: Annotated[
-        int, About("Rounds between evaluations on the test data; the last one is always evaluated.", "", 1)
-    ] = 1
+    evaluate_every: Annotated[int, About("Rounds between evaluations; the last is always evaluated.", "", 1)] = 1
 
     def _check(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
@@ -420,9 +378,7 @@ class Experiment(Spec):
         ),
     ] = ()
     mechanisms: Annotated[tuple[str, ...], About("Pricing mechanisms, as `mppfl compare` lists them.")] = ("mppfl",)
-    aggregations: Annotated[
-        tuple[Aggregation, ...], About("Several to compare; left out, the one of the training.")
-    ] = ()
+    aggregations: Annotated[tuple[Aggregation, ...], About("Several to compare; left out, the training's.")] = ()
     game: Annotated[GameSpec, About("The game: a GameSpec, or a dictionary of its values.")] = field(
         default_factory=GameSpec
     )
@@ -461,27 +417,26 @@ class Experiment(Spec):
                 raise BadInput(f"{name}={list(listed)} names one twice. Keep it once.")
         if not self.mechanisms:
             raise BadInput("mechanisms must name at least one.")
-        self._require_playable()
-        if not self.training.protection.is_zcdp and (self.ledger.cap is not None or self.ledger.caps):
-            option = "cap" if self.ledger.cap is not None else "caps"
-            raise BadInput(
-                f"ledger.{option} is ρ that adds up over rounds, and batches='poisson' has none: whoever is capped would "
-                "never participate. Remove it, or use batches='shuffled'."
-            )
-
-    def _require_playable(self) -> None:
         from mppfl.experiment import require_playable
 
         try:
             require_playable(self.game, self.mechanisms)
         except BadInput as cause:
             raise BadInput(in_table("game", str(cause)).removeprefix("[game] ")) from cause
+        option = next((name for name in ("cap", "caps") if getattr(self.ledger, name)), None)
+        if option is not None and not self.training.protection.is_zcdp:
+            raise BadInput(
+                f"ledger.{option} is ρ that adds up over rounds, and samples have none: whoever is capped would never "
+                "participate. Remove it, or use batches='shuffled' and client_rate=1."
+            )
 
     def __repr__(self) -> str:
         seeds = f"seed{'s' * (len(self.seeds) != 1)} {', '.join(map(str, self.seeds))}"
         lines = [f"Experiment {self.name!r}: {', '.join((*self.mechanisms, *self.aggregations))}, {seeds}"]
         for name in TABLES:
-            values = {key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE}
+            values = {
+                key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE
+            }
             changed = ", ".join(f"{key} = {shown(value)}" for key, value in values.items())
             lines += [f"  {name:<9} {changed}"] if changed else []
         return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)
@@ -492,12 +447,9 @@ class Experiment(Spec):
 
     def seed_of(self, purpose: Purpose, seed: int) -> int:
         """The seed of one purpose under one of the experiment's seeds: its table's own, or drawn from `seed`."""
-        own = {
-            "graph": self.game.graph_seed,
-            "clients": self.game.clients_seed,
-            "split": self.data.seed,
-            "training": self.training.seed,
-        }[purpose]
+        if purpose in ("graph", "clients"):
+            return self.game_of(seed).seed_of(purpose)
+        own = self.data.seed if purpose == "split" else self.training.seed
         return drawn_seed(seed, purpose) if own is None else own
 
     def as_dict(self) -> dict[str, Any]:

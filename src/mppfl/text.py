@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mppfl.arrays import Array, IntArray
 
 UNKNOWN = "–"
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: Any, digits: int = 3) -> str:
@@ -30,7 +31,7 @@ def number(value: Any, digits: int = 3) -> str:
     size = math.floor(math.log10(abs(figure)))
     if size >= 9 or size < -4:
         mantissa, _, power = f"{figure:.{digits - 1}e}".partition("e")
-        return f"{mantissa}·10{_raised(int(power))}".replace("-", "−")
+        return f"{mantissa}·10{str(int(power)).translate(RAISED)}".replace("-", "−")
     digits = max(digits, 4) if size >= 3 else digits
     rounded = float(f"{figure:.{digits}g}")
     return f"{rounded:,.{max(0, digits - 1 - size)}f}".replace("-", "−")
@@ -97,20 +98,32 @@ def tooltip_number(value: float) -> float | str | None:
     return float(f"{value:.4g}") if math.isfinite(value) else number(value)
 
 
-def _raised(power: int) -> str:
-    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
 # ---- names and places ----------------------------------------------------------------------------------------------
 
 
-# Names of earlier versions; a message about one says what it is called now.
-RENAMED = {
+RENAMED = {  # names of earlier versions, and what each is called now
     "num_links": "num_edges",
     "links_each": "edges_each",
     "fixed": "dp_fedavg",
     "size": "num_examples",
     "plain": "sgd",
+    "source": "graph",
+    "network": "graph",
+    "generate": "family",
+    "alpha": "externality_strength",
+    "tau": "accuracy_weight",
+    "decay": "hop_decay",
+    "hops": "max_hops",
+    "rounds": "num_rounds",
+    "convention": "reward_rate",
+    "always": "everyone",
+    "if_better_than_opting_out": "rational",
+    "if_better_than_staying_out": "rational",
+    "if_non_negative": "rational",
+    "seeded": "simulated",
+    "replace-one": "replace_one",
+    "add-remove": "zero_out",
+    "dp_epsilon": "total_epsilon",
 }
 
 

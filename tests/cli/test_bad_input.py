@@ -33,7 +33,6 @@ FILES = {  # beside the ledgers; tests/game and tests/network have what else a f
     "two.toml": 'mechanisms = ["mppfl", "random"]',
     "seeds.toml": "seeds = [1, 2]",
     "no_rounds.toml": "[game]\nnum_rounds = 0",
-    "rounds.toml": "[game]\nnum_rounds = 10000001",
     "text.db": "no ledger",
     "zoe.csv": "zoe,1\n",
     "few.csv": "c1,1\nc2,0\n",
@@ -60,10 +59,6 @@ solve FRIENDS --clients nan.csv        nan.csv | line 2 | quadratic_cost of clie
 solve FRIENDS --clients bobb.csv       line 3 | client 'bobb' is not in the network | mean 'bob'?
 solve FRIENDS --clients low.csv        line 2 | budget_max=1 of client 'ann' is below budget_min=2 | correct
 solve FRIENDS --clients none.csv       NOBODY
-solve FRIENDS --clients none.csv --mechanism personalised       NOBODY
-solve FRIENDS --clients none.csv --mechanism mppfl_noise_aware  NOBODY
-solve FRIENDS --clients none.csv --mechanism sarda_like         NOBODY
-solve FRIENDS --clients none.csv --mechanism noiseless          NOBODY
 solve --clients ann.csv                client 'ann' is not in the network
 solve FRIENDS --graph nowhere.csv      nowhere.csv | Check the path
 solve FRIENDS --clients nowhere.csv    nowhere.csv | Check the path
@@ -75,13 +70,10 @@ solve --graph self.csv                 self.csv | 'bob' is connected to itself |
 solve --graph alone.csv                alone.csv | 2 of 4 clients are isolated | 'cat', 'dan' | keep | drop
 
 solve FRIENDS --hop-decay 0            --hop-decay 0 | (0, 1)
-solve FRIENDS --hop-decay nan          --hop-decay nan | (0, 1)
 solve FRIENDS --max-hops 0             --max-hops 0 | at least 1
 solve FRIENDS --accuracy-weight 1      --accuracy-weight 1 | (0, 1)
 solve FRIENDS --externality-strength -0.1  --externality-strength -0.1
-solve FRIENDS --externality-strength inf   --externality-strength inf | 1e+100
 solve FRIENDS --rounds 0               --rounds 0 | at least 1
-solve FRIENDS --rounds 99999999999999999999  --rounds 99999999999999999999 | at most 10,000,000
 solve FRIENDS --seed -1                --seed -1 | at least 0
 solve FRIENDS --reward-rate 1e160      --reward-rate 1e+160 must lie in (0, 1e+100)
 solve FRIENDS --mechanism mpfl         --mechanism mpfl is not known | Did you mean 'mppfl'? | personalised
@@ -93,14 +85,12 @@ solve FRIENDS --mechanism noiseless --reward-rate 3     --reward-rate 3 | noisel
 solve FRIENDS --payment-limit 3        --payment-limit 3 | mppfl | budget_limited
 solve FRIENDS --fixed-budget 0.3       --fixed-budget 0.3 means nothing to mppfl | the mechanism dp_fedavg
 solve FRIENDS --fixed-budget some      --fixed-budget some must be a finite number | "min", "mean"
-solve FRIENDS --fixed-budget 1e160     --fixed-budget 1e+160 must lie in (0, 1e+100)
 solve FRIENDS --num-clients 50         --num-clients 50, but | has 2 clients. Make the two agree
 solve FRIENDS --device tpu             is not known
 solve FRIENDS --participation always   --participation always | everyone | voluntary | rational
 solve FRIENDS --isolated maybe         --isolated maybe | keep | drop
 solve FRIENDS --preset paperlike       --preset paperlike | benign | Did you mean 'paper-like'?
 solve --num-clients 1                  --num-clients 1 | at least 2
-solve --num-clients -3                 --num-clients -3 | at least 2
 
 solve --undirected                     --undirected | OF_A_FILE
 compare --isolated drop                --isolated | OF_A_FILE
@@ -114,7 +104,6 @@ solve TRIAL --mechanism mppfll         mechanism='mppfll' is not known. Did you 
 solve --experiment two.toml            mechanisms are mppfl, random, and one is played. Choose it by --mechanism.
 solve --experiment seeds.toml          seeds are 1, 2, and one is played. Choose it by --seed.
 solve --experiment no_rounds.toml      game.num_rounds=0 must be a whole number of at least 1.
-solve --experiment rounds.toml         game.num_rounds=10000001 must be a whole number of at most
 
 compare FRIENDS --seeds 3              --seeds=3 would play one game 3 times | Leave it out
 compare TRIAL --preset malign          game.preset="malign" must be one of "paper-like", "benign".
@@ -124,10 +113,9 @@ compare --mechanisms mppfl,mpfl        mechanism='mpfl' is not known | Did you m
 compare --mechanisms ,                 --mechanisms=',' | at least one
 compare --mechanisms budget_limited    budget_limited needs --payment-limit
 compare --payment-limit 2              --payment-limit 2 | budget_limited
-compare --seeds 0                      --seeds 0 | at least 1
 compare --mechanisms mppfl --fixed-budget 0.2  --fixed-budget 0.2 means nothing to mppfl
 compare --figure costs.bmp             --figure='costs.bmp' | .png, .pdf or .svg
-LONG --figure ann.csv/costs.png        ann.csv/costs.png | Choose another path
+LONG --figure ann.csv/costs.png        ann.csv could not be written: ann.csv is no folder. Choose another.
 LONG --figure folder.png               folder.png | is a directory
 compare --report page.html             Give --train, too
 compare --train trial.toml --rounds 3  --rounds means nothing with --train
@@ -166,15 +154,12 @@ ledger export folder.png --out x.csv   is not a file
 ledger export ledger.db --out nowhere/x.csv  Check the path
 ledger export ledger.db --out x.txt    must end in .csv or .json
 ledger epsilon ledger.db --delta=0     dp_delta
-ledger epsilon ledger.db --delta=nan   dp_delta
-ledger epsilon ledger.db --delta=1     dp_delta
 ledger epsilon ledger.db --delta 1e-5 --method exat  --method='exat' is not known. Known: exact, zcdp, rdp, pld.
 ledger epsilon ledger.db --delta 1e-5 --unit client  was released per client, but per record. Leave --unit out.
 ledger show ledger.db --unit client    nothing in this ledger was released per client, but per record. Leave --unit out.
 ledger show ledger.db --unit house     --unit house is not known
 ledger show ledger.db --client zoe     'zoe' is not in
 ledger show ledger.db --coupling 1     --coupling is about a network
-ledger show ledger.db --hop-decay 0.5  --hop-decay is about a network
 ledger show ledger.db --undirected     --undirected is about a network
 ledger show ledger.db --graph nowhere.csv  nowhere.csv
 ledger show ledger.db --graph path.csv     client 'ann' is not in the network
@@ -184,7 +169,6 @@ TWELVE --attribute bad.csv             line 2
 TWELVE --attribute twice.csv           twice
 TWELVE --attribute missing.csv         missing.csv
 TWELVE --max-hops 0                    --max-hops 0
-TWELVE --hop-decay 2                   --hop-decay 2
 TWELVE --coupling nan                  couplings=
 TWELVE --num-examples 0                --num-examples 0
 
@@ -201,7 +185,6 @@ RING --attribute nobody.csv            'nobody'
 train small.toml --resume              holds no training to resume
 train small.toml --device tpu          training.device='tpu' is not known. Use 'cpu', 'cuda' or 'cuda:1'.
 train small.toml --track wandb         track='wandb' is not known
-train small.toml --set training.clip_nrom=1        'training.clip_nrom' is not known. Did you mean 'clip_norm'?
 train small.toml --set training.batch_size=999     training.batch_size=999, but client
 train small.toml --set training.average_rounds=99  average_rounds=99
 train small.toml --set ledger.caps={nobody=1.0}    ledger.caps: client 'nobody' is not in the network

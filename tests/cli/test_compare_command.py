@@ -10,7 +10,6 @@ import pytest
 
 from mppfl.explorer import World, commands, comparison, to_toml
 from mppfl.game import COMPARED
-from tests.cli.by_hand import seven_clients
 from tests.explorer.chosen import choose
 
 approx = pytest.approx
@@ -42,19 +41,6 @@ def require_the_papers_order(comparison):
 # ---- what comes out ---------------------------------------------------------------------------------------------
 
 
-def test_rows_add_up_what_solve_says_of_every_round(mppfl, write):
-    game = seven_clients()
-    options = (*game.options(write), "--rounds", 5)
-    comparison = mppfl("compare", *options, *FOUR, "--seed", 3, "--json").json
-    for name in ("mppfl", "social_agnostic", "dp_fedavg"):
-        rounds = mppfl("solve", *options, "--mechanism", name, "--json").json["rounds"]
-        row = row_of(comparison, name)
-        assert row["server_cost"] == approx(sum(this["server_cost"] for this in rounds))
-        assert row["welfare"] == approx(sum(this["welfare"] for this in rounds))
-        assert row["payments"] == approx(sum(this["reward_rate"] * sum(this["budgets"].values()) for this in rounds))
-        assert row["total_welfare"] == approx(row["welfare"] - row["server_cost"] / (1 - game.accuracy_weight))
-
-
 def test_price_of_anarchy_and_payments_within_a_limit_of_two_friends_by_hand(mppfl, friends):
     options = (*friends, "--rounds", 2, "--mechanisms", "mppfl,budget_limited", "--payment-limit", 0.3, "--json")
     comparison = mppfl("compare", *options, "--optimum").json
@@ -83,14 +69,12 @@ def test_nothing_is_said_of_mppfl_where_it_was_not_compared(mppfl):
     assert (len(rows), {row[-1] for row in rows}) == (4, {"–"})
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG\r\n\x1a\n"), ("pdf", b"%PDF-"), ("svg", b"<?xml")])
-def test_a_figure_is_written_in_the_form_its_name_asks_for(mppfl, tmp_path, suffix, magic):
-    path = tmp_path / "new folder" / f"costs.{suffix}"
+def test_a_figure_is_written_where_it_is_asked_for(mppfl, tmp_path):
+    path = tmp_path / "new folder" / "costs.png"
     answer = mppfl("compare", "--num-clients", 6, "--rounds", 2, "--seeds", 2, *FOUR, "--figure", path)
     assert (answer.code, answer.stderr) == (0, "")
     assert answer.stdout.endswith(f"figure: {path}\n")
-    assert path.read_bytes().startswith(magic)
-    assert path.stat().st_size > 5_000
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 # ---- the paper's trends (docs/model.md, presets) ----------------------------------------------------------------

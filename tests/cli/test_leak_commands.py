@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.leakage import fits_matrices, leak_model, r_bound, read_values
-from mppfl.network import random_graph, read_graph, write_edges
+from mppfl.leakage import fits_matrices
+from mppfl.network import random_graph, write_edges
 from tests.contract.cases import write_network, write_sample
 from tests.homes import home
 
@@ -48,19 +48,6 @@ def risk(mppfl, circles):
     return lambda *more: mppfl("risk", *game, "--mechanism", "dp_fedavg", "--fixed-budget", BUDGET, *more)
 
 
-def test_three_columns_stand_side_by_side_with_what_they_assume(risk, circles):
-    game, attribute = circles
-    answer = risk(*attribute, "--coupling", 0.02, "--top", SIZE, "--json").json
-    graph = read_graph(game[1])
-    level, bound = leak_model(graph, read_values(attribute[1])).levels(BUDGET).nats, r_bound(graph, 0.02, BUDGET).nats
-    columns = {key: {row["name"]: row[key] for row in answer["columns"]} for key in ("r_leak", "r_bound", "r_model")}
-    assert columns["r_leak"] == approx({graph.name(i): level[i] for i in range(SIZE)}, abs=1e-9)
-    assert columns["r_bound"] == approx({graph.name(i): bound[i] for i in range(SIZE)})
-    assert columns["r_model"] == approx({row["name"]: row["external_risk"] for row in answer["most_exposed"]})
-    for column, words in (("r_model", "no unit"), ("r_bound", "Ising"), ("r_leak", "Gaussian field")):
-        assert words in answer["assumes"][column]
-
-
 def test_a_column_that_cannot_be_had_is_empty_and_says_why(risk, circles):
     answer = risk(*circles[1], "--json").json
     assert all(row["r_bound"] is None for row in answer["columns"])
@@ -96,28 +83,15 @@ def rows_of(comparison):
     return {row["mechanism"]: row for row in comparison["summary"] if row["convention"] == "own"}
 
 
-def test_priced_leaks_are_lower_than_agnostic_ones_at_the_same_sum_of_budgets(mppfl, circles):
+def test_the_leak_of_a_comparison_is_what_risk_adds_up_in_round_1(mppfl, circles):
     game, attribute = circles
-    comparison = mppfl("compare", *game, *attribute, "--leak-price", 0.1, *FEW, "--json").json
-    own = rows_of(comparison)
+    own = rows_of(mppfl("compare", *game, *attribute, "--leak-price", 0.1, *FEW, "--json").json)
     assert list(own) == ["mppfl", "social_agnostic", "leakage_priced"]
     assert own["leakage_priced"]["leak"] < 0.9 * own["social_agnostic"]["leak"]
-    means = {row["mechanism"]: row["mean_budget"] for row in comparison["games"] if row["convention"] == "own"}
-    assert means["leakage_priced"] == approx(means["social_agnostic"], rel=1e-4)
-    least = comparison["least_leakage"]
-    assert 0 < least["leak"] < own["leakage_priced"]["leak"]
-    assert least["games"][0]["gap"] < 0.01
-    first = mppfl("solve", *game, "--mechanism", "social_agnostic", "--rounds", 1, "--json").json["rounds"][0]
-    assert least["total_budget"] == approx(sum(first["budgets"].values()))
-    assert least["games"][0]["largest_budget"] == approx(
-        max(4 * least["total_budget"] / SIZE, *first["budgets"].values())
-    )
-    for name, price in (("mppfl", ()), ("leakage_priced", ("--leak-price", 0.1))):  # what risk adds up in round 1
+    for name, price in (("mppfl", ()), ("leakage_priced", ("--leak-price", 0.1))):
         risk = mppfl("risk", *game, *attribute, "--mechanism", name, *price, "--json")
         assert own[name]["leak"] == approx(risk.json["total_leak"], rel=1e-6)
         assert ("KKT residual" in risk.stderr) == bool(price)
-    assert "round 1" in comparison["leak_is"]
-    assert "Gaussian field" in comparison["leak_is"]
 
 
 def test_the_table_has_a_column_and_says_what_it_means(mppfl, circles):

@@ -83,15 +83,6 @@ def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     sample = write("sample.csv", "name,value", *(f"c{n},{int(n < 6)}" for n in range(12)))
     network = ("ledger", "show", twelve[0], "--graph", twelve[1], "--undirected")
     full = (*network, "--max-hops", 1, "--attribute", sample, "--coupling", 0.5)
-    account = mppfl(*full, "--json").json
-    first, second = account["clients"][:2]
-    assert [first["R_model"], second["R_model"]] == approx([0.1, 0.1])
-    assert first["R_model_worst_case"] == approx(0.1)
-    share = 0.21355
-    assert first["R_bound"] == approx(0.1 / 4 * share * (1 - share**11) / (1 - share), rel=1e-4)
-    assert 0 < first["R_leak"] < 0.7
-    about = account["external"]["client"]
-    assert (about["R_bound"]["theorem"], about["R_bound"]["reason"], about["R_leak"]["reason"]) == ("tree", "", "")
     lines = mppfl(*full).stdout.splitlines()
     assert lines[0].split()[-3:] == ["R_model", "R_bound", "R_leak"]
     assert len(lines[1].split()) == 8

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 import subprocess
 
-import numpy as np
 import pytest
-
-from mppfl.game import MECHANISMS
-from tests.cli.by_hand import seven_clients
 
 approx = pytest.approx
 HEADER = "name,quadratic_cost,linear_cost,noise_harm"
 
 # ---- what is printed -----------------------------------------------------------------------------------------------
-
-
-def test_sixty_rounds_are_played_unless_told_otherwise(mppfl, friends):
-    answer = mppfl("solve", *friends, "--json").json
-    assert (answer["num_clients"], answer["mechanism"], len(answer["rounds"])) == (2, "mppfl", 60)
-    assert set(answer["rounds"][0]["budgets"]) == {"ann", "bob"}
-
-
-def test_isolated_clients_are_kept_with_a_note_or_dropped_on_request(mppfl, write):
-    options = ("solve", "--graph", write("edges.csv", "ann,bob", "bob,ann", "cat,ann"), "--rounds", 1, "--json")
-    kept, gone = (mppfl(*options, "--isolated", rule) for rule in ("keep", "drop"))
-    assert list(kept.json["rounds"][0]["budgets"]) == ["ann", "bob", "cat"]
-    assert list(gone.json["rounds"][0]["budgets"]) == ["ann", "bob"]
-    (note,) = kept.json["notes"]
-    assert kept.stderr == f"note: {note}\n"  # and not beside the JSON
-    assert note.startswith("1 of 3 clients are isolated")
 
 
 def test_names_of_any_alphabet_survive_a_terminal_that_knows_no_letters_but_ascii(mppfl_process, write):
@@ -82,67 +62,7 @@ def test_two_friends_share_what_each_mechanism_asks_by_hand(mppfl, friends, mech
         assert this["budgets"] == approx({"ann": expected, "bob": expected}, rel=1e-6)
 
 
-@pytest.mark.parametrize(("rule", "factor"), [("min", 1.0), ("mean", 1.5)])
-def test_a_fixed_budget_follows_round_one_by_its_rule(mppfl, friends, rule, factor):
-    # min: MPPFL's ρ(1); mean: what social-agnostic clients would give at MPPFL's rate, r/2 = 1.5 ρ(1).
-    fixed = mppfl("solve", *friends, "--mechanism", "dp_fedavg", "--fixed-budget", rule, "--rounds", 3, "--json").json
-    expected = factor * 0.2 ** (1 / 3)
-    assert all(this["budgets"] == approx({"ann": expected, "bob": expected}) for this in fixed["rounds"])
-    assert f"fixed budget {expected:.6g} ({rule})" in fixed["notes"]
-
-
-@pytest.mark.parametrize("mechanism", sorted(set(MECHANISMS) - {"noiseless"}))
-def test_cost_and_welfare_follow_from_budgets_prices_and_the_edge_list(mppfl, write, mechanism):
-    game = seven_clients()
-    limit = ("--payment-limit", 5) if mechanism == "budget_limited" else ()
-    options = (*game.options(write), "--mechanism", mechanism, *limit, "--rounds", 4, "--json", "--prices")
-    answer = mppfl("solve", *options).json
-    assert (answer["num_clients"], answer["num_edges"], answer["mechanism"]) == (7, 14, mechanism)
-    for this in answer["rounds"]:
-        budgets, prices = (np.array([this[key][name] for name in game.names]) for key in ("budgets", "prices"))
-        gains = prices * budgets - game.quadratic_cost * game.losses(budgets) ** 2
-        gains -= game.linear_cost * game.losses(budgets)
-        cost = game.server_cost(this["round_index"], prices, budgets, mechanism == "mppfl_noise_aware")
-        assert this["server_cost"] == approx(cost, rel=1e-9)
-        assert this["welfare"] == approx(game.welfare(prices, budgets), rel=1e-9, abs=1e-9)
-        assert this["num_negative_utility"] == (gains < -1e-9).sum()
-        assert this["not_participating"] == [name for name in game.names if this["budgets"][name] == 0]
-
-
 # ---- rates, bounds and participation ----------------------------------------------------------------------------
-
-
-def test_who_finds_the_rate_too_low_does_not_take_part(mppfl, friends, write):
-    clients = write("c.csv", HEADER, "ann,1,0,1", "bob,1,5,1")
-    options = ("--clients", clients, "--reward-rate", 3, "--rounds", 1, "--json")
-    (only,) = mppfl("solve", *friends, *options).json["rounds"]
-    assert only["budgets"] == approx({"ann": 1.5, "bob": 0.0})
-    assert only["not_participating"] == ["bob"]
-    assert only["server_cost"] == approx(0.5 / 1.5 + 0.5 * 4.5)  # bob is left out of both sums
-    assert only["num_negative_utility"] == 1  # bob is exposed by ann all the same
-
-
-@pytest.mark.parametrize(
-    ("rule", "compute_cost", "expected"),
-    [
-        # At rate 3 and α = 1/5 both give 1.25. Beside ann's 1.5 bob would give ρ = 1.2: joining is worth aρ² − C =
-        # 1.44 − C to him, and U = 3ρ − 1.5² − C = 1.35 − C.
-        ((), 1.5, {"ann": 1.25, "bob": 1.25}),
-        (("staying_out",), 1.4, {"ann": 1.25, "bob": 1.25}),
-        (("staying_out",), 1.5, {"ann": 1.5, "bob": 0.0}),
-        (("nothing",), 1.3, {"ann": 1.25, "bob": 1.25}),
-        (("nothing",), 1.4, {"ann": 1.5, "bob": 0.0}),
-    ],
-)
-def test_who_stays_out_follows_the_participation_rule(mppfl, friends, write, rule, compute_cost, expected):
-    header = f"{HEADER},compute_cost"
-    clients = write("c.csv", header, "ann,1,0,1,0", f"bob,1,0,1,{compute_cost}")
-    options = ("--clients", clients, "--externality-strength", 0.2, "--reward-rate", 3, "--rounds", 1, "--json")
-    options += ("--participation", "rational", "--against", *rule) if rule else ()
-    found = mppfl("solve", *friends, *options).json
-    assert found["rounds"][0]["budgets"] == approx(expected)
-    assert found["rounds"][0]["not_participating"] == [name for name, budget in expected.items() if budget == 0]
-    assert found["notes"] == []
 
 
 @pytest.mark.parametrize("mechanism", ["mppfl", "dp_fedavg", "mppfl_noise_aware"])
@@ -163,15 +83,3 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = mppfl("solve", "--graph", "nowhere.csv", "--device", "cuda").error
     assert error == "--device cuda, but PyTorch finds no GPU here. Use 'cpu', or leave it out."
-
-
-# ---- an experiment file instead of options ------------------------------------------------------------------------
-
-
-def test_a_file_with_common_rates_plays_at_the_rates_of_mppfl(mppfl, write):
-    path = write("trial.toml", 'mechanism = "dp_fedavg"', '[game]\nnum_rounds = 2\nreward_rate = "common"')
-    rates = [
-        [this["reward_rate"] for this in mppfl("solve", "--experiment", path, *more, "--json").json["rounds"]]
-        for more in ((), ("--mechanism", "mppfl"))
-    ]
-    assert rates[0] == rates[1]

@@ -14,7 +14,7 @@ HERE = provenance_here(started="2026-01-02T03:04:05+00:00", seconds=12.25)
 CONFIG = {
     "name": "demo",
     "seeds": [0],
-    "game": {"num_rounds": 60, "externality_strength": 0.05, "payment_limit": float("inf")},
+    "game": {"num_rounds": 60, "externality_strength": 0.05, "payment_limit": 2.5},
     "data": {"name": "digits", "folder": "/home/somebody/data", "split": "dirichlet"},
     "training": {"model": "mlp", "learning_rate": 0.01, "privacy": "paper", "aggregation": "noise_aware"},
     "ledger": {"cap": None, "caps": {}},

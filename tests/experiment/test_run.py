@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import io
 import os
 import platform
 import re
@@ -15,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import mppfl
 from mppfl.errors import BadInput, MppflError
-from mppfl.experiment import Provenance, comparison_rows, comparison_table, provenance_here
+from mppfl.experiment import Provenance, comparison_rows, provenance_here
 from tests.experiment.runs import CONFIG, make_run
 from tests.homes import home
 
@@ -74,15 +72,6 @@ def test_a_run_is_shown_in_a_few_lines(options):
     page = run._repr_html_()
     assert "x&lt;y" in page
     assert "largest ε" in page
-
-
-def test_the_terminal_gets_one_line_per_run_and_no_markup():
-    runs = [make_run("[red]x", mechanism="mppfl"), make_run("noiseless", noiseless=True)]
-    console = Console(width=220, record=True, file=io.StringIO())
-    console.print(comparison_table(runs))
-    text = console.export_text()
-    assert all(word in text for word in ("[red]x", "∞", "final"))
-    assert comparison_table([]).row_count == 0
 
 
 def test_a_run_becomes_a_table_with_one_row_per_round(monkeypatch):

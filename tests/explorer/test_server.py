@@ -152,7 +152,7 @@ def test_data_are_a_file_of_the_round_shown_which_is_not_kept(here, world):
     assert answer.mimetype == "text/csv"
     assert answer.headers["Content-Disposition"] == 'attachment; filename="mppfl-data.csv"'
     assert answer.headers["Cache-Control"] == "no-store"
-    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.cumulative.spent)
+    assert [float(row["spent_so_far"]) for row in rows] == approx(scene.spent)
     assert here.get("/download/data.json?num_clients=8").json["clients"][7]["name"] == "7"
 
 
@@ -162,7 +162,7 @@ def test_data_are_a_file_of_the_round_shown_which_is_not_kept(here, world):
         ("/download/nothing.csv", "'nothing.csv' is not made here. Ask for data.csv, data.json or experiment.toml."),
         ("/download/data.exe", "'data.exe' is not made here."),
         ("/download/data.csv?max_hops=much", 'max_hops="much" must be a whole number.'),
-        ("/download/data.csv?network=file", "'network' is not known. Write graph instead."),
+        ("/download/data.csv?network=file", "'network' is not known. Did you mean 'graph'?"),
         ("/download/data.csv?graph=/etc/passwd", "graph='/etc/passwd' is not here (any more)."),
     ],
 )

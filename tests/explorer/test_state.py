@@ -74,7 +74,7 @@ def test_a_link_says_only_what_differs_from_the_defaults():
     ("query", "told"),
     [
         ("?utm_source=mail", "'utm_source' is not known."),
-        ("?alpha=0.2", "'alpha' is not known. Write externality_strength instead."),
+        ("?alpha=0.2", "'alpha' is not known. Did you mean 'externality_strength'?"),
         ("?max_hops=1_0", 'max_hops="1_0" must be a whole number.'),
         ("?max_hops=51", "max_hops=51 is too many for this page. Ask for at most 50."),
         ("?graph=a&undirected=1", 'undirected="1" must be true or false.'),

@@ -64,10 +64,7 @@ def test_looks_reuse_the_solution_and_levers_do_not():
     first = world.scene(SMALL)
     looks = {"colour": "utility", "client": "3", "other": "4", "event": "doubles", "tab": "rounds"}
     for changed in (*({name: value} for name, value in looks.items()), {"opened": (1,)}, {"runs": ("a",)}):
-        again = world.scene(altered(SMALL, **changed))
-        assert again.solution is first.solution
-        assert again.choices == altered(SMALL, **changed)
-        assert again.cumulative is first.cumulative
+        assert world.scene(altered(SMALL, **changed)) is first
     assert world.scene(altered(SMALL, round_shown=2)).solution is first.solution
     assert world.scene(altered(SMALL, payment_limit=7.0)).solution is first.solution  # means nothing to mppfl
     for changed in ({"max_hops": 2}, {"seed": 1}, {"mechanism": "mppfl_exact"}, {"budget_max": 9.0}, {"num_rounds": 6}):

@@ -1,34 +1,32 @@
-"""What happens where Flower is not installed."""
+"""What happens where the library of an extra is not installed."""
 
 import subprocess
 import sys
 
 import pytest
 
-import mppfl.flower
-from mppfl.errors import MppflError
-
-WITHOUT = """
-import importlib.util, sys
+FLOWER, TRAIN = "pip install 'mppfl[flower]'", "pip install 'mppfl[train]'"
+WITHOUT_FLOWER = """
+import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else real(name, *rest)
+sys.argv[1:] = ["deploy", "local", "app"]
 from mppfl.cli import main
 main()
 """
 
 
-def test_without_flower_the_error_names_the_remedy(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "flwr" or name.startswith("mppfl.flower.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    monkeypatch.delitem(vars(mppfl.flower), "PrivateUpload", raising=False)
-    with pytest.raises(MppflError, match=r"pip install 'mppfl\[flower\]'"):
-        _ = mppfl.flower.PrivateUpload
-
-
-def test_deploy_without_flower_ends_with_one_line(tmp_path):
-    line = [sys.executable, "-c", WITHOUT, "deploy", "local", str(tmp_path)]
+@pytest.mark.parametrize(
+    ("library", "code", "remedy"),
+    [
+        ("flwr", "from mppfl.flower import PrivateUpload", FLOWER),
+        ("torch", "from mppfl.privacy.audit import audit_sensitivity", TRAIN),
+        ("nothing", WITHOUT_FLOWER, FLOWER),
+    ],
+)
+def test_without_a_library_the_last_line_names_the_remedy(library, code, remedy):
+    line = [sys.executable, "-c", f"import sys; sys.modules[{library!r}] = None\n{code}"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert done.stderr.strip().count("\n") == 0
-    assert "pip install 'mppfl[flower]'" in done.stderr
+    *_, last = done.stderr.strip().splitlines()
+    assert (done.returncode, remedy in last) == (1, True)
+    assert library != "nothing" or last == done.stderr.strip()  # a command says nothing else

@@ -20,7 +20,7 @@ loss_module = home(LossOperator)
 def test_two_friends_share_a_third_of_the_reward_rate():
     # a = 1, b = 0, α = 1/2, one edge each way: r = 2(ρ + ρ/2), so ρ = r/3.
     assert equilibrium_response(two_friends()).budgets(3.0) == approx([1.0, 1.0])
-    assert equilibrium_at(two_friends(), 3.0).budgets == approx([1.0, 1.0])
+    assert equilibrium_at(two_friends(), 3.0) == approx([1.0, 1.0])
 
 
 def test_without_externality_everybody_answers_as_if_alone():
@@ -47,9 +47,7 @@ def test_leaves_of_the_star_share_less_the_more_is_paid():
     ("rate", "hub", "leaf"), [(0.5, 0.0, 0.25), (1.2, 47 / 24, 5 / 24), (1.4, 4.0, 0.0), (3.0, 20.0, 0.0)]
 )
 def test_star_past_its_bounds_is_worked_by_hand(rate, hub, leaf):
-    found = equilibrium_at(star(), rate)
-    assert found.budgets == approx([hub] + [leaf] * 10, abs=1e-12)
-    assert found.residual <= 1e-12
+    assert equilibrium_at(star(), rate) == approx([hub] + [leaf] * 10, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_star_past_its_bounds_is_worked_by_hand(rate, hub, leaf):
 )
 def test_a_client_stays_at_its_bound_and_the_other_answers_it(low, high, budgets):
     game = two_friends().with_bounds(np.array([low, 0.0]), np.array([high, np.inf]))
-    assert equilibrium_at(game, 3.0).budgets == approx(budgets)
+    assert equilibrium_at(game, 3.0) == approx(budgets)
 
 
 def test_the_three_cycle_has_the_equilibrium_that_sweeps_miss():
@@ -70,11 +68,11 @@ def test_the_three_cycle_has_the_equilibrium_that_sweeps_miss():
 @given(games(), st.floats(0.01, 6.0))
 def test_no_client_gains_by_moving_alone(game, rate):
     at_rest = equilibrium_at(game, rate)
-    now = utility(game, rate, at_rest.budgets)
+    now = utility(game, rate, at_rest)
     for i in range(game.num_clients):
 
         def lost(budget, i=i):
-            moved = at_rest.budgets.copy()
+            moved = at_rest.copy()
             moved[i] = budget
             # Compute cost is zero in these games, so leaving and joining need no special care.
             return -utility(game, rate, moved)[i]
@@ -88,7 +86,7 @@ def test_no_client_gains_by_moving_alone(game, rate):
 @given(games(), st.floats(0.1, 5.0))
 def test_complementarity_agrees_with_a_mixed_integer_solver(game, rate):
     """Box complementarity written with a binary per side and given to HiGHS."""
-    found = equilibrium_at(game, rate).budgets
+    found = equilibrium_at(game, rate)
     matrix, wanted = game.loss.dense, wanted_loss(game, rate)
     n, big = game.num_clients, 1e3
     low, high = game.clients.budget_min, np.minimum(game.clients.budget_max, 500.0)
@@ -115,7 +113,7 @@ def test_krylov_steps_agree_with_factorisation(monkeypatch, strength):
     assert not again.loss.is_dense
     assert equilibrium_response(again).slope == approx(exact.slope, abs=1e-9)
     assert equilibrium_response(again).offset == approx(exact.offset, abs=1e-9)
-    assert equilibrium_at(again, 1.2).budgets == approx(at_two.budgets, abs=1e-9)
+    assert equilibrium_at(again, 1.2) == approx(at_two, abs=1e-9)
     right = np.linspace(1, 2, 70)
     assert again.loss.T.solve(right) == approx(game.loss.T.solve(right), abs=1e-9)
 

@@ -178,7 +178,7 @@ def test_sarda_r_is_the_one_hop_welfare_optimum_at_the_common_rate(seed, kept_ou
 
 def test_a_users_own_function_is_a_mechanism():
     def generous(game, horizon):
-        terms = [mppfl.RoundTerms(int(t), 5.0, 5.0, equilibrium_at(game, 5.0).budgets) for t in horizon.rounds]
+        terms = [mppfl.RoundTerms(int(t), 5.0, 5.0, equilibrium_at(game, 5.0)) for t in horizon.rounds]
         return mppfl.plan_from_rounds("generous", terms)
 
     game = paper_scale_game(0, num_clients=6)

@@ -61,8 +61,8 @@ def stored(rows, row_of_round):
         (of_budgets(np.ones(8), prices=with_one(np.nan)), "mechanism 'mine': prices hold nan"),
         (of_budgets(np.ones(8), prices=with_one(np.inf)), "mechanism 'mine': prices hold inf; each must be finite"),
         (of_budgets(np.ones(8), prices=np.ones(7)), "'mine', round 1: budgets of shape (8,) and prices of shape (7,)"),
-        (of_budgets(np.ones(8), rate=np.nan), "mechanism 'mine' has reward_rates=array([nan"),
-        (of_budgets(np.ones(8), rate=-2.0), "mechanism 'mine' has reward_rates=array([-2."),
+        (of_budgets(np.ones(8), rate=np.nan), "mechanism 'mine': reward_rates=nan at position 0"),
+        (of_budgets(np.ones(8), rate=-2.0), "mechanism 'mine': reward_rates=-2 at position 0"),
         (of_budgets(np.ones(8) * 1j), "'mine', round 1: budgets must be real numbers, got array([0.+1.j"),
         (of_budgets(["a"] * 8), "'mine', round 1: budgets must be real numbers, got ['a'"),
         (of_budgets([[1.0], [1.0, 2.0]]), "'mine', round 1: budgets must be real numbers, one each, got [[1.0], [1.0"),
@@ -175,11 +175,11 @@ def test_rates_may_be_a_list():
     ("rates", "told"),
     [
         (2.0, "reward_rates=2.0 must be a vector with one rate per round. Give 2 of them"),
-        ([2.0], "1 reward rates for 2 rounds"),
-        ([2.0, np.nan], "reward_rates=nan at position 1 must be a finite number of at least 0"),
+        ([2.0], "reward_rates=[2.0] must be a vector with one rate per round. Give 2 of them"),
+        ([2.0, np.nan], "reward_rates=nan at position 1 must be a finite number from 0 to 1e+100"),
         ([2.0, -1.0], "reward_rates=-1 at position 1"),
-        (["two", 2.0], "reward_rates must be numbers"),
-        ([2.0, 1e160], "reward_rates=1e+160 at position 1 must be at most 1e+100"),
+        (["two", 2.0], "reward_rates must be real numbers"),
+        ([2.0, 1e160], "reward_rates=1e+160 at position 1 must be a finite number from 0 to 1e+100"),
     ],
 )
 def test_rates_that_cannot_be_are_refused(rates, told):

@@ -10,12 +10,10 @@ from examples.lastfm import factorisation, leakage
 from examples.lastfm.data import hold_out, read_lastfm, set_apart
 from examples.lastfm.profiles import ONCE, unit_rows
 from examples.lastfm.scoring import quality
-from examples.lastfm.updates import DRAWS, FOLDS, audit_updates, drawn_noise, learn_directions
+from examples.lastfm.updates import FOLDS, audit_updates, drawn_noise, learn_directions
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.leakage import Signals
-from mppfl.network import graph_from_edges
 from mppfl.privacy import privacy_mechanism, release_updates
 from tests.lastfm.drawn import released, write_lastfm
 
@@ -33,18 +31,6 @@ def public(listening):
 def attacker_of(listening, lists, public):
     sides = leakage.taste_axis(lists, public)[1]
     return leakage.field_attacker(listening.graph, sides, public, np.random.default_rng(2))
-
-
-def test_friends_who_share_lists_are_alike_and_others_are_not():
-    lists = np.array([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
-    chain = graph_from_edges(np.arange(5), np.arange(1, 6), undirected=True)
-    (first, second) = leakage.similarity_by_hop(lists, leakage.distances(chain), 2)
-    # Hop 1: users 0 to 5 meet their like in 1, ½, ½, ½, ½ and 1 of their neighbours; hop 2 and beyond: none.
-    assert first.mean == approx((1 + 0.5 + 0.5 + 0.5 + 0.5 + 1) / 6)
-    assert second.mean == 0
-    rows, columns = (np.ones((3, 3)) - np.eye(3)).nonzero()
-    with pytest.raises(BadInput, match="nothing to compare with"):
-        leakage.similarity_by_hop(np.eye(3), leakage.distances(graph_from_edges(rows, columns)), 1)
 
 
 def test_friends_are_alike_and_give_a_user_away_and_strangers_do_not(listening, lists, public):
@@ -86,11 +72,6 @@ def test_a_side_leaks_through_friends_and_not_through_strangers(listening, lists
     assert leak.accuracy > 0.6
     with pytest.raises(BadInput, match="at least 2"):
         leakage.side_leak(attacker, draws[:1], lists)
-
-
-def test_groups_by_degree_with_too_few_users_are_left_out():
-    groups = leakage.by_degree(np.arange(6.0), np.array([1, 1, 3, 5, 6, 9]), (1, 2, 5, 10))
-    assert [(group.least, group.most) for group in groups] == [(1, 1), (5, 9)]
 
 
 # ---- training and release of updates ------------------------------------------------------------------------------
@@ -227,24 +208,12 @@ def test_nothing_leaks_where_friends_have_nothing_in_common_or_noise_is_all_ther
     audit = audited(strong, (math.inf,), strangers)
     for leak in (*audit.one_round, *audit.several_rounds):
         assert leak.side.leak.low <= 0
-    # Smoothed over friends, one draw of noise resembles any taste that communities share: many draws keep it apart.
-    silent = np.zeros(len(lists))
-    signals = Signals(silent, silent + 1, silent + 5)
-    noise = 5 * np.random.default_rng(4).standard_normal((2 * DRAWS, len(lists)))
-    public = set_apart(len(lists), 0.4, np.random.default_rng(5))
-    leak = attacker_of(strong, lists, public).side_leak(signals, noise[:DRAWS], noise[DRAWS:], silent + 1).leak
-    assert leak.low <= 0
-    assert leak.high < 0.05
-
-
-def test_an_interval_counts_draws_that_move_all_users_together():
-    users, draws = np.random.default_rng(0).standard_normal((2, 200))
-    alone, shared = map(leakage.over_users_and_draws, (users[:, None], users[:, None] + draws[:20]))
-    assert shared.high - shared.low > 1.5 * (alone.high - alone.low)
 
 
 def test_what_cannot_be_audited_is_refused_in_one_line(strong):
     with pytest.raises(BadInput, match="update_budgets=0 must be above 0"):
         audited(strong, (0.0,))
+    with pytest.raises(BadInput, match="nothing to compare with"):
+        leakage.similarity_by_hop(np.eye(3), np.ones((3, 3)), 1)
     with pytest.raises(BadInput, match="most public users have an empty list"):
         factorisation.train(np.zeros((4, 5)), np.ones(4, dtype=bool), np.ones(4), 1, SMALL, np.random.default_rng(0))

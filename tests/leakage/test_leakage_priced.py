@@ -104,7 +104,7 @@ def test_a_rate_is_found_for_every_total_within_the_bounds(strength, total):
     leak = lambda rho: (float(harm @ rho), harm)  # noqa: E731
     priced = price_leakage(game, leak, 1.0, total=total)
     assert priced.budgets.sum() == approx(total, abs=1e-5)
-    np.testing.assert_allclose(priced.budgets, equilibrium_at(game, priced.reward_rate - harm).budgets, atol=1e-5)
+    np.testing.assert_allclose(priced.budgets, equilibrium_at(game, priced.reward_rate - harm), atol=1e-5)
     with pytest.raises(BadInput, match="total=16"):
         price_leakage(game, leak, 1.0, total=16.0)
     with pytest.raises(BadInput, match="either total"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,25 +17,9 @@ from tests.homes import home
 noise_module = home(add_noise)
 
 
-def test_importing_the_audit_does_not_import_torch():
-    script = "import sys; from mppfl.privacy.audit import audit_sensitivity; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
 # ---- sensitivity: the paper's clipped update is caught -----------------------------------------------------------
 
 SMALL = {"num_examples": 200, "batch_size": 20, "local_epochs": 2}
-
-
-def test_the_paper_with_five_local_epochs_fails():
-    audit = audit_sensitivity(privacy_mechanism("paper"), num_examples=300)
-    assert audit.verdict == "fail"
-    assert audit.claimed == approx(2 / 300)
-    assert audit.measured > 100 * audit.claimed
-    assert audit.details["ratio"] == approx(audit.measured / audit.claimed)
-    assert audit.details["budget_multiplier"] == approx(audit.details["ratio"] ** 2)
-    assert "outlier x1000" in " ".join(audit.details["between"])
-    assert audit.details["change_of_each"]["label flipped"] > audit.claimed  # even an ordinary change
 
 
 def test_the_papers_worst_case_is_never_passed_and_the_seed_decides_the_figures():
@@ -95,12 +77,6 @@ def test_a_declared_sensitivity_that_is_too_small_is_caught():
     audit = audit_sensitivity(Careless(), **SMALL)
     assert audit.verdict == "fail"
     assert audit.details["budget_multiplier"] == approx(4.0, rel=0.1)
-
-
-def test_the_clip_norm_scales_what_a_step_can_tell():
-    one, other = (audit_sensitivity(privacy_mechanism("full_batch"), **SMALL, clip_norm=norm) for norm in (0.1, 0.2))
-    assert other.claimed == approx(2 * one.claimed)
-    assert other.measured == approx(2 * one.measured, rel=1e-6)  # every gradient here is longer than both
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ def test_whatever_is_done_in_whatever_order_the_ledger_verifies(done):
         (["DELETE FROM changes"], "event 1 does not follow"),
         (["DELETE FROM changes WHERE id = 7"], "the ledger ends after 6 events"),
         (["DROP TABLE changes"], "is damaged"),
-        (["PRAGMA user_version=2"], "is a privacy ledger of version 2; this program reads version 3"),
-        (["PRAGMA user_version=4"], "is a privacy ledger of version 4; this program reads version 3"),
+        (["PRAGMA user_version=3"], "is a privacy ledger of version 3; this program reads version 4"),
+        (["PRAGMA user_version=5"], "is a privacy ledger of version 5; this program reads version 4"),
     ],
 )
 def test_edits_are_noticed(path, edits, says):
@@ -155,6 +155,46 @@ def test_a_zero_with_a_sign_is_a_zero(path, term):
     with PrivacyLedger.open(path) as ledger:
         ledger.reserve("run", 1, [cost("ann", **{term: -0.0})])
         assert ledger.verify() == 1
+
+
+def cut_back(path, events):
+    """The ledger as it was after so many events, every sum and cap in order: only a noted head can tell."""
+    with PrivacyLedger.open(path, read_only=True) as ledger:
+        rows = list(ledger.events())[:events]
+    path.unlink()
+    with PrivacyLedger.open(path) as ledger:
+        ledger._session = "session"
+        ledger.set_cap(["ann", "bob"], 1.0, "record")
+        for row in rows:
+            ledger.reserve(row["run"], row["round_index"], [cost(row["client"])])
+        return ledger.verify()
+
+
+def test_a_ledger_that_was_cut_back_is_noticed_by_a_noted_head(path):
+    heads = []
+    with PrivacyLedger.open(path) as ledger:
+        ledger._session = "session"
+        heads.append(ledger.head)
+        ledger.set_cap(["ann", "bob"], 1.0, "record")
+        for round_index in (1, 2, 3):
+            ledger.reserve("run", round_index, [cost("ann")])
+            heads.append(ledger.head)
+        ledger.set_cap("bob", 0.5, "record")
+        heads.append(ledger.head)
+        ledger.mark_sent("run", 3, "ann")
+        heads.append(ledger.head)
+        for head in (None, *heads, f" {heads[2].upper()}"):
+            assert ledger.verify(head) == 3
+        for strange in ("", "abc", heads[2][:-1], "0" * 63 + "1"):
+            with pytest.raises(BadFile, match="is no link of its chain"):
+                ledger.verify(strange)
+    assert cut_back(path, 2) == 2
+    with PrivacyLedger.open(path) as ledger:
+        assert [ledger.verify(head) for head in heads[:3]] == [2, 2, 2]
+        for head in heads[3:]:
+            with pytest.raises(BadFile, match=r"the noted head .* is no link of its chain") as refused:
+                ledger.verify(head)
+            assert "\n" not in str(refused.value)
 
 
 # ---- files that are no ledger, and disks that are full ----------------------------------------------------------

@@ -10,7 +10,7 @@ from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import TrainingConfig, train_rounds
 from tests.privacy.test_ledger import cost
 from tests.privacy.test_ledger_files import edited
-from tests.training.trainings import QUICK, pictures, plan_with, softmax_on
+from tests.training.trainings import pictures, plan_with, softmax_on
 
 DATA, PLAN = pictures(), plan_with((0.5, 0.0, 2.0), 3)
 
@@ -21,18 +21,19 @@ def ledger(tmp_path):
         yield opened
 
 
-def rounds(ledger, plan=PLAN, data=DATA, run="training", **changed):
-    config = TrainingConfig(**{**QUICK, **changed})
+def rounds(ledger, plan=PLAN, data=DATA, run="training", unit="record", noise="simulated", **changed):
+    protection = {"unit": unit, "noise": noise, "clip_norm": 0.5}
+    config = TrainingConfig(batch_size=4, protection=protection, **{"learning_rate": 0.1, **changed})
     return train_rounds(softmax_on(DATA), data, plan, config, ledger=ledger, run=run)
 
 
-@pytest.mark.parametrize("noise", ["seeded", "gaussian"])
+@pytest.mark.parametrize("noise", ["simulated", "gaussian"])
 @pytest.mark.parametrize(
     "other",
     [
         {"seed": 2},
         {"learning_rate": 0.3},
-        {"privacy": "client"},
+        {"unit": "client"},
         {"plan": plan_with((0.5, 0.0, 2.0), 4)},
         {"data": pictures((20, 20, 19))},
     ],
@@ -45,7 +46,7 @@ def test_another_training_under_the_name_of_a_run_is_refused_before_anything_is_
         next(rounds(ledger, noise=noise, **other))
     assert "\n" not in str(refused.value)
     assert (len(ledger), ledger.head) == (6, before)
-    if "privacy" not in other:
+    if "unit" not in other:
         list(rounds(ledger, noise=noise, run="another", **other))
         assert ledger.spent("0") == pytest.approx(1.5 + 0.5 * len(other.get("plan", PLAN)))
     ledger.verify()

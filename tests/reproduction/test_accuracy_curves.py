@@ -1,13 +1,9 @@
 """Accuracy round by round: means over seeds, and verdicts that follow from the second half of the rounds."""
 
-from xml.etree import ElementTree as ET
-
 import numpy as np
 import pytest
-from reproduction.accuracy_charts import chart_name, curve_charts
 from reproduction.accuracy_curves import others_stay_below, read_curves, stays_close
 from reproduction.cells import NOISELESS, ArmName, Cell
-from reproduction.charts import as_file
 from reproduction.document import document_text
 from reproduction.settings import SETTINGS
 from reproduction.store import add_arms
@@ -101,17 +97,3 @@ def test_what_is_not_measured_or_has_no_common_seed_is_not_judged(tmp_path):
     for folder in (tmp_path / "one", tmp_path / "two"):
         assert stays_close(only(folder)) is None
         assert others_stay_below(only(folder)) is None
-
-
-def test_a_data_set_has_one_chart_with_a_panel_for_every_split(tmp_path):
-    for partition in ("iid", "dir0.3", "dir0.6"):
-        file_curves(tmp_path, Cell("cifar-10", partition, 20, 0), noiseless=[60, 65, 70, 71])
-    charts = curve_charts(tmp_path)
-    assert list(charts) == [chart_name("cifar-10")]
-    root = ET.fromstring(as_file(charts[chart_name("cifar-10")]))
-    words = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
-    panels = [word for word in words if word and word.startswith("CIFAR-10, ")]
-    assert panels == ["CIFAR-10, Dir 0.3, N = 20", "CIFAR-10, Dir 0.6, N = 20", "CIFAR-10, IID, N = 20"]
-    assert {"MPPFL", "SA", "SARDA-like", "noiseless", "round", "20", "80"} <= set(words)
-    curves = [node for node in root.iter("{http://www.w3.org/2000/svg}path") if node.get("class") == "curve"]
-    assert len(curves) == 6 + 3 * 6  # a legend's keys, and six mechanisms in every panel

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from reproduction.cells import NOISELESS, Cell
 from reproduction.settings import SETTINGS
@@ -16,7 +15,6 @@ from reproduction import batch, choice, measure
 from tests.reproduction.test_measure import drawn
 from tests.reproduction.test_store import measured
 
-REALLY_TRAINED = batch.trained
 NAME = "cifar-100"
 CELL = Cell(NAME, "dir0.3", 20, 0)
 SETTING = replace(SETTINGS[NAME], num_train=160, num_test=20, batch_size=8, local_epochs=1)
@@ -117,28 +115,3 @@ def test_what_is_open_is_chosen_before_the_unit_holds_for_every_cell_and_is_part
     assert len(read_trials(tmp_path, place_of_unit(NAME), replace(SETTING, **BEST))) == 2
     run(tmp_path, at_most_arms=1)
     assert trainings[-1][:3] == ("batch", "crop_and_flip", 100)
-
-
-@pytest.mark.slow
-def test_a_variant_is_really_trained(tmp_path, monkeypatch, trainings):
-    monkeypatch.setattr(choice, "VARIANTS", (("group", "crop_and_flip"),))
-    monkeypatch.setattr(choice, "CHOICE_ROUNDS", 1)
-    monkeypatch.setattr(batch, "trained", REALLY_TRAINED)
-    assert run(tmp_path, at_most_arms=1).trained == 1
-    (row,) = choice.read_choice(tmp_path, NAME)["variants"]
-    assert (row["norm"], row["augmentation"]) == ("group", "crop_and_flip")
-    assert 0 <= row["accuracy"] <= 1
-
-
-def test_a_variant_that_does_not_end_in_time_is_stopped_and_goes_on_later(tmp_path, trainings, monkeypatch):
-    asked = []
-
-    def stopped_at_its_deadline(case, jobs, device, precision, origin, deadline, tell, stopped):
-        asked.append((case.setting.norm, np.isfinite(deadline), stopped.path(case.cell, case.setting, jobs[0]).name))
-        return []
-
-    monkeypatch.setattr(batch, "trained", stopped_at_its_deadline)
-    assert run(tmp_path, minutes=5.0).out_of_time
-    ((norm, ends, name),) = asked
-    assert (norm, ends, name[:24]) == (choice.VARIANTS[0][0], True, "cifar-100-iid-n20-seed0-")
-    assert choice.read_choice(tmp_path, NAME)["variants"] == []

@@ -43,6 +43,7 @@ def reproduce(monkeypatch, capsys, tmp_path):
         (["table2", "--only", "svhn"], "error: --only svhn names no cell"),
         (["table1", "--seeds", "0"], "error: --seeds=0"),
         (["table1", "--device", "tpu"], "error: "),
+        (["table1", "--precision", "half"], "error: --precision half must be one of"),
         (["table1", "--minutes", "-3"], "error: --minutes -3"),
         (["fig-phi", "--status"], "error: --status is about the cells"),
     ],

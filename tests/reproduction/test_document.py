@@ -1,6 +1,5 @@
 """docs/reproduction.md and its charts are what the committed files make of them; the page is whole."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +7,6 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from reproduction.charts import chart
 from reproduction.choice import read_choice
 from reproduction.claims import CLAIMS, TITLES
 from reproduction.document import HEADINGS, chart_files, document_text, make_document, make_page, page_text
@@ -109,22 +107,6 @@ def test_a_chart_is_a_picture_of_its_own_with_named_axes_a_legend_and_finite_num
     assert [words for words in (rounds if name == "fig-phi" else names) if words not in shown] == []
 
 
-def test_a_bar_is_as_long_as_its_median_and_a_gap_in_a_trace_is_left_out_of_its_curve():
-    figure = read_figure(FILES, "fig-cost")
-    for strand in figure.strands:
-        strand.values[:] = 100.0 if strand.mechanism == "mppfl" else 50.0
-    bars = re.findall(r'<rect class="bar" style="fill:var\(--c(\d)\)"[^>]* height="([\d.]+)"><title>', chart(figure))
-    heights = {slot: {float(height) for other, height in bars if other == slot} for slot, _ in bars}
-    (ours,), (random,) = heights["0"], heights["6"]
-    assert ours == pytest.approx(2 * random, abs=0.2)
-    figure = read_figure(FILES, "fig-phi")
-    for strand in figure.strands:
-        if strand.convention == "literal":
-            strand.values[10:] = np.nan
-            strand.values[10:, 1:] = 1.0  # a percentile of nothing would be no number
-    assert not re.search(r"\bnan\b", chart(figure))
-
-
 def test_the_page_is_whole_and_loads_nothing(tmp_path):
     path = make_page(FILES, tmp_path / "page.html")
     text = path.read_text("utf-8")
@@ -138,27 +120,6 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
 
 
 # ---- the premise --------------------------------------------------------------------------------------------------
-
-
-def record(folder, **pairs):
-    (folder / "2026-01-01-leakage.json").write_text(json.dumps({"pairs": pairs}))
-
-
-def pair(leak, change, low, high):
-    ranks = {"R_model K=5 0.9": 0.1, "R_leak": 0.5, "degree": 0.2}
-    arms = {"mppfl": {"change": change, "change_low": low, "change_high": high}}
-    return {"clients": 1200, "measured": {"unequal 0.3": {"leak": leak, "spearman": ranks}}, "priced": {"arms": arms}}
-
-
-def test_only_networks_on_which_something_leaks_are_judged_and_counted(tmp_path):
-    record(tmp_path, loud=pair(0.2, -0.01, -0.05, 0.03), quiet=pair(0.01, 0.0, -0.5, 0.5), unpriced={"priced": None})
-    (tested,) = premise_tested(tmp_path)
-    assert (tested.pair, tested.leak, tested.model, tested.leak_model) == ("loud", 0.2, 0.1, 0.5)
-    record(tmp_path, a=pair(0.2, -0.01, -0.05, 0.03), b=pair(0.1, -0.3, -0.4, -0.2))
-    section = premise_section(tmp_path)
-    assert "| a | 1,200 | 0.200 | 0.10 | 0.50 | 0.20 | -1 % (-5 to +3) |" in section
-    assert "on 2 of 2 networks" in section
-    assert "contains 0 on 1 of 2" in section
 
 
 def test_without_a_record_the_premise_says_how_to_make_one_and_another_file_is_named(tmp_path):

@@ -197,17 +197,6 @@ def test_what_does_not_end_in_time_ends_in_later_runs_began_with_its_first_and_t
     assert not (folder / "in-flight").exists()
 
 
-def test_work_can_be_done_in_short_runs(finished, tmp_path, lines):
-    shutil.copy(unit_path(finished[0], NAME), tmp_path)
-    counts = []
-    while missing_arms(tmp_path, SKEWED, SETTING):
-        done = run(tmp_path, lines, [SKEWED], at_most_arms=5)
-        counts.append(done.trained)
-        assert done.out_of_time == bool(missing_arms(tmp_path, SKEWED, SETTING))
-    assert counts == [5, 5, 2]
-    assert not cell_path(tmp_path, IID).exists()  # another cell than was asked for
-
-
 def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, lines, monkeypatch):
     run(tmp_path, lines, at_most_arms=2)
     lines.clear()
@@ -251,21 +240,6 @@ def test_data_that_are_not_there_stop_nobody_else_and_the_commit_is_told_or_unkn
     with pytest.raises(BadFile, match=r"measured with learning_rate=0\.01, here it is 0\.5"):
         measure([IID], tmp_path, settings=others)
     assert unit_path(tmp_path, NAME).exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"minutes": -1}, "minutes"),
-        ({"at_most_arms": 0}, "at_most_arms"),
-        ({"precision": "half"}, 'precision="half"'),
-        ({"device": "tpu"}, "tpu"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(tmp_path, lines, options, message):
-    with pytest.raises(BadInput, match=message) as caught:
-        run(tmp_path, lines, **options)
-    assert "\n" not in str(caught.value)
 
 
 GUARD = """

@@ -119,12 +119,6 @@ def test_a_cell_without_all_judged_mechanisms_says_which_are_missing(tmp_path):
 # ---- as text ------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_folder_gives_a_short_section(tmp_path):
-    for text in (tables_section(tmp_path), readme_table(tmp_path), tables_section(tmp_path / "nowhere")):
-        assert "Nothing is measured yet" in text
-        assert len(text) < 200
-
-
 def test_units_speed_terms_and_updates_left_out_are_read_from_the_files(tmp_path):
     fill(tmp_path, SKEWED, 60.0, 59.5, 40.0)
     sa = ArmName("social_agnostic", "noise_aware")

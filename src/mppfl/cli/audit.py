@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from mppfl.cli import inputs
 from mppfl.errors import BadInput
 
 if TYPE_CHECKING:
+    from mppfl.experiment import Case
     from mppfl.privacy.audit import AuditResult
 
 app = typer.Typer(
@@ -18,113 +20,134 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-MechanismName = Literal["paper", "full_batch", "full_batch_steps", "dpsgd_shuffle", "dpsgd_poisson", "client"]
-NoiseName = Literal["seeded", "gaussian", "discrete"]
-AuditedNoiseName = Literal["seeded", "gaussian", "discrete", "plain-float32", "plain-float64"]
+AuditedNoiseName = Literal["simulated", "gaussian", "discrete", "plain-float32", "plain-float64"]
 
-MechanismOption = Annotated[MechanismName, inputs.option("--mechanism", "Privacy mechanism.")]
-EpochsOption = Annotated[
-    int, inputs.option("--local-epochs", "Passes over the data in a round; steps of full_batch_steps.")
-]
-ExamplesOption = Annotated[int, inputs.option("--num-examples", "Number of examples of the client.")]
-ClipOption = Annotated[float, inputs.option("--clip-norm", "Length to which gradients or updates are clipped.")]
-AuditSeedOption = Annotated[int, inputs.option("--seed", "Random seed (system noise is not seeded).")]
-DeltaOption = Annotated[float, inputs.option("--delta", "δ at which ε is compared.")]
+Audited = Annotated[Path | None, typer.Argument(help="Experiment file; without one, the default of every value.")]
+AuditSeedOption = Annotated[int, inputs.option("Random seed (system noise is not seeded).")]
+DeltaOption = Annotated[float, inputs.option("δ at which ε is compared.")]
+
+
+def _first_case(experiment: Path | None, changes: list[str] | None) -> Case:
+    """The experiment's first training, with its data, model, engine, precision and protection."""
+    from mppfl.experiment import prepare, read_experiment
+
+    asked = read_experiment(experiment, changes or ())
+    with inputs.working("preparing the training"):
+        first = replace(asked, mechanisms=asked.mechanisms[:1], seeds=asked.seeds[:1], aggregations=())
+        return prepare(first)[0]
+
+
+def _audited(case: Case, engine: str = "") -> str:
+    training = case.config
+    return f"{case.config.protection.name}, {training.model} in {training.precision}{engine}"
 
 
 @app.command("sensitivity")
 def sensitivity_command(
-    mechanism: MechanismOption = "full_batch",
-    local_epochs: EpochsOption = 5,
-    num_examples: ExamplesOption = 1000,
-    clip_norm: ClipOption = 1.0,
+    experiment: Audited = None,
+    changes: inputs.SetOption = None,
+    client: Annotated[str | None, inputs.option("Client whose data are changed; the first one unless given.")] = None,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Change one record, without noise: does an answer move farther than declared? Trains a small network."""
-    from mppfl.privacy import privacy_mechanism
-    from mppfl.privacy.audit import audit_sensitivity
+    """Change one record, or one client's data: does an answer move farther than declared? Through the real engine."""
+    from mppfl.experiment import model_of
+    from mppfl.training import audit_sensitivity
 
-    with inputs.working("training a small network on neighbouring data"):
+    case = _first_case(experiment, changes)
+    position = 0 if client is None else case.solution.game.graph.index(client)
+    with inputs.working("computing neighbouring data"):
         result = audit_sensitivity(
-            privacy_mechanism(mechanism),
-            local_epochs=local_epochs,
-            num_examples=num_examples,
-            batch_size=min(32, max(1, num_examples)),
-            clip_norm=clip_norm,
-            seed=seed,
+            model_of(case.experiment, case.data), case.data, case.config, client=position, seed=seed
         )
-    one, other = result.details["between"]
-    unit, answer = result.details["unit"], result.details["noise_on"]
-    worst = result.details["worst_case_multiplier"] or 1.0
-    beside = {"worst case": f"{worst:<10,.0f}times every nominal budget, as reports print it"} if worst > 1 else {}
-    passes = "one step" if mechanism == "full_batch" else f"{local_epochs} local epochs"
+    details = result.details
     print_result(
         result,
         json,
-        audited=f"{mechanism}, {num_examples:,} examples, {passes}",
-        claimed=f"{result.claimed:<10.4g}how far one {unit} moves the {answer} at most",
-        measured=f'{result.measured:<10.4g}between "{one}" and "{other}"',
-        **beside,
-        meaning=result.details["meaning"],
+        audited=f"{_audited(case)}, client {details['client']} with {details['num_examples']:,} examples",
+        claimed=f"{result.claimed:<10.4g}how far one {details['unit']} moves what gets noise",
+        measured=f'{result.measured:<10.4g}between "{details["between"][0]}" and "{details["between"][1]}"',
+        meaning=details["meaning"],
+    )
+
+
+@app.command("training")
+def training_command(
+    experiment: Audited = None,
+    changes: inputs.SetOption = None,
+    coins: Annotated[int, inputs.option("Records, or clients, of which a coin decides what is trained on.")] = 200,
+    confidence: Annotated[float, inputs.option("With which the lower bound holds.")] = 0.95,
+    seed: AuditSeedOption = 0,
+    json: inputs.JsonOption = False,
+) -> None:
+    """Train once with coins in the data: does the model tell how they fell more often than its ε allows?"""
+    from mppfl.experiment import model_of
+    from mppfl.training import audit_training
+
+    case = _first_case(experiment, changes)
+    with inputs.working("training"):
+        result = audit_training(
+            model_of(case.experiment, case.data), case.data, case.solution.plan, case.config,
+            num_coins=coins, confidence=confidence, seed=seed,
+        )  # fmt: skip
+    details = result.details
+    print_result(
+        result,
+        json,
+        audited=f"{_audited(case)}, {len(case.solution.plan)} rounds, {details['num_coins']} coins",
+        claimed=f"ε {result.claimed:<8.4g}at δ = {details['dp_delta']:.3g}",
+        measured=f"ε {result.measured:<8.4g}at least, with {100 * (result.confidence or 0):.3g} % confidence",
+        accuracy=f"{100 * details['accuracy']:<10.3g}% on the test data",
+        meaning="the model tells more than its budgets allow"
+        if result.verdict == "fail"
+        else "the model tells no more than its budgets allow",
     )
 
 
 @app.command("mechanism")
 def mechanism_command(
-    mechanism: MechanismOption = "client",
-    noise: Annotated[NoiseName, inputs.option("--noise", "Noise source.")] = "gaussian",
+    experiment: Audited = None,
+    changes: inputs.SetOption = None,
     budget: Annotated[
-        float | None,
-        inputs.option("--budget", "Budget ρ of one round (default 0.5 unless --noise-multiplier is given)."),
+        float | None, inputs.option("Budget ρ of one round (default 0.5 unless --noise-multiplier is given).")
     ] = None,
     noise_multiplier: Annotated[
-        float | None,
-        inputs.option("--noise-multiplier", "Instead of --budget: noise standard deviation over sensitivity."),
+        float | None, inputs.option("Instead of --budget: noise standard deviation over sensitivity.")
     ] = None,
-    delta: DeltaOption = 1e-5,
-    local_epochs: EpochsOption = 1,
-    num_examples: ExamplesOption = 100,
-    dimension: Annotated[int, inputs.option("--dimension", "Number of parameters of an update.")] = 10_000,
-    num_canaries: Annotated[
-        int, inputs.option("--num-canaries", "Number of canaries; more give a tighter lower bound.")
-    ] = 8_000,
+    num_examples: Annotated[int, inputs.option("Number of examples of the client.")] = 100,
+    dimension: Annotated[int, inputs.option("Number of parameters of an update.")] = 10_000,
+    num_canaries: Annotated[int, inputs.option("Number of canaries; more give a tighter lower bound.")] = 8_000,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
 ) -> None:
     """Send known vectors through the clip-and-noise code: does one noisy answer reveal more than its ε?"""
-    from mppfl.privacy import LocalWork, privacy_mechanism
+    from mppfl.experiment import read_experiment
+    from mppfl.privacy import LocalWork
     from mppfl.privacy.audit import audit_mechanism
 
-    audited = privacy_mechanism(mechanism)
-    work = LocalWork(num_examples, local_epochs, local_epochs, min(32, num_examples))
-    multiplier = _noise_multiplier(budget, noise_multiplier, audited.is_zcdp, audited.queries(work))
+    training = read_experiment(experiment, changes or ()).training
+    protection, delta = training.protection, training.protection.dp_delta
+    work = LocalWork(num_examples, training.local_epochs, training.num_steps, min(training.batch_size, num_examples))
+    multiplier = _noise_multiplier(budget, noise_multiplier, protection.is_zcdp, protection.queries(work))
     with inputs.working("scoring canaries"):
         result = audit_mechanism(
-            audited,
+            protection,
             noise_multiplier=multiplier,
             dp_delta=delta,
             dimension=dimension,
             num_canaries=num_canaries,
             work=work,
-            noise=noise,
             rng=inputs.generator(seed),
         )
     details = result.details
     std, declared = details["noise_std"], details["declared_noise_std"]
-    nominal, worst = details["budget"], details["worst_case_budget"]
-    beside = {}
-    if nominal is not None and worst > nominal:
-        text = f"ε {details['worst_case_epsilon']:<8.4g}for ρ = {worst:.4g}; the claim is for the nominal {nominal:.4g}"
-        beside["worst case"] = text
     size = "as declared" if details["variance_p_value"] >= details["variance_false_alarm"] else "not as declared"
     print_result(
         result,
         json,
-        audited=f"{mechanism}, {noise} noise, noise multiplier {multiplier:.4g}",
+        audited=f"{protection.name}, {protection.noise} noise, noise multiplier {multiplier:.4g}",
         claimed=f"ε {result.claimed:<8.4g}of one noisy answer at δ = {delta:g}",
         measured=f"ε {result.measured:<8.4g}at least, with {100 * (result.confidence or 0):.3g} % confidence",
-        **beside,
         noise=f"{std:<10.4g}standard deviation, {size} ({declared:.4g})",
         meaning="the canaries show more than the budget allows, or the noise has another size"
         if result.verdict == "fail"
@@ -134,7 +157,7 @@ def mechanism_command(
 
 @app.command("float")
 def float_command(
-    noise: Annotated[AuditedNoiseName, inputs.option("--noise", "Noise source; plain is x + randn.")] = "gaussian",
+    noise: Annotated[AuditedNoiseName, inputs.option("Noise source; plain is x + randn.")] = "gaussian",
     delta: DeltaOption = 1e-5,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
@@ -158,16 +181,12 @@ def float_command(
 
 @app.command("neighbour")
 def neighbour_command(
-    budget: Annotated[float, inputs.option("--budget", "Client-level ρ of every client.")] = 0.5,
+    budget: Annotated[float, inputs.option("Client-level ρ of every client.")] = 0.5,
     graph: inputs.GraphOption = None,
     coupling: Annotated[
-        float | None,
-        inputs.option("--coupling", "Ising coupling J of every edge; the graph must be a forest.", inputs.LEAKAGE),
+        float | None, inputs.option("Ising coupling J of every edge; the graph must be a forest.", inputs.LEAKAGE)
     ] = None,
-    attribute: Annotated[
-        Path | None,
-        inputs.option("--attribute", "CSV: name, value (±1 or 0/1), for every client in --graph.", inputs.LEAKAGE),
-    ] = None,
+    attribute: Annotated[Path | None, inputs.option("CSV: name, value (±1 or 0/1) of all.", inputs.LEAKAGE)] = None,
     num_clients: inputs.NumClientsOption = 20,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
@@ -238,6 +257,6 @@ def _noise_multiplier(budget: float | None, given: float | None, is_zcdp: bool, 
             raise BadInput(f"--budget={budget:g} and --noise-multiplier={given:g} say the same. Give one of them.")
         return require_number(given, "noise_multiplier", 0.0, 1e6)
     if not is_zcdp:
-        raise BadInput("dpsgd_poisson has no noise from a zCDP budget. Give --noise-multiplier.")
+        raise BadInput("samples have no noise from a zCDP budget. Give --noise-multiplier.")
     rho = require_number(0.5 if budget is None else budget, "budget", 0.0, math.inf)
     return math.sqrt(queries / (2 * rho))

@@ -15,18 +15,13 @@ if TYPE_CHECKING:
 
 
 def calibrate_command(
-    graph: Annotated[Path, inputs.option("--graph", "Edge list: source, target[, weight]; or GraphML.")],
-    attribute: Annotated[Path, inputs.option("--attribute", "CSV: name, value (±1 or 0/1).")],
-    public_share: Annotated[
-        float, inputs.option("--public-share", "Share of the values used as the public sample.")
-    ] = 0.3,
-    budget: Annotated[float, inputs.option("--budget", "Client-level ρ of the simulated uploads.")] = 0.3,
-    undirected: Annotated[
-        bool, inputs.option("--undirected", "Accepted as in other commands: here edges always run both ways.")
-    ] = True,
+    graph: Annotated[Path, inputs.option("Edge list: source, target[, weight]; or GraphML.")],
+    attribute: Annotated[Path, inputs.option("CSV: name, value (±1 or 0/1).")],
+    public_share: Annotated[float, inputs.option("Share of the values used as the public sample.")] = 0.3,
+    budget: Annotated[float, inputs.option("Client-level ρ of the simulated uploads.")] = 0.3,
+    undirected: Annotated[bool, inputs.flag("--undirected", "Here edges always run both ways.")] = True,
     seed: inputs.SeedOption = 0,
     json: inputs.JsonOption = False,
-    debug: inputs.DebugOption = False,
 ) -> None:
     """Fit homophily and the Gaussian field on a public sample, and test whether clients can be ranked by leakage.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.cli import inputs
-from mppfl.errors import BadFile, BadInput
+from mppfl.errors import BadInput
 from mppfl.spec import GameSpec
 
 if TYPE_CHECKING:
@@ -30,22 +29,15 @@ def compare_command(
     seeds: Annotated[int, typer.Option(help="Number of games to draw, with seeds from --seed upward.")] = 1,
     mechanisms: Annotated[
         str | None,
-        typer.Option(
-            help="Names, separated by commas, or all; default: all, or the file's.", rich_help_panel=inputs.PRICING
-        ),
+        inputs.option("Names, separated by commas, or all; default: all, or the file's.", inputs.PRICING),
     ] = None,
     attribute: inputs.AttributeOption = None,
     leak_price: inputs.LeakPriceOption = None,
-    optimum: Annotated[
-        bool, inputs.option("--optimum", "Add the price of anarchy: needs the social optimum, which is slow.")
-    ] = False,
+    optimum: Annotated[bool, inputs.flag("--optimum", "Add the price of anarchy, which is slow.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Draw costs and welfare into a .png, .pdf or .svg.")] = None,
-    train: Annotated[
-        Path | None,
-        typer.Option(help="Train as well: an experiment file, beside which only --mechanisms may be typed."),
-    ] = None,
+    train: Annotated[Path | None, typer.Option(help="Train an experiment file; only --mechanisms goes along.")] = None,
     report: Annotated[Path | None, typer.Option(help="With --train: write a page with figures, .html.")] = None,
-    quiet: Annotated[bool, inputs.option("--quiet", "With --train: no progress on stderr.")] = False,
+    quiet: Annotated[bool, inputs.flag("--quiet", "With --train: no progress on stderr.")] = False,
     json: inputs.JsonOption = False,
 ) -> None:
     """Compare mechanisms: server cost, welfare, price of anarchy and negative utilities, under common and own reward.
@@ -54,7 +46,7 @@ def compare_command(
     of the first round and the least possible; with --leak-price also leakage_priced, which is slow on large networks.
     """
     from mppfl.arrays import require_count
-    from mppfl.experiment import mechanism_of, require_playable
+    from mppfl.experiment import mechanism_of, require_folder, require_playable
     from mppfl.game import summarise
 
     listed = mechanisms is None and asked.mechanisms
@@ -69,7 +61,8 @@ def compare_command(
     chosen = fixed or tuple(range(first, first + require_count(seeds, "seeds")))
     check_leak_options(spec, attribute, leak_price, chosen, names)
     if figure is not None:
-        check_figure(figure)
+        inputs.check_target(figure, ".png", ".pdf", ".svg", option="--figure")
+        require_folder(figure.parent)
     plain = [name for name in names if name != inputs.PRICED]
     require_playable(spec, plain)
     if len(chosen) > 1 and spec.graph is not None and spec.clients is not None:
@@ -172,9 +165,9 @@ def compare_trained(
     from mppfl.experiment import read_experiment, run_experiment
     from mppfl.files import toml_value
 
-    inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json", "debug"))
+    inputs.refuse_options_beside("--train", ("train", "mechanisms", "report", "quiet", "json"))
     if report is not None:
-        inputs.check_page("--report", report)
+        inputs.check_target(report, ".html", ".htm", option="--report")
     experiment = read_experiment(path, [] if mechanisms is None else [f"mechanisms={toml_value(list(mechanisms))}"])
     experiment = replace(experiment, output=replace(experiment.output, folder=None))
     with inputs.training_progress(experiment.game.num_rounds, quiet=quiet) as on_round:
@@ -198,41 +191,18 @@ def comparison_figure(summaries: Sequence[Summary], path: Path, num_rounds: int)
     """
     import numpy as np
 
-    from mppfl.charts import MECHANISM_SLOTS, Axis, Bars, Chart, write_figure
+    from mppfl.charts import Axis, Bars, mechanism_chart, write_figure
 
     charts = []
     for convention in dict.fromkeys(row.convention for row in summaries):
         rows = [row for row in summaries if row.convention == convention and np.isfinite(row.welfare)]
         for measure, name in (("server_cost", "server cost"), ("welfare", "client welfare")):
             means, spreads = (np.array([getattr(row, measure + end) for row in rows]) for end in ("", "_sd"))
-            charts.append(
-                Chart(
-                    f"{convention}-{measure}",
-                    f"{convention.capitalize()} reward: {name}",
-                    Axis(name, f"money, sum over {num_rounds} rounds"),
-                    Axis("mechanism", "name"),
-                    bars=(Bars(name, 0, means, spreads if spreads.any() else None),),
-                    labels=tuple(row.mechanism.replace("_", " ") for row in rows),
-                    label_slots=tuple(MECHANISM_SLOTS.get(row.mechanism, 0) for row in rows),
-                )
-            )
+            bars = Bars(name, 0, means, spreads if spreads.any() else None)
+            axis, key = Axis(name, f"money, sum over {num_rounds} rounds"), f"{convention}-{measure}"
+            title, mechanisms = f"{convention.capitalize()} reward: {name}", [row.mechanism for row in rows]
+            charts.append(mechanism_chart(key, title, axis, mechanisms, (bars,)))
     write_figure(charts, path)
-
-
-def check_figure(path: Path) -> None:
-    """Refuses a figure that could not be written before anything is computed."""
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise BadInput(f"--figure={str(path)!r} must end in .png, .pdf or .svg.")
-    if path.is_dir():
-        raise BadInput(f"--figure={str(path)!r} is a directory. Name a file in it.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise BadFile(
-            f"--figure={str(path)!r}: its folder cannot be made ({cause.strerror}). Choose another path."
-        ) from cause
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise BadFile(f"--figure={str(path)!r} may not be written. Check permissions, or choose another path.")
 
 
 def as_json(

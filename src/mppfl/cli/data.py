@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, check and fetch data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name from `mppfl data list`, or the path of an .npz of your own.")]
-FolderOption = Annotated[
-    Path | None, typer.Option("--folder", help="Folder of the files; default: the one in MPPFL_DATA.")
-]
+FolderOption = Annotated[Path | None, typer.Option(help="Folder of the files; default: the one in MPPFL_DATA.")]
 
 
 @app.command("list")

@@ -24,14 +24,10 @@ NEEDED = ("dash", "dash_cytoscape", "waitress")
 def explore_command(
     asked: Asked,
     mechanism: MechanismOption = "mppfl",
-    run: Annotated[
-        Path | None, typer.Option("--run", help="Folder of a training, finished or running, or of several.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of a training, finished or running, or of several.")] = None,
     host: Annotated[str, typer.Option(help="Address to serve on; any but 127.0.0.1 needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8050,
-    token: Annotated[
-        str | None, typer.Option(help="Access token. Generated when the page is reachable from other machines.")
-    ] = None,
+    token: Annotated[str | None, typer.Option(help="Access token; made where other machines reach the page.")] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in the browser.")] = True,
 ) -> None:
     """Explore in a browser: network, prices and exposure under other parameters, and trainings while they run."""

@@ -23,9 +23,7 @@ Target = Annotated[Path, typer.Argument(help="Where to write: .csv, .csv.gz or .
 
 @app.command("describe")
 def describe_command(
-    source: Annotated[
-        Path | None, typer.Argument(help="Edge list (.csv, .tsv, .txt, .gz), GraphML or .npz; or --experiment.")
-    ] = None,
+    source: Annotated[Path | None, typer.Argument(help="Edge list, GraphML or .npz; or --experiment.")] = None,
     undirected: inputs.UndirectedOption = False,
     normalisation: inputs.NormalisationOption = "row",
     isolated: inputs.IsolatedOption = "keep",
@@ -72,18 +70,16 @@ def generate_command(
         str, typer.Argument(help="Kind: erdos_renyi, barabasi_albert, watts_strogatz, stochastic_block or skewed.")
     ],
     target: Target,
-    num_clients: Annotated[int, inputs.option("--num-clients", "Size of the network.")] = 20,
+    num_clients: Annotated[int, inputs.option("Size of the network.")] = 20,
     seed: inputs.SeedOption = 0,
-    option: Annotated[
-        list[str] | None, inputs.option("--set", "An option of the kind, as name=value; may be repeated.")
-    ] = None,
+    option: Annotated[list[str] | None, inputs.option("An option of the kind, name=value.", name="--set")] = None,
 ) -> None:
     """Draw a random network and write it to a file."""
     from mppfl.experiment import network_of
 
     values: dict[str, Any] = {"family": kind, "num_clients": num_clients, "seed": seed}
     values |= dict(_name_and_value(kind, text) for text in option or [])
-    _check_target(target)
+    inputs.check_target(target, ".csv", ".csv.gz", ".graphml")
     with inputs.working("drawing"):
         # Not normalised: dividing and multiplying again could change a weight's last digit.
         graph = network_of(GameSpec(**values, normalisation="none"))
@@ -111,7 +107,7 @@ def convert_command(
     """Read a network in one format and write it in another."""
     from mppfl.experiment import network_of
 
-    _check_target(target)
+    inputs.check_target(target, ".csv", ".csv.gz", ".graphml")
     with inputs.working("reading the network"):
         values = {"undirected": undirected, "isolated": isolated, "self_loops": self_loops}
         values["normalisation"] = "none"  # weights as given, to the last digit
@@ -122,12 +118,6 @@ def convert_command(
             f"with {target.name}. Write .graphml to keep it.",
             err=True,
         )
-
-
-def _check_target(target: Path) -> None:
-    """Refuses a form that cannot be written before anything is drawn or read."""
-    if not target.name.endswith((".csv", ".csv.gz", ".graphml")):
-        raise BadInput(f"{str(target)!r} must end in .csv, .csv.gz or .graphml.")
 
 
 def _write(graph: SocialGraph, target: Path) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -26,7 +26,6 @@ from mppfl.spec import PRICING, GameSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from mppfl.game import Mechanism
     from mppfl.leakage import LeakModel
@@ -43,9 +42,14 @@ LEAK_ASSUMES = (
 # ---- options of several commands ------------------------------------------------------------------------------------
 
 
-def option(name: str, help: str, panel: str | None = None, metavar: str | None = None) -> Any:
-    """An option of Typer, in one of the panels of --help."""
-    return typer.Option(name, help=help, rich_help_panel=panel, metavar=metavar)
+def option(help: str, panel: str | None = None, name: str | None = None, metavar: str | None = None) -> Any:
+    """An option of Typer, in one of the panels of --help; called as its parameter unless it has a name."""
+    return typer.Option(*([name] if name else []), help=help, rich_help_panel=panel, metavar=metavar)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that is there or not."""
+    return typer.Option(name, help=help)
 
 
 def game_option(name: str) -> Any:
@@ -55,7 +59,7 @@ def game_option(name: str) -> Any:
     metavar = None if _kind(hint) is not str else "PATH" if hint == str | None else f"[{words}]" if words else "A,B"
     if words and float in get_args(hint):
         metavar = f"[{words}|NUMBER]"
-    return option(said.option or f"--{name.replace('_', '-')}", said.help, said.panel or None, metavar)
+    return option(said.help, said.panel or None, said.option or f"--{name.replace('_', '-')}", metavar)
 
 
 def _kind(hint: Any) -> type:
@@ -69,34 +73,24 @@ NormalisationOption = Annotated[str, game_option("normalisation")]
 IsolatedOption = Annotated[str, game_option("isolated")]
 SelfLoopsOption = Annotated[str, game_option("self_loops")]
 GraphOption = Annotated[Path | None, game_option("graph")]
-NumClientsOption = Annotated[int, option("--num-clients", "Size of the random network.")]
-SeedOption = Annotated[int, option("--seed", "Random seed.")]
+NumClientsOption = Annotated[int, option("Size of the random network.")]
+SeedOption = Annotated[int, option("Random seed.")]
 MechanismOption = Annotated[
     str,
     option(
-        "--mechanism",
         "Pricing mechanism: mppfl, mppfl_exact, mppfl_noise_aware, budget_limited, pigouvian, personalised, "
         "social_agnostic, random, dp_fedavg, sarda_like, sarda_r or noiseless (see `mppfl compare`).",
         PRICING,
     ),
 ]
-AttributeOption = Annotated[
-    Path | None, option("--attribute", "CSV: name, value (±1 or 0/1) of a public sample, for R_leak.", LEAKAGE)
-]
-CouplingOption = Annotated[float | None, option("--coupling", "Ising coupling J of every edge, for R_bound.", LEAKAGE)]
-LeakPriceOption = Annotated[
-    float | None, option("--leak-price", "For leakage_priced: price of one nat of leakage.", LEAKAGE)
-]
-ExperimentOption = Annotated[
-    Path | None,
-    option("--experiment", "TOML file with network, game and mechanisms; options typed beside it replace its values."),
-]
-SetOption = Annotated[
-    list[str] | None, option("--set", "Replace a value of the experiment file: game.max_hops=3. May be repeated.")
-]
-QuietOption = Annotated[bool, option("--quiet", "No progress on stderr.")]
-JsonOption = Annotated[bool, option("--json", "Print one JSON object.")]
-DebugOption = Annotated[bool, option("--debug", "Show the traceback of an error.")]
+AttributeOption = Annotated[Path | None, option("CSV: name, value (±1 or 0/1) of a public sample: R_leak.", LEAKAGE)]
+CouplingOption = Annotated[float | None, option("Ising coupling J of every edge, for R_bound.", LEAKAGE)]
+LeakPriceOption = Annotated[float | None, option("For leakage_priced: price of one nat of leakage.", LEAKAGE)]
+ExperimentOption = Annotated[Path | None, option("TOML file of a game and mechanisms; options replace its values.")]
+SetOption = Annotated[list[str] | None, option("Replace a value of it: game.max_hops=3; repeatable.", name="--set")]
+QuietOption = Annotated[bool, flag("--quiet", "No progress on stderr.")]
+JsonOption = Annotated[bool, flag("--json", "Print one JSON object.")]
+DebugOption = Annotated[bool, flag("--debug", "Show the traceback of an error.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +112,7 @@ class Asked:
 
 def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator for a command whose first parameter is `Asked`: it gets an option for every field of GameSpec but
-    those left out, --experiment, --set and --debug.
+    those left out, --experiment and --set.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     types, defaults = hints(GameSpec), defaults_of(GameSpec)
@@ -134,14 +128,13 @@ def with_game(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        debug = inspect.Parameter("debug", keyword, default=False, annotation=DebugOption)
-        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others), debug])
+        signature = inspect.Signature([*shared, *(other.replace(kind=keyword) for other in others)])
 
         @wraps(command)
         def run(**values: Any) -> None:
             typed = {name: values.pop(name) for name in names}
             given = {name: value for name, value in typed.items() if is_typed(name)}
-            file, changes, _ = (values.pop(name) for name in ("experiment", "changes", "debug"))
+            file, changes = values.pop("experiment"), values.pop("changes")
             command(asked(file, changes or (), given, values), **values)
 
         run.__signature__ = signature  # type: ignore[attr-defined]
@@ -193,7 +186,7 @@ SYMBOLS = {  # letters of the model, which some type for the option
 
 
 class Command(TyperCommand):
-    """A command that keeps its context, suggests only near options, and shows square brackets in its help.
+    """A command that keeps its context and suggests only near options.
 
     Not click.get_current_context(): newer releases of Typer do not use the package click.
     """
@@ -218,13 +211,9 @@ class Command(TyperCommand):
         _CONTEXT.set(ctx)
         return super().invoke(ctx)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _brackets_as_text([self]):
-            super().format_help(ctx, formatter)
-
 
 class Group(TyperGroup):
-    """A group of commands that hints once at the command that was meant, and shows square brackets in its help."""
+    """A group of commands that hints once at the command that was meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -233,26 +222,6 @@ class Group(TyperGroup):
             if "Did you mean" in getattr(error, "message", "") and hasattr(error, "possibilities"):
                 error.possibilities = None  # of click, which Typer has put into the message already
             raise
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _brackets_as_text([self, *self.commands.values()]):
-            super().format_help(ctx, formatter)
-
-
-@contextmanager
-def _brackets_as_text(commands: Sequence[Any]) -> Iterator[None]:
-    """While help is written: square brackets that are text, which Rich would take for its markup."""
-    from rich.markup import escape
-
-    parts = [part for command in commands for part in (command, *command.params) if getattr(part, "help", None)]
-    texts = [part.help for part in parts]
-    for part in parts:
-        part.help = escape(part.help)
-    try:
-        yield
-    finally:
-        for part, text in zip(parts, texts, strict=True):
-            part.help = text
 
 
 def is_typed(name: str) -> bool:
@@ -307,12 +276,13 @@ def generator(seed: int) -> Any:
     return np.random.default_rng(require_count(seed, "seed", 0))
 
 
-def check_page(option: str, path: Path) -> None:
-    """Refuses a path at which no page can be written."""
+def check_target(path: Path, *endings: str, option: str = "") -> None:
+    """Refuses a path at which no file with one of these endings can be written, before anything is computed."""
+    place = f"{option}={str(path)!r}" if option else repr(str(path))
     if path.is_dir():
-        raise BadInput(f"{option}={str(path)!r} is a directory. Name a file in it, such as report.html.")
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise BadInput(f"{option}={str(path)!r} must end in .html.")
+        raise BadInput(f"{place} is a directory. Name a file in it.")
+    if not path.name.lower().endswith(endings):
+        raise BadInput(f"{place} must end in {', '.join(endings[:-1])} or {endings[-1]}.")
 
 
 def check_leak_price(attribute: Path | None, leak_price: float | None) -> None:
@@ -350,20 +320,13 @@ def priced_mechanism(model: LeakModel, leak_price: float) -> Mechanism:
 def print_json(value: Any) -> None:
     """One JSON object on stdout; what is not a finite number becomes null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
-    typer.echo(json.dumps(_plain(value), ensure_ascii=encoding != "utf8", allow_nan=False))
+    finite = json.loads(json.dumps(value, default=_as_plain), parse_constant=lambda constant: None)
+    typer.echo(json.dumps(finite, ensure_ascii=encoding != "utf8", allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses as objects, arrays as lists, all the way down."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _as_plain(value: Any) -> Any:
+    """A dataclass as an object, an array or one of NumPy's numbers as Python's."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()
 
 
 def print_lines(lines: Mapping[str, str], width: int = 16) -> None:
@@ -373,36 +336,35 @@ def print_lines(lines: Mapping[str, str], width: int = 16) -> None:
 
 
 def print_table(
-    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], dispensable: Sequence[str] | None = None
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], dispensable: Sequence[str] = ()
 ) -> None:
-    """A table whose first column names its rows. With a list of `dispensable` columns no cell is ever wrapped."""
+    """A table whose first column names its rows; words stand at the left, figures at the right.
+
+    With `dispensable` columns no cell is ever wrapped: those for which a terminal has no room are left out, and named.
+    """
     from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=not number or dispensable is not None)
-    for row in rows:
-        table.add_row(*row)
-    print_fitting(table, dispensable or ())
-
-
-def print_fitting(table: Table, dispensable: Sequence[str] = ()) -> None:
-    """Prints a table without the columns for which there is no room, so that no number is cut short; says which."""
     from rich.console import Console
+    from rich.table import Table
 
     # Names are shown as they are: in "x[a]" nothing is markup, in "a:b:c" nothing an emoji.
     terminal, unlimited = Console(markup=False, emoji=False), Console(width=10_000, markup=False, emoji=False)
+    table, rows = Table(title=title, title_justify="left", box=SIMPLE), list(rows)
+    for number, heading in enumerate(headings):
+        words = not number or all(row[number][:1].isalpha() for row in rows)
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not number or bool(dispensable))
+    for row in rows:
+        table.add_row(*row)
+    if not terminal.is_terminal:  # in a file or a pipe a table is as wide as its figures need
+        width = max(100, unlimited.measure(table).maximum)
+        Console(width=width, markup=False, emoji=False).print(table)
+        return
+    columns = {str(column.header).replace("\n", " "): column for column in table.columns}
     left_out = []
-    for heading in dispensable if terminal.is_terminal else ():
-        if unlimited.measure(table).maximum <= terminal.width:
-            break
-        for column in [column for column in table.columns if str(column.header).replace("\n", " ") == heading]:
-            table.columns.remove(column)
+    for heading in filter(columns.__contains__, dispensable):
+        if unlimited.measure(table).maximum > terminal.width:
+            table.columns.remove(columns[heading])
             left_out.append(heading)
-    # In a file or a pipe a table is as wide as its numbers need.
-    width = None if terminal.is_terminal else max(100, unlimited.measure(table).maximum)
-    Console(width=width, markup=False, emoji=False).print(table)
+    terminal.print(table)
     if left_out:
         typer.echo(f"left out, the terminal is too narrow: {', '.join(left_out)}")
 
@@ -437,28 +399,22 @@ def training_progress(num_rounds: int, *, quiet: bool = False) -> Iterator[OnRou
     from rich.console import Console
     from rich.live import Live
 
-    console, clock = Console(stderr=True), Clock(num_rounds)
+    from mppfl.text import duration
+
+    console, ends = Console(stderr=True), []  # when each round ended
+
+    def place(records: Mapping[str, RoundRecord]) -> tuple[int, str]:
+        """The round, and the time left by those that this process has seen, but for the first, which prepares."""
+        ends.append(time.monotonic())
+        round_index = next(iter(records.values())).round_index
+        seconds = (num_rounds - round_index) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+        return round_index, f"{duration(seconds)} left" if len(ends) > 1 else ""
+
     if not console.is_terminal:
-        yield partial(_print_plain, clock=clock)
+        yield lambda records: _print_plain(records, num_rounds, *place(records))
         return
     with Live("preparing data, network and plans", console=console, transient=True, refresh_per_second=4) as live:
-        yield lambda records: live.update(_live_table(records, clock))
-
-
-class Clock:
-    """Time left, from the rounds that this process has seen."""
-
-    def __init__(self, num_rounds: int) -> None:
-        self.num_rounds = num_rounds
-        self.seen: list[float] = []  # when each round ended
-
-    def tick(self, round_index: int) -> str:
-        """Time left after this round, in words. The first round includes preparation, and is not counted."""
-        self.seen.append(time.monotonic())
-        if len(self.seen) == 1:
-            return "" if round_index < self.num_rounds else "done"
-        left = (self.num_rounds - round_index) * (self.seen[-1] - self.seen[0]) / (len(self.seen) - 1)
-        return f"{left:.0f} s left" if left < 120 else f"{left / 60:.0f} min left"
+        yield lambda records: live.update(_live_table(records, num_rounds, *place(records)))
 
 
 def _cells(record: RoundRecord) -> tuple[str, ...]:
@@ -482,21 +438,19 @@ def _cells(record: RoundRecord) -> tuple[str, ...]:
     )
 
 
-def _print_plain(records: Mapping[str, RoundRecord], clock: Clock) -> None:
+def _print_plain(records: Mapping[str, RoundRecord], num_rounds: int, round_index: int, left: str) -> None:
     """One line per training, for some twenty of the rounds."""
-    every = max(1, math.ceil(clock.num_rounds / MOST_LINES))
-    round_index = next(iter(records.values())).round_index
-    left = clock.tick(round_index)
-    if round_index % every and round_index != clock.num_rounds:
+    every = max(1, math.ceil(num_rounds / MOST_LINES))
+    if round_index % every and round_index != num_rounds:
         return
     width = max(map(len, records))
     for name, record in records.items():
         figures = "  ".join(f"{label} {text}" for label, text in zip(COLUMNS, _cells(record), strict=True))
-        line = f"round {round_index}/{clock.num_rounds}  {name:<{width}}  {figures}  {left}"
+        line = f"round {round_index}/{num_rounds}  {name:<{width}}  {figures}  {left}"
         print(line.rstrip(), file=sys.stderr, flush=True)
 
 
-def _live_table(records: Mapping[str, RoundRecord], clock: Clock) -> RenderableType:
+def _live_table(records: Mapping[str, RoundRecord], num_rounds: int, round_index: int, left: str) -> RenderableType:
     """All trainings after a round, with a bar for the whole."""
     from rich.box import SIMPLE
     from rich.console import Group as Stack
@@ -504,14 +458,13 @@ def _live_table(records: Mapping[str, RoundRecord], clock: Clock) -> RenderableT
     from rich.table import Table
     from rich.text import Text
 
-    round_index = next(iter(records.values())).round_index
     table = Table(box=SIMPLE)
     table.add_column("training", no_wrap=True)
     for heading in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, record in records.items():
         table.add_row(*(Text(text) for text in (name, *_cells(record))))
-    bar: Any = ProgressBar(total=clock.num_rounds, completed=round_index, width=40)
+    bar: Any = ProgressBar(total=num_rounds, completed=round_index, width=40)
     line = Table.grid(padding=(0, 1))
-    line.add_row(f"round {round_index}/{clock.num_rounds}", bar, clock.tick(round_index))
+    line.add_row(f"round {round_index}/{num_rounds}", bar, left)
     return Stack(table, line)

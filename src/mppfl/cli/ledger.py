@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show, convert, export and verify an account of spent privacy.", no_args_is_help=True)
 
 Source = Annotated[Path, typer.Argument(help="The ledger, as written by a run.")]
-UnitOption = Annotated[
-    str | None, inputs.option("--unit", "Unit of privacy: record or client. Needed where the ledger holds both.")
-]
-ClientOption = Annotated[list[str] | None, inputs.option("--client", "Only this client; may be repeated.")]
+UnitOption = Annotated[str | None, inputs.option("Unit of privacy, record or client; needed where there are both.")]
+ClientOption = Annotated[list[str] | None, inputs.option("Only this client; may be repeated.")]
 SHOWN = 20  # lines of a table before it is cut short
+HEADINGS = {  # and number format of a table's columns
+    "spent": ("spent ρ", ".4g"),
+    "dp_epsilon": ("dp_epsilon", ".4f"),
+    "remaining": ("remaining", ".4g"),
+    "R_model": ("R_model", ".4g"),
+    "R_bound": ("R_bound", ".4g"),
+    "R_leak": ("R_leak", ".4g"),
+}
 
 
 def _open(source: Path) -> PrivacyLedger:
@@ -48,10 +54,7 @@ def show_command(
     undirected: inputs.UndirectedOption = False,
     attribute: inputs.AttributeOption = None,
     coupling: inputs.CouplingOption = None,
-    num_examples: Annotated[
-        str | None,
-        inputs.option("--num-examples", "Records of every client, or CSV: name, count; for budgets per record."),
-    ] = None,
+    num_examples: Annotated[str | None, inputs.option("Records of every client, or CSV: name, count.")] = None,
     max_hops: Annotated[int | None, inputs.game_option("max_hops")] = None,
     hop_decay: Annotated[float | None, inputs.game_option("hop_decay")] = None,
     json: inputs.JsonOption = False,
@@ -70,15 +73,17 @@ def show_command(
         columns = {
             unit: {
                 "spent": ledger.spent(names, unit),
-                "worst_case": ledger.spent(names, unit, worst_case=True),
                 "remaining": ledger.remaining(names, unit),
             }
             for unit in _units(ledger, unit)
         }
         external = {} if graph is None else _external(ledger, names, tuple(columns), graph, given)
         for released, exposure in external.items():
-            columns[released] |= {"R_model": exposure.r_model, "R_model_worst_case": exposure.r_model_worst_case}
-            columns[released] |= {"R_bound": exposure.r_bound, "R_leak": exposure.r_leak}
+            columns[released] |= {
+                "R_model": exposure.r_model,
+                "R_bound": exposure.r_bound,
+                "R_leak": exposure.r_leak,
+            }
         num_events, notes, head = len(ledger), ledger.notes(), ledger.head
     rows = _rows(names, columns)
     if json:
@@ -87,10 +92,7 @@ def show_command(
             content["external"] = {unit: _about(exposure) for unit, exposure in external.items()}
         inputs.print_json(content)
         return
-    headings = {"spent": "spent ρ", "worst_case": "worst case", "remaining": "remaining"}
-    if external:
-        headings |= {"R_model": "R_model", "R_bound": "R_bound", "R_leak": "R_leak"}
-    _print_rows(rows, {key: (heading, ".4g") for key, heading in headings.items()})
+    _print_rows(rows)
     _explain_columns(external)
     of_all = "" if client is None else " in the ledger, of all its clients"
     typer.echo(f"{num_events:,} releases{of_all}" + (f" by {len(names):,} clients" if client is None else ""))
@@ -148,8 +150,9 @@ def _rows(names: list[str], columns: dict[Any, dict[str, Any]]) -> list[dict[str
     ]
 
 
-def _print_rows(rows: list[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
-    """A table of at most SHOWN rows. columns: key -> heading and number format; a dash for an unknown value."""
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    """A table of at most SHOWN rows, of those columns that have a heading; a dash for an unknown value."""
+    columns = {key: HEADINGS[key] for key in rows[0] if key in HEADINGS} if rows else HEADINGS
     typer.echo(f"{'client':<24}{'unit':<8}" + "".join(f"{heading:>12}" for heading, _ in columns.values()))
     for row in rows[:SHOWN]:
         figures = ["-" if math.isnan(row[key]) else f"{row[key]:{form}}" for key, (_, form) in columns.items()]
@@ -166,15 +169,13 @@ def _with_infinity(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @app.command("epsilon")
 def epsilon_command(
     source: Source,
-    delta: Annotated[float, inputs.option("--delta", "dp_delta of all releases together, such as 1e-5.")],
-    method: Annotated[
-        str, inputs.option("--method", "Accounting method: exact (Gaussian noise only), rdp, zcdp or pld.")
-    ] = "exact",
+    delta: Annotated[float, inputs.option("dp_delta of all releases together, such as 1e-5.")],
+    method: Annotated[str, inputs.option("Accounting: exact (Gaussian noise only), rdp, zcdp or pld.")] = "exact",
     client: ClientOption = None,
     unit: UnitOption = None,
     json: inputs.JsonOption = False,
 ) -> None:
-    """Convert spent budgets to dp_epsilon, nominal and worst case.
+    """Convert spent budgets to dp_epsilon.
 
     In JSON an infinite dp_epsilon, which protects from nothing, is "Infinity".
     """
@@ -186,18 +187,14 @@ def epsilon_command(
     with _open(source) as ledger, inputs.working("accounting"):
         names = list(dict.fromkeys(client or ledger.clients))
         columns = {
-            unit: {
-                "dp_epsilon": ledger.get_epsilon(names, delta, method, unit=unit, worst_case=False),
-                "worst_case": ledger.get_epsilon(names, delta, method, unit=unit, worst_case=True),
-            }
-            for unit in _units(ledger, unit)
+            unit: {"dp_epsilon": ledger.get_epsilon(names, delta, method, unit=unit)} for unit in _units(ledger, unit)
         }
         notes = ledger.notes()
     rows = _rows(names, columns)
     if json:
         inputs.print_json({"dp_delta": delta, "method": method, "notes": notes, "clients": _with_infinity(rows)})
         return
-    _print_rows(rows, {"dp_epsilon": ("dp_epsilon", ".4f"), "worst_case": ("worst case", ".4g")})
+    _print_rows(rows)
     typer.echo(f"at dp_delta {delta:g} by the method {method}")
     inputs.warn(notes)
 
@@ -205,12 +202,11 @@ def epsilon_command(
 @app.command("export")
 def export_command(
     source: Source,
-    out: Annotated[Path, inputs.option("--out", "Where to write: .csv or .json.")],
+    out: Annotated[Path, inputs.option("Where to write: .csv or .json.")],
     json: inputs.JsonOption = False,
 ) -> None:
     """Write every release to a table."""
-    if out.suffix not in (".csv", ".json"):
-        raise BadInput(f"{str(out)!r} must end in .csv or .json.")
+    inputs.check_target(out, ".csv", ".json")
     if out.exists() and source.exists() and out.samefile(source):
         raise BadInput(f"{str(out)!r} is the ledger itself. Choose another file.")
     with _open(source) as ledger:
@@ -224,10 +220,16 @@ def export_command(
 
 
 @app.command("verify")
-def verify_command(source: Source, json: inputs.JsonOption = False) -> None:
+def verify_command(
+    source: Source,
+    head: Annotated[
+        str | None, inputs.option("Head noted earlier: fails where the ledger does not go on from there.")
+    ] = None,
+    json: inputs.JsonOption = False,
+) -> None:
     """Check pages, chain, sums, caps and uploads. Fails where a release, cap or status was changed."""
     with _open(source) as ledger, inputs.working("verifying"):
-        count, head = ledger.verify(), ledger.head
+        count, head = ledger.verify(head), ledger.head
     if json:
         inputs.print_json({"sound": True, "num_events": count, "head": head})
         return

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from mppfl.cli import audit, calibrate, compare, data, deploy, explore, graph, ledger, report, risk, solve, train
-from mppfl.cli.inputs import Command, Group, in_option_spelling
+from mppfl.cli.inputs import Command, DebugOption, Group, in_option_spelling
 from mppfl.errors import MppflError
 
 app = typer.Typer(
@@ -49,7 +49,7 @@ def _print_version(is_given: bool) -> None:
 
 @app.callback()
 def common(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: DebugOption = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,

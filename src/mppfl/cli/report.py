@@ -7,23 +7,20 @@ from typing import Annotated
 
 import typer
 
-from mppfl.cli.inputs import DebugOption, JsonOption, check_page, print_json, working
+from mppfl.cli.inputs import JsonOption, check_target, print_json, working
 from mppfl.errors import BadInput
 
 
 def report_command(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of runs, or a folder with several runs in it.")
-    ] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or a folder of several runs.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
     json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Write one self-contained HTML page: curves, prices, the social graph, exposure, accounts, payments."""
     from mppfl.experiment import find_runs, load_run
     from mppfl.experiment.report import write_report
 
-    check_page("--output", output)
+    check_target(output, ".html", ".htm", option="--output")
     if not folders:
         raise BadInput("report needs a folder of a run, as written by `mppfl train --output`.")
     with working("writing the report"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @inputs.with_game("num_rounds", "reward_rate")
 def risk_command(
     asked: inputs.Asked,
-    round_index: Annotated[int, inputs.option("--round", "The round whose budgets count.")] = 1,
+    round_index: Annotated[int, inputs.option("The round whose budgets count.", name="--round")] = 1,
     mechanism: inputs.MechanismOption = "mppfl",
     client: Annotated[str | None, typer.Option(help="Explain this client's exposure by source and hop.")] = None,
     top: Annotated[int, typer.Option(help="How many clients to list.")] = 10,
@@ -28,12 +28,7 @@ def risk_command(
     coupling: inputs.CouplingOption = None,
     leak_price: inputs.LeakPriceOption = None,
     protect_share: Annotated[
-        float,
-        inputs.option(
-            "--protect-share",
-            "With --client and --attribute: reduce the client's predicted leakage to this fraction.",
-            inputs.LEAKAGE,
-        ),
+        float, inputs.option("With --client and --attribute: share of its leak that may stay.", inputs.LEAKAGE)
     ] = 0.5,
     json: inputs.JsonOption = False,
 ) -> None:

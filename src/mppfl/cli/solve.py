@@ -21,8 +21,8 @@ def solve_command(
     mechanism: inputs.MechanismOption = "mppfl",
     device: Annotated[str | None, typer.Option(help="Solve by PyTorch on cuda, cuda:1 or cpu; default: NumPy.")] = None,
     json: inputs.JsonOption = False,
-    no_budgets: Annotated[bool, inputs.option("--no-budgets", "Leave budgets out of the JSON.")] = False,
-    prices: Annotated[bool, inputs.option("--prices", "Add personal prices to the JSON.")] = False,
+    no_budgets: Annotated[bool, inputs.flag("--no-budgets", "Leave budgets out of the JSON.")] = False,
+    prices: Annotated[bool, inputs.flag("--prices", "Add personal prices to the JSON.")] = False,
 ) -> None:
     """Solve the game: what the server pays, and how much privacy each client gives, in every round."""
     from mppfl.experiment import build_game, require_playable, solve_all

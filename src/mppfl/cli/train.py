@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mppfl.cli.inputs import (
-    DebugOption,
     JsonOption,
     QuietOption,
     SetOption,
-    print_fitting,
     print_json,
+    print_table,
     training_progress,
 )
 
@@ -41,15 +40,12 @@ def train_command(
     experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
     changes: SetOption = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: the file's.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default: the file's, or runs/NAME.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where results go; default: the file's, or runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the training in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the simulation in the folder.")] = False,
     track: Annotated[str | None, typer.Option(help="Log every round to mlflow or tensorboard.")] = None,
     quiet: QuietOption = False,
     json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Train every mechanism of an experiment on the same network, data and seed, side by side."""
     if resume and overwrite:
@@ -89,19 +85,26 @@ def train_command(
 
 def show(runs: Sequence[Run]) -> None:
     """The runs side by side, and the notes that the figures need."""
-    from mppfl.experiment import comparison_table
-
-    print_fitting(comparison_table(runs), DISPENSABLE)
+    rows = _rows(runs)
+    print_table("", [name.replace(" ", "\n", 1) for name in rows[0]], [[*row.values()] for row in rows], DISPENSABLE)
     for run in runs:
-        for note in run.notes:
-            if note.startswith(SAID_OF_BUDGETS):
-                typer.echo(f"{run.name}: {note}")
-    for run in runs:
+        for note in filter(lambda note: note.startswith(SAID_OF_BUDGETS), run.notes):
+            typer.echo(f"{run.name}: {note}")
         if num_clients := int((run.rounds_refused > 0).sum()):
             uploads = int(run.rounds_refused.sum())
             typer.echo(f"{run.name}: caps refused {uploads:,} uploads of {num_clients:,} of the clients")
     for note in dict.fromkeys(note for run in runs for note in run.accounts.notes):
         typer.echo(f"note: {note}")
+
+
+def _rows(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Heading and text of every column, with the runs' own names where mechanisms do not say them."""
+    from mppfl.experiment import comparison_cells
+
+    rows = [comparison_cells(run) for run in runs]
+    if all(run.name == run.mechanism for run in runs):
+        return rows
+    return [{"run": run.name} | row for run, row in zip(runs, rows, strict=True)]
 
 
 def as_json(experiment: Experiment, runs: Sequence[Run], folder: Path | None) -> dict[str, Any]:

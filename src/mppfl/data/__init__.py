@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from .dataset import Dataset, Examples, model_inputs, unchangeable
+    from .dataset import Dataset, Examples, Inputs, model_inputs, unchangeable
     from .features import (
         FEATURES,
         NUM_FEATURES,

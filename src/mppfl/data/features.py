@@ -12,7 +12,7 @@ from scipy.ndimage import gaussian_filter
 
 from mppfl.data.dataset import Dataset, Examples, Features, unchangeable
 from mppfl.errors import BadInput
-from mppfl.text import nearest
+from mppfl.fields import require_known
 
 FEATURES = ("none", "oriented_gradients")
 Floats = NDArray[np.float32]
@@ -49,10 +49,7 @@ def fixed_features(dataset: Dataset, name: str) -> Dataset:
     shapes, which one process draws once for each size; in proportion to the pixels. Raises BadInput for flat examples,
     pictures too small, and float pixels outside 0 to 1.
     """
-    if name not in FEATURES:
-        near = nearest(str(name), FEATURES)
-        hint = f"Did you mean {near!r}?" if near else f"Known: {', '.join(FEATURES)}."
-        raise BadInput(f"features={name!r} are not known. {hint}")
+    require_known([name], FEATURES, "features")
     if name == "none":
         return dataset
     _require_pictures(dataset)

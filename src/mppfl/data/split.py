@@ -79,17 +79,15 @@ class ClientData:
     split: str
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {}
-        for part, whose in (("", "training"), ("test ", "test")):
-            of_features, of_labels = (f"{part}{field}".replace(" ", "_") for field in ("features", "labels"))
-            features, labels = _as_inputs(getattr(self, of_features), part), as_labels(getattr(self, of_labels))
+        for part, prefix, whose in (("", "", "training"), ("test ", "test_", "test")):
+            features = _as_inputs(getattr(self, f"{prefix}features"), part)
+            labels = as_labels(getattr(self, f"{prefix}labels"))
             if len(labels) != len(features) or len(labels) == 0:
                 have = f"{len(features):,} {part}examples have labels of {labels.dtype} {labels.shape}"
                 raise BadInput(f"{have}; give one int64 each.")
             require_labels_below(labels, self.num_classes, whose)
-            checked |= {of_features: unchangeable(features), of_labels: unchangeable(labels)}
-        for field, array in checked.items():
-            object.__setattr__(self, field, array)
+            object.__setattr__(self, f"{prefix}features", unchangeable(features))
+            object.__setattr__(self, f"{prefix}labels", unchangeable(labels))
         if self.features.shape[1:] != self.test_features.shape[1:]:
             raise BadInput(
                 f"test features have shape {self.test_features.shape[1:]}, the others {self.features.shape[1:]}."

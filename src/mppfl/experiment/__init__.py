@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .live import (
         LiveAccounts,
         LiveRun,
-        Marks,
         is_run,
         marks_of,
         read_live,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
         under,
     )
     from .provenance import Provenance, provenance_here
-    from .run import COLUMNS, PrivacyAccounts, Run, comparison_cells, comparison_rows, comparison_table
+    from .run import COLUMNS, PrivacyAccounts, Run, comparison_cells, comparison_rows
     from .store import EXPERIMENT, POINTER, SUMMARY, find_runs, load_run, require_folder
     from .tracking import tracking
     from .train import run_experiment, run_from_records

@@ -19,8 +19,7 @@ from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment.play import clients_of, game_on, network_of, propagation_of, solve_all, under
 from mppfl.game import Game, Solution
 from mppfl.network import SocialGraph
-from mppfl.spec import FIRST_ROUND_MEDIAN, Aggregation, Experiment, GameSpec, TrainingConfig
-from mppfl.training import with_budget_unit
+from mppfl.spec import Aggregation, Experiment, GameSpec, TrainingConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,9 +57,12 @@ class Case:
 
 def prepare(experiment: Experiment) -> list[Case]:
     """Every training of the experiment, solved and with its data, ready to start."""
+    from mppfl.training import trained_parameters, with_budget_unit  # PyTorch, for which `risk` need not wait
+
     chosen, training = experiment.data, experiment.training
     dataset = fixed_features(load_dataset(chosen.name, chosen.folder, source=chosen.source), chosen.features)
     cases: list[Case] = []
+    several = len(aggregations_of(experiment)) > 1
     for seed in experiment.seeds:
         game_spec = experiment.game_of(seed)
         graph = network_of(game_spec)
@@ -73,11 +75,8 @@ def prepare(experiment: Experiment) -> list[Case]:
         for mechanism, aggregation in product(experiment.mechanisms, aggregations_of(experiment)):
             solution = solutions[mechanism]
             chosen_config = replace(training, aggregation=aggregation)
-            config, unit_notes = with_budget_unit(
-                chosen_config,
-                solution.plan,
-                lambda data=data: model_of(experiment, data),  # type: ignore[misc]
-            )
+            num_parameters = sum(part.numel() for part in trained_parameters(model_of(experiment, data)))
+            config = with_budget_unit(chosen_config, solution.plan, num_parameters)
             alone = replace(
                 experiment,
                 mechanisms=(mechanism,),
@@ -85,11 +84,16 @@ def prepare(experiment: Experiment) -> list[Case]:
                 aggregations=(),
                 seeds=(seed,),
                 training=config,
+                protection=config.protection,
             )
             config = replace(config, seed=experiment.seed_of("training", seed))
-            name = _name(experiment, mechanism, aggregation, seed)
-            all_notes = (*notes, *solution.warnings, *unit_notes, *_training_notes(experiment))
-            cases.append(Case(name, alone, solution, data, config, all_notes))
+            parts = [
+                mechanism,
+                *([aggregation] if several else []),
+                *([f"seed{seed}"] if len(experiment.seeds) > 1 else []),
+            ]
+            all_notes = (*notes, *solution.warnings, *_training_notes(chosen_config, config))
+            cases.append(Case("-".join(parts), alone, solution, data, config, all_notes))
     return cases
 
 
@@ -122,14 +126,6 @@ def model_of(experiment: Experiment, data: ClientData) -> nn.Module:
     return make_model(chosen.model, data.input_shape, data.num_classes, norm=chosen.norm, hidden=chosen.hidden)
 
 
-def _name(experiment: Experiment, mechanism: str, aggregation: Aggregation, seed: int) -> str:
-    """The mechanism, and what else tells the case from the others."""
-    parts = [mechanism]
-    parts += [aggregation] if len(aggregations_of(experiment)) > 1 else []
-    parts += [f"seed{seed}"] if len(experiment.seeds) > 1 else []
-    return "-".join(parts)
-
-
 def _on_table_of(first: ClientData, data: ClientData) -> ClientData:
     """The same split over the very arrays that `first` holds: arms on one table are computed in one batch.
 
@@ -152,11 +148,12 @@ def _game_with_data(spec: GameSpec, graph: SocialGraph, data: ClientData) -> tup
     return game_on(spec, propagation_of(spec, graph), graph, replace(clients, data_size=sizes)), notes
 
 
-def _training_notes(experiment: Experiment) -> tuple[str, ...]:
+def _training_notes(asked: TrainingConfig, training: TrainingConfig) -> tuple[str, ...]:
     """What a reader should know of how the model was trained."""
-    training, notes = experiment.training, []
-    if training.clip_norm == FIRST_ROUND_MEDIAN:
-        notes.append("clip_norm is the median length of the first round's raw updates, which is not a private choice")
+    notes, protection = [], asked.protection
+    if protection.total_epsilon is not None:
+        limit = f"no client's final ε exceeds {protection.total_epsilon:g} at δ = {protection.dp_delta:g}"
+        notes.append(f"budget_unit={training.protection.budget_unit:.6g} was chosen so that {limit}")
     if training.model.startswith("vgg"):
         notes.append(f"{training.model} with norm={training.norm!r}")
     return tuple(notes)
@@ -166,7 +163,7 @@ def _require_batches(config: TrainingConfig, data: ClientData) -> None:
     """Refuses batches that the smallest client cannot fill."""
     smallest = int(np.argmin(data.num_examples))
     most = int(data.num_examples[smallest])
-    if not config.privacy.startswith("full_batch") and config.batch_size > most:
+    if not config.protection.sees_all and config.batch_size > most:
         raise BadInput(
             f"training.batch_size={config.batch_size}, but client {data.names[smallest]!r} has {most} examples. "
             f"Use at most {most}, or raise data.min_examples."

@@ -18,18 +18,18 @@ from mppfl.spec import ONE_OR_MANY, TABLES, Experiment, OutputSpec
 TOP = ("name", "seeds", "mechanisms", "aggregations")  # what stands above all tables
 EITHER_OR = (
     *(((one,), (many,)) for one, many in ONE_OR_MANY.items()),
-    (("training", "budget_unit"), ("training", "dp_epsilon")),
+    (("protection", "budget_unit"), ("protection", "total_epsilon")),
 )
 PATHS = (("game", "graph"), ("game", "clients"), ("data", "folder"), ("output", "folder"))
 OLD_KEYS = {"network.source": "game.graph", "network.generate": "game.family", "network.seed": "game.graph_seed"}
 
 
-def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+def read_experiment(path: str | Path | None, overrides: Sequence[str] = ()) -> Experiment:
     """The experiment in a TOML file.
 
     Args:
-        path: The file. Relative paths in it are relative to it.
-        overrides: Single values in place of the file's, as "training.clip_norm=0.5".
+        path: The file, to which relative paths in it are relative; None for the default of every value.
+        overrides: Single values in place of the file's, as "protection.clip_norm=0.5".
 
     Returns:
         The experiment, every value checked. Its name is the file's unless the file gives one.
@@ -43,16 +43,16 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
         >>> from tempfile import mkdtemp
         >>> from mppfl import read_experiment
         >>> file = Path(mkdtemp()) / "trial.toml"
-        >>> _ = file.write_text("seed = 1\\n[training]\\nclip_norm = 2.0")
-        >>> read_experiment(file, ["training.clip_norm=0.5"])
+        >>> _ = file.write_text("seed = 1\\n[protection]\\nclip_norm = 2.0")
+        >>> read_experiment(file, ["protection.clip_norm=0.5"])
         Experiment 'trial': mppfl, seed 1
-          training  clip_norm = 0.5
+          protection release = "gradient", adjacency = "replace_one", clip_norm = 0.5
     """
-    path = Path(path)
-    raw = read_toml(path)
+    path = None if path is None else Path(path)
+    raw = {} if path is None else read_toml(path)
     try:
-        raw.setdefault("name", path.stem)
-        values = _absolute_paths(raw, path.absolute().parent)
+        raw.setdefault("name", "experiment" if path is None else path.stem)
+        values = raw if path is None else _absolute_paths(raw, path.absolute().parent)
         # Mechanisms come first: they take options of the file away, and none that was typed beside them.
         for override in sorted(overrides, key=lambda text: not re.match(r"\s*mechanisms?\s*=", text)):
             _set(values, override)
@@ -60,7 +60,7 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
     except BadFile:
         raise
     except BadInput as cause:
-        raise BadFile(f"{path}: {cause}") from cause
+        raise cause if path is None else BadFile(f"{path}: {cause}") from cause
 
 
 def experiment_from(raw: Mapping[str, Any]) -> Experiment:
@@ -71,7 +71,10 @@ def experiment_from(raw: Mapping[str, Any]) -> Experiment:
             raise BadInput(f"{one} and {many} are both given. Keep one of them.")
         if one in given:
             given[many] = [_single(one, given.pop(one))]
-    _refuse_network(given.get("network"))
+    if isinstance(network := given.get("network"), Mapping):  # a table of earlier versions
+        places = [f"network.{key}" for key in network] or ["network"]
+        now = ", ".join(f"{place} is {OLD_KEYS.get(place, place.replace('network', 'game'))}" for place in places)
+        raise BadInput(f"[network] is part of [game] now: {now}. Write them there.")
     require_known(given, (*TOP, *TABLES), also=ONE_OR_MANY)
     if given.get("seeds", True) == []:
         raise BadInput("seeds must name at least one.")
@@ -89,26 +92,17 @@ def _single(name: str, value: Any) -> Any:
     return value
 
 
-def _refuse_network(table: Any) -> None:
-    """Says where the keys of [network], a table of earlier versions, stand now."""
-    if isinstance(table, Mapping):
-        places = [f"network.{key}" for key in table] or ["network"]
-        now = ", ".join(f"{place} is {OLD_KEYS.get(place, place.replace('network', 'game'))}" for place in places)
-        raise BadInput(f"[network] is part of [game] now: {now}. Write them there.")
-
-
-def differences(now: Experiment, before: Experiment) -> list[str]:
-    """Where two experiments differ, as "training.clip_norm: 1.0, was 0.5"; where results go does not count."""
+def differences(now: Experiment, before: Experiment) -> str:
+    """Where two experiments differ, as "protection.clip_norm: 1.0, was 0.5 (and 2 more)"; "" where they do not."""
     new, old = (flat_values(replace(one, output=OutputSpec()).as_dict()) for one in (now, before))
-    return [
-        f"{key}: {shown(new.get(key, 'not given'))}, was {shown(old.get(key, 'not given'))}"
-        for key in dict.fromkeys([*new, *old])
-        if new.get(key) != old.get(key)
-    ]
+    changed = [key for key in {**new, **old} if new.get(key) != old.get(key)]
+    more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+    values = [shown(values.get(changed[0], "not given")) for values in (new, old)] if changed else []
+    return f"{changed[0]}: {', was '.join(values)}{more}" if changed else ""
 
 
 def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by their dotted names: {"training.clip_norm": 1.0, ...}."""
+    """Nested values by their dotted names: {"protection.clip_norm": 1.0, ...}."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flat_values(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -128,11 +122,11 @@ def _absolute_paths(raw: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _set(raw: dict[str, Any], override: str) -> None:
-    """Puts a value such as "training.clip_norm=0.5" in its place."""
+    """Puts a value such as "protection.clip_norm=0.5" in its place."""
     place, sign, text = override.partition("=")
     steps = [step.strip() for step in place.split(".")]
     if not sign or not all(steps):
-        raise BadInput(f"--set {override!r} must look like training.clip_norm=0.5.")
+        raise BadInput(f"--set {override!r} must look like protection.clip_norm=0.5.")
     table, before = raw, _options(raw)
     for step in steps[:-1]:
         table = table.setdefault(step, {})

@@ -32,7 +32,7 @@ from mppfl.experiment.store import EXPERIMENT, LEDGER, POINTER, SUMMARY, load_ru
 from mppfl.files import errors_in_one_line
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from mppfl.text import one_line
-from mppfl.training import PER_ROUND, TrainingConfig, epsilon_method
+from mppfl.training import PER_ROUND, TrainingConfig
 
 OF_CLIENTS = ("payments", "spent", "participating")
 TRIES = 8
@@ -48,9 +48,7 @@ class LiveAccounts:
 
     names: tuple[str, ...]
     spent: Array
-    worst_case_spent: Array
     dp_epsilon: Array
-    worst_case_epsilon: Array
     cap: Array
     rounds: IntArray
 
@@ -65,38 +63,39 @@ class LiveAccounts:
 class LiveRun:
     """One training of a folder, finished or not.
 
+    marks           of its files before they were read
     rounds_done     rounds whose curves are known, which is where the last checkpoint was taken
-    rounds_charged  rounds that stand in the ledger: never fewer, unless no ledger is kept
     rounds          one entry per round done, by the names of RoundRecord
     clients         payments, spent, participating: rounds done × clients
     charged_since   ρ by client in the rounds that the ledger has and the checkpoint has not; rounds × clients
     accounts        from the ledger, or from the finished run; None where neither is there
-    noise           gaussian, discrete, seeded or none
-    updated         when anything of it was last written, seconds since 1970
+    noise           gaussian, discrete, simulated or none
     """
 
-    name: str
+    marks: Marks
     mechanism: str
     finished: bool
-    rounds_done: int
-    rounds_charged: int
     num_rounds: int
     checkpoint_every: int
+    rounds_done: int
     rounds: dict[str, Array]
     clients: dict[str, Array]
     charged_since: Array
     accounts: LiveAccounts | None
     noise: str
     unit: str
-    privacy: str
     dp_delta: float
     notes: tuple[str, ...]
-    updated: float
+
+    @property
+    def rounds_charged(self) -> int:
+        """Rounds that stand in the ledger: never fewer than are done, unless no ledger is kept."""
+        return self.rounds_done + len(self.charged_since)
 
     @property
     def is_simulation(self) -> bool:
         """Whether the noise came from a seed, which protects no one."""
-        return self.noise == "seeded"
+        return self.noise == "simulated"
 
 
 def is_run(folder: Path) -> bool:
@@ -125,50 +124,46 @@ def read_live(folder: str | Path) -> LiveRun:
     """The training in the folder, as it stood at one moment. Raises BadFile where it is damaged, or no training."""
     folder = Path(folder).absolute()
     for attempt in range(TRIES):
-        before = marks_of(folder)
+        marks = marks_of(folder)
         try:
-            return _finished(folder) if (folder / SUMMARY).is_file() else _unfinished(folder)
+            return _finished(folder, marks) if (folder / SUMMARY).is_file() else _unfinished(folder, marks)
         except MppflError:
             # Where nothing was written meanwhile, the files are wrong and not just on the move.
-            if attempt + 1 == TRIES or marks_of(folder) == before:
+            if attempt + 1 == TRIES or marks_of(folder) == marks:
                 raise
             time.sleep(0.02 * (attempt + 1))
     raise BadFile(f"{folder}: changed all the time. Look again later.")
 
 
-def _finished(folder: Path) -> LiveRun:
+def _finished(folder: Path, marks: Marks) -> LiveRun:
     run = load_run(folder)
     accounts, table = run.accounts, run.config.get("ledger", {})
     caps, everybody = table.get("caps", {}), table.get("cap", math.inf)  # the ledger was given the same ones
     cap = np.array([caps.get(name, everybody) for name in run.names], dtype=np.float64)
     figures = {name: getattr(accounts, name) for name in PER_ACCOUNT}
     return LiveRun(
-        name=run.name,
-        mechanism=run.mechanism,
+        marks,
+        run.mechanism,
         finished=True,
-        rounds_done=run.num_rounds,
-        rounds_charged=run.num_rounds,
         num_rounds=run.num_rounds,
         checkpoint_every=int(run.setting("checkpoint_every", 1)),
+        rounds_done=run.num_rounds,
         rounds=run.history.rounds,
         clients={name: run.history.clients[name] for name in OF_CLIENTS},
         charged_since=np.zeros((0, run.num_clients)),
         accounts=LiveAccounts(run.names, **figures, cap=cap, rounds=run.rounds_taken_part),
         noise=accounts.noise,
         unit=accounts.unit,
-        privacy=accounts.privacy,
         dp_delta=accounts.dp_delta,
         notes=tuple(dict.fromkeys((*accounts.notes, *run.notes))),
-        updated=_updated(folder),
     )
 
 
-def _unfinished(folder: Path) -> LiveRun:
-    experiment = read_experiment(folder.parent / EXPERIMENT)
+def _unfinished(folder: Path, marks: Marks) -> LiveRun:
+    experiment, name = read_experiment(folder.parent / EXPERIMENT), folder.name
     rounds_done, rounds, clients = _history(folder)
-    num_clients = clients["spent"].shape[1]
-    config = experiment.training
-    notes = [SIMULATION] if config.noise == "seeded" else []
+    config, num_clients = experiment.training, clients["spent"].shape[1]
+    notes = [SIMULATION] if config.protection.is_simulated else []
     accounts, charged = None, np.zeros((0, num_clients))
     mark = _mark(folder / LEDGER)
     if mark is None:
@@ -177,34 +172,27 @@ def _unfinished(folder: Path) -> LiveRun:
         notes.append(f"the ledger has {mark[2] / 1e9:.1f} GB: accounts are shown when the training has ended")
     else:
         with _copied_ledger(folder / LEDGER) as copy:
-            accounts, account_notes = _accounts(copy, config, folder.name)
-            charged = _charged_after(copy, folder.name, rounds_done, num_clients)
+            accounts, account_notes = _accounts(copy, config, name)
+            charged = _charged_after(copy, name, rounds_done, num_clients)
         notes += account_notes
     protected = np.isfinite(clients["spent"]).all() and (accounts is None or np.isfinite(accounts.spent).all())
-    name = folder.name  # of the case, which begins with its mechanism (build.py)
     return LiveRun(
-        name=name,
-        mechanism=next((m for m in experiment.mechanisms if name == m or name.startswith(f"{m}-")), name),
+        marks,
+        # The folder has the name of the case, which begins with its mechanism (build.py).
+        next((m for m in experiment.mechanisms if name == m or name.startswith(f"{m}-")), name),
         finished=False,
-        rounds_done=rounds_done,
-        rounds_charged=rounds_done + len(charged),
         num_rounds=experiment.game.num_rounds,
         checkpoint_every=experiment.output.checkpoint_every,
+        rounds_done=rounds_done,
         rounds=rounds,
         clients=clients,
         charged_since=charged,
         accounts=accounts,
-        noise=config.noise if protected else "none",
-        unit=config.mechanism.unit,
-        privacy=config.privacy,
-        dp_delta=config.dp_delta,
+        noise=config.protection.noise if protected else "none",
+        unit=config.protection.unit,
+        dp_delta=config.protection.dp_delta,
         notes=tuple(notes),
-        updated=_updated(folder),
     )
-
-
-def _updated(folder: Path) -> float:
-    return max((mark[1] / 1e9 for mark in marks_of(folder) if mark is not None), default=0.0)
 
 
 # ---- curves --------------------------------------------------------------------------------------------------------
@@ -256,7 +244,7 @@ def _copied_ledger(path: Path) -> Iterator[Path]:
 
 def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccounts | None, list[str]]:
     """What the ledger says of every client it knows, and what must be said beside it; None while it knows nobody."""
-    unit, method, notes = config.mechanism.unit, epsilon_method(config), []
+    unit, method, notes = config.protection.unit, config.protection.accounting, []
     if method == "pld":
         method = "rdp"  # composing loss distributions takes seconds for every client
         notes.append("ε by RDP while the training lasts: some per cent larger than in the finished run")
@@ -265,21 +253,16 @@ def _accounts(ledger: Path, config: TrainingConfig, run: str) -> tuple[LiveAccou
         if not account.clients:
             return None, []
         try:
-            nominal = opened.get_epsilon(None, config.dp_delta, method, unit=unit)
-            worst = opened.get_epsilon(None, config.dp_delta, method, unit=unit, worst_case=True)
+            epsilons = opened.get_epsilon(None, config.protection.dp_delta, method, unit=unit)
         except BadInput as cause:
-            nominal = worst = np.full(len(account.clients), np.nan)
+            epsilons = np.full(len(account.clients), np.nan)
             notes.append(f"no ε: {cause}")
     counts = "SELECT c.name, count(DISTINCT e.round_index) FROM events e JOIN clients c ON c.id = e.client"
     rounds = dict(_rows(ledger, f"{counts} WHERE e.run = ? GROUP BY c.name", run))
-    if (account.worst_case_budget > account.budget).any():
-        notes.append(f"{config.privacy}: the worst case costs more than the nominal budget")
     return LiveAccounts(
         account.clients,
         account.budget,
-        account.worst_case_budget,
-        nominal,
-        worst,
+        epsilons,
         account.cap,
         np.array([rounds.get(name, 0) for name in account.clients], dtype=np.int64),
     ), notes

@@ -7,27 +7,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
 from mppfl.data import unchangeable
-from mppfl.errors import BadInput, MppflError
+from mppfl.errors import BadInput
 from mppfl.experiment.provenance import Provenance
 from mppfl.network import SocialGraph
 from mppfl.privacy import Adjacency, Unit
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import UNKNOWN, between, epsilon, finite, number, percent
+from mppfl.text import UNKNOWN, Tabular, between, epsilon, finite, number, percent
 from mppfl.training import PER_ROUND, History
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε", "worst case ε")
-PER_ACCOUNT = ("spent", "worst_case_spent", "dp_epsilon", "worst_case_epsilon")
+SHOWN = ("mechanism", "final accuracy", "total payments", "server cost", "client welfare", "largest ε")
+PER_ACCOUNT = ("spent", "dp_epsilon")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,26 +32,22 @@ class PrivacyAccounts:
     """What a training cost every client's privacy. Arrays have one entry per client.
 
     unit, adjacency     what is protected, and against which neighbouring data set
-    privacy             name of the privacy mechanism
-    guarantee           what a budget of ρ per round really promises, in words
-    noise               gaussian, discrete, seeded or none
-    dp_delta            δ of both ε
-    spent               ρ over all rounds, nominal
-    worst_case_spent    ρ over all rounds that really holds
-    dp_epsilon          ε of `spent`
-    worst_case_epsilon  ε of `worst_case_spent`
+    protection          trust, unit and release, in words
+    guarantee           what a budget of ρ per round promises, in words
+    noise               gaussian, discrete, simulated or none
+    dp_delta            δ of every ε
+    spent               ρ over all rounds, whatever the data
+    dp_epsilon          ε over all rounds
     """
 
     unit: Unit
     adjacency: Adjacency
-    privacy: str
+    protection: str
     guarantee: str
     noise: str
     dp_delta: float
     spent: Array
-    worst_case_spent: Array
     dp_epsilon: Array
-    worst_case_epsilon: Array
 
     def __post_init__(self) -> None:
         for name in PER_ACCOUNT:
@@ -63,19 +56,16 @@ class PrivacyAccounts:
     @property
     def simulation(self) -> bool:
         """Whether the noise came from a seed, which protects no one."""
-        return self.noise == "seeded"
+        return self.noise == "simulated"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside every figure of these accounts."""
-        lines = [SIMULATION] if self.simulation else []
-        if (self.worst_case_spent > self.spent).any():
-            lines.append(f"{self.privacy}: the worst case costs more than the nominal budget")
-        return tuple(lines)
+        return (SIMULATION,) if self.simulation else ()
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Run:
+class Run(Tabular):
     """What came out of one training: `run_experiment` and `run_from_records` return it, `load_run` reads it.
 
     Args:
@@ -146,13 +136,11 @@ class Run:
         for name, values in self.history.clients.items():
             if values.shape != (rounds, clients):
                 raise BadInput(f"{name} has shape {values.shape}, not {rounds} rounds × {clients} clients.")
-        for what in ("refused", "diverged"):
-            listed = getattr(self.history, what)
-            if len(listed) != rounds:
-                raise BadInput(f"{what} lists {len(listed)} rounds, the history has {rounds}.")
-            strangers = {name for names in listed for name in names} - set(self.names)
-            if strangers:
-                raise BadInput(f"client {min(strangers)!r} {what} in a round is not one of the {clients} clients.")
+        if len(self.history.refused) != rounds:
+            raise BadInput(f"refused lists {len(self.history.refused)} rounds, the history has {rounds}.")
+        strangers = {name for names in self.history.refused for name in names} - set(self.names)
+        if strangers:
+            raise BadInput(f"client {min(strangers)!r} refused in a round is not one of the {clients} clients.")
 
     def __repr__(self) -> str:
         cells = comparison_cells(self)
@@ -169,13 +157,9 @@ class Run:
 
     def to_pandas(self) -> Any:
         """One row per round, as rounds.csv of the folder has them; needs pandas."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError as cause:
-            raise MppflError("pandas is not installed. Run: pip install pandas") from cause
-        return pandas.DataFrame(self.rounds_table()).set_index("round_index")
+        return Tabular.to_pandas(self).set_index("round_index")
 
-    def rounds_table(self) -> dict[str, list[Any]]:
+    def _columns(self) -> dict[str, list[Any]]:
         """One entry per round in every column: figures of the round, sums over clients, names of who was left out."""
         rounds, clients = self.history.rounds, self.history.clients
         return {
@@ -186,7 +170,6 @@ class Run:
             "welfare": self.welfare.tolist(),
             "engine": list(self.history.engine),
             "refused": [" ".join(names) for names in self.history.refused],
-            "diverged": [" ".join(names) for names in self.history.diverged],
         }
 
     @property
@@ -224,15 +207,7 @@ class Run:
     @property
     def rounds_refused(self) -> IntArray:
         """In how many rounds each client's cap forbade its release."""
-        return self._rounds_listed(self.history.refused)
-
-    @property
-    def rounds_diverged(self) -> IntArray:
-        """In how many rounds each client's update held NaN or infinity and was left out."""
-        return self._rounds_listed(self.history.diverged)
-
-    def _rounds_listed(self, listed: Sequence[Sequence[str]]) -> IntArray:
-        counts = Counter(name for names in listed for name in names)
+        counts = Counter(name for names in self.history.refused for name in names)
         return np.array([counts[name] for name in self.names], dtype=np.int64)
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
@@ -253,15 +228,13 @@ def plain(value: Any, where: str) -> Any:
         return {str(key): plain(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner, where) for inner in value]
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist(), where)
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, Path):
         return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (NoneType, bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, numbers, lists or tables.")
+    raise BadInput(f"{where}={value!r:.60} is no plain value. Give text, finite numbers, lists or tables.")
 
 
 def _vector(values: Any, name: str, length: int) -> Array:
@@ -290,7 +263,6 @@ MEASURES: dict[str, Callable[[Run], Any]] = {
     "server_cost": lambda run: float(run.server_cost.sum()),
     "welfare": lambda run: float(run.welfare.sum()),
     "dp_epsilon": lambda run: float(run.accounts.dp_epsilon.max()),
-    "worst_case_epsilon": lambda run: float(run.accounts.worst_case_epsilon.max()),
     "median_spent": lambda run: float(np.median(run.accounts.spent)),
     "least_exposed": lambda run: float(run.exposure.min()),
     "most_exposed": lambda run: float(run.exposure.max()),
@@ -316,7 +288,6 @@ COLUMNS = (
     Column("server cost", ("server_cost",), number, min),
     Column("client welfare", ("welfare",), number, max),
     Column("largest ε", ("dp_epsilon",), epsilon, min),
-    Column("worst case ε", ("worst_case_epsilon",), epsilon, min),
     Column("median spent ρ", ("median_spent",), number, min),
     Column("exposure, least to most", ("least_exposed", "most_exposed"), between),
     Column("seconds", ("seconds",), lambda seconds: number(seconds, 2)),
@@ -332,21 +303,3 @@ def comparison_cells(run: Run) -> dict[str, str]:
     """A run as it is shown: heading and text of every column."""
     (row,) = comparison_rows([run])
     return {column.heading: column.text(*(row[name] for name in column.measures)) for column in COLUMNS}
-
-
-def comparison_table(runs: Sequence[Run]) -> Table:
-    """The runs side by side for the terminal."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = [{"run": run.name} | comparison_cells(run) for run in runs]
-    if all(run.name == run.mechanism for run in runs):
-        rows = [comparison_cells(run) for run in runs]
-    table = Table(box=SIMPLE)
-    for heading in rows[0] if rows else ():
-        left = heading in ("run", "mechanism", "aggregation")
-        table.add_column(heading.replace(" ", "\n", 1), justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row.values()))  # text, not markup: a run may be called "[red]"
-    return table

@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import zipfile
 import zlib
@@ -124,10 +125,12 @@ def _read_run(folder: Path) -> Run:
 
 
 def require_folder(folder: Path) -> None:
-    """Raises where something else stands in the place of a folder that is to be written to."""
-    nearest = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if nearest.exists() and not nearest.is_dir():
+    """Raises where a folder cannot be written to, before anything is computed for it."""
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), Path())
+    if not nearest.is_dir():
         raise BadInput(f"{folder} could not be written: {nearest} is no folder. Choose another.")
+    if not os.access(nearest, os.W_OK):
+        raise BadFile(f"{folder} could not be written: {nearest} may not be written. Choose another.")
 
 
 def find_runs(folder: str | Path) -> tuple[Path, ...]:
@@ -169,7 +172,7 @@ def _summary(run: Run) -> dict[str, Any]:
         | {"rounds_refused": int(run.rounds_refused.sum())},
         "accounts": accounts | {"simulation": run.accounts.simulation, "notes": list(run.accounts.notes)},
         "notes": list(run.notes),
-        "config": _tagged(run.config),
+        "config": run.config,
         "provenance": asdict(run.provenance),
     }
 
@@ -218,7 +221,6 @@ def _arrays(run: Run) -> dict[str, Any]:
         "names": run.names,
         "engine": run.history.engine,
         "refused": run.history.refused,
-        "diverged": run.history.diverged,
         "graph_names": graph.names if graph.names != run.names else True,
         "normalisation": graph.normalisation,
         "dropped": sorted(graph.dropped),
@@ -244,7 +246,7 @@ def _npz(arrays: dict[str, Any]) -> bytes:
 
 
 FILES: dict[str, Callable[[Run], bytes]] = {  # of a run, beside its summary
-    "rounds.csv": lambda run: _csv(*run.rounds_table().items()),
+    "rounds.csv": lambda run: _csv(*run._columns().items()),
     "clients.csv": _clients_csv,
     "budgets.csv": lambda run: _matrix_csv(run, "budgets"),
     "payments.csv": lambda run: _matrix_csv(run, "payments"),
@@ -267,12 +269,12 @@ def _run(summary: dict[str, Any], arrays: dict[str, Any], weights: Array) -> Run
     data, indices, indptr, strengths, origin = (unchangeable(graph[name]) for name in GRAPH_ARRAYS)
     matrix = sp.csr_array((data, indices, indptr), shape=(len(names), len(names)))
     accounts = {item.name: summary["accounts"][item.name] for item in fields(PrivacyAccounts)}
-    refused, diverged = (tuple(map(tuple, facts[name])) for name in ("refused", "diverged"))
+    refused = tuple(map(tuple, facts["refused"]))
     return Run(
         name=summary["name"],
         mechanism=summary["mechanism"],
-        config=_untagged(summary["config"]),
-        history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused, diverged),
+        config=summary["config"],
+        history=History(group("rounds"), group("clients"), tuple(facts["engine"]), refused),
         weights=weights,
         names=names,
         graph=SocialGraph(matrix, graph_names, facts["normalisation"], strengths, origin, frozenset(facts["dropped"])),
@@ -294,23 +296,6 @@ def _sha256(content: bytes) -> str:
 
 def _checksum(summary: dict[str, Any]) -> str:
     return _sha256(json.dumps(summary, sort_keys=True).encode())
-
-
-def _tagged(value: Any) -> Any:
-    """Infinite and unknown numbers as {"number": "inf"}, because strict JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _tagged(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_tagged(inner) for inner in value]
-    return {"number": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        if list(value) == ["number"] and value["number"] in ("inf", "-inf", "nan"):
-            return float(value["number"])
-        return {key: _untagged(inner) for key, inner in value.items()}
-    return [_untagged(inner) for inner in value] if isinstance(value, list) else value
 
 
 # ---- a training ----------------------------------------------------------------------------------------------------
@@ -359,7 +344,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             begun = self.resume and (self.folder / POINTER).exists()  # an empty ledger would forget what was spent
             ledger = self.resources.enter_context(PrivacyLedger.open(path, must_exist=begun))
-        unit = case.config.mechanism.unit
+        unit = case.config.protection.unit
         caps, graph = case.experiment.ledger, case.solution.game.graph
         if caps.cap is not None:
             ledger.set_cap(case.data.names, caps.cap, unit)
@@ -391,10 +376,6 @@ class Store:
                 if old != path:
                     old.unlink(missing_ok=True)
 
-    def save(self, run: Run) -> None:
-        if self.folder is not None:
-            save_run(run, self.folder / run.name)
-
 
 def rounds_checkpointed(folder: Path) -> int:
     """After how many rounds the last whole set of checkpoints was taken; 0 where there is none yet."""
@@ -420,22 +401,17 @@ def _require_free(folder: Path, experiment: Experiment, *, resume: bool, overwri
         return
     stored = read_experiment(folder / EXPERIMENT)
     if resume:
-        _require_same(folder, experiment, stored)
+        if changed := differences(experiment, stored):
+            raise BadInput(f"{folder} holds another experiment: {changed}. Undo that, or train elsewhere.")
+        if not experiment.ledger.keep:
+            raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
     elif not overwrite:
         raise BadInput(f"{folder} holds a training already. Resume it, overwrite it, or choose another folder.")
-    elif stored.training.noise != "seeded" and not _released_nothing(folder, stored):
+    elif not stored.training.protection.is_simulated and not _released_nothing(folder, stored):
         raise BadInput(
-            f"{folder} holds the account of real releases (noise={stored.training.noise!r}), which must not be "
-            "forgotten. Choose another folder."
+            f"{folder} holds the account of real releases (noise={stored.training.protection.noise!r}), which must not "
+            "be forgotten. Choose another folder."
         )
-
-
-def _require_same(folder: Path, experiment: Experiment, stored: Experiment) -> None:
-    if changed := differences(experiment, stored):
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise BadInput(f"{folder} holds another experiment: {changed[0]}{more}. Undo that, or train elsewhere.")
-    if not experiment.ledger.keep:
-        raise BadInput("ledger.keep=false left no account of what was spent, so the training cannot be resumed.")
 
 
 def _released_nothing(folder: Path, stored: Experiment) -> bool:

@@ -24,25 +24,18 @@ from mppfl.training import RoundRecord
 
 Tracker = Callable[[Mapping[str, RoundRecord]], None]
 Put = Callable[[str, float, int], object]  # one figure of one round of one case
+OF_A_RECORD = ("accuracy", "loss", "reward_rate", "dp_epsilon", "clip_norm", "update_norm", "seconds")
 Service = tuple[Callable[[str], Put], Callable[[str], object]]  # begins a case by its name, ends all with a status
 
 
 def _scalars(record: RoundRecord) -> dict[str, float]:
     """The figures of one round, those that are known and finite."""
     budgets = record.budgets[record.participating]
-    figures = {
-        "accuracy": record.accuracy,
-        "loss": record.loss,
-        "reward_rate": record.reward_rate,
+    figures = {name: getattr(record, name) for name in OF_A_RECORD} | {
         "payments": float(record.payments.sum()),
         "median_budget": float(np.median(budgets)) if len(budgets) else math.nan,
         "participating": float(record.participating.sum()),
         "refused": float(len(record.refused)),
-        "diverged": float(len(record.diverged)),
-        "dp_epsilon": record.dp_epsilon,
-        "clip_norm": record.clip_norm,
-        "update_norm": record.update_norm,
-        "seconds": record.seconds,
     }
     return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 

@@ -20,7 +20,7 @@ from mppfl.experiment.store import storage
 from mppfl.game import Outcome, Solution, evaluate, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
 from mppfl.spec import Experiment
-from mppfl.training import History, Log, RoundRecord, TrainingConfig, epsilon_method, history_of
+from mppfl.training import History, Log, RoundRecord, TrainingConfig, history_of
 
 BY_ORDERS = (
     "dp_epsilon is by the method rdp, some per cent larger than by pld: clients have too many different "
@@ -43,7 +43,7 @@ def run_experiment(
         experiment: What to train. For a model or data of your own, see `run_from_records`.
         folder: Where to keep everything, so that the training survives being killed; default: the experiment's, or
             nowhere.
-        resume: Go on from the last checkpoints in the folder; with seeded noise the end is the same bit for bit.
+        resume: Go on from the last checkpoints in the folder; with simulated noise the end is the same bit for bit.
         overwrite: Put this training in place of a simulation that the folder holds.
         on_round: Called after every round with the records of all cases, by name.
 
@@ -96,8 +96,9 @@ def run_experiment(
             end, settings = logs[case.name].checkpoint(), case.experiment.as_dict()
             parts = (case.solution, case.data, case.config, ledgers[case.name])
             runs.append(_run(case.name, settings, *parts, end.history, end.weights, origin, case.notes))
-        for run in runs:
-            store.save(run)
+        if store.folder is not None:
+            for run in runs:
+                run.save(store.folder / run.name)
     return tuple(runs)
 
 
@@ -208,7 +209,7 @@ def _run(
 
 
 def _outcome(solution: Solution, history: History) -> Outcome:
-    """What the game brought server and clients, where clients refused by a cap, or diverged, gave nothing."""
+    """What the game brought server and clients, where clients refused by a cap gave nothing."""
     given = np.where(history.clients["participating"].astype(bool), history.clients["budgets"], 0.0)
     if (given == history.clients["budgets"]).all():
         return solution.outcome
@@ -234,10 +235,10 @@ def _require_whole(
     positions = {client: position for position, client in enumerate(data.names) if released[position]}
     missing = [client for client in positions if client not in in_ledger]
     if positions and not missing:
-        account = ledger.account(list(positions), config.mechanism.unit)
+        account = ledger.account(list(positions), config.protection.unit)
         here = [positions[client] for client in account.clients]
         spent = history.clients["spent"].sum(axis=0)[here]
-        is_zcdp = config.mechanism.is_zcdp
+        is_zcdp = config.protection.is_zcdp
         short = account.budget < spent * (1 - 1e-9) if is_zcdp else account.poisson < released[here]
         missing = [client for client, is_short in zip(account.clients, short, strict=True) if is_short]
     if missing:
@@ -251,7 +252,7 @@ def _accounts(
     data: ClientData, config: TrainingConfig, history: History, ledger: PrivacyLedger
 ) -> tuple[PrivacyAccounts, tuple[str, ...]]:
     """What the ledger says of every client, and notes on it; a client that never released has spent nothing."""
-    mechanism, delta = config.mechanism, config.dp_delta
+    protection, delta = config.protection, config.protection.dp_delta
     in_ledger = set(ledger.clients)
     charged = np.array([name in in_ledger for name in data.names])
     names = [name for name in data.names if name in in_ledger]
@@ -261,27 +262,21 @@ def _accounts(
         table[charged] = values
         return table
 
-    unit, method = mechanism.unit, epsilon_method(config)
-    spent, worst_spent = ledger.spent(names, unit), ledger.spent(names, unit, worst_case=True)
+    unit, method = protection.unit, protection.accounting
     notes: tuple[str, ...] = ()
     try:
         epsilons = ledger.get_epsilon(names, delta, method, unit=unit)
     except TooManyHistories:
         method, notes = "rdp", (BY_ORDERS,)
         epsilons = ledger.get_epsilon(names, delta, method, unit=unit)
-    worst_epsilons = epsilons  # composing takes long, so ask once where the answer is the same
-    if not np.array_equal(spent, worst_spent):
-        worst_epsilons = ledger.get_epsilon(names, delta, method, unit=unit, worst_case=True)
     accounts = PrivacyAccounts(
         unit=unit,
-        adjacency=mechanism.adjacency,
-        privacy=mechanism.name,
-        guarantee=mechanism.guarantee,
-        noise="none" if np.isinf(history.clients["budgets"]).any() else config.noise,
+        adjacency=protection.adjacency or "replace_one",
+        protection=protection.name,
+        guarantee=protection.guarantee,
+        noise="none" if np.isinf(history.clients["budgets"]).any() else protection.noise,
         dp_delta=delta,
-        spent=all_clients(spent),
-        worst_case_spent=all_clients(worst_spent),
+        spent=all_clients(ledger.spent(names, unit)),
         dp_epsilon=all_clients(epsilons),
-        worst_case_epsilon=all_clients(worst_epsilons),
     )
     return accounts, notes

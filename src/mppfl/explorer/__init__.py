@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         MOST_LINKS,
         OTHERS,
         CommunityTree,
-        NetworkDrawing,
+        draw,
         elements,
         influence_between,
         node_paint,

@@ -43,13 +43,13 @@ def answer(site: Site, choices: Choices, dark: bool) -> dict[str, Any]:
     alert = " ".join(map(sentence, scene.solution.warnings))
     said: dict[str, Any] = {"alert": alert, "summary": summary(scene)}
     if choices.view.tab == "rounds":
-        return said | {"plots": plots_of(round_charts(scene), dark)}
+        return said | {"plots": plots_of(round_charts(scene, choices.view.client), dark)}
     if picture is None:
         rows = comparison(site.world, choices)
         texts = {"comparison-table": str(comparison_table(rows, choices.game.num_rounds))}
         return said | {"texts": texts, "plots": plots_of(comparison_charts(rows), dark)}
     view, error = _view_of(scene, choices.view.client)
-    painted, legend = paint(picture, scene, view, dark)
+    painted, legend = paint(picture, scene, choices.view.colour, view, dark)
     texts = {
         "legend": str(legend),
         "client-panel": str(client_panel(scene, view)),

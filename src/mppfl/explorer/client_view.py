@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -29,19 +28,11 @@ UNITS = {  # what is shown of one client before and after another moves
 }
 
 
-class ExposureTerm(NamedTuple):
-    """One term λ^(k-1)(W^k)_ij ρ_j of a client's external risk: over walks of `hop` edges from one source."""
-
-    source: str
-    hop: int
-    amount: float
-
-
 @dataclass(frozen=True, slots=True)
 class ClientView:
     """Who exposes one client in the round shown.
 
-    terms        the largest, largest first
+    terms        source, hop and amount of the largest terms λ^(k-1)(W^k)_ij ρ_j of its external risk, largest first
     sources      external risk over all hops by position of the source, the largest, largest first
     by_hop       external risk by hop, from 1 to K; adds up to the external risk
     walks        the single strongest walk of each of `sources`
@@ -50,7 +41,7 @@ class ClientView:
 
     client: int
     name: str
-    terms: tuple[ExposureTerm, ...]
+    terms: tuple[tuple[str, int, float], ...]
     sources: dict[int, float]
     by_hop: tuple[float, ...]
     walks: tuple[Walk, ...]
@@ -66,11 +57,11 @@ def client_view(scene: Scene, client: int, most: int = 12) -> ClientView:
     exposing = np.flatnonzero(by_source)
     largest = exposing[np.argsort(-by_source[exposing], kind="stable")][:most].tolist()
     first = (part[:most].tolist() for part in (exposure.sources, exposure.hops, exposure.amounts))
-    terms = (ExposureTerm(scene.names[source], hop, amount) for source, hop, amount in zip(*first, strict=True))
+    terms = ((scene.names[source], hop, amount) for source, hop, amount in zip(*first, strict=True) if amount > 0)
     return ClientView(
         client=client,
         name=scene.names[client],
-        terms=tuple(term for term in terms if term.amount > 0),
+        terms=tuple(terms),
         sources={source: float(by_source[source]) for source in largest},
         by_hop=tuple(by_hop.tolist()),
         walks=strongest_walks(game.propagation, client, budgets, largest),
@@ -78,23 +69,11 @@ def client_view(scene: Scene, client: int, most: int = 12) -> ClientView:
     )
 
 
-class WhatIf(NamedTuple):
-    """Figures of all clients before and after another one moved.
-
-    others_respond  True: everybody else settles anew at the same prices. False: these clients do not answer each other,
-                    so the others' budgets stay and only exposure changes.
-    """
-
-    before: dict[str, Array]
-    after: dict[str, Array]
-    others_respond: bool
-
-
-def what_if(scene: Scene, client: int, other: int, event: str) -> WhatIf:
-    """The round shown with one client held at 0 ("leaves") or at twice its budget ("doubles"), prices unchanged.
+def what_if(scene: Scene, client: int, other: int, event: str) -> tuple[dict[str, Array], bool]:
+    """Figures of all clients with one held at 0 ("leaves") or at twice its budget ("doubles"), prices unchanged.
 
     Clients who know the network settle anew around it, within their bounds; who had opted out opts out. The others
-    answer as if alone, or do not choose, so that nobody's budget moves but that of `other`.
+    answer as if alone, or do not choose, so that nobody's budget moves but that of `other`. Also whether they settle.
     """
     game, before = scene.solution.game, scene.figures
     if client == other:
@@ -104,12 +83,12 @@ def what_if(scene: Scene, client: int, other: int, event: str) -> WhatIf:
     responds = scene.solution.verification.residual < SETTLED  # in equilibrium: they know the network
     if responds:
         low, high = game.clients.budget_min.copy(), game.clients.budget_max.copy()
-        if scene.choices.game.participation == "rational":
+        if scene.solution.plan.participation == "rational":
             outside = before["budget"] <= 0
             low[outside] = high[outside] = 0.0
         low[other] = high[other] = budgets[other]
-        budgets = equilibrium_at(game.with_bounds(low, high), before["price"], budgets).budgets
-    return WhatIf(before, figures_of(game, before["price"], budgets), responds)
+        budgets = equilibrium_at(game.with_bounds(low, high), before["price"], budgets)
+    return figures_of(game, before["price"], budgets), responds
 
 
 # ---- as parts of the page ------------------------------------------------------------------------------------------
@@ -128,8 +107,8 @@ def client_facts(scene: Scene, client: int) -> dict[str, float]:
         "privacy cost (money)": figures["privacy_cost"],
         "compute cost (money)": float(compute_cost) if figures["budget"] > 0 else 0.0,
         "utility (money)": figures["utility"],
-        "spent so far (ρ)": float(scene.cumulative.spent[client]),
-        "external risk so far (ρ)": float(scene.cumulative.external[client]),
+        "spent so far (ρ)": float(scene.spent[client]),
+        "external risk so far (ρ)": float(scene.external[client]),
     }
 
 
@@ -147,7 +126,7 @@ def client_panel(scene: Scene, view: ClientView | None) -> Markup:
     total = sum(view.by_hop)
     hops = [[f"{hop} edge{'s' * (hop > 1)}", number(amount)] for hop, amount in enumerate(view.by_hop, start=1)]
     rows = [[source, str(hop), number(amount), f"{100 * amount / total:.1f} %"] for source, hop, amount in view.terms]
-    left_out = number(total - sum(term.amount for term in view.terms))
+    left_out = number(total - sum(amount for *_, amount in view.terms))
     more = f"{len(rows)} largest terms from {view.num_sources:,} sources; the others add up to {left_out}"
     parts += [
         table(["over", "external risk (ρ)"], hops, "By hop"),
@@ -162,25 +141,22 @@ def what_if_panel(scene: Scene, view: ClientView | None, other: str, event: str)
     if view is None or not other.strip():
         return tag("p", "Choose two clients: the one you look at, and the one who moves.", class_="soft")
     try:
-        change = what_if(scene, view.client, scene.solution.game.graph.index(other.strip()), event)
+        after, settled = what_if(scene, view.client, scene.solution.game.graph.index(other.strip()), event)
     except BadInput as error:
         return tag("p", str(error), class_="wrong")
 
-    client, before, after = view.client, change.before, change.after
+    client, before = view.client, scene.figures
     rows = [_moved(words, before[name][client], after[name][client]) for name, words in UNITS.items()]
     rows.append(_moved("all: external risk (ρ)", before["external_risk"].sum(), after["external_risk"].sum()))
-    rows.append(_moved("all: welfare (money)", *(_welfare(scene, figures) for figures in (before, after))))
+    parts = ([figures[name] for name in ("price", "budget", "privacy_loss")] for figures in (before, after))
+    rows.append(_moved("all: welfare (money)", *(welfare(scene.solution.game, *of_all) for of_all in parts)))
     how = (
         "The others settle anew at the same prices."
-        if change.others_respond
+        if settled
         else "These clients do not answer each other: budgets of the others stay, exposure changes."
     )
     caption = f"Client {view.name} when {other.strip()} {'leaves' if event == 'leaves' else 'doubles its budget'}"
     return table(["what", "before", "after", "change"], rows, caption) + tag("p", how, class_="soft")
-
-
-def _welfare(scene: Scene, figures: dict[str, Array]) -> float:
-    return welfare(scene.solution.game, figures["price"], figures["budget"], figures["privacy_loss"])
 
 
 def _moved(words: str, old: float, new: float) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -67,28 +67,13 @@ class Picture:
         return np.array([len(members) for members in self.members])
 
 
-class NetworkDrawing:
-    """A graph and the pictures of it, each made once, when it is asked for. Safe to use from threads."""
-
-    def __init__(self, graph: SocialGraph) -> None:
-        self.graph = graph
-        self._tree = CommunityTree(graph, most_together=MOST_CLIENTS, most_branches=MOST_COMMUNITIES)
-        self._pictures: dict[tuple[int, ...], Picture] = {}
-        self._lock = threading.Lock()
-
-    def picture(self, opened: tuple[int, ...] = ()) -> Picture:
-        """All clients up to 2,000 of them, else communities; `opened` are communities by number, outermost first."""
-        opened = tuple(opened)
-        with self._lock:
-            if opened not in self._pictures:
-                way, inside = self._tree.way(opened), self._tree.inside(opened)
-                trail = (way[0].name, *(f"{branch.name} ({len(branch.members):,} clients)" for branch in way[1:]))
-                self._pictures[opened] = (
-                    _community_picture(self.graph, inside, trail)
-                    if inside
-                    else _client_picture(self.graph, way[-1].members, trail)
-                )
-            return self._pictures[opened]
+def draw(tree: CommunityTree, opened: tuple[int, ...] = ()) -> Picture:
+    """All clients up to 2,000 of them, else communities; `opened` are communities by number, outermost first."""
+    way, inside = tree.way(opened), tree.inside(opened)
+    trail = (way[0].name, *(f"{branch.name} ({len(branch.members):,} clients)" for branch in way[1:]))
+    if inside:
+        return _community_picture(tree.graph, inside, trail)
+    return _client_picture(tree.graph, way[-1].members, trail)
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
@@ -161,10 +146,12 @@ class CommunityTree:
     """A graph divided into communities, these into smaller ones, and so on; each is divided at first use.
 
     A branch is named by its path: numbers from the outside in, () for all clients. Every client is in exactly one
-    branch of each division. Not safe to use from two threads at once.
+    branch of each division.
     """
 
-    def __init__(self, graph: SocialGraph, *, most_together: int, most_branches: int) -> None:
+    def __init__(
+        self, graph: SocialGraph, *, most_together: int = MOST_CLIENTS, most_branches: int = MOST_COMMUNITIES
+    ) -> None:
         self.graph = graph
         self.most_together = most_together
         self.most_branches = most_branches
@@ -176,7 +163,7 @@ class CommunityTree:
         count = self.graph.num_clients
         branches = [Branch(f"all {count:,} clients", np.arange(count))]
         for depth, number in enumerate(opened):
-            inside = self._divided(opened[:depth], branches[-1])
+            inside = self.inside(opened[:depth])
             if not 0 <= number < len(inside):
                 content = f"has communities 0 to {len(inside) - 1}" if inside else "has only clients"
                 raise BadInput(f"opened={opened!r}: {branches[-1].name} {content}, no community {number}. Go back up.")
@@ -189,35 +176,31 @@ class CommunityTree:
         () where it has at most `most_together` clients, or does not divide. Above `most_branches` communities the
         smallest form the last branch together.
         """
-        return self._divided(opened, self.way(opened)[-1])
-
-    def _divided(self, opened: tuple[int, ...], branch: Branch) -> tuple[Branch, ...]:
         if opened not in self._inside:
-            if len(branch.members) <= self.most_together:
-                self._inside[opened] = ()
-            elif branch.groups:
-                self._inside[opened] = self._bundles(branch.groups)
-            else:
-                self._inside[opened] = self._communities(branch.members)
+            branch = self.way(opened)[-1]
+            self._inside[opened] = self._divided(branch) if len(branch.members) > self.most_together else ()
         return self._inside[opened]
 
-    def _communities(self, members: IntArray) -> tuple[Branch, ...]:
+    def _divided(self, branch: Branch) -> tuple[Branch, ...]:
+        if len(branch.groups) > self.most_branches:
+            return self._bundles(branch.groups)
+        groups = branch.groups or self._communities(branch.members)
+        kept = len(groups) if len(groups) <= self.most_branches else self.most_branches - 1
+        branches = tuple(Branch(f"community {number}", group) for number, group in enumerate(groups[:kept]))
+        if len(groups) < 2:
+            return ()
+        return branches if kept == len(groups) else (*branches, _joined(OTHERS, groups[kept:]))
+
+    def _communities(self, members: IntArray) -> tuple[IntArray, ...]:
         if self._edges is None:
             self._edges = self.graph.edges()
         everybody = len(members) == self.graph.num_clients
         edges = self._edges if everybody else self._edges[members][:, members]
         labels = communities_of_edges(edges, np.random.default_rng(0), self.most_branches)
-        groups = tuple(members[part] for part in _parts(labels))
-        if len(groups) < 2:
-            return ()
-        kept = len(groups) if len(groups) <= self.most_branches else self.most_branches - 1
-        branches = tuple(Branch(f"community {number}", group) for number, group in enumerate(groups[:kept]))
-        return branches if kept == len(groups) else (*branches, _joined(OTHERS, groups[kept:]))
+        return tuple(members[part] for part in _parts(labels))
 
     def _bundles(self, groups: tuple[IntArray, ...]) -> tuple[Branch, ...]:
-        """Communities one by one, or, where they are too many, whole ones bundled to about equally many clients."""
-        if len(groups) <= self.most_branches:
-            return tuple(Branch(f"community {number}", group) for number, group in enumerate(groups))
+        """Whole communities bundled to about equally many clients."""
         sizes = np.array([len(group) for group in groups])
         middles = np.cumsum(sizes) - sizes / 2
         bundle = np.unique((middles * self.most_branches / sizes.sum()).astype(np.int64), return_inverse=True)[1]
@@ -395,9 +378,10 @@ def _colours(values: Array, low: float, high: float, dark: bool, diverging: bool
     return mixed_colours(FIRST_COLOUR[dark] + (LAST_COLOUR[dark] - FIRST_COLOUR[dark]) * shares, VIRIDIS)
 
 
-def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -> tuple[dict[str, Any], Markup]:
+def paint(
+    picture: Picture, scene: Scene, colour: str, view: ClientView | None, dark: bool
+) -> tuple[dict[str, Any], Markup]:
     """Colours of what is drawn, in its order, the chosen client, those who expose it and the walks; and the legend."""
-    colour = scene.choices.view.colour
     values, words = scene.coloured_by(colour)
     colours, scale = node_paint(node_values(picture, values), dark, diverging=colour == "utility")
     painted: dict[str, Any] = {"colours": colours, "communities": bool(picture.labels)}
@@ -410,13 +394,9 @@ def paint(picture: Picture, scene: Scene, view: ClientView | None, dark: bool) -
         walks = [node_of[list(walk.clients)].tolist() for walk in view.walks]
         painted["chosen"] = chosen if chosen >= 0 else None
         painted["sources"] = sorted({int(node_of[source]) for source in view.sources} - {-1, chosen})
-        painted["walks"] = [_without_stays(walk) for walk in walks if min(walk) >= 0]
+        # Of a walk between communities, without the steps that stay in one.
+        painted["walks"] = [[node for node, _ in groupby(walk)] for walk in walks if min(walk) >= 0]
     return painted, _legend(scale, words)
-
-
-def _without_stays(walk: list[int]) -> list[int]:
-    """A walk between communities without the steps that stay in one."""
-    return [node for k, node in enumerate(walk) if k == 0 or node != walk[k - 1]]
 
 
 def _legend(scale: Scale, words: str) -> Markup:

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from mppfl.arrays import Array, IntArray
-from mppfl.charts import MECHANISM_SLOTS, ROUNDS, Axis, Bars, Chart, Line, Points
+from mppfl.charts import ROUNDS, Axis, Bars, Chart, Line, mechanism_chart
 from mppfl.errors import BadInput, UnknownClient
 from mppfl.experiment import mechanism_of
 from mppfl.explorer.markup import table
@@ -24,6 +24,7 @@ MOST_NAMED = 60  # clients that get one or two bars with a name; of more, curves
 MOST_BARS = 80  # in all, where each client has more than two
 MOST_COMPARED = 10_000  # clients; about 20 seconds
 MOST_OPTIMA = 300  # clients; the price of anarchy needs an optimum in every round
+SHARES = (0.1, 0.5, 0.9)  # of clients: the middle one, and the band of the middle 80 %
 BUDGET = Axis("budget", "ρ of zCDP, per round")
 ROUND_CHARTS = ("reward-rate", "server-cost", "welfare", "budgets-by-round", "budgets-sorted", "utility-by-risk")
 
@@ -45,12 +46,7 @@ MEASURES = (
     Measure("compared-budgets", "mean_budget", "Mean budget", "budget of a client", "ρ of zCDP, per round"),
     Measure("compared-anarchy", "price_of_anarchy", "Price of anarchy", "optimal welfare over welfare", "ratio"),
     Measure(
-        "compared-negative-utility",
-        "negative_utility",
-        "Clients with negative utility",
-        "share of clients",
-        "%, mean over rounds",
-        100.0,
+        "compared-negative-utility", "negative_utility", "Negative utility", "clients", "%, mean over rounds", 100.0
     ),
 )
 COMPARISON_CHARTS = tuple(measure.key for measure in MEASURES)
@@ -71,8 +67,12 @@ def summary(scene: Scene) -> str:
 # ---- one game ------------------------------------------------------------------------------------------------------
 
 
-def round_charts(scene: Scene) -> tuple[Chart, ...]:
-    """All charts of a scene: those over rounds, then those over clients in the round shown."""
+def round_charts(scene: Scene, name: str = "") -> tuple[Chart, ...]:
+    """All charts of a scene: those over rounds, then those over clients in the round shown; one client stands out."""
+    try:
+        client = scene.solution.game.graph.index(name) if name else None
+    except UnknownClient:  # it was of another network
+        client = None
     outcome, weight = scene.solution.outcome, scene.solution.game.accuracy_weight
     priced = "with personal prices, their mean weighted by budgets" if scene.solution.plan.prices is not None else ""
     endless = "" if np.isfinite(outcome.welfare).all() else "without noise nobody is protected: the loss has no bound"
@@ -82,14 +82,15 @@ def round_charts(scene: Scene) -> tuple[Chart, ...]:
         f"(1−τ)·payments, 1−τ = {1 - weight:.3g}": (1 - weight) * outcome.payments,
     }
     welfare = {"clients": outcome.welfare, "clients and server": outcome.total_welfare}
+    title = f"Budgets in round {scene.round_index}, largest first"
     rates, price = {"reward rate": outcome.reward_rates}, Axis("reward rate", "money per unit of budget")
     return (
         _by_round("reward-rate", "Reward rate", price, scene, rates, priced),
         _by_round("server-cost", "Server cost and its parts", Axis("cost", "money"), scene, costs),
         _by_round("welfare", "Welfare", Axis("welfare", "money"), scene, welfare, endless),
-        _budgets_by_round(scene),
-        _budgets_sorted(scene),
-        _utility_by_risk(scene),
+        _budgets_by_round(scene, client),
+        sorted_chart("budgets-sorted", title, BUDGET, {"budget": (0, scene.figures["budget"])}, scene.names, client),
+        _utility_by_risk(scene, client),
     )
 
 
@@ -98,16 +99,16 @@ def _by_round(key: str, title: str, axis: Axis, scene: Scene, curves: dict[str, 
     return Chart(key, title, ROUNDS, axis, lines, marked=_round_shown(scene), note=note)
 
 
-def _budgets_by_round(scene: Scene) -> Chart:
+def _budgets_by_round(scene: Scene, client: int | None) -> Chart:
     """Median budget with the middle 80 % of clients, and the chosen client, by round."""
-    plan, client = scene.solution.plan, _chosen_client(scene)
+    plan = scene.solution.plan
     sample = _sample(plan.num_clients, ALL_BELOW)
     rows, of_client = [], np.empty(len(plan))
     for position, rate in enumerate(plan.reward_rates.tolist()):
         budgets = plan.budgets.at(position, rate)
         rows.append(budgets if sample is None else budgets[sample])
         of_client[position] = np.nan if client is None else budgets[client]
-    low, middle, high = quantiles(np.array(rows))
+    low, middle, high = np.quantile(rows, SHARES, axis=1)
     lines = [Line("median, band 10–90 % of clients", 0, _rounds(scene), middle, low, high)]
     if client is not None:
         lines.append(Line(f"client {scene.names[client]}", 1, _rounds(scene), of_client))
@@ -116,22 +117,15 @@ def _budgets_by_round(scene: Scene) -> Chart:
     return Chart("budgets-by-round", "Budgets by round", ROUNDS, BUDGET, tuple(lines), marked=marked, note=note)
 
 
-def _budgets_sorted(scene: Scene) -> Chart:
-    """Everybody's budget in the round shown, largest first: bars with names, or a curve where there are many."""
-    title = f"Budgets in round {scene.round_index}, largest first"
-    groups = {"budget": (0, scene.figures["budget"])}
-    return sorted_chart("budgets-sorted", title, BUDGET, groups, scene.names, _chosen_client(scene))
-
-
-def _utility_by_risk(scene: Scene) -> Chart:
+def _utility_by_risk(scene: Scene, client: int | None) -> Chart:
     """What each client gains against what others expose of it, in the round shown."""
-    size, client = len(scene.names), _chosen_client(scene)
+    size = len(scene.names)
     sample = _sample(size, SAMPLE)
     risk, gain = scene.figures["external_risk"], scene.figures["utility"]
 
-    def cloud(name: str, slot: int, clients: IntArray) -> Points:
+    def cloud(name: str, slot: int, clients: IntArray) -> Line:
         labels = tuple(scene.names[k] for k in clients.tolist())
-        return Points(name, slot, risk[clients], gain[clients], labels)
+        return Line(name, slot, risk[clients], gain[clients], labels=labels)
 
     clouds = [cloud("clients", 0, np.arange(size) if sample is None else sample)]
     if client is not None:
@@ -141,7 +135,7 @@ def _utility_by_risk(scene: Scene) -> Chart:
         f"Utility and external risk, round {scene.round_index}",
         Axis("external risk", "ρ of zCDP, per round"),
         Axis("utility", "money"),
-        points=tuple(clouds),
+        tuple(clouds),
         note="" if sample is None else f"{SAMPLE:,} clients drawn from {size:,}",
     )
 
@@ -173,12 +167,6 @@ def sorted_chart(
     return Chart(key, title, Axis("client, by rank", "number"), axis, tuple(lines), note=note)
 
 
-def quantiles(rows: Array) -> tuple[Array, Array, Array]:
-    """10 %, 50 % and 90 % of every row."""
-    low, middle, high = np.quantile(rows, [0.1, 0.5, 0.9], axis=1)
-    return low, middle, high
-
-
 def _largest_first(values: Array) -> IntArray:
     return np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable")
 
@@ -188,13 +176,6 @@ def _sample(size: int, all_below: int) -> IntArray | None:
     if size <= all_below:
         return None
     return np.sort(np.random.default_rng(0).choice(size, SAMPLE, replace=False, shuffle=False))
-
-
-def _chosen_client(scene: Scene) -> int | None:
-    try:
-        return scene.solution.game.graph.index(scene.choices.view.client) if scene.choices.view.client else None
-    except UnknownClient:  # it was of another network
-        return None
 
 
 def _rounds(scene: Scene) -> Array:
@@ -237,46 +218,29 @@ def comparison_charts(rows: Sequence[Row]) -> tuple[Chart, ...]:
     for measure in MEASURES:
         groups = []
         for slot, convention in enumerate(shown):
-            values = [_value(row_of.get((name, convention)), measure.attribute) * measure.factor for name in names]
+            values = [_value(row_of.get((name, convention)), measure) for name in names]
             groups.append(Bars(CONVENTIONS[convention], slot, np.array(values)))
         gaps = any(not np.isfinite(group.values).all() for group in groups)
-        charts.append(
-            Chart(
-                measure.key,
-                measure.title,
-                Axis(measure.quantity, measure.unit),
-                Axis("mechanism", "name"),
-                bars=tuple(groups),
-                labels=tuple(name.replace("_", " ") for name in names),
-                label_slots=tuple(MECHANISM_SLOTS.get(name, 0) for name in names),
-                note="where a bar is missing, there is no such figure" if gaps else "",
-            )
-        )
+        note = "where a bar is missing, there is no such figure" if gaps else ""
+        axis = Axis(measure.quantity, measure.unit)
+        charts.append(mechanism_chart(measure.key, measure.title, axis, names, tuple(groups), note))
     return tuple(charts)
 
 
-def _value(row: Row | None, attribute: str) -> float:
-    value = None if row is None else getattr(row, attribute)
-    return float("nan") if value is None else float(value)
+def _value(row: Row | None, measure: Measure) -> float:
+    value = None if row is None else getattr(row, measure.attribute)
+    return float("nan") if value is None else float(value) * measure.factor
 
 
 def comparison_table(rows: Sequence[Row], num_rounds: int) -> Markup:
     """The rows as a table, summed over so many rounds."""
-    heads = [
-        "mechanism",
-        "reward",
-        "server cost (money)",
-        "welfare (money)",
-        "mean budget (ρ per round)",
-        "price of anarchy",
-        "negative utility (% of clients)",
-    ]
+    heads = ["mechanism", "reward", *(f"{measure.quantity} ({measure.unit})" for measure in MEASURES)]
     cells = [
         [
             row.mechanism.replace("_", " "),
             row.convention,
-            *(number(_value(row, measure.attribute)) for measure in MEASURES[:-1]),
-            f"{100 * row.negative_utility:.1f}",
+            *(number(_value(row, measure)) for measure in MEASURES[:-1]),
+            f"{_value(row, MEASURES[-1]):.1f}",
         ]
         for row in rows
     ]

@@ -18,9 +18,9 @@ from markupsafe import Markup
 from mppfl.arrays import Array
 from mppfl.charts import ROUNDS, Axis, Chart, Line, slots_of
 from mppfl.errors import BadFile, BadInput, MppflError
-from mppfl.experiment import EXPERIMENT, POINTER, SUMMARY, LiveAccounts, LiveRun, Marks, is_run, marks_of, read_live
+from mppfl.experiment import EXPERIMENT, POINTER, SUMMARY, LiveAccounts, LiveRun, is_run, marks_of, read_live
 from mppfl.explorer.markup import table, tag
-from mppfl.explorer.round_view import quantiles, sorted_chart
+from mppfl.explorer.round_view import SHARES, sorted_chart
 from mppfl.text import UNKNOWN, delta, epsilon, number
 
 DEEPEST = 3  # folders below the one given in which runs are looked for
@@ -41,32 +41,23 @@ class RunReader:
     def __init__(self, folder: Path) -> None:
         self.folder = _root(folder)
         self._lock = threading.Lock()
-        self._runs: dict[str, tuple[Marks, LiveRun]] = {}
+        self._runs: dict[str, LiveRun] = {}  # the one read last at the end
 
     def list(self) -> dict[str, bool]:
-        """Whether each run is finished, by name: the folder itself if it is one, and those inside it.
-
-        Links that lead outside are passed over.
-        """
+        """Whether each run is finished, by name: the folder itself if it is one, and those inside it."""
         root = _root(self.folder)
         return {name: (root / name / SUMMARY).is_file() for name in sorted(_names(root)) if _may_be_read(root, name)}
 
     def read(self, name: str) -> LiveRun:
         """How the run of this name stands now; the same object as before where nothing changed."""
-        parts = name.split("/")
-        proper = name == "." or (len(parts) <= DEEPEST and all(map(_is_proper, parts)))
-        if not proper or not _may_be_read(self.folder, name):
+        if not _may_be_read(self.folder, name):
             raise BadInput(f"run {name[:80]!r} is not one of those in the folder. Choose one from the list.")
-        folder = self.folder / name
-        marks = marks_of(folder)  # before reading: what is written meanwhile makes the next look a new one
         with self._lock:
-            last = self._runs.get(name)
-        if last is not None and last[0] == marks:
-            return last[1]
-        run = read_live(folder)
+            run = self._runs.pop(name, None)
+        if run is None or run.marks != marks_of(self.folder / name):
+            run = read_live(self.folder / name)
         with self._lock:
-            self._runs.pop(name, None)
-            self._runs[name] = (marks, run)
+            self._runs[name] = run
             while len(self._runs) > MOST_KEPT:
                 del self._runs[next(iter(self._runs))]
         return run
@@ -80,48 +71,31 @@ def _root(folder: Path) -> Path:
 
 
 def _names(root: Path) -> Iterator[str]:
-    """Folders that may be runs, as relative paths, breadth first."""
-    yield "."
-    level, looked_into = [""], 0
-    for _ in range(DEEPEST):
-        below: list[str] = []
-        for name in level:
-            looked_into += 1
-            if looked_into > MOST_FOLDERS:
-                return
-            try:
-                with os.scandir(root / name) as inside:
-                    folders = [entry.name for entry in inside if _is_proper(entry.name) and _is_folder(entry)]
-            except OSError:  # not ours to read
-                continue
-            below += [f"{name}/{folder}" if name else folder for folder in folders]
-        yield from below
-        level = [name for name in below if _inside(root, root / name)]
+    """Folders that may be runs, as relative paths; hidden ones are not, nor what a link leads to."""
+    for count, (path, folders, _) in enumerate(os.walk(root)):
+        folder = Path(path).relative_to(root)
+        yield folder.as_posix()
+        if count >= MOST_FOLDERS:
+            return
+        folders[:] = [name for name in folders if _is_proper(name)] if len(folder.parts) < DEEPEST else []
 
 
 def _may_be_read(root: Path, name: str) -> bool:
-    """Whether there is a run of this name, all of it inside the folder."""
-    folder = root / name
+    """Whether there is a run of this name, and no link in it or on the way to it."""
+    parts = () if name == "." else tuple(name.split("/"))
+    folder = root.joinpath(*parts)
     try:
-        if not _inside(root, folder) or not folder.is_dir() or not is_run(folder):
+        if len(parts) > DEEPEST or not all(map(_is_proper, parts)) or folder.resolve() != folder or not is_run(folder):
             return False
         above = [] if folder == root else [folder.parent / EXPERIMENT, folder.parent / POINTER]
-        return all(_inside(root, path) for path in (*folder.iterdir(), *above) if path.is_symlink())
-    except OSError:
+        return not any(path.is_symlink() for path in (*folder.iterdir(), *above))
+    except (OSError, RuntimeError):  # not ours to read, or links in a circle
         return False
 
 
 def _is_proper(part: str) -> bool:
     """Whether a folder of this name may be a run: hidden ones are not, nor one that is a path to another system."""
     return bool(part) and not part.startswith(".") and "\0" not in part and "\\" not in part
-
-
-def _inside(root: Path, path: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(root)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()  # a link in a circle leads nowhere
 
 
 # ---- charts, several runs over each other --------------------------------------------------------------------------
@@ -155,7 +129,7 @@ def _budgets(runs: Runs, slots: Mapping[str, int]) -> Chart:
     """What clients were charged by round: the middle client, and the middle 80 % of them."""
     lines, missing = [], []
     for name, run in runs.items():
-        rounds, (low, middle, high) = _charged(run)
+        rounds, low, middle, high = _charged(run)
         lines.append(Line(f"{name}, median", slots[name], rounds, middle, low, high))
         if run.noise == "none" or (run.rounds_charged and not len(rounds)):
             missing.append(name)
@@ -166,25 +140,21 @@ def _budgets(runs: Runs, slots: Mapping[str, int]) -> Chart:
     return Chart("run-budgets", "Budgets charged by round", ROUNDS, axis, tuple(lines), note=note)
 
 
-def _charged(run: LiveRun) -> tuple[Array, tuple[Array, Array, Array]]:
+def _charged(run: LiveRun) -> tuple[Array, ...]:
     """Rounds in which clients are known to have been charged, and 10, 50 and 90 % of what they were."""
     parts = run.clients["spent"], run.charged_since
     width = max(part.shape[1] for part in parts)
     charged = np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts])
     is_drawn = np.isfinite(charged).all(axis=1) & (width > 0)  # without noise, or without ρ, there is nothing to draw
     rounds = np.arange(1, len(charged) + 1, dtype=np.float64)[is_drawn]
-    return rounds, quantiles(charged[is_drawn]) if is_drawn.any() else (np.zeros(0),) * 3
+    return rounds, *(np.quantile(charged[is_drawn], SHARES, axis=1) if is_drawn.any() else np.zeros((3, 0)))
 
 
 def _epsilons(runs: Runs, slots: Mapping[str, int]) -> Chart:
-    """ε of every client so far, nominal and worst case for one run, nominal for several."""
+    """ε of every client so far."""
     groups = _accounts(runs, slots, lambda accounts: accounts.dp_epsilon)
     known = [run for run in runs.values() if run.accounts is not None]
     deltas = ", ".join(dict.fromkeys(delta(run.dp_delta) for run in known)) or "1e-5"
-    if len(known) == 1 and (accounts := known[0].accounts) is not None:
-        groups = {"nominal": (0, accounts.names, accounts.dp_epsilon)}
-        if (accounts.worst_case_epsilon > accounts.dp_epsilon).any():
-            groups["worst case"] = (1, accounts.names, accounts.worst_case_epsilon)
     # Powers of ten where the smaller group would not be seen beside the larger one on a plain axis.
     largest = [float(values[np.isfinite(values)].max(initial=0.0)) for _, _, values in groups.values()]
     far = bool(largest) and min(largest) > 0 and max(largest) > FAR * min(largest)
@@ -267,8 +237,7 @@ def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | No
             runs[name] = reader.read(name)
         except BadInput as error:  # BadFile is one
             errors.append(str(error))
-    marks = [(name, run.updated, run.rounds_done, run.rounds_charged, run.finished) for name, run in runs.items()]
-    now = repr((listed, marks, errors, dark))
+    now = repr((listed, [(name, run.marks) for name, run in runs.items()], errors, dark))
     if now == seen:
         return None
     ledger = "".join(_ledger_table(name, run) for name, run in runs.items())
@@ -278,12 +247,12 @@ def run_view(reader: RunReader, names: Sequence[str], dark: bool, seen: str | No
 
 def _status(runs: Runs, errors: Sequence[str]) -> Markup:
     lines = [tag("li", tag("b", name), f": {run.mechanism}, {progress(run)}") for name, run in runs.items()]
-    parts = [tag("ul", *lines, class_="status")]
-    simulated = ", ".join(name for name, run in runs.items() if run.is_simulation)
-    if simulated:
-        words = f"Simulation: the noise of {simulated} comes from a seed and protects no one."
-        parts.append(tag("p", words, class_="soft"))
-    return Markup().join([*parts, *(tag("p", error, class_="wrong") for error in errors)])
+    notes: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        for note in run.notes:
+            notes.setdefault(note, []).append(name)
+    told = [tag("p", f"{', '.join(names)}: {note}", class_="soft") for note, names in notes.items()]
+    return Markup().join([tag("ul", *lines, class_="status"), *told, *(tag("p", e, class_="wrong") for e in errors)])
 
 
 def progress(run: LiveRun) -> str:
@@ -305,7 +274,6 @@ def ledger_rows(run: LiveRun) -> list[list[str]]:
             accounts.names[client],
             number(accounts.spent[client]),
             epsilon(accounts.dp_epsilon[client]),
-            epsilon(accounts.worst_case_epsilon[client]),
             *(number(rho) if np.isfinite(rho) else UNKNOWN for rho in (accounts.cap[client], remaining[client])),
             f"{int(accounts.rounds[client]):,}",
         ]
@@ -314,8 +282,8 @@ def ledger_rows(run: LiveRun) -> list[list[str]]:
 
 
 def _ledger_table(name: str, run: LiveRun) -> Markup:
-    rows, nominal = ledger_rows(run), f"ε at δ = {run.dp_delta:g}"
+    rows, heading = ledger_rows(run), f"ε at δ = {run.dp_delta:g}"
     if not rows:
         return tag("p", f"{name}: no account is known yet.", class_="soft")
-    heads = ["client", "spent (ρ)", nominal, "ε, worst case", "cap (ρ)", "remaining (ρ)", "rounds"]
+    heads = ["client", "spent (ρ)", heading, "cap (ρ)", "remaining (ρ)", "rounds"]
     return table(heads, rows, f"{name}, a {run.unit}'s privacy")

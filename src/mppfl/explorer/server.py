@@ -153,7 +153,7 @@ def _rows(scene: Scene) -> list[dict[str, Any]]:
     """The figures of every client in the round shown; None where one is infinite."""
     names = ("budget", "price", "payment", "external_risk", "privacy_loss", "utility")
     values = {name: scene.figures[name] for name in names}
-    values |= {"spent_so_far": scene.cumulative.spent, "external_risk_so_far": scene.cumulative.external}
+    values |= {"spent_so_far": scene.spent, "external_risk_so_far": scene.external}
     columns = [[value if math.isfinite(value) else None for value in array.tolist()] for array in values.values()]
     return [dict(zip(("name", *values), row, strict=True)) for row in zip(scene.names, *columns, strict=True)]
 

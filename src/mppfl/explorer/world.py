@@ -21,9 +21,9 @@ import numpy as np
 from mppfl.arrays import Array
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment import clients_of, constant, game_on, network_of, propagation_of, solve_all, under
-from mppfl.explorer.network_view import NetworkDrawing, Picture
+from mppfl.explorer.network_view import CommunityTree, Picture, draw
 from mppfl.explorer.state import Choices, ViewState, constants_of, num_clients_of
-from mppfl.game import MECHANISMS, Game, LossOperator, Plan, Solution, privacy_cost, privacy_loss, utility
+from mppfl.game import MECHANISMS, Game, LossOperator, Solution, privacy_cost, privacy_loss, utility
 from mppfl.network import Propagation, SocialGraph
 from mppfl.spec import GameSpec
 
@@ -45,7 +45,8 @@ QUICK_WHEN_HUGE = ("mppfl", "mppfl_exact", "social_agnostic")  # budgets of all 
 REMEMBERED = {  # values of each kind that are kept: of small networks, and of large ones
     "graph": (8, 8),
     "names": (8, 8),
-    "drawing": (16, 16),
+    "tree": (16, 16),
+    "picture": (64, 64),
     "propagation": (16, 4),
     "loss": (32, 4),
     "game": (64, 8),
@@ -129,9 +130,10 @@ class World:
 
     def picture(self, choices: Choices) -> Picture:
         """The drawing of the network, with the communities opened that the choices say."""
-        graph, key = self.graph(choices.game), graph_key(choices.game)
-        drawing: NetworkDrawing = self.remembered("drawing", key, lambda: NetworkDrawing(graph))
-        return drawing.picture(choices.view.opened)
+        graph, key, opened = self.graph(choices.game), graph_key(choices.game), choices.view.opened
+        tree: CommunityTree = self.remembered("tree", key, lambda: CommunityTree(graph))
+        picture: Picture = self.remembered("picture", (key, opened), lambda: draw(tree, opened))
+        return picture
 
     def game(self, spec: GameSpec) -> Game:
         """The game, on a network whose walks and factors are kept from one lever to the next."""
@@ -170,13 +172,12 @@ class World:
         round_index = min(choices.view.round_shown, choices.game.num_rounds)
 
         def make() -> Scene:
-            game, terms = solution.game, solution.terms(round_index)
-            figures = figures_of(game, terms.prices, terms.budgets)
-            return Scene(choices, solution, round_index, names, figures, Cumulative(game, solution.plan, round_index))
+            terms = solution.terms(round_index)
+            return Scene(solution, round_index, names, figures_of(solution.game, terms.prices, terms.budgets))
 
         key = (solution_key(choices), round_index)
         scene: Scene = self.remembered("scene", key, make, large=len(names) > LARGE)
-        return scene if scene.choices == choices else replace(scene, choices=choices)
+        return scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +196,7 @@ class Site:
 
 
 def warm_up() -> int:
-    """Plays a small game of every kind, so that compiled code is loaded before a lever needs it; how many were played.
-
-    A game without an answer loads the code all the same.
-    """
+    """Plays a small game of every kind, so that compiled code is loaded before a lever needs it; gives their number."""
     world, small = World(), GameSpec(num_clients=8, num_rounds=2)
     world.picture(Choices(small))
     sparse = replace(small, num_clients=1100, family="watts_strogatz")  # walks are walked, not multiplied out
@@ -279,20 +277,30 @@ COLOURS = {  # what a client's colour says, and its unit
 class Scene:
     """A solved game in one of its rounds, and the `figures_of` every client in that round."""
 
-    choices: Choices
     solution: Solution
     round_index: int
     names: tuple[str, ...]
     figures: dict[str, Array]
-    cumulative: Cumulative
+
+    @cached_property
+    def spent(self) -> Array:
+        """Σ_t ρ_i of every client up to this round; no clients × rounds is formed that the plan does not hold."""
+        plan = self.solution.plan
+        total = np.zeros(plan.num_clients)
+        for position, rate in enumerate(plan.reward_rates[: self.round_index].tolist()):
+            total += plan.budgets.at(position, rate)
+        return total
+
+    @cached_property
+    def external(self) -> Array:
+        """Σ applied to what everybody has spent."""
+        return self.solution.game.propagation @ self.spent
 
     def coloured_by(self, colour: str) -> tuple[Array, str]:
         """What a client's colour says, one value each, and "what, unit" for the legend."""
         if colour in ("own_risk", "external_risk"):
-            values = self.cumulative.spent if colour == "own_risk" else self.cumulative.external
-        else:
-            values = self.figures[colour]
-        return values, COLOURS[colour]
+            return self.spent if colour == "own_risk" else self.external, COLOURS[colour]
+        return self.figures[colour], COLOURS[colour]
 
 
 def figures_of(game: Game, prices: Array | float, budgets: Array) -> dict[str, Array]:
@@ -307,26 +315,3 @@ def figures_of(game: Game, prices: Array | float, budgets: Array) -> dict[str, A
         "privacy_cost": privacy_cost(game, losses),
         "utility": utility(game, prices, budgets, losses),
     }
-
-
-@dataclass(frozen=True, eq=False)
-class Cumulative:
-    """What has been spent in the first `num_rounds` rounds of a plan, computed when it is asked for."""
-
-    game: Game
-    plan: Plan
-    num_rounds: int
-
-    @cached_property
-    def spent(self) -> Array:
-        """Σ_t ρ_i of every client; no clients × rounds is formed that the plan does not hold."""
-        rates = self.plan.reward_rates[: self.num_rounds].tolist()
-        total = np.zeros(self.plan.num_clients)
-        for position, rate in enumerate(rates):
-            total += self.plan.budgets.at(position, rate)
-        return total
-
-    @cached_property
-    def external(self) -> Array:
-        """Σ applied to what everybody has spent."""
-        return self.game.propagation @ self.spent

@@ -127,13 +127,12 @@ class Accounts(Database):
         with self._reading() as read:
             return [Entry(*row) for row in read.execute(query, (run,))]
 
-    def spent(self, run: str | None = None) -> dict[str, float]:
-        """ρ that each client must be presumed to have spent: rounds added up in their order, as its ledger does."""
-        return _sums(self.entries(run), "spent")
-
     def owed(self, run: str | None = None) -> dict[str, float]:
         """Money that each client is owed."""
-        return _sums(self.entries(run), "amount")
+        sums: dict[str, float] = {}
+        for entry in self.entries(run):
+            sums[entry.client] = sums.get(entry.client, 0.0) + entry.amount
+        return sums
 
     def export_csv(self, path: str | Path) -> int:
         """Writes every row as a line of a CSV file, and returns how many."""
@@ -147,10 +146,3 @@ class Accounts(Database):
 def _entry_in(read: sqlite3.Connection, run: str, round_index: int, client: str) -> Entry | None:
     row = read.execute(f"{SELECT} {THIS_ENTRY}", (run, round_index, client)).fetchone()
     return None if row is None else Entry(*row)
-
-
-def _sums(entries: Iterable[Entry], name: str) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for entry in entries:
-        sums[entry.client] = sums.get(entry.client, 0.0) + getattr(entry, name)
-    return sums

@@ -25,7 +25,7 @@ from mppfl.flower.identity import NODE_KEY, NodeSettings, Registry, node_of, rea
 from mppfl.flower.state import ENDED
 from mppfl.flower.strategy import PricedFedAvg
 from mppfl.flower.upload import PrivateUpload
-from mppfl.flower.wire import OF_TRAINING, ClientTerms, Vector, terms_in, vector_of
+from mppfl.flower.wire import OF_PROTECTION, OF_TRAINING, ClientTerms, Vector, terms_in, vector_of
 from mppfl.spec import Experiment
 from mppfl.training import (
     ClientSlot,
@@ -99,7 +99,7 @@ def experiment_client(bundled: Path | None = None) -> ClientApp:
     upload = PrivateUpload(
         lambda context: side_here(context).num_examples,
         _settings_of,
-        trains_privately=lambda context: (side_here(context).config.privacy,),
+        trains_privately=lambda context: _trained_privately(side_here(context).config),
         fits=lambda terms, context: _trains_as(terms, side_here(context).config),
     )
 
@@ -161,23 +161,26 @@ def _trains_as(terms: ClientTerms, config: TrainingConfig) -> bool:
     another cost than was booked, or without any noise.
     """
     same_work = all(getattr(terms, name) == getattr(config, name) for name in OF_TRAINING)
-    return same_work and terms.adjacency == config.mechanism.adjacency
+    return same_work and all(getattr(terms, name) == getattr(config.protection, name) for name in OF_PROTECTION)
+
+
+def _trained_privately(config: TrainingConfig) -> tuple[str, ...]:
+    """The release whose noise this app adds to gradients."""
+    return (str(config.protection.release),) if config.protection.clips_examples else ()
 
 
 def _trained_model(side: ClientSide, start: Vector, terms: ClientTerms) -> Vector:
     """The model after this client's round, from the same random streams as in training on one machine.
 
-    Where the mechanism puts noise on gradients it is added here, in every step, at the cost that was just reserved:
-    PrivateUpload has made sure that the terms name this very mechanism (`_trains_as`).
+    Where noise is on gradients it is added here, in every step, at the cost that was just reserved:
+    PrivateUpload has made sure that the terms name this very protection (`_trains_as`).
     """
     config, data, position = side.config, side.data, side.position
     work = local_work(side.num_examples, config, data.names[position])
     batches = batches_with_augmentation(config, work, data.members[position], terms.round_index, position)
     noise = None
-    if config.mechanism.noise_on != "update":
-        noise = GradientNoise(
-            config.mechanism, terms.clip_norm, work, config.noise, terms.budget, client=data.names[position]
-        )
+    if config.protection.clips_examples:
+        noise = GradientNoise(config.protection, work, terms.budget, client=data.names[position])
     weights = torch.from_numpy(start.copy())
     layers_seed = int(stream(config.stream_seed, "layers", terms.round_index, position).integers(2**62))
     cpu = torch.device("cpu")
@@ -185,7 +188,7 @@ def _trained_model(side: ClientSide, start: Vector, terms: ClientTerms) -> Vecto
     side.model.module.to(weights.dtype)
     descent = Descent(config.learning_rate, config.momentum)
     update = local_update(side.model, ClientSlot(weights, batches, noise, layers_seed), table, descent)
-    trained: Vector = (weights + update).numpy()
+    trained: Vector = (weights + update.to(weights.dtype)).numpy()
     return trained
 
 

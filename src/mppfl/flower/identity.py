@@ -26,15 +26,13 @@ from mppfl.errors import BadFile, BadInput
 from mppfl.fields import require_known
 from mppfl.files import read_toml, toml_text
 from mppfl.flower.wire import WHO
-from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import name_of
 
 log = logging.getLogger(__name__)
 
 NODE_KEY = "mppfl-node"  # of Flower's node configuration
 PATHS = ("ledger", "experiment")
-# Those whose budget holds whatever the data are; `paper` has to be accepted by name.
-SOUND = tuple(name for name in MECHANISMS if name not in ("paper", "dpsgd_poisson"))
+RELEASES = ("gradient", "steps", "update")  # what may leave a client, as Protection names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,15 @@ class NodeSettings:
         ledger: file of the client's privacy ledger: what it has spent, over all runs and servers.
         cap: ρ that may be spent in all; None for no limit.
         cap_per_round: ρ that may be spent in one round; None for no limit.
-        accept: mechanisms under which it releases; those whose guarantee depends on the data must be named.
+        accept: what it releases: "gradient", "steps" or "update".
         without_noise: whether it may send an upload without noise.
         experiment: the experiment file on this machine, for the app of `deploy init`; without it, the app's own.
 
     Raises:
-        BadInput: where a cap is negative or a mechanism unknown.
+        BadInput: where a cap is negative or a release unknown.
 
     Example:
-        node = NodeSettings("ann", Path("ledger.sqlite"), cap=2.5, accept=("client",))
+        node = NodeSettings("ann", Path("ledger.sqlite"), cap=2.5, accept=("update",))
         Path("node.toml").write_text(node.to_toml())
     """
 
@@ -64,7 +62,7 @@ class NodeSettings:
     ledger: Path
     cap: float | None = None
     cap_per_round: float | None = None
-    accept: tuple[str, ...] = SOUND
+    accept: tuple[str, ...] = RELEASES
     without_noise: bool = False
     experiment: Path | None = None
 
@@ -73,9 +71,7 @@ class NodeSettings:
         for name in ("cap", "cap_per_round"):
             if getattr(self, name) is not None:
                 require_number(getattr(self, name), name, 0.0, math.inf, open_ends=False)
-        for mechanism in self.accept:
-            if mechanism not in MECHANISMS:
-                raise BadInput(f"accept={mechanism!r} is not known. Known: {', '.join(MECHANISMS)}.")
+        require_known(self.accept, RELEASES, "accept")
 
     def to_toml(self, folder: Path | None = None) -> str:
         """The file that `read_node` reads back as these settings; with `folder`, paths are relative to it."""

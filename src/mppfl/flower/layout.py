@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from ipaddress import ip_address
@@ -56,12 +56,8 @@ class Layout:
     def node(self, position: int) -> Path:
         return self.folder / "nodes" / str(position)
 
-    def clients(self) -> list[str]:
-        """The clients whose keys are registered, in the order of the experiment."""
-        return list(self.registered_keys())
-
     def registered_keys(self) -> dict[str, str]:
-        """The public key of every registered client, in OpenSSH form."""
+        """The public key of every registered client, in OpenSSH form and in the order of the experiment."""
         return read_keys(self.keys) if self.keys.exists() else {}
 
     def ledgers(self, clients: Sequence[str] = ()) -> dict[str, Path]:
@@ -70,7 +66,7 @@ class Layout:
         `clients`, in the order of the experiment, stand in for the registered ones where those are lost. A node of
         another machine has no folder here and was not made here.
         """
-        registered, made = self.clients(), self._names_made_here()
+        registered, made = list(self.registered_keys()), self._names_made_here()
         folders = {client: self.node(position) for position, client in enumerate(made or registered or clients)}
         return {client: folder / LEDGER for client, folder in folders.items() if made or folder.is_dir()}
 
@@ -125,23 +121,19 @@ def _template(name: str) -> str:
 
 def _write_all(contents: Mapping[Path, str]) -> None:
     """Writes all of these files or, where one cannot be written, none: half an app would block the next try."""
-    made: list[Path] = []
-    for path, content in contents.items():
-        try:
-            for parent in reversed(path.parents):
-                if not parent.exists():
-                    parent.mkdir()
-                    made.append(parent)
-            with path.open("x", encoding="utf-8") as file:
-                made.append(path)
-                file.write(content)
-        except OSError as cause:
-            for made_path in reversed(made):
-                with suppress(OSError):  # the first of two errors is the one to report
-                    (made_path.rmdir if made_path.is_dir() else made_path.unlink)()
-            raise BadInput(
-                f"{path} could not be written ({cause.strerror or cause}). Choose another folder."
-            ) from cause
+    try:
+        with ExitStack() as undo:
+            for path, content in contents.items():
+                for parent in reversed(path.parents):
+                    if not parent.exists():
+                        parent.mkdir()
+                        undo.callback(parent.rmdir)
+                with path.open("x", encoding="utf-8") as file:
+                    undo.callback(path.unlink)
+                    file.write(content)
+            undo.pop_all()
+    except OSError as cause:
+        raise BadInput(f"{path} could not be written ({cause.strerror or cause}). Choose another folder.") from cause
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
@@ -183,7 +175,7 @@ def _make_settings(folder: Path, client: str, layout: Layout, experiment: Experi
         client=client,
         ledger=folder.absolute() / LEDGER,
         cap=experiment.ledger.caps.get(client, experiment.ledger.cap),
-        accept=(experiment.training.privacy,),
+        accept=(str(experiment.training.protection.release),),
         without_noise=experiment.mechanisms == ("noiseless",),
         experiment=layout.experiment.absolute(),
     )

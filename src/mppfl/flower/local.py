@@ -19,7 +19,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,12 +135,8 @@ class Federation:
             *("--ssl-ca-certfile", str(root), "--ssl-certfile", str(certificates / CERTIFICATE)),
             *("--ssl-keyfile", str(certificates / KEY), "--enable-supernode-auth"),
         )
-        keys = [str(layout.node(position) / "key.pub") for position in range(len(self.clients))]
         with ThreadPoolExecutor(2) as pool:
-            failure = "the key {} could not be registered"
-            list(
-                pool.map(lambda key: self._flwr("supernode", "register", key, LINK, failure=failure.format(key)), keys)
-            )
+            list(pool.map(self._register, range(len(self.clients))))
         for position, client in enumerate(self.clients):
             line = node_line(layout.node(position), self.address, root, self.ports[1 + position])
             self.nodes[client] = start_process(line, self._node_log(client), self.environment(f"node-{position}"))
@@ -266,6 +262,10 @@ class Federation:
         """Hands the app to the SuperLink."""
         self._flwr(*run_arguments(self.layout, settings), *options, failure="Flower did not take the app")
 
+    def _register(self, position: int) -> None:
+        key = str(self.layout.node(position) / "key.pub")
+        self._flwr("supernode", "register", key, LINK, failure=f"the key {key} could not be registered")
+
     def _flwr(self, *arguments: str, failure: str = "") -> str:
         """What Flower's own command prints. Raises where it fails and `failure` says what that means."""
         line, environment = [program("flwr"), *arguments], self.environment()
@@ -352,14 +352,11 @@ def program(name: str) -> str:
 
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
         for listener in sockets:
             listener.bind(("127.0.0.1", 0))
         return [int(listener.getsockname()[1]) for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from mppfl.flower.accounts import Accounts, Entry, Settlement
 from mppfl.flower.identity import Attendance, Registry
 from mppfl.flower.state import ServerFolder, ServerState, after_round, first_state, run_key
 from mppfl.flower.wire import (
+    OF_PROTECTION,
     OF_TRAINING,
     ClientTerms,
     UploadReport,
@@ -70,7 +71,7 @@ class PricedFedAvg(FedAvg):
     Args:
         plan: reward rates and budgets of every round.
         clients: names, in the order of the plan's budgets.
-        config: mechanism, clip norm, unit of budgets, noise, aggregation and server optimiser.
+        config: protection, unit of budgets or total ε, aggregation and server optimiser.
         folder: where the server keeps its state and its accounts.
         registry: which key belongs to which client; None trusts the names that nodes declare.
         num_examples: of every client, where the server knows them: an upload that declares another number is rejected.
@@ -87,7 +88,7 @@ class PricedFedAvg(FedAvg):
 
     Example (in a Flower ServerApp):
         plan = mppfl.solve(game, "mppfl", num_rounds=30).plan
-        config = mppfl.TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", budget_unit=0.01)
+        config = mppfl.TrainingConfig(protection={"unit": "client", "noise": "gaussian", "total_epsilon": 8})
         strategy = PricedFedAvg(plan, clients, config, folder="server", registry=Registry.read("keys.json"))
         result = strategy.start(grid, initial_arrays)
     """
@@ -211,7 +212,7 @@ class PricedFedAvg(FedAvg):
         state, training = self._state, self.config
         self._began = time.monotonic()
         terms = self.plan[state.rounds_done]
-        budgets = training.budget_unit * terms.budgets
+        budgets = training.protection.budget_unit * terms.budgets
         invited = {name for name, budget in zip(self.clients, budgets, strict=True) if budget > 0}
         nodes = self._gather(grid, invited, wait_for_all=state.rounds_done == 0)
         prices = np.broadcast_to(np.asarray(terms.prices, dtype=np.float64), len(self.clients))
@@ -228,9 +229,8 @@ class PricedFedAvg(FedAvg):
                 client=client,
                 budget=entry.budget,
                 pays=price * game_budget if math.isfinite(game_budget) else 0.0,
-                adjacency=training.mechanism.adjacency,
-                clip_norm=float(training.clip_norm),
                 **{name: getattr(training, name) for name in OF_TRAINING},
+                **{name: getattr(training.protection, name) for name in OF_PROTECTION},
             )
             client_config = with_terms({**config, "server-round": terms.round_index}, client_terms)
             content = RecordDict({self.arrayrecord_key: model, self.configrecord_key: client_config})
@@ -329,8 +329,8 @@ class PricedFedAvg(FedAvg):
         update = uploaded_vector(arrays, self._form)
         if report.model != digest_of(record_like(self._form, self._state.weights)):
             raise BadInput("was computed from another model")
-        work = work_of(config, report.num_examples)
-        cost = cost_of(terms, config.mechanism, work, update.size)
+        work = work_of(config, config.protection, report.num_examples)
+        cost = cost_of(terms, config.protection, work, update.size)
         fault = fault_of(update, honest_upload(config, work, cost, update.size), self.false_alarm_rate)
         if fault:
             raise BadInput(fault)
@@ -371,15 +371,17 @@ def _require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConf
         raise BadInput(f"{len(set(clients))} different names for the plan's {plan.num_clients} clients; give one each.")
     for client in clients:
         name_of(client)
-    if isinstance(config.clip_norm, str):
+    protection = config.protection
+    if protection.is_simulated:
+        raise BadInput("noise='simulated' protects nobody. Clients draw their own: use noise='gaussian' or 'discrete'.")
+    if protection.opens_sums:
         raise BadInput(
-            f"clip_norm={config.clip_norm!r} looks at raw updates, which never leave a client. Give clip_norm a number."
+            f"trust={protection.trust!r} is simulated only; uploads on Flower carry noise of their own. Use "
+            "trust='local'."
         )
-    if config.noise == "seeded":
-        raise BadInput("noise='seeded' protects no one. Clients draw their own: use noise='gaussian' or 'discrete'.")
-    if not config.mechanism.is_zcdp:
+    if not protection.is_zcdp:
         raise BadInput(
-            f"privacy={config.privacy!r} has no budget that a client could hold against its cap. Use another mechanism."
+            "Poisson batches have no budget that a client could hold against its cap. Use batches='shuffled'."
         )
 
 
@@ -472,9 +474,9 @@ class HonestUpload:
 
 def honest_upload(config: TrainingConfig, work: LocalWork, cost: ReleaseCost, num_parameters: int) -> HonestUpload:
     """The bound under the terms of a round."""
-    clip = float(config.clip_norm)
-    rounding = grid_of(cost.noise_std, config.noise) * math.sqrt(num_parameters)
-    if config.mechanism.noise_on == "update":
+    clip = config.protection.clip_norm
+    rounding = grid_of(cost.noise_std, config.protection.noise) * math.sqrt(num_parameters)
+    if not config.protection.clips_examples:
         return HonestUpload(clip, cost.noise_std, rounding, adapts=False)
     # Each step moves the weights by the rate times a mean of gradients whose norm is at most the clip norm.
     reach = config.learning_rate * sum(times_counted(config, work))

@@ -25,7 +25,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from mppfl.errors import BadFile, BadInput, BudgetExceeded, MppflError
-from mppfl.flower.identity import NodeSettings, node_of
+from mppfl.fields import require_known
+from mppfl.flower.identity import RELEASES, NodeSettings, node_of
 from mppfl.flower.wire import (
     REPORT,
     WHO,
@@ -34,12 +35,13 @@ from mppfl.flower.wire import (
     Vector,
     cost_of,
     digest_of,
+    protection_of,
     record_like,
     terms_in,
     vector_of,
     work_of,
 )
-from mppfl.privacy import MECHANISMS, PrivacyMechanism, ReleaseCost, privacy_mechanism, release_updates
+from mppfl.privacy import Protection, ReleaseCost, release_updates
 from mppfl.privacy.ledger import CAP_SLACK, PrivacyLedger
 
 log = logging.getLogger(__name__)
@@ -60,13 +62,13 @@ class PrivateUpload:
         num_examples: of this client, which counts as public: a number, or a function of Flower's context.
         node: the client's settings; default: the file that Flower's node configuration names.
         arrays_key: where the model lies in messages, as in the strategy.
-        trains_privately: mechanisms with noise on gradients that the training function itself carries out, at the
-            terms' budget: names, or a function of Flower's context. A declaration, which nothing here can check: what
-            the function returns under such terms leaves without further clipping and noise.
+        trains_privately: releases with noise on gradients, "gradient" or "steps", that the training function itself
+            carries out at the terms' budget: names, or a function of Flower's context. A declaration, which nothing
+            here can check: what the function returns under such terms leaves without further clipping and noise.
         fits: whether the training function will do what the terms say, where its own settings decide that.
 
     Raises:
-        BadInput: where `trains_privately` names no known mechanism.
+        BadInput: where `trains_privately` names no known release.
 
     Example (in a Flower ClientApp):
         app = ClientApp(mods=[PrivateUpload(num_examples=1200)])
@@ -84,7 +86,7 @@ class PrivateUpload:
         fits: Callable[[ClientTerms, Context], bool] = lambda terms, context: True,
     ) -> None:
         self.num_examples, self.node, self.arrays_key = num_examples, node, arrays_key
-        self.trains_privately = trains_privately if callable(trains_privately) else _mechanisms(trains_privately)
+        self.trains_privately = trains_privately if callable(trains_privately) else _releases(trains_privately)
         self.fits = fits
 
     def __repr__(self) -> str:
@@ -112,12 +114,10 @@ class PrivateUpload:
             return _ClientRound(self, node, ledger, message, context).answer(call_next)
 
 
-def _mechanisms(names: Collection[str]) -> tuple[str, ...]:
-    """The declared mechanisms. An unknown name would declare nothing, and nobody would notice."""
+def _releases(names: Collection[str]) -> tuple[str, ...]:
+    """The declared releases. An unknown name would declare nothing, and nobody would notice."""
     declared = (names,) if isinstance(names, str) else tuple(names)
-    for name in declared:
-        if name not in MECHANISMS:
-            raise BadInput(f"trains_privately={name!r} is not known. Known: {', '.join(MECHANISMS)}.")
+    require_known(declared, RELEASES, "trains_privately")
     return declared
 
 
@@ -155,49 +155,51 @@ class _ClientRound:
 
     def answer(self, call_next: Train) -> Message:
         try:
-            mechanism = self._accepted()
+            protection = self._accepted()
+            work = work_of(self.terms, protection, self.num_examples)
             try:
-                cost = cost_of(self.terms, mechanism, work_of(self.terms, self.num_examples), self.base.size)
+                cost = cost_of(self.terms, protection, work, self.base.size)
             except BadInput as cause:
                 log.warning("%s", cause)
                 raise Refused("terms that cannot be met") from cause
-            stored = self._stored_before(cost) or self._released(mechanism, cost, call_next)
+            stored = self._stored_before(cost) or self._released(protection, cost, call_next)
             self.ledger.mark_sent(self.terms.run, self.terms.round_index, self.node.client)
         except Refused as refusal:
             log.warning("round %s of %s refused: %s", self.terms.round_index, self.terms.run, refusal)
             return self._reply(str(refusal), None)
         return self._reply("", stored)
 
-    def _accepted(self) -> PrivacyMechanism:
-        """The mechanism of the terms, if the client releases under it at all."""
+    def _accepted(self) -> Protection:
+        """The protection of the terms, if the client releases under it at all."""
         terms, node = self.terms, self.node
         if terms.client != node.client:
             raise Refused("terms of another client")
         try:
-            adjacency: Any = terms.adjacency
-            mechanism = privacy_mechanism(terms.privacy, adjacency)
+            protection = protection_of(terms)
         except BadInput as cause:
-            raise Refused("unknown mechanism") from cause
-        if terms.privacy not in node.accept or not mechanism.is_zcdp or not self._adds_noise(mechanism):
-            raise Refused("mechanism not accepted")
+            raise Refused("unknown protection") from cause
+        if terms.release not in node.accept or not protection.is_zcdp or not self._adds_noise(protection):
+            raise Refused("protection not accepted")
         if not self.mod.fits(terms, self.context):
             raise Refused("terms of another training")
-        if terms.noise not in ("gaussian", "discrete"):
+        if protection.is_simulated:
             raise Refused("noise that protects no one")
         if math.isinf(terms.budget) and not node.without_noise:
             raise Refused("no upload without noise")
         if node.cap_per_round is not None and terms.budget > node.cap_per_round:
             raise Refused("over the cap of a round")
-        return mechanism
+        return protection
 
-    def _adds_noise(self, mechanism: PrivacyMechanism) -> bool:
+    def _adds_noise(self, protection: Protection) -> bool:
         """Whether noise is added: by this mod to updates, or by a training function that declares it, to gradients."""
-        if mechanism.noise_on == "update":
+        if not protection.clips_examples:
             return True
         declared = self.mod.trains_privately
-        if mechanism.name in _mechanisms(declared(self.context) if callable(declared) else declared):
+        if protection.release in _releases(declared(self.context) if callable(declared) else declared):
             return True
-        log.warning("%s puts noise on gradients, and PrivateUpload(trains_privately=...) lacks it", mechanism.name)
+        log.warning(
+            "release %r has noise on gradients; PrivateUpload(trains_privately=...) lacks it", protection.release
+        )
         return False
 
     def _stored_before(self, cost: ReleaseCost) -> _StoredUpload | None:
@@ -220,24 +222,21 @@ class _ClientRound:
             raise Refused("reserved before, upload lost")
         return _StoredUpload.from_bytes(content)
 
-    def _released(self, mechanism: PrivacyMechanism, cost: ReleaseCost, call_next: Train) -> _StoredUpload:
-        """Trains, charges the ledger and adds noise, in the mechanism's order; the upload is stored on return."""
+    def _released(self, protection: Protection, cost: ReleaseCost, call_next: Train) -> _StoredUpload:
+        """Trains, charges the ledger and adds noise, in the protection's order; the upload is stored on return."""
         node, terms = self.node, self.terms
         if node.cap is not None:
-            self.ledger.set_cap(node.client, node.cap, mechanism.unit)
-            if self.ledger.spent(node.client, mechanism.unit) + terms.budget > node.cap * (1 + CAP_SLACK):
+            self.ledger.set_cap(node.client, node.cap, protection.unit)
+            if self.ledger.spent(node.client, protection.unit) + terms.budget > node.cap * (1 + CAP_SLACK):
                 raise Refused("over the cap")  # before the work; the ledger decides again when it is charged
-        if mechanism.noise_on == "update":
+        if not protection.clips_examples:
             update = _finite(self._trained(call_next))
             self._reserve(cost)
-            noise: Any = terms.noise
             noisy = release_updates(
                 update,
                 [terms.budget],
-                mechanism=mechanism,
-                clip_norm=terms.clip_norm,
-                work=work_of(terms, self.num_examples),
-                noise=noise,
+                protection,
+                work=work_of(terms, protection, self.num_examples),
                 clients=[node.client],
                 round_index=terms.round_index,
                 run=terms.run,

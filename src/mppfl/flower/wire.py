@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, Recor
 from numpy.typing import NDArray
 
 from mppfl.errors import BadInput
-from mppfl.privacy import LocalWork, PrivacyMechanism, ReleaseCost, round_cost
+from mppfl.privacy import LocalWork, Protection, ReleaseCost, round_cost
 
 if TYPE_CHECKING:
     from mppfl.training import TrainingConfig
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 REPORT, WHO = "mppfl.report", "mppfl.who"
 TERMS = "mppfl-"  # prefix of the terms' keys in the configuration that Flower sends anyway
 
-OF_TRAINING = ("privacy", "noise", "local_epochs", "num_steps", "batch_size")  # same names in terms and TrainingConfig
+# The same names in terms and in TrainingConfig, or in its Protection.
+OF_TRAINING = ("local_epochs", "num_steps", "batch_size")
+OF_PROTECTION = ("unit", "release", "batches", "adjacency", "clip_norm", "noise")
 
 Vector = NDArray[np.floating[Any]]
 Value = TypeVar("Value")
@@ -43,8 +45,8 @@ class ClientTerms:
     client        to whom the terms apply
     budget        ρ of the training that the upload may cost; infinite for no noise
     pays          money for an upload that is accepted
-    privacy, adjacency, clip_norm, noise
-                  the mechanism, the norm to which updates or gradients are clipped, and the kind of noise
+    unit, release, batches, adjacency, clip_norm, noise
+                  the protection, as `Protection` names it; the noise is the client's own
     local_epochs, num_steps, batch_size
                   the work of the round, as far as privacy depends on it
     """
@@ -54,7 +56,9 @@ class ClientTerms:
     client: str
     budget: float
     pays: float
-    privacy: str
+    unit: str
+    release: str
+    batches: str
     adjacency: str
     clip_norm: float
     noise: str
@@ -127,18 +131,21 @@ def _read(cls: type[Value], record: ConfigRecord, prefix: str = "") -> Value:
     return cls(**values)
 
 
-def work_of(settings: ClientTerms | TrainingConfig, num_examples: int) -> LocalWork:
+def protection_of(terms: ClientTerms) -> Protection:
+    """The protection that the terms name. Raises BadInput where there is none such."""
+    values: dict[str, Any] = {name: getattr(terms, name) for name in OF_PROTECTION}
+    return Protection(**values)
+
+
+def work_of(settings: ClientTerms | TrainingConfig, protection: Protection, num_examples: int) -> LocalWork:
     """What a client with so many examples does in a round, as far as privacy depends on it."""
-    whole = settings.privacy in ("full_batch", "full_batch_steps")
-    batch_size = num_examples if whole else settings.batch_size
+    batch_size = num_examples if protection.sees_all else settings.batch_size
     return LocalWork(num_examples, settings.local_epochs, settings.num_steps, batch_size)
 
 
-def cost_of(terms: ClientTerms, mechanism: PrivacyMechanism, work: LocalWork, num_parameters: int) -> ReleaseCost:
+def cost_of(terms: ClientTerms, protection: Protection, work: LocalWork, num_parameters: int) -> ReleaseCost:
     """What an upload under these terms costs. Raises BadInput where the terms cannot be met."""
-    noise: Any = terms.noise
-    clip_norm, client, round_index, run = terms.clip_norm, terms.client, terms.round_index, terms.run
-    return round_cost(mechanism, terms.budget, clip_norm, work, noise, num_parameters, client, round_index, run)
+    return round_cost(protection, terms.budget, work, num_parameters, terms.client, terms.round_index, terms.run)
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
-    from ._kernels import line_totals
     from .clients import PRESETS, draw_clients, preset, read_clients
     from .compare import COMPARED, Comparison, Convention, Row, Summary, compare, summarise, sweep
     from .convex import personal_budgets

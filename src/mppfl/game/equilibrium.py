@@ -41,7 +41,6 @@ class Response:
 
     lowest_rate, highest_rate  the open interval of rates on which every free client is strictly inside its bounds;
                                empty (lowest >= highest) when there is no such rate
-    weights                    personal price of each client per unit of rate: 1, or the Pigouvian c_i
     free                       clients that respond; the others stay at a constant budget (slope 0)
     """
 
@@ -49,7 +48,6 @@ class Response:
     offset: Array
     lowest_rate: float
     highest_rate: float
-    weights: Array
     free: BoolArray
 
     def budgets(self, reward_rate: float) -> Array:
@@ -69,21 +67,25 @@ def equilibrium_response(game: Game, weights: Array | None = None) -> Response:
     clients = game.clients
     prices = np.ones(game.num_clients) if weights is None else weights
     free = clients.budget_max > clients.budget_min
-    fixed = np.where(free, 0.0, clients.budget_min)
-    right = np.column_stack([prices, clients.linear_cost]) / (2 * clients.quadratic_cost)[:, None]
-    if fixed.any():
-        right[:, 1] += game.loss @ fixed
-    both = game.loss.solve(right, None if free.all() else free)
-    slope, offset = np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1]) - fixed
+    own = prices / (2 * clients.quadratic_cost), clients.linear_cost / (2 * clients.quadratic_cost)
+    slope, offset = line_of_free(game, own, free, clients.budget_min)
     low, high = interior_rates(slope[free], offset[free], clients.budget_min[free], clients.budget_max[free])
-    line = Response(slope, offset, low, high, prices, free)
-    if game.contraction >= 1 and not _solves(game, both, right, free):
-        return replace(line, lowest_rate=np.inf, highest_rate=-np.inf)  # a singular B: there is no such line
-    return line
+    if game.contraction >= 1:
+        wrong = np.abs(game.loss @ np.column_stack([slope, offset]) - np.column_stack(own))[free]
+        if wrong.max(initial=0.0) > 1e-7 * max(np.abs(own[0]).max(), own[1].max()):  # a singular B: no such line
+            low, high = np.inf, -np.inf
+    return Response(slope, offset, low, high, free)
 
 
-def _solves(game: Game, both: Array, right: Array, free: BoolArray) -> bool:
-    return float(np.abs(game.loss @ both - right)[free].max(initial=0.0)) <= 1e-7 * float(np.abs(right).max())
+def line_of_free(game: Game, own: Line, free: BoolArray, budgets: Array) -> tuple[Array, Array]:
+    """Slope and offset of everybody's budget while some are free, the others staying at theirs.
+
+    own  slope and offset of what each would answer alone
+    """
+    held = np.where(free, 0.0, budgets)
+    right = np.column_stack([own[0], own[1] + game.loss @ held if held.any() else own[1]])
+    both = game.loss.solve(right, None if free.all() else free)
+    return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1]) - held
 
 
 def interior_rates(slope: Array, offset: Array, low: Array, high: Array) -> tuple[float, float]:
@@ -97,21 +99,7 @@ def interior_rates(slope: Array, offset: Array, low: Array, high: Array) -> tupl
     return float(lowest), float(np.where(rises, ceiling, floor)[~flat].min(initial=np.inf))
 
 
-@dataclass(frozen=True, eq=False)
-class AtBounds:
-    """Budgets that solve the complementarity problem, and how well.
-
-    steps     active sets tried, plus projected sweeps
-    residual  largest distance of a client from its best response
-    """
-
-    budgets: Array
-    free: BoolArray
-    steps: int
-    residual: float
-
-
-def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None, tolerance: float = 1e-12) -> AtBounds:
+def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None, tolerance: float = 1e-12) -> Array:
     """The Nash equilibrium at given prices within the bounds (model, eq. 15): every client at its best response,
 
         ρ_i = clip(m_i − α(Σρ)_i, budget_min_i, budget_max_i).
@@ -165,10 +153,8 @@ def equilibrium_at(game: Game, prices: Array | float, start: Array | None = None
             budgets,
             gap * tolerance,
         )
-    residual = float(np.abs(budgets - np.clip(wish, low, high)).max())
     # A budget is at a bound where its owner's wish is, to what the search can tell.
-    budgets = np.where(wish <= low + allowed, low, np.where(wish >= high - allowed, high, budgets))
-    return AtBounds(budgets, (budgets > low) & (budgets < high), steps, residual)
+    return np.where(wish <= low + allowed, low, np.where(wish >= high - allowed, high, budgets))
 
 
 def lemke(matrix: Array, wanted: Array, low: Array, high: Array) -> Array:
@@ -239,7 +225,10 @@ class Path:
     def budgets(self, segment: int, rate: float, low: Array, high: Array) -> Array:
         """Everybody's budget at a rate of a segment; one that is at a bound but for rounding is at it exactly."""
         line, constant = rate * self.slope[segment], self.offset[segment]
-        return snapped(line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0), low, high)
+        budgets, digits = line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0)
+        near = NEARBY * digits
+        inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
+        return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
 
     def segment_at(self, rate: float) -> int:
         """The first segment that a rate lies on."""
@@ -249,13 +238,6 @@ class Path:
 def no_segments(num_clients: int) -> Path:
     nothing = np.zeros((0, num_clients))
     return Path(np.zeros((0, 2)), nothing, nothing, nothing.astype(bool))
-
-
-def snapped(budgets: Array, digits: Array, low: Array, high: Array) -> Array:
-    """Budgets within their bounds, those nearer to a bound than NEARBY of `digits` exactly at it."""
-    near = NEARBY * digits
-    inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
-    return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +267,7 @@ class Followers:
         return self.weights / (2 * clients.quadratic_cost), clients.linear_cost / (2 * clients.quadratic_cost)
 
     def answer(self, rate: float, start: Array | None = None, tolerance: float = 1e-12) -> Array:
-        return equilibrium_at(self.game, rate * self.weights, start, tolerance).budgets
+        return equilibrium_at(self.game, rate * self.weights, start, tolerance)
 
     def wish(self, rate: float, budgets: Array) -> Array:
         """What each would answer without bounds, given the others' budgets."""
@@ -293,13 +275,9 @@ class Followers:
 
     def segment(self, rate: float, budgets: Array) -> Path:
         """The segment of the path on which clients answer a rate with these budgets; empty where rounding hides it."""
-        clients, loss = self.game.clients, self.game.loss
-        low, high = clients.budget_min, clients.budget_max
+        low, high = self.game.clients.budget_min, self.game.clients.budget_max
         free = (budgets > low) & (budgets < high)
-        fixed = np.where(free, 0.0, budgets)
-        right = np.column_stack([self.own[0], self.own[1] + loss @ fixed])
-        both = loss.solve(right, None if free.all() else free)
-        slope, offset = np.ascontiguousarray(both[:, 0]), both[:, 1] - fixed
+        slope, offset = line_of_free(self.game, self.own, free, budgets)
         start = self.wish(0.0, -offset)
         floor = np.where(free, low, np.where((budgets >= high) & (high > low), high, -np.inf))
         ceiling = np.where(free, high, np.where((budgets <= low) & (high > low), low, np.inf))
@@ -516,7 +494,7 @@ class _Walker:
     def _roots(self, given: Line) -> list[tuple[Array, BoolArray]]:
         """Rates at which the margin of giving a line, or a constant, is 0, and whether it rises there."""
         given = 0 * self.slope + given[0], np.where(np.isfinite(given[1]), given[1], 0.0)
-        square, linear, constant = margin_polynomial(self.game, self.weights, self._line, given, self.against)
+        square, linear, constant = margin_polynomial(self.game, (self.weights, 0.0), self._line, given, self.against)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inner = linear**2 - 4 * square * constant
             inner = np.where(np.abs(inner) > 100 * FLAT * linear**2, inner, 0.0)  # two roots in one
@@ -533,22 +511,17 @@ def margin_of(game: Game, prices: Array | float, wish: Array, given: Array, agai
 
     wish  the best budget without bounds, others unmoved; outsiders are still exposed by the others
     """
-    clients = game.clients
-    if against == "nothing":
-        losses = (prices - clients.linear_cost) / (2 * clients.quadratic_cost) - wish + given
-        cost = clients.quadratic_cost * losses**2 + clients.linear_cost * losses
-        return np.asarray(prices * given - clients.compute_cost - cost)
-    return np.asarray(clients.quadratic_cost * given * (2 * wish - given) - clients.compute_cost)
+    return np.asarray(margin_polynomial(game, (0.0, prices), (0.0, wish), (0.0, given), against)[2])
 
 
-def margin_polynomial(game: Game, weights: Array, wish: Line, given: Line, against: Against | None) -> Array:
-    """`margin_of` at prices r·weights, as a polynomial in r: its three coefficients, that of r² first."""
+def margin_polynomial(game: Game, prices: Line, wish: Line, given: Line, against: Against | None) -> Array:
+    """`margin_of` along lines in r, as a polynomial in r: its three coefficients, that of r² first."""
     a, b = game.clients.quadratic_cost, game.clients.linear_cost
     if against == "nothing":
-        spill = weights / (2 * a) - wish[0]
-        spill = np.where(np.abs(spill) > FLAT * weights / (2 * a), spill, 0.0)
-        loss = spill + given[0], given[1] - wish[1] - b / (2 * a)
-        margin = _product((weights, 0 * a), given) - a * _product(loss, loss) - _product((0 * a, b), loss)
+        alone = prices[0] / (2 * a), (prices[1] - b) / (2 * a)
+        spill = np.where(np.abs(alone[0] - wish[0]) > FLAT * alone[0], alone[0] - wish[0], 0.0), alone[1] - wish[1]
+        loss = spill[0] + given[0], spill[1] + given[1]
+        margin = _product(prices, given) - a * _product(loss, loss) - _product((0.0, b), loss)
     else:
         margin = a * _product(given, (2 * wish[0] - given[0], 2 * wish[1] - given[1]))
     margin[2] -= game.clients.compute_cost
@@ -556,4 +529,5 @@ def margin_polynomial(game: Game, weights: Array, wish: Line, given: Line, again
 
 
 def _product(one: Line, other: Line) -> Array:
-    return np.array([one[0] * other[0], one[0] * other[1] + one[1] * other[0], one[1] * other[1]])
+    square, linear = one[0] * other[0], one[0] * other[1] + one[1] * other[0]
+    return np.array(np.broadcast_arrays(square, linear, one[1] * other[1]))

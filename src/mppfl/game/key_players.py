@@ -42,7 +42,7 @@ def budgets_after_leaving(game: Game, budgets: Array, client: int, prices: Array
             )
     low, high = (np.array(bound) for bound in (game.clients.budget_min, game.clients.budget_max))
     low[client] = high[client] = 0.0
-    return equilibrium_at(game.with_bounds(low, high), prices, start).budgets
+    return equilibrium_at(game.with_bounds(low, high), prices, start)
 
 
 def exposure_relief(game: Game, budgets: Array, client: int, prices: Array | float | None = None) -> float:

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import NoEquilibrium
+from mppfl.fields import About, checked
 from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.model import Game, cost_without_absent
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
 
-COMPILED_ABOVE = 100_000  # clients
-AT_ONCE = 4_000_000  # clients × rates whose budgets are formed side by side
+AT_ONCE = 100_000  # clients × rates whose budgets are formed side by side: they stay in the cache
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
-ALONE, SHORT = 3, 300  # at more rates, and on networks of at most so many clients, answers are read off the path
+SHORT = 300  # clients: on networks of at most so many, answers to given rates are read off the path
 OPEN = 1e-9  # of a segment: how near to the rate at which somebody leaves the server goes
 GRID = 24  # rates between two samples at which costs are read off interpolated wishes
 
@@ -57,8 +57,7 @@ def choose_rates(
 
     weights  personal prices per unit of rate, one each unless given (Pigouvian prices)
     """
-    if leader not in get_args(UniformLeader):
-        raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
+    checked("leader", leader, UniformLeader, About(""))
     limit = np.inf
     if leader == "budget_limited":
         limit = require_number(np.nan if payment_limit is None else payment_limit, "payment_limit", 0, np.inf)
@@ -86,7 +85,7 @@ def answers_along(followers: Followers, reward_rates: Array, against: Against | 
     if against is None and line.has_interior and inside.all():
         return AlongLine(line.slope, line.offset)
     distinct, rows = np.unique(reward_rates, return_inverse=True)
-    if against is not None or (followers.game.num_clients <= SHORT and len(distinct) > ALONE):
+    if against is not None or followers.game.num_clients <= SHORT:
         path = response_path(followers, against, float(distinct[-1]))
         bounds = clients.budget_min, clients.budget_max
         budgets = [path.budgets(path.segment_at(rate), rate, *bounds) for rate in distinct.tolist()]
@@ -156,10 +155,6 @@ class Answers:
         self.able = (clients.budget_max > 0) & ((followers.weights > 0) | (clients.budget_min > 0))
 
     @cached_property
-    def samples(self) -> _Samples:
-        return _Samples(self)
-
-    @cached_property
     def path(self) -> Path | None:
         """Allowed segments; None where the game is too large for its path to be followed."""
         clients, line, able = self.game.clients, self.line, self.able
@@ -183,7 +178,7 @@ class Answers:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
         path = self.path
         if path is None:
-            return self.samples.choose(leader, rounds, limit)
+            return _Samples(self).choose(leader, rounds, limit)
         if len(path) == 0:
             raise NoEquilibrium(self._who_cannot_be_kept())
         rates, segments, costs = _View(self.game, self.weights, path, leader, limit).best(rounds)
@@ -202,7 +197,7 @@ class Answers:
         """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
         seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
         if self.path is None:
-            return self.samples.least(seen_as, rounds, limit)
+            return _Samples(self).least(seen_as, rounds, limit)
         return _View(self.game, self.weights, self.path, seen_as, limit).best(rounds)[2]
 
     def require_rates(self, costs: Array, rounds: IntArray, limit: float) -> None:
@@ -290,7 +285,7 @@ class _View:
             self.harm = np.full((len(path), 1), harm)
         else:
             part, examples = path.participating, clients.data_size
-            self.slope, self.offset = path.slope, path.offset
+            self.slope, self.offset = path.slope, np.where(part, path.offset, -1.0)  # who is out has no noise
             self.harm = np.where(part, clients.noise_harm, 0.0)
             self.strength = self.strength * (examples.sum() / (part @ examples)) ** 2
         if leader == "mean_field":
@@ -320,27 +315,20 @@ class _View:
 
     def sums(self, segments: IntArray, rates: Array) -> Array:
         """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at one rate of each of these segments."""
-        sums, size = np.empty((3, len(rates))), self.slope.shape[1]
-        if size >= COMPILED_ABOVE:
-            from mppfl.game._kernels import noise_sums
-
-            for pair, (k, rate) in enumerate(zip(segments, rates, strict=True)):
-                sums[:, pair] = noise_sums(self.harm[k], self.pull[k], self.slope[k], self.offset[k], rate)
-            return sums
-        step = max(1, AT_ONCE // size)
+        sums, rows = np.zeros((3, len(rates))), segments if len(self.path) > 1 else slice(None)
+        step = 1 + AT_ONCE // (1 + len(rates))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for first in range(0, len(rates), step):
+            for first in range(0, self.slope.shape[1], step):
                 part = slice(first, first + step)
-                k = segments[part]
-                harm, pull, slope = self.harm[k], self.pull[k], self.slope[k]
-                inverse = 1 / np.maximum(rates[part, None] * slope - self.offset[k], 0.0)
-                square = np.where(pull != 0, pull * inverse * inverse, 0.0)
-                sums[0, part] = np.where(harm > 0, harm * inverse, 0.0).sum(axis=1)
-                sums[1, part] = square.sum(axis=1)
-                sums[2, part] = np.where(square != 0, square * inverse * slope, 0.0).sum(axis=1)
+                harm, pull, slope = self.harm[rows, part], self.pull[rows, part], self.slope[rows, part]
+                inverse = 1 / np.maximum(rates[:, None] * slope - self.offset[rows, part], 0.0)
+                square = inverse * inverse
+                sums[0] += np.vecdot(harm, inverse)
+                sums[1] += np.vecdot(pull, square)
+                sums[2] += np.vecdot(pull * slope, square * inverse)
         return sums
 
-    def condition(self, pieces: IntArray, rates: Array, pulled: Array, rounds: Array) -> Array:
+    def condition(self, pieces: IntArray, rates: Array, pulled: Array, rounds: Array | float) -> Array:
         """F of the leader's equation at these rates of these pieces."""
         k = self.segment[pieces]
         return np.asarray(self.steepness[k] * rates - self.paid_offset[k] - self.strength[k] / rounds * pulled)
@@ -367,12 +355,9 @@ class _View:
                 costs[end] = self.cost(every, rates[end], noise[:, None], times)
                 turns.append(self.condition(every, rates[end], pulled[:, None], times))
         rises, falls = turns[0] >= 0, turns[1] < 0
-        inside = ~rises & ~falls
         if self.leader == "mean_field":
             costs[:2][~self._where_condition_turns(rises, falls)] = np.inf
-        else:
-            inside &= self._least_between(turns, costs) < np.nan_to_num(costs[:2], nan=np.inf).min(axis=(0, 1))
-        pieces, order = np.nonzero(inside)
+        pieces, order = np.nonzero(~rises & ~falls)
         rates[2, pieces, order] = roots = self._roots(pieces, times[order])
         noise = self.sums(self.segment[pieces], roots)[0]
         costs[2, pieces, order] = self.cost(pieces, roots, noise, times[order])
@@ -385,26 +370,19 @@ class _View:
             rate[nowhere], segment[nowhere], least[nowhere] = cheapest
         return rate, segment, least
 
-    def _least_between(self, turns: list[Array], costs: Array) -> Array:
-        """What a convex cost is at least on each piece, in each round: where the tangents at its ends meet."""
-        width = (self.high - self.low)[:, None]
-        falls, rises = ((1 - self.game.accuracy_weight) * slope for slope in turns)
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            meets = np.clip((costs[1] - costs[0] - rises * width) / (falls - rises), 0.0, width)
-            least = np.minimum(costs[0] + falls * meets, costs[1] - rises * (width - meets))  # equal but for rounding
-        convex = (self.paid_slope[self.segment] >= 0)[:, None] & np.isfinite(least)
-        return np.where(convex, least - 1e-9 * np.abs(least), -np.inf)
-
     def _end_the_endless(self, first_round: float) -> None:
         """Puts an end to endless pieces, past the rate of every round."""
-        for piece in np.flatnonzero(~np.isfinite(self.high)):
-            k = self.segment[[piece]]
-            high = np.maximum(2 * self.low[[piece]], _scale(self.slope[k], self.offset[k])) or np.ones(1)
-            for _ in range(1000):
-                if self.condition(np.array([piece]), high, self.sums(k, high)[1], np.array([first_round]))[0] > 0:
-                    break
-                high = high * 4
-            self.high[piece] = high[0]
+        endless = np.flatnonzero(~np.isfinite(self.high))
+        for piece in endless:
+            k = self.segment[piece]
+            self.high[piece] = max(2 * self.low[piece], _scale(self.slope[k], self.offset[k])) or 1.0
+        for _ in range(1000):
+            high = self.high[endless]
+            pulled = self.sums(self.segment[endless], high)[1]
+            endless = endless[~(self.condition(endless, high, pulled, first_round) > 0)]
+            if len(endless) == 0:
+                break
+            self.high[endless] *= 4
 
     def _where_condition_turns(self, rises: BoolArray, falls: BoolArray) -> BoolArray:
         """Low and high ends of pieces where F turns from negative to positive, or where the rates begin."""

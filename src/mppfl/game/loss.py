@@ -22,6 +22,7 @@ from mppfl.network import EXACT_BELOW, Propagation, times
 DENSE_BELOW = EXACT_BELOW  # clients; an LU factorisation then costs less than a handful of Krylov steps
 KRYLOV_BASIS = 14  # vectors kept between restarts: 14 pairs are 22 % of a million-client network's memory
 GMRES_CYCLES = 8
+BLOCK = 256  # entries of a vector at a time: BLAS then starts no threads, which wait for each other on busy cores
 TOLERANCE = 1e-11  # of the largest entry
 
 Weights = Callable[[Any, float], tuple[Any, bool]]  # projected matrix, length of the start -> weights, whether enough
@@ -197,7 +198,7 @@ class LossOperator:
         for _ in range(GMRES_CYCLES):
             step = step + self._from_krylov(lambda x: self._image(x, mask), left, least, 1e-14)
             left = residual - self._image(step, mask)
-            if float(self.library.linalg.norm(left)) <= enough:
+            if self._length(left) <= enough:
                 break
         return step
 
@@ -222,7 +223,7 @@ class LossOperator:
         def hop(x: Any) -> Any:
             return self._vector(self._hop(self._columns(x))) * inverse
 
-        length = float(self.library.linalg.norm(residual))
+        length = self._length(residual)
         start = self._light(residual / length) * inverse
         return length * self._from_krylov(hop, start, of_polynomial, self.step_error)
 
@@ -232,7 +233,7 @@ class LossOperator:
         The basis stays where the vectors are; its projected matrix, at most KRYLOV_BASIS wide, is on the host.
         """
         library, kind = self.library, {"dtype": start.dtype, "device": start.device}
-        length = float(library.linalg.norm(start))
+        length = self._length(start)
         if length == 0.0:
             return start
         basis = library.empty((KRYLOV_BASIS, len(start)), **kind)
@@ -241,15 +242,39 @@ class LossOperator:
         hessenberg = np.zeros((KRYLOV_BASIS + 1, KRYLOV_BASIS), dtype=complex if is_pair else float)
         for m in range(1, KRYLOV_BASIS + 1):
             following = apply(basis[m - 1])
-            shares = (basis[:m] @ following.conj()).conj()
-            following -= shares @ basis[:m]
-            left = float(library.linalg.norm(following))
+            shares = self._inner(basis[:m], following)
+            following -= self._combined(shares, basis[:m])
+            left = self._length(following)
             hessenberg[:m, m - 1], hessenberg[m, m - 1] = shares.tolist(), left
             weights, enough = weights_of(hessenberg[: m + 1, :m], length)
             if enough or m == KRYLOV_BASIS or left <= rounding * np.linalg.norm(hessenberg[: m + 1, m - 1]):
                 break
             basis[m] = following / left
-        return library.asarray(weights.tolist(), **kind) @ basis[:m]
+        return self._combined(library.asarray(weights.tolist(), **kind), basis[:m])
+
+    def _length(self, vector: Any) -> float:
+        columns = self._columns(vector)
+        return float((columns * columns).sum() ** 0.5)
+
+    def _inner(self, vectors: Any, vector: Any) -> Any:
+        """The inner product of each row of `vectors` with one vector."""
+        blocks, whole = self._blocks(vectors)
+        turned = vector.conj()
+        products = vectors[:, whole:] @ turned[whole:]
+        if whole:
+            products += (blocks @ turned[:whole].reshape(-1, BLOCK, 1)).sum(axis=0)[:, 0]
+        return products.conj()
+
+    def _combined(self, shares: Any, vectors: Any) -> Any:
+        """The sum of the rows of `vectors`, weighted by `shares`."""
+        blocks, whole = self._blocks(vectors)
+        total = shares @ vectors[:, whole:]
+        return self.library.concatenate([(shares @ blocks).reshape(-1), total]) if whole else total
+
+    def _blocks(self, vectors: Any) -> tuple[Any, int]:
+        """Whole blocks of all rows, [blocks, rows, BLOCK], without copying; and where they end. A device needs none."""
+        whole = vectors.shape[1] // BLOCK * BLOCK if self.library is np else 0
+        return vectors[:, :whole].reshape(len(vectors), -1, BLOCK).swapaxes(0, 1), whole
 
 
 def _restricted(vector: Any, mask: Any) -> Any:

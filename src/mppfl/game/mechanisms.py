@@ -200,7 +200,7 @@ def respond(game: Game, prices: Array | float, round_index: int = 1, start: Arra
         [1.0, 1.0]
     """
     paid = as_numbers(prices, "prices")
-    return _priced(round_index, paid if paid.ndim else float(paid), equilibrium_at(game, paid, start).budgets)
+    return _priced(round_index, paid if paid.ndim else float(paid), equilibrium_at(game, paid, start))
 
 
 def _priced(round_index: int, prices: Array | float, budgets: Array) -> RoundTerms:
@@ -448,20 +448,6 @@ def personal_prices(game: Game, budgets: Array) -> Array:
 
 # ---- by name ----------------------------------------------------------------------------------------------------
 
-MECHANISMS: dict[str, Mechanism] = {
-    record.name: record
-    for record in (
-        mppfl,
-        mppfl_exact,
-        mppfl_noise_aware,
-        social_agnostic,
-        random,
-        dp_fedavg,
-        sarda_like,
-        sarda_r,
-        budget_limited,
-        pigouvian,
-        personalised,
-        noiseless,
-    )
-}
+_USUAL = (mppfl, mppfl_exact, mppfl_noise_aware, social_agnostic, random, dp_fedavg, sarda_like, sarda_r)
+_SPECIAL = (budget_limited, pigouvian, personalised, noiseless)
+MECHANISMS: dict[str, Mechanism] = {record.name: record for record in (*_USUAL, *_SPECIAL)}

@@ -15,8 +15,7 @@ from mppfl.game.participation import regret_of_free_choice
 from mppfl.game.plan import AlongLine, Participation, Plan
 from mppfl.text import lines_of, span
 
-COMPILED_ABOVE = 4_000_000  # clients × rounds
-LEADER_ROUNDS_BELOW = 4_000_000  # the same; above, only the first, middle and last round's leader is checked
+LEADER_ROUNDS_BELOW = 4_000_000  # clients × rounds; above, only the first, middle and last round's leader is checked
 AT_ONCE = 100_000  # clients × rounds that are computed side by side
 
 
@@ -87,21 +86,12 @@ def evaluate(game: Game, plan: Plan) -> Outcome:
 
 
 def _sums_of_all(game: Game, plan: Plan) -> Array:
-    """`_sums` of all rounds; for many clients and rounds on a line by its compiled twin."""
-    losses, line, weights, size = None, plan.budgets, plan.price_weights, plan.num_clients
+    """`_sums` of all rounds."""
+    losses, line = None, plan.budgets
     if isinstance(line, AlongLine) and np.isfinite(line.slope).all() and np.isfinite(line.offset).all():
         both = game.loss @ np.column_stack([line.slope, line.offset])  # losses lie on one too: two products serve all
         losses = AlongLine(*np.ascontiguousarray(both.T))
-        if weights is not None and len(plan) * size >= COMPILED_ABOVE and plan.participation != "rational":
-            from mppfl.game._kernels import line_totals
-
-            clients = game.clients
-            costs = (clients.quadratic_cost, clients.linear_cost, clients.compute_cost)
-            bounds = (clients.budget_min, clients.budget_max)
-            ends = (line.slope, line.offset, losses.slope, losses.offset)
-            sums: Array = line_totals(*ends, *costs, *bounds, clients.noise_harm, weights, plan.reward_rates)
-            return sums
-    step = max(1, AT_ONCE // size)
+    step = max(1, AT_ONCE // plan.num_clients)
     parts = [range(first, min(first + step, len(plan))) for first in range(0, len(plan), step)]
     return np.concatenate([_sums(game, plan, part, losses) for part in parts])
 
@@ -181,25 +171,20 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None, mechanism: Me
     """
     outcome = evaluate(game, plan) if outcome is None else outcome
     record = MECHANISMS.get(plan.mechanism) if mechanism is None else mechanism
-    largest = max(float(plan[k].budgets.max()) for k in (0, len(plan) - 1))
+    largest, gap = max(float(plan[k].budgets.max()) for k in (0, len(plan) - 1)), float(outcome.best_response_gap.max())
+    residual = gap / largest if 0 < largest < np.inf else 0.0 if gap == 0 else np.inf
     regret, positions = None, np.arange(0)
     if record is not None and record.leader is not None:
         is_large = len(plan) * plan.num_clients >= LEADER_ROUNDS_BELOW
         positions = np.unique([0, len(plan) // 2, len(plan) - 1]) if is_large else np.arange(len(plan))
         regret = max(0.0, float(leader_savings(game, plan, record, positions).max()))
     return Verification(
-        residual=_residual(float(outcome.best_response_gap.max()), largest),
+        residual=residual,
         client_regret=max(0.0, float(outcome.client_regret.max())),
         relative_regret=max(0.0, float(outcome.relative_regret.max())),
         leader_regret=regret,
         leader_rounds=tuple(int(t) for t in plan.rounds[positions]),
     )
-
-
-def _residual(gap: float, largest: float) -> float:
-    if np.isfinite(largest) and largest > 0:
-        return gap / largest
-    return 0.0 if gap == 0 else np.inf
 
 
 def leader_savings(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from mppfl.arrays import Array, BoolArray, IntArray, require_count
 from mppfl.errors import BadFile, BadInput
 from mppfl.exports import package_version
+from mppfl.fields import About, checked
 from mppfl.files import write_whole
 from mppfl.game.model import LARGEST, Game
 from mppfl.text import lines_of, span
@@ -28,11 +29,6 @@ ABOVE_A_BOUND = 1e-9  # of budget_max: what a budget computed to lie on it may e
 
 Participation = Literal["everyone", "voluntary", "rational"]
 Against = Literal["staying_out", "nothing"]
-OLD_RULES = {  # of earlier versions
-    "always": 'participation="everyone"',
-    "if_better_than_opting_out": 'participation="rational"',
-    "if_non_negative": 'participation="rational" with against="nothing"',
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,41 +254,28 @@ class Horizon:
     against: Against = "staying_out"
 
     def __post_init__(self) -> None:
-        for name, kind in (("participation", Participation), ("against", Against)):
-            value = getattr(self, name)
-            if value not in get_args(kind):
-                hint = f" Did you mean {OLD_RULES[value]}?" if value in OLD_RULES else ""
-                raise BadInput(f"{name}={value!r} must be one of {', '.join(get_args(kind))}.{hint}")
+        checked("participation", self.participation, Participation, About(""))
+        checked("against", self.against, Against, About(""))
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
         if self.reward_rates is not None:
-            object.__setattr__(self, "reward_rates", _checked_rates(self.reward_rates, len(self.rounds)))
+            rates = _checked_rates(self.reward_rates, len(self.rounds), "reward_rates")
+            object.__setattr__(self, "reward_rates", rates)
         require_count(self.seed, "seed", 0)
 
 
-def _checked_rates(given: Any, num_rounds: int) -> Array:
-    """Rates as a vector with one number from 0 to LARGEST for every round."""
-    try:
-        rates = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as cause:
-        raise BadInput(f"reward_rates must be numbers, one per round, got {given!r:.80}.") from cause
-    if rates.ndim != 1:
+def _checked_rates(given: Any, num_rounds: int, what: str) -> Array:
+    """Rates as a vector with one number from 0 to LARGEST for every round; costs grow with its square."""
+    rates = as_numbers(given, what)
+    if rates.shape != (num_rounds,):
         raise BadInput(
-            f"reward_rates={given!r:.80} must be a vector with one rate per round. Give {num_rounds} of them, "
+            f"{what}={_briefly(given)} must be a vector with one rate per round. Give {num_rounds} of them, "
             f"for instance np.full({num_rounds}, 2.0)."
         )
-    if len(rates) != num_rounds:
-        raise BadInput(f"{len(rates)} reward rates for {num_rounds} rounds. Give one per round.")
-    wrong = np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))
-    if len(wrong):
+    for wrong in np.flatnonzero(~((rates >= 0) & (rates <= LARGEST)))[:1]:
         raise BadInput(
-            f"reward_rates={rates[wrong[0]]:.6g} at position {wrong[0]} must be a finite number of at least 0 "
-            f"({len(wrong):,} such of {num_rounds:,}). Correct them."
-        )
-    if rates.max() > LARGEST:
-        raise BadInput(
-            f"reward_rates={rates.max():.6g} at position {int(rates.argmax())} must be at most {LARGEST:g}: costs grow "
-            "with its square. Give rates in a larger unit of money."
+            f"{what}={rates[wrong]:.6g} at position {wrong} must be a finite number from 0 to {LARGEST:g}. Correct it, "
+            "or give rates in a larger unit of money."
         )
     return rates
 
@@ -388,7 +371,7 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
             f"mechanism {name or 'function'!r} returned {type(plan).__name__}, not a plan. Return an mppfl.Plan, for "
             "instance by mppfl.plan_from_rounds."
         )
-    called, rates = f"mechanism {name or plan.mechanism!r}", plan.reward_rates
+    called = f"mechanism {name or plan.mechanism!r}"
     if not np.array_equal(plan.rounds, horizon.rounds):
         raise BadInput(
             f"{called} planned {_some_rounds(plan.rounds)}, and was asked for {_some_rounds(horizon.rounds)}. "
@@ -396,10 +379,7 @@ def check_plan(plan: Any, game: Game, horizon: Horizon, name: str | None = None)
         )
     if plan.num_clients != game.num_clients:
         raise BadInput(f"{called} planned for {plan.num_clients:,} clients of {game.num_clients:,}. Plan for all.")
-    if rates.shape != plan.rounds.shape or not ((rates >= 0) & (rates <= LARGEST)).all():
-        raise BadInput(
-            f"{called} has reward_rates={rates!r:.60} for {len(plan):,} rounds. Give each one from 0 to {LARGEST:g}."
-        )
+    _checked_rates(plan.reward_rates, len(plan), f"{called}: reward_rates")
     positions, rows = _checked_extremes(plan, plan.budgets, f"{called}: budgets", np.inf)
     _check_ceilings(plan.rounds[positions], rows, game, called)
     if plan.prices is not None:

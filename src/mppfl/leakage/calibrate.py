@@ -41,7 +41,7 @@ from mppfl.leakage.field import (
     walk_of,
 )
 from mppfl.leakage.levels import read_attribute
-from mppfl.network import Normalisation, SocialGraph, SparseMatrix, count_closed_walks
+from mppfl.network import Normalisation, SocialGraph, SparseMatrix, count_closed_walks, graph_from_matrix
 
 BUDGETS = 1e-12, 1e12  # that can be tried out: beyond, either the noise is all there is or there is none
 LEAST_HALF = 20  # public clients in each half, below which nothing is tried out
@@ -64,10 +64,6 @@ class Correlation:
     low: float
     high: float
     num_pairs: float
-
-    @property
-    def contains_zero(self) -> bool:
-        return not (self.low > 0 or self.high < 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +241,10 @@ def least_wrong_index(
     graph: SocialGraph, budgets: Array, learn: tuple[IntArray, Array], test: tuple[IntArray, Array]
 ) -> IndexSetting:
     """The setting of R_model that ranks the leaks of `learn` best, with its rank correlation on `test`."""
-    best, setting = -math.inf, None
+    best, setting, edges = -math.inf, None, graph.edges()
     for normalisation in NORMALISATIONS:
-        influence, moved = _normalised(graph, normalisation), budgets
+        influence = graph_from_matrix(edges, normalisation=normalisation, isolated="keep").influence
+        moved = budgets
         terms = []  # W^k ρ without closed walks
         for closed in _closed_walks(influence, max(HOPS)):
             moved = influence @ moved
@@ -265,19 +262,6 @@ def least_wrong_index(
     if setting is None:
         raise BadInput("no setting of the index can be compared with fewer than 10 public clients. Give more.")
     return setting
-
-
-def _normalised(graph: SocialGraph, normalisation: Normalisation) -> SparseMatrix:
-    """The edges as given, normalised in the way named."""
-    given = sp.csr_array(graph.edges())
-    sums = np.asarray(given.sum(axis=1)).ravel()
-    inverse = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0)
-    if normalisation == "row":
-        return sp.csr_array(sp.diags_array(inverse) @ given)
-    if normalisation == "symmetric":
-        roots = sp.diags_array(np.sqrt(inverse))
-        return sp.csr_array(roots @ given @ roots)
-    return given
 
 
 def _closed_walks(influence: SparseMatrix, longest: int) -> Array:

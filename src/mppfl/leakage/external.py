@@ -29,20 +29,17 @@ from mppfl.privacy.ledger import Account, PrivacyLedger
 class ExternalColumns:
     """What others' releases say about each client: one entry per client in every array.
 
-    spent, worst_case   ρ that the client itself has spent
-    r_model             index of what the others have spent, nominally; no unit
-    r_model_worst_case  the same index of worst-case budgets: larger where somebody used `paper`
-    r_bound             nats, from worst-case budgets; NaN where there is no bound, and then `bound_reason` says why
-    r_leak              nats, from nominal budgets; NaN where there is no level, and then `leak_reason` says why
-    theorem, premises   what gave the bound, and what must hold for it
-    notes               what must be said beside the columns
+    spent              ρ that the client itself has spent
+    r_model            index of what the others have spent; no unit
+    r_bound            nats; NaN where there is no bound, and then `bound_reason` says why
+    r_leak             nats; NaN where there is no level, and then `leak_reason` says why
+    theorem, premises  what gave the bound, and what must hold for it
+    notes              what must be said beside the columns
     """
 
     clients: tuple[str, ...]
     spent: Array
-    worst_case: Array
     r_model: Array
-    r_model_worst_case: Array
     r_bound: Array
     r_leak: Array
     theorem: Theorem
@@ -89,16 +86,14 @@ def external_columns(
         everybody[positions] = values
         return everybody
 
-    spent, at_worst = in_network(account.budget), in_network(account.worst_case_budget)
+    spent = in_network(account.budget)
     of_all_data = in_network(_worth_for_all_data(account, counts))
     missing = _why_budgets_do_not_tell(ledger.units, account, counts)
-    bound = _bound(graph, couplings, of_all_data * at_worst, missing)
+    bound = _bound(graph, couplings, of_all_data * spent, missing)
     leak, leak_reason, leak_notes = _leak(graph, known, of_all_data * spent, missing)
     columns = {
         "spent": spent,
-        "worst_case": at_worst,
         "r_model": r_model(walks, spent),
-        "r_model_worst_case": r_model(walks, at_worst),
         "r_bound": bound.nats,
         "r_leak": leak,
     }
@@ -143,7 +138,7 @@ def _positions(graph: SocialGraph, account: Account) -> IntArray:
         positions = np.array([graph.index(name) for name in account.clients], dtype=np.int64)
     except UnknownClient as cause:
         raise UnknownClient(f"the ledger and the network do not fit: {cause}") from cause
-    endless = np.isinf(account.budget) | np.isinf(account.worst_case_budget)
+    endless = np.isinf(account.budget)
     if endless.any():
         raise BadInput(
             f"client {account.clients[int(np.argmax(endless))]!r} released without noise, so what it tells about "
@@ -173,7 +168,7 @@ def _counts(num_examples: Any, account: Account) -> Array:
 def _worth_for_all_data(account: Account, counts: Array | None) -> Array:
     """What a unit of each client's budget comes to for replacing all of its data."""
     records = 1.0 if counts is None or account.unit == "client" else counts**2
-    return np.asarray(np.where(account.add_remove, 4.0, 1.0) * records)
+    return np.asarray(np.where(account.zero_out, 4.0, 1.0) * records)
 
 
 def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Array | None) -> str:
@@ -198,8 +193,6 @@ def _notes(account: Account, counts: Array | None) -> tuple[str, ...]:
         lines.append("R_model adds up budgets per record: what all records share is told n² times as loudly")
         if counts is not None:
             lines.append("R_bound and R_leak are for an attribute that all n records share: n² times the budget")
-    if (account.worst_case_budget > account.budget).any():
-        lines.append("R_model and R_leak are of nominal budgets, R_bound is of worst-case ones")
     if account.poisson.any():
         lines.append("R_model leaves out Poisson-sampled releases, which have no budget")
     return tuple(lines)

@@ -34,7 +34,7 @@ from mppfl.leakage.field import (
 )
 from mppfl.leakage.levels import client_budgets, coupled_edges, is_forest, r_bound, read_attribute, rooted
 from mppfl.network import SocialGraph, graph_from_edges
-from mppfl.privacy import LocalWork, privacy_mechanism
+from mppfl.privacy import LocalWork, Protection
 from mppfl.privacy.audit import AuditResult, Verdict
 
 ATTACKERS = ("gaussian_field", "belief_propagation")
@@ -108,14 +108,14 @@ def learn_signals(
 
 
 def declared_signals(spent: Array, clip: float) -> Signals:
-    """What uploads of the `client` mechanism look like for these budgets."""
+    """What uploads under protection of clients look like for these budgets."""
     heard = spent > 0
     return Signals(np.zeros(len(spent)), np.where(heard, clip, 0.0), _noise_std(spent, clip))
 
 
 def _noise_std(spent: Array, clip: float) -> Array:
-    client, work = privacy_mechanism("client"), LocalWork(num_examples=1)
-    return np.array([client.noise_std(rho, clip, work) if rho > 0 else 1.0 for rho in spent])
+    protection, work = Protection(unit="client", clip_norm=clip), LocalWork(num_examples=1)
+    return np.array([protection.noise_std(rho, work) if rho > 0 else 1.0 for rho in spent])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,15 @@ found. A client's price is p_j = r - κ Σ_i ∂R_i/∂ρ_j with κ the money on
 accuracy depends under noise-aware aggregation, stays what it was.
 
 Costs are convex and leaks concave in budgets, so prices are found by the convex-concave procedure: the leak is replaced
-by its tangent, clients settle at the prices that follow, and again. Without externality (α = 0) each step lowers
-Σ(a_iρ_i² + b_iρ_i) + κ ΣR_i; with it, budgets are an equilibrium at Pigouvian prices. Either way the end is a
-stationary point, and how far it is from one is measured there.
+by its tangent, clients settle at the prices that follow, and again. Without externality (α = 0) the end is a stationary
+point of Σ(a_iρ_i² + b_iρ_i) + κ ΣR_i; with it, budgets are an equilibrium at Pigouvian prices. How far the end is from
+one is measured there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -62,16 +61,6 @@ class PricedBudgets:
     kkt_residual: float
 
 
-class _Point(NamedTuple):
-    """Budgets and what they leak; which share of the last way led to them, and that way."""
-
-    budgets: Array
-    leakage: float
-    marginal: Array
-    share: float
-    way: Array
-
-
 def price_leakage(
     game: Game,
     leak: Leak,
@@ -94,22 +83,25 @@ def price_leakage(
     if start is None:
         start = wanted_loss(game, 1.0 if reward_rate is None else reward_rate)
     budgets = np.clip(start, low, high)
-    point: _Point | None = _Point(budgets, *leak(budgets), 1.0, np.zeros_like(budgets))
+    share, way = 1.0, np.zeros_like(budgets)
     rate, answer = reward_rate, None
     tried: list[PricedBudgets] = []
-    while point is not None and len(tried) < MOST_STEPS:
-        harm = leak_price * point.marginal
+    for _ in range(MOST_STEPS):
+        leakage, marginal = leak(budgets)
+        harm = leak_price * marginal
         if total is not None:
             rate = _rate_of_total(game, harm, total, rate, answer)
         paid = float(rate or 0.0)
         answer = _settle(game, paid - harm, answer)
-        residual = float(np.abs(answer - point.budgets).max()) / max(float(answer.max()), 1e-300)
-        tried.append(PricedBudgets(paid, paid - harm, point.budgets, point.leakage, residual))
+        residual = float(np.abs(answer - budgets).max()) / max(float(answer.max()), 1e-300)
+        tried.append(PricedBudgets(paid, paid - harm, budgets, leakage, residual))
         if residual <= TOLERANCE:
             break
-        # With externality, budgets are an equilibrium, which minimises nothing that a step could be measured by.
-        step = _stride if game.externality_strength > 0 else _descend
-        point = step(game, leak, leak_price, paid, point, answer)
+        before, way = way, answer - budgets
+        share = _next_share(share, before, way)
+        budgets = budgets + share * way
+        if share > 1 and ((budgets < low) | (budgets > high)).any():
+            budgets = answer  # within the bounds, and with the same total
     best = min(tried, key=lambda priced: priced.kkt_residual)
     if not best.kkt_residual <= ACCEPTED:
         raise NotConverged(
@@ -121,49 +113,20 @@ def price_leakage(
     return best
 
 
-def _stride(game: Game, leak: Leak, leak_price: float, rate: float, now: _Point, answer: Array) -> _Point:
-    """A share of the way to everybody's answer, given the last way.
+def _next_share(share: float, before: Array, way: Array) -> float:
+    """Which share of the way to everybody's answer to go, given the last share and the way before.
 
     To and fro: less. Slowly on in one direction, which may lead uphill for a while: more.
     """
-    way = answer - now.budgets
-    if float(way @ now.way) < 0:
-        share = max(now.share / 2, SHORTEST)
-    else:
-        is_slow = float(way @ way) > SLOW**2 * float(now.way @ now.way) > 0
-        share = min(LONGEST if is_slow else 1.0, 1.3 * now.share)
-    moved = now.budgets + share * way
-    if share > 1 and ((moved < game.clients.budget_min) | (moved > game.clients.budget_max)).any():
-        moved = answer  # within the bounds, and with the same total
-    return _Point(moved, *leak(moved), share, way)
-
-
-def _descend(game: Game, leak: Leak, leak_price: float, rate: float, now: _Point, answer: Array) -> _Point | None:
-    """A step towards the answer that lowers cost and priced leak together, or None where rounding forbids any.
-
-    The answer minimises the cost and the leak's tangent, so the way to it goes down at first; a whole step does while
-    the leak is concave, and halving finds one that does elsewhere.
-    """
-    square, linear = game.clients.quadratic_cost, game.clients.linear_cost - rate
-
-    def merit(budgets: Array, leakage: float) -> float:
-        return float(square @ budgets**2 + linear @ budgets) + leak_price * leakage
-
-    way = answer - now.budgets
-    slope = float((2 * square * now.budgets + linear + leak_price * now.marginal) @ way)
-    here, share = merit(now.budgets, now.leakage), min(1.0, 2 * now.share)
-    while share > 1e-6:
-        moved = now.budgets + share * way if share < 1 else answer
-        leakage, marginal = leak(moved)
-        if merit(moved, leakage) <= here + 1e-4 * share * slope:
-            return _Point(moved, leakage, marginal, share, way)
-        share /= 2
-    return None
+    if float(way @ before) < 0:
+        return max(share / 2, SHORTEST)
+    is_slow = float(way @ way) > SLOW**2 * float(before @ before) > 0
+    return min(LONGEST if is_slow else 1.0, 1.3 * share)
 
 
 def _settle(game: Game, prices: Array, start: Array | None) -> Array:
     """Everybody's answer to the prices. Without externality it is there at once, and a start would only delay it."""
-    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None).budgets
+    return equilibrium_at(game, prices, start if game.externality_strength > 0 else None)
 
 
 def _rate_of_total(game: Game, harm: Array, total: float, guess: float | None, start: Array | None) -> float:

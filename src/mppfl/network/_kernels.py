@@ -6,12 +6,27 @@ results do not depend on the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from mppfl.arrays import Array, IntArray
-from mppfl.compiled import njit, prange
+from mppfl.compiled import get_num_threads, njit, prange, set_num_threads
+
+THREADS_ABOVE = 1_000_000  # edges
+
+
+@contextmanager
+def threads_for(num_edges: int) -> Iterator[int]:
+    """How many threads compiled loops have inside: one for a small network, lest threads wait on busy cores."""
+    usual = get_num_threads()
+    set_num_threads(usual if num_edges >= THREADS_ABOVE else 1)
+    try:
+        yield get_num_threads()
+    finally:
+        set_num_threads(usual)
 
 
 @njit(cache=True)
@@ -131,8 +146,8 @@ def _entry(rows: Any, row: Any, column: Any) -> float:
 
 
 @njit(parallel=True, cache=True)
-def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
-    """λ Σ_j W_ij W_ji of every client i: closed walks of two edges, without a transposed copy of the network.
+def mutual_edges(rows: Any, values: Array, share: float, threads: int) -> Any:
+    """Σ_j m_ij (value_j − share·m_ij) of every client i, m_ij = W_ij W_ji, without a transposed copy of the network.
 
     A pair is looked up from its end of lower number only, and counted for both ends.
     """
@@ -145,33 +160,10 @@ def mutual_edges(rows: Any, hop_decay: float, threads: int) -> Any:
                 j = np.int64(indices[edge])
                 if j < i:
                     break
-                both = data[edge] * _entry(rows, j, np.int64(i))
+                both = data[edge] * _entry(rows, j, np.int64(i)) if values[j] > 0.0 else 0.0
                 if both > 0.0:
-                    sums[thread, i] += both
-                    sums[thread, j] += both
-    return hop_decay * sums.sum(axis=0)
-
-
-@njit(parallel=True, cache=True)
-def backtracking_walks(rows: Any, mutual: Array, threads: int) -> Any:
-    """Closed walks of four edges that turn back on an edge, i→j→i→k→i and i→j→k→j→i, of every client i.
-
-    mutual  Σ_j W_ij W_ji of every client
-    """
-    indptr, indices, data = rows
-    n = len(indptr) - 1
-    sums = np.zeros((threads, n))
-    for thread in prange(threads):
-        for i in range(thread, n, threads):
-            sums[thread, i] += mutual[i] * mutual[i]
-            for edge in range(indptr[i + 1] - 1, indptr[i] - 1, -1):
-                j = np.int64(indices[edge])
-                if j < i:
-                    break
-                both = data[edge] * _entry(rows, j, np.int64(i)) if mutual[j] > 0.0 else 0.0
-                if both > 0.0:
-                    sums[thread, i] += both * (mutual[j] - both)
-                    sums[thread, j] += both * (mutual[i] - both)
+                    sums[thread, i] += both * (values[j] - share * both)
+                    sums[thread, j] += both * (values[i] - share * both)
     return sums.sum(axis=0)
 
 
@@ -240,10 +232,9 @@ def attach_newcomers(num_clients: int, edges_each: int, rng: np.random.Generator
     num_edges = edges_each * (num_clients - edges_each)
     ends = np.empty(2 * num_edges, dtype=np.int32)
     chosen_by = np.full(num_clients, -1, dtype=np.int32)
-    filled = 0
-    for leaf in range(edges_each):
-        ends[filled], ends[filled + 1] = edges_each, leaf
-        filled += 2
+    filled = 2 * edges_each
+    ends[0:filled:2] = edges_each
+    ends[1:filled:2] = np.arange(edges_each)
     for newcomer in range(edges_each + 1, num_clients):
         known = filled
         for _ in range(edges_each):
@@ -260,39 +251,16 @@ def attach_newcomers(num_clients: int, edges_each: int, rng: np.random.Generator
 
 
 @njit(cache=True)
-def edges_of_both_directions(rows: Any) -> Any:
-    """Rows of W + Wᵀ; an edge that runs both ways is there twice, with its weights not added up."""
-    indptr, indices, data = rows
-    size = len(indptr) - 1
-    both = np.zeros(size + 1, dtype=np.int64)
-    both[1:] = indptr[1:] + np.cumsum(np.bincount(indices, minlength=size))
-    free = both[:-1].copy()
-    neighbours = np.empty(both[-1], dtype=np.int32)
-    weights = np.empty(both[-1], dtype=np.float64)
-    for row in range(size):
-        for edge in range(indptr[row], indptr[row + 1]):
-            other = indices[edge]
-            neighbours[free[row]], weights[free[row]] = other, data[edge]
-            free[row] += 1
-            neighbours[free[other]], weights[free[other]] = row, data[edge]
-            free[other] += 1
-    return both, neighbours, weights
-
-
-@njit(cache=True)
 def move_nodes(
-    rows: Any, inside: Array, community: IntArray, order: IntArray, most_visits: int, resolution: float
+    rows: Any, degree: Array, community: IntArray, order: IntArray, most_visits: int, resolution: float
 ) -> int:
     """Moves nodes in place until none gains by moving alone, or so many were visited; returns how many moved.
 
-    Only the neighbours of a node that moved are visited again. `inside` is the weight a node has with itself.
+    Only the neighbours of a node that moved are visited again. `degree` is the weight of all edges of a node, with
+    those within it.
     """
     indptr, neighbours, weights = rows
     size = len(indptr) - 1
-    degree = inside.copy()
-    for node in range(size):
-        for edge in range(indptr[node], indptr[node + 1]):
-            degree[node] += weights[edge]
     total = degree.sum()
     held = np.bincount(community, degree, size)  # degrees of all members of each community, added up
     towards = np.zeros(size)  # weight from the node visited to each community
@@ -302,7 +270,7 @@ def move_nodes(
     first, length, moves, visits = 0, size, 0, 0
     while length > 0 and visits < most_visits:
         node = waiting[first]
-        first = first + 1 if first + 1 < size else 0
+        first = (first + 1) % size
         length -= 1
         visits += 1
         is_waiting[node] = False
@@ -332,39 +300,6 @@ def move_nodes(
                 other = neighbours[edge]
                 if not is_waiting[other] and community[other] != best:
                     is_waiting[other] = True
-                    last = first + length
-                    waiting[last if last < size else last - size] = other
+                    waiting[(first + length) % size] = other
                     length += 1
     return moves
-
-
-@njit(cache=True)
-def draw_together(rows: Any, inside: Array, community: IntArray, count: int) -> Any:
-    """The graph whose nodes are the communities: edges between two are added up, those within one become `inside`."""
-    indptr, neighbours, weights = rows
-    start = np.zeros(count + 1, dtype=np.int64)
-    start[1:] = np.cumsum(np.bincount(community, minlength=count))
-    members = np.argsort(community, kind="mergesort")  # stable
-    new_indptr = np.zeros(count + 1, dtype=np.int64)
-    new_inside = np.zeros(count)
-    new_neighbours = np.empty(len(neighbours), dtype=np.int32)  # too long; what is never written takes no memory
-    new_weights = np.empty(len(neighbours), dtype=np.float64)
-    slot = np.full(count, -1, dtype=np.int64)
-    filled = 0
-    for c in range(count):
-        begin = filled
-        for k in range(start[c], start[c + 1]):
-            node = members[k]
-            new_inside[c] += inside[node]
-            for edge in range(indptr[node], indptr[node + 1]):
-                label = community[neighbours[edge]]
-                if label == c:
-                    new_inside[c] += weights[edge]
-                elif slot[label] < begin:
-                    slot[label] = filled
-                    new_neighbours[filled], new_weights[filled] = label, weights[edge]
-                    filled += 1
-                else:
-                    new_weights[slot[label]] += weights[edge]
-        new_indptr[c + 1] = filled
-    return (new_indptr, new_neighbours[:filled].copy(), new_weights[:filled].copy()), new_inside

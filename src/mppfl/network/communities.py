@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from mppfl.network.graph import SocialGraph, SparseMatrix
+from mppfl.network.graph import SocialGraph, SparseMatrix, csr_arrays
 
 VISITS_EACH = 4  # a level ends after so many visits per node on average, settled or not
 LAST_VISITS_EACH = 2
@@ -37,34 +38,35 @@ def communities_of_edges(edges: SparseMatrix, rng: np.random.Generator, most: in
     if edges.nnz == 0:
         return labels
     draw = np.random.default_rng(int(rng.integers(2**32)))  # one number of the caller's stream, however many levels
-    all_rows = kernels.edges_of_both_directions((edges.indptr, edges.indices, edges.data))
-    rows, inside = all_rows, np.zeros(len(labels))
+    both = (edges + edges.T).tocsr()
+    network, degree = both, both.sum(axis=1)
     resolution = 1.0
     for _ in range(MOST_LEVELS):
-        size = len(inside)
+        size = len(degree)
         community: Labels = np.arange(size, dtype=np.int32)
         order, visits = _order(size, draw), VISITS_EACH * size
-        if kernels.move_nodes(rows, inside, community, order, visits, resolution):
+        if kernels.move_nodes(csr_arrays(network), degree, community, order, visits, resolution):
             community = _numbered_by_first_member(community)
             labels = community[labels]
-            rows, inside = kernels.draw_together(rows, inside, community, int(community.max()) + 1)
-        elif most is None or np.count_nonzero(np.diff(rows[0])) <= most:
+            members = sp.csr_array((np.ones(size), community, np.arange(size + 1)))
+            drawn = (members.T @ network @ members).tocsr()  # edges between two communities are added up
+            drawn -= sp.diags_array(drawn.diagonal(), format="csr")
+            drawn.eliminate_zeros()
+            network, degree = drawn, members.T @ degree
+        elif most is None or np.count_nonzero(np.diff(network.indptr)) <= most:
             break
         else:
             resolution *= COARSER
     # Whole communities have moved; some single client may now be better off in another one.
-    order, visits, none = _order(len(labels), draw), LAST_VISITS_EACH * len(labels), np.zeros(len(labels))
-    kernels.move_nodes(all_rows, none, labels, order, visits, resolution)
+    order, visits = _order(len(labels), draw), LAST_VISITS_EACH * len(labels)
+    kernels.move_nodes(csr_arrays(both), both.sum(axis=1), labels, order, visits, resolution)
     return _numbered_by_first_member(labels)
 
 
 def _numbered_by_first_member(community: Labels) -> Labels:
     """Communities renamed to 0, 1, ... in the order of their first members."""
-    first = np.full(len(community), len(community))
-    first[community[::-1]] = np.arange(len(community))[::-1]  # the earliest is written last
-    new = np.empty_like(community)
-    new[np.argsort(first, kind="stable")] = np.arange(len(community))
-    return new[community]
+    _, first, position = np.unique(community, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first)).astype(np.int32)[position]
 
 
 def _order(size: int, draw: np.random.Generator) -> Labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,6 @@ from mppfl.text import joined_names, nearest
 Normalisation = Literal["row", "none", "symmetric"]
 Isolated = Literal["error", "keep", "drop"]
 SelfLoops = Literal["error", "drop"]
-ROWS_AT_ONCE = 1 << 16
 SparseMatrix = Any  # scipy.sparse.csr_array, which has no types of its own
 
 
@@ -106,18 +105,18 @@ class SocialGraph:
         """The edges as they were given (w, before normalisation), as a csr_array."""
         if self.normalisation == "none":
             return self.influence
-        given = self.influence.copy()
-        for piece, divisors in _divisors(given, self.strengths, self.normalisation):
-            given.data[piece] *= divisors
+        weights = self.influence.data * _divisors(self.influence, self.strengths, self.normalisation)
         # Division and multiplication may each round: a weight of 1 would come back as 0.9999999999999999.
-        given.data = _nearby_short_decimals(given.data)
+        given = self.influence.copy()
+        given.data = _nearby_short_decimals(weights)
         return given
 
     def describe(self) -> GraphDescription:
         """Degrees, reciprocity, smallest influence, isolated clients and connectedness of the graph."""
         influence = self.influence
         exposed_by = np.diff(influence.indptr)
-        exposes = np.bincount(influence.indices, minlength=self.num_clients)
+        degrees = exposed_by, np.bincount(influence.indices, minlength=self.num_clients)
+        spreads = [(int(counts.min()), float(counts.mean()), int(counts.max())) for counts in degrees]
         ones = np.ones(influence.nnz, dtype=np.int8)
         pattern = sp.csr_array((ones, influence.indices, influence.indptr), influence.shape)
         parts, _ = connected_components(pattern, directed=True, connection="weak")
@@ -128,8 +127,8 @@ class SocialGraph:
         return GraphDescription(
             num_clients=self.num_clients,
             num_edges=self.num_edges,
-            exposed_by=_spread(exposed_by),
-            exposes=_spread(exposes),
+            exposed_by=spreads[0],
+            exposes=spreads[1],
             reciprocity=int(pattern.multiply(pattern.T).sum()) / influence.nnz,
             smallest_influence=float(influence.data.min()),
             num_isolated=len(self.isolated),
@@ -278,8 +277,7 @@ def _normalised(
     influence = sp.csr_array((given.data, given.indices.astype(np.int32, copy=False), given.indptr), shape=given.shape)
     influence.sort_indices()
     if normalisation != "none":
-        for piece, divisors in _divisors(influence, strengths, normalisation):
-            influence.data[piece] /= divisors
+        influence.data /= _divisors(influence, strengths, normalisation)
     if not (np.isfinite(strengths).all() and influence.data.min() > 0):
         raise BadGraph(
             f"weights from {lightest:g} to {heaviest:g} are too far apart to be added up and compared. "
@@ -290,21 +288,19 @@ def _normalised(
     return SocialGraph(influence, names, normalisation, strengths, origin)
 
 
-def _divisors(edges: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Iterator[tuple[slice, Array]]:
-    """What each stored edge is divided by: its row's sum, or the geometric mean of its row's and its column's.
-
-    Piece by piece, so that a large network does not stand in memory once more.
-    """
+def _divisors(edges: SparseMatrix, strengths: Array, normalisation: Normalisation) -> Array:
+    """What each stored edge is divided by: its row's sum, or the geometric mean of its row's and its column's."""
     safe = np.where(strengths > 0, strengths, 1.0)  # who has no edges at all has none to divide
+    lengths = np.diff(edges.indptr)
+    if normalisation == "row":
+        return np.repeat(safe, lengths)
     root = np.sqrt(safe)
-    for start in range(0, len(safe), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        bounds = edges.indptr[start : start + ROWS_AT_ONCE + 1]
-        piece, lengths = slice(int(bounds[0]), int(bounds[-1])), np.diff(bounds)
-        if normalisation == "row":
-            yield piece, np.repeat(safe[rows], lengths)
-        else:
-            yield piece, np.repeat(root[rows], lengths) * root[edges.indices[piece]]
+    return np.asarray(np.repeat(root, lengths) * root[edges.indices])
+
+
+def csr_arrays(matrix: SparseMatrix) -> tuple[IntArray, IntArray, Array]:
+    """What compiled loops take of a csr_array."""
+    return matrix.indptr, matrix.indices, matrix.data
 
 
 def _nearby_short_decimals(values: Array) -> Array:
@@ -419,10 +415,8 @@ def _unique_edges(sources: IntArray, targets: IntArray, values: Array, size: int
     """Rows are targets, columns sources; a repeated edge counts once if its weights agree."""
     order = np.argsort(targets.astype(np.int64) * size + sources, kind="stable")  # a third of lexsort's time
     sources, targets, values = sources[order], targets[order], values[order]
-    again = np.zeros(len(sources), dtype=bool)
-    again[1:] = (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1])
-    clash = again.copy()
-    clash[1:] &= values[1:] != values[:-1]
+    again = np.append(False, (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1]))
+    clash = again & np.append(False, values[1:] != values[:-1])
     if clash.any():
         row = int(np.argmax(clash))
         raise BadGraph(
@@ -449,7 +443,3 @@ class GraphDescription:
     num_isolated_pairs: int  # two clients exposed by nobody but each other
     strongly_connected_share: float  # share of clients in the largest strongly connected part
     num_components: int  # weakly connected parts
-
-
-def _spread(degrees: IntArray) -> tuple[int, float, int]:
-    return int(degrees.min()), float(degrees.mean()), int(degrees.max())

@@ -12,7 +12,7 @@ import numpy as np
 
 from mppfl.arrays import Array, IntArray, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix
+from mppfl.network.graph import Normalisation, SocialGraph, SparseMatrix, csr_arrays
 
 Diagonal = Literal["auto", "exact", "estimate"]
 
@@ -61,7 +61,8 @@ def count_closed_walks(
     coarse = COARSE * influence.data.sum() / size
     turning = diagonal == "auto" and hops == 2 and max_hops >= 4 and np.mean(closed**2) > coarse**2
     if turning:
-        closed += _by_turning_back(influence, closed / hop_decay, hop_decay)
+        mutual = closed / hop_decay  # turning back are i→j→i→k→i, and i→j→k→j→i
+        closed += hop_decay**3 * (mutual**2 + _by_mutual_edges(influence, mutual, 1.0))
     rest, error = _by_walkers(influence, hops, max_hops, hop_decay, seed, not turning)
     exact = hops
     while diagonal == "auto" and np.mean(error**2) > coarse**2 and steps[exact - 1] <= most:
@@ -100,25 +101,22 @@ def _by_walking(influence: SparseMatrix, max_hops: int, hop_decay: float) -> Arr
     closed = np.zeros(influence.shape[0])
     if max_hops < 2:
         return closed
-    from mppfl.compiled import get_num_threads
+    if max_hops == 2:
+        return hop_decay * _by_mutual_edges(influence, np.ones(len(closed)), 0.0)
     from mppfl.network import _kernels as kernels
 
-    rows = influence.indptr, influence.indices, influence.data
-    if max_hops == 2:
-        return np.asarray(kernels.mutual_edges(rows, hop_decay, get_num_threads()))
     back = influence.tocsc()
-    columns = back.indptr, back.indices, back.data
-    kernels.closed_walks(rows, columns, max_hops, hop_decay, get_num_threads(), closed)
+    with kernels.threads_for(influence.nnz) as threads:
+        kernels.closed_walks(csr_arrays(influence), csr_arrays(back), max_hops, hop_decay, threads, closed)
     return closed
 
 
-def _by_turning_back(influence: SparseMatrix, mutual: Array, hop_decay: float) -> Array:
-    """λ³ times the closed walks of four edges that turn back on an edge; `mutual` is Σ_j W_ij W_ji."""
-    from mppfl.compiled import get_num_threads
+def _by_mutual_edges(influence: SparseMatrix, values: Array, share: float) -> Array:
+    """Σ_j m_ij (value_j − share·m_ij) of every client i, where m_ij = W_ij W_ji."""
     from mppfl.network import _kernels as kernels
 
-    rows = influence.indptr, influence.indices, influence.data
-    return np.asarray(hop_decay**3 * kernels.backtracking_walks(rows, mutual, get_num_threads()))
+    with kernels.threads_for(influence.nnz) as threads:
+        return np.asarray(kernels.mutual_edges(csr_arrays(influence), values, share, threads))
 
 
 def _by_walkers(
@@ -137,8 +135,9 @@ def _by_walkers(
     from mppfl.network import _kernels as kernels
 
     mean, squares = np.empty(size), np.empty(size)
-    rows = influence.indptr, influence.indices, influence.data
-    kernels.walkers(rows, exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, backtracking, mean, squares)
+    walk = exact_hops, max_hops, hop_decay, NUM_WALKERS, seed, backtracking
+    with kernels.threads_for(influence.nnz):
+        kernels.walkers(csr_arrays(influence), *walk, mean, squares)
     variance = np.maximum(squares - mean**2, 0.0) / (NUM_WALKERS - 1)
     return mean, np.sqrt(np.maximum(variance, variance.mean()))
 
@@ -155,8 +154,8 @@ def times(matrix: SparseMatrix, x: Any, scale: float = 1.0, plus: Any = None) ->
     """
     if x.ndim == 2 and x.shape[1] == 2:
         with ThreadPoolExecutor(2) as threads:  # SciPy's products let other threads run
-            each = threads.map if matrix.nnz >= PARALLEL_ABOVE else map
-            product = np.stack(list(each(matrix.__matmul__, np.ascontiguousarray(x.T))), axis=1)
+            map_columns = threads.map if matrix.nnz >= PARALLEL_ABOVE else map
+            product = np.stack(list(map_columns(matrix.__matmul__, np.ascontiguousarray(x.T))), axis=1)
     else:
         product = matrix @ x
     if scale != 1.0:

@@ -427,8 +427,7 @@ def _in_numerical_order(edges: _Edges) -> _Edges:
     if not all(_INTEGER.fullmatch(name) for name in names):
         return edges
     order = sorted(range(len(names)), key=lambda i: (int(names[i]), names[i]))
-    rank = np.empty(len(names), dtype=np.int64)
-    rank[order] = np.arange(len(names))
+    rank = np.argsort(order)
     return _Edges(rank[edges.sources], rank[edges.targets], edges.weights, tuple(names[i] for i in order))
 
 

@@ -57,9 +57,7 @@ def write_edges(graph: SocialGraph, path: str | Path) -> bool:
             ends = zip(sources[rows].tolist(), targets[rows].tolist(), weights[rows].tolist(), strict=True)
             lines = (f"{names[source]},{names[target]},{weight!r}\n" for source, target, weight in ends)
             file.write("".join(lines).encode("utf-8"))
-    appear = np.stack([sources, targets], axis=1).reshape(-1)
-    first = np.empty(graph.num_clients, dtype=np.int64)
-    first[appear[::-1]] = np.arange(len(appear))[::-1]  # the earliest is written last
+    _, first = np.unique(np.stack([sources, targets], axis=1), return_index=True)
     return bool((np.diff(first) > 0).all())
 
 

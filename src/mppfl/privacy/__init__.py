@@ -12,12 +12,13 @@ if TYPE_CHECKING:
         epsilon,
         epsilon_with_extra,
         gaussian_epsilon,
+        history_deltas,
         history_epsilon,
-        poisson_noise_multiplier,
         poisson_noise_of_plan,
         require_sampling,
         to_dp_event,
     )
+    from .attack import AttackRisk, attack_risk
     from .noise import (
         NOISE_KINDS,
         Floats,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         SharedNoise,
         grid_of_sum,
         hiding_shares,
+        noise_of_sampled_sum,
         noise_of_sum,
         rounding_margin,
         shared_noise_weights,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mppfl.arrays import Array, require_count, require_number
+from mppfl.arrays import Array, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
 
 LARGEST_CERTAIN_SHIFT = 9.0  # Φ(9) = 1 in double precision, so no δ below 1 lies further out
@@ -32,6 +33,11 @@ MOST_KINDS_BY_RDP = 400  # some 20 s
 ALIKE = 1.01  # kinds are taken together whose noise and rate differ by less than this factor, where there are too many
 STEPS_TO_EPSILON = 2e4  # of the grid, where there is room; at least `FEWEST_STEPS` after coarsening
 FEWEST_STEPS = 200
+STEPS_TO_TARGET = 2e3  # of a calibration's grid: ε comes out at most some thousandths larger than on the finest
+SPARE = 0.007  # of a target, that a calibration may leave unused
+MOST_NOISES = 12  # different ones in a calibrated plan: each is a loss distribution more to compose
+FINEST_RATIO = math.log(2) / 4  # of noises that are told apart, as a logarithm
+LEAST_TARGET, MOST_TARGET = 1e-6, 1e3  # ε to which noise is calibrated
 
 
 @overload
@@ -215,15 +221,19 @@ def composed_epsilon(events: Iterable[tuple[Any, int]], delta: float, *, grid: f
 
     `grid` is the step of the loss, in nats; a coarser one is quicker and gives a larger answer. Costs about a second.
     """
+    require_number(delta, "dp_delta", 0.0, 1.0)
+    return float(_composed(events, grid).get_epsilon(delta))
+
+
+def _composed(events: Iterable[tuple[Any, int]], grid: float) -> Any:
     from dp_accounting import pld
 
-    require_number(delta, "dp_delta", 0.0, 1.0)
     accountant = pld.PLDAccountant(value_discretization_interval=grid)
     for event, count in events:
         if not accountant.supports(event):
             raise BadInput(f"{type(event).__name__} has no privacy loss distribution; use the method rdp.")
         accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def history_epsilon(
@@ -240,6 +250,51 @@ def history_epsilon(
     `by_orders_alone` stops at RDP's answer: looser by some per cent, in milliseconds.
     """
     require_number(delta, "dp_delta", 0.0, 1.0)
+    kinds, rho, in_all = _kinds_of(sampled, budget)
+    unsampled = gaussian_epsilon(in_all, delta)
+    if not kinds or unsampled == 0 or math.isinf(rho):
+        return unsampled
+    if rho == 0 and math.fsum(rate * steps for (_, rate), steps in kinds.items()) <= delta:
+        return 0.0  # with probability 1 - δ the record is never drawn at all
+    by_orders = min(unsampled, _rdp_epsilon(kinds, rho, delta))
+    if by_orders_alone or delta < 1e-12:
+        return by_orders
+    least, grid = _grids(kinds, rho, delta, by_orders)
+    if math.isinf(grid):
+        return by_orders
+    events = _events(kinds, rho)
+    composed = min(by_orders, composed_epsilon(events, delta, grid=grid))
+    finer = max(least, composed / STEPS_TO_EPSILON)
+    if finer < grid / 4:  # RDP had overstated the scale
+        composed = min(composed, composed_epsilon(events, delta, grid=finer))
+    return composed
+
+
+def history_deltas(
+    sampled: Iterable[tuple[float, float, int]], losses: Array, *, budget: float = 0.0, delta: float = 1e-6
+) -> Array:
+    """δ(ε) at each of these losses ε of such a history: by its loss distribution, or as if nothing had been sampled.
+
+    delta  least δ that matters, for the grid of the distribution
+    """
+    kinds, rho, in_all = _kinds_of(sampled, budget)
+    mu = math.sqrt(2 * in_all)
+    if mu == 0 or math.isinf(mu):
+        return np.full(len(losses), float(mu > 0))
+    shift = losses / mu - mu / 2
+    inside = np.maximum(shift, -LARGEST_CERTAIN_SHIFT)
+    deltas = np.where(shift < inside, 1.0, np.exp(_log_delta(inside, np.full(len(losses), mu))))
+    by_orders = min(gaussian_epsilon(in_all, delta), _rdp_epsilon(kinds, rho, delta)) if kinds else 0.0
+    grid = _grids(kinds, rho, delta, by_orders)[1] if by_orders > 0 else math.inf
+    if math.isinf(grid):
+        return deltas
+    return np.asarray(np.minimum(deltas, _composed(_events(kinds, rho), grid).get_delta(losses)))
+
+
+def _kinds_of(
+    sampled: Iterable[tuple[float, float, int]], budget: float
+) -> tuple[dict[tuple[float, float], int], float, float]:
+    """Steps by noise and rate, not too many kinds of them; ρ of what was not sampled; ρ if nothing had been."""
     rho = require_number(budget, "budget", 0.0, math.inf, open_ends=False)
     kinds: dict[tuple[float, float], int] = {}
     for kind in sampled:
@@ -249,70 +304,119 @@ def history_epsilon(
         else:
             kinds[noise, rate] = kinds.get((noise, rate), 0) + steps
     in_all = rho + math.fsum(_half_inverse_square(noise) * steps for (noise, _), steps in kinds.items())
-    unsampled = gaussian_epsilon(in_all, delta)
-    if not kinds or unsampled == 0 or math.isinf(rho):
-        return unsampled
-    if rho == 0 and math.fsum(rate * steps for (_, rate), steps in kinds.items()) <= delta:
-        return 0.0  # with probability 1 - δ the record is never drawn at all
-    kinds = kinds if len(kinds) <= MOST_KINDS else _taken_together(kinds)
-    by_orders = min(unsampled, _rdp_epsilon(kinds, rho, delta))
-    fits = not by_orders_alone and len(kinds) <= MOST_KINDS and delta >= 1e-12 and sum(kinds.values()) <= 10**7
-    if not fits or min(noise for noise, _ in kinds) <= 0.05:
-        return by_orders
-    return _by_loss_distributions(kinds, rho, delta, by_orders)
+    return (kinds if len(kinds) <= MOST_KINDS else _taken_together(kinds)), rho, in_all
 
 
-def _by_loss_distributions(kinds: dict[tuple[float, float], int], rho: float, delta: float, by_orders: float) -> float:
-    """The same through loss distributions on the finest grid that is affordable; RDP's answer where none is."""
+def _grids(
+    kinds: dict[tuple[float, float], int], rho: float, delta: float, scale: float, steps: float = STEPS_TO_EPSILON
+) -> tuple[float, float]:
+    """The finest affordable grid of losses, and the one to take for an ε of about `scale`; infinite for none."""
+    if len(kinds) > MOST_KINDS or sum(kinds.values()) > 10**7 or min(noise for noise, _ in kinds) <= 0.05:
+        return math.inf, math.inf
     one_step = [gaussian_epsilon(_half_inverse_square(noise), min(delta, 1e-10)) for noise, _ in kinds]
     least = max(FINEST_GRID, (math.fsum(one_step) + gaussian_epsilon(rho, min(delta, 1e-10))) / MOST_LOSS_POINTS)
-    grid = max(least, by_orders / STEPS_TO_EPSILON)
-    if least > max(FINEST_GRID, by_orders / FEWEST_STEPS) or min(one_step) < 10 * grid:
-        return by_orders
-    events = [(to_dp_event(noise_multiplier=noise, sampling_rate=rate), kinds[noise, rate]) for noise, rate in kinds]
-    if rho > 0:
-        events.append((to_dp_event(budget=rho), 1))
-    composed = min(by_orders, composed_epsilon(events, delta, grid=grid))
-    finer = max(least, composed / STEPS_TO_EPSILON)
-    if finer < grid / 4:  # RDP had overstated the scale
-        composed = min(composed, composed_epsilon(events, delta, grid=finer))
-    return composed
+    grid = max(least, scale / steps)
+    if least > max(FINEST_GRID, scale / FEWEST_STEPS) or min(one_step) < 10 * grid:
+        return least, math.inf
+    return least, grid
 
 
-def poisson_noise_multiplier(
-    epsilon: float, delta: float, sampling_rate: float, num_steps: int, *, by_orders_alone: bool = False
+def _events(kinds: dict[tuple[float, float], int], rho: float) -> list[tuple[Any, int]]:
+    """The history as (event of dp-accounting, count)."""
+    steps = [(to_dp_event(noise_multiplier=noise, sampling_rate=rate), kinds[noise, rate]) for noise, rate in kinds]
+    return [*steps, (to_dp_event(budget=rho), 1)] if rho > 0 else steps
+
+
+def poisson_noise_of_plan(budgets: ArrayLike, sampling_rate: float, num_steps: int, delta: float) -> Array:
+    """Noise σ/C of the Poisson-sampled steps of each round, calibrated for the whole plan of one client at once.
+
+    The plan ends at most at the exact dp_epsilon of Gaussian releases that cost Σρ together, and within 1 % of it where
+    a loss distribution tells it. Noise of a round is in proportion to 1/√ρ, rounded so that at most `MOST_NOISES` kinds
+    occur. Takes about a second; the same plan again takes no time.
+
+    budgets    ρ of each round, as for Gaussian releases; 0 where the client takes no part, with 0 for its noise, too
+    num_steps  steps in each round, each with this `sampling_rate`
+
+    Raises BadInput where a budget is infinite, or Σρ stands for an ε that noise cannot be calibrated to.
+    """
+    rhos = read_only(budgets, "budgets")
+    require(rhos, "budgets", (rhos >= 0) & np.isfinite(rhos), "finite and at least 0")
+    require_number(delta, "dp_delta", 0.0, 1.0)
+    _, rate, steps = require_sampling(1.0, sampling_rate, num_steps)
+    noises = np.zeros(rhos.shape)
+    taking_part = rhos > 0
+    if taking_part.any():
+        logs = np.log(rhos[taking_part]) / 2
+        width = max(FINEST_RATIO, float(np.ptp(logs)) / (MOST_NOISES - 1))
+        _, kinds, counts = np.unique(
+            np.rint((logs - logs.max()) / width).astype(int), return_inverse=True, return_counts=True
+        )
+        total = math.fsum(rhos[taking_part])
+        shares = np.bincount(kinds, rhos[taking_part]) / counts / total  # mean ρ of each kind, of the total
+        rounds = tuple(zip(shares.tolist(), counts.tolist(), strict=True))
+        noises[taking_part] = _scale_of_noise(rounds, total, float(delta), rate, steps) / np.sqrt(shares[kinds])
+    return noises
+
+
+@lru_cache(maxsize=4096)
+def _scale_of_noise(
+    rounds: tuple[tuple[float, int], ...], total: float, delta: float, sampling_rate: float, num_steps: int
 ) -> float:
-    """The least noise σ/C with which `num_steps` Poisson-sampled steps keep (ε, δ): to three digits, never too small.
+    """The scale c of noise c/√share with which (share, count) rounds keep the ε that `total` stands for."""
+    target = gaussian_epsilon(total, delta)
+    if not LEAST_TARGET < target < MOST_TARGET:
+        raise BadInput(
+            f"budgets of {total:.3g} in all are ε = {target:.3g} at δ = {delta:g}, outside what Poisson sampling is "
+            f"calibrated for ({LEAST_TARGET:g} to {MOST_TARGET:g}). Change budget_unit, or the budgets."
+        )
+    most = math.log(num_steps / (2 * total)) / 2 + 1e-9  # enough if nothing were sampled
+    if sampling_rate == 1:
+        return math.exp(most)
 
-    Takes some seconds: each trial is a privacy loss distribution. `by_orders_alone` asks RDP instead, which takes a
-    fraction of a second and finds some per cent more noise.
+    def excess(log_scale: float) -> float:
+        """ln of ε over the target, by loss distributions."""
+        noises = [math.exp(log_scale) / math.sqrt(share) for share, _ in rounds]
+        kinds = {(noise, sampling_rate): count * num_steps for noise, (_, count) in zip(noises, rounds, strict=True)}
+        grid = _grids(kinds, 0.0, delta, target, STEPS_TO_TARGET)[1]
+        if math.isinf(grid):
+            sampled = [(noise, sampling_rate, steps) for (noise, _), steps in kinds.items()]
+            reached = history_epsilon(sampled, delta, by_orders_alone=True)
+        else:
+            reached = composed_epsilon(_events(kinds, 0.0), delta, grid=grid)
+        return math.log(max(reached / target, 1e-3))
+
+    def nearly(log_scale: float) -> float:
+        """The same in the limit of many steps: one Gaussian release with μ² = Σ q²(e^(1/σ²) - 1) (Bu, Dong, Long & Su
+        2020, Cor. 5.4)."""
+        squares = [count * math.expm1(min(share * math.exp(-2 * log_scale), 600.0)) for share, count in rounds]
+        reached = gaussian_epsilon(num_steps * sampling_rate**2 * math.fsum(squares) / 2, delta)
+        return math.log(max(reached / target, 1e-3))
+
+    return math.exp(_least_where(excess, nearly, most))
+
+
+def _least_where(excess: Callable[[float], float], nearly: Callable[[float], float], most: float) -> float:
+    """An x up to `most` with -`SPARE` <= excess(x) <= 0; excess falls, and is at most 0 at `most`.
+
+    Each x is where `nearly`, raised or lowered by what it was off before, says so. Where excess jumps over that range,
+    the smallest x on the good side of the jump, to four digits.
     """
     from scipy.optimize import brentq
 
-    target = require_number(epsilon, "dp_epsilon", 1e-6, 1e3)
-    require_number(delta, "dp_delta", 0.0, 1.0)
-    _, rate, steps = require_sampling(1.0, sampling_rate, num_steps)
-
-    def excess_without_sampling(log_noise: float) -> float:
-        return gaussian_epsilon(_half_inverse_square(math.exp(log_noise)) * steps, delta) - target
-
-    most = brentq(excess_without_sampling, math.log(1e-3), math.log(1e12), xtol=1e-9)
-    if rate == 1:
-        return math.exp(most + 1e-8)
-
-    def excess(log_noise: float) -> float:
-        kinds = [(math.exp(log_noise), rate, steps)]
-        return history_epsilon(kinds, delta, by_orders_alone=by_orders_alone) - target
-
-    least = most
-    while excess(least) <= 0 and least > most - math.log(1e6):
-        most, least = least, least - 0.5
-    if least == most or excess(least) <= 0:
-        return math.exp(most + 1e-8)
-    log_noise = brentq(excess, least, most, xtol=2e-4)
-    while excess(log_noise) > 0:
-        log_noise += 2e-4
-    return math.exp(log_noise)
+    low, high, off = -math.inf, most, 0.0
+    for _ in range(60):
+        bottom = max(low, high - 10)
+        is_between = nearly(bottom) + off > -SPARE / 2 > nearly(high) + off
+        x = brentq(lambda x, off=off: nearly(x) + off + SPARE / 2, bottom, high, xtol=1e-4) if is_between else high
+        if not low < x < high:
+            x = (low + high) / 2 if low > -math.inf else high - 0.5
+        value = excess(x)
+        if -SPARE <= value <= 0:
+            return x
+        low, high, off = (x, high, value - nearly(x)) if value > 0 else (low, x, value - nearly(x))
+        if high - low < 1e-4:
+            break
+    return high
 
 
 def require_sampling(noise_multiplier: Any, sampling_rate: Any, num_steps: Any) -> tuple[float, float, int]:
@@ -362,9 +466,3 @@ def _rdp_epsilon(kinds: dict[tuple[float, float], int], budget: float, delta: fl
         accountant.compose(to_dp_event(budget=budget))
     bound = float(accountant.get_epsilon(delta))
     return bound if bound >= 0 else math.inf
-
-
-def poisson_noise_of_plan(budgets, sampling_rate, num_steps, delta):
-    total=float(np.sum(budgets))
-    z=poisson_noise_multiplier(gaussian_epsilon(total,delta),delta,sampling_rate,num_steps*int((budgets>0).sum()),by_orders_alone=True)
-    return np.where(budgets>0, z*np.sqrt(np.mean(budgets[budgets>0])/np.where(budgets>0,budgets,1)),0)

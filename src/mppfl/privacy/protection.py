@@ -131,6 +131,17 @@ class Protection(Spec):
     ] = None
     dp_delta: Annotated[float, About("δ of every ε that is reported.", "", 0, 1)] = 1e-5
     budget_unit: Annotated[float, About("ρ of the training = budget_unit · budget of the game.", "", 0)] = 1.0
+    client_rate: Annotated[
+        float,
+        About(
+            "Chance of a client to be in a round's sum, drawn in secret. Below 1 the plan's budgets are turned into "
+            "noise by privacy loss distributions, and clients that are not drawn send nothing but noise.",
+            "",
+            0,
+            1,
+            closed=True,
+        ),
+    ] = 1.0
     dropouts: Annotated[
         int, About("secure_sum: clients that may fail in a round; noise is enough without them.", "", 0)
     ] = 0
@@ -142,7 +153,7 @@ class Protection(Spec):
         if self.release is None:
             object.__setattr__(self, "release", "gradient" if self.unit == "record" else "update")
         if self.adjacency is None:
-            object.__setattr__(self, "adjacency", "zero_out" if self.batches == "poisson" else "replace_one")
+            object.__setattr__(self, "adjacency", "replace_one" if self.is_zcdp else "zero_out")
         self._require_unit_and_release()
         self._require_trust()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
@@ -159,14 +170,19 @@ class Protection(Spec):
             )
         if self.batches != "whole" and self.release != "steps":
             raise BadInput(f"batches={self.batches!r} is for release='steps'. Give that, or leave batches out.")
-        if self.batches == "poisson" and self.adjacency != "zero_out":
-            raise BadInput("Poisson batches are accounted for under adjacency='zero_out'. Leave adjacency out.")
+        if not self.is_zcdp and self.adjacency != "zero_out":
+            raise BadInput("samples are accounted for under adjacency='zero_out'. Leave adjacency out.")
 
     def _require_trust(self) -> None:
         if self.trust != "local" and self.release == "steps":
             raise BadInput(
                 f"trust={self.trust!r} opens one sum a round, and release='steps' has several. Use release='gradient' "
                 "with more rounds."
+            )
+        if self.client_rate == 0 or (self.client_rate < 1 and not self.opens_sums):
+            raise BadInput(
+                f"client_rate={self.client_rate:g} must be above 0, and 1 under trust='local', where everybody sees "
+                "who is in a round. Use trust='secure_sum' or 'server'."
             )
         if self.trust != "secure_sum" and (self.dropouts or self.colluding):
             raise BadInput("dropouts and colluding are for trust='secure_sum'. Leave them out.")
@@ -181,7 +197,8 @@ class Protection(Spec):
     def name(self) -> str:
         """Trust, unit and release in words, as the ledger notes them."""
         of = {"shuffled": " over shuffled batches", "poisson": " over Poisson batches"}.get(self.batches, "")
-        return f"{self.trust} {self.unit} {self.release}{of}".replace("_", " ")
+        sampled = " of sampled clients" if self.client_rate < 1 else ""
+        return f"{self.trust} {self.unit} {self.release}{of}{sampled}".replace("_", " ")
 
     @property
     def clips_examples(self) -> bool:
@@ -201,7 +218,11 @@ class Protection(Spec):
     @property
     def is_zcdp(self) -> bool:
         """Whether its cost is a zCDP budget, which adds over rounds."""
-        return self.batches != "poisson"
+        return self.batches != "poisson" and self.client_rate == 1
+
+    def sampling(self, work: LocalWork) -> tuple[float, int]:
+        """Chance of a record, or client, to be in a noisy answer, and how many of these a round has."""
+        return (work.sampling_rate, work.num_batches) if self.batches == "poisson" else (self.client_rate, 1)
 
     @property
     def is_simulated(self) -> bool:

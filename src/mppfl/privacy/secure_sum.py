@@ -185,13 +185,15 @@ class SecureSum:
         protection: Protection,
         weights: ArrayLike,
         variance: float,
+        num_parameters: int,
         rng: np.random.Generator | None = None,
         grid: float | None = None,
     ) -> None:
         self.weights = read_only(weights, "weights")
         require(self.weights, "weights", (self.weights >= 0) & (self.weights < math.inf), "finite and at least 0")
         num_clients = int((self.weights > 0).sum())
-        self.protection, self.rng = protection, rng
+        self.protection, self.num_parameters, self.rng = protection, num_parameters, rng
+        self._total: NDArray[np.int64] = np.zeros(num_parameters, dtype=np.int64)
         self.shares = shares_of(protection, num_clients)
         self.variance, self.grid = variance, grid_of_sum(variance) if grid is None else grid
         self.share_std = math.sqrt(variance / self.shares) / self.grid  # in grid steps
@@ -202,7 +204,6 @@ class SecureSum:
         if reach >= LARGEST_SUM:
             raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use smaller budgets.")
         self.arrived = np.zeros(len(self.weights), dtype=np.bool_)
-        self._total: NDArray[np.int64] | None = None
 
     def add(self, client: int, vector: Floats) -> None:
         """Adds the message of the client of this number, clipped and with its share of the noise."""
@@ -212,16 +213,21 @@ class SecureSum:
         message = _in_steps(vector, weight, self.protection.clip_norm, self.grid, client)
         if self.rng is None and self.protection.trust == "secure_sum":
             message += discrete_steps(message.size, self.share_std)
-        if self._total is None:
-            self._total = np.zeros(message.size, dtype=np.int64)
         self._total += message.astype(np.int64)  # wraps around, as sums modulo 2⁶⁴ do
         self.arrived[client] = True
+
+    def add_nothing(self, client: int) -> None:
+        """Adds the message of a client that is not sampled: 0 and its share of the noise."""
+        if self.rng is not None or self.protection.trust == "server":
+            self.arrived[client] = True  # whose noise is drawn with all others' in the end
+        else:
+            self.add(client, np.zeros(self.num_parameters))
 
     def open(self) -> OpenedSum:
         """What the server reads. Raises where too few arrived: no sum opens, and nothing is spent."""
         colluding, from_server = self.protection.colluding, self.protection.trust == "server"
         count, needed = int(self.arrived.sum()), self.shares + self.protection.colluding
-        if self._total is None or count < needed:
+        if count < needed:
             raise BadInput(
                 f"{count} clients arrived, {needed} are needed: no sum opens, and nothing is spent. Allow more "
                 "dropouts, at the price of more noise."
@@ -269,8 +275,24 @@ def noise_of_sum(
     return noise
 
 
-def sum_cost(protection: Protection, client: str, spent: float, num_clients: int, num_parameters: int) -> ReleaseCost:
-    """What one client pays for its part in a sum of so many clients."""
+def noise_of_sampled_sum(
+    protection: Protection, multipliers: ArrayLike, works: Sequence[LocalWork], num_parameters: int
+) -> SharedNoise:
+    """Weights and noise of a sum of sampled clients, whose noise multipliers √V/(θ_i Δ_i) are given."""
+    wished = np.asarray(multipliers, dtype=np.float64)
+    delta = np.array([protection.sensitivity(work) for work in works])
+    margin = rounding_margin(num_parameters, shares_of(protection, len(works)))
+    reach = np.maximum(1 / wished - margin, 0.0) / delta
+    if not reach.any():
+        raise BadInput(f"rounding alone costs more than noise of {wished.min():.3g} times the sensitivity allows.")
+    return SharedNoise(reach / reach.sum(), 1 / reach.sum() ** 2, np.where(reach > 0, wished, 0.0))
+
+
+def sum_cost(
+    protection: Protection, client: str, spent: float | None, num_clients: int, num_parameters: int,
+    noise_multiplier: float | None = None,
+) -> ReleaseCost:  # fmt: skip
+    """What one client pays for its part in a sum of so many clients: a budget, or sampled noise."""
     drawn = 0.0 if protection.is_simulated else min(1.0, 3 * num_clients * num_parameters * NOT_EXACT)
     return ReleaseCost(
         client,
@@ -278,9 +300,11 @@ def sum_cost(protection: Protection, client: str, spent: float, num_clients: int
         protection.unit,
         protection.adjacency or "replace_one",
         budget=spent,
-        noise_multiplier=1 / math.sqrt(2 * spent),
+        noise_multiplier=noise_multiplier if spent is None else 1 / math.sqrt(2 * spent),
         noise_kind="simulated" if protection.is_simulated else "discrete",
         extra_delta=drawn,
+        sampling_rate=protection.client_rate if spent is None else None,
+        num_steps=1 if spent is None else None,
     )
 
 

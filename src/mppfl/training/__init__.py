@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from mppfl.spec import Aggregation, EngineName, Precision, TrainingConfig
 
     from .aggregate import WeightedMean, noise_aware_weights, server_step, weights_of_updates
+    from .audit import audit_sensitivity, audit_training
     from .budget_unit import (
         LEAST_EPSILON,
         MOST_EPSILON,

@@ -39,7 +39,7 @@ def budget_unit_for(plan: Plan, total_epsilon: float, dp_delta: float, method: s
 
 
 def largest_budget(total_epsilon: float, dp_delta: float, method: str = "exact") -> float:
-    """The largest total ρ whose ε at `dp_delta` is at most `total_epsilon`, by this method of mppfl.privacy.accounting.
+    """The largest total ρ whose ε at `dp_delta`, by this method of accounting, is at most `total_epsilon`.
 
     No method finds more than the textbook's ε = ρ + 2√(ρ ln 1/δ), so the search starts from where that one stands.
     """

@@ -7,6 +7,7 @@ who else participates, or on where it was interrupted.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ def batches_of_round(work: LocalWork, protection: Protection, rng: np.random.Gen
     if protection.sees_all:
         return [np.arange(size)] * protection.num_answers(work)
     if protection.batches == "poisson":
-        draw = _system_uniform if rng is None else rng.random
+        draw = system_uniform if rng is None else rng.random
         return [np.flatnonzero(draw(size) < per_batch / size) for _ in range(work.num_batches)]
     if rng is None:
         raise BadInput("batches that hide nothing are drawn from a seed; give rng.")
@@ -79,7 +80,8 @@ def batches_of_round(work: LocalWork, protection: Protection, rng: np.random.Gen
     return batches
 
 
-def _system_uniform(count: int) -> Array:
+def system_uniform(count: int) -> Array:
+    """Uniform numbers from [0, 1) that no seed gives again."""
     return (system_words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -194,8 +196,15 @@ class GradientNoise:
     def step_divisor(self) -> int:
         return self.protection.step_divisor(self.work)
 
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether answers get no noise here."""
+        return self.budget == math.inf
+
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation of the noise on each answer."""
+        if self.adds_nothing:
+            return 0.0
         cost = answer_cost(
             self.protection, self.budget, self.work, num_parameters, noise_multiplier=self.noise_multiplier
         )
@@ -214,6 +223,8 @@ class GradientNoise:
             raise BadInput(
                 f"A gradient of client {self.client!r} holds NaN or infinity and is not released. Check its training."
             )
+        if self.adds_nothing:
+            return clipped_sum / (self.answer_divisor * self.step_divisor)
         noisy, _ = noisy_answer(
             answer, self.budget, self.protection, self.work, self.rng, noise_multiplier=self.noise_multiplier
         )

@@ -228,10 +228,10 @@ class TrainingState:
 
     @cached_property
     def noise_multipliers(self) -> list[Array]:
-        """Noise of every round of each client under Poisson batches, as a multiple of the clip norm."""
+        """Noise of every round of each client whose records, or who itself, is sampled: σ/Δ of an answer."""
         asked = self.protection.budget_unit * np.array([terms.budgets for terms in self.job.plan])
         return [
-            poisson_noise_of_plan(asked[:, k], work.sampling_rate, work.num_batches, self.protection.dp_delta)
+            poisson_noise_of_plan(asked[:, k], *self.protection.sampling(work), self.protection.dp_delta)
             if asked[:, k].any()
             else asked[:, k]
             for k, work in enumerate(self.works)

@@ -26,8 +26,10 @@ from mppfl.privacy import (
     LocalWork,
     ReleaseCost,
     SecureSum,
+    clip_rows,
     epsilon,
     epsilon_with_extra,
+    noise_of_sampled_sum,
     noise_of_sum,
     release_on_device,
     release_updates,
@@ -45,6 +47,7 @@ from mppfl.training.client import (
     batches_with_augmentation,
     evaluate,
     stream,
+    system_uniform,
 )
 from mppfl.training.engines import Engine, choose_engine
 from mppfl.training.job import TrainingJob, TrainingState, require_fitting
@@ -234,19 +237,32 @@ class JobRound:
         admit = admitted_to_sum if protection.opens_sums and not free.any() else admitted
         self.admission = admit(state, self.terms.round_index, self.asked, asking)
         self.clients, self.costs = self.admission.clients, self.admission.costs
-        self.slots = slots_of(state, self.clients, self.costs, drawn)
+        self.sampled = self._sampled()
+        costs = [self.costs[number] for number in self.sampled]
+        self.slots = slots_of(state, self.clients[self.sampled], costs, drawn)
         self.wrong: list[int] = []  # those whose updates are no numbers
         self.num_clipped = 0
         self.streams = [stream(state.config.stream_seed, "noise", self.terms.round_index, int(k)) for k in self.clients]
         self.noise_std = self._noise_std()  # on each client's update, per parameter
         self.mean = self._mean(num_parameters) if len(self.clients) else None
 
+    def _sampled(self) -> IntArray:
+        """Who of those admitted computes: all, or a sample of the clients that nobody else knows."""
+        protection, everybody = self.state.protection, np.arange(len(self.clients))
+        if protection.client_rate == 1 or self.admission.weights is None:
+            return everybody
+        seed = self.state.config.stream_seed
+        rng = stream(seed, "sum", self.terms.round_index, 1) if protection.is_simulated else None
+        uniform = system_uniform(len(everybody)) if rng is None else rng.random(len(everybody))
+        return everybody[uniform < protection.client_rate]
+
     def _mean(self, num_parameters: int) -> WeightedMean | SecureSum:
         state, sizes = self.state, self.state.job.data.num_examples[self.clients]
         if self.admission.weights is not None:
             rng = stream(state.config.stream_seed, "sum", self.terms.round_index, 0)
             rng_of_noise = rng if state.protection.is_simulated else None
-            return SecureSum(state.protection, self.admission.weights, self.admission.variance, rng_of_noise)
+            variance = self.admission.variance
+            return SecureSum(state.protection, self.admission.weights, variance, num_parameters, rng_of_noise)
         return WeightedMean(state.config.aggregation, sizes, self.noise_std, num_parameters)
 
     def _noise_std(self) -> Array:
@@ -261,19 +277,21 @@ class JobRound:
         return self.state.config.learning_rate if self.state.protection.clips_examples else 1.0
 
     def take(self, number: int, update: Tensor) -> None:
-        """Adds what the client of this number computed, with noise where it is not in it yet.
+        """Adds what the client with this slot computed, with noise where it is not in it yet.
 
         An update that is no number counts as 0, with its noise and its price: its absence would tell about its data
         what no budget pays for.
         """
-        protection = self.state.protection
+        protection, number = self.state.protection, int(self.sampled[number])
         if not torch.isfinite(update).all():
             self.wrong.append(number)
             update = torch.zeros_like(update)
         if isinstance(self.mean, SecureSum):
             self.mean.add(number, as_array(update) / self._pace)
             return
-        if not protection.clips_examples:
+        if not protection.clips_examples and protection.opens_sums:  # a sum without noise
+            update = torch.from_numpy(clip_rows(as_array(update)[None], protection.clip_norm)[0][0]).to(update)
+        elif not protection.clips_examples:
             update = self._with_noise(number, update)
         if self.mean is not None:
             self.mean.add(number, update)
@@ -302,8 +320,11 @@ class JobRound:
         if isinstance(self.mean, WeightedMean):
             mean, theta, dispersion = self.mean.result()
             return mean.to(self.state.weights), theta, dispersion
+        for number in np.setdiff1d(np.arange(len(self.clients)), self.sampled).tolist():
+            self.mean.add_nothing(number)
         weights = self.mean.weights  # which sum to 1 unless somebody could not pay a second time
-        opened = torch.from_numpy(self.mean.open().total * (self._pace / weights.sum()))
+        pace = self._pace / (weights.sum() * self.state.protection.client_rate)
+        opened = torch.from_numpy(self.mean.open().total * pace)
         return opened.to(self.state.weights), weights / weights.sum(), self.state.config.dispersion
 
     def concluded(self, engine: Engine, test: Table, seconds: float) -> RoundRecord:
@@ -459,13 +480,17 @@ def admitted_to_sum(state: TrainingState, round_index: int, asked: Array, client
         clients = np.array([k for k in clients.tolist() if data.names[k] in before], dtype=np.int64)
     while len(clients):
         works = [state.works[int(k)] for k in clients]
-        noise = noise_of_sum(protection, asked[clients], works, size, sizes[clients], dispersion)
+        if protection.is_zcdp:
+            noise = noise_of_sum(protection, asked[clients], works, size, sizes[clients], dispersion)
+        else:
+            multipliers = [state.noise_multipliers[int(k)][state.position] for k in clients]
+            noise = noise_of_sampled_sum(protection, multipliers, works, size)
         if (noise.used == 0).any():  # whose budget rounding alone would spend
             clients = clients[noise.used > 0]
             continue
         costs = [
-            sum_cost(protection, data.names[k], float(used), len(clients), size)
-            for k, used in zip(clients.tolist(), noise.used, strict=True)
+            sum_cost(protection, data.names[k], used if protection.is_zcdp else None, len(clients), size, used)
+            for k, used in zip(clients.tolist(), noise.used.tolist(), strict=True)
         ]
         admission = Admission(clients, costs, noise.weights, noise.noise_variance)
         try:
@@ -510,6 +535,11 @@ def paid_again(state: TrainingState, round_index: int, admission: Admission, att
 def cost_of_client(state: TrainingState, round_index: int, client: int, budget: float) -> ReleaseCost:
     """What the round costs one client with noise of its own, before anything is drawn."""
     protection = state.protection
+    if protection.opens_sums:  # without noise, or it would be a part of the sum's
+        unit, adjacency = protection.unit, protection.adjacency or "replace_one"
+        return ReleaseCost(
+            state.job.data.names[client], protection.name, unit, adjacency, budget, 0.0, "none", noise_std=0.0
+        )
     multiplier = None if protection.is_zcdp else float(state.noise_multipliers[client][state.position])
     return round_cost(
         protection, budget if multiplier is None else None, state.works[client], state.model.num_parameters,
@@ -525,7 +555,7 @@ def gradient_noise(state: TrainingState, cost: ReleaseCost, client: int) -> Grad
         protection,
         state.works[client],
         math.inf if protection.opens_sums else budget if protection.is_zcdp else None,
-        None if protection.is_zcdp else float(state.noise_multipliers[client][state.position]),
+        None if protection.is_zcdp or protection.opens_sums else float(state.noise_multipliers[client][state.position]),
         stream(state.config.stream_seed, "noise", state.job.plan[state.position].round_index, client),
         cost.client,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from mppfl.arrays import IntArray
-from mppfl.charts import Line, slots_of
+from mppfl.charts import Line, first_and_last, slots_of
 from mppfl.errors import BadInput
 from mppfl.experiment import COLUMNS, Run, comparison_cells, comparison_rows, require_folder
 from mppfl.experiment.report import svg
@@ -65,8 +66,15 @@ def report_page(runs: Sequence[Run]) -> str:
     charts, chart_data = _charts(runs, labels, slots)
     graphs, graph_data = _graphs(runs, labels)
     sections = [run_section(k, *parts) for k, parts in enumerate(zip(slots, labels, runs, strict=True))]
-    page = page_templates().get_template("report.html.j2")
-    return page.render(
+    environment = Environment(
+        loader=FunctionLoader(read_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
+    return environment.get_template("report.html.j2").render(
         css=Markup(read_template("report.css")),
         js=Markup(read_template("report.js")),
         title=headline(runs),
@@ -87,19 +95,6 @@ def report_page(runs: Sequence[Run]) -> str:
             "heats": {section["key"]: section["payments"]["data"] for section in sections},
         },
     )
-
-
-def page_templates() -> Environment:
-    """Jinja's environment over the folder of templates, with filters for numbers."""
-    environment = Environment(
-        loader=FunctionLoader(read_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
-    return environment
 
 
 def read_template(name: str) -> str:
@@ -131,13 +126,7 @@ def _charts(
     runs: Sequence[Run], labels: Sequence[str], slots: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     every = list(zip(labels, slots, runs, strict=True))
-
-    def lines_of(values: str) -> list[Line]:
-        return [
-            Line(label, slot, run.history.rounds["round_index"], run.history.rounds[values])
-            for label, slot, run in every
-        ]
-
+    lines_of = partial(_lines_of, every)
     banded = len(runs) <= 3
     budget_title = "Budget ρ that the middle client spends" + (", band: middle 80 %" if banded else "")
     figures = [
@@ -150,7 +139,7 @@ def _charts(
     for key, title, lines, tick, group in figures:
         # Who pays nothing at all would only press the others' rates against the edge.
         drawn = [line for line in lines if key != "reward_rate" or line.y.any()] or lines
-        alt_text = f"{title}: {_in_words(lines, tick)}"
+        alt_text = f"{title}: {'; '.join(f'{line.name} {first_and_last(line.y, tick)}' for line in lines)}"
         picture, frame = svg.line_chart(drawn, alt_text, key=key, tick=tick, from_zero=key == "budgets")
         note = " ".join(_chart_notes(lines, drawn))
         charts.append({"title": title, "svg": picture, "group": group, "note": note})
@@ -158,6 +147,12 @@ def _charts(
             series = [{"name": line.name, "x": line.x.tolist(), "y": tooltip_values(line.y)} for line in lines]
             data[key] = asdict(frame) | {"percent": tick is _tick_percent, "series": series}
     return charts, data
+
+
+def _lines_of(every: Sequence[tuple[str, int, Run]], name: str) -> list[Line]:
+    """A figure of every run by rounds."""
+    rounds = ((label, slot, run.history.rounds) for label, slot, run in every)
+    return [Line(label, slot, figures["round_index"], figures[name]) for label, slot, figures in rounds]
 
 
 def _chart_notes(lines: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
@@ -194,18 +189,10 @@ def _tick_percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _in_words(lines: Sequence[Line], tick: Any) -> str:
-    """First and last value of every curve: the chart's alt text."""
-    curves = {line.name: finite(line.y) for line in lines}
-    return "; ".join(
-        f"{name} from {tick(values[0])} to {tick(values[-1])}" if len(values) else f"{name} not known"
-        for name, values in curves.items()
-    )
-
-
 def _graphs(runs: Sequence[Run], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """One picture per run, on one colour scale; runs on the same network share its layout and its edges."""
-    owners = [next(k for k, other in enumerate(runs) if _same_edges(run, other)) for run in runs]
+    edges = [run.graph.influence for run in runs]
+    owners = [next(k for k, b in enumerate(edges) if a.shape == b.shape and not (a != b).nnz) for a in edges]
     layouts = {k: svg.graph_layout(runs[k].graph) for k in dict.fromkeys(owners)}
     edges_ids = {k: f"edges-{number}" for number, k in enumerate(layouts)}
     most = {
@@ -252,11 +239,3 @@ def _graph_data(run: Run, shown: IntArray, slides: bool) -> dict[str, Any]:
         "paid": tooltip_values(run.paid[shown]),
         **{name: [tooltip_values(row) for row in rows] for name, rows in tables.items()},
     }
-
-
-def _same_edges(one: Run, other: Run) -> bool:
-    a, b = one.graph.influence, other.graph.influence
-    same_size = a.shape == b.shape and a.nnz == b.nnz
-    return same_size and all(
-        np.array_equal(getattr(a, part), getattr(b, part)) for part in ("indptr", "indices", "data")
-    )

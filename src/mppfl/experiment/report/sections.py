@@ -13,12 +13,12 @@ from mppfl.arrays import Array
 from mppfl.experiment import Run, comparison_cells
 from mppfl.experiment.report import svg
 from mppfl.files import toml_text
-from mppfl.privacy import MECHANISMS
 from mppfl.privacy.ledger import SIMULATION
-from mppfl.text import between, delta, duration, epsilon, finite, number, percent, plainly, tooltip_values
+from mppfl.text import delta, duration, epsilon, finite, number, percent, plainly
 
 MOST_LINES = 100  # of a table over clients; clients.csv has all
 MOST_NAMED = 12
+MOST_BARS = 60
 MODELS = {
     "softmax": "softmax regression",
     "mlp": "multilayer perceptron",
@@ -41,18 +41,13 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
 
 def headline(runs: Sequence[Run]) -> str:
     """What was trained, in a few words."""
-    sizes, data = {run.num_clients for run in runs}, {_data_name(run) for run in runs}
+    tables = [run.config.get("data", {}) for run in runs]
+    data = {re.split(r"[/\\]", str(table.get("name", "")))[-1] for table in tables}  # without the folder it may lie in
+    sizes = {run.num_clients for run in runs}
     if len(sizes) > 1 or len(data) > 1:
         return f"{len(runs)} trainings side by side"
     (size,), (name,) = sizes, data
     return f"{'One client learns' if size == 1 else f'{size:,} clients learn'} {name or 'together'}"
-
-
-def _data_name(run: Run) -> str:
-    """The data set's name, without the folder it may lie in."""
-    data = run.config.get("data")
-    name = data.get("name", "") if isinstance(data, dict) else data or run.config.get("dataset", "")
-    return re.split(r"[/\\]", str(name))[-1]
 
 
 def subtitle(runs: Sequence[Run]) -> str:
@@ -99,12 +94,11 @@ def _paid(run: Run) -> list[str]:
 
 def _protected(run: Run) -> str:
     accounts = run.accounts
-    nominal, worst = float(accounts.dp_epsilon.max()), float(accounts.worst_case_epsilon.max())
-    if math.isinf(nominal):
+    largest = float(accounts.dp_epsilon.max())
+    if math.isinf(largest):
         return "No noise was added: nobody's data is protected."
-    bound = f"ε = {epsilon(nominal)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
-    worse = f", as declared; in the worst case ε is up to {epsilon(worst)}" if worst > nominal else ""
-    return f"The client who spent most has {bound}{worse}."
+    bound = f"ε = {epsilon(largest)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
+    return f"The client who spent most has {bound}."
 
 
 def _finite_figures(runs: Sequence[Run], measure: Callable[[Run], Any]) -> dict[int, float]:
@@ -158,13 +152,11 @@ def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
     if len(runs) > 1:
         return []
     (run,) = runs
-    nominal, worst = float(run.accounts.dp_epsilon.max()), float(run.accounts.worst_case_epsilon.max())
-    worse = f"worst case: up to {epsilon(worst)}" if worst > nominal else ""
     most_exposed = run.names[int(np.argmax(run.exposure))] if np.isfinite(run.exposure).all() else ""
     figures = (
         (percent(run.final_accuracy), "accuracy on test data", ""),
         (number(run.paid.sum()), "paid to clients", ""),
-        (f"ε {epsilon(nominal)}", "of the client who spent most", worse),
+        (f"ε {epsilon(float(run.accounts.dp_epsilon.max()))}", "of the client who spent most", ""),
         (number(run.exposure.max()), "exposure of the most exposed", most_exposed),
         (duration(run.provenance.seconds), "of training", run.provenance.device),
     )
@@ -177,8 +169,6 @@ def tiles(runs: Sequence[Run]) -> list[dict[str, str]]:
 def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any]:
     """Exposure, privacy accounts, payments, who opted out, and provenance of one run."""
     key = f"run-{position}"
-    alt_text = f"Spent budget and exposure of each client under {label}"
-    bars, drawn = svg.exposure_bars(run.accounts.spent, run.exposure, run.names, alt_text)
     strength = run.setting("externality_strength")
     return {
         "key": key,
@@ -186,8 +176,8 @@ def run_section(position: int, slot: int, label: str, run: Run) -> dict[str, Any
         "label": label,
         "style": svg.style_of(slot),
         "facts": comparison_cells(run),
-        "bars": bars,
-        "bars_cut": _cut(len(drawn), run.num_clients, "most exposed"),
+        "bars": _exposure(run),
+        "bars_cut": _cut(MOST_BARS, run.num_clients, "most exposed"),
         "strength": plainly(strength) if isinstance(strength, (int, float)) else "",
         "absent": _absent(run),
         "privacy": _privacy(run),
@@ -206,19 +196,30 @@ def _largest_first(values: Array) -> list[int]:
     return np.argsort(-values, kind="stable")[:MOST_LINES].tolist()  # type: ignore[no-any-return]
 
 
+def _exposure(run: Run) -> list[dict[str, Any]]:
+    """What each client spent itself, beside what others' budgets say about it, the most exposed first."""
+    order = np.argsort(-np.nan_to_num(run.exposure, posinf=np.inf, nan=-1.0), kind="stable")[:MOST_BARS]
+    columns = {"own": run.accounts.spent[order], "others": run.exposure[order]}
+    top = finite(np.concatenate(list(columns.values()))).max(initial=0.0) or 1.0
+
+    def bar(kind: str, value: float) -> dict[str, str]:
+        share = "0" if math.isnan(value) else f"{min(value / top, 1.0):.3f}"
+        return {"kind": "endless" if math.isinf(value) else kind, "share": share, "words": number(value)}
+
+    return [
+        {"name": run.names[client], "bars": [bar(kind, float(values[k])) for kind, values in columns.items()]}
+        for k, client in enumerate(order.tolist())
+    ]
+
+
 def _privacy(run: Run) -> dict[str, Any]:
-    accounts, mechanism = run.accounts, MECHANISMS.get(run.accounts.privacy)
+    accounts = run.accounts
     order = _largest_first(np.nan_to_num(accounts.spent, posinf=np.inf))
-    protected, spending = bool(np.isfinite(accounts.spent).all()), accounts.spent > 0
-    factors = finite(accounts.worst_case_spent[spending] / accounts.spent[spending]) if protected else np.array([])
     return {
         "accounts": accounts,
-        "breaks": mechanism.breaks if mechanism else "",
         "simulation": SIMULATION if accounts.simulation else "",
         "dp_delta": delta(accounts.dp_delta),
-        "protected": protected,
-        "worse": bool((accounts.worst_case_spent > accounts.spent).any()),
-        "factor": between(factors.min(), factors.max()) if len(factors) else "",
+        "protected": bool(np.isfinite(accounts.spent).all()),
         "order": order,
         "cut": _cut(len(order), run.num_clients, "who spent most"),
     }
@@ -229,14 +230,15 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
     present = run.history.clients["participating"].astype(np.bool_)
     rounds = run.history.rounds["round_index"].astype(np.int64)
     alt_text = f"Payments under {label}, clients by rounds; {number(total)} in all"
-    heat = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
+    heat, top, data = svg.heat_map(payments, present, rounds, run.names, alt_text, key=key)
     order = _largest_first(np.nan_to_num(run.paid, posinf=0.0))
-    averaged = f" Each column is the mean over up to {heat.rounds_each} rounds." if heat.rounds_each > 1 else ""
+    first, last = data["columns"][0]
+    averaged = f" Each column is the mean over up to {last - first + 1} rounds." if last > first else ""
     return {
-        "svg": heat.svg,
-        "top": number(heat.top),
+        "svg": heat,
+        "top": number(top),
         "gradient": ", ".join(svg.SCALE[::3]),
-        "cut": _cut(len(heat.rows), run.num_clients, "best paid") + averaged,
+        "cut": _cut(len(data["names"]), run.num_clients, "best paid") + averaged,
         "total": total,
         "finite": math.isfinite(total) and total > 0,
         "any": bool(len(finite(run.paid)) and total > 0),
@@ -244,23 +246,17 @@ def _payments(run: Run, label: str, key: str) -> dict[str, Any]:
         "rows_cut": _cut(len(order), run.num_clients, "best paid"),
         "all": payments if run.num_clients <= 40 and run.num_rounds <= 200 else None,
         "present": present,
-        "data": {
-            "names": [run.names[client] for client in heat.rows.tolist()],
-            "columns": heat.columns,
-            "values": [tooltip_values(row) for row in heat.values],
-            "frame": heat.frame,
-        },
+        "data": data,
     }
 
 
 def _absent(run: Run) -> list[dict[str, str]]:
-    """Who opted out, who was refused and whose training diverged, as lines of heading and names."""
+    """Who opted out and who was refused, as lines of heading and names."""
     taken_part, rounds = run.rounds_taken_part, run.num_rounds
     kinds = (
         (taken_part == 0, "never participated"),
         (np.where(taken_part > 0, rounds - taken_part, 0), "opted out of some rounds"),
         (run.rounds_refused, "refused: a release would have passed the client's cap"),
-        (run.rounds_diverged, "left out of some rounds: their updates held NaN or infinity"),
     )
     lines = []
     for counts, words in kinds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -15,8 +16,8 @@ from markupsafe import Markup, escape
 from mppfl.arrays import Array, BoolArray, IntArray
 from mppfl.charts import ON_LIGHT, VIRIDIS, Line, cut, dash_of, mixed_colours, nice_ticks
 from mppfl.experiment import Run
-from mppfl.network import SocialGraph
-from mppfl.text import number, plainly
+from mppfl.network import SocialGraph, SparseMatrix
+from mppfl.text import number, plainly, tooltip_values
 
 LEVELS = 40
 SCALE = tuple(mixed_colours(np.linspace(0, 1, LEVELS), VIRIDIS))
@@ -151,23 +152,13 @@ def band_path(line: Line, frame: Frame) -> str:
 # ---- heat map ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class HeatMap:
-    """Clients × rounds as a picture, and what it shows: `rows` are positions of clients, `columns` groups of rounds."""
-
-    svg: Markup
-    rows: IntArray
-    columns: list[tuple[int, int]]  # first and last round of every column
-    rounds_each: int  # how many rounds a column averages
-    values: Array  # rows × columns
-    top: float
-    frame: tuple[float, float, float, float]  # left, top, width of a cell, height of a cell
-
-
 def heat_map(
     values: Array, present: BoolArray, rounds: IntArray, names: Sequence[str], label: str, *, key: str
-) -> HeatMap:
-    """`values` and `present` are rounds × clients. Neighbouring rounds of long runs are averaged, large runs cut."""
+) -> tuple[Markup, float, dict[str, Any]]:
+    """Clients × rounds as a picture, its largest value, and what it shows for the page's script.
+
+    `values` and `present` are rounds × clients. Neighbouring rounds of long runs are averaged, large runs cut.
+    """
     order = np.argsort(-np.nan_to_num(values, posinf=0.0).sum(axis=0), kind="stable")[:MOST_ROWS]
     rounds_each = math.ceil(len(rounds) / MOST_COLUMNS)
     groups = [np.arange(start, min(start + rounds_each, len(rounds))) for start in range(0, len(rounds), rounds_each)]
@@ -197,43 +188,13 @@ def heat_map(
     parts.append(_text(left + len(groups) * cell / 2, bottom + 33, "round", style="axis"))
     svg = _svg(width, bottom + 40, label, "heat", parts, f'data-heat="{escape(key)}"')
     spans = [(int(rounds[group[0]]), int(rounds[group[-1]])) for group in groups]
-    return HeatMap(svg, order, spans, rounds_each, shown, top, (left, head, cell, row))
-
-
-# ---- bars ----------------------------------------------------------------------------------------------------------
-
-
-def exposure_bars(spent: Array, exposure: Array, names: Sequence[str], label: str) -> tuple[Markup, IntArray]:
-    """What each client spent itself, beside what others' budgets say about it, the most exposed first."""
-    order = np.argsort(-np.nan_to_num(exposure, posinf=np.inf, nan=-1.0), kind="stable")[:MOST_ROWS]
-    both = np.concatenate([spent[order], exposure[order]])
-    top = float(both[np.isfinite(both)].max(initial=0.0))
-    ticks = nice_ticks(0.0, top if top > 0 else 1.0, 4)
-    left, gap, width, row, head = 122.0, 36.0, 1040.0, 19.0, 30.0
-    panel, bottom, clients = (width - left - gap - 60) / 2, head + row * len(order), list(enumerate(order.tolist()))
-    parts = []
-    for start, title, values, paint in (
-        (left, "own: spent ρ", spent, "own"),
-        (left + panel + gap, "through others: exposure", exposure, "others"),
-    ):
-        parts.append(_text(start, 16, title, "start", "axis strong"))
-        for value in ticks:
-            x = start + panel * value / ticks[-1]
-            parts.append(f'<path class="grid" d="M{x:.1f} {head - 4:.0f}V{bottom:.0f}"/>')
-            parts.append(_text(x, bottom + 17, plainly(value)))
-        for line, client in clients:
-            parts.append(_bar(start, head + line * row, panel, float(values[client]), ticks[-1], paint))
-    parts += [_text(left - 8, head + line * row + 13, cut(names[client], 16), "end") for line, client in clients]
-    return _svg(width, bottom + 30, label, "bars", parts), order
-
-
-def _bar(start: float, y: float, panel: float, value: float, top: float, paint: str) -> str:
-    if math.isnan(value):
-        return _text(start + 4, y + 13, "not known", "start")
-    length = panel if math.isinf(value) else panel * value / top
-    paint = "endless" if math.isinf(value) else paint
-    bar = f'<rect class="{paint}" x="{start:.0f}" y="{y + 2:.0f}" width="{max(length, 0.5):.1f}" height="14" rx="2"/>'
-    return bar + _text(start + length + 5, y + 13, number(value), "start", "value")
+    data = {
+        "names": [names[client] for client in order.tolist()],
+        "columns": spans,  # first and last round of every column
+        "values": [tooltip_values(line) for line in shown],
+        "frame": (left, head, cell, row),  # left, top, width and height of a cell
+    }
+    return svg, top, data
 
 
 # ---- the social graph ----------------------------------------------------------------------------------------------
@@ -285,19 +246,14 @@ def _radius(num_nodes: int) -> tuple[float, float]:
     return (6.0, 15.0) if num_nodes <= 60 else (3.0, 8.0)
 
 
-def _surroundings(either: object, count: int) -> IntArray:
-    """So many clients, reached first from the best connected one, then from the next not yet reached."""
+def _surroundings(either: SparseMatrix, count: int) -> IntArray:
+    """So many clients: those nearest to the best connected one, then the best connected of those it does not reach."""
     from scipy.sparse.csgraph import breadth_first_order
 
-    by_degree = np.argsort(-np.diff(either.indptr), kind="stable")  # type: ignore[attr-defined]
-    taken: dict[int, None] = {}
-    for start in by_degree.tolist():
-        if len(taken) >= count:
-            break
-        if start not in taken:
-            reached = breadth_first_order(either, start, directed=False, return_predecessors=False)
-            taken.update(dict.fromkeys(reached.tolist()))
-    return np.sort(np.array(list(taken)[:count]))
+    by_degree = np.argsort(-np.diff(either.indptr), kind="stable")
+    reached = breadth_first_order(either, by_degree[0], directed=False, return_predecessors=False)
+    others = by_degree[~np.isin(by_degree, reached)]
+    return np.sort(np.concatenate([reached, others])[:count])
 
 
 def graph_picture(

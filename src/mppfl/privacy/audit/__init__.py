@@ -6,6 +6,5 @@ from mppfl.exports import export_lazily
 
 if TYPE_CHECKING:
     from .canaries import AuditResult, Verdict, audit_float, audit_mechanism, clip_and_noise, epsilon_of_gaussian
-    from .sensitivity import audit_sensitivity
 
 export_lazily(__name__)

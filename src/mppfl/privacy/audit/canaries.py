@@ -27,14 +27,15 @@ from mppfl.privacy import (
     Floats,
     LocalWork,
     NoiseKind,
-    PrivacyMechanism,
+    Protection,
+    SecureSum,
     add_noise,
     clip_rows,
     discrete_gaussian_table,
     gaussian_epsilon,
+    noise_of_sum,
     noisy_answer,
     noisy_on_grid,
-    privacy_mechanism,
     release_updates,
     std_with_grid,
 )
@@ -76,50 +77,49 @@ TINY = 1e-9  # far below half a step of the coarse grid
 
 
 def clip_and_noise(
-    mechanism: PrivacyMechanism,
-    noise_multiplier: float,
-    clip_norm: float,
-    work: LocalWork,
-    noise: NoiseKind,
-    rng: np.random.Generator | None,
+    protection: Protection, noise_multiplier: float, work: LocalWork, rng: np.random.Generator
 ) -> Answer:
-    """The code a client really runs, as a function from rows to what it releases."""
-    budget = mechanism.queries(work) / (2 * noise_multiplier**2)
-    if mechanism.noise_on == "update":
+    """The code that a client, or a sum, really runs, as a function from rows to what is released."""
+    budget = protection.queries(work) / (2 * noise_multiplier**2)
+    if protection.opens_sums:
+        return lambda rows: _opened(rows, protection, budget, work, rng)
+    if not protection.clips_examples:
         return lambda rows: (
             release_updates(
-                rows,
-                np.full(len(rows), budget),
-                mechanism=mechanism,
-                clip_norm=clip_norm,
-                work=work,
-                noise=noise,
-                rng=rng,
-                round_index=1,
-                run="audit",
+                rows, np.full(len(rows), budget), protection, work=work, rng=rng, round_index=1, run="audit"
             ).updates
         )
-    spend, fixed = (budget, None) if mechanism.is_zcdp else (None, noise_multiplier)
-    parts = work.num_examples if mechanism.noise_on == "mean gradient" else 1
+    spend, fixed = (budget, None) if protection.is_zcdp else (None, noise_multiplier)
+    parts = protection.answer_divisor(work)
 
     def answer(rows: Array) -> Floats:
-        total = clip_rows(rows, clip_norm)[0].sum(axis=0) / parts
-        return noisy_answer(total, spend, mechanism, clip_norm, work, noise, rng, noise_multiplier=fixed)[0]
+        total = clip_rows(rows, protection.clip_norm)[0].sum(axis=0) / parts
+        return noisy_answer(total, spend, protection, work, rng, noise_multiplier=fixed)[0]
 
     return answer
 
 
+def _opened(rows: Array, protection: Protection, budget: float, work: LocalWork, rng: np.random.Generator) -> Floats:
+    """The sum of the rows, each what one record or client adds to a vector of a client of its own, over its weight."""
+    count = len(rows)
+    noise = noise_of_sum(protection, np.full(count, budget), [work] * count, rows.shape[1], np.ones(count))
+    total = SecureSum(
+        protection, noise.weights, noise.noise_variance, rows.shape[1], rng if protection.is_simulated else None
+    )
+    for client, row in enumerate(clip_rows(rows, protection.clip_norm)[0] / protection.answer_divisor(work)):
+        total.add(client, row)
+    return np.asarray(total.open().total / noise.weights[0])
+
+
 def audit_mechanism(
-    mechanism: str | PrivacyMechanism,
+    protection: Protection,
     *,
     noise_multiplier: float,
     claimed_epsilon: float | None = None,
     dp_delta: float = 1e-5,
     dimension: int = 10_000,
     num_canaries: int = 8_000,
-    clip_norm: float = 1.0,
     work: LocalWork | None = None,
-    noise: NoiseKind = "gaussian",
     rng: np.random.Generator,
     confidence: float = 0.999,
     answer: Answer | None = None,
@@ -127,28 +127,27 @@ def audit_mechanism(
     """A lower bound on ε from how strongly random unit canaries show in the answers, and a test of the noise's size.
 
     With canaries c of length b after clipping and Gaussian noise of standard deviation σ, moving one canary to its
-    opposite (replace-one) or to nothing (add-remove) is μ-GDP, μ = 2b/σ or b/σ. b is fitted by least squares, σ by the
+    opposite (replace_one) or to nothing (zero_out) is μ-GDP, μ = 2b/σ or b/σ. b is fitted by least squares, σ by the
     residuals, and μ's lower bound lies norm.ppf(confidence) standard errors below (mean-only estimate after Andrew et
     al., arXiv:2302.03098v5). It supposes that all noise is Gaussian; a χ² test compares σ with the declared
     noise_multiplier · (Δ + g√p) and rejects sound noise once in a thousand.
 
     "fail" where the bound exceeds `claimed_epsilon` (by default what `noise_multiplier` gives exactly), or σ is not the
-    declared one. `rng` draws canaries and seeded noise; `answer` replaces the code under audit, at clip norm
-    `clip_norm`. Time grows as num_canaries · dimension; with replace-one four times as many canaries are needed.
+    declared one. `rng` draws canaries and simulated noise; `answer` replaces the code under audit. Time grows as
+    num_canaries · dimension; with zero_out a quarter of the canaries is enough.
     """
-    audited = privacy_mechanism(mechanism) if isinstance(mechanism, str) else mechanism
     multiplier = require_number(noise_multiplier, "noise_multiplier", 0.0, 1e6)
     level = require_number(confidence, "confidence", 0.5, 1.0)
     size, count = require_count(dimension, "dimension", 10), require_count(num_canaries, "num_canaries", 10)
     done = work or LocalWork(num_examples=100)
     claimed = epsilon_of_gaussian(multiplier, dp_delta) if claimed_epsilon is None else float(claimed_epsilon)
     canary_rng, noise_rng = rng.spawn(2)
-    ask = answer or clip_and_noise(audited, multiplier, clip_norm, done, noise, noise_rng)
+    ask = answer or clip_and_noise(protection, multiplier, done, noise_rng)
 
     cross = power = square = 0.0
     num_values = 0
     for canaries in _unit_rows(count, size, canary_rng):
-        got = ask(canaries * (3 * clip_norm)).astype(np.float64)
+        got = ask(canaries * (3 * protection.clip_norm)).astype(np.float64)
         sent = canaries if got.ndim == 2 else canaries.sum(axis=0)
         if got.shape != sent.shape:
             raise BadInput(f"the answer has shape {got.shape}; expected {canaries.shape} or ({size},).")
@@ -159,16 +158,16 @@ def audit_mechanism(
 
     length = cross / power
     noise_std = math.sqrt(max(square - cross * length, 0.0) / (num_values - 1))
-    directions = 2 if audited.adjacency == "replace-one" else 1
+    directions = 2 if protection.adjacency == "replace_one" else 1
     mu = directions * length / noise_std if noise_std else math.inf
     # Two errors: of the fitted length, and of the fitted noise, which enters as a relative error 1/√(2N).
     standard_error = math.hypot(directions / math.sqrt(power), mu / math.sqrt(2 * num_values))
     mu_low = mu - float(norm.ppf(level)) * standard_error if noise_std else mu
     measured = _epsilon_of_mu(mu_low, dp_delta)
 
-    budget = audited.queries(done) / (2 * multiplier**2) if audited.is_zcdp else None
-    worst = None if budget is None else audited.worst_case_budget(budget, done)
-    declared_std = std_with_grid(audited.sensitivity(clip_norm, done), multiplier, size, noise)
+    budget = protection.queries(done) / (2 * multiplier**2) if protection.is_zcdp else None
+    kind = "gaussian" if protection.opens_sums and not protection.is_simulated else protection.noise
+    declared_std = std_with_grid(protection.sensitivity(done), multiplier, size, kind)
     ratio = noise_std / declared_std
     tail = chi2(num_values - 1)
     p_value = 2 * float(min(tail.cdf((num_values - 1) * ratio**2), tail.sf((num_values - 1) * ratio**2)))
@@ -181,11 +180,9 @@ def audit_mechanism(
         level - VARIANCE_FALSE_ALARM,
         {
             "method": "canaries",
-            "mechanism": audited.name,
-            "noise": noise if answer is None else "as given",
+            "protection": protection.name,
+            "noise": protection.noise if answer is None else "as given",
             "budget": budget,
-            "worst_case_budget": worst,
-            "worst_case_epsilon": None if worst is None else gaussian_epsilon(worst / audited.queries(done), dp_delta),
             "estimate": _epsilon_of_mu(mu, dp_delta),
             "dp_delta": dp_delta,
             "noise_std": noise_std,
@@ -232,7 +229,7 @@ def audit_float(
     ε is what exact Gaussian noise has at `dp_delta`. `measured` is a lower bound on the δ that an event needs at that
     ε, P[event | one] - e^ε P[event | other], from Clopper-Pearson bounds on both, the worse way round and the worst of
     both events in float32 and float64. "fail" where it exceeds `dp_delta`, which happens to exact noise with chance
-    1 - `confidence`. `rng` is for seeded and plain noise; without one they use a fixed stream.
+    1 - `confidence`. `rng` is for simulated and plain noise; without one they use a fixed stream.
     """
     count = require_count(trials, "trials", 100)
     level = require_number(confidence, "confidence", 0.5, 1.0)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mppfl.errors import BadInput, BudgetExceeded
-from mppfl.privacy.ledger.entries import Outcome, Refusal, ReleaseTerms, Reservation, changed_term, terms_of
-from mppfl.privacy.ledger.epsilon import Total, refusal_of, require_addable
+from mppfl.privacy.ledger.entries import ANY, Outcome, Refusal, ReleaseTerms, Reservation, changed_term, terms_of
+from mppfl.privacy.ledger.epsilon import Total, after, refusal_of, uncounted
 from mppfl.privacy.ledger.schema import caps_of, last_attempts, numbers_made, totals_of
 
 
@@ -81,8 +81,13 @@ def require_same_training(read: sqlite3.Connection, run: str, key: str, path: Pa
 def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: str, path: Path | str) -> None:
     """Gives each of these clients the cap. A cap that stays the same adds nothing to the chain."""
     numbers = numbers_made(write, names, path)
-    before = caps_of(write, numbers)
-    changed = [name for name in numbers if before.get((numbers[name], unit)) != cap]
+    before, totals = caps_of(write, numbers), totals_of(write, numbers)
+    for name, number in numbers.items():
+        if not math.isinf(cap) and (why := uncounted(totals[number], unit)):
+            raise BadInput(
+                f"client {name!r} cannot have a cap per {unit}: {why}. Keep what is capped in another ledger."
+            )
+    changed = [name for name, number in numbers.items() if before[number].get(unit) != cap]
     write.executemany("INSERT OR REPLACE INTO caps VALUES (?, ?, ?)", [(numbers[name], unit, cap) for name in changed])
     record(write, [Change("cap", name, unit, cap) for name in changed])
 
@@ -109,10 +114,10 @@ class Request(NamedTuple):
 
     run: str
     round_index: int
-    again: bool
-    all_or_nothing: bool
-    must_be_new: bool
-    training: str | None
+    again: bool = False
+    all_or_nothing: bool = True
+    must_be_new: bool = False
+    training: str | None = None
 
 
 def reserved(
@@ -130,10 +135,10 @@ def reserved(
     outcomes: dict[str, Outcome] = {}
     attempts: dict[str, int] = {}
     refused: list[Refusal] = []
-    rows, changed = [], {}
+    rows, changed = [], []
     count, head = write.execute("SELECT events, head FROM state").fetchone()
     for client, terms in asked.items():
-        number, unit, attempt = numbers[client], terms.unit, 1
+        number, attempt = numbers[client], 1
         if number in earlier:
             last, is_stored, before = earlier[number]
             _require_repeatable(client, before, terms, request)
@@ -142,15 +147,14 @@ def reserved(
                 outcomes[client] = "already reserved"
                 continue
             attempt = last + 1
-        total = totals.get((number, unit)) or Total(terms.adjacency)
-        require_addable(client, total, terms)
-        refusal = refusal_of(client, total, terms, caps.get((number, unit), math.inf))
+        _require_addable(client, totals[number].get(terms.unit, Total()), terms)
+        refusal = refusal_of(client, totals[number], terms, caps[number])
         if refusal:
             refused.append(refusal)
             outcomes[client] = "refused"
             continue
-        total.add(terms)
-        changed[number, unit] = total
+        totals[number] = after(totals[number], terms)
+        changed.append(number)
         count += 1
         facts = (count, run, round_index, number, attempt, *terms, session)
         head = link(head, (client, *facts))
@@ -158,15 +162,24 @@ def reserved(
         outcomes[client], attempts[client] = "reserved", attempt
     if refused and request.all_or_nothing:
         raise BudgetExceeded(refused)
-    write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 18)})", rows)
+    write.executemany(f"INSERT INTO events VALUES ({', '.join('?' * 17)})", rows)
     write.executemany(
-        f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 10)})",
-        [(*key, *total.row) for key, total in changed.items()],
+        f"INSERT OR REPLACE INTO totals VALUES ({', '.join('?' * 8)})",
+        [(number, unit, *total) for number in changed for unit, total in totals[number].items()],
     )
     write.execute("UPDATE state SET events = ?, head = ?", (count, head))
     if is_unnoted and rows:
         record(write, [Change("run", run, str(training))])
     return Reservation(outcomes, tuple(refused), attempts)
+
+
+def _require_addable(client: str, total: Total, terms: ReleaseTerms) -> None:
+    """Raises where the release is for another adjacency than those before it: what they add up to is for neither."""
+    if total.adjacency not in (ANY, terms.adjacency):
+        raise BadInput(
+            f"client {client!r} has releases for adjacency {total.adjacency!r}; one for {terms.adjacency!r} does not "
+            "add to them. Keep them in another ledger."
+        )
 
 
 def _require_repeatable(client: str, before: ReleaseTerms, terms: ReleaseTerms, request: Request) -> None:

@@ -11,7 +11,8 @@ In this order a crash can count a release that never happened; it cannot miss on
     not stored   it has left, or may have. Another process cannot store an upload for it: the retry is a second release
                  and is paid as one, by `reserve_again`, or does not happen
 
-zCDP budgets add within one unit and one adjacency. Poisson-sampled releases are recorded, never added to a zCDP sum.
+zCDP budgets add within one adjacency. What is released per client counts per record, too, and not the other way round.
+Poisson-sampled releases are recorded, never added to a zCDP sum.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from mppfl.arrays import Array, require_number
 from mppfl.errors import BadFile, BadInput, MppflError
 from mppfl.files import Database
-from mppfl.privacy import Unit
+from mppfl.privacy import AttackRisk, Unit
 from mppfl.privacy.ledger.charge import (
     Change,
     Request,
@@ -39,9 +42,9 @@ from mppfl.privacy.ledger.charge import (
     terms_by_client,
     training_of,
 )
-from mppfl.privacy.ledger.entries import Reservation, name_of, require_one_of, round_of
-from mppfl.privacy.ledger.epsilon import KIND, Account, Kind, dp_event, epsilons
-from mppfl.privacy.ledger.schema import BOOK, account_of, events_of, last_event, notes_of, numbers_of
+from mppfl.privacy.ledger.entries import ANY, TERMS, ReleaseTerms, Reservation, name_of, require_one_of, round_of
+from mppfl.privacy.ledger.epsilon import Account, dp_event, epsilons, risks
+from mppfl.privacy.ledger.schema import BOOK, SIMULATION, account_of, events_of, last_event, notes_of, numbers_of
 from mppfl.privacy.ledger.verify import verify_all, write_csv, write_json
 
 Names = list[str] | tuple[str, ...]
@@ -66,7 +69,7 @@ class PrivacyLedger(Database):
         >>> from mppfl.privacy import ReleaseCost
         >>> ledger = mppfl.PrivacyLedger.in_memory()
         >>> ledger.set_cap(["ann", "bob"], 0.5, "client")
-        >>> costs = [ReleaseCost(name, "client", "client", "replace-one", budget=0.2) for name in ("ann", "bob")]
+        >>> costs = [ReleaseCost(name, "local client update", "client", "replace_one", 0.2) for name in ("ann", "bob")]
         >>> ledger.reserve("survey", 1, costs).reserved
         ('ann', 'bob')
         >>> ledger.remaining("ann")
@@ -76,9 +79,9 @@ class PrivacyLedger(Database):
         >>> ledger
         PrivacyLedger('ledger in memory'): 2 releases of 2 clients
         account per client, 2 clients
-        client  spent  worst case    cap  remaining
-        ann     0.200       0.200  0.500      0.300
-        bob     0.200       0.200  0.500      0.300
+        client  spent    cap  remaining
+        ann     0.200  0.500      0.300
+        bob     0.200  0.500      0.300
     """
 
     BOOK = BOOK
@@ -98,10 +101,17 @@ class PrivacyLedger(Database):
     def set_cap(self, client: str | Iterable[str], budget: float, unit: Unit) -> None:
         """From now on each of these clients may spend at most `budget` in `unit`, what is already spent included.
 
+        A client may have a cap per record and one per client; no release passes either. What no ρ counts is refused
+        under a cap: Poisson-sampled releases, noise that costs δ by itself, and under a cap per client releases per
+        record, which bound nothing for all data of a client.
+
         Args:
             client: Name of a client, or several names.
             budget: Largest ρ-zCDP in all, over all runs; infinity takes the cap away.
             unit: "record" or "client".
+
+        Raises:
+            BadInput: A client has releases that no ρ counts.
         """
         cap = require_number(budget, "cap", 0.0, math.inf, open_ends=False) + 0.0  # -0.0 would come back as 0.0
         require_one_of("unit", unit, ("record", "client"))
@@ -137,6 +147,7 @@ class PrivacyLedger(Database):
             run: Name of the run.
             round_index: Round, from 1.
             entries: One `ReleaseCost` for each client that will release.
+            training: Key of the training, noted with the first release of the run; another one raises.
 
         Returns:
             The answer to each client, when it is on the disk. Only clients that are "reserved" may draw noise and
@@ -177,18 +188,8 @@ class PrivacyLedger(Database):
         """
         return self._reserve(run, round_index, entries, again=True)
 
-    def _reserve(
-        self,
-        run: str,
-        round_index: int,
-        entries: Iterable[Any],
-        *,
-        again: bool = False,
-        all_or_nothing: bool = True,
-        must_be_new: bool = False,
-        training: str | None = None,
-    ) -> Reservation:
-        request = Request(name_of(run, "run"), round_of(round_index), again, all_or_nothing, must_be_new, training)
+    def _reserve(self, run: str, round_index: int, entries: Iterable[Any], **how: Any) -> Reservation:
+        request = Request(name_of(run, "run"), round_of(round_index), **how)
         terms = terms_by_client(entries, request.run, request.round_index)
         with self._writing() as write:
             return reserved(write, request, terms, self._session, self.path)
@@ -206,7 +207,7 @@ class PrivacyLedger(Database):
         content = bytes(content)
         digest = hashlib.sha256(content)
         with self._writing() as write:
-            event, status, session = self._last_event(write, run, round_index, client)
+            event, status, session = last_event(write, run, round_index, client, self.path)
             if status != "reserved":
                 (kept,) = write.execute("SELECT sha256 FROM uploads WHERE event = ?", (event,)).fetchone() or (b"",)
                 if kept == digest.digest():
@@ -228,7 +229,7 @@ class PrivacyLedger(Database):
     def stored_upload(self, run: str, round_index: int, client: str) -> bytes | None:
         """The upload kept for this release, to be sent again as it is; None if none was stored."""
         with self._reading() as read:
-            event, _, _ = self._last_event(read, run, round_index, client)
+            event, _, _ = last_event(read, run, round_index, client, self.path)
             row = read.execute("SELECT sha256, content FROM uploads WHERE event = ?", (event,)).fetchone()
         if row is None:
             return None
@@ -239,7 +240,7 @@ class PrivacyLedger(Database):
     def mark_sent(self, run: str, round_index: int, client: str) -> None:
         """Notes that the release has left."""
         with self._writing() as write:
-            event, status, _ = self._last_event(write, run, round_index, client)
+            event, status, _ = last_event(write, run, round_index, client, self.path)
             if status != "sent":
                 write.execute("UPDATE events SET status = 'sent' WHERE id = ?", (event,))
                 record(write, [Change("status", str(event), "sent")])
@@ -254,7 +255,8 @@ class PrivacyLedger(Database):
     def units(self) -> tuple[Unit, ...]:
         """The units in which anything was released."""
         with self._reading() as read:
-            return tuple(unit for (unit,) in read.execute("SELECT DISTINCT unit FROM totals ORDER BY unit DESC"))
+            ask = "SELECT DISTINCT unit FROM totals WHERE adjacency != ? ORDER BY unit DESC"
+            return tuple(unit for (unit,) in read.execute(ask, (ANY,)))
 
     def __len__(self) -> int:
         with self._reading() as read:
@@ -269,8 +271,7 @@ class PrivacyLedger(Database):
     @property
     def is_simulation(self) -> bool:
         """Whether any noise came from a seed."""
-        with self._reading() as read:
-            return read.execute("SELECT 1 FROM totals WHERE seeded > 0 LIMIT 1").fetchone() is not None
+        return SIMULATION in self.notes()
 
     def notes(self) -> tuple[str, ...]:
         """What must be said beside every figure of this ledger."""
@@ -280,7 +281,7 @@ class PrivacyLedger(Database):
     def account(self, clients: str | Names | None = None, unit: Unit | None = None) -> Account:
         """Sums and caps of these clients, or of all, in one unit; `.to_pandas()` makes a table of it.
 
-        Without `unit` the ledger must hold one unit only: a record's ρ and a client's ρ do not add.
+        Without `unit` the ledger must hold one unit only. Per record it counts releases of both units.
         """
         one = [name_of(clients)] if isinstance(clients, (str, int)) else None
         names = one if one or clients is None else [name_of(name) for name in clients]
@@ -289,21 +290,17 @@ class PrivacyLedger(Database):
             return account_of(read, names, chosen, self.path)
 
     @overload
-    def spent(self, clients: str, unit: Unit | None = ..., *, worst_case: bool = ...) -> float: ...
+    def spent(self, clients: str, unit: Unit | None = ...) -> float: ...
     @overload
-    def spent(self, clients: Names | None = ..., unit: Unit | None = ..., *, worst_case: bool = ...) -> Array: ...
-    def spent(
-        self, clients: str | Names | None = None, unit: Unit | None = None, *, worst_case: bool = False
-    ) -> float | Array:
+    def spent(self, clients: Names | None = ..., unit: Unit | None = ...) -> Array: ...
+    def spent(self, clients: str | Names | None = None, unit: Unit | None = None) -> float | Array:
         """zCDP budget that each client has spent, without Poisson-sampled releases.
 
         Args:
             clients: Name of one client, several names, or None for all.
             unit: "record" or "client"; may be left out where the ledger holds one unit only.
-            worst_case: Whether to add up worst cases in place of nominal budgets.
         """
-        account = self.account(clients, unit)
-        return _one_or_all(clients, account.worst_case_budget if worst_case else account.budget)
+        return _one_or_all(clients, self.account(clients, unit).budget)
 
     @overload
     def remaining(self, clients: str, unit: Unit | None = ...) -> float: ...
@@ -314,27 +311,13 @@ class PrivacyLedger(Database):
         return _one_or_all(clients, self.account(clients, unit).remaining)
 
     @overload
-    def get_epsilon(
-        self, clients: str, dp_delta: float, method: str = ..., *, unit: Unit | None = ..., worst_case: bool = ...
-    ) -> float: ...
+    def get_epsilon(self, clients: str, dp_delta: float, method: str = ..., *, unit: Unit | None = ...) -> float: ...
     @overload
     def get_epsilon(
-        self,
-        clients: Names | None,
-        dp_delta: float,
-        method: str = ...,
-        *,
-        unit: Unit | None = ...,
-        worst_case: bool = ...,
+        self, clients: Names | None, dp_delta: float, method: str = ..., *, unit: Unit | None = ...
     ) -> Array: ...
     def get_epsilon(
-        self,
-        clients: str | Names | None,
-        dp_delta: float,
-        method: str = "exact",
-        *,
-        unit: Unit | None = None,
-        worst_case: bool = False,
+        self, clients: str | Names | None, dp_delta: float, method: str = "exact", *, unit: Unit | None = None
     ) -> float | Array:
         """dp_epsilon of each client's releases so far, at `dp_delta` in all.
 
@@ -347,23 +330,34 @@ class PrivacyLedger(Database):
             method: "exact" needs Gaussian noise throughout; "rdp" and "zcdp" are looser. Clients with Poisson-sampled
                 releases need "pld", some seconds for every different history, or "rdp", quick and some per cent larger.
             unit: "record" or "client"; may be left out where the ledger holds one unit only.
-            worst_case: Whether to take worst cases in place of nominal budgets.
         """
         delta = require_number(dp_delta, "dp_delta", 0.0, 1.0)
         account = self.account(clients, unit)
         with self._reading() as read:
             numbers = numbers_of(read, account.clients, self.path)
-            return _one_or_all(clients, epsilons(read, account, numbers, delta, method, worst_case))
+            return _one_or_all(clients, epsilons(read, account, numbers, delta, method))
 
-    def to_dp_events(self, client: str, unit: Unit | None = None, *, worst_case: bool = False) -> tuple[Any, ...]:
+    def get_attack_risk(self, clients: str | Names | None = None, *, unit: Unit | None = None) -> AttackRisk:
+        """What somebody who sees each client's releases can tell: arrays over clients, or numbers for one name.
+
+        Args:
+            clients: Name of one client, several names, or None for all.
+            unit: "record" or "client"; may be left out where the ledger holds one unit only.
+        """
+        account = self.account(clients, unit)
+        with self._reading() as read:
+            risk = risks(read, account, numbers_of(read, account.clients, self.path))
+        return AttackRisk(*(_one_or_all(clients, np.asarray(part)) for part in risk))
+
+    def to_dp_events(self, client: str, unit: Unit | None = None) -> tuple[Any, ...]:
         """The client's releases as events of dp-accounting, oldest first, for accountants with ADD_OR_REMOVE_ONE."""
         chosen = self._unit(unit)
-        ask = f"SELECT {KIND} FROM events WHERE client = ? AND unit = ? ORDER BY id"
+        ask = f"SELECT {', '.join(TERMS)} FROM events WHERE client = ? ORDER BY id"
         name = name_of(client)
         with self._reading() as read:
             number = numbers_of(read, [name], self.path)[name]
-            rows = read.execute(ask, (number, chosen)).fetchall()
-        return tuple(dp_event(Kind(*row), worst_case) for row in rows)
+            charges = [ReleaseTerms(*row).charges() for row in read.execute(ask, (number,))]
+        return tuple(dp_event(charge[chosen]) for charge in charges if chosen in charge)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Every release as a plain record, oldest first."""
@@ -378,22 +372,26 @@ class PrivacyLedger(Database):
         """Writes every release, with the notes and the head of the chain, as one JSON object; how many."""
         return write_json(Path(path), self.events(), self.notes(), self.head)
 
-    def verify(self) -> int:
+    def verify(self, head: str | None = None) -> int:
         """Reads everything again: pages, chain, sums, caps and uploads.
 
-        It notices accidents and careless edits. A chain that was rewritten as a whole is noticed only by a `head` noted
-        elsewhere.
+        By itself it notices accidents and careless edits. A ledger that was cut back to an earlier event, or rewritten
+        as a whole, is noticed by a `head` that was noted elsewhere.
+
+        Args:
+            head: The ledger's `head` at any earlier time.
 
         Returns:
             How many releases there are.
 
         Raises:
-            BadFile: The first thing that does not fit, a release beyond the cap of its time included.
+            BadFile: The first thing that does not fit: a release beyond the cap of its time, or a noted head that is
+                not in the chain.
         """
         with self._reading() as read:
             read.execute("BEGIN")
             try:
-                return verify_all(read, self.path)
+                return verify_all(read, self.path, head)
             finally:
                 read.execute("COMMIT")
 
@@ -405,11 +403,6 @@ class PrivacyLedger(Database):
         if len(units) > 1:
             raise BadInput("the ledger holds releases per record and per client, which do not add. Choose the unit.")
         return units[0] if units else "record"
-
-    def _last_event(
-        self, connection: sqlite3.Connection, run: str, round_index: int, client: str
-    ) -> tuple[int, str, str]:
-        return last_event(connection, name_of(run, "run"), round_of(round_index), name_of(client), self.path)
 
 
 def _one_or_all(clients: str | Names | None, values: Array) -> float | Array:

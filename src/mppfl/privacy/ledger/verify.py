@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mppfl.errors import BadFile
-from mppfl.files import errors_in_one_line
+from mppfl.files import replaced
 from mppfl.privacy.ledger.charge import Change, link
 from mppfl.privacy.ledger.entries import TERMS, ReleaseTerms
-from mppfl.privacy.ledger.epsilon import Total, agree, refusal_of
+from mppfl.privacy.ledger.epsilon import Total, after, refusal_of
 from mppfl.privacy.ledger.schema import EXPORTED
 
 EMPTY_CHAIN = bytes(32)
-Key = TypeVar("Key", int, tuple[str, str])
+Key = TypeVar("Key", int, str)
 
 
 class Replayed:
     """Caps, statuses and uploads as the chain tells them, change by change.
 
-    caps      by client and unit
+    caps      of each client by unit
     statuses  of events that are no longer just reserved
     uploads   SHA-256 of what was stored, by event
     """
 
     def __init__(self, read: sqlite3.Connection) -> None:
-        self.caps: dict[tuple[str, str], float] = {}
+        self.caps: dict[str, dict[str, float]] = {}
         self.statuses: dict[int, str] = {}
         self.uploads: dict[int, bytes] = {}
         ask = "SELECT id, after_event, kind, subject, detail, budget, sha256, chain FROM changes ORDER BY id"
@@ -59,15 +58,18 @@ class Replayed:
 
     def _apply(self, change: Change) -> None:
         if change.kind == "cap" and change.budget is not None:
-            self.caps[change.subject, change.detail] = change.budget
+            self.caps.setdefault(change.subject, {})[change.detail] = change.budget
         elif change.kind == "status":
             self.statuses[int(change.subject)] = change.detail
             if change.sha256 is not None:
                 self.uploads[int(change.subject)] = change.sha256
 
 
-def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
-    """How many events there are; raises BadFile at the first thing that does not fit."""
+def verify_all(read: sqlite3.Connection, path: Path | str, noted: str | None = None) -> int:
+    """How many events there are; raises BadFile at the first thing that does not fit.
+
+    noted  a head that the chain must have, or have had
+    """
 
     def refuse(what: str) -> NoReturn:
         raise BadFile(f"{path}: {what}. The ledger was edited or damaged; restore it from a copy.")
@@ -78,7 +80,7 @@ def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
     if read.execute("PRAGMA foreign_key_check").fetchone():
         refuse("a row names a client or event that does not exist")
     count, head = 0, EMPTY_CHAIN
-    sums: dict[tuple[int, str], Total] = {}
+    sums: dict[int, dict[str, Total]] = {}
     changes = Replayed(read)
     ask = (
         f"SELECT c.name, e.id, e.run, e.round_index, e.client, e.attempt, "
@@ -91,30 +93,46 @@ def verify_all(read: sqlite3.Connection, path: Path | str) -> int:
         head = link(head, (name, *facts))
         if head != chain or facts[0] != count:
             refuse(f"event {facts[0]} does not follow from the one before")
-        terms = ReleaseTerms(*facts[5:15])
-        total = sums.setdefault((facts[3], terms.unit), Total(terms.adjacency))
+        terms, totals = ReleaseTerms(*facts[5:14]), sums.get(facts[3], {})
         # Whoever raised a cap by hand, and put it back after the release, is found out here.
-        if refusal_of(name, total, terms, changes.caps.get((name, terms.unit), math.inf)):
+        if refusal_of(name, totals, terms, changes.caps.get(name, {})):
             refuse(f"event {count} passes the cap that client {name!r} had then")
-        total.add(terms)
+        sums[facts[3]] = after(totals, terms)
     head = changes.follow(head, count, refuse)
     if read.execute("SELECT events, head FROM state").fetchone() != (count, head) or not changes.is_at_end:
         refuse(f"the ledger ends after {count} events, but had more")
-    kept = {(row[0], row[1]): Total(*row[2:]) for row in read.execute("SELECT * FROM totals")}
-    if kept.keys() != sums.keys() or not all(agree(kept[key], sums[key]) for key in sums):
-        refuse("the sums do not agree with the events")
+    if noted is not None and not _has_link(read, noted.strip().lower()):
+        refuse(f"the noted head {noted.strip():.16}… is no link of its chain, so what came up to it is not all there")
+    _verify_sums(read, sums, refuse)
     _verify_caps(read, changes, refuse)
     _verify_uploads(read, changes, refuse)
     return count
 
 
+def _has_link(read: sqlite3.Connection, noted: str) -> bool:
+    """Whether a head was ever that of this ledger; the one before the first event is all zeros."""
+    ask = "SELECT chain FROM events UNION ALL SELECT chain FROM changes UNION ALL SELECT zeroblob(32)"
+    return any(chain.hex() == noted for (chain,) in read.execute(ask))
+
+
+def _verify_sums(
+    read: sqlite3.Connection, sums: dict[int, dict[str, Total]], refuse: Callable[[str], NoReturn]
+) -> None:
+    """Sums of each client by unit, as the events give them."""
+    kept = {(row[0], row[1]): Total(*row[2:]) for row in read.execute("SELECT * FROM totals")}
+    expected = {(client, unit): total for client, totals in sums.items() for unit, total in totals.items()}
+    if kept.keys() != expected.keys() or not all(kept[key].agrees(expected[key]) for key in expected):
+        refuse("the sums do not agree with the events")
+
+
 def _verify_caps(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
     """Caps as the chain tells them."""
     ask = "SELECT c.name, p.unit, p.budget FROM caps p JOIN clients c ON c.id = p.client"
-    caps = {(name, unit): cap for name, unit, cap in read.execute(ask)}
+    caps: dict[str, dict[str, float]] = {}
+    for name, unit, cap in read.execute(ask):
+        caps.setdefault(name, {})[unit] = cap
     if caps != changes.caps:
-        name, _ = min(_differing(caps, changes.caps))
-        refuse(f"the cap of client {name!r} was changed")
+        refuse(f"the cap of client {min(_differing(caps, changes.caps))!r} was changed")
 
 
 def _verify_uploads(read: sqlite3.Connection, changes: Replayed, refuse: Callable[[str], NoReturn]) -> None:
@@ -141,33 +159,20 @@ def _differing(one: Mapping[Key, object], other: Mapping[Key, object]) -> list[K
 
 def write_csv(path: Path, events: Iterable[dict[str, Any]]) -> int:
     """Every release as a row; how many."""
-    count = 0
-    with _replacing(path) as file:
-        writer = csv.DictWriter(file, EXPORTED)
-        writer.writeheader()
-        for event in events:
-            writer.writerow({key: repr(value) if isinstance(value, float) else value for key, value in event.items()})
-            count += 1
-    return count
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, EXPORTED)
+    writer.writeheader()
+    rows = [{key: repr(value) if isinstance(value, float) else value for key, value in row.items()} for row in events]
+    writer.writerows(rows)
+    with replaced(path) as file:
+        file.write(text.getvalue().encode())
+    return len(rows)
 
 
 def write_json(path: Path, events: Iterable[dict[str, Any]], notes: Sequence[str], head: str) -> int:
     """Every release, with the notes and the head of the chain, as one object; how many."""
     rows = [{key: "Infinity" if value == math.inf else value for key, value in event.items()} for event in events]
-    with _replacing(path) as file:
-        json.dump({"notes": notes, "head": head, "events": rows}, file, ensure_ascii=False, allow_nan=False, indent=1)
-        file.write("\n")
+    content = {"notes": notes, "head": head, "events": rows}
+    with replaced(path) as file:
+        file.write(json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1).encode() + b"\n")
     return len(rows)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Any]:
-    """A text file that takes its place only when it is whole."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    with errors_in_one_line(path):
-        try:
-            with draft.open("w", encoding="utf-8", newline="") as file:
-                yield file
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)

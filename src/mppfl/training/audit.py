@@ -1,0 +1,349 @@
+"""Audits of a training through the engine, model and precision that train it: how far a neighbour's data move what gets
+noise, and what a whole training tells about the data it saw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor, nn
+
+from mppfl.arrays import Array, BoolArray, IntArray, require_count, require_number
+from mppfl.data import ClientData, Inputs
+from mppfl.errors import BadInput
+from mppfl.game import Plan
+from mppfl.privacy import LocalWork, SecureSum, clip_rows, noise_of_sum
+from mppfl.privacy.audit import AuditResult
+from mppfl.spec import TrainingConfig
+from mppfl.training.client import ClientSlot, GradientNoise, as_array, batches_of_round, local_work
+from mppfl.training.engines import Engine, choose_engine
+from mppfl.training.models import FlatModel, flat_model, load_weights
+from mppfl.training.rounds import train_rounds
+
+ROUNDING = 1e-9  # relative; two clipped gradients of exactly opposite direction reach the bound itself
+STEPS_AUDITED = 4  # of a round: each is like the others
+SHARES_GUESSED = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)  # of the coins; each guess costs confidence
+
+# ---- sensitivity ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Recorder(GradientNoise):
+    """Adds no noise, and keeps what would have got some."""
+
+    answers: list[Array] = field(default_factory=list)
+
+    def gradient(self, clipped_sum: Tensor) -> Tensor:
+        self.answers.append(as_array(clipped_sum.double() / self.answer_divisor))
+        return GradientNoise.gradient(self, clipped_sum)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Neighbour:
+    """What was changed, and the client's data then: all of them, without some of its rows where these are absent."""
+
+    name: str
+    features: Inputs
+    labels: IntArray
+    present: BoolArray
+
+
+def audit_sensitivity(
+    model: nn.Module, data: ClientData, config: TrainingConfig, *, client: int = 0, seed: int = 0
+) -> AuditResult:
+    """The largest ℓ2 distance between answers on neighbouring data, against the declared sensitivity.
+
+    One record of the client, or all its data, is changed: labels flipped, features blown up 10, 100 and 1000 times,
+    mirrored, set to 0, or absent. Every variant goes through the engine, model, precision and clipping of the training,
+    with the noise switched off, and what would have got noise is compared. Under sums that open as a whole the weight
+    and the rounding to the grid are audited with it.
+
+    Args:
+        model: The model that is trained, at the weights where the audit looks.
+        data: The clients' data.
+        config: Training and protection.
+        client: Position of the audited client.
+        seed: Of the changed record and of the batches.
+
+    Returns:
+        "fail" if an answer moves farther than declared, or a record touches more answers than declared.
+
+    Raises:
+        BadInput: The client is not there, or model, data and configuration do not fit together.
+    """
+    if not 0 <= require_count(client, "client", 0) < data.num_clients:
+        raise BadInput(f"client={client} is none of the {data.num_clients} clients.")
+    protection = config.protection
+    flat, rng = flat_model(model), np.random.default_rng([seed, 77])
+    work = local_work(int(data.num_examples[client]), config, data.names[client])
+    if choose_engine(flat, config, torch.device(config.device), 2) == "processes":
+        config = replace(config, engine="loop")  # which these processes run
+    record = int(rng.integers(work.num_examples))
+    neighbours = list(_neighbours(data, client, record, protection.unit, rng))
+    batches = batches_of_round(work, protection, rng)
+    touched = sum(record in batch for batch in batches)
+    answers = _answers(flat, neighbours, config, work, batches)
+    distances = np.stack([_distances(vectors, protection.adjacency == "zero_out") for vectors in answers])
+    worst = np.unravel_index(int(distances.argmax()), distances.shape)
+    claimed, measured = protection.sensitivity(work), float(distances.max())
+    declared = protection.queries(work)
+    counted = protection.is_zcdp and protection.unit == "record"  # samples are counted by their accountant
+    ratio = measured / claimed
+    in_sum = _spent_in_sum(answers[worst[0]][[worst[1], worst[2]]], config, data, client, claimed)
+    holds = max(ratio, in_sum) <= 1 + ROUNDING and (touched <= declared or not counted)
+    between = [neighbours[int(k)].name for k in worst[1:]]
+    return AuditResult(
+        audit="sensitivity",
+        verdict="pass" if holds else "fail",
+        claimed=claimed,
+        measured=measured,
+        confidence=None,
+        details={
+            "protection": protection.name,
+            "unit": protection.unit,
+            "adjacency": protection.adjacency,
+            "engine": config.engine,
+            "precision": config.precision,
+            "client": data.names[client],
+            "num_examples": work.num_examples,
+            "between": between,
+            "ratio": ratio,
+            "budget_ratio": max(ratio, in_sum) ** 2,
+            "ratio_in_sum": in_sum if protection.opens_sums else None,
+            "answers_touched": touched if counted else None,
+            "answers_declared": declared if counted else None,
+            "seed": seed,
+            "meaning": _meaning(protection.unit, max(ratio, in_sum), holds, touched > declared and counted),
+        },
+    )
+
+
+def _meaning(unit: str, ratio: float, holds: bool, too_often: bool) -> str:
+    if holds:
+        return f"no change moved it farther than declared; the worst reached {100 * ratio:.3g} %"
+    if too_often:
+        return f"one {unit} is in more answers than are charged"
+    return (
+        f"one changed {unit} moves it {ratio:,.3g} times as far as declared: every budget really costs at least "
+        f"{ratio * ratio:,.3g} times as much"
+    )
+
+
+def _neighbours(
+    data: ClientData, client: int, record: int, unit: str, rng: np.random.Generator
+) -> Iterator[_Neighbour]:
+    """The client's data as they are, changed in every way, and absent."""
+    rows = data.members[client]
+    features, labels = np.array(data.features[rows]), np.array(data.labels[rows])
+    changed = slice(None) if unit == "client" else slice(record, record + 1)
+    everything, nothing = np.ones(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)
+    nothing[changed] = False
+    other_labels = (labels + 1) % data.num_classes
+    yield _Neighbour("as it was", features, labels, everything)
+    for factor, flipped in ((1, True), (10, False), (100, True), (1000, False), (-1000, True), (-1, False), (0, True)):
+        x, y = features.copy(), labels.copy()
+        x[changed] *= np.float32(factor)
+        if flipped:
+            y[changed] = other_labels[changed]
+        yield _Neighbour(f"features × {factor}{', label flipped' if flipped else ''}", x, y, everything)
+    x, y = features.copy(), labels.copy()
+    x[changed] = rng.standard_normal(x[changed].shape).astype(x.dtype) * 100
+    yield _Neighbour("noise as features", x, y, everything)
+    yield _Neighbour("absent", features, labels, nothing)
+
+
+def _answers(
+    model: FlatModel,
+    neighbours: Sequence[_Neighbour],
+    config: TrainingConfig,
+    work: LocalWork,
+    batches: Sequence[IntArray],
+) -> list[Array]:
+    """What gets noise in each of the round's first steps, for every neighbour [neighbours, parameters].
+
+    Each answer is noisy and public before the next is asked, so all are compared at the same weights.
+    """
+    protection, answers = config.protection, []
+    start = flat_start(model, config)
+    steps: list[Sequence[IntArray]] = (
+        [[batch] for batch in batches[:STEPS_AUDITED]] if protection.clips_examples else [batches]
+    )
+    for step in steps:
+        vectors = []
+        for neighbour in neighbours:
+            engine = Engine(model, neighbour.features, neighbour.labels, config, 1)
+            kept = [batch[neighbour.present[batch]] for batch in step]
+            noise = _Recorder(protection, work, math.inf) if protection.clips_examples else None
+            slot = ClientSlot(start, kept, noise, epochs=work.local_epochs)
+            if not neighbour.present.any():
+                vectors.append(np.zeros(model.num_parameters))
+                continue
+            (rows,) = engine.updates([slot])
+            if noise is not None:
+                vectors.append(noise.answers[0] if noise.answers else np.zeros(model.num_parameters))
+            else:
+                vectors.append(clip_rows(as_array(rows), protection.clip_norm)[0][0].astype(np.float64))
+        answers.append(np.stack(vectors))
+    return answers
+
+
+def flat_start(model: FlatModel, config: TrainingConfig) -> Tensor:
+    """The module's own weights [parameters], in the precision in which training holds them."""
+    parts = [parameter.detach().reshape(-1) for parameter in model.module.parameters() if parameter.requires_grad]
+    return torch.cat(parts).to(torch.float64 if config.precision == "float64" else torch.float32)
+
+
+def _distances(vectors: Array, to_absent: bool) -> Array:
+    """ℓ2 distances of all pairs of those that are present, or of each from the absent one, the last row."""
+    present, absent = vectors[:-1], vectors[-1]
+    table = np.zeros((len(vectors), len(vectors)))
+    if to_absent:
+        table[:-1, -1] = np.linalg.norm(present - absent, axis=1)
+        return table
+    for k, vector in enumerate(present):
+        table[k, : len(present)] = np.linalg.norm(present - vector, axis=1)
+    return table
+
+
+def _spent_in_sum(pair: Array, config: TrainingConfig, data: ClientData, client: int, claimed: float) -> float:
+    """√(spent / charged) of the pair of vectors in a sum of all clients, through the real sum; 0 without sums."""
+    protection = config.protection
+    if not protection.opens_sums:
+        return 0.0
+    works = [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
+    caps = np.linspace(0.01, 0.1, data.num_clients)
+    dispersion = config.dispersion * protection.clip_norm**2
+    noise = noise_of_sum(protection, caps, works, pair.shape[1], data.num_examples, dispersion)
+    totals = []
+    for vector in pair:  # the same simulated noise in both, so that it goes out of the difference
+        total = SecureSum(protection, noise.weights, noise.noise_variance, pair.shape[1], np.random.default_rng(0))
+        for other in np.flatnonzero(noise.weights > 0).tolist():
+            total.add(other, vector if other == client else np.zeros(pair.shape[1]))
+        totals.append(total.open().total)
+    spent = float(np.sum((totals[0] - totals[1]) ** 2)) / (2 * noise.noise_variance)
+    return math.sqrt(spent / float(noise.used[client])) if noise.used[client] > 0 else 0.0
+
+
+# ---- a whole training, in one run -----------------------------------------------------------------------------------
+
+
+def audit_training(
+    model: nn.Module,
+    data: ClientData,
+    plan: Plan,
+    config: TrainingConfig,
+    *,
+    num_coins: int = 200,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> AuditResult:
+    """A lower bound on ε from one whole training (Steinke, Nasr & Jagielski 2023, arXiv:2305.08846v1, Thm. 5.2).
+
+    A coin decides for each of `num_coins` records, or for each client, which of two versions of it is trained on: the
+    one with its own labels or the one with others. The final model is then asked which version it knows better, and ε
+    is bounded by how often that is right.
+
+    Args:
+        model: The model to train.
+        data: The clients' data.
+        plan: Budgets of every round.
+        config: Training and protection.
+        num_coins: Records that are audited at once; for clients at most as many as there are.
+        confidence: With which the bound holds.
+        seed: Of the coins.
+
+    Returns:
+        "fail" if the bound exceeds the largest ε that the training declares.
+
+    Raises:
+        BadInput: Model, plan, data and configuration do not fit together.
+    """
+    level = require_number(confidence, "confidence", 0.5, 1.0)
+    rng, by_client = np.random.default_rng([seed, 78]), config.protection.unit == "client"
+    if by_client:
+        groups = [data.members[k] for k in rng.permutation(data.num_clients)[:num_coins]]
+    else:
+        rows = np.concatenate(data.members)
+        groups = [rows[k : k + 1] for k in rng.permutation(len(rows))[: require_count(num_coins, "num_coins")]]
+    coins = rng.integers(0, 2, len(groups)).astype(np.bool_)
+    shift = rng.integers(1, data.num_classes, len(groups))
+    labels = np.array(data.labels)
+    for group, is_other, step in zip(groups, coins, shift, strict=True):
+        labels[group] = (data.labels[group] + (step if is_other else 0)) % data.num_classes
+    *_, record = train_rounds(model, replace(data, labels=labels), plan, config)
+    trained = load_weights(model, record).eval()
+    scores = np.array(
+        [_prefers_other(trained, data, group, int(step)) for group, step in zip(groups, shift, strict=True)]
+    )
+    claimed, delta = _claim(record.dp_epsilon, config.protection.dp_delta, config.protection.adjacency == "zero_out")
+    bounds = {share: _bound(scores, coins, share, delta, (1 - level) / len(SHARES_GUESSED)) for share in SHARES_GUESSED}
+    measured = max(bounds.values())
+    return AuditResult(
+        "training",
+        "fail" if measured > claimed else "pass",
+        claimed,
+        measured,
+        level,
+        {
+            "protection": config.protection.name,
+            "unit": config.protection.unit,
+            "num_coins": len(groups),
+            "right": int(((scores > np.median(scores)) == coins).sum()),
+            "dp_delta": delta,
+            "accuracy": record.accuracy,
+            "bound_by_share_guessed": bounds,
+            "seed": seed,
+        },
+    )
+
+
+def _claim(dp_epsilon: float, dp_delta: float, doubled: bool) -> tuple[float, float]:
+    """ε and δ between the two versions: a record that is taken out and put back changed is two steps of zero-out."""
+    if not doubled:
+        return dp_epsilon, dp_delta
+    return 2 * dp_epsilon, min(1.0, dp_delta * (1 + math.exp(min(dp_epsilon, 500.0))))
+
+
+def _prefers_other(model: nn.Module, data: ClientData, rows: IntArray, step: int) -> float:
+    """How much better the model knows the other version: its log-likelihood less that of the data's own labels."""
+    inputs = torch.from_numpy(np.array(data.features[rows]))
+    own = torch.from_numpy(np.array(data.labels[rows]))
+    with torch.no_grad():
+        log_likelihood = torch.log_softmax(model(inputs).double(), 1)
+    other = (own + step) % data.num_classes
+    gain = log_likelihood.gather(1, other[:, None]) - log_likelihood.gather(1, own[:, None])
+    return float(gain.mean())
+
+
+def _bound(scores: Array, coins: BoolArray, share: float, delta: float, chance: float) -> float:
+    """ε that so many right guesses refute, where the share of the coins about which the model says most is guessed."""
+    from_median = scores - np.median(scores)
+    guessed = np.argsort(-np.abs(from_median))[: max(1, round(share * len(scores)))]
+    right = int(((from_median[guessed] > 0) == coins[guessed]).sum())
+    low, high = 0.0, 1.0
+    if _p_value(len(scores), len(guessed), right, 0.0, delta) >= chance:
+        return 0.0
+    while high < 64 and _p_value(len(scores), len(guessed), right, high, delta) < chance:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if _p_value(len(scores), len(guessed), right, middle, delta) < chance else (low, middle)
+        )
+    return low
+
+
+def _p_value(num_coins: int, guesses: int, right: int, dp_epsilon: float, dp_delta: float) -> float:
+    """How likely an (ε, δ) training allows at least `right` right guesses.
+
+    P[B ≥ v] + 2mδ · max_i P[v > B ≥ v-i]/i with B ~ Binomial(guesses, 1/(1+e^-ε)), at most 1.
+    """
+    right_by_chance = binom(guesses, 1 / (1 + math.exp(-dp_epsilon)))
+    tail = float(right_by_chance.sf(right - 1))
+    short = np.arange(1, right + 1)
+    near = (right_by_chance.sf(right - 1 - short) - tail) / short
+    return min(1.0, tail + 2 * num_coins * dp_delta * float(near.max(initial=0.0)))
