@@ -12,15 +12,16 @@ from mppfl.compiled import njit, prange
 BLOCK = 8192
 
 
-@njit(parallel=True, cache=True)
+@njit(cache=True)
 def noise_sums(harm: Array, pull: Array, slope: Array, offset: Array, rate: float) -> Any:
-    """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v; who has no harm is left out."""
-    n = len(pull)
-    blocks = (n + BLOCK - 1) // BLOCK
-    parts = np.zeros((blocks, 3))
-    for block in prange(blocks):
+    """Σ ε_i/ρ_i, Σ g_i/ρ_i² and Σ g_i u_i/ρ_i³ at ρ = r·u − v; who has no harm is left out.
+
+    By one thread: it is called hundreds of times, and threads that wait for each other on busy cores cost more.
+    """
+    sums = np.zeros(3)
+    for start in range(0, len(pull), BLOCK):
         noise = square = cube = 0.0
-        for i in range(block * BLOCK, min(n, (block + 1) * BLOCK)):
+        for i in range(start, min(len(pull), start + BLOCK)):
             if harm[i] > 0.0:
                 inverse = 1.0 / max(rate * slope[i] - offset[i], 0.0)
                 noise += harm[i] * inverse
@@ -28,8 +29,8 @@ def noise_sums(harm: Array, pull: Array, slope: Array, offset: Array, rate: floa
                     term = pull[i] * inverse * inverse
                     square += term
                     cube += term * inverse * slope[i]
-        parts[block] = noise, square, cube
-    return parts.sum(axis=0)
+        sums += np.array([noise, square, cube])
+    return sums
 
 
 @njit(parallel=True, cache=True)

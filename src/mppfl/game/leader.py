@@ -25,8 +25,8 @@ from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
 
 UniformLeader = Literal["mean_field", "anticipating", "noise_aware", "budget_limited"]
 
-COMPILED_ABOVE = 100_000  # clients
-AT_ONCE = 4_000_000  # clients × rates whose budgets are formed side by side
+COMPILED_ABOVE = 5_000  # clients; below, loading what is compiled takes longer than it saves
+AT_ONCE = 100_000  # clients × rates whose budgets are formed side by side
 SPLITS = 64  # parts of a segment on which pay falls as the rate rises, where cost need not be convex
 NUM_SAMPLES = 48  # rates at which a large game's wishes are sampled
 ALONE, SHORT = 3, 300  # at more rates, and on networks of at most so many clients, answers are read off the path
@@ -434,10 +434,10 @@ class _View:
                 bend = width * (2 * cube / square + self.steepness[segment] / paid)
                 following = low[moving] + width * np.exp(np.log(pulled / paid) / bend)
                 step = following - here
-                is_newton = (following > left[moving]) & (following < right[moving])
-                following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
                 # Newton's next error is about step²/(rate − low); what rounding leaves is no reason to go on.
-                close = is_newton & (step * step <= 1e-17 * here * width)
+                close = step * step <= 1e-17 * here * width
+                is_newton = close | (following > left[moving]) & (following < right[moving])
+                following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
             rate[moving] = following
             moving = moving[~(close | (np.abs(following - here) <= 4e-16 * here))]
         return rate
