@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from mppfl.flower import NodeSettings, PrivateUpload
 from mppfl.game import RoundTerms, plan_from_rounds
+from mppfl.privacy import Protection
 from mppfl.training import TrainingConfig
 
 
@@ -41,9 +42,12 @@ def plan_of(budgets, num_rounds=3, price=2.0):
     return plan_from_rounds("by hand", [RoundTerms(t + 1, price, price, rows) for t in range(num_rounds)])
 
 
-def config_of(**changes) -> TrainingConfig:
-    base = {"privacy": "client", "clip_norm": 1.0, "noise": "gaussian", "aggregation": "uniform"}
-    return TrainingConfig(**(base | changes))
+def config_of(protection=None, **changes) -> TrainingConfig:
+    """Whole updates under noise of the operating system; `protection` and `changes` replace single values."""
+    base = {"unit": "client", "clip_norm": 1.0, "noise": "gaussian"}
+    return TrainingConfig(
+        protection=Protection(**(base | (protection or {}))), **({"aggregation": "uniform"} | changes)
+    )
 
 
 def private_app(node: NodeSettings, train=None, num_examples=10, **more) -> ClientApp:
