@@ -44,10 +44,9 @@ def plan_of(budgets, num_rounds=3, price=2.0):
 
 def config_of(protection=None, **changes) -> TrainingConfig:
     """Whole updates under noise of the operating system; `protection` and `changes` replace single values."""
-    base = {"unit": "client", "clip_norm": 1.0, "noise": "gaussian"}
-    return TrainingConfig(
-        protection=Protection(**(base | (protection or {}))), **({"aggregation": "uniform"} | changes)
-    )
+    whole = {"unit": "client", "clip_norm": 1.0, "noise": "gaussian"}
+    base = {"protection": Protection(**(whole | (protection or {}))), "aggregation": "uniform"}
+    return TrainingConfig(**(base | changes))
 
 
 def private_app(node: NodeSettings, train=None, num_examples=10, **more) -> ClientApp:

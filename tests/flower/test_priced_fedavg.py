@@ -3,6 +3,7 @@
 import io
 import math
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from mppfl.flower import (
     terms_in,
     vector_of,
 )
-from mppfl.privacy import epsilon
+from mppfl.privacy import Protection, epsilon
 from mppfl.privacy.ledger import PrivacyLedger
 from mppfl.training import budget_unit_for
 from tests.flower.federation import FakeGrid, arrays, config_of, moved, plan_of, private_app
@@ -375,6 +376,17 @@ def test_what_makes_sense_on_one_machine_only_is_refused_in_one_line(tmp_path, c
     with pytest.raises(BadInput, match=said) as refused:
         Federation(tmp_path, protection=changes).strategy()
     assert "\n" not in str(refused.value)
+
+
+def test_a_protection_of_ones_own_is_refused_because_terms_cannot_say_it(tmp_path):
+    class HalfNoise(Protection):
+        def sensitivity(self, work):
+            return super().sensitivity(work) / 2
+
+    federation = Federation(tmp_path)
+    federation.config = replace(federation.config, protection=HalfNoise(unit="client", noise="gaussian"))
+    with pytest.raises(BadInput, match=r"HalfNoise is a protection of your own.*Use that\.$"):
+        federation.strategy()
 
 
 def test_a_total_epsilon_is_kept_by_the_plan_and_gives_the_unit_of_every_budget(tmp_path):

@@ -43,7 +43,7 @@ from mppfl.flower.wire import (
     work_of,
 )
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, ReleaseCost, grid_of
+from mppfl.privacy import LocalWork, Protection, ReleaseCost, grid_of
 from mppfl.privacy.ledger import name_of
 from mppfl.training import TrainingConfig, noise_in_update, times_counted, weights_of_updates, with_budget_unit
 
@@ -375,6 +375,11 @@ def _require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConf
     for client in clients:
         name_of(client)
     protection = config.protection
+    if type(protection) is not Protection:
+        raise BadInput(
+            f"{type(protection).__name__} is a protection of your own, which clients do not know: terms carry the "
+            "values of Protection. Use that."
+        )
     if protection.is_simulated:
         raise BadInput("noise='simulated' protects nobody. Clients draw their own: use noise='gaussian' or 'discrete'.")
     if protection.opens_sums:
