@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from math import sqrt
 
 import pytest
+from scipy.stats import norm
 
-from mppfl.privacy import epsilon
+from mppfl.privacy import ReleaseCost, epsilon
 from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.cli.conftest import account_of_twelve, account_of_two, cost
 
@@ -127,3 +129,24 @@ def test_budgets_per_record_need_counts_for_nats(mppfl, ledger, write):
         counted = mppfl("ledger", "show", ledger, *network, "--num-examples", counts)
         assert counted.stdout.splitlines()[2].split()[:6] == ["bob", "record", "0.1", "inf", "0.5", "0.6931"]
         assert "R_bound and R_leak are for an attribute that all n records share" in counted.stderr
+
+
+def test_a_label_says_what_was_released_of_one_client_and_what_it_means(mppfl, tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap("ann", 0.5, "record")
+        for round_index in (1, 2):
+            costs = [
+                ReleaseCost(name, "local record gradient", "record", "replace_one", budget=0.1)
+                for name in ("ann", "bob")
+            ]
+            ledger.reserve("survey", round_index, costs)
+    label = mppfl("ledger", "label", path, "ann", "--json").json
+    assert (label["releases"], label["rounds"], label["runs"]) == (2, 2, ["survey"])
+    record = label["units"]["record"]
+    assert (record["spent"], record["cap"], record["accounting"]) == (approx(0.2), 0.5, "exact")
+    assert record["dp_epsilon"] == approx(epsilon(0.2, 1e-5, "exact"))
+    assert record["attacker's advantage"] == approx(2 * norm.cdf(sqrt(0.1)) - 1, rel=1e-6)
+    words = mppfl("ledger", "label", path, "ann").stdout
+    assert "An attacker who accuses 1 in 100 by mistake recognises 5 in 100 members." in words
+    assert "client 'zoe' is not in" in mppfl("ledger", "label", path, "zoe").error
