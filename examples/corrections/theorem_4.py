@@ -9,7 +9,7 @@ from reproduction.algorithm_1 import fixed_point_trace
 from reproduction.paper_equations import poa_as_in_paper, welfare_gap
 
 import mppfl
-from mppfl.game import pigouvian_weights, price_of_anarchy, unbounded_optimal_welfare, welfare
+from mppfl.game import pigouvian_weights, price_of_anarchy, social_optimum, unbounded_optimal_welfare, welfare
 
 
 def draw(seed: int, **settings: float) -> mppfl.Game:
@@ -20,7 +20,7 @@ def draw(seed: int, **settings: float) -> mppfl.Game:
 
 def true_poa(game: mppfl.Game, rate: float, budgets: np.ndarray) -> float | None:
     """Against the optimum with budgets of at least 0; the unbounded optimum would make it larger."""
-    return price_of_anarchy(mppfl.game.social_optimum(game, rate).welfare, welfare(game, rate, budgets))
+    return price_of_anarchy(welfare(game, rate, social_optimum(game, rate)), welfare(game, rate, budgets))
 
 
 print("one game (paper-like, seed 0), Algorithm 1 stopped at different thresholds")

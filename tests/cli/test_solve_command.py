@@ -83,15 +83,3 @@ def test_a_gpu_that_is_not_there_is_one_line_before_anything_is_read(mppfl, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = mppfl("solve", "--graph", "nowhere.csv", "--device", "cuda").error
     assert error == "--device cuda, but PyTorch finds no GPU here. Use 'cpu', or leave it out."
-
-
-# ---- an experiment file instead of options ------------------------------------------------------------------------
-
-
-def test_a_file_with_common_rates_plays_at_the_rates_of_mppfl(mppfl, write):
-    path = write("trial.toml", 'mechanism = "dp_fedavg"', '[game]\nnum_rounds = 2\nreward_rate = "common"')
-    rates = [
-        [this["reward_rate"] for this in mppfl("solve", "--experiment", path, *more, "--json").json["rounds"]]
-        for more in ((), ("--mechanism", "mppfl"))
-    ]
-    assert rates[0] == rates[1]

@@ -11,7 +11,6 @@ import pytest
 import mppfl
 from tests.contract.doors import FLOAT32, Golden, command, json_of
 
-FEW = ("--num-examples", 60, "--local-epochs", 2)
 QUICK = ("--dimension", 400, "--num-canaries", 400)
 
 
@@ -22,36 +21,52 @@ def audit(*arguments, verdict="pass"):
     return told
 
 
-@pytest.mark.parametrize("name", ["paper", "full_batch"])
-def test_the_sensitivity_of_a_mechanism_is_measured_on_neighbouring_data(golden, name):
-    told = audit("sensitivity", "--mechanism", name, *FEW, "--seed", 3, verdict="fail" if name == "paper" else "pass")
+WAYS = {
+    "gradient": (),
+    "shuffled": ("--set", "protection.release=steps", "--set", "protection.batches=shuffled"),
+    "secure_sum": ("--set", "protection.trust=secure_sum"),
+    "client": ("--set", "protection.unit=client"),
+}
+SMALL = ("--set", "game.num_clients=4", "--set", "training.hidden=[8]", "--set", "training.local_epochs=2")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_sensitivity_of_a_protection_is_measured_on_neighbouring_data(golden, name):
+    told = audit("sensitivity", *SMALL, *WAYS[name], "--seed", 3)
     golden.check(
         {
-            "audited": [told["audit"], told["mechanism"], told["unit"], told["adjacency"], told["noise_on"]],
+            "audited": [
+                told[key] for key in ("audit", "protection", "unit", "adjacency", "engine", "precision", "client")
+            ],
             "claimed": told["claimed"],
             "measured": told["measured"],
-            "worst case": told["worst_case_multiplier"],
+            "in a sum": told["ratio_in_sum"],
             "answers": [told["answers_touched"], told["answers_declared"]],
-            "changes tried": sorted(told["change_of_each"]),
         },
         relative=FLOAT32,
     )
 
 
-def test_canaries_go_through_seeded_noise_of_every_mechanism(golden):
+def test_a_whole_training_is_audited_in_one_run(golden):
+    quick = ("--set", "game.num_rounds=2", "--set", "training.model=linear", "--set", "protection.total_epsilon=2")
+    told = audit("training", *SMALL[:2], *quick, "--coins", 60)
+    golden.check({"claimed": told["claimed"], "coins": told["num_coins"], "delta": told["dp_delta"]}, relative=1e-9)
+    assert 0 <= told["measured"] <= 2
+    assert 0 <= told["right"] <= 60
+
+
+def test_canaries_go_through_simulated_noise_of_every_protection(golden):
     found = {}
     for name, more in (
-        ("paper", ("--num-examples", 10)),
-        ("dpsgd_shuffle", ("--budget", 2.5, "--local-epochs", 5)),
-        ("dpsgd_poisson", ("--noise-multiplier", 1)),
-        ("client", ("--delta", 1e-3)),
+        ("shuffled", ("--budget", 2.5, "--set", "training.local_epochs=5")),
+        ("secure_sum", ("--noise-multiplier", 1)),
+        ("client", ("--set", "protection.dp_delta=1e-3")),
     ):
-        verdict = "fail" if name == "paper" else "pass"  # ten records, and noise as if each moved a tenth of the whole
-        told = audit("mechanism", "--mechanism", name, "--noise", "seeded", *QUICK, *more, verdict=verdict)
+        told = audit("mechanism", *WAYS[name], *QUICK, *more)
         found[name] = {
             "claimed": told["claimed"],
             "measured": told["measured"],
-            "budget": [told["budget"], told["worst_case_budget"], told["worst_case_epsilon"]],
+            "budget": told["budget"],
             "noise": [told["noise_std"], told["declared_noise_std"], told["variance_p_value"]],
         }
     golden.check(found, relative=1e-6)
@@ -59,7 +74,7 @@ def test_canaries_go_through_seeded_noise_of_every_mechanism(golden):
 
 def test_noise_of_the_operating_system_is_audited_against_the_same_claim(golden):
     """Only what does not depend on the noise drawn; the verdict fails once in twenty times by chance."""
-    line = ("audit", "mechanism", "--noise", "discrete", *QUICK, "--json")
+    line = ("audit", "mechanism", "--set", "protection.noise=discrete", *WAYS["client"], *QUICK, "--json")
     try:
         told = json.loads(command(*line).stdout)
     except AssertionError:
@@ -72,7 +87,7 @@ def test_noise_of_the_operating_system_is_audited_against_the_same_claim(golden)
 
 
 def test_last_bits_give_plain_floats_away_and_no_noise_on_a_grid(golden):
-    verdicts = dict.fromkeys(("seeded", "plain-float32"), "fail") | {"gaussian": "pass"}
+    verdicts = dict.fromkeys(("simulated", "plain-float32"), "fail") | {"gaussian": "pass"}
     found = {}
     for noise, verdict in verdicts.items():
         told = audit("float", "--noise", noise, verdict=verdict)
@@ -115,11 +130,11 @@ def test_an_attribute_is_inferred_from_the_others_uploads(golden, ring):
 def test_options_that_cannot_be_end_with_code_1_and_wrong_usage_with_2(golden):
     refused = (
         ("mechanism", "--budget", 0),
-        ("mechanism", "--mechanism", "dpsgd_poisson"),
+        ("mechanism", "--set", "protection.release=steps", "--set", "protection.batches=poisson"),
         ("neighbour", "--coupling", 1),
     )
     golden.check([command("audit", *options, code=1).stderr for options in refused])
-    command("audit", "sensitivity", "--mechanism", "magic", code=2)
+    command("audit", "sensitivity", "--magic", code=2)
 
 
 # ---- data -------------------------------------------------------------------------------------------------------
@@ -174,45 +189,54 @@ def test_examples_are_dealt_to_clients_as_before(golden, how):
 # ---- one release ------------------------------------------------------------------------------------------------
 
 
-def test_mechanisms_declare_their_noise_and_their_worst_case(golden):
-    from mppfl.privacy import MECHANISMS, LocalWork
+PROTECTIONS = {
+    "gradient": {},
+    "zero_out": {"adjacency": "zero_out"},
+    "steps": {"release": "steps"},
+    "shuffled": {"release": "steps", "batches": "shuffled"},
+    "poisson": {"release": "steps", "batches": "poisson"},
+    "client": {"unit": "client"},
+    "secure_sum": {"trust": "secure_sum"},
+    "server": {"unit": "client", "trust": "server"},
+}
+
+
+def test_protections_declare_their_noise_and_their_guarantee(golden):
+    from mppfl.privacy import LocalWork
 
     work = LocalWork(120, local_epochs=3, num_steps=4, batch_size=20)
     found = {}
-    for name in MECHANISMS:
-        mechanism = mppfl.privacy_mechanism(name)
-        noise = mechanism.noise_std(0.3, 1.5, work) if mechanism.is_zcdp else math.nan
+    for name, values in PROTECTIONS.items():
+        protection = mppfl.Protection(**values, clip_norm=1.5)
         found[name] = {
-            "protects": [mechanism.unit, mechanism.adjacency, mechanism.noise_on],
-            "says": [mechanism.guarantee, mechanism.breaks],
-            "sensitivity": mechanism.sensitivity(1.5, work),
-            "noise": str(noise) if math.isnan(noise) else noise,
-            "worst case": mechanism.worst_case_budget(0.3, work),
+            "protects": [protection.unit, protection.adjacency, protection.name],
+            "says": protection.guarantee,
+            "sensitivity": protection.sensitivity(work),
+            "answers": [protection.num_answers(work), protection.queries(work)],
+            "noise": protection.noise_std(0.3, work) if protection.is_zcdp else None,
         }
     golden.check(found)
 
 
-def test_an_update_is_clipped_and_released_with_seeded_noise(golden):
+def test_an_update_is_clipped_and_released_with_simulated_noise(golden):
     from mppfl.privacy import LocalWork
 
     updates = np.random.RandomState(3).standard_normal((3, 200)).astype(np.float32) * [[0.01], [0.2], [1.0]]
-    found = {}
-    for name in ("paper", "client"):
-        released = mppfl.release_updates(
-            updates.astype(np.float32),
-            [0.5, 0.0, math.inf],
-            mechanism=mppfl.privacy_mechanism(name),
-            clip_norm=1.0,
-            work=LocalWork(50),
-            noise="seeded",
-            rng=np.random.default_rng(1),
-            round_index=1,
-            run="one",
-        )
-        found[name] = {
+    released = mppfl.release_updates(
+        updates.astype(np.float32),
+        [0.5, 0.0, math.inf],
+        mppfl.Protection(unit="client"),
+        work=LocalWork(50),
+        rng=np.random.default_rng(1),
+        round_index=1,
+        run="one",
+    )
+    golden.check(
+        {
             "lengths": [float(np.linalg.norm(row.astype(np.float64))) for row in released.updates],
             "clipped": released.clipped.tolist(),
             "participating": released.participating.tolist(),
-            "costs": [[str(cost.budget), str(cost.worst_case_budget), cost.noise_std] for cost in released.costs],
-        }
-    golden.check(found, relative=1e-6)
+            "costs": [[str(cost.budget), cost.noise_std] for cost in released.costs],
+        },
+        relative=1e-6,
+    )

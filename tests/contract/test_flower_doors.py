@@ -67,7 +67,7 @@ def releases(layout, count=4):
     found = []
     for at in range(count):
         with PrivacyLedger.open(layout.node(at) / "ledger.sqlite", read_only=True) as ledger:
-            found.append([[event["round_index"], event["mechanism"], event["budget"]] for event in ledger.events()])
+            found.append([[event["round_index"], event["protection"], event["budget"]] for event in ledger.events()])
     return found
 
 
@@ -84,10 +84,10 @@ def test_init_writes_an_app_of_these_files_which_has_no_status_yet(tmp_path, gol
 
 @pytest.mark.parametrize("name", ["plain", "noise_aware"])
 def test_with_noise_off_an_app_reaches_the_same_model(tmp_path, golden, name):
-    from tests.flower.test_experiment_app import app_with, served
+    from tests.flower.test_experiment_app import STEPS, app_with, served
 
     changes = {
-        "plain": {"privacy": "full_batch_steps", "model": "softmax", "optimizer": "momentum"},
+        "plain": {"protection": STEPS, "model": "softmax", "optimizer": "momentum"},
         "noise_aware": {"aggregation": "noise_aware", "optimizer": "adam", "average": 2},
     }
     layout = app_with(tmp_path / "app", **changes[name])
@@ -99,17 +99,16 @@ def test_with_noise_off_an_app_reaches_the_same_model(tmp_path, golden, name):
     assert infinite == [[math.inf] * 3] * 4
 
 
-@pytest.mark.parametrize("privacy", ["client", "full_batch"])
-def test_with_noise_everybody_spends_and_is_paid_what_the_plan_says(tmp_path, golden, privacy):
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_with_noise_everybody_spends_and_is_paid_what_the_plan_says(tmp_path, golden, unit):
     from mppfl.flower import Accounts, ServerFolder
     from tests.flower.test_experiment_app import app_with, served
 
     layout = app_with(
         tmp_path / "app",
         mechanism="mppfl",
-        privacy=privacy,
+        protection=f'unit = "{unit}"\ntotal_epsilon = 3.0',
         model="softmax",
-        unit="dp_epsilon = 3.0",
         cap='cap = 5.0\ncaps = { "2" = 1e-9 }',
     )
     served(layout)

@@ -26,9 +26,10 @@ num_rounds = 3
 model = "softmax"
 learning_rate = 0.1
 local_epochs = 1
+[protection]
+unit = "{unit}"
 clip_norm = 0.5
-privacy = "{privacy}"
-budget_unit = {unit}
+budget_unit = {budget_unit}
 noise = "{noise}"
 [ledger]
 cap = {cap}
@@ -38,11 +39,11 @@ caps = {{ "1" = 0.001, "3" = 5.0 }}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two trainings: by the paper's mechanism, where a cap keeps client 1 out, and per client with real noise."""
+    """Per record with simulated noise, where a cap keeps client 1 out, and per client with real noise."""
     place = tmp_path_factory.mktemp("ledgers")
     terms = {
-        "paper": {"privacy": "paper", "unit": 0.01, "noise": "seeded", "cap": 0.02},
-        "client": {"privacy": "client", "unit": 1.0, "noise": "gaussian", "cap": 1.5},
+        "record": {"unit": "record", "budget_unit": 0.01, "noise": "simulated", "cap": 0.02},
+        "client": {"unit": "client", "budget_unit": 1.0, "noise": "gaussian", "cap": 1.5},
     }
     for name, values in terms.items():
         (place / f"{name}.toml").write_text(EXPERIMENT.format(**values), encoding="utf-8")
@@ -58,24 +59,24 @@ def rows_of(told, *figures):
     return [[row["client"], row["unit"], *(row[name] for name in figures)] for row in told["clients"]]
 
 
-@pytest.mark.parametrize("name", ["paper", "client"])
+@pytest.mark.parametrize("name", ["record", "client"])
 def test_show_tells_what_everybody_spent_and_what_the_caps_leave(folder, golden, name):
     told = json_of("ledger", "show", ledger_of(folder, name))
     golden.check(
         {
             "releases": told["num_events"],
             "notes": told["notes"],
-            "clients": rows_of(told, "spent", "worst_case", "remaining"),
+            "clients": rows_of(told, "spent", "remaining"),
         },
         relative=ACCOUNTS,
     )
     words = command("ledger", "show", ledger_of(folder, name), "--client", "3").stdout.splitlines()
-    assert words[1].split()[:2] == ["3", "record" if name == "paper" else "client"]
+    assert words[1].split()[:2] == ["3", name]
 
 
 def test_caps_keep_clients_out_of_rounds_and_the_ledger_says_so(folder, golden):
     found = {}
-    for name in ("paper", "client"):
+    for name in ("record", "client"):
         run = mppfl.load_run(folder / name / "mppfl")
         found[name] = {
             "refused": run.rounds_refused.tolist(),
@@ -87,7 +88,7 @@ def test_caps_keep_clients_out_of_rounds_and_the_ledger_says_so(folder, golden):
         told = json_of("ledger", "show", ledger_of(folder, name))
         assert all(row["remaining"] >= 0 for row in told["clients"])
         assert told["num_events"] == run.history.clients["participating"].sum()
-    assert sum(found["paper"]["refused"]) > 0
+    assert sum(found["record"]["refused"]) > 0
     golden.check(found, relative=ACCOUNTS)
 
 
@@ -101,18 +102,16 @@ def test_an_account_of_real_releases_is_not_overwritten(folder):
 @pytest.mark.parametrize("method", ["exact", "rdp", "zcdp", "pld"])
 def test_epsilon_of_both_ledgers_by_each_method(folder, golden, method):
     found = {}
-    for name in ("paper", "client"):
+    for name in ("record", "client"):
         clients = () if name == "client" else ("--client", "0", "--client", "4")
-        if method == "pld" and name == "paper":  # its worst case is too much for a grid
-            continue
         told = json_of("ledger", "epsilon", ledger_of(folder, name), "--delta", 1e-6, "--method", method, *clients)
         assert (told["dp_delta"], told["method"]) == (1e-6, method)
-        found[name] = rows_of(told, "dp_epsilon", "worst_case")
+        found[name] = rows_of(told, "dp_epsilon")
     golden.check(found, relative=1e-6 if method == "pld" else ACCOUNTS)
 
 
 def test_exports_hold_every_release(folder, tmp_path, golden):
-    path = ledger_of(folder, "paper")
+    path = ledger_of(folder, "record")
     told = json_of("ledger", "export", path, "--out", tmp_path / "out.csv")
     json_of("ledger", "export", path, "--out", tmp_path / "out.json")
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
@@ -122,7 +121,7 @@ def test_exports_hold_every_release(folder, tmp_path, golden):
     assert told["num_events"] == len(rows) == len(events)
     assert [float(row["budget"]) for row in rows] == [event["budget"] for event in events]
     assert whole["head"] == json_of("ledger", "show", path)["head"]
-    kept = ("round_index", "client", "mechanism", "unit", "adjacency", "budget", "worst_case_budget", "noise_kind")
+    kept = ("round_index", "client", "protection", "unit", "adjacency", "budget", "noise_kind")
     golden.check(
         {
             "columns": sorted(rows[0]),
@@ -135,9 +134,11 @@ def test_exports_hold_every_release(folder, tmp_path, golden):
 
 
 def test_a_sound_ledger_is_verified_and_a_changed_one_fails_with_code_1(folder, tmp_path, golden):
-    path = ledger_of(folder, "paper")
+    path = ledger_of(folder, "record")
     told = json_of("ledger", "verify", path)
     assert told["sound"] is True
+    assert json_of("ledger", "verify", path, "--head", told["head"])["sound"] is True
+    assert "head" in command("ledger", "verify", path, "--head", "ab" * 32, code=1).stderr
     assert told["head"] == json_of("ledger", "show", path)["head"]
     changes = {
         "a budget": "UPDATE events SET budget = budget / 2 WHERE id = 2",
@@ -165,9 +166,9 @@ def test_with_a_network_show_adds_what_the_others_released(folder, tmp_path, gol
     path = tmp_path / "line.csv"
     path.write_text("0,1\n1,2\n2,3\n3,4\n", encoding="utf-8")
     network = ("--graph", path, "--undirected", "--max-hops", 2, "--hop-decay", 0.5, "--coupling", 0.4)
-    figures = ("spent", "R_model", "R_model_worst_case", "R_bound", "R_leak")
+    figures = ("spent", "R_model", "R_bound", "R_leak")
     found = {}
-    for name, more in (("client", ()), ("paper", ("--num-examples", 287))):
+    for name, more in (("client", ()), ("record", ("--num-examples", 287))):
         told = json_of("ledger", "show", ledger_of(folder, name), *network, *more)
         found[name] = {"clients": rows_of(told, *figures), "about": told["external"]}
     golden.check(found, relative=1e-6)
@@ -175,14 +176,14 @@ def test_with_a_network_show_adds_what_the_others_released(folder, tmp_path, gol
 
 def test_from_python_a_cap_refuses_and_a_round_is_paid_for_once(tmp_path, golden):
     def release(client, budget, **terms):
-        shared = {"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", "worst_case_budget": None}
+        shared = {"protection": "local record gradient", "unit": "record", "adjacency": "replace_one"}
         shared |= {"noise_multiplier": None, "noise_kind": "gaussian", "extra_delta": 0.0}
         return SimpleNamespace(client=client, budget=budget, **(shared | terms))
 
     with mppfl.PrivacyLedger.open(tmp_path / "ledger.sqlite") as ledger:
         ledger.set_cap("ann", 0.5, "record")
         rounds = [
-            ledger.reserve("run", 1, [release("ann", 0.2), release("bob", 0.1, worst_case_budget=100.0)]),
+            ledger.reserve("run", 1, [release("ann", 0.2), release("bob", 0.1)]),
             ledger.reserve("run", 1, [release("ann", 0.2)]),
             ledger.reserve_each("run", 2, [release("ann", 0.4), release("bob", 0.4, noise_kind="discrete")]),
             ledger.reserve("run", 3, [release("bob", math.inf, noise_kind="none")]),

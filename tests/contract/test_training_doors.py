@@ -36,30 +36,41 @@ SHAPES = '[data]\nname = "shapes-{side}.npz"\nsplit = "dirichlet"\nconcentration
 SMALL, LARGE = SHAPES.format(side=8), SHAPES.format(side=16)
 CNN = 'model = "cnn_fmnist"\nlearning_rate = 0.2\nbatch_size = 8\nlocal_epochs = 1\n'
 
-# By privacy mechanism: the tables of data and training. Every aggregation and server optimiser is among them.
+# By protection: the tables of data, training and protection. Every aggregation and server optimiser is among them.
 TRAININGS = {
-    "paper": f'[training]\n{MLP}privacy = "paper"\nbudget_unit = 0.01\naggregation = "noise_aware"\n',
-    "full_batch": (
+    "update": (
+        f'[training]\n{MLP}aggregation = "noise_aware"\n[protection]\nunit = "client"\nclip_norm = 0.5\n'
+        "budget_unit = 10.0\n"
+    ),
+    "gradient": (
         f'{LARGE}features = "oriented_gradients"\n[training]\nmodel = "linear"\nlearning_rate = 1.0\n'
-        'privacy = "full_batch"\nclip_norm = 1.0\ndp_epsilon = 60.0\naggregation = "num_examples"\n'
-        'server_optimizer = "momentum"\nserver_momentum = 0.5\n'
+        'aggregation = "num_examples"\nserver_optimizer = "momentum"\nserver_momentum = 0.5\n'
+        "[protection]\nclip_norm = 1.0\ntotal_epsilon = 60.0\n"
     ),
-    "full_batch_steps": (
-        '[training]\nmodel = "softmax"\nlearning_rate = 0.5\nnum_steps = 3\nprivacy = "full_batch_steps"\n'
-        'clip_norm = 2.0\nbudget_unit = 0.05\naggregation = "noise_aware"\nserver_optimizer = "adam"\n'
-        "server_learning_rate = 0.05\n"
+    "steps": (
+        '[training]\nmodel = "softmax"\nlearning_rate = 0.5\nnum_steps = 3\naggregation = "noise_aware"\n'
+        'server_optimizer = "adam"\nserver_learning_rate = 0.05\n'
+        '[protection]\nrelease = "steps"\nclip_norm = 2.0\nbudget_unit = 0.05\n'
     ),
-    "dpsgd_shuffle": (
-        f'{SMALL}[training]\n{CNN}privacy = "dpsgd_shuffle"\nclip_norm = 1.0\nbudget_unit = 1e4\n'
-        'aggregation = "num_examples"\nserver_optimizer = "sgd"\nengine = "loop"\n'
+    "shuffled": (
+        f'{SMALL}[training]\n{CNN}aggregation = "num_examples"\nserver_optimizer = "sgd"\nengine = "loop"\n'
+        '[protection]\nrelease = "steps"\nbatches = "shuffled"\nclip_norm = 1.0\nbudget_unit = 1e4\n'
     ),
-    "dpsgd_poisson": (
-        f'[training]\n{MLP}momentum = 0.5\nprivacy = "dpsgd_poisson"\nclip_norm = 1.0\nbudget_unit = 0.5\n'
-        'aggregation = "uniform"\n'
+    "poisson": (
+        f'[training]\n{MLP}momentum = 0.5\naggregation = "uniform"\n'
+        '[protection]\nrelease = "steps"\nbatches = "poisson"\nclip_norm = 1.0\nbudget_unit = 0.5\n'
     ),
-    "client": (
-        f'{SMALL}[training]\n{CNN}privacy = "client"\nclip_norm = 1.0\nbudget_unit = 1e7\n'
-        'aggregation = "noise_aware"\nserver_optimizer = "momentum"\naverage_rounds = 2\n'
+    "large_update": (
+        f'{SMALL}[training]\n{CNN}aggregation = "noise_aware"\nserver_optimizer = "momentum"\naverage_rounds = 2\n'
+        '[protection]\nunit = "client"\nclip_norm = 1.0\nbudget_unit = 1e7\n'
+    ),
+    "secure_sum": (
+        '[training]\nmodel = "linear"\nlearning_rate = 1.0\n'
+        '[protection]\ntrust = "secure_sum"\ntotal_epsilon = 3.0\ncolluding = 1\n'
+    ),
+    "server": (
+        f'[training]\n{MLP}dispersion = 0.5\n[protection]\nunit = "client"\ntrust = "server"\nclip_norm = 0.5\n'
+        'budget_unit = 1.0\nadjacency = "zero_out"\n'
     ),
 }
 ALL_MECHANISMS = 'mechanisms = ["mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like", "noiseless"]'
@@ -68,7 +79,7 @@ ALL_MECHANISMS = 'mechanisms = ["mppfl", "social_agnostic", "random", "dp_fedavg
 def write_experiment(folder, name):
     """The experiment of that name, and the data it names, in a folder."""
     path = folder / f"{name}.toml"
-    head = HEAD.replace("num_rounds = 3", "num_rounds = 2") if name == "dpsgd_poisson" else HEAD  # its ε takes long
+    head = HEAD.replace("num_rounds = 3", "num_rounds = 2") if name == "poisson" else HEAD  # its ε takes long
     path.write_text(head + TRAININGS[name], encoding="utf-8")
     for side in (8, 16):
         write_shapes(folder / f"shapes-{side}.npz", side)
@@ -128,17 +139,14 @@ def of_the_game(run):
             "participating": clients["participating"],
             "epsilon after each round": rounds["dp_epsilon"],
             "paid": run.paid,
-            "protected": [run.accounts.unit, run.accounts.adjacency, run.accounts.privacy, run.accounts.noise],
+            "protected": [run.accounts.unit, run.accounts.adjacency, run.accounts.protection, run.accounts.noise],
             "delta": run.accounts.dp_delta,
             "account": run.accounts.spent,
-            "account, worst case": run.accounts.worst_case_spent,
             "epsilon": run.accounts.dp_epsilon,
-            "epsilon, worst case": run.accounts.worst_case_epsilon,
             "exposure": run.exposure,
             "server cost": run.server_cost,
             "welfare": run.welfare,
             "refused": run.rounds_refused,
-            "diverged": run.rounds_diverged,
             "edges": run.graph.num_edges,
         }
     )
@@ -189,7 +197,7 @@ def files_in(folder):
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_under_each_privacy_mechanism_gives_the_same_run(trained, golden, name):
+def test_a_training_under_each_protection_gives_the_same_run(trained, golden, name):
     folder, _ = trained(name)
     run = mppfl.load_run(folder / "out" / "mppfl")
     golden.check(of_the_game(run), relative=ACCOUNTS)
@@ -208,9 +216,9 @@ def test_every_training_gets_as_many_test_examples_right(trained, golden):
 
 
 def test_the_command_prints_the_end_of_the_run_it_keeps(trained, golden):
-    folder, told = trained("paper")
+    folder, told = trained("update")
     run = mppfl.load_run(folder / "out" / "mppfl")
-    assert told["name"] == "paper"
+    assert told["name"] == "update"
     assert told["folder"] == str(folder / "out")
     (row,) = told["runs"]
     assert row["final_accuracy"] == run.final_accuracy
@@ -225,7 +233,6 @@ def test_the_command_prints_the_end_of_the_run_it_keeps(trained, golden):
             "server cost": row["server_cost"],
             "welfare": row["welfare"],
             "epsilon": row["dp_epsilon"],
-            "epsilon, worst case": row["worst_case_epsilon"],
             "median spent": row["median_spent"],
             "exposure": [row["least_exposed"], row["most_exposed"]],
             "simulation": row["simulation"],
@@ -236,7 +243,7 @@ def test_the_command_prints_the_end_of_the_run_it_keeps(trained, golden):
 
 
 def test_a_run_is_a_folder_of_these_files_whose_tables_say_what_the_run_says(trained, golden):
-    folder, _ = trained("paper")
+    folder, _ = trained("update")
     run, place = mppfl.load_run(folder / "out" / "mppfl"), folder / "out" / "mppfl"
 
     def table(name):
@@ -263,10 +270,10 @@ def test_a_run_is_a_folder_of_these_files_whose_tables_say_what_the_run_says(tra
 
 
 def test_six_mechanisms_of_the_game_train_side_by_side_and_are_told_in_words(tmp_path, golden):
-    experiment = write_experiment(tmp_path, "paper")
+    experiment = write_experiment(tmp_path, "update")
     text = experiment.read_text(encoding="utf-8").replace('mechanism = "mppfl"', ALL_MECHANISMS)
     experiment.write_text(text, encoding="utf-8")
-    small = ("--set", "training.model=softmax", "--set", "training.clip_norm=0.5", "--set", "game.num_rounds=2")
+    small = ("--set", "training.model=softmax", "--set", "protection.clip_norm=0.5", "--set", "game.num_rounds=2")
     told = command("train", experiment, "--output", "out", *small, cwd=tmp_path)
     runs = [mppfl.load_run(folder) for folder in sorted((tmp_path / "out").iterdir()) if folder.is_dir()]
     assert len(runs) == 6
@@ -284,7 +291,7 @@ def test_six_mechanisms_of_the_game_train_side_by_side_and_are_told_in_words(tmp
 
 
 def test_values_given_on_the_command_line_replace_those_of_the_file(tmp_path, golden):
-    experiment = write_experiment(tmp_path, "paper")
+    experiment = write_experiment(tmp_path, "update")
     changes = {
         "seed": "8",
         "mechanism": "social_agnostic",
@@ -293,7 +300,7 @@ def test_values_given_on_the_command_line_replace_those_of_the_file(tmp_path, go
         "game.neighbours": "2",
         "game.num_rounds": "2",
         "data.split": "dirichlet",
-        "training.clip_norm": "0.75",
+        "protection.clip_norm": "0.75",
         "training.aggregation": "uniform",
         "training.evaluate_every": "2",
         "training.precision": "float64",
@@ -302,13 +309,13 @@ def test_values_given_on_the_command_line_replace_those_of_the_file(tmp_path, go
     command("train", experiment, "--output", tmp_path / "out", "--quiet", *options)
     run = mppfl.load_run(tmp_path / "out" / "social_agnostic")
     golden.check({"game": of_the_game(run), "training": of_the_training(run)}, relative=1e-6)
-    with pytest.raises(mppfl.MppflError, match=r"'training\.clip_nrom' is not known\. Did you mean 'clip_norm'\?"):
-        mppfl.read_experiment(experiment, ["training.clip_nrom=1"])
+    with pytest.raises(mppfl.MppflError, match=r"'protection\.clip_nrom' is not known\. Did you mean 'clip_norm'\?"):
+        mppfl.read_experiment(experiment, ["protection.clip_nrom=1"])
 
 
 def test_a_stopped_training_goes_on_to_the_same_end_bit_for_bit(trained, tmp_path, golden):
-    folder, _ = trained("paper")
-    experiment = write_experiment(tmp_path, "paper")
+    folder, _ = trained("update")
+    experiment = write_experiment(tmp_path, "update")
 
     def stop_after_the_second_round(records):
         if records["mppfl"].round_index == 2:
@@ -328,8 +335,8 @@ def test_a_stopped_training_goes_on_to_the_same_end_bit_for_bit(trained, tmp_pat
 
 
 def test_what_a_folder_holds_is_replaced_or_resumed_only_as_it_may_be(trained, golden):
-    folder, _ = trained("full_batch_steps")
-    line = ("train", folder / "full_batch_steps.toml", "--output", folder / "out", "--quiet")
+    folder, _ = trained("steps")
+    line = ("train", folder / "steps.toml", "--output", folder / "out", "--quiet")
     before = {path: (folder / "out" / path).read_bytes() for path in files_in(folder / "out")}
     told = command(*line, code=1).stderr
     changed = mppfl.read_experiment(line[1], ["training.learning_rate=0.4"])
@@ -372,7 +379,7 @@ class Tables(HTMLParser):
 
 
 def test_the_report_is_one_page_with_the_figures_of_the_runs(trained, tmp_path, golden):
-    folders = [trained(name)[0] / "out" for name in ("paper", "full_batch")]
+    folders = [trained(name)[0] / "out" for name in ("update", "gradient")]
     told = json_of("report", *folders, "--output", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert told["path"] == str(tmp_path / "page.html")
@@ -407,7 +414,7 @@ def test_the_ten_lines_solve_split_and_train(golden):
     game = mppfl.make_game(graph, mppfl.draw_clients("paper-like", 6, rng))
     found = mppfl.solve(game, "mppfl", num_rounds=3)
     data = mppfl.split_dataset(mppfl.load_dataset("digits"), "iid", 6, rng=rng)
-    config = mppfl.TrainingConfig(learning_rate=0.1, batch_size=16, budget_unit=0.01, local_epochs=2)
+    config = mppfl.TrainingConfig(learning_rate=0.5, protection={"total_epsilon": 8.0})
     model = mppfl.make_model("mlp", data.input_shape, 10, hidden=(12,))
     records = list(mppfl.train_rounds(model, data, found.plan, config))
     golden.check(
@@ -420,7 +427,6 @@ def test_the_ten_lines_solve_split_and_train(golden):
                 "payments": [record.payments for record in records],
                 "spent": [record.spent for record in records],
                 "epsilon": [record.dp_epsilon for record in records],
-                "epsilon, worst case": [record.worst_case_epsilon for record in records],
             }
         ),
         relative=ACCOUNTS,
@@ -442,7 +448,7 @@ def test_the_ten_lines_solve_split_and_train(golden):
 
 
 def test_a_run_is_read_saved_and_reported_from_python_as_from_the_command_line(trained, tmp_path):
-    folder, _ = trained("paper")
+    folder, _ = trained("update")
     run = mppfl.load_run(folder / "out" / "mppfl")
     run.save(tmp_path / "copy")
     again = mppfl.load_run(tmp_path / "copy")

@@ -10,6 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from mppfl.errors import BadInput
 from mppfl.experiment import read_experiment, run_experiment
 from mppfl.flower import (
+    RELEASES,
     REPORT,
     ClientTerms,
     Layout,
@@ -28,10 +29,12 @@ from mppfl.flower import (
     with_terms,
     write_app,
 )
-from mppfl.privacy import MECHANISMS
 from tests.flower.federation import FakeGrid
 from tests.tolerances import assert_float32_close
 
+CLIENT = 'unit = "client"'
+STEPS = 'release = "steps"'
+SHUFFLED = f'{STEPS}\nbatches = "shuffled"'
 EXPERIMENT = """
 name = "small"
 mechanism = "{mechanism}"
@@ -47,15 +50,15 @@ learning_rate = 0.2
 momentum = 0.5
 batch_size = 40
 local_epochs = 1
-clip_norm = 0.5
-noise = "gaussian"
-privacy = "{privacy}"
 num_steps = 2
 aggregation = "{aggregation}"
 server_optimizer = "{optimizer}"
 average_rounds = {average}
 precision = "{precision}"
-{unit}
+[protection]
+clip_norm = 0.5
+noise = "gaussian"
+{protection}
 [ledger]
 {cap}
 """
@@ -63,8 +66,8 @@ precision = "{precision}"
 
 def app_with(folder, **changes):
     """The app of `deploy init` with another experiment in it."""
-    base = {"mechanism": "noiseless", "model": "mlp", "privacy": "client", "aggregation": "num_examples",
-            "optimizer": "sgd", "average": 0, "precision": "float32", "unit": "", "cap": ""}  # fmt: skip
+    base = {"mechanism": "noiseless", "model": "mlp", "protection": CLIENT, "aggregation": "num_examples",
+            "optimizer": "sgd", "average": 0, "precision": "float32", "cap": ""}  # fmt: skip
     write_app(folder, 4, 3)
     (folder / "experiment.toml").write_text(EXPERIMENT.format(**(base | changes)))
     return Layout(folder)
@@ -85,9 +88,10 @@ def served(layout, alter=None):
     "changes",
     [
         {},
-        {"privacy": "dpsgd_shuffle", "model": "softmax", "optimizer": "momentum"},
+        {"protection": SHUFFLED, "model": "softmax", "optimizer": "momentum"},
+        {"protection": "", "model": "softmax"},
         {"aggregation": "noise_aware", "optimizer": "adam", "average": 2},
-        {"precision": "float64", "privacy": "paper"},
+        {"precision": "float64"},
     ],
 )
 def test_with_noise_off_the_same_file_gives_the_same_model_in_process_and_on_flower(tmp_path, changes):
@@ -110,12 +114,12 @@ def test_the_apps_server_weighs_clients_by_the_split_and_not_by_what_they_declar
     assert [(each.paid, each.rejected) for each in status_of(layout.app).clients] == [(3, 0), (0, 3), (3, 0), (3, 0)]
 
 
-def asked_of(app, settings, experiment, own="client", **change):
+def asked_of(app, settings, experiment, **change):
     """What an app's client answers under the terms of this experiment, on a machine with these settings."""
     side = client_side(deployed_experiment(experiment), "0")
-    base = {"run": "r", "round_index": 1, "client": "0", "budget": 1e-6, "pays": 0.0, "privacy": own,
-            "adjacency": "replace-one", "clip_norm": 0.5, "noise": "gaussian", "local_epochs": 1, "num_steps": 2,
-            "batch_size": 40}  # fmt: skip
+    base = {"run": "r", "round_index": 1, "client": "0", "budget": 1e-6, "pays": 0.0, "unit": "client",
+            "release": "update", "batches": "whole", "adjacency": "replace_one", "clip_norm": 0.5, "noise": "gaussian",
+            "local_epochs": 1, "num_steps": 2, "batch_size": 40}  # fmt: skip
     arrays = to_arrays(side.model, first_model(side.model, side.config))
     content = RecordDict({"arrays": arrays, "config": with_terms({}, ClientTerms(**(base | change)))})
     on_the_server = {"experiment": "/srv/fed/experiment.toml", "state": "/srv/fed/server"}
@@ -123,26 +127,31 @@ def asked_of(app, settings, experiment, own="client", **change):
     return app(Message(content, 11, "train"), context)
 
 
-@pytest.mark.parametrize("own", ["client", "full_batch"])
+RECORD = {"unit": "record", "release": "gradient"}
+
+
+@pytest.mark.parametrize(("own", "terms"), [(CLIENT, {}), ("", RECORD)])
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({}, ""),
-        ({"privacy": "full_batch_steps"}, "mechanism not accepted"),
-        ({"privacy": "dpsgd_shuffle"}, "mechanism not accepted"),
-        ({"privacy": "paper"}, "terms of another training"),
+        ({"unit": "record", "release": "steps"}, "protection not accepted"),
+        ({"unit": "record", "release": "steps", "batches": "shuffled"}, "protection not accepted"),
+        ({"unit": "record", "release": "update"}, "unknown protection"),
+        ({"adjacency": "zero_out"}, "terms of another training"),
+        ({"clip_norm": 0.6}, "terms of another training"),
         ({"noise": "discrete"}, "terms of another training"),
         ({"local_epochs": 2}, "terms of another training"),
         ({"num_steps": 3}, "terms of another training"),
         ({"batch_size": 41}, "terms of another training"),
     ],
 )
-def test_the_apps_client_trains_for_no_other_terms_than_its_own_experiments(tmp_path, own, change, reason):
-    layout = app_with(tmp_path / "app", mechanism="mppfl", privacy=own, model="softmax")
+def test_the_apps_client_trains_for_no_other_terms_than_its_own_experiments(tmp_path, own, terms, change, reason):
+    layout = app_with(tmp_path / "app", mechanism="mppfl", protection=own, model="softmax")
     make_nodes(layout, deployed_experiment(layout.experiment))
     settings = layout.node(0) / "node.toml"
-    settings.write_text(replace(read_node(settings), accept=tuple(MECHANISMS)).to_toml())
-    reply = asked_of(experiment_client(), settings, layout.experiment, own, **change)
+    settings.write_text(replace(read_node(settings), accept=RELEASES).to_toml())
+    reply = asked_of(experiment_client(), settings, layout.experiment, **(terms | change))
     report = report_in(reply.content)
     assert (report.reason, report.budget) == (reason, 0.0 if reason else 1e-6)
     assert ("arrays" in reply.content) == (not reason)
@@ -152,7 +161,7 @@ def test_a_client_on_a_machine_of_its_own_trains_by_the_experiment_that_the_app_
     layout = app_with(tmp_path / "app", mechanism="mppfl", model="softmax")
     names = runpy.run_path(str(layout.app / "federation" / "client_app.py"))
     settings = tmp_path / "node.toml"
-    settings.write_text('client = "0"\nledger = "ledger.sqlite"\naccept = ["client"]\n')
+    settings.write_text('client = "0"\nledger = "ledger.sqlite"\naccept = ["update"]\n')
     reply = asked_of(names["app"], settings, layout.experiment)
     assert report_in(reply.content).outcome == "released"
 

@@ -105,6 +105,7 @@ HOPS = {
     for hops in (1, 2, 3, 6)
 }
 OTHERS = {
+    "cycle": (three_cycle, {"num_rounds": 1}),
     "star": (star, {"num_rounds": 8}),  # where leaves share less the more is paid
     "rates": (two_friends, {"num_rounds": 3, "reward_rates": np.array([1.0, 1.5, 2.0])}),
     "costly": (costly, {"num_rounds": 3}),
@@ -126,14 +127,6 @@ def test_twenty_thousand_clients_and_a_hundred_rounds_are_solved_as_without_a_de
     game = sparse_game(1, 20_000, 12, isolated=40, strength=0.02, diagonal="estimate")
     found = assert_same_solution(game, where, num_rounds=100)
     assert found.verification.residual <= 1e-13
-
-
-@on_every_device
-def test_golden_cases_are_solved(where):
-    third = mppfl.solve(two_friends(), num_rounds=4, device=where)
-    for terms in third.plan:
-        assert terms.budgets == approx([terms.reward_rate / 3] * 2)  # worked in test_equilibrium.py
-    assert mppfl.solve(three_cycle(), device=where).terms(1).budgets == approx([61.2288, 6.44326, 0.355981], rel=1e-5)
 
 
 @on_every_device
@@ -167,16 +160,9 @@ def test_the_operator_its_transpose_and_their_inverses_agree(where, size):
             assert other @ x == approx(one @ x, abs=1e-13)
             assert other.solve(x) == approx(one.solve(x), abs=1e-10)
             assert other @ other.solve(x) == approx(x, abs=1e-12)
-
-
-@on_every_device
-def test_clients_that_are_not_free_stay_at_zero(where):
-    plain, ours = both_operators(sparse_game(9, 1500, 5, strength=0.3), where)
-    rng = np.random.default_rng(0)
-    x, free = rng.uniform(0, 1, (1500, 2)), rng.random(1500) < 0.6
-    found = ours.solve(x, free)
-    assert found == approx(plain.solve(x, free), abs=1e-10)
-    assert (found[~free] == 0).all()
+        free = rng.random(size) < 0.6
+        assert ours.solve(x, free) == approx(plain.solve(x, free), abs=1e-10)
+        assert (ours.solve(x, free)[~free] == 0).all()
 
 
 @on_every_device

@@ -296,6 +296,9 @@ def test_who_cannot_be_kept_is_named_with_the_rate_at_which_it_leaves():
         mppfl.solve(replace(star(), clients=clients))
     equal = mppfl.solve(two_friends(1.0))  # any division is an equilibrium of α = 1: one that keeps both is taken
     assert equal.terms(1).budgets == approx([equal.terms(1).reward_rate / 4] * 2)
+    some = mppfl.solve(two_friends(1.0), participation="voluntary")
+    assert some.terms(1).budgets.sum() == approx(some.terms(1).reward_rate / 2)
+    assert max(equal.verification.residual, some.verification.residual) <= 1e-12
     assert not equal.is_unique
     nobody = two_friends().with_bounds(np.zeros(2), np.zeros(2))
     with pytest.raises(mppfl.NoEquilibrium, match="nobody can participate"):
@@ -388,6 +391,10 @@ def test_the_leaders_regret_is_what_another_rate_would_save():
     assert aware.outcome.server_costs[0] == approx(
         noise_aware_cost(game, 1, aware.terms(1).prices, aware.terms(1).budgets)
     )
-    dear = mppfl.solve(game, "mppfl_exact", reward_rates=2 * mppfl.solve(game, "mppfl_exact").plan.reward_rates)
-    least = mppfl.solve(game, "mppfl_exact").outcome.server_costs[0]
-    assert dear.verification.leader_regret == approx(dear.outcome.server_costs[0] - least)
+    paper, exact = (mppfl.solve(game, name, num_rounds=5) for name in ("mppfl", "mppfl_exact"))
+    dear = mppfl.solve(game, "mppfl_exact", num_rounds=5, reward_rates=2 * exact.plan.reward_rates)
+    for found in (paper, dear):
+        saved = (found.outcome.server_costs - exact.outcome.server_costs).max()
+        assert saved > 0
+        assert found.verification.leader_regret == approx(saved)
+        assert found.verification.leader_rounds == (1, 2, 3, 4, 5)

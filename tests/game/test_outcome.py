@@ -43,16 +43,6 @@ def test_verification_notices_budgets_that_are_not_an_equilibrium():
     assert found.leader_regret is None
 
 
-def test_the_leaders_regret_is_what_anticipating_saves():
-    game = paper_scale_game(0, num_clients=20, preset="benign", externality_strength=0.1)
-    paper, exact = (mppfl.solve(game, name, num_rounds=5) for name in ("mppfl", "mppfl_exact"))
-    saved = (paper.outcome.server_costs - exact.outcome.server_costs).max()
-    assert saved > 0
-    assert paper.verification.leader_regret == approx(saved)
-    assert exact.verification.leader_regret == approx(0.0, abs=1e-10)
-    assert paper.verification.leader_rounds == (1, 2, 3, 4, 5)
-
-
 def costly(compute_cost):
     """Two friends who bear a cost each for participating."""
     game = two_friends()
@@ -153,12 +143,6 @@ def test_values_cannot_be_changed():
             values[0] = 5.0
 
 
-def test_the_leaders_regret_forgets_clients_who_may_not_share():
-    clients = Clients([1.0, 1.0], [0.0, 1.0], [0.4, 0.4], budget_max=[0.0, 1.0])
-    game = replace(two_friends(externality_strength=0.2), clients=clients)
-    assert mppfl.solve(game, "mppfl_exact").verification.leader_regret == approx(0.0, abs=1e-9)
-
-
 def test_who_rightly_stays_out_regrets_nothing():
     game, rates = costly([0.0, 50.0]), np.array([3.0])
     found = mppfl.solve(game, reward_rates=rates, participation="rational").verification
@@ -168,14 +152,6 @@ def test_who_rightly_stays_out_regrets_nothing():
     forced = mppfl.solve(game, reward_rates=rates).plan
     unhappy = verify(game, replace(forced, participation="rational"))
     assert unhappy.client_regret == approx(50.0 - 1.0)
-
-
-def test_a_singular_network_has_equilibria_and_one_is_found():
-    # α = 1, one edge each way: B = [[1, 1], [1, 1]]. Any ρ₁ + ρ₂ = r/2 is an equilibrium.
-    found = mppfl.solve(two_friends(externality_strength=1.0), participation="voluntary")
-    assert found.terms(1).budgets.sum() == approx(found.terms(1).reward_rate / 2)
-    assert found.verification.residual <= 1e-12
-    assert not found.is_unique
 
 
 def test_who_cannot_give_what_it_wishes_leaves_where_the_little_it_gives_is_not_worth_it():
@@ -218,7 +194,7 @@ def test_those_without_noise_add_none_and_are_paid_nothing_but_the_others_are():
     [
         (lambda: mppfl.draw_clients("paper-like", 20, 0), "rng=0 is no random generator"),  # type: ignore[arg-type]
         (lambda: mppfl.solve(two_friends(), participation="maybe"), 'participation="maybe" must be one of "everyone"'),
-        (lambda: mppfl.solve(two_friends(), participation="always"), 'Write participation = "everyone" instead'),
+        (lambda: mppfl.solve(two_friends(), participation="always"), "Did you mean 'everyone'"),
         (lambda: mppfl.solve(star(), num_rounds=0), "rounds=0 must be a whole number of at least 1"),
         (lambda: mppfl.solve(star(), num_rounds=1.5), "rounds=1.5 must be a whole number"),  # type: ignore[arg-type]
         (lambda: mppfl.solve(star(), num_rounds=True), "rounds=True must be a whole number"),

@@ -45,18 +45,25 @@ def test_edges_are_recovered_as_they_were_given_and_one_by_one_make_the_same_gra
     assert (by_edges.influence.toarray() == graph.influence.toarray()).all()
 
 
+# 0 exposes 1 (weight 1) and 2 (3), and nobody exposes 0; 2 also exposes 1 (weight 4).
+EXPOSER = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 4.0], [3.0, 0.0, 0.0]])
+
+
 @pytest.mark.parametrize(
-    ("normalisation", "influence"),
+    ("matrix", "normalisation", "strengths", "influence"),
     [
-        ("row", [[0, 0.25, 0.75], [1, 0, 0], [1, 0, 0]]),  # divided by the weights to which a client is exposed
-        ("none", THREE),
-        ("symmetric", [[0, 8**-0.5, 1.5], [2 / 8**0.5, 0, 0], [0.5, 0, 0]]),  # by the roots of both strengths, 4, 2, 1
+        (THREE, "row", [4, 2, 1], [[0, 0.25, 0.75], [1, 0, 0], [1, 0, 0]]),  # by the weights to which one is exposed
+        (THREE, "none", [4, 2, 1], THREE),
+        # By the roots of both strengths; that of an isolated exposer is the sum of its edges.
+        (THREE, "symmetric", [4, 2, 1], [[0, 8**-0.5, 1.5], [2 / 8**0.5, 0, 0], [0.5, 0, 0]]),
+        (EXPOSER, "symmetric", [4, 5, 3], [[0, 0, 0], [20**-0.5, 0, 4 / 15**0.5], [3 / 12**0.5, 0, 0]]),
     ],
 )
-def test_weights_are_normalised_as_asked_for(normalisation, influence):
-    graph = graph_from_matrix(THREE, normalisation=normalisation)
+def test_weights_are_normalised_as_asked_for(matrix, normalisation, strengths, influence):
+    graph = graph_from_matrix(matrix, normalisation=normalisation, isolated="keep")
     assert graph.influence.toarray() == approx(np.array(influence))
-    assert graph.strengths == approx([4, 2, 1])
+    assert graph.strengths == approx(strengths)
+    assert (graph.edges().toarray() == matrix).all()
 
 
 @given(weight_matrices(max_side=5), st.sampled_from(["row", "symmetric"]))
@@ -68,13 +75,7 @@ def test_the_unit_of_weights_does_not_matter_also_where_nobody_exposes_a_client(
     assert other == approx(one, rel=1e-12)
 
 
-def test_the_edges_of_an_isolated_exposer_are_divided_by_their_sum():
-    # 0 exposes 1 (weight 1) and 2 (3), and nobody exposes 0; 2 also exposes 1 (weight 4).
-    matrix = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 4.0], [3.0, 0.0, 0.0]])
-    graph = graph_from_matrix(matrix, normalisation="symmetric", isolated="keep")
-    assert graph.influence.toarray()[:, 0] == approx([0, 1 / np.sqrt(5 * 4), 3 / np.sqrt(3 * 4)])
-    assert graph.influence[1, 2] == approx(4 / np.sqrt(5 * 3))
-    assert (graph.edges().toarray() == matrix).all()
+def test_weights_of_one_are_recovered_as_one():
     # 49 · (1 / 49) is 0.9999999999999999 in floating point; weights of one come back as one all the same.
     graph = graph_from_edges(np.arange(1, 50), np.zeros(49, dtype=int), isolated="keep")
     assert (graph.edges().data == 1.0).all()

@@ -68,10 +68,7 @@ def test_nodes_without_edges_stand_in_rows_below_and_use_the_box_where_there_are
     assert 1 <= len(np.unique(y[10:].round(6))) <= 3
     assert len(set(zip(x[10:].tolist(), y[10:].tolist(), strict=True))) == 50
     none = np.empty(0, dtype=np.int64)
-    assert np.array_equal(lay_out(1, none, none), [[500.0], [350.0]])
-    x, y = lay_out(400, none, none, radii=3.0)
-    assert nearest(x, y) > 6.0
-    assert np.ptp(y) > 300
+    assert np.ptp(lay_out(400, none, none, radii=3.0)[1]) > 300
     assert len(lay_out(0, none, none)[0]) == 0
 
 

@@ -62,18 +62,12 @@ def refusal(content, scratch):
 # Golden: b is exposed by a with weight 2, a by b with 1, c by a with 0.5.
 GOLDEN = {("a", "b"): 2.0, ("b", "a"): 1.0, ("a", "c"): 0.5}
 WAYS_TO_WRITE_IT = {
-    "commas and blanks": "a, b, 2\nb, a, 1\na, c, 0.5\n",
-    "tabs": "a\tb\t2\nb\ta\t1\na\tc\t.5\n",
     "blanks": "a b 2\nb   a\t1\n  a c 5e-1  \n",
     "no last line end": "a,b,2\nb,a,1\na,c,0.5",
-    "comments and blank lines": "# who\n\n  % exposes whom\na,b,2\n\n#\nb,a,1\n   \na,c,0.5\n\n",
     "a comment in another encoding": "# \udce9\na,b,2\nb,a,1\na,c,0.5\n",
     "byte order mark and header": "\ufeffsource,target,weight\na,b,2\nb,a,1\na,c,0.5\n",
-    "header in other words": "From\tTo\tStrength\na\tb\t2\nb\ta\t1\na\tc\t0.5\n",
     "header of unknown words": "giver,taker,how much\na,b,2\nb,a,1\na,c,0.5\n",
     "quotes": '"source","target","weight"\n"a","b","2"\n"b" , a,1\n a , "c", 0.5\n',
-    "quotes between blanks": '"a" "b" "2"\n"b" a 1\na "c" 0.5\n',
-    "an edge twice": "a,b,2\nb,a,1\na,c,0.5\na,b,2.0\n",
 }
 
 
@@ -89,7 +83,6 @@ def test_one_graph_may_be_written_in_many_ways(text, zipped, file):
 @pytest.mark.parametrize(
     ("text", "undirected", "edges"),
     [
-        ("x y\ny x\n", False, {("x", "y"): 1, ("y", "x"): 1}),  # weighs one unless told
         ("a,b,2\nb,c,3\n", True, {("a", "b"): 2, ("b", "a"): 2, ("b", "c"): 3, ("c", "b"): 3}),
         ("node1,node2\nnode2,node1\n", False, {("node1", "node2"): 1, ("node2", "node1"): 1}),  # numbered: no header
         ("source,target,weight\nsource,b,2\nb,source,3\n", False, {("source", "b"): 2, ("b", "source"): 3}),
@@ -104,23 +97,13 @@ def test_the_target_of_a_line_is_exposed_by_its_source(text, undirected, edges, 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("10 9\n9 10\n100 9", ("9", "10", "100")),  # integers in numerical order, others as they appear
-        ("10 9\n-3 10\n100 9", ("-3", "9", "10", "100")),
+        ("10 9\n-3 10\n100 9", ("-3", "9", "10", "100")),  # integers in numerical order, others as they appear
         ("10 9\n9 x\n1 9", ("10", "9", "x", "1")),
         (f"{HUGE} 9\n9 {HUGE}\n2 9", ("2", "9", HUGE)),
         ("7 8\n07 8\n8 7", ("07", "7", "8")),  # equal as numbers, not as text
-        ('"Smith, Jo","Doe, Al"', ("Smith, Jo", "Doe, Al")),
-        ('"she said ""no""",b', ('she said "no"', "b")),
-        ("Jo Smith,Al Doe", ("Jo Smith", "Al Doe")),
         ("Jo Smith\tDoe, Al", ("Jo Smith", "Doe, Al")),
-        ('"Jo Smith" "Al Doe"', ("Jo Smith", "Al Doe")),
-        ('" padded ",plain', (" padded ", "plain")),
-        ("Zoë,Łukasz", ("Zoë", "Łukasz")),
-        ("李,王", ("李", "王")),
         ('"#hash",%percent', ("#hash", "%percent")),
         ('5" pipe,b', ('5" pipe', "b")),
-        ('"a;b","c,d"', ("a;b", "c,d")),
-        ("no\u00a0break,b", ("no\u00a0break", "b")),
     ],
 )
 def test_names_may_be_anything_that_can_be_quoted_and_integers_come_in_order(text, names, file):
@@ -140,18 +123,12 @@ def test_a_first_line_of_column_words_is_a_header(header, file):
 
 REFUSED = {
     "three fields below two": ("a,b\nc,d,1\n", "line 2, 'c,d,1': 3 fields where line 1 has 2"),
-    "two fields below three": ("a,b,1\nb,a,1\nc,d\n", "line 3, 'c,d': 2 fields where line 1 has 3"),
     "four fields": ("1 2 3 4\n", "line 1, '1 2 3 4': 4 fields where 2 or 3 are needed"),
-    "another separator": ("1,2\n2;1\n", "line 2, '2;1': 1 field where line 1 has 2"),
     "an empty name": ("a,b\n,c\n", "line 2, ',c': a name is empty"),
-    "two commas in a row": ("1,2\n1,,2\n2,1\n", "line 2, '1,,2': 3 fields where line 1 has 2"),
-    "an empty weight": ("1,2,3\n2,1,\n", "line 2, '2,1,': weight '' is not a positive number"),
     "a word for a weight": ("a,b,1\nb,a,heavy\n", "line 2, 'b,a,heavy': weight 'heavy' is not a positive number"),
-    "a word for the first weight": ("a,b,much\nb,a,1\n", "line 1, 'a,b,much': weight 'much' is not a positive number"),
     "no number for the first weight": ("a,b,NA\nc,d,1\n", "line 1, 'a,b,NA': weight 'NA' is not a positive number"),
     "NaN": ("1 2 1\n2 1 nan\n", "line 2, '2 1 nan': weight 'nan' is not a positive number"),
     "too large": ("1,2,1\n2,1,1e999\n", "line 2, '2,1,1e999': weight '1e999' is not a positive number"),
-    "zero": ("1,2,1\n2,1,0\n", "line 2, '2,1,0': weight '0' is not a positive number"),
     "a decimal comma": ("1;2;1\n2;1;0,5\n", "line 2, '2;1;0,5': weight '0,5' is not a positive number such as 0.5"),
     "an underscore": ("1,2,1\n2,1,1_0\n", "weight '1_0' is not a positive number"),
     "digits of another script": ("a,b,1\nb,a,٣\n", "weight '٣' is not a positive number"),
@@ -163,17 +140,15 @@ REFUSED = {
     "an index column": (",source,target\n0,1,2\n1,2,1\n", "columns must be source, target"),
     "an unknown header": ("x,y\n1,2\n2,1\n", "line 1, 'x,y': looks like a header of unknown words"),
     "a header or an edge": ("from,to\nto,from\n", "line 1, 'from,to': may be a header or an edge"),
-    "a short header": ("source,target\n1,2,3\n", "line 2, '1,2,3': 3 fields where line 1 has 2"),
     "only a header": ("source,target\n", "line 1, 'source,target': is a header, and no edge follows it"),
     "nothing": ("", "holds no edges: it is empty or has only comments"),
-    "only comments": ("# a\n% b\n", "holds no edges"),
     "NUL": ("1,2\n2,\0\n", r"line 2, '2,\x00': holds the control character '\x00'"),
     "old Macintosh line ends": ("a,b\rb,a\r", r"holds the control character '\r'"),
     "invalid UTF-8": (b"a,b\nb,\xff\n", "line 2, 'b,\ufffd': not valid UTF-8. Save the file as UTF-8 text."),
-    "UTF-16": ("a,b\nb,a\n".encode("utf-16"), "line 1, "),
-    "a picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "line 1, '\ufffdPNG': not valid UTF-8"),
     "a long line": ("a,b\n" + "x" * 5_000 + "\n", f"line 2, '{'x' * 57}...': 1 field where line 1 has 2"),
     "a truncated gzip": (gzip.compress(b"1,2\n2,1\n" * 500)[:-20], "is a gzip file that ends too early"),
+    "a self-loop": ("a,b\nb,b\n", "friends.csv: client 'b' is connected to itself (1 self-loops)"),
+    "an edge with two weights": ("a,b,1\na,b,2\n", "friends.csv: the edge from 'a' to 'b' is given twice"),
     "a damaged gzip": (gzip.compress(b"1,2\n2,1\n")[:-8] + b"\1" * 8, "is a damaged gzip file"),
 }
 
@@ -181,7 +156,7 @@ REFUSED = {
 @pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_bad_line_is_refused_with_its_file_number_text_and_remedy(content, message, file):
     path = file(content, "friends.csv")
-    with pytest.raises(BadFile, match=re.escape(message)) as error:
+    with pytest.raises((BadFile, BadGraph), match=re.escape(message)) as error:
         read_graph(path, isolated="keep")
     assert len(str(error.value).splitlines()) == 1
     assert str(error.value).startswith(str(path))
@@ -212,19 +187,6 @@ def test_what_is_no_readable_file_is_refused_with_its_path(tmp_path, file, monke
     monkeypatch.setattr(home(read_graph), "open", refuse, raising=False)
     with pytest.raises(BadFile, match=r"may not be read\. Check its permissions\."):
         read_graph(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "self_loops", "message"),
-    [
-        ("a,b\nb,b\n", "error", "client 'b' is connected to itself"),
-        ("a,b\nb,b\n", "drop", "1 of 2 clients are isolated .*'a'"),
-        ("a,b,1\na,b,2\nb,a,1\n", "error", "the edge from 'a' to 'b' is given twice, with weights 1 and 2"),
-    ],
-)
-def test_edges_that_make_no_network_are_refused_with_the_file(text, self_loops, message, file):
-    with pytest.raises(BadGraph, match=rf"edges\.txt: {message}"):
-        read_graph(file(text), self_loops=self_loops)
 
 
 # Files drawn at random
@@ -325,20 +287,37 @@ def damaged(draw, contents):
 
 
 TEXTS = st.text(alphabet=list('ab01.5e-+,;\t "#%\n\r_ñ'), max_size=50).map(str.encode)
+PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n", ".5", "e3", "-", "+", "\x0b", "\r"]
+NUMBERS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join).map(str.encode)
 WRITTEN = files().map(lambda file: file[1])
 
 
+def refuse(*_, **__):
+    raise ValueError
+
+
 @settings(max_examples=1000, deadline=None)
-@given(content=st.binary(max_size=60) | TEXTS | TEXTS | damaged(WRITTEN) | damaged(WRITTEN.map(gzip.compress)))
-@example(content=b"\x1f\x8b")
-@example(content=b"1\t2\t\n3\t4\n")
-@example(content=b"1,2\n\n \n3,4 \n")
-@example(content=b"a,b,e\n1,0,5\n")
-@example(content=b'"a" b,1\n1,a\n')
-def test_any_file_is_read_as_the_csv_module_reads_it_or_refused_in_one_line(content, scratch):
-    graph = refusal(content, scratch)
-    if isinstance(graph, MppflError):
+@given(
+    content=st.binary(max_size=60) | TEXTS | NUMBERS | damaged(WRITTEN) | damaged(WRITTEN.map(gzip.compress)),
+    block=st.sampled_from([1, 4, 2**20]),
+)
+@example(content=b"\x1f\x8b", block=4)
+@example(content=b"1\t2\t\n3\t4\n", block=4)
+@example(content=b"1,2\n\n \n3,4 \n", block=4)
+@example(content=b"a,b,e\n1,0,5\n", block=4)
+@example(content=b'"a" b,1\n1,a\n', block=4)
+@example(content=b"1 2" + b" " * 5000 + b"3 4\n", block=1)
+@example(content=b"1,2,0.5 \n2,1,\t3\n", block=4)
+def test_any_file_is_read_as_line_by_line_and_by_the_csv_module_or_refused_in_one_line(content, block, scratch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home(read_graph), "_BLOCK_BYTES", block)
+        graph = refusal(content, scratch)
+        patch.setattr(np, "loadtxt", refuse)
+        line_by_line = refusal(content, scratch)
+    if isinstance(line_by_line, MppflError):
+        assert str(graph) == str(line_by_line)
         return
+    assert (graph.names, edges_of(graph)) == (line_by_line.names, edges_of(line_by_line))
     assert isinstance(graph, SocialGraph)
     if content[:2] == b"\x1f\x8b":
         content = gzip.decompress(content)
@@ -347,30 +326,6 @@ def test_any_file_is_read_as_the_csv_module_reads_it_or_refused_in_one_line(cont
     text = b"\n".join(lines).decode()  # comments may be in any encoding
     assume(not re.search(r'"[ \t]|[ \t]"', text))  # csv.reader does not tell blanks within quotes from those around
     assert edges_of(graph) == read_plainly(text)
-
-
-PIECES = ["0", "1", "7", "12", "07", ",", ",", " ", "\t", ";", "\n", "\n", "\r\n", ".5", "e3", "-", "+", "\x0b", "\r"]
-
-
-def refuse(*_, **__):
-    raise ValueError
-
-
-@settings(max_examples=500, deadline=None)
-@given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join), block=st.sampled_from([1, 4, 2**20]))
-@example(text="1 2" + " " * 5000 + "3 4\n", block=1)
-@example(text="1,2,0.5 \n2,1,\t3\n", block=4)
-def test_numpy_reads_numbers_as_they_are_read_line_by_line(text, block, scratch):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(home(read_graph), "_BLOCK_BYTES", block)
-        graph = refusal(text.encode(), scratch)
-        patch.setattr(np, "loadtxt", refuse)
-        expected = refusal(text.encode(), scratch)
-    if isinstance(expected, MppflError):
-        assert str(graph) == str(expected)
-    else:
-        assert graph.names == expected.names
-        assert edges_of(graph) == edges_of(expected)
 
 
 def test_plain_numbers_are_read_by_numpy(file, monkeypatch):
@@ -525,14 +480,6 @@ def test_what_only_looks_like_graphml_or_npz_is_refused(content, name, message, 
 @given(content=damaged(st.sampled_from([GRAPHML, npz_bytes(**NPZ, indices=[1, 0]), npz_bytes(**COO)])))
 def test_damaged_graphml_and_npz_are_read_or_refused_in_one_line(content, scratch):
     assert isinstance(refusal(content, scratch), SocialGraph | MppflError)
-
-
-def test_a_write_that_fails_leaves_nothing_and_is_refused_in_one_line(tmp_path):
-    for write in (write_edges, write_graphml):  # that the old file stays is a promise of mppfl.files
-        for path in (tmp_path / "nowhere" / "edges", tmp_path):
-            with pytest.raises(BadFile, match="could not be written"):
-                write(graph_of({("a", "b"): 1.0}), path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "half \ud800"])

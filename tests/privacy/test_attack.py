@@ -78,6 +78,20 @@ def test_sampling_and_a_budget_add_up_and_what_cannot_be_composed_is_bounded():
         attack_risk(0.0, [(1.0, 0.0, 10)])
 
 
+def test_noise_that_is_not_quite_the_one_meant_raises_the_risk():
+    meant = attack_risk(np.array([0.0, 0.5, 50.0]))
+    assert np.array(meant.beside(0.0)) == approx(np.array(meant))
+    # Noise that is off by e on both sides, in the worst place: where an attacker would accuse.
+    off, mu = 0.002, 1.0
+    threshold = ndtri(1 - (0.01 + off))
+    assert meant.beside(off).true_positive_rate[1] >= 1 - ndtr(threshold - mu) + off
+    assert meant.beside(off).advantage == approx(np.minimum(meant.advantage + 0.004, 1))
+    with PrivacyLedger.in_memory() as ledger:
+        ledger.reserve("run", 1, [cost("ann", 0.5, extra_delta=off), poisson("bob", extra_delta=off)])
+        assert ledger.get_attack_risk("ann") == approx((meant.advantage[1] + 0.004, 0.0924 * 1.2 + off), abs=1e-3)
+        assert ledger.get_attack_risk("bob").advantage == attack_risk(0.0, [(1.0, 0.01, 100)]).advantage + 0.004
+
+
 @pytest.mark.parametrize("rho", [0.05, 2.0])
 def test_the_curve_without_samples_is_the_gaussian_one(rho):
     mu, losses = math.sqrt(2 * rho), np.array([0.0, 0.1, 1.0, 4.0])

@@ -178,13 +178,13 @@ def test_noise_may_be_added_in_place_and_keeps_shape_and_dtype(kind):
 
 
 @pytest.mark.parametrize("kind", NOISE_KINDS)
-def test_seeded_noise_is_repeatable_and_system_noise_never_looks_at_a_generator_or_repeats(kind):
+def test_simulated_noise_is_repeatable_and_system_noise_never_looks_at_a_generator_or_repeats(kind):
     rng = stream()
     first, second = (add_noise(np.zeros(9), 1.0, kind, rng).values for _ in range(2))
     again = add_noise(np.zeros(9), 1.0, kind, stream()).values
     assert (first != second).any()
-    assert (first == again).all() == (kind == "seeded")
-    assert (rng.random() == stream().random()) == (kind != "seeded")
+    assert (first == again).all() == (kind == "simulated")
+    assert (rng.random() == stream().random()) == (kind != "simulated")
 
 
 @given(
@@ -210,8 +210,8 @@ def test_any_vector_is_answered_on_the_grid_or_refused(values, std, kind):
             for std in (-1.0, math.nan, math.inf, -math.inf, "loud")
             for kind in NOISE_KINDS
         ),
-        ({"kind": "seeded"}, "needs rng"),
-        ({"kind": "loud"}, "Known: seeded"),
+        ({"kind": "simulated"}, "needs rng"),
+        ({"kind": "loud"}, "Known: simulated"),
         ({"values": np.zeros(3, dtype=int)}, "float32 or float64"),
         ({"out": np.zeros(4)}, "out must"),
         ({"values": np.zeros(3, dtype=np.float32), "std": 1e35}, "float32"),

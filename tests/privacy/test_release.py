@@ -1,4 +1,4 @@
-"""Mechanisms and releases: updates clipped, made noisy, and priced."""
+"""Protections and releases: updates clipped, made noisy, and priced."""
 
 import math
 from dataclasses import replace
@@ -14,13 +14,12 @@ from scipy.stats import chi2, norm
 
 from mppfl.errors import BadInput
 from mppfl.privacy import (
-    MECHANISMS,
     NOISE_KINDS,
     LocalWork,
+    Protection,
     clip_rows,
     grid_of,
     noisy_answer,
-    privacy_mechanism,
     release_on_device,
     release_updates,
     require_budget,
@@ -31,68 +30,112 @@ from mppfl.privacy.ledger import PrivacyLedger
 from tests.tolerances import assert_float32_close
 
 WORK = LocalWork(num_examples=50, local_epochs=4, num_steps=9, batch_size=10)
-CLIENT = privacy_mechanism("client")
+CLIENT = Protection(unit="client", noise="gaussian")
+SIMULATED = replace(CLIENT, noise="simulated")
+STEPS = Protection(release="steps")
+POISSON = Protection(release="steps", batches="poisson", noise="gaussian")
+ZCDP = {
+    "client": CLIENT,
+    "client, zero_out": Protection(unit="client", adjacency="zero_out"),
+    "gradient": Protection(),
+    "steps": STEPS,
+    "shuffled": Protection(release="steps", batches="shuffled"),
+}
+EVERY = {**ZCDP, "poisson": POISSON}
 FALSE_ALARM = 1e-7
-ZCDP = [name for name, mechanism in MECHANISMS.items() if mechanism.is_zcdp]
 
 
-# ---- named mechanisms: which noise a budget buys ------------------------------------------------------------------
+# ---- protections: which noise a budget buys -----------------------------------------------------------------------
+
+
+# Δ and how many answers one unit touches, worked by hand for n = 50, 4 epochs, 9 steps, batches of 10 and 𝒮 = 1.
+BY_HAND = {
+    "client": (2.0, 1, 1),
+    "gradient": (2 / 50, 1, 1),
+    "steps": (2 / 50, 9, 9),
+    "shuffled": (2.0, 4, 20),
+    "poisson": (1.0, 1, 20),
+}
+
+
+@pytest.mark.parametrize(("name", "by_hand"), BY_HAND.items())
+def test_how_far_a_neighbour_moves_which_answers(name, by_hand):
+    protection = EVERY[name]
+    assert (protection.sensitivity(WORK), protection.queries(WORK), protection.num_answers(WORK)) == approx(by_hand)
+    halved = replace(protection, adjacency="zero_out").sensitivity(WORK)
+    assert halved == approx(by_hand[0] * (1.0 if protection.adjacency == "zero_out" else 0.5))
 
 
 @pytest.mark.parametrize("name", ZCDP)
 @given(st.floats(1e-9, 1e9), st.floats(1e-3, 1e3))
 def test_noise_costs_the_budget_it_was_bought_with(name, budget, clip_norm):
-    mechanism = privacy_mechanism(name)
-    multiplier = mechanism.noise_std(budget, clip_norm, WORK) / mechanism.sensitivity(clip_norm, WORK)
-    assert mechanism.queries(WORK) / (2 * multiplier**2) == approx(budget)
+    protection = ZCDP[name].with_clip_norm(clip_norm)
+    multiplier = protection.noise_std(budget, WORK) / protection.sensitivity(WORK)
+    assert protection.queries(WORK) / (2 * multiplier**2) == approx(budget)
 
 
-@given(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(ZCDP))
+@given(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(sorted(ZCDP)))
 def test_every_budget_is_answered_or_refused(budget, name):
     try:
-        std = privacy_mechanism(name).noise_std(budget, 1.0, WORK)
+        std = ZCDP[name].noise_std(budget, WORK)
     except BadInput:
         return
     assert std > 0 if math.isfinite(budget) else std == 0
 
 
-def test_mechanisms_adjacencies_clip_norms_and_budgets_that_cannot_be_are_refused():
-    with pytest.raises(BadInput, match="Known: paper"):
-        privacy_mechanism("magic")
-    with pytest.raises(BadInput, match="replace-one"):
-        privacy_mechanism("full_batch", "add-remove")
+def test_clip_norms_and_budgets_that_cannot_be_are_refused():
     with pytest.raises(BadInput, match="calibrate it"):  # Poisson-sampled noise has no zCDP budget
-        privacy_mechanism("dpsgd_poisson").noise_std(0.5, 1.0, WORK)
+        POISSON.noise_std(0.5, WORK)
     for clip_norm in (0, -1.0, math.nan, math.inf):
         with pytest.raises(BadInput, match="clip_norm"):
-            CLIENT.noise_std(1.0, clip_norm, WORK)
+            Protection(clip_norm=clip_norm)
     for budget in (0, -1, math.nan, -math.inf, 1e-300, 1e300, 5e-324, "much", None):
         with pytest.raises(BadInput, match="budget="):
             require_budget(budget)
 
 
+@pytest.mark.parametrize(
+    ("protection", "guarantee", "accounting"),
+    [
+        (Protection(), "ρ-zCDP for each record of a client, against everybody who sees its gradient", "exact"),
+        (CLIENT, "ρ-zCDP for all data of a client, against everybody who sees its update", "exact"),
+        (replace(CLIENT, noise="discrete"), CLIENT.guarantee, "rdp"),
+        (STEPS, "ρ-zCDP for each record of a client, against everybody who sees its update", "exact"),
+        (POISSON, "(ε, δ)-DP for each record of a client, against everybody who sees its update", "pld"),
+        (replace(CLIENT, trust="server"), "ρ-zCDP for all data of a client, against everybody but the server", "rdp"),
+        (
+            Protection(trust="secure_sum"),
+            "ρ-zCDP for each record of a client, against everybody who sees the sum of a round",
+            "rdp",
+        ),
+    ],
+)  # fmt: skip
+def test_a_protection_says_what_it_promises_and_how_that_is_counted(protection, guarantee, accounting):
+    assert (protection.guarantee, protection.accounting) == (guarantee, accounting)
+
+
 # ---- one release --------------------------------------------------------------------------------------------------
 
 
-def released(updates, budgets, mechanism=CLIENT, noise="gaussian", **changed):
-    asked = {"clip_norm": 1.0, "work": WORK, "rng": np.random.default_rng(5), "round_index": 3, "run": "test"}
-    return release_updates(updates, budgets, mechanism=mechanism, noise=noise, **asked | changed)
+def released(updates, budgets, protection=CLIENT, **changed):
+    asked = {"work": WORK, "rng": np.random.default_rng(5), "round_index": 3, "run": "test"}
+    return release_updates(updates, budgets, protection, **asked | changed)
 
 
 @pytest.mark.parametrize("noise", NOISE_KINDS)
 @pytest.mark.parametrize("name", ZCDP)
 def test_an_update_or_an_answer_carries_the_noise_that_its_share_of_the_budget_buys(name, noise):
-    mechanism, size = privacy_mechanism(name), 100_000
-    if mechanism.noise_on == "update":
-        release = released(np.zeros(size), 0.5, mechanism, noise)
-        answer, cost = release.updates, release.costs[0]
+    protection, size = replace(ZCDP[name], noise=noise), 100_000
+    if protection.clips_examples:
+        answer, cost = noisy_answer(np.zeros(size), 0.5, protection, WORK, np.random.default_rng(6))
     else:
-        answer, cost = noisy_answer(np.zeros(size), 0.5, mechanism, 1.0, WORK, noise, np.random.default_rng(6))
+        release = released(np.zeros(size), 0.5, protection)
+        answer, cost = release.updates, release.costs[0]
     low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], size)
     assert low <= (answer / cost.noise_std) @ (answer / cost.noise_std) <= high
-    assert cost.budget * mechanism.queries(WORK) == approx(0.5)
+    assert cost.budget * protection.queries(WORK) == approx(0.5)
     assert 1 / (2 * cost.noise_multiplier**2) == approx(cost.budget)
-    moved = mechanism.sensitivity(1.0, WORK) + grid_of(cost.noise_std, noise) * math.sqrt(size)
+    moved = protection.sensitivity(WORK) + grid_of(cost.noise_std, noise) * math.sqrt(size)
     assert moved**2 / (2 * cost.noise_std**2) == approx(cost.budget)  # rounding included
 
 
@@ -101,17 +144,17 @@ def test_noise_on_a_grid_is_raised_until_rounding_is_paid_for(multiplier, sensit
     try:
         std = std_with_grid(sensitivity, multiplier, size, kind)
     except BadInput:
-        assert kind != "seeded"
+        assert kind != "simulated"
         assert multiplier * math.sqrt(size) > 2**13
         return
     assert std == approx(multiplier * (sensitivity + grid_of(std, kind) * math.sqrt(size)))
 
 
 def test_the_cost_says_who_when_what_and_how():
-    cost = released(np.zeros((1, 4)), [2.0], privacy_mechanism("paper"), "discrete", clients=["ann"]).costs[0]
-    assert (cost.client, cost.round_index, cost.run, cost.mechanism) == ("ann", 3, "test", "paper")
-    assert (cost.unit, cost.adjacency, cost.noise_kind) == ("record", "replace-one", "discrete")
-    assert (cost.budget, cost.worst_case_budget) == (2.0, 2.0 * 50**2)
+    cost = released(np.zeros((1, 4)), [2.0], replace(CLIENT, noise="discrete"), clients=["ann"]).costs[0]
+    assert (cost.client, cost.round_index, cost.run, cost.protection) == ("ann", 3, "test", "local client update")
+    assert (cost.unit, cost.adjacency, cost.noise_kind) == ("client", "replace_one", "discrete")
+    assert cost.budget == 2.0
     assert 0 < cost.extra_delta < 1e-10
     assert cost.noise_multiplier == approx(0.5)
 
@@ -170,7 +213,8 @@ def test_a_budget_too_small_for_its_rounding_is_told_what_would_help(kind):
 @given(st.floats(allow_nan=True), st.sampled_from(NOISE_KINDS), st.floats(allow_nan=True))
 def test_every_release_is_finite_and_priced_or_refused(budget, noise, clip_norm):
     try:
-        got = released(np.array([1e3, -2.0, 0.0]), budget, noise=noise, clip_norm=clip_norm)
+        protection = replace(CLIENT, noise=noise, clip_norm=clip_norm)
+        got = released(np.array([1e3, -2.0, 0.0]), budget, protection)
     except BadInput:
         return
     assert np.isfinite(got.updates).all()
@@ -178,32 +222,45 @@ def test_every_release_is_finite_and_priced_or_refused(budget, noise, clip_norm)
 
 
 def test_one_update_or_a_stack_of_one_are_the_same():
-    one = released(np.arange(4.0), 1.0, noise="seeded").updates
-    stack = released(np.arange(4.0)[None], [1.0], noise="seeded").updates
+    one = released(np.arange(4.0), 1.0, SIMULATED).updates
+    stack = released(np.arange(4.0)[None], [1.0], SIMULATED).updates
     assert one.shape == (4,)
     assert (one == stack[0]).all()
 
 
-def test_the_number_of_examples_may_differ_between_clients():
+class SharedNoise(Protection):
+    """A protection of one's own: the noise that would hide a record in a mean, on a whole update."""
+
+    def sensitivity(self, work):
+        return self.reach() / work.num_examples
+
+    def charged(self, budget, work):
+        return budget * work.num_examples**2
+
+
+def test_a_protection_of_ones_own_decides_noise_and_cost_which_may_differ_between_clients():
     works = [LocalWork(num_examples=10), LocalWork(num_examples=1000)]
-    few, many = released(np.zeros((2, 3)), [1.0, 1.0], privacy_mechanism("paper"), work=works).costs
+    few, many = released(np.zeros((2, 3)), [1.0, 1.0], SharedNoise(unit="client"), work=works).costs
     assert few.noise_std == approx(100 * many.noise_std, rel=1e-3)
+    assert (few.budget, many.budget) == (1e2, 1e6)
 
 
 def test_poisson_sampled_answers_take_a_multiplier_and_have_no_budget():
-    poisson = MECHANISMS["dpsgd_poisson"]
-    _, cost = noisy_answer(np.zeros(9), None, poisson, 2.0, WORK, "gaussian", noise_multiplier=1.5)
+    poisson = POISSON.with_clip_norm(2.0)
+    _, cost = noisy_answer(np.zeros(9), None, poisson, WORK, noise_multiplier=1.5)
     assert cost.budget is None
     assert cost.noise_multiplier == approx(1.5)
+    assert cost.noise_std == approx(3.0, rel=1e-4)
     with pytest.raises(BadInput, match="noise_multiplier alone"):
-        noisy_answer(np.zeros(9), 1.0, poisson, 2.0, WORK, "gaussian")
+        noisy_answer(np.zeros(9), 1.0, poisson, WORK)
 
 
-def test_each_mechanism_is_sent_to_the_function_that_fits_it():
-    with pytest.raises(BadInput, match="use noisy_answer"):
-        released(np.zeros(3), 1.0, privacy_mechanism("full_batch"))
-    with pytest.raises(BadInput, match="use release"):
-        noisy_answer(np.zeros(3), 1.0, CLIENT, 1.0, WORK, "gaussian")
+def test_each_protection_is_sent_to_the_function_that_fits_it():
+    for protection in (Protection(), Protection(unit="client", trust="server")):
+        with pytest.raises(BadInput, match=r"release_updates is for whole updates.*Protection\(unit='client'\)"):
+            released(np.zeros(3), 1.0, protection)
+    with pytest.raises(BadInput, match="use release_updates"):
+        noisy_answer(np.zeros(3), 1.0, CLIENT, WORK)
 
 
 @pytest.mark.parametrize(
@@ -221,29 +278,28 @@ def test_lists_of_the_wrong_length_are_refused(changed):
 OF_ANN = {"client": "ann", "round_index": 3, "run": "test"}
 
 
-def price(mechanism, budget, noise, num_parameters=40, **changed):
-    asked = {"clip_norm": 1.0, "work": WORK, **OF_ANN} | changed
-    return round_cost(mechanism, budget, noise=noise, num_parameters=num_parameters, **asked)
+def price(protection, budget, num_parameters=40, **changed):
+    asked = {"work": WORK, **OF_ANN} | changed
+    return round_cost(protection, budget, num_parameters=num_parameters, **asked)
 
 
 @pytest.mark.parametrize("budget", [1e-3, 0.7, math.inf])
 @pytest.mark.parametrize("noise", NOISE_KINDS)
-@pytest.mark.parametrize("mechanism", [MECHANISMS["paper"], CLIENT, privacy_mechanism("client", "add-remove")])
-def test_the_cost_of_an_update_is_known_exactly_before_it_is_made(mechanism, noise, budget):
-    got = released(np.ones((1, 40)), [budget], mechanism, noise, clients=["ann"])
-    assert price(mechanism, budget, noise) == got.costs[0]
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
+def test_the_cost_of_an_update_is_known_exactly_before_it_is_made(adjacency, noise, budget):
+    protection = replace(CLIENT, adjacency=adjacency, noise=noise)
+    got = released(np.ones((1, 40)), [budget], protection, clients=["ann"])
+    assert price(protection, budget) == got.costs[0]
 
 
 @pytest.mark.parametrize("budget", [1e-3, 0.7, math.inf])
 @pytest.mark.parametrize("noise", NOISE_KINDS)
-@pytest.mark.parametrize(("name", "num_answers"), [("full_batch", 1), ("full_batch_steps", 9), ("dpsgd_shuffle", 20)])
-def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, num_answers, noise, budget):
-    mechanism, rng = MECHANISMS[name], np.random.default_rng(1)
-    answers = [
-        noisy_answer(np.ones(40), budget, mechanism, 1.0, WORK, noise, rng, **OF_ANN)[1] for _ in range(num_answers)
-    ]
-    before, queries = price(mechanism, budget, noise), mechanism.queries(WORK)
-    assert before.budget == before.worst_case_budget == budget
+@pytest.mark.parametrize("name", ["gradient", "steps", "shuffled"])
+def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, noise, budget):
+    protection, rng = replace(ZCDP[name], noise=noise), np.random.default_rng(1)
+    answers = [noisy_answer(np.ones(40), budget, protection, WORK, rng)[1] for _ in range(protection.num_answers(WORK))]
+    before, queries = price(protection, budget), protection.queries(WORK)
+    assert before.budget == budget
     assert all(answer == answers[0] for answer in answers)
     assert answers[0].budget == approx(budget / queries)
     assert before.noise_std == answers[0].noise_std
@@ -252,68 +308,62 @@ def test_the_answers_of_a_round_add_up_to_what_was_known_before(name, num_answer
 
 @pytest.mark.parametrize("noise", NOISE_KINDS)
 def test_a_poisson_round_is_one_entry_with_its_rate_and_steps(noise):
-    poisson, rng = MECHANISMS["dpsgd_poisson"], np.random.default_rng(1)
-    asked = {"noise_multiplier": 1.5, **OF_ANN}
-    answers = [noisy_answer(np.ones(40), None, poisson, 1.0, WORK, noise, rng, **asked)[1] for _ in range(20)]
-    before = price(poisson, None, noise, noise_multiplier=1.5)
-    assert (before.budget, before.worst_case_budget) == (None, None)
+    poisson, rng = replace(POISSON, noise=noise), np.random.default_rng(1)
+    answers = [noisy_answer(np.ones(40), None, poisson, WORK, rng, noise_multiplier=1.5)[1] for _ in range(20)]
+    before = price(poisson, None, noise_multiplier=1.5)
+    assert before.budget is None
     assert (before.sampling_rate, before.num_steps) == (10 / 50, 4 * 5)
     assert before.noise_multiplier == answers[0].noise_multiplier == approx(1.5)
     assert before.extra_delta == approx(20 * answers[0].extra_delta)
     uneven = LocalWork(num_examples=51, local_epochs=4, batch_size=10)
-    assert price(poisson, None, noise, noise_multiplier=1.5, work=uneven).num_steps == 4 * 6
+    assert price(poisson, None, noise_multiplier=1.5, work=uneven).num_steps == 4 * 6
 
 
 @pytest.mark.parametrize("noise", NOISE_KINDS)
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_rounds_cost_can_be_reserved_as_it_is(name, noise):
-    poisson = name == "dpsgd_poisson"
-    paid = price(MECHANISMS[name], None if poisson else 0.5, noise, noise_multiplier=2.0 if poisson else None)
+    poisson = name == "poisson"
+    protection = replace(EVERY[name], noise=noise)
+    paid = price(protection, None if poisson else 0.5, noise_multiplier=2.0 if poisson else None)
     with PrivacyLedger.in_memory() as ledger:
         assert ledger.reserve("test", 3, [paid]).reserved == ("ann",)
         assert ledger.spent("ann") == (0 if poisson else 0.5)
-        assert ledger.spent("ann", worst_case=True) == (0 if poisson else 0.5 * 50**2 if name == "paper" else 0.5)
         (event,) = ledger.events()
     assert (event["sampling_rate"], event["num_steps"]) == ((0.2, 20) if poisson else (None, None))
     assert event["noise_kind"] == noise
 
 
-POISSON = MECHANISMS["dpsgd_poisson"]
-
-
 @pytest.mark.parametrize(
-    ("mechanism", "budget", "noise", "changed", "says"),
+    ("protection", "budget", "changed", "says"),
     [
-        (CLIENT, 0.0, "gaussian", {}, "client 'ann' cannot be met"),
-        (CLIENT, math.nan, "gaussian", {}, "client 'ann' cannot be met"),
-        (CLIENT, None, "gaussian", {}, "a budget alone"),
-        (CLIENT, 1.0, "gaussian", {"noise_multiplier": 1.0}, "a budget alone"),
-        (CLIENT, 1.0, "white", {}, "'white' is not known"),
-        (CLIENT, 1.0, "gaussian", {"num_parameters": 0}, "num_parameters=0"),
-        (CLIENT, 1.0, "gaussian", {"clip_norm": -1.0}, "clip_norm=-1"),
-        (CLIENT, 1e40, "gaussian", {}, "too little for a grid"),
-        (CLIENT, 1e-20, "discrete", {}, "client 'ann' cannot be met.*drowns in its own rounding"),
-        (POISSON, None, "gaussian", {"noise_multiplier": 1e-20}, "too little for a grid"),
-        (POISSON, 1.0, "gaussian", {}, "noise_multiplier alone"),
+        (CLIENT, 0.0, {}, "client 'ann' cannot be met"),
+        (CLIENT, math.nan, {}, "client 'ann' cannot be met"),
+        (CLIENT, None, {}, "a budget alone"),
+        (CLIENT, 1.0, {"noise_multiplier": 1.0}, "a budget alone"),
+        (CLIENT, 1.0, {"num_parameters": 0}, "num_parameters=0"),
+        (CLIENT, 1e40, {}, "too little for a grid"),
+        (replace(CLIENT, noise="discrete"), 1e-20, {}, "client 'ann' cannot be met.*drowns in its own rounding"),
+        (POISSON, None, {"noise_multiplier": 1e-20}, "too little for a grid"),
+        (POISSON, 1.0, {}, "noise_multiplier alone"),
         (
-            *(POISSON, None, "seeded", {"noise_multiplier": 1.0, "work": LocalWork(5, batch_size=6)}),
+            POISSON,
+            None,
+            {"noise_multiplier": 1.0, "work": LocalWork(5, batch_size=6)},
             "batch_size=6 is more than num_examples=5",
         ),
     ],
 )
-def test_a_round_that_cannot_be_is_refused_before_it_starts(mechanism, budget, noise, changed, says):
+def test_a_round_that_cannot_be_is_refused_before_it_starts(protection, budget, changed, says):
     with pytest.raises(BadInput, match=says) as refused:
-        price(mechanism, budget, noise, **changed)
+        price(protection, budget, **changed)
     assert "\n" not in str(refused.value)
 
 
 # ---- a stack of updates released where it lies: the same promises, on tensors ------------------------------------
 
 
-def costs_of(budgets, num_parameters, mechanism=CLIENT, noise="seeded", **changed):
-    return [
-        price(mechanism, budget, noise, num_parameters, client=f"c{k}", **changed) for k, budget in enumerate(budgets)
-    ]
+def costs_of(budgets, num_parameters, protection=SIMULATED):
+    return [price(protection, budget, num_parameters, client=f"c{k}") for k, budget in enumerate(budgets)]
 
 
 def lengths(rows):
@@ -325,7 +375,7 @@ def lengths(rows):
 def test_no_released_row_is_longer_than_the_clip_norm(seed, dtype, exponent, clip_norm):
     rng = np.random.default_rng(seed)
     rows = torch.from_numpy(rng.standard_normal((6, 40)) * clip_norm * 10.0**exponent).to(dtype)
-    costs = costs_of([np.inf] * 6, 40, clip_norm=clip_norm)
+    costs = costs_of([np.inf] * 6, 40)
     out, clipped = release_on_device(rows, costs, clip_norm, range(6))
     assert (lengths(out) <= clip_norm).all()
     assert clipped.tolist() == (lengths(rows) > clip_norm).tolist()
@@ -343,11 +393,11 @@ def test_rows_near_the_end_of_float32_are_shortened_as_well():
     assert (lengths(out) <= 1.0).all()
 
 
-@pytest.mark.parametrize("name", ["paper", "client"])
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_row_gets_the_noise_its_cost_states(name, dtype):
+def test_each_row_gets_the_noise_its_cost_states(adjacency, dtype):
     size = 60_000
-    costs = costs_of([0.02, 0.5, 8.0, np.inf], size, privacy_mechanism(name))
+    costs = costs_of([0.02, 0.5, 8.0, np.inf], size, replace(SIMULATED, adjacency=adjacency))
     rows = torch.full((4, size), 0.5 / np.sqrt(size), dtype=dtype)
     out, _ = release_on_device(rows, costs, 1.0, [3, 4, 5, 6])
     noise = (out.double() - rows.double()).numpy()
@@ -366,7 +416,7 @@ def test_without_noise_it_releases_what_release_does_at_the_same_cost():
     rows = np.random.default_rng(1).standard_normal((3, 30)).astype(np.float32)
     rows[1] *= 1e-3
     costs = costs_of([np.inf] * 3, 30)
-    plain = released(rows, [np.inf] * 3, noise="seeded", clients=["c0", "c1", "c2"])
+    plain = released(rows, [np.inf] * 3, SIMULATED, clients=["c0", "c1", "c2"])
     on_device, clipped = release_on_device(torch.from_numpy(rows), costs, 1.0, [0, 1, 2])
     for row, expected in zip(on_device.numpy(), plain.updates, strict=True):
         assert_float32_close(row, expected, steps=4)
@@ -375,13 +425,13 @@ def test_without_noise_it_releases_what_release_does_at_the_same_cost():
 
 
 @settings(deadline=None)
-@given(st.floats(1e-3, 1e3), st.sampled_from(["paper", "client"]))
-def test_the_noise_of_the_cost_is_the_noise_of_the_budget(budget, name):
-    mechanism = privacy_mechanism(name)
-    (cost,) = costs_of([budget], 10, mechanism)
+@given(st.floats(1e-3, 1e3), st.sampled_from(["replace_one", "zero_out"]))
+def test_the_noise_of_the_cost_is_the_noise_of_the_budget(budget, adjacency):
+    protection = replace(SIMULATED, adjacency=adjacency)
+    (cost,) = costs_of([budget], 10, protection)
     out, _ = release_on_device(torch.zeros((1, 10), dtype=torch.float64), [cost], 1.0, [7])
     unit, _ = release_on_device(torch.zeros((1, 10), dtype=torch.float64), [replace(cost, noise_std=1.0)], 1.0, [7])
-    torch.testing.assert_close(out, unit * mechanism.noise_std(budget, 1.0, WORK), rtol=1e-9, atol=0)
+    torch.testing.assert_close(out, unit * protection.noise_std(budget, WORK), rtol=1e-9, atol=0)
 
 
 def test_the_same_seed_gives_the_same_noise_and_another_seed_another():
@@ -401,7 +451,7 @@ def test_the_same_seed_gives_the_same_noise_and_another_seed_another():
 @pytest.mark.parametrize("kind", ["gaussian", "discrete"])
 def test_noise_that_is_to_protect_is_not_drawn_on_a_device(kind):
     costs = costs_of([1.0, 1.0], 8)
-    costs[1] = costs_of([1.0], 8, noise=kind)[0]
+    costs[1] = costs_of([1.0], 8, replace(CLIENT, noise=kind))[0]
     with pytest.raises(BadInput, match=f"noise '{kind}' is not drawn on a device; use mppfl.privacy.release"):
         release_on_device(torch.zeros((2, 8)), costs, 1.0, [0, 1])
 

@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ from scipy.stats import chi2, chisquare
 from mppfl.errors import BadInput
 from mppfl.privacy import (
     GRID_IN_STDS,
+    LocalWork,
+    Protection,
+    SecureSum,
     clip_rows,
     discrete_steps,
     grid_of_sum,
     hiding_shares,
+    noise_of_sum,
     rounding_margin,
     shared_noise_weights,
-    simulate_secure_sum,
+    sum_cost,
 )
 from tests.homes import home
 
@@ -30,6 +35,27 @@ FALSE_ALARM = 1e-7  # of each statistical test here
 
 def stream(seed=7):
     return np.random.default_rng(seed)
+
+
+def _first_of(vectors):
+    """The first vector that is one, and all of them, though they come one by one."""
+    vectors, missing = iter(vectors), []
+    for vector in vectors:
+        if vector is not None:
+            return vector, chain(missing, [vector], vectors)
+        missing.append(None)
+    return (), missing
+
+
+def opened_sum(vectors, weights, variance, grid=None, *, rng=None, trust="secure_sum", **changed):
+    """The sum of these vectors as the server reads it; None is a client that failed."""
+    first, vectors = _first_of(vectors)
+    protection = Protection(unit="client", trust=trust, **changed)
+    secure_sum = SecureSum(protection, weights, variance, len(first), rng, grid)
+    for client, vector in enumerate(vectors):
+        if vector is not None and weights[client] > 0:
+            secure_sum.add(client, vector)
+    return secure_sum.open()
 
 
 # ---- weights ----------------------------------------------------------------------------------------------------
@@ -107,11 +133,11 @@ def discrete_gaussian(std, reach):
 @pytest.mark.parametrize("seeded", [True, False])
 def test_the_opened_sum_has_the_distribution_of_whole_shares(seeded):
     # Five shares of 4 steps each hide; one client more is allowed to drop out, and none does: six shares open.
-    opened = simulate_secure_sum(
+    opened = opened_sum(
         [np.full(200_000, 0.3)] * 6,
         np.full(6, 1.0),
-        noise_variance=5 * 4.0**2,
-        grid=1.0,
+        5 * 4.0**2,
+        1.0,
         clip_norm=1e9,
         dropouts=1,
         rng=stream() if seeded else None,
@@ -154,7 +180,7 @@ def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
     weights = np.array([0.5, 0.2, 0.0, 0.2, 0.1])
     variance = 1e-16
     grid = grid_of_sum(variance)
-    opened = simulate_secure_sum(iter(vectors), weights, variance, grid, clip_norm=2.0, rng=rng)
+    opened = opened_sum(iter(vectors), weights, variance, clip_norm=2.0, rng=rng)
     clipped, _ = clip_rows(vectors, 2.0)
     assert opened.total == approx(weights @ clipped, abs=1e-7)
     assert (opened.total / grid == np.rint(opened.total / grid)).all()
@@ -165,11 +191,10 @@ def test_what_arrives_is_the_weighted_sum_of_clipped_vectors_on_the_grid():
 @pytest.mark.parametrize(("dropouts", "missing", "colluding"), [(0, 0, 0), (3, 0, 0), (3, 3, 2), (4, 1, 5)])
 def test_what_hides_is_never_less_than_asked_for_and_what_opens_is_all_shares(dropouts, missing, colluding):
     vectors = [None] * missing + [np.zeros(100_000)] * (12 - missing)
-    opened = simulate_secure_sum(
+    opened = opened_sum(
         vectors,
         np.full(12, 1 / 12),
         2.0,
-        grid_of_sum(2.0),
         clip_norm=1.0,
         dropouts=dropouts,
         colluding=colluding,
@@ -182,24 +207,48 @@ def test_what_hides_is_never_less_than_asked_for_and_what_opens_is_all_shares(dr
     assert low <= opened.total @ opened.total / ((12 - missing) * share) <= high
 
 
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_server_adds_noise_once_however_many_arrive(seeded):
+    vectors = [None, *[np.zeros(100_000)] * 11]
+    opened = opened_sum(vectors, np.full(12, 1 / 12), 2.0, trust="server", rng=stream() if seeded else None)
+    assert opened.noise_variance == opened.hidden_variance == 2.0
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], 100_000)
+    assert low <= opened.total @ opened.total / 2.0 <= high
+
+
+def test_noise_that_protects_is_another_one_each_time_and_simulated_noise_is_not():
+    for rng, is_repeated in ((stream, True), (lambda: None, False)):
+        for trust in ("secure_sum", "server"):
+            first, second = (opened_sum([np.zeros(50)] * 3, np.ones(3), 1.0, trust=trust, rng=rng()) for _ in "ab")
+            assert (first.total == second.total).all() == is_repeated
+
+
 def test_fewer_than_promised_open_no_sum_and_nobody_may_be_left_to_hide():
     with pytest.raises(BadInput, match="2 clients arrived, 3 are needed"):
-        simulate_secure_sum([np.ones(3), None, None, np.ones(3)], np.ones(4), 1.0, 1e-6, clip_norm=1.0, dropouts=1)
+        opened_sum([np.ones(3), None, None, np.ones(3)], np.ones(4), 1.0, dropouts=1)
+    with pytest.raises(BadInput, match="0 clients arrived, 1 are needed"):
+        opened_sum([None], [1.0], 1.0, trust="server")
     with pytest.raises(BadInput, match="leave nobody"):
         hiding_shares(5, dropouts=3, colluding=2)
     with pytest.raises(BadInput, match="client number 1"):
-        simulate_secure_sum([np.ones(2), np.array([1.0, math.nan])], np.ones(2), 1.0, 1e-6, clip_norm=1.0)
+        opened_sum([np.ones(2), np.array([1.0, math.nan])], np.ones(2), 1.0)
     with pytest.raises(BadInput, match="grid steps"):
-        simulate_secure_sum([np.ones(2)], [1.0], 1.0, 1.0, clip_norm=1.0)
+        opened_sum([np.ones(2)], [1.0], 1.0, 1.0)
+
+
+def test_a_client_is_in_a_sum_once_or_not_at_all():
+    secure_sum = SecureSum(Protection(trust="secure_sum"), [0.5, 0.0, 0.5], 1.0, 2, stream())
+    secure_sum.add(0, np.ones(2))
+    for client in (0, 1):
+        with pytest.raises(BadInput, match=f"client number {client} has no part in this sum, or has sent"):
+            secure_sum.add(client, np.ones(2))
 
 
 def test_a_hundred_times_the_clients_take_no_more_memory():
     def peak(num_clients):
         vectors = (np.full(10_000, 1.0) for _ in range(num_clients))
         tracemalloc.start()
-        simulate_secure_sum(
-            vectors, np.full(num_clients, 1 / num_clients), 1.0, grid_of_sum(1.0), clip_norm=1.0, rng=stream()
-        )
+        opened_sum(vectors, np.full(num_clients, 1 / num_clients), 1.0, rng=stream())
         top = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return top
@@ -236,10 +285,7 @@ def test_rounding_moves_neighbours_no_further_apart_than_the_margin_says(seed):
     grid = 2.0**-4  # coarse, so that rounding counts
     clip, weight, size = 1.0, 0.3, 50
     one, other = (clip * v / np.linalg.norm(v) for v in (rng.normal(size=size), rng.normal(size=size)))
-    sums = [
-        simulate_secure_sum([v], [weight], variance, grid, clip_norm=clip, rng=stream(seed)).total
-        for v in (one, -other)
-    ]
+    sums = [opened_sum([v], [weight], variance, grid, clip_norm=clip, rng=stream(seed)).total for v in (one, -other)]
     apart = np.linalg.norm(sums[0] - sums[1])  # the same seed: the same noise
     margin = rounding_margin(size, 1, grid / math.sqrt(variance))
     assert apart <= weight * 2 * clip + margin * math.sqrt(variance) * (1 + 1e-12)
@@ -250,3 +296,33 @@ def test_the_margin_of_the_usual_grid_is_small_even_for_a_million_parameters():
     assert rounding_margin(1_600_000, 20) < 0.0013
     with pytest.raises(BadInput, match="grid steps"):
         rounding_margin(10, 10**12)
+
+
+WORKS = [LocalWork(num_examples=size) for size in (20, 60, 200)]
+
+
+@pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize(("trust", "faults"), [("server", {}), ("secure_sum", {}), ("secure_sum", {"dropouts": 1})])
+def test_what_a_client_spends_is_what_its_weight_and_rounding_cost(trust, unit, adjacency, faults):
+    protection = Protection(unit=unit, trust=trust, adjacency=adjacency, clip_norm=0.7, **faults)
+    caps, size = np.array([0.2, 0.5, 1.0]), 10_000
+    noise = noise_of_sum(protection, caps, WORKS, size, [20, 60, 200], dispersion=3.0)
+    reach = 0.7 * (1 if adjacency == "zero_out" else 2)
+    sensitivity = reach / np.array([20, 60, 200]) if unit == "record" else np.full(3, reach)
+    margin = rounding_margin(size, 1 if trust == "server" else 3 - faults.get("dropouts", 0))
+    std = math.sqrt(noise.noise_variance)
+    assert noise.used == approx((noise.weights * sensitivity / std + margin) ** 2 / 2, rel=1e-9)
+    assert (noise.used <= caps).all()
+    assert noise.weights.sum() == approx(1)
+
+
+@pytest.mark.parametrize("noise", ["simulated", "discrete"])
+def test_the_cost_of_a_part_in_a_sum_says_what_was_spent_and_how_far_the_noise_is_from_the_one_meant(noise):
+    protection = Protection(trust="secure_sum", noise=noise)
+    cost = sum_cost(protection, "ann", 0.5, 30, 1000)
+    assert (cost.client, cost.protection, cost.unit, cost.adjacency) == (
+        "ann", "secure sum record gradient", "record", "replace_one"
+    )  # fmt: skip
+    assert (cost.budget, cost.noise_multiplier, cost.noise_kind) == (0.5, 1.0, noise)
+    assert cost.extra_delta == approx(0 if noise == "simulated" else 3 * 30 * 1000 * 2.0**-128)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mppfl.training import ClientSlot, TrainingConfig, flat_model, make_model
+from mppfl.training import ClientSlot, flat_model, make_model
 from mppfl.training.engines import Engine, is_less_work, padded_steps, steps_of
+from tests.training.trainings import CLIENT, configured
 
 ROWS_OF_A_BATCH = (
     st.lists(st.integers(0, 50), min_size=0, max_size=5).map(np.array).map(lambda rows: rows.astype(np.int64))
@@ -77,9 +78,14 @@ def slots_from(starts, sizes=SIZES, epochs=3):
     ]
 
 
+def all_updates(engine, slots):
+    """The updates of all slots as one tensor; an engine gives some after others."""
+    return torch.cat([rows.clone() for rows in engine.updates(slots)])
+
+
 def engine_of(model, num_slots, epochs=3, precision="float64", **more):
     data = examples(np.float64 if precision == "float64" else np.float32)
-    config = TrainingConfig(batch_size=4, local_epochs=epochs, learning_rate=0.2, precision=precision, **more)
+    config = configured(**CLIENT, batch_size=4, local_epochs=epochs, learning_rate=0.2, precision=precision, **more)
     return Engine(model, *data, config, num_slots)
 
 
@@ -95,10 +101,10 @@ def assert_moves_as_the_plain_loop(model, slots, in_span, atol=1e-11, **more):
         engine_of(flat_model(MODELS[model]()), len(slots), engine=name, **more) for name in ("dense", "loop")
     )
     assert sorted(engine._spanned.which_pay(slots)) == list(in_span)
-    expected = plain.updates(slots)
+    expected = all_updates(plain, slots)
     assert expected.abs().max() > 0.01
     for _ in range(2):  # the second time finds its Gram matrices kept
-        torch.testing.assert_close(engine.updates(slots), expected, atol=atol, rtol=0)
+        torch.testing.assert_close(all_updates(engine, slots), expected, atol=atol, rtol=0)
 
 
 ONE_START_OR_MANY = pytest.mark.parametrize("alike", [True, False], ids=["one start", "starts of their own"])
@@ -135,9 +141,9 @@ def test_clients_of_one_size_are_the_same_to_the_bit_alone_and_in_company(size):
     slots = slots_from([flat.initial_weights(0)] * 6, [size] * 6)
     engine = engine_of(flat, len(slots), precision="float32", engine="dense")
     assert len(engine._spanned.which_pay(slots)) == len(slots)
-    together = engine.updates(slots)
+    together = all_updates(engine, slots)
     for k, slot in enumerate(slots):
-        assert torch.equal(engine.updates([slot])[0], together[k])
+        assert torch.equal(all_updates(engine, [slot])[0], together[k])
 
 
 def test_what_leaves_the_span_is_computed_plainly():
@@ -161,12 +167,12 @@ def test_the_span_is_used_where_it_is_less_work(looks, epochs, inputs, pays):
 
 def test_examples_whose_products_are_infinite_are_computed_plainly():
     features, labels = examples(np.float32)
-    config = TrainingConfig(batch_size=4, local_epochs=3, learning_rate=1e-30, engine="dense")
+    config = configured(**CLIENT, batch_size=4, local_epochs=3, learning_rate=1e-30, engine="dense")
     flat = flat_model(make_model("softmax", SHAPE, CLASSES))
     slot = ClientSlot(torch.zeros(flat.num_parameters), batches(0, 12, 3), epochs=3)
     engine = Engine(flat, np.float32(1e19) * features, labels, config, 1)
     assert engine._spanned.which_pay([slot]) == []
-    assert torch.isfinite(engine.updates([slot])).all()
+    assert torch.isfinite(all_updates(engine, [slot])).all()
 
 
 @pytest.mark.parametrize("sizes", [(12, 20, 31), (200, 200, 200)], ids=["in the span", "plainly"])
@@ -180,10 +186,12 @@ def test_examples_that_are_nearly_alike_are_computed_as_exactly_as_by_the_plain_
     def moved(engine, precision):
         dtype = torch.float64 if precision == "float64" else torch.float32
         flat = flat_model(make_model("mlp", SHAPE, 10, hidden=(32,)))
-        config = TrainingConfig(batch_size=10, local_epochs=3, learning_rate=1e-4, precision=precision, engine=engine)
+        config = configured(
+            **CLIENT, batch_size=10, local_epochs=3, learning_rate=1e-4, precision=precision, engine=engine
+        )
         slots = [ClientSlot(start.to(dtype), batches(k, size, 3, 10), epochs=3) for k, size in enumerate(sizes)]
         engine = Engine(flat, features.astype(precision), labels, config, len(slots))
-        return flat.parts(engine.updates(slots).double())
+        return flat.parts(all_updates(engine, slots).double())
 
     exact, plain, fast = moved("loop", "float64"), moved("loop", "float32"), moved("dense", "float32")
     for name, part in exact.items():
@@ -197,10 +205,10 @@ def test_nobody_diverges_by_how_long_others_train(size, engine):
     features, labels = examples(np.float32)
     features[:4] *= np.float32(size)
     flat = flat_model(make_model("mlp", SHAPE, CLASSES, hidden=(16,)))
-    config = TrainingConfig(batch_size=4, local_epochs=1, learning_rate=0.2, engine=engine)
+    config = configured(**CLIENT, batch_size=4, local_epochs=1, learning_rate=0.2, engine=engine)
     large = ClientSlot(flat.initial_weights(0), [np.arange(3)])
     others = slots_from([flat.initial_weights(0)], [12], epochs=1)
     engine = Engine(flat, features, labels, config, 2)
-    alone, together = engine.updates([large])[0], engine.updates([large, *others])[0]
+    alone, together = all_updates(engine, [large])[0], all_updates(engine, [large, *others])[0]
     assert torch.isfinite(alone).all()
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)

@@ -17,7 +17,7 @@ from mppfl.training import (
     load_weights,
     make_model,
 )
-from tests.training.trainings import FREE, TwoPaths, batch_normed, pictures, trained
+from tests.training.trainings import CLIENT, FREE, WAYS, TwoPaths, batch_normed, pictures, trained
 
 
 def convolution(before, after, side):
@@ -144,7 +144,7 @@ def test_batch_norm_keeps_no_running_statistics():
 def test_the_callers_module_is_not_changed_by_a_training(make):
     module = make().eval()
     before = copy.deepcopy(module.state_dict())
-    last = trained(FREE, 2, model=module, learning_rate=0.5, precision="float64", engine="loop")[-1]
+    last = trained(FREE, 2, model=module, learning_rate=0.5, precision="float64", engine="loop", **CLIENT)[-1]
     assert not module.training
     assert all(part.dtype == torch.float32 and part.grad is None for part in module.parameters())
     after = module.state_dict()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Run a training on Flower: nodes that die, budgets never overspent.")
 
 Folder = Annotated[Path, typer.Argument(help="The app's folder.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
 
 @app.command("init")
@@ -40,7 +39,7 @@ def init_command(
 def local_command(
     folder: Folder,
     nodes: Annotated[int | None, typer.Option(min=2, help="Nodes; as many as the experiment has clients.")] = None,
-    quiet: Quiet = False,
+    quiet: ask.QuietOption = False,
     json: ask.JsonOption = False,
 ) -> None:
     """Run the app on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys made on the spot."""
@@ -48,13 +47,13 @@ def local_command(
 
 
 @app.command("resume")
-def resume_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
+def resume_command(folder: Folder, quiet: ask.QuietOption = False, json: ask.JsonOption = False) -> None:
     """Go on after the last finished round, without spending or paying anything twice."""
     _deploy(folder, quiet, json, resume=True)
 
 
 @app.command("simulate")
-def simulate_command(folder: Folder, quiet: Quiet = False, json: ask.JsonOption = False) -> None:
+def simulate_command(folder: Folder, quiet: ask.QuietOption = False, json: ask.JsonOption = False) -> None:
     """Run the same app with all clients computed by Flower's simulation engine (pip install 'flwr\\[simulation]')."""
     _deploy(folder, quiet, json, simulated=True)
 

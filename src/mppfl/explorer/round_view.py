@@ -46,12 +46,7 @@ MEASURES = (
     Measure("compared-budgets", "mean_budget", "Mean budget", "budget of a client", "ρ of zCDP, per round"),
     Measure("compared-anarchy", "price_of_anarchy", "Price of anarchy", "optimal welfare over welfare", "ratio"),
     Measure(
-        "compared-negative-utility",
-        "negative_utility",
-        "Clients with negative utility",
-        "share of clients",
-        "%, mean over rounds",
-        100.0,
+        "compared-negative-utility", "negative_utility", "Negative utility", "clients", "%, mean over rounds", 100.0
     ),
 )
 COMPARISON_CHARTS = tuple(measure.key for measure in MEASURES)

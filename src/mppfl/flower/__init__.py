@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         side_of,
         to_arrays,
     )
-    from .identity import NodeSettings, Registry, pem_of, read_node
+    from .identity import RELEASES, NodeSettings, Registry, pem_of, read_node
     from .layout import CA, CERTIFICATE, KEY, Layout, make_certificates, make_node_key, make_nodes, write_app
     from .local import Federation, deploy_local, free_ports, node_line, run_arguments, start_process
     from .state import ServerFolder, ServerState

@@ -78,14 +78,17 @@ class Quadratic:
 
 
 def minimise(
-    quadratic: Quadratic, harm: Array, linear: Array, digits: Array, low: Array, high: Array, start: Array
+    game: Game, quadratic: Quadratic, strength: float, linear: Array, digits: Array, start: Array | None
 ) -> Array:
-    """The x in [low, high] that minimises Σ harm/x + ½xᵀQx + linearᵀx: projected Newton's steps with a line search.
+    """Budgets within their bounds that minimise strength·Σε/x + ½xᵀQx + linearᵀx: projected Newton's steps with a line
+    search. Who may give nothing makes no noise.
 
     digits  the size of the terms that `linear` is the difference of: slopes are known to a share of it
     """
+    low, high = game.clients.budget_min, game.clients.budget_max
+    harm = np.where(high > 0, strength * game.clients.noise_harm, 0.0)
     noisy = harm > 0
-    x = np.clip(start, low, high)
+    x = np.clip(np.zeros_like(harm) if start is None else start, low, high)
     x = np.where(noisy & (x <= 0), np.minimum(np.sqrt(harm / np.maximum(quadratic.diagonal, 1e-300)), high), x)
 
     def cost(y: Array, image: Array) -> float:
@@ -128,30 +131,21 @@ def personal_budgets(game: Game, round_index: int, start: Array | None = None) -
     """
     pay = 1 - game.accuracy_weight
     quadratic = vars(game).setdefault("_personal", Quadratic(game.loss, game.clients.quadratic_cost, pay, True))
-    return _bought(game, quadratic, game.accuracy_weight / round_index, pay * game.clients.linear_cost, start)
+    linear = pay * game.clients.linear_cost
+    return minimise(game, quadratic, game.accuracy_weight / round_index, linear, linear, start)
 
 
 def auction_budgets(near: Game, round_index: int, start: Array | None = None) -> Array:
     """Budgets at which bids meet asks in the double auction over one-hop exposure (model, eq. 30)."""
     strength = near.accuracy_weight / ((1 - near.accuracy_weight) * round_index)
-    return _bought(near, _welfare(near), strength, near.loss.T @ near.clients.linear_cost, start)
-
-
-def _bought(game: Game, quadratic: Quadratic, strength: float, linear: Array, start: Array | None) -> Array:
-    clients = game.clients
-    harm = np.where(clients.budget_max > 0, strength * clients.noise_harm, 0.0)
-    first = np.zeros(game.num_clients) if start is None else start
-    return minimise(quadratic, harm, linear, linear, clients.budget_min, clients.budget_max, first)
+    linear = near.loss.T @ near.clients.linear_cost
+    return minimise(near, _welfare(near), strength, linear, linear, start)
 
 
 def optimal_budgets(game: Game, reward_rate: float, start: Array | None = None) -> Array:
     """Budgets within their bounds at which all clients together gain most at a rate (model, eq. 25)."""
-    clients = game.clients
-    cost, none = game.loss.T @ clients.linear_cost, np.zeros(game.num_clients)
-    first = clients.budget_min if start is None else start
-    return minimise(
-        _welfare(game), none, cost - reward_rate, cost + reward_rate, clients.budget_min, clients.budget_max, first
-    )
+    cost = game.loss.T @ game.clients.linear_cost
+    return minimise(game, _welfare(game), 0.0, cost - reward_rate, cost + reward_rate, start)
 
 
 def _welfare(game: Game) -> Quadratic:

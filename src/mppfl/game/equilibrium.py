@@ -41,7 +41,6 @@ class Response:
 
     lowest_rate, highest_rate  the open interval of rates on which every free client is strictly inside its bounds;
                                empty (lowest >= highest) when there is no such rate
-    weights                    personal price of each client per unit of rate: 1, or the Pigouvian c_i
     free                       clients that respond; the others stay at a constant budget (slope 0)
     """
 
@@ -49,7 +48,6 @@ class Response:
     offset: Array
     lowest_rate: float
     highest_rate: float
-    weights: Array
     free: BoolArray
 
     def budgets(self, reward_rate: float) -> Array:
@@ -76,7 +74,7 @@ def equilibrium_response(game: Game, weights: Array | None = None) -> Response:
         wrong = np.abs(game.loss @ np.column_stack([slope, offset]) - np.column_stack(own))[free]
         if wrong.max(initial=0.0) > 1e-7 * max(np.abs(own[0]).max(), own[1].max()):  # a singular B: no such line
             low, high = np.inf, -np.inf
-    return Response(slope, offset, low, high, prices, free)
+    return Response(slope, offset, low, high, free)
 
 
 def line_of_free(game: Game, own: Line, free: BoolArray, budgets: Array) -> tuple[Array, Array]:
@@ -227,7 +225,10 @@ class Path:
     def budgets(self, segment: int, rate: float, low: Array, high: Array) -> Array:
         """Everybody's budget at a rate of a segment; one that is at a bound but for rounding is at it exactly."""
         line, constant = rate * self.slope[segment], self.offset[segment]
-        return snapped(line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0), low, high)
+        budgets, digits = line - constant, np.where(self.free[segment], np.abs(line) + np.abs(constant), 0.0)
+        near = NEARBY * digits
+        inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
+        return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
 
     def segment_at(self, rate: float) -> int:
         """The first segment that a rate lies on."""
@@ -237,13 +238,6 @@ class Path:
 def no_segments(num_clients: int) -> Path:
     nothing = np.zeros((0, num_clients))
     return Path(np.zeros((0, 2)), nothing, nothing, nothing.astype(bool))
-
-
-def snapped(budgets: Array, digits: Array, low: Array, high: Array) -> Array:
-    """Budgets within their bounds, those nearer to a bound than NEARBY of `digits` exactly at it."""
-    near = NEARBY * digits
-    inside = np.where(budgets <= low + near, low, np.where(budgets >= high - near, high, budgets))
-    return np.where((digits == 0) & (budgets == 0), 0.0, inside)  # who opts out is at 0, whatever its floor
 
 
 @dataclass(frozen=True, eq=False)

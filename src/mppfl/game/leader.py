@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from mppfl.arrays import Array, BoolArray, IntArray, require_number
-from mppfl.errors import BadInput, NoEquilibrium
+from mppfl.errors import NoEquilibrium
+from mppfl.fields import About, checked
 from mppfl.game.equilibrium import NEARBY, PATH_BELOW, Followers, Path, no_segments, response_path
 from mppfl.game.model import Game, cost_without_absent
 from mppfl.game.plan import Against, AlongLine, Participation, PerRound, Stored
@@ -56,8 +57,7 @@ def choose_rates(
 
     weights  personal prices per unit of rate, one each unless given (Pigouvian prices)
     """
-    if leader not in get_args(UniformLeader):
-        raise BadInput(f"leader={leader!r} must be one of {', '.join(get_args(UniformLeader))}.")
+    checked("leader", leader, UniformLeader, About(""))
     limit = np.inf
     if leader == "budget_limited":
         limit = require_number(np.nan if payment_limit is None else payment_limit, "payment_limit", 0, np.inf)
@@ -155,10 +155,6 @@ class Answers:
         self.able = (clients.budget_max > 0) & ((followers.weights > 0) | (clients.budget_min > 0))
 
     @cached_property
-    def samples(self) -> _Samples:
-        return _Samples(self)
-
-    @cached_property
     def path(self) -> Path | None:
         """Allowed segments; None where the game is too large for its path to be followed."""
         clients, line, able = self.game.clients, self.line, self.able
@@ -182,7 +178,7 @@ class Answers:
         """The leader's rate of every round; raises NoEquilibrium where the rule allows none."""
         path = self.path
         if path is None:
-            return self.samples.choose(leader, rounds, limit)
+            return _Samples(self).choose(leader, rounds, limit)
         if len(path) == 0:
             raise NoEquilibrium(self._who_cannot_be_kept())
         rates, segments, costs = _View(self.game, self.weights, path, leader, limit).best(rounds)
@@ -201,7 +197,7 @@ class Answers:
         """What a round costs at least, at any rate that the rule allows; never more than the true minimum."""
         seen_as: UniformLeader = "noise_aware" if leader == "noise_aware" else "anticipating"
         if self.path is None:
-            return self.samples.least(seen_as, rounds, limit)
+            return _Samples(self).least(seen_as, rounds, limit)
         return _View(self.game, self.weights, self.path, seen_as, limit).best(rounds)[2]
 
     def require_rates(self, costs: Array, rounds: IntArray, limit: float) -> None:
@@ -281,11 +277,12 @@ class _View:
     def __init__(self, game: Game, weights: Array, path: Path, leader: UniformLeader, limit: float) -> None:
         clients, tau = game.clients, game.accuracy_weight
         self.game, self.weights, self.path, self.leader = game, weights, path, leader
-        self.paid_slope, self.paid_offset = path.slope @ weights, path.offset @ weights
+        # Sums, not products: BLAS would start threads, which wait for each other on busy cores.
+        self.paid_slope, self.paid_offset = ((line * weights).sum(axis=1) for line in (path.slope, path.offset))
         self.strength = np.full(len(path), tau / (1 - tau))
         if leader == "noise_aware":  # all clients together are one whose budget is X = Σ(n_i/n̄)²ρ_i
             sizes, harm = noise_aware_sums(game)
-            self.slope, self.offset = (path.slope @ sizes)[:, None], (path.offset @ sizes)[:, None]
+            self.slope, self.offset = ((line * sizes).sum(axis=1)[:, None] for line in (path.slope, path.offset))
             self.harm = np.full((len(path), 1), harm)
         else:
             part, examples = path.participating, clients.data_size
@@ -294,7 +291,7 @@ class _View:
             self.strength = self.strength * (examples.sum() / (part @ examples)) ** 2
         if leader == "mean_field":
             alone = np.where(path.free, weights / (2 * clients.quadratic_cost), 0.0)
-            self.pull, self.steepness = self.harm * alone, self.paid_slope + alone @ weights
+            self.pull, self.steepness = self.harm * alone, self.paid_slope + (alone * weights).sum(axis=1)
         else:
             self.pull, self.steepness = self.harm * self.slope, 2 * self.paid_slope
         self.segment, self.low, self.high = self._pieces(limit)
@@ -416,10 +413,10 @@ class _View:
                 bend = width * (2 * cube / square + self.steepness[segment] / paid)
                 following = low[moving] + width * np.exp(np.log(pulled / paid) / bend)
                 step = following - here
-                is_newton = (following > left[moving]) & (following < right[moving])
-                following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
                 # Newton's next error is about step²/(rate − low); what rounding leaves is no reason to go on.
-                close = is_newton & (step * step <= 1e-17 * here * width)
+                close = step * step <= 1e-17 * here * width
+                is_newton = close | (following > left[moving]) & (following < right[moving])
+                following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
             rate[moving] = following
             moving = moving[~(close | (np.abs(following - here) <= 4e-16 * here))]
         return rate

@@ -448,20 +448,6 @@ def personal_prices(game: Game, budgets: Array) -> Array:
 
 # ---- by name ----------------------------------------------------------------------------------------------------
 
-MECHANISMS: dict[str, Mechanism] = {
-    record.name: record
-    for record in (
-        mppfl,
-        mppfl_exact,
-        mppfl_noise_aware,
-        social_agnostic,
-        random,
-        dp_fedavg,
-        sarda_like,
-        sarda_r,
-        budget_limited,
-        pigouvian,
-        personalised,
-        noiseless,
-    )
-}
+_USUAL = (mppfl, mppfl_exact, mppfl_noise_aware, social_agnostic, random, dp_fedavg, sarda_like, sarda_r)
+_SPECIAL = (budget_limited, pigouvian, personalised, noiseless)
+MECHANISMS: dict[str, Mechanism] = {record.name: record for record in (*_USUAL, *_SPECIAL)}

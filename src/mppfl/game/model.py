@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mppfl.arrays import Array, BoolArray, read_only, require, require_number
+from mppfl.arrays import Array, read_only, require, require_number
 from mppfl.errors import BadInput
 from mppfl.game.loss import LossOperator
 from mppfl.network import Diagonal, Propagation, SocialGraph, propagate
@@ -222,25 +222,16 @@ def server_cost(game: Game, round_index: int, prices: Array | float, budgets: Ar
     return weight * accuracy_term(game, round_index, budgets) + (1 - weight) * float(np.sum(prices * budgets))
 
 
-def amplification(game: Game, participating: BoolArray) -> float:
-    """(Σ|D| / Σ|D| of those who participate)²: how much the noise of those who remain grows when others opt out.
-
-    Aggregation weights θ_i = |D_i|/Σ|D| are shared among participants, and ε_i goes with θ_i² (eq. 11). It is 1
-    while everybody participates.
-    """
-    sizes = game.clients.data_size
-    remaining = float(sizes[participating].sum())
-    return (float(sizes.sum()) / remaining) ** 2 if remaining > 0 else np.inf
-
-
 def cost_without_absent(game: Game, round_index: int, prices: Array | float, budgets: Array) -> float:
     """The server's cost with weights shared among those who participate: what a leader weighs at the bounds (eq. 9).
 
-    U_t alone forgets a client the moment its budget reaches 0, and would be least with nobody left.
+    U_t alone forgets a client the moment its budget reaches 0, and would be least with nobody left. Weights θ_i are
+    |D_i|/Σ|D| over participants, and ε_i goes with θ_i² (eq. 11): it grows as others opt out.
     """
-    if not (budgets > 0).any():
+    part, sizes = budgets > 0, game.clients.data_size
+    if not part.any():
         return np.inf
-    noise = amplification(game, budgets > 0) * accuracy_term(game, round_index, budgets)
+    noise = float(sizes.sum() / sizes[part].sum()) ** 2 * accuracy_term(game, round_index, budgets)
     return game.accuracy_weight * noise + (1 - game.accuracy_weight) * float(np.sum(prices * budgets))
 
 

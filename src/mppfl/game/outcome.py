@@ -171,25 +171,20 @@ def verify(game: Game, plan: Plan, outcome: Outcome | None = None, mechanism: Me
     """
     outcome = evaluate(game, plan) if outcome is None else outcome
     record = MECHANISMS.get(plan.mechanism) if mechanism is None else mechanism
-    largest = max(float(plan[k].budgets.max()) for k in (0, len(plan) - 1))
+    largest, gap = max(float(plan[k].budgets.max()) for k in (0, len(plan) - 1)), float(outcome.best_response_gap.max())
+    residual = gap / largest if 0 < largest < np.inf else 0.0 if gap == 0 else np.inf
     regret, positions = None, np.arange(0)
     if record is not None and record.leader is not None:
         is_large = len(plan) * plan.num_clients >= LEADER_ROUNDS_BELOW
         positions = np.unique([0, len(plan) // 2, len(plan) - 1]) if is_large else np.arange(len(plan))
         regret = max(0.0, float(leader_savings(game, plan, record, positions).max()))
     return Verification(
-        residual=_residual(float(outcome.best_response_gap.max()), largest),
+        residual=residual,
         client_regret=max(0.0, float(outcome.client_regret.max())),
         relative_regret=max(0.0, float(outcome.relative_regret.max())),
         leader_regret=regret,
         leader_rounds=tuple(int(t) for t in plan.rounds[positions]),
     )
-
-
-def _residual(gap: float, largest: float) -> float:
-    if np.isfinite(largest) and largest > 0:
-        return gap / largest
-    return 0.0 if gap == 0 else np.inf
 
 
 def leader_savings(

@@ -259,9 +259,8 @@ class Horizon:
         if len(self.rounds) == 0 or int(np.min(self.rounds)) < 1:
             raise BadInput("rounds must be numbered from 1, and there must be at least one.")
         if self.reward_rates is not None:
-            object.__setattr__(
-                self, "reward_rates", _checked_rates(self.reward_rates, len(self.rounds), "reward_rates")
-            )
+            rates = _checked_rates(self.reward_rates, len(self.rounds), "reward_rates")
+            object.__setattr__(self, "reward_rates", rates)
         require_count(self.seed, "seed", 0)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from mppfl.arrays import Array
-from mppfl.game.convex import optimal_budgets
-from mppfl.game.equilibrium import equilibrium_response
-from mppfl.game.leader import pigouvian_weights
+from mppfl.game.convex import Society
+from mppfl.game.leader import answers_along, pigouvian_weights
 from mppfl.game.model import Game, privacy_cost, privacy_loss, server_cost
+from mppfl.game.plan import AlongLine
 
 
 def welfare(game: Game, prices: Array | float, budgets: Array, losses: Array | None = None) -> float:
@@ -25,50 +23,33 @@ def total_welfare(game: Game, round_index: int, prices: Array | float, budgets: 
     return welfare(game, prices, budgets) - cost / (1 - game.accuracy_weight)
 
 
-@dataclass(frozen=True, eq=False)
-class SocialOptimum:
-    """Budgets that make welfare largest at a reward rate, within the bounds.
-
-    reaches_bounds  whether a bound changes the answer; if not, `welfare` is Σ(r c_i − b_i)²/(4a_i) exactly
-    """
-
-    budgets: Array
-    welfare: float
-    reaches_bounds: bool
+def social_optimum(game: Game, reward_rate: float) -> Array:
+    """Budgets within the bounds that make welfare largest at a rate (model, eq. 25); inside, s* = (r c − b)/(2a)."""
+    return answers_along(_society(game), np.array([reward_rate])).at(0, reward_rate)
 
 
-def social_optimum(game: Game, reward_rate: float) -> SocialOptimum:
-    """The welfare optimum at a rate (model, eq. 25): s* = (r c − b)/(2a) inside the bounds, else a convex QP."""
-    return SocialOptima(game).at(reward_rate)
+def _society(game: Game) -> Society:
+    return Society(game, pigouvian_weights(game))
 
 
 class SocialOptima:
-    """The welfare optimum of a game at one rate after another, each started from the one before."""
+    """The welfare optima of a game, at the rates of one plan after another."""
 
     def __init__(self, game: Game) -> None:
-        self.game = game
-        self._weights = pigouvian_weights(game)
-        self._unbounded = equilibrium_response(game, self._weights)
-        self._last: Array | None = None
-        self._known: dict[float, SocialOptimum] = {}
-
-    def at(self, reward_rate: float) -> SocialOptimum:
-        if reward_rate not in self._known:
-            game, clients = self.game, self.game.clients
-            budgets, reached = self._unbounded.budgets(reward_rate), False
-            # Whose bounds leave no choice is held there by the line itself, which is then no optimum of the others.
-            inside = (budgets >= clients.budget_min) & (budgets <= clients.budget_max) & self._unbounded.free
-            most = unbounded_optimal_welfare(game, reward_rate, self._weights)
-            if not inside.all():
-                start = np.clip(budgets, clients.budget_min, clients.budget_max) if self._last is None else self._last
-                self._last = budgets = optimal_budgets(game, reward_rate, start)
-                most, reached = welfare(game, reward_rate, budgets), True
-            self._known[reward_rate] = SocialOptimum(budgets, most, reached)
-        return self._known[reward_rate]
+        self._society = _society(game)
+        self._totals: dict[bytes, float] = {}
 
     def total(self, reward_rates: Array) -> float:
         """Optimal welfare summed over rounds at these rates."""
-        return sum(self.at(float(rate)).welfare for rate in reward_rates)
+        key = reward_rates.tobytes()
+        if key not in self._totals:
+            game, weights, rates = self._society.game, self._society.weights, reward_rates.tolist()
+            budgets = answers_along(self._society, reward_rates)
+            if isinstance(budgets, AlongLine):  # nobody is at a bound
+                self._totals[key] = sum(unbounded_optimal_welfare(game, rate, weights) for rate in rates)
+            else:
+                self._totals[key] = sum(welfare(game, rate, budgets.at(k, rate)) for k, rate in enumerate(rates))
+        return self._totals[key]
 
 
 def unbounded_optimal_welfare(game: Game, reward_rate: float, weights: Array) -> float:

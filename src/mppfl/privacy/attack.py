@@ -27,6 +27,13 @@ class AttackRisk(NamedTuple):
     advantage: Any
     true_positive_rate: Any
 
+    def beside(self, distance: Any) -> AttackRisk:
+        """The risk where the noise drawn was this far in total variation from the noise meant: both data sets' answers
+        move by that much, and the rate rises at most in proportion to the false positives."""
+        advantage = np.minimum(self.advantage + 2 * distance, 1.0)
+        rate = self.true_positive_rate * (1 + distance / FALSE_POSITIVES) + distance
+        return AttackRisk(advantage, np.minimum(rate, 1.0))
+
     @property
     def sentence(self) -> str:
         """The rate in plain English; for arrays the largest one.

@@ -22,7 +22,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from mppfl.arrays import Array, BoolArray, read_only, require, require_count, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy.noise import NOT_EXACT, STEPS_PER_STD, Floats, discrete_steps, grid_of, whole_numbers
+from mppfl.privacy.noise import (
+    LARGEST_WHOLE_NUMBER,
+    NOT_EXACT,
+    STEPS_PER_STD,
+    Floats,
+    discrete_steps,
+    grid_of,
+    whole_numbers,
+)
 from mppfl.privacy.protection import LocalWork, Protection
 from mppfl.privacy.release import ReleaseCost, clip_rows
 
@@ -74,7 +82,7 @@ def shared_noise_weights(
     wished              θ⁰_i up to a common factor, for instance the numbers of examples
     dispersion          public guess of the mean squared ℓ2 distance of a client's vector from the mean of all
     margin              of `rounding_margin`
-    opened_over_hidden  noise that opens over noise that hides, k/(k - colluding)
+    opened_over_hidden  noise that opens over noise that hides, n/(n - dropouts - colluding) where all n arrive
     """
     rho = read_only(caps, "caps")
     delta = read_only(sensitivities, "sensitivities", length=len(rho))
@@ -191,6 +199,7 @@ class SecureSum:
         self.share_std = math.sqrt(variance / self.shares) / self.grid  # in grid steps
         if self.share_std < LEAST_STEPS:
             raise BadInput(f"a share of the noise is {self.share_std:.3g} grid steps; have fewer clients in a sum.")
+        _require_room(self.weights, protection, self.grid)
         reach = self.weights.sum() * protection.clip_norm / self.grid + 40 * self.share_std * num_clients
         if reach >= LARGEST_SUM:
             raise BadInput(f"the sum may reach {reach:.3g} grid steps, beyond 2^62. Use smaller budgets.")
@@ -253,15 +262,17 @@ def noise_of_sum(
     """Weights, noise and what each client spends of its cap in one sum of these clients (`shared_noise_weights`)."""
     shares = shares_of(protection, len(works))
     opened = 1 if protection.trust == "server" else len(works)
-    return shared_noise_weights(
+    noise = shared_noise_weights(
         caps,
         [protection.sensitivity(work) for work in works],
         wished,
         dispersion,
         num_parameters,
         margin=rounding_margin(num_parameters, shares),
-        opened_over_hidden=opened / (opened - protection.colluding),
+        opened_over_hidden=opened / shares,
     )
+    _require_room(noise.weights, protection, grid_of_sum(noise.noise_variance))
+    return noise
 
 
 def noise_of_sampled_sum(
@@ -295,6 +306,15 @@ def sum_cost(
         sampling_rate=protection.client_rate if spent is None else None,
         num_steps=1 if spent is None else None,
     )
+
+
+def _require_room(weights: Array, protection: Protection, grid: float) -> None:
+    """Raises where a vector of the largest weight may have more steps than can be counted, whatever it holds."""
+    if float(weights.max()) * protection.clip_norm >= LARGEST_WHOLE_NUMBER * grid / 2:
+        raise BadInput(
+            f"the budgets buy noise on a grid of {grid:.3g}, too fine for vectors of length {protection.clip_norm:g}. "
+            "Use smaller budgets, or infinite ones for no noise."
+        )
 
 
 def _in_steps(vector: Floats, weight: float, clip_norm: float, grid: float, client: int) -> Array:

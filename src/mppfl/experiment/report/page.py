@@ -66,8 +66,15 @@ def report_page(runs: Sequence[Run]) -> str:
     charts, chart_data = _charts(runs, labels, slots)
     graphs, graph_data = _graphs(runs, labels)
     sections = [run_section(k, *parts) for k, parts in enumerate(zip(slots, labels, runs, strict=True))]
-    page = page_templates().get_template("report.html.j2")
-    return page.render(
+    environment = Environment(
+        loader=FunctionLoader(read_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
+    return environment.get_template("report.html.j2").render(
         css=Markup(read_template("report.css")),
         js=Markup(read_template("report.js")),
         title=headline(runs),
@@ -88,19 +95,6 @@ def report_page(runs: Sequence[Run]) -> str:
             "heats": {section["key"]: section["payments"]["data"] for section in sections},
         },
     )
-
-
-def page_templates() -> Environment:
-    """Jinja's environment over the folder of templates, with filters for numbers."""
-    environment = Environment(
-        loader=FunctionLoader(read_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "percent": percent, "epsilon": epsilon, "duration": duration}
-    return environment
 
 
 def read_template(name: str) -> str:

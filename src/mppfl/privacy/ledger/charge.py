@@ -83,8 +83,7 @@ def put_caps(write: sqlite3.Connection, names: Sequence[str], cap: float, unit: 
     numbers = numbers_made(write, names, path)
     before, totals = caps_of(write, numbers), totals_of(write, numbers)
     for name, number in numbers.items():
-        why = "" if math.isinf(cap) else uncounted(totals[number], unit)
-        if why:
+        if not math.isinf(cap) and (why := uncounted(totals[number], unit)):
             raise BadInput(
                 f"client {name!r} cannot have a cap per {unit}: {why}. Keep what is capped in another ledger."
             )

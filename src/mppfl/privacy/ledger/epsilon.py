@@ -227,15 +227,12 @@ def risks(read: sqlite3.Connection, account: Account, numbers: dict[str, int]) -
     known = {history: attack_risk(*history) for history in set(histories.values())}
     for place, history in histories.items():
         advantage[place], rate[place] = known[history]
-    return AttackRisk(advantage, rate)
+    return AttackRisk(advantage, rate).beside(account.extra_delta)
 
 
 def dp_event(charge: ReleaseTerms) -> Any:
     """A release, as an account counts it, as an event of dp-accounting."""
     if charge.budget is not None:
         return to_dp_event(budget=charge.budget, is_gaussian=charge.noise_kind in GAUSSIAN_KINDS)
-    return to_dp_event(
-        noise_multiplier=charge.noise_multiplier,
-        sampling_rate=charge.sampling_rate or 1.0,
-        num_steps=charge.num_steps or 1,
-    )
+    noise, rate, steps = require_sampling(charge.noise_multiplier, charge.sampling_rate, charge.num_steps)
+    return to_dp_event(noise_multiplier=noise, sampling_rate=rate, num_steps=steps)

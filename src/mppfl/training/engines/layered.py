@@ -249,6 +249,8 @@ def _without_weights(layer: nn.Module, x: Tensor, follows_relu: bool) -> Tensor:
 def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor], clip_norm: float) -> Parts:
     """Sums over the examples of each slot of their gradients, none longer than `clip_norm`: in float32 at least.
 
+    An example whose gradient is no number counts as 0, as `clip_factors` says; 0 times infinity would be none either.
+
     entered  what entered each layer that has weights [slots, examples, ...], in whatever precision
     errors   the gradient of the loss there, at the layer's output
     """
@@ -256,13 +258,15 @@ def clipped_sums(module: nn.Module, entered: list[Tensor], errors: list[Tensor],
     factors = clip_factors(squared_norms(module, entered, errors).double().sqrt() / guard, clip_norm)
     sums = {}
     for (name, layer), entering, error in zip(_layers_with_weights(module), entered, errors, strict=True):
-        left = _exact(error) * factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
+        factor = factors.to(_exact(error).dtype).view(*factors.shape, *[1] * (error.ndim - 2))
+        left = torch.where(factor > 0, _exact(error) * factor, 0.0)
+        right = torch.where(factor > 0, _exact(entering), 0.0)
         if isinstance(layer, nn.Conv2d):
-            sums[f"{name}.weight"] = gradient_of_taps(_exact(entering), left, *layer.kernel_size)
+            sums[f"{name}.weight"] = gradient_of_taps(right, left, *layer.kernel_size)
         elif isinstance(layer, nn.Linear):
-            sums[f"{name}.weight"] = torch.bmm(_exact(entering).transpose(1, 2), left)
+            sums[f"{name}.weight"] = torch.bmm(right.transpose(1, 2), left)
         else:
-            sums[f"{name}.weight"] = (left * _exact(entering)).sum((1, 2, 3))
+            sums[f"{name}.weight"] = (left * right).sum((1, 2, 3))
         if layer.bias is not None:
             sums[f"{name}.bias"] = left.sum(tuple(range(1, left.ndim - 1)))
     return sums

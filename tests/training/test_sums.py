@@ -1,0 +1,209 @@
+"""Rounds whose updates open as one sum: the mean, its noise, what each client pays, and who is left out."""
+
+import math
+
+import numpy as np
+import pytest
+from pytest import approx
+from scipy.stats import chi2, norm
+
+from mppfl.errors import BadInput
+from mppfl.privacy import SecureSum, noise_of_sum, rounding_margin
+from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import local_work, make_model
+from tests.homes import home
+from tests.training.trainings import FREE, LOCAL, SUMS, configured, pictures, trained
+
+FALSE_ALARM = 1e-8  # of each comparison; some thirty of them
+SIZES, RATE, CLIP = (9, 5, 12, 7), 0.25, 0.5
+DATA = pictures(SIZES, shape=(1, 32, 32), num_classes=40)
+NUM_PARAMETERS = 40 * 1024
+BUDGETS = (0.5, 0.2, 2.0, 0.9)
+IN_A_SUM = pytest.mark.parametrize("way", SUMS)
+
+
+def one_round(budgets=BUDGETS, way="secure_sum record", **changed):
+    """The record of one round of a linear model, which starts at 0: its weights are the mean update."""
+    asked = {"precision": "float64", "learning_rate": RATE, "clip_norm": CLIP, "seed": 6, **SUMS[way], **changed}
+    (record,) = trained(budgets, 1, model=make_model("linear", (1, 32, 32), 40), data=DATA, **asked)
+    return record
+
+
+def works_of(protection):
+    config = configured(batch_size=4, local_epochs=1, **protection)
+    return [local_work(size, config, "") for size in SIZES]
+
+
+def declared(way, budgets=BUDGETS, aggregation="noise_aware", dispersion=0.0, **changed):
+    """Weights, noise and cost that the sum of such a round declares, before anything is computed."""
+    protection = configured(clip_norm=CLIP, **SUMS[way], **changed).protection
+    spread = dispersion * CLIP**2 if aggregation == "noise_aware" else math.inf
+    noise = noise_of_sum(protection, budgets, works_of({**SUMS[way]}), NUM_PARAMETERS, SIZES, spread)
+    return protection, noise
+
+
+def pace(way):
+    """What a vector in the sum is multiplied by to be an update: gradients are no updates yet."""
+    return RATE if way.endswith("record") else 1.0
+
+
+# ---- the mean -----------------------------------------------------------------------------------------------------
+
+
+@IN_A_SUM
+@pytest.mark.parametrize("aggregation", ["num_examples", "uniform"])
+def test_a_sum_with_next_to_no_noise_is_the_plain_weighted_mean(way, aggregation, monkeypatch):
+    plain = one_round(FREE[:1] * 4, way, aggregation=aggregation)
+    local = one_round(FREE[:1] * 4, way, aggregation=aggregation, trust="local")
+    noisy = one_round((1e15,) * 4, way, aggregation=aggregation)
+    np.testing.assert_allclose(noisy.theta, plain.theta, rtol=1e-12)
+    np.testing.assert_allclose(plain.weights, local.weights, rtol=1e-9)
+    scale = np.abs(plain.weights).max()
+    assert np.abs(noisy.weights - plain.weights).max() < 1e-5 * scale  # nothing but noise, which is next to none
+    monkeypatch.setattr(home(SecureSum), "discrete_steps", lambda size, *_: np.zeros(size))
+    exact = one_round((1e15,) * 4, way, aggregation=aggregation)
+    np.testing.assert_allclose(exact.weights, plain.weights, atol=1e-11 * scale, rtol=0)  # of the grid, float64
+
+
+def test_budgets_that_buy_too_little_noise_for_a_grid_are_refused_before_anything_is_paid():
+    ledger = PrivacyLedger.in_memory()
+    with pytest.raises(BadInput, match=r"too fine for vectors of length 0.5. Use smaller budgets, or infinite ones"):
+        one_round((1e21,) * 4, ledger=ledger)
+    assert len(ledger) == 0
+
+
+@IN_A_SUM
+def test_weights_follow_the_roots_of_the_budgets_or_the_sizes_or_lie_between(way):
+    by_noise = one_round(way=way).theta
+    protection, _ = declared(way)
+    reach = np.sqrt(BUDGETS) / [protection.sensitivity(work) for work in works_of(SUMS[way])]
+    np.testing.assert_allclose(by_noise, reach / reach.sum(), rtol=1e-3)  # but for rounding
+    by_size = one_round(way=way, aggregation="num_examples").theta
+    np.testing.assert_allclose(by_size, np.array(SIZES) / sum(SIZES))
+    np.testing.assert_allclose(one_round(way=way, aggregation="uniform").theta, [0.25] * 4)
+    between = one_round(way=way, dispersion=1e4).theta
+    np.testing.assert_allclose(between, declared(way, dispersion=1e4)[1].weights, rtol=1e-9)
+    assert between.sum() == approx(1)
+
+
+@IN_A_SUM
+def test_updates_longer_than_the_clip_norm_count_as_long_as_that(way):
+    length = one_round(FREE[:1] * 4, way, clip_norm=1e-3).update_norm
+    assert 0 < length <= 1e-3 * pace(way) * (1 + 1e-9)
+
+
+# ---- its noise ----------------------------------------------------------------------------------------------------
+
+
+def assert_of_variance(noise, variance):
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(noise))
+    assert low <= noise @ noise / variance <= high
+    assert abs(noise.mean()) <= norm.ppf(1 - FALSE_ALARM / 2) * math.sqrt(variance / len(noise))
+
+
+@IN_A_SUM
+@pytest.mark.parametrize("noise", ["simulated", "discrete"])
+@pytest.mark.parametrize("aggregation", ["num_examples", "noise_aware"])
+def test_the_noise_in_the_mean_has_the_variance_that_is_declared(way, noise, aggregation):
+    noisy = one_round(way=way, noise=noise, aggregation=aggregation)
+    _, shared = declared(way, aggregation=aggregation)
+    quiet = quiet_mean(way, noisy.theta)
+    assert_of_variance(noisy.weights - quiet, shared.noise_variance * pace(way) ** 2)
+    # and hides each update as noise of this deviation on that alone would
+    np.testing.assert_allclose(noisy.noise_std * noisy.theta, math.sqrt(shared.noise_variance) * pace(way))
+
+
+def quiet_mean(way, theta):
+    """The mean with these weights, from the updates of each client alone, without noise."""
+    alone = [one_round(np.where(np.arange(4) == k, np.inf, 0.0), way).weights for k in range(4)]
+    return theta @ np.array(alone)
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("noise", ["simulated", "discrete"])
+@pytest.mark.parametrize(("dropouts", "colluding"), [(1, 0), (0, 2), (1, 2)])
+def test_who_may_fail_or_collude_makes_the_noise_grow_as_many_shares_are_left(unit, noise, dropouts, colluding):
+    way, faults = f"secure_sum {unit}", {"dropouts": dropouts, "colluding": colluding}
+    noisy = one_round(way=way, noise=noise, aggregation="num_examples", **faults)
+    _, shared = declared(way, aggregation="num_examples", **faults)
+    opened = 4 / (4 - dropouts - colluding) * shared.noise_variance  # all four arrive, each with its share
+    assert_of_variance(noisy.weights - quiet_mean(way, noisy.theta), opened * pace(way) ** 2)
+    without = declared(way, aggregation="num_examples")[1]
+    assert shared.noise_variance == approx(without.noise_variance, rel=1e-3)  # what hides stays what it was
+
+
+def test_a_client_alone_in_a_sum_gets_the_noise_it_would_draw_itself():
+    for unit, way in (("record", "gradient"), ("client", "client")):
+        budgets = np.where(np.arange(4) == 2, 0.7, 0.0)
+        for trust in ("secure_sum", "server"):
+            in_sum = one_round(budgets, f"{trust} {unit}")
+            asked = {**LOCAL[way], "trust": "local"}
+            alone = one_round(budgets, f"{trust} {unit}", **asked)
+            np.testing.assert_allclose(in_sum.noise_std, alone.noise_std, rtol=1e-3)
+            np.testing.assert_allclose(in_sum.spent, budgets)
+
+
+# ---- what is paid -------------------------------------------------------------------------------------------------
+
+
+@IN_A_SUM
+@pytest.mark.parametrize("aggregation", ["num_examples", "uniform", "noise_aware"])
+def test_each_client_is_charged_what_its_weight_costs_with_rounding_and_paid_for_what_was_used(way, aggregation):
+    ledger, unit = PrivacyLedger.in_memory(), 0.5
+    record = one_round(way=way, aggregation=aggregation, dispersion=100.0, ledger=ledger, budget_unit=unit)
+    caps = unit * np.array(BUDGETS)
+    protection = declared(way)[0]
+    sensitivity = np.array([protection.sensitivity(work) for work in works_of(SUMS[way])])
+    std = record.noise_std[0] * record.theta[0] / pace(way)  # √V
+    margin = rounding_margin(NUM_PARAMETERS, 1 if way.startswith("server") else 4)
+    exact = (record.theta * sensitivity / std + margin) ** 2 / 2
+    np.testing.assert_allclose(record.spent, exact, rtol=1e-9)
+    assert (record.spent <= caps).all()
+    assert record.spent.max() > 0
+    assert (record.spent / caps).max() == approx(1)  # somebody's budget is what limits
+    np.testing.assert_allclose(ledger.spent(["0", "1", "2", "3"]), record.spent)
+    np.testing.assert_allclose(record.payments, 2.0 * record.spent / unit)  # at a rate of 2
+    np.testing.assert_array_equal(record.budgets, BUDGETS)
+
+
+@IN_A_SUM
+def test_a_client_at_its_cap_is_left_out_nothing_is_recorded_for_it_and_the_others_weights_are_found_anew(way):
+    ledger = PrivacyLedger.in_memory()
+    ledger.set_cap("2", 1.0, SUMS[way]["unit"])  # its part would cost 2
+    record = one_round(way=way, ledger=ledger)
+    assert record.refused == ("2",)
+    kept = np.array([True, True, False, True])
+    np.testing.assert_array_equal(record.participating, kept)
+    assert [record.spent[2], record.payments[2], record.theta[2], record.noise_std[2]] == [0, 0, 0, 0]
+    assert {event["client"] for event in ledger.events()} == {"0", "1", "3"}
+    without = one_round(np.where(kept, BUDGETS, 0), way)
+    np.testing.assert_array_equal(record.theta, without.theta)
+    np.testing.assert_array_equal(record.spent, without.spent)
+    np.testing.assert_array_equal(record.weights, without.weights)
+    assert record.theta.sum() == approx(1)
+
+
+@IN_A_SUM
+def test_a_client_whose_budget_rounding_alone_would_spend_is_left_out(way):
+    rounding = rounding_margin(NUM_PARAMETERS, 4) ** 2 / 2
+    ledger = PrivacyLedger.in_memory()
+    record = one_round((0.5, rounding / 2, 2.0, 0.9), way, ledger=ledger)
+    assert record.refused == ("1",)
+    assert record.spent[1] == record.theta[1] == record.payments[1] == 0
+    assert {event["client"] for event in ledger.events()} == {"0", "2", "3"}
+    assert one_round((0.5, rounding * 1.1, 2.0, 0.9), way).refused == ()
+
+
+def test_too_few_for_the_failures_that_are_allowed_open_nothing_and_pay_nothing():
+    ledger = PrivacyLedger.in_memory()
+    ledger.set_cap(["0", "1"], 1e-3, "record")
+    with pytest.raises(BadInput, match="2 clients less 1 dropouts and 1 colluding leave nobody whose noise hides"):
+        one_round(dropouts=1, colluding=1, ledger=ledger)
+    assert len(ledger) == 0
+
+
+@IN_A_SUM
+def test_a_round_without_anybody_leaves_the_model_where_it_was(way):
+    record = one_round((0.0,) * 4, way)
+    assert not record.weights.any()
+    assert record.dp_epsilon == record.update_norm == 0
