@@ -39,7 +39,7 @@ caps = {{ "1" = 0.001, "3" = 5.0 }}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two trainings: per record with simulated noise, where a cap keeps client 1 out, and per client with real noise."""
+    """Per record with simulated noise, where a cap keeps client 1 out, and per client with real noise."""
     place = tmp_path_factory.mktemp("ledgers")
     terms = {
         "record": {"unit": "record", "budget_unit": 0.01, "noise": "simulated", "cap": 0.02},

@@ -11,6 +11,7 @@ from mppfl.charts import MECHANISM_SLOTS, in_words, to_plotly
 from mppfl.errors import BadFile, BadInput
 from mppfl.experiment import run_experiment
 from mppfl.explorer import RUN_CHARTS, RunReader, ledger_rows, progress, run_charts, run_view
+from mppfl.privacy import Protection
 from tests.experiment.runs import make_run
 from tests.experiment.small import small
 from tests.experiment.test_store import Killed, stop_after
@@ -93,7 +94,7 @@ def test_a_folder_that_is_gone_is_told_once_while_it_is_followed(folder, tmp_pat
     shutil.copytree(folder / "demo", tmp_path / "runs" / "demo")
     reader, names = RunReader(tmp_path / "runs"), ("demo/mppfl",)
     before = run_view(reader, names, False, None)
-    assert "demo/mppfl</b>: mppfl, finished, 4 rounds" in before.texts["run-status"]
+    assert "demo/mppfl</b>: mppfl, finished, 4 rounds; ρ-zCDP for all data of a client" in before.texts["run-status"]
     shutil.rmtree(tmp_path / "runs")
     gone = run_view(reader, names, False, before.seen)
     assert (gone.options, gone.charts) == ([], ())
@@ -117,6 +118,7 @@ def test_finished_and_unfinished_runs_read_alike(folder):
     assert begun["run-budgets"].lines[0].high == pytest.approx(charts["run-budgets"].lines[0].high[:3])
     assert ((charts["accuracy"].lines[0].y >= 0) & (charts["accuracy"].lines[0].y <= 100)).all()
     assert done.is_simulation
+    assert done.guarantee == late.guarantee == Protection(unit="client").guarantee
     assert any("seeded noise protects no one" in note for note in late.notes)
 
 
@@ -124,15 +126,15 @@ def test_the_table_holds_what_each_client_spent_and_may_still_spend(folder):
     run = read_run(folder, "demo/mppfl")
     accounts, rows = run.accounts, ledger_rows(run)
     names, *columns, rounds = zip(*rows, strict=True)
-    spent, nominal, worst, caps, left = ([float(text.replace(",", "")) for text in column] for column in columns)
+    spent, epsilons, caps, left = ([float(text.replace(",", "")) for text in column] for column in columns)
     assert sorted(names) == list("01234")
     assert spent == sorted(spent, reverse=True)
     assert spent[0] == pytest.approx(accounts.spent.max(), rel=0.01)
-    assert all(high >= low for high, low in zip(worst, nominal, strict=True))
+    assert epsilons == sorted(epsilons, reverse=True)
     assert dict(zip(names, caps, strict=True)) == {"0": 0.5, "1": 0.9, "2": 0.5, "3": 0.5, "4": 0.5}
     assert left[names.index("1")] == pytest.approx(0.9 - accounts.spent[accounts.names.index("1")], abs=0.001)
     assert set(rounds) == {"4"}
-    assert {tuple(row[4:]) for row in ledger_rows(read_run(folder, "group/late/mppfl"))} == {("–", "–", "3")}
+    assert {tuple(row[3:]) for row in ledger_rows(read_run(folder, "group/late/mppfl"))} == {("–", "–", "3")}
 
 
 def test_a_training_is_followed_to_its_end_and_read_again_only_when_something_is_written(tmp_path):
@@ -169,10 +171,10 @@ def test_every_chart_of_several_runs_can_be_drawn(folder):
     assert (len(epsilons.labels), len(epsilons.bars)) == (5, 4)
 
 
-def test_one_run_shows_epsilon_nominal_and_in_the_worst_case(folder):
+def test_one_run_shows_the_epsilon_and_the_rest_of_every_client(folder):
     accounts, charts = read_run(folder, "demo/mppfl").accounts, charts_of(folder, "demo/mppfl")
     chart, left = charts["dp-epsilon"], charts["remaining"]
-    assert [group.name for group in chart.bars] == ["nominal", "worst case"]
+    assert [group.name for group in chart.bars] == ["demo/mppfl"]
     assert chart.bars[0].values.max() == pytest.approx(accounts.dp_epsilon.max())
     assert chart.x.label == "ε (at δ = 1e-5)"
     assert left.bars[0].values.max() == pytest.approx(accounts.remaining.max())
@@ -191,7 +193,7 @@ def test_a_run_without_noise_and_one_of_many_clients_are_drawn_too(tmp_path):
     make_run("free", noiseless=True).save(tmp_path / "free")
     make_run("many", num_clients=200, evaluate_every=5, noise="gaussian").save(tmp_path / "many")
     free, many = read_run(tmp_path, "free"), read_run(tmp_path, "many")
-    assert (free.noise, many.is_simulation) == ("none", False)
+    assert (free.noise, free.guarantee, many.is_simulation) == ("none", "", False)
     budgets = charts_of(tmp_path, "free", "many")["run-budgets"]
     assert "no budgets: free" in budgets.note
     assert [len(line.x) for line in budgets.lines] == [0, 12]

@@ -2,6 +2,7 @@
 
 import math
 import tracemalloc
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -36,9 +37,21 @@ def stream(seed=7):
     return np.random.default_rng(seed)
 
 
+def _first_of(vectors):
+    """The first vector that is one, and all of them, though they come one by one."""
+    vectors, missing = iter(vectors), []
+    for vector in vectors:
+        if vector is not None:
+            return vector, chain(missing, [vector], vectors)
+        missing.append(None)
+    return (), missing
+
+
 def opened_sum(vectors, weights, variance, grid=None, *, rng=None, trust="secure_sum", **changed):
     """The sum of these vectors as the server reads it; None is a client that failed."""
-    secure_sum = SecureSum(Protection(unit="client", trust=trust, **changed), weights, variance, rng, grid)
+    first, vectors = _first_of(vectors)
+    protection = Protection(unit="client", trust=trust, **changed)
+    secure_sum = SecureSum(protection, weights, variance, len(first), rng, grid)
     for client, vector in enumerate(vectors):
         if vector is not None and weights[client] > 0:
             secure_sum.add(client, vector)
@@ -224,7 +237,7 @@ def test_fewer_than_promised_open_no_sum_and_nobody_may_be_left_to_hide():
 
 
 def test_a_client_is_in_a_sum_once_or_not_at_all():
-    secure_sum = SecureSum(Protection(trust="secure_sum"), [0.5, 0.0, 0.5], 1.0, stream())
+    secure_sum = SecureSum(Protection(trust="secure_sum"), [0.5, 0.0, 0.5], 1.0, 2, stream())
     secure_sum.add(0, np.ones(2))
     for client in (0, 1):
         with pytest.raises(BadInput, match=f"client number {client} has no part in this sum, or has sent"):

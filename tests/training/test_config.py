@@ -128,8 +128,8 @@ def test_what_is_left_out_follows_from_what_is_given():
             for name in ("dropouts", "colluding")
         ),
         ({"trust": "secure_sum", "noise": "gaussian"}, "Use noise='discrete'"),
-        ({"noise": "seeded"}, 'Write noise = "simulated" instead'),
-        ({"adjacency": "add-remove"}, 'Write adjacency = "zero_out" instead'),
+        ({"noise": "seeded"}, 'must be one of "simulated"'),
+        ({"adjacency": "add-remove"}, 'must be one of "replace_one", "zero_out"'),
         ({"norm": "batch"}, "norm='batch' breaks the protection of records.*unit='client'"),
         *(  # a view goes by place in the sample: one record more changes the views of all after it
             ({**POISSON, "noise": noise, "augmentation": "crop_and_flip"}, "'crop_and_flip' breaks batches='poisson'")

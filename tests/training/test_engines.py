@@ -355,10 +355,10 @@ def test_low_precision_is_averaged_in_a_higher_one():
 
 
 class OnExamples(nn.Linear):
-    """Does something where it sees a real example, and not where it sees zeros."""
+    """Does something where it trains on a batch, and not where two examples try it out."""
 
     def forward(self, x):
-        if x.abs().sum() > 0:
+        if len(x) > 2:
             self.happens()
         return super().forward(x.flatten(1))
 

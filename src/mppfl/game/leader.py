@@ -277,11 +277,12 @@ class _View:
     def __init__(self, game: Game, weights: Array, path: Path, leader: UniformLeader, limit: float) -> None:
         clients, tau = game.clients, game.accuracy_weight
         self.game, self.weights, self.path, self.leader = game, weights, path, leader
-        self.paid_slope, self.paid_offset = path.slope @ weights, path.offset @ weights
+        # Sums, not products: BLAS would start threads, which wait for each other on busy cores.
+        self.paid_slope, self.paid_offset = ((line * weights).sum(axis=1) for line in (path.slope, path.offset))
         self.strength = np.full(len(path), tau / (1 - tau))
         if leader == "noise_aware":  # all clients together are one whose budget is X = Σ(n_i/n̄)²ρ_i
             sizes, harm = noise_aware_sums(game)
-            self.slope, self.offset = (path.slope @ sizes)[:, None], (path.offset @ sizes)[:, None]
+            self.slope, self.offset = ((line * sizes).sum(axis=1)[:, None] for line in (path.slope, path.offset))
             self.harm = np.full((len(path), 1), harm)
         else:
             part, examples = path.participating, clients.data_size
@@ -290,7 +291,7 @@ class _View:
             self.strength = self.strength * (examples.sum() / (part @ examples)) ** 2
         if leader == "mean_field":
             alone = np.where(path.free, weights / (2 * clients.quadratic_cost), 0.0)
-            self.pull, self.steepness = self.harm * alone, self.paid_slope + alone @ weights
+            self.pull, self.steepness = self.harm * alone, self.paid_slope + (alone * weights).sum(axis=1)
         else:
             self.pull, self.steepness = self.harm * self.slope, 2 * self.paid_slope
         self.segment, self.low, self.high = self._pieces(limit)
@@ -412,10 +413,10 @@ class _View:
                 bend = width * (2 * cube / square + self.steepness[segment] / paid)
                 following = low[moving] + width * np.exp(np.log(pulled / paid) / bend)
                 step = following - here
-                is_newton = (following > left[moving]) & (following < right[moving])
-                following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
                 # Newton's next error is about step²/(rate − low); what rounding leaves is no reason to go on.
-                close = is_newton & (step * step <= 1e-17 * here * width)
+                close = step * step <= 1e-17 * here * width
+                is_newton = close | (following > left[moving]) & (following < right[moving])
+                following = np.where(is_newton, following, 0.5 * (left[moving] + right[moving]))
             rate[moving] = following
             moving = moving[~(close | (np.abs(following - here) <= 4e-16 * here))]
         return rate

@@ -27,7 +27,8 @@ class RoundRecord:
     reward_rate     announced for this round
     budgets         ρ of the game that the plan asked of each client
     payments        money each client got: its price times what was used of its budget of the game
-    spent           ρ of each client: budget_unit · budget, or what of it a sum really used; 0 for those who opted out.
+    spent           ρ of each client as the ledger has it: budget_unit · budget, what a protection of its own charges
+                    for that, or what of it a sum really used; 0 for those who opted out.
                     Under Poisson batches the ρ whose ε the noise was calibrated to; the ledger holds the noise itself
     participating   who uploaded
     noise_std       standard deviation of the noise on each client's update, per parameter
