@@ -1,4 +1,4 @@
-# make demo   set everything up, train the embedded example under five mechanisms, write its report
+# make demo   set everything up, train the embedded example under five mechanisms and one with local noise, report them
 # make test   set everything up, lint, type-check and run the tests
 PY := .venv/bin/python
 
@@ -13,7 +13,8 @@ setup: .venv/ready
 
 demo: setup
 	.venv/bin/mppfl train examples/demo.toml --output demo-output/run --overwrite
-	.venv/bin/mppfl report demo-output/run --output demo-output/report.html
+	.venv/bin/mppfl train examples/demo.toml --set mechanism=mppfl --set protection.trust=local --output demo-output/local --overwrite
+	.venv/bin/mppfl report demo-output/run demo-output/local --output demo-output/report.html
 	@echo "explore it in a browser: .venv/bin/mppfl explore --run demo-output/run"
 
 lint: setup

@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mppfl.privacy import LocalWork
+from mppfl.privacy import LocalWork, Protection
 from mppfl.training import ClientSlot, GradientNoise, TrainingConfig, flat_model, gflop_per_example, make_model
 from mppfl.training.engines import Engine
 from record import circumstances, write_record
+
+UPDATES = Protection(unit="client")  # plain local training, whose update is protected afterwards
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Case:
     arms: int = 1  # side by side; they share their clients' batches, as arms of one seed do
     precision: str = "bf16"
     engine: str = "auto"
-    privacy: str = "paper"
+    protection: Protection = UPDATES
     uneven: bool = False
     examples: int = 2500
     shape: tuple[int, ...] = (3, 32, 32)
@@ -52,7 +54,7 @@ CASES = {
         "bf16": CNN,
         "bf16, five mechanisms": replace(CNN, arms=5),
         "bf16, uneven clients": replace(CNN, uneven=True),
-        "bf16, every example clipped": replace(CNN, privacy="dpsgd_shuffle"),
+        "bf16, every example clipped": replace(CNN, protection=Protection(release="steps", batches="shuffled")),
     },
     "vgg16": {
         "plain loop": replace(VGG16, precision="float32", engine="loop", clients=2),
@@ -69,9 +71,9 @@ def slots_of(case: Case, config: TrainingConfig, start: torch.Tensor, seed: int)
         size = case.examples if not case.uneven else max(case.batch_size, case.examples * (k + 1) // case.clients)
         order = rng.permutation(case.examples)[:size]
         noise = None
-        if case.privacy != "paper":
+        if case.protection.clips_examples:
             work = LocalWork(size, 1, 1, case.batch_size)
-            noise = GradientNoise(config.mechanism, 1.0, work, "seeded", 1.0, None, np.random.default_rng(k))
+            noise = GradientNoise(case.protection, work, 1.0, None, np.random.default_rng(k))
         slots.append(ClientSlot(start, np.split(order, range(case.batch_size, size, case.batch_size)), noise))
     return case.arms * slots
 
@@ -82,7 +84,7 @@ def measure(case: Case, repeats: int) -> dict:
     labels = rng.integers(0, case.num_classes, case.examples)
     config = TrainingConfig(
         batch_size=case.batch_size, precision=case.precision, device=case.device, engine=case.engine,
-        privacy=case.privacy, clip_norm=1.0, processes=1,
+        protection=case.protection, processes=1,
     )  # fmt: skip
     module = make_model(case.model, case.shape, case.num_classes, norm=case.norm, hidden=case.hidden)
     gflop = gflop_per_example(module, case.shape)
@@ -100,11 +102,12 @@ def measure(case: Case, repeats: int) -> dict:
         slots = slots_of(case, config, start, repeat)
         settle()
         started, worked = time.perf_counter(), time.process_time()
-        updates = engine.updates(slots)
+        for rows in engine.updates(slots):
+            last = rows
         settle()
         seconds.append(time.perf_counter() - started)
         cpu.append(time.process_time() - worked)
-    if not torch.isfinite(updates).all():
+    if not torch.isfinite(last).all():
         raise RuntimeError("updates are not finite")
     examples = sum(len(batch) for slot in slots for batch in slot.batches)
     best = statistics.median(seconds[1:])

@@ -27,7 +27,8 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from mppfl.files import write_whole
 from mppfl.flower import PricedFedAvg, Registry
-from mppfl.game import Terms, plan_from_rounds
+from mppfl.game import RoundTerms, plan_from_rounds
+from mppfl.privacy import Protection
 from mppfl.training import TrainingConfig
 
 app = ServerApp()
@@ -55,8 +56,10 @@ def main(grid, context):
     grid = Eager(grid)
     state, keys, pairs = Path(context.run_config["state"]), Path(context.run_config["keys"]), PAIRS
     clients = list(json.loads(keys.read_text()))
-    plan = plan_from_rounds("by hand", [Terms(t + 1, 1.0, 1.0, np.full(len(clients), 0.1)) for t in range(pairs + 1)])
-    config = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian", aggregation="num_examples")
+    budgets = np.full(len(clients), 0.1)
+    plan = plan_from_rounds("by hand", [RoundTerms(t + 1, 1.0, 1.0, budgets) for t in range(pairs + 1)])
+    protection = Protection(unit="client", noise="gaussian")
+    config = TrainingConfig(protection=protection, aggregation="num_examples")
     arrays = ArrayRecord([np.zeros((64, 128), np.float32), np.zeros((128, 10), np.float32)])
     size = len(clients)
     theirs = FedAvg(fraction_evaluate=0.0, min_train_nodes=size, min_available_nodes=size)
@@ -118,7 +121,7 @@ def measured(folder: Path, num_nodes: int, pairs: int) -> dict[str, list[float]]
     (folder / "federation" / "server_app.py").write_text(SERVER.replace("PAIRS", str(pairs)))
     (folder / "federation" / "client_app.py").write_text(CLIENT)
     experiment = folder / "experiment.toml"
-    experiment.write_text(experiment.read_text().replace('privacy = "full_batch" ', 'privacy = "client" '))
+    experiment.write_text(experiment.read_text().replace("[protection]", '[protection]\nunit = "client"'))
     layout = Layout(folder)
     clients = make_nodes(layout, deployed_experiment(experiment))
     for position in range(num_nodes):

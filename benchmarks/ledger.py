@@ -36,7 +36,7 @@ def measure(num_clients: int, num_rounds: int, folder: Path) -> dict:
         for round_index in range(1, num_rounds + 1):
             budgets = rng.uniform(1e-3, 1e-1, num_clients).tolist()
             entries = [
-                ReleaseCost(name, "full_batch", "record", "replace-one", budget)
+                ReleaseCost(name, "local record gradient", "record", "replace_one", budget)
                 for name, budget in zip(names, budgets, strict=True)
             ]
             seconds.append(timed(lambda at=round_index, what=entries: ledger.reserve("run", at, what))[1])

@@ -17,6 +17,7 @@ import numpy as np
 
 from mppfl.data import load_dataset, split_dataset
 from mppfl.game import RoundTerms, plan_from_rounds
+from mppfl.privacy import Protection
 from mppfl.training import TrainingConfig, TrainingJob, make_model, train_many
 from record import circumstances, write_record
 
@@ -43,7 +44,7 @@ def main() -> None:
     free = np.full(CLIENTS, np.inf)
     plan = plan_from_rounds("noiseless", [RoundTerms(number, 0.0, 0.0, free) for number in range(1, ROUNDS + 1)])
     base = TrainingConfig(
-        learning_rate=0.05, batch_size=32, local_epochs=1, privacy="client", clip_norm=1e9,
+        learning_rate=0.05, batch_size=32, local_epochs=1, protection=Protection(unit="client", clip_norm=1e9),
         aggregation="num_examples", device=chosen.device, evaluate_every=ROUNDS,
     )  # fmt: skip
     content = circumstances("torch", "numpy") | {"clients": CLIENTS, "rounds": ROUNDS, "rows": []}

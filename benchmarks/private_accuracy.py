@@ -34,8 +34,8 @@ def main() -> None:
             RECIPE,
             [
                 f"seeds={chosen.seeds}",
-                f"training.dp_epsilon={dp_epsilon}",
-                f"training.clip_norm={clip_norm}",
+                f"protection.total_epsilon={dp_epsilon}",
+                f"protection.clip_norm={clip_norm}",
                 f"training.learning_rate={learning_rate}",
                 f"training.device={chosen.device}",
             ],
@@ -64,7 +64,7 @@ def main() -> None:
         )
     about = {
         "recipe": RECIPE.name,
-        "privacy": runs[0].accounts.privacy,
+        "protection": runs[0].accounts.protection,
         "guarantee": runs[0].accounts.guarantee,
         "adjacency": runs[0].accounts.adjacency,
         "noise": runs[0].accounts.noise,

@@ -9,6 +9,7 @@ Needs the official files under MPPFL_DATA. Each case writes benchmarks/records/<
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,9 @@ import mppfl
 from mppfl.data import load_dataset, split_dataset
 from mppfl.training import TrainingConfig, TrainingJob, make_model, train_many
 from record import circumstances, write_record
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the paper's noise lives with its reproduction
+from reproduction.paper_noise import PaperNoise
 
 CASES = {
     "fashion-mnist": {"model": "cnn_fmnist", "rounds": 30, "arms": [("noiseless", "num_examples")]},
@@ -57,7 +61,7 @@ def main() -> None:
     for mechanism, aggregation in case["arms"]:
         plan = mppfl.solve(game, mechanism, num_rounds=num_rounds, reward_rates=common).plan
         config = TrainingConfig(
-            learning_rate=0.01, batch_size=32, local_epochs=5, privacy="paper", budget_unit=chosen.unit,
+            learning_rate=0.01, batch_size=32, local_epochs=5, protection=PaperNoise(budget_unit=chosen.unit),
             aggregation=aggregation, device=chosen.device, precision=chosen.precision, seed=chosen.seed,
         )  # fmt: skip
         arms.append(TrainingJob(f"{mechanism}, {aggregation} weights", plan, data, config))

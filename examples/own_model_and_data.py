@@ -34,7 +34,9 @@ data = mppfl.client_data(features, labels, members, *spirals(500), num_classes=2
 game = mppfl.GameSpec(preset="benign", num_clients=5).build()
 solution = mppfl.solve(game, num_rounds=20)
 torch.manual_seed(1)
-config = mppfl.TrainingConfig(learning_rate=0.3, batch_size=20, local_epochs=4, budget_unit=1e-3)
+config = mppfl.TrainingConfig(
+    learning_rate=2.0, server_optimizer="momentum", protection=mppfl.Protection(trust="secure_sum", total_epsilon=3.0)
+)
 records = []
 with mppfl.PrivacyLedger.in_memory() as ledger:
     for record in mppfl.train_rounds(Spirals(), data, solution.plan, config, ledger=ledger):

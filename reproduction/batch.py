@@ -15,7 +15,6 @@ from typing import cast
 import numpy as np
 import torch
 
-from mppfl.errors import BadInput
 from mppfl.experiment import Provenance
 from mppfl.training import (
     History,
@@ -29,15 +28,14 @@ from mppfl.training import (
 )
 from reproduction.cells import AGGREGATIONS, Case, gflop_per_example, training_choices
 from reproduction.in_flight import InFlight
+from reproduction.paper_noise import PaperNoise, nominal_epsilon
 from reproduction.settings import CURVES_OF
 from reproduction.store import Measured
 from reproduction.units import Job
 
 COMMIT = "MPPFL_COMMIT"  # environment variable that says the commit where the source lies outside a work tree
 EVALUATE_EVERY = 5  # elsewhere: a test set after every round would cost as much as a tenth of the training
-SETTLED_AFTER = 3  # rounds after which it shows whether a training is one
 KEPT_EVERY = 60.0  # seconds of work that a batch which is killed may lose
-MOST_DIVERGED = 0.5  # share of updates left out beyond which an arm is no measurement of its mechanism
 
 Tell = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -56,8 +54,7 @@ def trained(
     """Trains the jobs side by side and returns what came of each.
 
     With `stopped`, jobs go on from where they were stopped, and where the deadline comes before the end, they are
-    stopped there and nothing is returned. Where the first rounds show that most updates are not numbers, nothing is
-    measured.
+    stopped there and nothing is returned.
     """
     _clear(device)
     model, arms = case.model(), _arms(case, jobs, device, precision, stopped)
@@ -76,8 +73,6 @@ def trained(
             for name, record in records.items():
                 logs[name].add(record)
             done = logs[arms[0].name].rounds_done
-            if done == SETTLED_AFTER:
-                _refuse_diverged(case, logs)
             _tell_round(case, records, tell)
             now = time.monotonic()
             shortest, before = min(shortest, now - before), now
@@ -113,17 +108,6 @@ def _clear(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _refuse_diverged(case: Case, logs: Mapping[str, Log]) -> None:
-    for name, log_of_arm in logs.items():
-        left_out = sum(map(len, log_of_arm.history().diverged))
-        all_updates = log_of_arm.rounds_done * case.cell.num_clients
-        if left_out > MOST_DIVERGED * all_updates:
-            raise BadInput(
-                f"{case.cell.path}: {left_out} of the first {all_updates} updates of {name} hold NaN or infinity. "
-                "Nothing of this batch is filed. Lower the learning rate, or look for a fault of the engine."
-            )
-
-
 def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped: InFlight | None) -> list[TrainingJob]:
     """The jobs as trainings, each from where it was stopped."""
     every = 1 if case.cell.dataset == CURVES_OF else EVALUATE_EVERY
@@ -132,9 +116,8 @@ def _arms(case: Case, jobs: Sequence[Job], device: str, precision: str, stopped:
         arm, unit = job
         config = TrainingConfig(
             **training_choices(case.setting),
-            privacy="paper",
+            protection=PaperNoise(budget_unit=1.0 if unit is None else unit),
             aggregation=AGGREGATIONS[arm.aggregation],
-            budget_unit=1.0 if unit is None else unit,
             seed=case.cell.seed_of("training"),
             device=device,
             precision=cast(Precision, precision),
@@ -153,10 +136,7 @@ def _name(job: Job) -> str:
 def _tell_round(case: Case, records: Mapping[str, RoundRecord], tell: Tell) -> None:
     first = next(iter(records.values()))
     if math.isfinite(first.accuracy):
-        told = "  ".join(
-            f"{name} {100 * record.accuracy:.2f}" + (f" ({len(record.diverged)} diverged)" if record.diverged else "")
-            for name, record in records.items()
-        )
+        told = "  ".join(f"{name} {100 * record.accuracy:.2f}" for name, record in records.items())
         tell(f"{case.cell.path}: round {first.round_index}/{case.setting.num_rounds}  {told}")
 
 
@@ -170,7 +150,9 @@ def _measured(
     examples = len(history) * setting.local_epochs * int(case.data.num_examples.sum())
     gflop = gflop_per_example(setting)
     clipped = rounds["share_clipped"][np.isfinite(rounds["share_clipped"])]
-    dp_epsilon = float(rounds["dp_epsilon"][-1])
+    dp_delta = PaperNoise().dp_delta
+    budgets = (1.0 if unit is None else unit) * history.clients["budgets"]
+    dp_epsilon = nominal_epsilon(budgets, history.clients["participating"].astype(bool), dp_delta)
     return Measured(
         arm=arm,
         unit=unit,
@@ -185,7 +167,7 @@ def _measured(
         share_clipped=round(float(clipped.mean()), 4) if len(clipped) else None,
         budgets=_budgets(history),
         dp_epsilon=_significant(dp_epsilon) if math.isfinite(dp_epsilon) else None,
-        dp_delta=TrainingConfig().dp_delta,
+        dp_delta=dp_delta,
         num_rounds=len(history),
         num_examples=examples,
         seconds=_significant(seconds),
@@ -200,7 +182,6 @@ def _measured(
         commit=os.environ.get(COMMIT, "") or origin.commit or "unknown",
         source=origin.source,
         started=origin.started,
-        diverged=sum(map(len, history.diverged)),
     )
 
 

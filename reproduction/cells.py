@@ -31,7 +31,7 @@ from mppfl.game import (
     rounds_up_to,
 )
 from mppfl.network import SocialGraph, random_graph
-from mppfl.training import FIRST_ROUND_MEDIAN, Aggregation, TrainingConfig
+from mppfl.training import Aggregation, TrainingConfig
 from reproduction.settings import EXTERNALITY_STRENGTH, MAX_HOPS, PARTITIONS, PRESET, SETTINGS, Setting
 
 if TYPE_CHECKING:  # torch is loaded where something is trained, not where results are counted
@@ -47,6 +47,8 @@ COMPARED = ("social_agnostic", "mppfl", "fixed-min", "fixed-mean", "sarda_like")
 BOTH = ("noise_aware", "size")
 # How files of results name weights, and what the training calls them.
 AGGREGATIONS: dict[str, Aggregation] = {"noise_aware": "noise_aware", "size": "num_examples", "uniform": "uniform"}
+# PaperNoise, as files of results have named it from the first.
+PAPER_NOISE = {"privacy": "paper", "clip_norm": "first_round_median", "noise": "seeded"}
 ALWAYS_GIVEN = ("learning_rate", "batch_size", "local_epochs")  # by the paper, for every data set
 
 
@@ -183,9 +185,7 @@ def configuration(cell: Cell, setting: Setting) -> dict[str, Any]:
         **vgg,
         "num_rounds": setting.num_rounds,
         **training_choices(setting),
-        "privacy": "paper",
-        "clip_norm": FIRST_ROUND_MEDIAN,
-        "noise": "seeded",
+        **PAPER_NOISE,
     }
 
 

@@ -42,7 +42,8 @@ class Measured:
     seconds           this arm's share of the wall time of its batch, compilation included; of all runs that it took
     arms_together     how many arms the batch had
     started           when its first round began, UTC, also where later runs went on with it
-    diverged          updates, over clients and rounds, that held NaN or infinity and were left out
+    diverged          updates, over clients and rounds, that held NaN or infinity and were left out; those of trainings
+                      that count them as 0 are named in their log alone
     """
 
     arm: ArmName

@@ -30,11 +30,12 @@ from mppfl.game import (
     welfare,
 )
 from mppfl.network import graph_from_edges, graph_from_matrix, propagate, random_graph
-from mppfl.privacy import LocalWork, privacy_mechanism
+from mppfl.privacy import LocalWork, Protection
 from reproduction.algorithm_1 import fixed_point_trace, solved_rate
 from reproduction.claims import Finding, judged
 from reproduction.game_figures import Place, draw_game
 from reproduction.paper_equations import poa_as_in_paper, poa_bound_of_theorem_3
+from reproduction.paper_noise import PaperNoise
 from reproduction.settings import SETTINGS
 
 DRAWS = 20
@@ -78,9 +79,8 @@ def _three_cycle() -> Game:
 def noise_of_a_budget() -> Finding:
     """Proposition 1's sensitivity 2𝒮/n against that of a clipped update, 2𝒮."""
     size = SETTINGS["cifar-10"].num_train // 20
-    declared, work = privacy_mechanism("paper"), LocalWork(size)
-    factor = declared.worst_case_budget(1.0, work)
-    sound = privacy_mechanism("full_batch").worst_case_budget(1.0, work)
+    work = LocalWork(size)
+    factor, sound = PaperNoise().charged(1.0, work), Protection().charged(1.0, work)
     reason = (
         f"for one full-batch step with every example clipped a budget costs {sound:g} times what is declared; for the "
         f"clipped update of a client with {size:,} examples, which the proof and the training use, up to {factor:,.0f} "

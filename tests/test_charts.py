@@ -35,7 +35,7 @@ BARS = Chart("compared", "Mechanisms", MONEY, Axis("mechanism", "name"), bars=(C
 CLIENTS = Line("clients", 0, X, -X, labels=("a", "b", "<b>c</b>", "%{x}", "e"))
 CHOSEN = Line("chosen", 1, X[:1], -X[:1], labels=("a",))
 POINTS = Chart("clients", "Clients", Axis("risk", "ρ"), MONEY, (CLIENTS, CHOSEN))
-POWERS = (Bars("nominal", 0, np.array([0.5, 1.0])), Bars("worst case", 1, np.array([300.0, 0.0])))
+POWERS = (Bars("mppfl", 0, np.array([0.5, 1.0])), Bars("random", 1, np.array([300.0, 0.0])))
 EPSILON = Axis("ε", "at δ = 1e-5", log=True)
 LOG = Chart("powers", "Powers of ten", EPSILON, Axis("client", "name"), bars=POWERS, labels=("a", "b"))
 EMPTY = Chart("empty", "Nothing", ROUNDS, MONEY)

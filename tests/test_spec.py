@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+import tomllib
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -22,7 +24,7 @@ from mppfl.experiment import CONSTANTS, read_experiment
 from mppfl.fields import about, choices, from_query, hints, to_text
 from mppfl.game import MECHANISMS, PRESETS
 from mppfl.network import Diagonal, Isolated, Normalisation, SelfLoops
-from mppfl.privacy import MECHANISMS as PRIVACY
+from mppfl.privacy import NOISE_KINDS, Adjacency, Protection, Unit
 from mppfl.spec import TABLES, DataSpec, Experiment, GameSpec, LedgerSpec, OutputSpec, TrainingConfig, keys_of
 from mppfl.training import MODEL_NAMES, NORMS
 from tests.cli.conftest import calling  # noqa: F401  (fixtures)
@@ -257,7 +259,8 @@ def test_choices_are_those_of_the_folders():
     of_network = {"isolated": Isolated, "self_loops": SelfLoops, "normalisation": Normalisation, "diagonal": Diagonal}
     for spec, known in (
         (GameSpec, {"preset": PRESETS, **{name: get_args(kind) for name, kind in of_network.items()}}),
-        (TrainingConfig, {"privacy": PRIVACY, "model": MODEL_NAMES, "norm": NORMS}),
+        (TrainingConfig, {"model": MODEL_NAMES, "norm": NORMS}),
+        (Protection, {"noise": NOISE_KINDS}),
         (DataSpec, {"features": FEATURES}),
     ):
         for name, names in known.items():
@@ -278,6 +281,81 @@ def test_specs_are_values():
     assert repr(spec) == "GameSpec(num_clients=9)"
     assert Experiment(game=GameSpec(seed=4)).seeds == (4,)
     assert Experiment(seeds=[2, 3]).game_of(3).seed == 3
+
+
+# ---- protections ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def protections(draw) -> Protection:
+    """Any protection that can be."""
+    unit = draw(st.sampled_from(get_args(Unit)))
+    release = draw(st.sampled_from(["update"] if unit == "client" else ["gradient", "steps"]))
+    trust = "local" if release == "steps" else draw(st.sampled_from(get_args(hints(Protection)["trust"])))
+    batches = draw(st.sampled_from(get_args(hints(Protection)["batches"]))) if release == "steps" else "whole"
+    values = {"unit": unit, "release": release, "trust": trust, "batches": batches}
+    values["client_rate"] = 1.0 if trust == "local" else draw(st.sampled_from([1.0, 0.25]))
+    sampled = batches == "poisson" or values["client_rate"] < 1
+    values["adjacency"] = "zero_out" if sampled else draw(st.sampled_from(get_args(Adjacency)))
+    kinds = [kind for kind in NOISE_KINDS if (trust, kind) != ("secure_sum", "gaussian")]
+    values |= {"noise": draw(st.sampled_from(kinds)), "clip_norm": draw(SOME), "dp_delta": draw(SHARES)}
+    if trust == "secure_sum":
+        values |= {"dropouts": draw(st.integers(0, 3)), "colluding": draw(st.integers(0, 3))}
+    return Protection(**values, **draw(st.sampled_from([{}, {"total_epsilon": 2.0}, {"budget_unit": 0.3}])))
+
+
+@settings(max_examples=100, deadline=None)
+@given(protections())
+def test_a_protection_is_the_same_in_a_file_in_python_and_where_it_is_printed(protection):
+    from mppfl.experiment import experiment_from
+
+    chosen = Experiment(protection=protection)
+    assert chosen == Experiment(training=TrainingConfig(protection=protection))
+    assert chosen.protection == chosen.training.protection == protection
+    assert experiment_from(tomllib.loads(chosen.to_toml())) == chosen
+    assert eval(repr(protection), {"Protection": Protection}) == protection
+    assert Protection(**protection.changed()) == protection
+    assert pickle.loads(pickle.dumps(protection)) == protection
+
+
+def test_a_protection_is_shown_without_what_follows_from_the_rest():
+    assert repr(Protection()) == "Protection()"
+    assert repr(Protection(unit="client", adjacency="zero_out")) == "Protection(unit='client', adjacency='zero_out')"
+    assert repr(Experiment(protection={"clip_norm": 0.5})).splitlines()[1:] == ["  protection clip_norm = 0.5"]
+
+
+def test_an_experiment_and_its_training_have_one_protection():
+    client = Protection(unit="client")
+    chosen = Experiment(training={"norm": "batch"}, protection={"unit": "client"})  # which fits no other unit
+    assert chosen.training == TrainingConfig(norm="batch", protection=client)
+    assert replace(Experiment(), protection=client).training.protection == client
+    with pytest.raises(BadInput, match=r"two\. Keep one, or give the same twice"):
+        replace(Experiment(), training=TrainingConfig(protection=client))
+    with pytest.raises(BadInput, match=r"two\. Keep one, or give the same twice"):
+        replace(chosen, protection=Protection())
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"unit": "client", "release": "gradient"}, "release='gradient' does not hide a client"),
+        ({"batches": "poisson"}, "batches='poisson' is for release='steps'."),
+        ({"release": "steps", "trust": "server"}, "trust='server' opens one sum a round"),
+        ({"release": "steps", "batches": "poisson", "adjacency": "replace_one"}, "under adjacency='zero_out'"),
+        ({"client_rate": 0.5}, "must be above 0, and 1 under trust='local'"),
+        ({"dropouts": 1}, "dropouts and colluding are for trust='secure_sum'."),
+        ({"trust": "secure_sum", "noise": "gaussian"}, "Use noise='discrete'."),
+        ({"total_epsilon": 2, "budget_unit": 0.5}, "Keep one of them."),
+        ({"privacy": "paper"}, "'privacy' is not known."),
+        ({"clip_norm": "first_round_median"}, 'clip_norm="first_round_median" must be a finite number.'),
+    ],
+)
+def test_a_protection_that_cannot_be_is_told(values, told):
+    with pytest.raises(BadInput, match=re.escape(told)):
+        Protection(**values)
+    with pytest.raises(BadInput) as refused:
+        Experiment(protection=values)
+    assert told in str(refused.value).replace("'protection.", "'")
 
 
 # ---- an experiment file beside every command -----------------------------------------------------------------------
@@ -312,5 +390,5 @@ def test_the_network_of_a_file_is_described_and_drawn(command_line, tmp_path):
 
 
 def test_no_folder_is_loaded_before_a_spec_is_used():
-    code = "import sys, mppfl.spec; sys.exit(any(m in sys.modules for m in ('numpy', 'mppfl.game', 'mppfl.privacy')))"
+    code = "import sys, mppfl.spec; sys.exit(any(m in sys.modules for m in ('numpy', 'pydantic', 'mppfl.game')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 from lap import Stopwatch, Workload, hand_in, task_from_command_line
 
+from mppfl.privacy import Protection
 from mppfl.training import (
     ClientSlot,
     TrainingConfig,
+    WeightedMean,
     flat_model,
     flattened,
     make_model,
     server_step,
-    weights_of_updates,
 )
 from mppfl.training.engines import Engine
 
@@ -33,7 +34,7 @@ def train(workload: Workload, rounds: int, clock: Stopwatch, **chosen: Any) -> t
     weights = flattened(torch.from_numpy(workload.weights[name]) for name in model.shapes)
     config = TrainingConfig(
         learning_rate=workload.learning_rate, batch_size=workload.batch_size, local_epochs=1,
-        aggregation="num_examples",
+        aggregation="num_examples", protection=Protection(unit="client"),
         **chosen,
     )  # fmt: skip
     weights = weights.to(config.device)
@@ -43,10 +44,12 @@ def train(workload: Workload, rounds: int, clock: Stopwatch, **chosen: Any) -> t
     clock.start()
     for number in range(rounds):
         slots = [ClientSlot(weights, [own[batch] for batch in workload.batches()]) for own in rows]
-        updates = engine.updates(slots)
+        mean = WeightedMean("num_examples", [examples] * clients, np.zeros(clients), model.num_parameters)
+        rows_of_clients = (row for rows in engine.updates(slots) for row in rows)
         with engine.server_arithmetic():
-            share, _ = weights_of_updates("num_examples", [examples] * clients, np.zeros(clients), updates)
-            weights, _ = server_step(weights, torch.from_numpy(share).to(updates) @ updates, {}, config)
+            for client, row in enumerate(rows_of_clients):
+                mean.add(client, row)
+            weights, _ = server_step(weights, mean.result()[0].to(weights), {}, config)
         if config.device == "cuda":
             torch.cuda.synchronize()
         clock.lap(last=number == rounds - 1)

@@ -19,18 +19,28 @@ from examples.lastfm.profiles import ONCE
 
 from mppfl.arrays import Array, IntArray, require_number
 from mppfl.errors import BadInput
-from mppfl.privacy import NoiseKind, PrivacyMechanism, add_noise, round_cost
+from mppfl.privacy import NoiseKind, Protection, add_noise, round_cost
 from mppfl.privacy.ledger import PrivacyLedger
 
 LONGEST = 1 + 1e-9  # ‖v_i‖ of a unit vector, with room for rounding
-SECURE_SUM = PrivacyMechanism(
-    "secure_sum",
-    "client",
-    "add-remove",
-    "update",
-    "ρ-zCDP for all of a client's data, towards whoever sees the sum",
-    "an aggregator that sees a single contribution, or noise that is left out of the sum",
-)
+
+
+@dataclass(frozen=True, repr=False)
+class SumProtection(Protection):
+    """Of a contribution to a sum with noise inside, which nobody sees by itself."""
+
+    @property
+    def name(self) -> str:
+        return "sum with noise inside"
+
+    @property
+    def guarantee(self) -> str:
+        return "ρ-zCDP for all of a client's data, towards whoever sees the sum"
+
+
+def protection_of_sum(noise: NoiseKind, clip_norm: float = 1.0) -> SumProtection:
+    """Of a contribution of at most this length, which a client that leaves takes away."""
+    return SumProtection(unit="client", adjacency="zero_out", clip_norm=clip_norm, noise=noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +92,7 @@ class Sums:
         """Puts the price of a sum into the ledger, before it is taken; the standard deviation of its noise.
 
         A sum taken again, with the same number in the same run, is refused: its noise would be new and its price not.
-        With clip_norm = √(share·ρ_i) the mechanism's own formula gives everybody the same noise; on a grid, where it
+        With clip_norm = √(share·ρ_i) the protection's own formula gives everybody the same noise; on a grid, where it
         is raised by different amounts of rounding, the largest is taken and nobody pays more than it asked for.
         """
         paying = np.flatnonzero(self.budgets > 0).tolist()
@@ -90,7 +100,13 @@ class Sums:
             raise BadInput("every budget is 0: nobody contributes, so there is no sum.")
         costs = [
             round_cost(
-                SECURE_SUM, rho, math.sqrt(rho), ONCE, self.noise, num_parameters, self.users[at], round_index, self.run
+                protection_of_sum(self.noise, math.sqrt(rho)),
+                rho,
+                ONCE,
+                num_parameters,
+                self.users[at],
+                round_index,
+                self.run,
             )
             for at, rho in ((at, share * float(self.budgets[at])) for at in paying)
         ]

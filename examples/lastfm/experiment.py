@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from examples.lastfm import leakage
-from examples.lastfm.aggregation import SECURE_SUM, Sums
+from examples.lastfm.aggregation import Sums, protection_of_sum
 from examples.lastfm.budgets import TRIMMED_BELOW, TrainingJob, Weighting, arms_of, game_of_friends
 from examples.lastfm.data import HeldOut, Listening, hold_out, set_apart
 from examples.lastfm.profiles import Account, Level, ReleasedProfiles, account_of, clean_profiles, release_profiles
@@ -73,7 +73,7 @@ class Settings:
     degree_groups: tuple[int, ...] = (1, 3, 6, 11, 21, 41)
     update_budgets: tuple[float, ...] = (0.53, 3.0, 30.0, math.inf)
     update_rounds: int = 5
-    noise: NoiseKind = "seeded"
+    noise: NoiseKind = "simulated"
     seed: int = 0
 
     def stream(self, *place: int) -> np.random.Generator:
@@ -269,7 +269,9 @@ class World:
             with PrivacyLedger.in_memory() as ledger:
                 sums = Sums(budgets, users, ledger, self.settings.noise, rng, "sums")
                 model, profiles = taste_from_sums(sums, split.known, self.sum_constants)
-                account = account_of(ledger, users, budgets, SECURE_SUM, self.settings.dp_delta)
+                account = account_of(
+                    ledger, users, budgets, protection_of_sum(self.settings.noise), self.settings.dp_delta
+                )
             yield scores_on_devices(profiles, model), account
 
 

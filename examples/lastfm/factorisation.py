@@ -1,7 +1,7 @@
 """A recommender by federated matrix factorisation: artists' factors V are shared, a user's taste stays on its device.
 
 In a round every client takes a few steps on its own list from the common V and uploads how its copy moved, clipped and
-with the noise of the `client` mechanism.
+with noise that hides the whole client.
 
 A copy never leaves the span of its list x and of V: it moves by x aᵀ + V B, a with `width` entries, B `width` squared.
 So 1,892 updates of 24,480 numbers each need never be formed; `local_update` is the plain twin that forms one.
@@ -19,9 +19,7 @@ from examples.lastfm.profiles import ONCE, unit_rows
 from mppfl.arrays import Array, BoolArray, require_count
 from mppfl.errors import BadInput
 from mppfl.network import SparseMatrix
-from mppfl.privacy import privacy_mechanism
-
-CLIENT = privacy_mechanism("client")  # replace-one: a whole list for another moves a clipped update by 2·clip_norm
+from mppfl.privacy import Protection
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +147,12 @@ def start_factors(num_artists: int, training: Training, rng: np.random.Generator
 
 
 def noise_stds(budgets: Array, clip_norm: float) -> Array:
-    """Standard deviation of the noise on every number of each client's update; infinite where a client is silent."""
-    return np.array([CLIENT.noise_std(rho, clip_norm, ONCE) if rho > 0 else math.inf for rho in budgets.tolist()])
+    """Standard deviation of the noise on every number of each client's update; infinite where a client is silent.
+
+    A whole list for another moves a clipped update by 2·clip_norm.
+    """
+    protection = Protection(unit="client", clip_norm=clip_norm)
+    return np.array([protection.noise_std(rho, ONCE) if rho > 0 else math.inf for rho in budgets.tolist()])
 
 
 def server_weights(stds: Array, clip_norm: float, num_parameters: int) -> tuple[Array, float]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from examples.lastfm import figures
-from examples.lastfm.aggregation import SECURE_SUM
+from examples.lastfm.aggregation import protection_of_sum
 from examples.lastfm.experiment import TRUST_MODELS, Outcome, Score
 from examples.lastfm.page_leaks import leakage_section, said_of_updates, updates_section
-from examples.lastfm.profiles import PROFILE, UNIT_PROFILE
+from examples.lastfm.profiles import protection_of
 from examples.lastfm.updates import UpdateAudit, UpdateLeak
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -46,7 +46,7 @@ def page_of(outcome: Outcome, provenance: Provenance) -> str:
             f"{outcome.num_artists:,} artists; every user is a client with its own list"
         ),
         verdict=verdict(outcome),
-        simulation=SIMULATION if outcome.settings.noise == "seeded" else "",
+        simulation=SIMULATION if outcome.settings.noise == "simulated" else "",
         tiles=_tiles(outcome),
         sections=[
             _quality(outcome),
@@ -250,15 +250,17 @@ def _mechanism_note(trust: str) -> str:
 
 
 def _promises() -> list[tuple[str, str]]:
+    record, client, secure = protection_of("record"), protection_of("client"), protection_of_sum("simulated")
     return [
-        ("record level", f"{PROFILE.guarantee}. Adding or removing one artist moves a profile by exactly 1, so noise "
+        ("record level", f"{record.guarantee}. Adding or removing one artist moves a profile by exactly 1, so noise "
          "of variance 1/(2ρ) costs ρ; replacing one artist by another would cost 2ρ."),
-        ("client level", f"{UNIT_PROFILE.guarantee}. A profile has length 1, so a user who leaves moves it by 1."),
-        ("secure aggregation", f"{SECURE_SUM.guarantee}. A user contributes √ρ times a vector of length 1; noise of "
+        ("client level", f"{client.guarantee}. A profile has length 1, so a user who leaves moves it by 1."),
+        ("secure aggregation", f"{secure.guarantee}. A user contributes √ρ times a vector of length 1; noise of "
          "variance ½ on the sum costs ρ. Simulated: no cryptography, dropout or collusion is run."),
         ("public by assumption", "who is whose friend, who participates, everybody's budget, and the catalogue of "
          "artists with enough listeners."),
-        ("what breaks it", f"{PROFILE.breaks}; releasing a profile twice; telling how many artists a list has."),
+        ("what breaks it", "a list that holds an artist twice, a catalogue or a budget chosen from one user's list; "
+         "releasing a profile twice; telling how many artists a list has."),
         ("what is not hidden", "what your friends' lists say about you: the section on leakage measures it."),
     ]  # fmt: skip
 

@@ -21,10 +21,9 @@ from mppfl.errors import BadInput
 from mppfl.privacy import (
     LocalWork,
     NoiseKind,
-    PrivacyMechanism,
+    Protection,
     Unit,
     noisy_answer,
-    privacy_mechanism,
     release_updates,
     round_cost,
 )
@@ -33,15 +32,25 @@ from mppfl.privacy.ledger import PrivacyLedger
 Level = Literal["record", "client"]
 SENSITIVITY = 1.0  # of either profile, see above
 ONCE = LocalWork(num_examples=1)  # how many records a user has is private: no noise may depend on it
-PROFILE = PrivacyMechanism(
-    "profile",
-    "record",
-    "add-remove",
-    "batch sum",
-    "ρ-zCDP for each user-artist pair: whether one artist is in the list",
-    "a list that holds an artist twice, a catalogue or a budget chosen from one user's list",
-)
-UNIT_PROFILE = privacy_mechanism("client", "add-remove")
+
+
+@dataclass(frozen=True, repr=False)
+class ProfileProtection(Protection):
+    """Of a profile: whether one artist is in the list, or the whole list."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.unit} profile"
+
+    @property
+    def guarantee(self) -> str:
+        hidden = "each user-artist pair: whether one artist is in the list"
+        return f"ρ-zCDP for {hidden if self.unit == 'record' else 'the whole list of a user'}"
+
+
+def protection_of(level: Level, noise: NoiseKind = "simulated") -> ProfileProtection:
+    """Of profiles at this level, where one artist, or one user, comes or goes."""
+    return ProfileProtection(unit=level, adjacency="zero_out", clip_norm=SENSITIVITY, noise=noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +62,7 @@ class Account:
     """
 
     unit: Unit
-    mechanism: str
+    protection: str
     budgets: Array
     dp_delta: float
     dp_epsilon: float
@@ -95,7 +104,7 @@ def release_profiles(
     level: Level,
     *,
     users: Sequence[str],
-    noise: NoiseKind = "seeded",
+    noise: NoiseKind = "simulated",
     rng: np.random.Generator | None = None,
     ledger: PrivacyLedger | None = None,
     run: str = "profiles",
@@ -110,45 +119,39 @@ def release_profiles(
     if not np.isin(known, (0.0, 1.0)).all():
         raise BadInput("listening data must be zeros and ones: an artist counts once, or one record would move more.")
     given = _budgets(budgets, len(known))
-    mechanism = PROFILE if level == "record" else UNIT_PROFILE
+    protection = protection_of(level, noise)
     account = PrivacyLedger.in_memory() if ledger is None else ledger
     heard = np.flatnonzero(given > 0)
-    costs = [
-        round_cost(mechanism, float(given[at]), SENSITIVITY, ONCE, noise, known.shape[1], users[at], 1, run)
-        for at in heard.tolist()
-    ]
+    costs = [round_cost(protection, float(given[at]), ONCE, known.shape[1], users[at], 1, run) for at in heard.tolist()]
     account.reserve_new(run, 1, costs)  # the price stands before anything is drawn
     clean = np.ascontiguousarray(clean_profiles(known, level))
     if level == "client":
         out = release_updates(
-            clean, given, mechanism=mechanism, clip_norm=SENSITIVITY, work=ONCE, noise=noise, rng=rng,
-            clients=list(users), round_index=1, run=run,
+            clean, given, protection, work=ONCE, rng=rng, clients=list(users), round_index=1, run=run
         ).updates  # fmt: skip
     else:
         out = np.zeros_like(clean)
         for at in heard.tolist():
-            out[at], _ = noisy_answer(
-                clean[at], given[at], mechanism, SENSITIVITY, ONCE, noise, rng, client=users[at], run=run
-            )
+            out[at], _ = noisy_answer(clean[at], given[at], protection, ONCE, rng)
     variances = np.full(len(given), np.inf)
     variances[heard] = [cost.noise_std**2 for cost in costs]
-    return ReleasedProfiles(np.asarray(out), variances, account_of(account, users, given, mechanism, dp_delta))
+    return ReleasedProfiles(np.asarray(out), variances, account_of(account, users, given, protection, dp_delta))
 
 
 def account_of(
-    ledger: PrivacyLedger, users: Sequence[str], budgets: Array, mechanism: PrivacyMechanism, dp_delta: float
+    ledger: PrivacyLedger, users: Sequence[str], budgets: Array, protection: Protection, dp_delta: float
 ) -> Account:
     """What the ledger says these users have spent."""
     paying = [users[at] for at in np.flatnonzero(budgets > 0).tolist()]
     spent, epsilons = np.zeros(len(budgets)), np.zeros(len(budgets))
     if paying:
-        found = ledger.account(paying, mechanism.unit)
+        found = ledger.account(paying, protection.unit)
         spent[budgets > 0] = found.budget
         method = "rdp" if found.not_gaussian.any() else "exact"  # the tightest that holds for all their noise
-        epsilons[budgets > 0] = ledger.get_epsilon(paying, dp_delta, method, unit=mechanism.unit)
+        epsilons[budgets > 0] = ledger.get_epsilon(paying, dp_delta, method, unit=protection.unit)
     return Account(
-        mechanism.unit,
-        mechanism.name,
+        protection.unit,
+        protection.name,
         spent,
         dp_delta,
         float(epsilons.max()),

@@ -369,10 +369,10 @@ class Experiment(Spec):
 
     Example:
         >>> from mppfl import Experiment
-        >>> Experiment(seeds=[1], game={"num_clients": 5}, training={"model": "softmax", "clip_norm": 0.5})
+        >>> Experiment(seeds=[1], game={"num_clients": 5}, protection={"clip_norm": 0.5})
         Experiment 'experiment': mppfl, seed 1
-          game      num_clients = 5
-          training  model = "softmax", clip_norm = 0.5
+          game       num_clients = 5
+          protection clip_norm = 0.5
     """
 
     name: Annotated[str, About("Names the folder of the results.")] = "experiment"
@@ -406,12 +406,15 @@ class Experiment(Spec):
     output: Annotated[OutputSpec, About("Where results go, as a dictionary.")] = field(default_factory=OutputSpec)
 
     def __post_init__(self) -> None:
+        given = None if self.protection is None else made_from(Protection, self.protection)
+        is_table = isinstance(self.training, Mapping) and given is not None
+        training = made_from(TrainingConfig, self.training, **({"protection": given} if is_table else {}))
+        if given not in (None, training.protection) and training.protection != Protection():
+            raise BadInput("protection and the protection of the training are two. Keep one, or give the same twice.")
+        made = {"training": training if given is None else replace(training, protection=given)}
+        made["protection"] = made["training"].protection
         for name, cls in TABLES.items():
-            if (name, getattr(self, name)) != ("protection", None):
-                object.__setattr__(self, name, made_from(cls, getattr(self, name)))
-        protection = self.training.protection if self.protection is None else self.protection
-        object.__setattr__(self, "protection", protection)
-        object.__setattr__(self, "training", replace(self.training, protection=protection))
+            object.__setattr__(self, name, made[name] if name in made else made_from(cls, getattr(self, name)))
         Spec.__post_init__(self)
 
     def _check(self) -> None:
@@ -446,7 +449,7 @@ class Experiment(Spec):
                 key: value for key, value in getattr(self, name).changed().items() if (name, key) not in ELSEWHERE
             }
             changed = ", ".join(f"{key} = {shown(value)}" for key, value in values.items())
-            lines += [f"  {name:<9} {changed}"] if changed else []
+            lines += [f"  {name:<10} {changed}"] if changed else []
         return "\n".join(line if len(line) <= 120 else line[:117] + "..." for line in lines)
 
     def game_of(self, seed: int) -> GameSpec:
@@ -504,8 +507,11 @@ def table_of(spec: Spec) -> dict[str, Any]:
     }
 
 
-def made_from(cls: type[Spec], value: Any) -> Any:
-    """The spec of a table that is given as such, or as its values, whose faults are told with the table's name."""
+def made_from(cls: type[Spec], value: Any, **more: Any) -> Any:
+    """The spec of a table that is given as such, or as its values, whose faults are told with the table's name.
+
+    more  values that the table itself does not have
+    """
     table = cls.TABLE
     if isinstance(value, cls):
         return value
@@ -515,7 +521,7 @@ def made_from(cls: type[Spec], value: Any) -> Any:
     if "total_epsilon" in value and "budget_unit" in value:
         raise BadInput("protection.total_epsilon and protection.budget_unit are both given. Keep one of them.")
     try:
-        return cls(**value)
+        return cls(**value, **more)
     except BadInput as cause:
         raise BadInput(in_table(table, str(cause))) from cause
 

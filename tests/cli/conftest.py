@@ -119,19 +119,21 @@ def friends(write):
 
 def cost(client, budget, **terms):
     return ReleaseCost(
-        client, **{"mechanism": "full_batch", "unit": "record", "adjacency": "replace-one", **terms}, budget=budget
+        client,
+        **{"protection": "local record gradient", "unit": "record", "adjacency": "replace_one", **terms},
+        budget=budget,
     )
 
 
 def account_of_two(path):
-    """ann spent 0.5 in two rounds of a cap of 2, bob 0.1 by the paper's mechanism, whose worst case is 1000."""
+    """ann spent 0.5 in two rounds of a cap of 2, bob 0.1."""
     with PrivacyLedger.open(path) as opened:
         opened.set_cap("ann", 2.0, "record")
-        opened.reserve("run", 1, [cost("ann", 0.2), cost("bob", 0.1, mechanism="paper", worst_case_budget=1000.0)])
-        opened.reserve("run", 2, [cost("ann", 0.3, noise_kind="seeded")])
+        opened.reserve("run", 1, [cost("ann", 0.2), cost("bob", 0.1)])
+        opened.reserve("run", 2, [cost("ann", 0.3, noise_kind="simulated")])
 
 
 def account_of_twelve(path):
     """c0 to c11 spent 0.1 each for all of their data."""
     with PrivacyLedger.open(path) as opened:
-        opened.reserve("run", 1, [cost(f"c{n}", 0.1, unit="client", mechanism="client") for n in range(12)])
+        opened.reserve("run", 1, [cost(f"c{n}", 0.1, unit="client") for n in range(12)])

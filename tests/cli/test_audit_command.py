@@ -9,10 +9,11 @@ from pytest import approx
 from typer.main import get_command
 
 from mppfl.cli import app
-from mppfl.privacy import MECHANISMS, NOISE_KINDS, epsilon
+from mppfl.privacy import NOISE_KINDS
+from tests.experiment.small import small
+from tests.privacy.test_audit import everywhere, quiet
 
 SHARED = ("audit", "verdict", "claimed", "measured", "confidence")
-FEW = ("--num-examples", 150, "--local-epochs", 2)
 QUICK = ("--dimension", 400, "--num-canaries", 400)
 
 
@@ -36,48 +37,72 @@ def labels_of(answer):
 
 
 def test_the_commands_offer_what_the_library_has():
-    assert choices_of("sensitivity", "mechanism") == choices_of("mechanism", "mechanism") == tuple(MECHANISMS)
-    assert choices_of("mechanism", "noise") == NOISE_KINDS
     assert choices_of("float", "noise") == (*NOISE_KINDS, "plain-float32", "plain-float64")
 
 
-def test_the_paper_fails_with_code_1_and_nothing_on_stderr_but_in_words(mppfl):
-    result = object_of(mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW, "--json"))
-    assert (result["audit"], result["verdict"], result["confidence"]) == ("sensitivity", "fail", None)
-    assert result["claimed"] == approx(2 / 150)
-    assert result["budget_multiplier"] > 100
-    assert result["worst_case_multiplier"] == 150**2
+@pytest.fixture
+def trial(write):
+    """A training of a second, whose server sees sums alone."""
+    return write("trial.toml", small(game={"num_rounds": 2}, protection={"trust": "secure_sum"}).to_toml())
 
-    answer = mppfl("audit", "sensitivity", "--mechanism", "paper", *FEW)
+
+def test_the_sensitivity_of_an_experiment_is_audited_in_words_and_numbers(mppfl, trial):
+    line = ("audit", "sensitivity", trial, "--client", "3")
+    result = object_of(mppfl(*line, "--json"))
+    assert (result["audit"], result["verdict"], result["confidence"]) == ("sensitivity", "pass", None)
+    assert (result["claimed"], result["client"], result["protection"]) == (2.0, "3", "secure sum client update")
+    assert result["ratio_in_sum"] <= 1
+    answer = mppfl(*line)
+    assert (answer.code, answer.stderr) == (0, "")
+    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "verdict"]
+    assert "secure sum client update, softmax in float32, client 3 with" in answer.stdout
+    assert "pass: no change moved it farther than declared" in answer.stdout
+
+
+def test_values_of_the_experiment_and_the_seed_reach_the_audit(mppfl, trial):
+    changes = ("--set", "protection.unit=record", "--set", "protection.release=gradient", "--set")
+    line = ("audit", "sensitivity", trial, *changes, "protection.clip_norm=0.5", "--json", "--seed")
+    first, second = (object_of(mppfl(*line, seed)) for seed in (1, 2))
+    assert first["claimed"] == second["claimed"] == approx(1 / first["num_examples"])
+    assert first["measured"] != second["measured"]
+
+
+def test_without_clipping_the_audit_fails_with_code_1_and_one_line(mppfl, trial, monkeypatch):
+    everywhere(monkeypatch, "clip_factors", lambda norms, *_: norms.double() ** 0)
+    line = ("audit", "sensitivity", trial, "--set", "protection={}")
+    assert object_of(mppfl(*line, "--json"))["budget_ratio"] > 4
+    answer = mppfl(*line)
     assert (answer.code, answer.stderr) == (1, "audit sensitivity failed\n")
-    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "worst case", "verdict"]
-    assert "22,500    times every nominal budget" in answer.stdout
-    assert "fail: one changed record moves the update" in answer.stdout
+    assert "fail: one changed record moves it" in answer.stdout
 
 
-def test_the_seed_and_the_clip_norm_reach_the_audit(mppfl):
-    first, second = (
-        object_of(mppfl("audit", "sensitivity", *FEW, "--clip-norm", 0.5, "--seed", seed, "--json")) for seed in (1, 2)
-    )
-    assert first["claimed"] == second["claimed"] == approx(1 / 150)
-    assert first["change_of_each"] != second["change_of_each"]
+def test_a_whole_training_is_audited_and_fails_without_its_noise(mppfl, trial, monkeypatch):
+    changes = ['training={model="mlp",hidden=[256],learning_rate=3.0}', "protection={total_epsilon=0.5,clip_norm=3}"]
+    values = [part for change in (*changes, "game.num_rounds=150") for part in ("--set", change)]
+    line = ("audit", "training", trial, *values)
+    answer = mppfl(*line)
+    assert (answer.code, answer.stderr) == (0, "")
+    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "accuracy", "verdict"]
+    assert "150 rounds, 200 coins" in answer.stdout
+    everywhere(monkeypatch, "add_noise", lambda values, std, kind, rng=None, out=None: quiet(values, out))
+    result = object_of(mppfl(*line, "--json"))
+    assert result["verdict"] == "fail"
+    assert result["measured"] > 1 > result["claimed"] == approx(0.5, rel=0.01)
 
 
-def test_a_budget_and_its_noise_multiplier_say_the_same_and_the_papers_is_told_nominal_and_worst_case(mppfl):
-    seeded = ("audit", "mechanism", "--noise", "seeded", *QUICK)
+def test_a_budget_and_its_noise_multiplier_say_the_same(mppfl, trial):
+    simulated = ("audit", "mechanism", "--set", 'protection.noise="simulated"', *QUICK)
     budget, multiplier = (
-        object_of(mppfl(*seeded, *option, "--json")) for option in (("--budget", 0.125), ("--noise-multiplier", 2))
+        object_of(mppfl(*simulated, *option, "--json")) for option in (("--budget", 0.125), ("--noise-multiplier", 2))
     )
     assert budget == multiplier
-    assert budget["budget"] == budget["worst_case_budget"] == approx(0.125)
-    paper = (*seeded, "--mechanism", "paper", "--num-examples", 10)
-    result = object_of(mppfl(*paper, "--json"))
-    assert (result["budget"], result["worst_case_budget"]) == (approx(0.5), approx(50))
-    assert result["claimed"] == approx(4.3772, abs=1e-4)
-    assert result["worst_case_epsilon"] == approx(epsilon(50.0, 1e-5))
-    answer = mppfl(*paper)
-    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "worst case", "noise", "verdict"]
-    assert "for ρ = 50; the claim is for the nominal 0.5" in answer.stdout
+    assert budget["budget"] == approx(0.125)
+    answer = mppfl(*simulated)
+    assert labels_of(answer) == ["audit", "audited", "claimed", "measured", "noise", "verdict"]
+    assert "local record gradient, simulated noise, noise multiplier 1" in answer.stdout
+    poisson = ("audit", "mechanism", "--set", 'protection={release="steps",batches="poisson"}', *QUICK)
+    assert "samples have no noise from a zCDP budget" in mppfl(*poisson, "--budget", 1).error
+    assert object_of(mppfl(*poisson, "--noise-multiplier", 1, "--json"))["budget"] is None
 
 
 def test_the_float_and_the_neighbour_audit_speak_in_words(mppfl, write):

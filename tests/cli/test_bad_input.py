@@ -151,7 +151,7 @@ graph generate erdos_renyi no/such/folder/out.csv           no/such/folder/out.c
 ledger show none.db                    no such ledger
 ledger verify text.db                  not a privacy ledger
 ledger export folder.png --out x.csv   is not a file
-ledger export ledger.db --out nowhere/x.csv  Check the path
+ledger export ledger.db --out nowhere/x.csv  nowhere/x.csv could not be written | Check the folder
 ledger export ledger.db --out x.txt    must end in .csv or .json
 ledger epsilon ledger.db --delta=0     dp_delta
 ledger epsilon ledger.db --delta 1e-5 --method exat  --method='exat' is not known. Known: exact, zcdp, rdp, pld.
@@ -172,7 +172,11 @@ TWELVE --max-hops 0                    --max-hops 0
 TWELVE --coupling nan                  couplings=
 TWELVE --num-examples 0                --num-examples 0
 
-audit sensitivity --num-examples 1     --num-examples 1
+audit sensitivity --client zoe           client 'zoe' is not in the network
+audit sensitivity nowhere.toml           nowhere.toml: cannot be read
+audit training --num-coins 0             --num-coins 0
+audit training --confidence 1            --confidence 1 must lie in (0.5, 1)
+audit mechanism --num-examples 0         --num-examples 0
 audit float --seed -1                  --seed -1
 audit mechanism --budget 1 --noise-multiplier 1             Give one of them
 audit neighbour --graph three.csv      either --coupling
@@ -260,7 +264,7 @@ def test_a_file_that_may_not_be_read_is_refused(mppfl, friends, write, option):
         ["solve", "surplus"],
         ["graph", "describe"],
         ["graph", "generate", "erdos_renyi"],
-        ["audit", "mechanism", "--noise", "plain-float32"],
+        ["audit", "sensitivity", "--mechanism", "paper"],
         ["audit", "float", "--noise", "white"],
         ["audit", "neighbour", "--budget", "much"],
         ["audit", "everything"],
@@ -292,7 +296,7 @@ def test_a_misspelt_command_or_option_gets_at_most_one_hint(mppfl, arguments, hi
     ("command", "texts"),
     [
         ((), ("solve",)),
-        (("audit",), ("sensitivity", "mechanism", "float", "neighbour")),
+        (("audit",), ("sensitivity", "training", "mechanism", "float", "neighbour")),
         (("audit", "mechanism"), ("(default 0.5 unless --noise-multiplier is given)",)),
         (("deploy",), ("(pip install 'flwr[simulation]')",)),
         (("deploy", "simulate"), ("(pip install 'flwr[simulation]')",)),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import sqlite3
+from contextlib import closing
+from math import sqrt
 
-from mppfl.privacy import epsilon
-from mppfl.privacy.ledger import PrivacyLedger
+import pytest
+from scipy.stats import norm
+
+from mppfl.privacy import ReleaseCost, epsilon
+from mppfl.privacy.ledger import SIMULATION, PrivacyLedger
 from tests.cli.conftest import account_of_twelve, account_of_two, cost
 
 approx = pytest.approx
@@ -28,14 +33,14 @@ def test_show_tells_what_was_spent_and_what_is_left(mppfl, ledger):
     account = mppfl("ledger", "show", ledger, "--json").json
     assert account["num_events"] == 3
     assert account["clients"] == [
-        {"client": "ann", "unit": "record", "spent": 0.5, "worst_case": 0.5, "remaining": 1.5},
-        {"client": "bob", "unit": "record", "spent": 0.1, "worst_case": 1000.0, "remaining": "Infinity"},
+        {"client": "ann", "unit": "record", "spent": 0.5, "remaining": 1.5},
+        {"client": "bob", "unit": "record", "spent": 0.1, "remaining": "Infinity"},
     ]
-    assert account["notes"][0] == "simulation: seeded noise protects no one"
+    assert account["notes"] == [SIMULATION]
     answer = mppfl("ledger", "show", ledger, "--client", "ann", "--client", "ann")  # asked for twice, shown once
-    assert answer.stdout.splitlines()[1].split() == ["ann", "record", "0.5", "0.5", "1.5"]
+    assert answer.stdout.splitlines()[1].split() == ["ann", "record", "0.5", "1.5"]
     assert answer.stdout.splitlines()[2] == "3 releases in the ledger, of all its clients"
-    assert "note: simulation: seeded noise protects no one" in answer.stderr
+    assert f"note: {SIMULATION}" in answer.stderr
     twice = ("--delta", "1e-5", "--client", "bob", "--client", "ann", "--client", "bob", "--json")
     assert [row["client"] for row in mppfl("ledger", "epsilon", ledger, *twice).json["clients"]] == ["bob", "ann"]
     assert mppfl("ledger", "verify", ledger).stdout.startswith("sound: 3 releases; head ")
@@ -46,34 +51,50 @@ def test_what_is_infinite_is_not_told_as_unknown(mppfl, tmp_path):
     with PrivacyLedger.open(path) as opened:
         opened.reserve("run", 1, [cost("ann", float("inf"), noise_kind="none")])
     (row,) = mppfl("ledger", "show", path, "--json").json["clients"]
-    assert (row["spent"], row["worst_case"], row["remaining"]) == ("Infinity",) * 3
+    assert (row["spent"], row["remaining"]) == ("Infinity", "Infinity")
     (row,) = mppfl("ledger", "epsilon", path, "--delta", "1e-5", "--json").json["clients"]
-    assert (row["dp_epsilon"], row["worst_case"]) == ("Infinity", "Infinity")
+    assert row["dp_epsilon"] == "Infinity"
 
 
-def test_each_unit_has_its_own_lines_and_figures_per_record_say_what_they_leave_out(mppfl, ledger):
+def test_each_unit_has_its_own_lines_and_figures_per_client_say_what_they_leave_out(mppfl, ledger):
     with PrivacyLedger.open(ledger) as opened:
-        opened.reserve("run", 3, [cost("ann", 0.7, unit="client", mechanism="client")])
+        opened.reserve("run", 3, [cost("ann", 0.7, unit="client")])
     rows = mppfl("ledger", "show", ledger, "--json").json["clients"]
     spent = [(row["client"], row["unit"], row["spent"]) for row in rows]
-    assert spent == [("ann", "record", 0.5), ("bob", "record", 0.1), ("ann", "client", 0.7), ("bob", "client", 0.0)]
+    assert spent == [("ann", "record", 1.2), ("bob", "record", 0.1), ("ann", "client", 0.7), ("bob", "client", 0.0)]
     rows = mppfl("ledger", "show", ledger, "--unit", "client", "--json").json["clients"]
     assert {row["unit"] for row in rows} == {"client"}
     for command in (("show", ledger), ("epsilon", ledger, "--delta", "1e-5")):
-        message = "figures and caps per record leave out what 1 clients released per client"
+        message = "figures per client leave out what 2 clients released per record"
         assert message in mppfl("ledger", *command).stderr
 
 
-def test_epsilon_of_the_papers_mechanism_is_shown_nominal_and_worst_case(mppfl, ledger):
+def test_epsilon_is_that_of_everything_that_was_spent(mppfl, ledger):
     options = ("ledger", "epsilon", ledger, "--delta", "1e-5", "--client", "bob")
-    (row,) = mppfl(*options, "--json").json["clients"]
-    assert (row["dp_epsilon"], row["worst_case"]) == (approx(epsilon(0.1, 1e-5)), approx(epsilon(1000.0, 1e-5)))
+    assert mppfl(*options, "--json").json["clients"] == [
+        {"client": "bob", "unit": "record", "dp_epsilon": approx(epsilon(0.1, 1e-5))}
+    ]
     answer = mppfl(*options)
-    assert answer.stdout.splitlines()[0].split()[-3:] == ["dp_epsilon", "worst", "case"]
-    assert "worst case costs more than its nominal budget" in answer.stderr
-    shown = mppfl("ledger", "show", ledger, "--client", "bob")
-    assert shown.stdout.splitlines()[1].split() == ["bob", "record", "0.1", "1000", "inf"]
-    assert "worst case costs more than its nominal budget" in shown.stderr
+    assert answer.stdout.splitlines()[0].split() == ["client", "unit", "dp_epsilon"]
+    assert "at dp_delta 1e-05 by the method exact" in answer.stdout
+
+
+def test_a_head_noted_earlier_must_be_on_the_way_to_the_present_one(mppfl, ledger, tmp_path):
+    noted = mppfl("ledger", "verify", ledger, "--json").json["head"]
+    with PrivacyLedger.open(ledger) as opened:
+        opened.reserve("run", 3, [cost("bob", 0.1)])
+    now = mppfl("ledger", "verify", ledger, "--head", noted, "--json").json
+    assert (now["sound"], now["num_events"], now["head"] != noted) == (True, 4, True)
+    account_of_twelve(tmp_path / "other.db")
+    assert noted[:12] in mppfl("ledger", "verify", tmp_path / "other.db", "--head", noted).error
+    assert "noted" in mppfl("ledger", "verify", ledger, "--head", "ab").error
+
+
+def test_a_cap_raised_by_hand_in_the_file_is_found(mppfl, ledger):
+    with closing(sqlite3.connect(ledger)) as file:
+        assert file.execute("UPDATE caps SET budget = 50.0").rowcount == 1
+        file.commit()
+    assert "the cap of client 'ann' was changed" in mppfl("ledger", "verify", ledger).error
 
 
 # ---- what the others' releases say ------------------------------------------------------------------------------
@@ -85,7 +106,7 @@ def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     full = (*network, "--max-hops", 1, "--attribute", sample, "--coupling", 0.5)
     lines = mppfl(*full).stdout.splitlines()
     assert lines[0].split()[-3:] == ["R_model", "R_bound", "R_leak"]
-    assert len(lines[1].split()) == 8
+    assert len(lines[1].split()) == 7
     assert any(line.startswith("R_bound   per client: nats, by tree, if forest") for line in lines)
 
     lines = mppfl(*network).stdout.splitlines()  # empty columns say why they are empty
@@ -97,14 +118,35 @@ def test_show_with_a_network_adds_three_columns(mppfl, twelve, write):
     assert mppfl(*network, "--hop-decay", 0.1, "--json").json["clients"][0]["R_model"] != approx(0.1)
 
 
-def test_budgets_per_record_are_shown_nominal_and_worst_case_and_need_counts_for_nats(mppfl, ledger, write):
+def test_budgets_per_record_need_counts_for_nats(mppfl, ledger, write):
     network = ("--graph", write("two.csv", "ann,bob"), "--undirected", "--max-hops", 1, "--coupling", 0.5)
     found = mppfl("ledger", "show", ledger, *network, "--json").json
     ann, bob = found["clients"]
-    assert (ann["R_model"], ann["R_model_worst_case"], bob["R_model"]) == (0.1, 1000.0, 0.5)
+    assert (ann["R_model"], bob["R_model"]) == (0.1, 0.5)
     assert ann["R_bound"] is None
     assert "attribute that all records share" in found["external"]["record"]["R_bound"]["reason"]
     for counts in ("100", write("counts.csv", "ann,100", "bob,100")):
         counted = mppfl("ledger", "show", ledger, *network, "--num-examples", counts)
-        assert counted.stdout.splitlines()[2].split()[:7] == ["bob", "record", "0.1", "1000", "inf", "0.5", "0.6931"]
-        assert "nominal budgets, R_bound is of worst-case" in counted.stderr
+        assert counted.stdout.splitlines()[2].split()[:6] == ["bob", "record", "0.1", "inf", "0.5", "0.6931"]
+        assert "R_bound and R_leak are for an attribute that all n records share" in counted.stderr
+
+
+def test_a_label_says_what_was_released_of_one_client_and_what_it_means(mppfl, tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with PrivacyLedger.open(path) as ledger:
+        ledger.set_cap("ann", 0.5, "record")
+        for round_index in (1, 2):
+            costs = [
+                ReleaseCost(name, "local record gradient", "record", "replace_one", budget=0.1)
+                for name in ("ann", "bob")
+            ]
+            ledger.reserve("survey", round_index, costs)
+    label = mppfl("ledger", "label", path, "ann", "--json").json
+    assert (label["releases"], label["rounds"], label["runs"]) == (2, 2, ["survey"])
+    record = label["units"]["record"]
+    assert (record["spent"], record["cap"], record["accounting"]) == (approx(0.2), 0.5, "exact")
+    assert record["dp_epsilon"] == approx(epsilon(0.2, 1e-5, "exact"))
+    assert record["attacker's advantage"] == approx(2 * norm.cdf(sqrt(0.1)) - 1, rel=1e-6)
+    words = mppfl("ledger", "label", path, "ann").stdout
+    assert "An attacker who accuses 1 in 100 by mistake recognises 5 in 100 members." in words
+    assert "client 'zoe' is not in" in mppfl("ledger", "label", path, "zoe").error

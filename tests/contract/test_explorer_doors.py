@@ -42,6 +42,8 @@ reward_rate = "common"
 model = "softmax"
 learning_rate = 0.1
 local_epochs = 1
+[protection]
+unit = "client"
 budget_unit = 0.01
 [ledger]
 cap = 0.5

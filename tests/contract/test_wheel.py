@@ -29,6 +29,8 @@ num_rounds = 1
 model = "softmax"
 learning_rate = 0.1
 local_epochs = 1
+[protection]
+unit = "client"
 budget_unit = 0.01
 """
 

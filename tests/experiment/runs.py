@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from mppfl.experiment import PrivacyAccounts, Run, provenance_here
 from mppfl.network import SocialGraph, graph_from_matrix
-from mppfl.privacy import privacy_mechanism
+from mppfl.privacy import Protection
 from mppfl.training import PER_CLIENT, PER_ROUND, History
 
 HERE = provenance_here(started="2026-01-02T03:04:05+00:00", seconds=12.25)
@@ -16,7 +16,8 @@ CONFIG = {
     "seeds": [0],
     "game": {"num_rounds": 60, "externality_strength": 0.05, "payment_limit": 2.5},
     "data": {"name": "digits", "folder": "/home/somebody/data", "split": "dirichlet"},
-    "training": {"model": "mlp", "learning_rate": 0.01, "privacy": "paper", "aggregation": "noise_aware"},
+    "training": {"model": "mlp", "learning_rate": 0.01, "aggregation": "noise_aware"},
+    "protection": {"unit": "record", "budget_unit": 1.0},
     "ledger": {"cap": None, "caps": {}},
 }
 STRANGE = ["<script>alert(1)</script>", 'a "quoted", name', "Ünïcødé ρ", "=1+1", " blank ", "nan", "x" * 300]
@@ -31,7 +32,7 @@ CASES = {
     "isolated and absent": {"isolated": 3, "absent": True},
     "strange names": {"names": STRANGE},
     "600 clients": {"num_clients": 600, "num_rounds": 3},
-    "honest mechanism": {"privacy": "client", "noise": "gaussian", "notes": ("a note",)},
+    "noise that protects": {"unit": "client", "noise": "gaussian", "notes": ("a note",)},
 }
 
 
@@ -55,8 +56,8 @@ def make_run(
     seed=0,
     names=None,
     noiseless=False,
-    privacy="paper",
-    noise="seeded",
+    unit="record",
+    noise="simulated",
     evaluate_every=1,
     isolated=0,
     absent=False,
@@ -92,30 +93,27 @@ def make_run(
     }
     tables = {name: rng.uniform(0, 1, budgets.shape) for name in PER_CLIENT}
     tables |= {"budgets": budgets, "payments": payments, "spent": budgets, "participating": participating}
-    known = privacy_mechanism(privacy)
-    worst = spent * (examples.astype(float) ** 2 if privacy == "paper" else 1.0)
+    protection = Protection(unit=unit, noise=noise)
     influence = graph.influence
     exposure = np.full(size, np.inf) if noiseless else influence @ spent + 0.5 * (influence @ (influence @ spent))
     return Run(
         name=name,
         mechanism=mechanism or name,
         config=CONFIG if config is None else config,
-        history=History(series, tables, ("loop",) * num_rounds, tuple(refused), ((),) * num_rounds),
+        history=History(series, tables, ("loop",) * num_rounds, tuple(refused)),
         weights=rng.normal(size=650).astype(np.float32),
         names=names,
         num_examples=examples,
         graph=graph,
         accounts=PrivacyAccounts(
-            unit=known.unit,
-            adjacency=known.adjacency,
-            privacy=privacy,
-            guarantee=known.guarantee,
+            unit=protection.unit,
+            adjacency=protection.adjacency,
+            protection=protection.name,
+            guarantee=protection.guarantee,
             noise="none" if noiseless else noise,
             dp_delta=1e-5,
             spent=spent,
-            worst_case_spent=worst,
             dp_epsilon=spent + 2 * np.sqrt(spent * 11.5),
-            worst_case_epsilon=worst + 2 * np.sqrt(worst * 11.5),
         ),
         exposure=exposure,
         server_cost=np.full(num_rounds, np.nan) if noiseless else 3.0 / rounds + payments.sum(axis=1),

@@ -47,11 +47,11 @@ def complaint(path, *overrides) -> str:
 
 def test_a_file_changes_the_defaults_of_its_tables_and_one_seed_or_mechanism_stands_for_a_list_of_one(file):
     assert read_experiment(file()) == Experiment(name="trial")
-    text = 'seed = 4\nmechanism = "dp_fedavg"\n[training]\nclip_norm = 1\n[game]\nnum_rounds = 7\n'
+    text = 'seed = 4\nmechanism = "dp_fedavg"\n[training]\nbatch_size = 8\n[game]\nnum_rounds = 7\n'
     chosen = read_experiment(file(text))
     assert (chosen.seeds, chosen.mechanisms, chosen.game.num_rounds) == ((4,), ("dp_fedavg",), 7)
-    assert chosen.training == TrainingConfig(clip_norm=1.0)
-    assert {f.name for f in fields(TrainingConfig)} == set(keys_of("training"))
+    assert chosen.training == TrainingConfig(batch_size=8)
+    assert {f.name for f in fields(TrainingConfig)} - {"protection"} == set(keys_of("training"))
     assert complaint(file("seed = 4\nseeds = [4]\n")) == "seed and seeds are both given. Keep one of them."
 
 
@@ -64,10 +64,10 @@ def test_relative_paths_are_relative_to_the_file(file, tmp_path, monkeypatch):
 
 
 def test_overrides_are_toml_values_and_bare_words_are_text(file):
-    path = file('mechanism = "mppfl"\n[training]\nclip_norm = 2.0\n')
-    changes = ["training.clip_norm=0.5", "data.split=dirichlet", 'mechanisms=["dp_fedavg", "random"]', "seed=9"]
+    path = file('mechanism = "mppfl"\n[protection]\nclip_norm = 2.0\n')
+    changes = ["protection.clip_norm=0.5", "data.split=dirichlet", 'mechanisms=["dp_fedavg", "random"]', "seed=9"]
     chosen = read_experiment(path, [*changes, "ledger.caps.ann=2", 'game.preset="benign"', "ledger.keep=false"])
-    assert chosen.training.clip_norm == 0.5
+    assert chosen.protection.clip_norm == chosen.training.protection.clip_norm == 0.5
     assert (chosen.data.split, chosen.game.preset) == ("dirichlet", "benign")
     assert (chosen.mechanisms, chosen.seeds) == (("dp_fedavg", "random"), (9,))
     assert (chosen.ledger.caps, chosen.ledger.keep) == ({"ann": 2.0}, False)
@@ -77,7 +77,12 @@ def test_overrides_are_toml_values_and_bare_words_are_text(file):
 
 
 def test_tables_may_be_dictionaries_checked_as_the_file_is():
-    raw = {"game": {"num_clients": 5}, "training": {"clip_norm": 0.5, "hidden": [8, 8]}, "ledger": {"cap": 2}}
+    raw = {
+        "game": {"num_clients": 5},
+        "protection": {"clip_norm": 0.5},
+        "training": {"hidden": [8, 8]},
+        "ledger": {"cap": 2},
+    }
     assert Experiment(seeds=[1], **raw) == experiment_from({"seed": 1, **raw})
     for values, message in (
         ({"training": 3}, "training=3 must be a table."),
@@ -105,11 +110,11 @@ def test_seeds_of_different_purposes_come_from_separate_streams():
 
 
 @pytest.mark.parametrize(("ledger", "option"), [({"cap": 1.0}, "cap"), ({"caps": {"4": 1.0}}, "caps")])
-def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
-    sampled = {"privacy": "dpsgd_poisson", "clip_norm": 1.0}
-    with pytest.raises(BadInput, match=f"ledger.{option} is ρ .* privacy='dpsgd_poisson' has none.*Remove it"):
-        Experiment(training=sampled, ledger=ledger)
-    assert Experiment(training=sampled).ledger.cap is None
+def test_a_cap_that_samples_cannot_keep_is_refused(ledger, option):
+    for sampled in ({"release": "steps", "batches": "poisson"}, {"trust": "server", "client_rate": 0.5}):
+        with pytest.raises(BadInput, match=f"ledger.{option} is ρ that adds up .* samples have none.*Remove it"):
+            Experiment(protection=sampled, ledger=ledger)
+        assert Experiment(protection=sampled).ledger.cap is None
 
 
 # ---- round trip -------------------------------------------------------------------------------------------------
@@ -117,10 +122,10 @@ def test_a_cap_that_poisson_sampling_cannot_keep_is_refused(ledger, option):
 SOME = [
     {"seeds": [1, 2], "mechanisms": ["mppfl", "noiseless"], "aggregations": ["num_examples", "uniform"]},
     {"name": "with blanks", "game": {"graph": '/a "quoted"\\ name\t\u00e4.csv', "undirected": True}},
-    {"training": {"clip_norm": 1e-7, "dp_delta": 1e-12, "clients_at_once": 3, "hidden": [], "seed": 5}},
+    {"protection": {"clip_norm": 1e-7, "dp_delta": 1e-12}, "training": {"hidden": [], "seed": 5}},
     {"ledger": {"cap": 0.1, "caps": {"ann": 1.5, "bob smith": 2, "": 1, "a.b": 3}}, "output": {"folder": "/x"}},
     {"game": {"payment_limit": 3.5}, "mechanism": "budget_limited"},
-    {"training": {"model": "vgg11", "norm": "batch", "privacy": "client", "clip_norm": 1}},
+    {"training": {"model": "vgg11", "norm": "batch"}, "protection": {"unit": "client", "trust": "secure_sum"}},
 ]
 
 
@@ -152,14 +157,14 @@ def test_the_writer_writes_what_toml_reads(values):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.clip_nrom=1", "'training.clip_nrom' is not known. Did you mean 'clip_norm'?"),
-        ("trainig.clip_norm=1", "'trainig' is not known. Did you mean 'training'?"),
-        ("game.clip_norm=3", "'game.clip_norm' is not known. It belongs to [training]."),
-        ("training.clip_norm=big", 'training.clip_norm="big" must be a finite number or "first_round_median".'),
+        ("protection.clip_nrom=1", "'protection.clip_nrom' is not known. Did you mean 'clip_norm'?"),
+        ("trainig.seed=1", "'trainig' is not known. Did you mean 'training'?"),
+        ("game.clip_norm=3", "'game.clip_norm' is not known. It belongs to [protection]."),
+        ("protection.clip_norm=big", 'protection.clip_norm="big" must be a finite number.'),
         ("training.learning_rate=inf", "training.learning_rate=inf must be a finite number."),
         ("training.learning_rate=-1", "training.learning_rate=-1 must lie in (0, inf)."),
         ("training.batch_size=0", "training.batch_size=0 must be a whole number of at least 1."),
-        ("training.dp_epsilon=0", "training.dp_epsilon=0 must lie in [1e-06, 1000]."),
+        ("protection.total_epsilon=0", "protection.total_epsilon=0 must lie in [1e-06, 1000]."),
         ("data.features=gradients", 'data.features="gradients" must be one of "none", "oriented_gradients".'),
         ("game.weight_range=[1]", "game.weight_range=[1] must be a list of 2 entries, each a finite number."),
         ("game.budget_min=-1", "game.budget_min=-1 must lie in [0, 1e+300]."),
@@ -178,15 +183,21 @@ def test_the_writer_writes_what_toml_reads(values):
         ("game.seed=1", "game.seed stands at the top, as seed."),
         ("mechanism=budget_limited", "budget_limited needs payment_limit, payments per round."),
         ("name=a/b", "name='a/b' must be fit for a folder"),
-        ("training", "--set 'training' must look like training.clip_norm=0.5."),
+        ("training", "--set 'training' must look like protection.clip_norm=0.5."),
         ("training.clip_norm=[", "--set 'training.clip_norm=[': '[' is no TOML value."),
         (
-            'training={model="vgg11",norm="batch",privacy="full_batch",clip_norm=1}',
-            "training.norm='batch' breaks privacy='full_batch'",
+            'training={model="vgg11",norm="batch"}',
+            "training.norm='batch' breaks the protection of records",
         ),
-        (
-            'training={dp_epsilon=3,privacy="dpsgd_poisson",clip_norm=1}',
-            "training.dp_epsilon=3 is kept by adding up zCDP",
+        ("protection.unit=house", 'protection.unit="house" must be one of "record", "client".'),
+        ("protection.release=update", "protection.release='update' does not hide a record"),
+        ("protection=3", "protection=3 must be a table. Write [protection] and its values below it."),
+        ("training.protection=1", "'training.protection' is not known. Write a table of its own, [protection]."),
+        ("training.privacy=paper", "'training.privacy' is not known. Write unit, release and batches in [protection]."),
+        ("training.dp_epsilon=3", "'training.dp_epsilon' is not known. Write total_epsilon in [protection]."),
+        *(
+            (f"training.{name}=1", f"'training.{name}' is not known. Write {name} in [protection].")
+            for name in keys_of("protection")
         ),
         ('game={family="skewed",num_links=4}', "Did you mean 'num_edges'"),  # names of an earlier version
         ("training.aggregation=size", "Did you mean 'num_examples'"),
@@ -200,12 +211,12 @@ def test_a_mistake_is_told_with_its_place_its_value_and_the_remedy(file, overrid
 
 
 def test_epsilon_or_a_unit_of_budgets_and_the_command_line_replaces_either(file):
-    both = file("[training]\ndp_epsilon = 3\nbudget_unit = 1.0\n")
-    assert complaint(both) == "training.dp_epsilon and training.budget_unit are both given. Keep one of them."
-    chosen = read_experiment(file("[training]\nbudget_unit = 0.1\n"), ["training.dp_epsilon=2"])
-    assert (chosen.training.dp_epsilon, chosen.training.budget_unit) == (2.0, 1.0)
-    chosen = read_experiment(file("[training]\ndp_epsilon = 3\n"), ["training.budget_unit=0.1"])
-    assert (chosen.training.dp_epsilon, chosen.training.budget_unit) == (None, 0.1)
+    both = file("[protection]\ntotal_epsilon = 3\nbudget_unit = 1.0\n")
+    assert complaint(both) == "protection.total_epsilon and protection.budget_unit are both given. Keep one of them."
+    chosen = read_experiment(file("[protection]\nbudget_unit = 0.1\n"), ["protection.total_epsilon=2"])
+    assert (chosen.protection.total_epsilon, chosen.protection.budget_unit) == (2.0, 1.0)
+    chosen = read_experiment(file("[protection]\ntotal_epsilon = 3\n"), ["protection.budget_unit=0.1"])
+    assert (chosen.protection.total_epsilon, chosen.protection.budget_unit) == (None, 0.1)
 
 
 def test_files_that_are_none_are_refused_in_one_line(tmp_path, file):
@@ -251,8 +262,12 @@ def test_the_examples_are_valid():
     assert demo.mechanisms == ("mppfl", "social_agnostic", "random", "dp_fedavg", "sarda_like")
     private = read_experiment(EXAMPLES / "fashion_mnist_private.toml")
     assert (private.data.name, private.data.features) == ("fashion-mnist", "oriented_gradients")
-    assert (private.mechanisms, private.game.fixed_budget, private.training.dp_epsilon) == (("dp_fedavg",), 1.0, 3.0)
-    assert private.training.mechanism.guarantee.startswith("ρ-zCDP per record")
+    assert (private.mechanisms, private.game.fixed_budget, private.protection.total_epsilon) == (
+        ("dp_fedavg",),
+        1.0,
+        3.0,
+    )
+    assert private.protection.guarantee.startswith("ρ-zCDP for each record of a client")
 
 
 def test_a_mechanism_that_is_typed_leaves_the_options_of_the_others_in_the_file_behind(file):

@@ -13,6 +13,8 @@ import pytest
 from mppfl.charts import MECHANISM_SLOTS, ON_DARK, ON_LIGHT
 from mppfl.errors import BadInput, MppflError
 from mppfl.experiment.report import read_template, report_page, write_report
+from mppfl.privacy import Protection
+from mppfl.privacy.ledger import SIMULATION
 from tests.experiment.runs import CASES, STRANGE, make_run
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -110,15 +112,14 @@ def test_names_of_clients_and_runs_cannot_become_markup():
     assert all(words in page.text for words in ("{{ 7*7 }}", "<script>alert(1)</script>", "<b>run</b>"))
 
 
-def test_seeded_noise_and_the_true_worst_case_are_said_aloud():
-    page = page_of(make_run(privacy="paper", noise="seeded"))
-    assert page.text.count("simulation: seeded noise protects no one") == 2
-    for words in ("spent ρ, nominal", "spent ρ, worst case", "the clipped update has sensitivity 2𝒮"):
-        assert words in page.text
-    honest = page_of(make_run(privacy="client", noise="gaussian"))
-    assert "simulation" not in honest.text
-    assert "nominal and worst case agree" in honest.text
-    assert "all of a client's data" in honest.text
+def test_simulated_noise_and_what_is_protected_from_whom_are_said_aloud():
+    simulated = page_of(make_run())
+    assert simulated.text.count(SIMULATION) == 2
+    assert "local record gradient protects one record of a client (replace one)" in simulated.text
+    protected = page_of(make_run(unit="client", noise="gaussian"))
+    assert "simulation" not in protected.text
+    assert Protection(unit="client").guarantee in protected.text
+    assert "local client update protects all of a client's data" in protected.text
 
 
 def test_six_hundred_clients_are_drawn_in_part_and_the_page_says_so():

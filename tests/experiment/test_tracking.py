@@ -16,12 +16,12 @@ from tests.homes import home
 
 module = home(tracking)
 
-EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "dp_fedavg"], "training": {"clip_norm": 0.5}})
+EXPERIMENT = experiment_from({"name": "trial", "mechanisms": ["mppfl", "dp_fedavg"], "protection": {"clip_norm": 0.5}})
 
 
 FIGURES = {"accuracy": 0.875, "loss": 0.5, "reward_rate": 2.0, "dp_epsilon": 3.0, "clip_norm": 0.5, "update_norm": 0.75}
 FIGURES |= {"seconds": 0.125}  # as the record has them
-SUMS = {"payments": 4.0, "median_budget": 1.0, "participating": 2.0, "refused": 0.0, "diverged": 0.0}  # over clients
+SUMS = {"payments": 4.0, "median_budget": 1.0, "participating": 2.0, "refused": 0.0}  # over clients
 
 
 def record(round_index=1, **changes):
@@ -60,7 +60,7 @@ def test_mlflow_gets_one_run_per_training_with_parameters_and_figures(mlflow):
         log({"mppfl": record(1), "dp_fedavg": record(1, accuracy=0.5)})
         log({"mppfl": record(2, accuracy=0.9), "dp_fedavg": record(2)})
     assert mlflow.runs == [("experiment trial", "mppfl"), ("experiment trial", "dp_fedavg")]
-    assert mlflow.params["id of dp_fedavg", "training.clip_norm"] == "0.5"
+    assert mlflow.params["id of dp_fedavg", "protection.clip_norm"] == "0.5"
     logged = sorted((run, step, value) for run, key, value, step in mlflow.metrics if key == "accuracy")
     names = ("id of dp_fedavg", "id of mppfl")
     assert logged == [(names[0], 1, 0.5), (names[0], 2, 0.875), (names[1], 1, 0.875), (names[1], 2, 0.9)]

@@ -29,8 +29,6 @@ from mppfl.training.engines import Engine
 from tests.experiment.small import SMALL, require_same, small
 from tests.homes import home
 
-UNPRICED = {key: value for key, value in SMALL["training"].items() if key != "budget_unit"}
-
 
 def same_members(data, other):
     return all(np.array_equal(a, b) for a, b in zip(data.members, other.members, strict=True))
@@ -146,13 +144,12 @@ def test_under_its_own_reward_a_case_has_its_own_rates_and_the_options_of_its_me
 def test_batches_that_the_smallest_client_cannot_fill_are_refused_with_the_largest_that_fits():
     with pytest.raises(BadInput, match=r"training.batch_size=400, but client '\d' has 28\d examples. Use at most 28\d"):
         prepare(small(training={"batch_size": 400}))
-    prepare(small(training={"batch_size": 400, "privacy": "full_batch", "clip_norm": 1.0}))  # takes all there is
+    prepare(small(training={"batch_size": 400}, protection={"unit": "record"}))  # takes all there is
 
 
-def test_the_papers_epsilon_is_called_nominal_and_infinite_budgets_keep_none():
-    raw = SMALL | {"training": UNPRICED | {"dp_epsilon": 2.0}}
-    assert "so that no client's final nominal ε exceeds" in prepare(experiment_from(raw))[0].notes[-2]
-    with pytest.raises(BadInput, match=r"dp_epsilon=2 cannot be kept by 'noiseless', whose budgets are infinite"):
+def test_infinite_budgets_keep_no_epsilon():
+    raw = SMALL | {"protection": {"total_epsilon": 2.0}}
+    with pytest.raises(BadInput, match=r"total_epsilon=2 cannot be kept by 'noiseless', whose budgets are infinite"):
         prepare(experiment_from(raw | {"mechanisms": ["mppfl", "noiseless"]}))
 
 
@@ -160,7 +157,9 @@ def test_the_private_recipe_asks_every_client_for_the_same_in_every_round():
     recipe = Path(__file__).parents[2] / "examples" / "fashion_mnist_private.toml"
     (case,) = prepare(read_experiment(recipe, ["data.name=digits", "data.features=none"]))
     assert np.array_equal(case.solution.plan.to_matrix(), np.ones((60, 20)))
-    assert 60 * case.config.budget_unit == pytest.approx(0.2585649)  # ρ of ε = 3 at δ = 1e-5, by dp-accounting
+    assert 60 * case.config.protection.budget_unit == pytest.approx(
+        0.2585649
+    )  # ρ of ε = 3 at δ = 1e-5, by dp-accounting
 
 
 # ---- what comes out ---------------------------------------------------------------------------------------------
@@ -174,17 +173,16 @@ def test_the_stored_configuration_of_a_run_trains_it_alone(undisturbed):
 
 
 def test_more_histories_than_can_be_composed_are_accounted_for_by_orders_and_that_is_said(monkeypatch):
-    training = {"privacy": "dpsgd_poisson", "clip_norm": 0.3, "batch_size": 8, "budget_unit": 0.03}
+    poisson = {"unit": "record", "release": "steps", "batches": "poisson", "clip_norm": 0.3, "budget_unit": 0.03}
     monkeypatch.setattr(home(epsilons), "MOST_HISTORIES", 1)
     asked = []
     really = PrivacyLedger.get_epsilon
     monkeypatch.setattr(PrivacyLedger, "get_epsilon", lambda *a, **k: asked.append(a[3]) or really(*a, **k))
     tables = {"game": {"num_clients": 3, "num_rounds": 1}, "data": {"uneven": 0.5}}
-    (run,) = run_experiment(small(mechanisms=["mppfl"], training=training, **tables))
+    (run,) = run_experiment(small(mechanisms=["mppfl"], training={"batch_size": 8}, protection=poisson, **tables))
     assert asked == ["rdp", "pld", "rdp"]  # of the last round, then of the account, once
     assert any("by the method rdp" in note for note in run.notes)
     assert run.accounts.dp_epsilon.max() == pytest.approx(run.history.rounds["dp_epsilon"][-1])
-    assert np.array_equal(run.accounts.worst_case_epsilon, run.accounts.dp_epsilon)
 
 
 def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took():
@@ -195,8 +193,8 @@ def test_provenance_says_when_the_training_started_and_how_long_its_rounds_took(
 
 
 def test_whoever_gives_most_ends_at_the_epsilon_that_was_asked_for():
-    sound = {"privacy": "full_batch_steps", "clip_norm": 0.5, "noise": "seeded", "dp_epsilon": 2.0}
-    runs = run_experiment(experiment_from(SMALL | {"training": UNPRICED | sound}))
+    steps = {"release": "steps", "clip_norm": 0.5, "total_epsilon": 2.0}
+    runs = run_experiment(experiment_from(SMALL | {"protection": steps}))
     for run in runs:
         assert 1.999 < run.accounts.dp_epsilon.max() <= 2.0
         assert run.history.rounds["dp_epsilon"][-1] <= 2.0

@@ -55,7 +55,7 @@ def make_app(folder, num_clients, num_rounds, *, noiseless=False, mischievous=Fa
     layout = Layout(folder)
     if noiseless:  # and without the bounds that nobody keeps without noise
         text = layout.experiment.read_text().replace('mechanism = "mppfl"', 'mechanism = "noiseless"')
-        layout.experiment.write_text(text.replace("dp_epsilon = 4.0", "").replace("cap = 1.0", ""))
+        layout.experiment.write_text(text.replace("total_epsilon = 4.0", "").replace("cap = 1.0", ""))
     if mischievous:
         (folder / "federation" / "client_app.py").write_text(MISCHIEVOUS)
     return layout

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from mppfl.flower import NodeSettings, PrivateUpload
 from mppfl.game import RoundTerms, plan_from_rounds
+from mppfl.privacy import Protection
 from mppfl.training import TrainingConfig
 
 
@@ -41,8 +42,10 @@ def plan_of(budgets, num_rounds=3, price=2.0):
     return plan_from_rounds("by hand", [RoundTerms(t + 1, price, price, rows) for t in range(num_rounds)])
 
 
-def config_of(**changes) -> TrainingConfig:
-    base = {"privacy": "client", "clip_norm": 1.0, "noise": "gaussian", "aggregation": "uniform"}
+def config_of(protection=None, **changes) -> TrainingConfig:
+    """Whole updates under noise of the operating system; `protection` and `changes` replace single values."""
+    whole = {"unit": "client", "clip_norm": 1.0, "noise": "gaussian"}
+    base = {"protection": Protection(**(whole | (protection or {}))), "aggregation": "uniform"}
     return TrainingConfig(**(base | changes))
 
 

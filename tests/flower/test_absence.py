@@ -20,7 +20,7 @@ main()
     ("library", "code", "remedy"),
     [
         ("flwr", "from mppfl.flower import PrivateUpload", FLOWER),
-        ("torch", "from mppfl.privacy.audit import audit_sensitivity", TRAIN),
+        ("torch", "from mppfl.training import train_rounds", TRAIN),
         ("nothing", WITHOUT_FLOWER, FLOWER),
     ],
 )

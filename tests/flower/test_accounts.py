@@ -74,7 +74,9 @@ def test_accounts_agree_to_the_last_bit_and_a_ledger_that_lacks_what_was_paid_fo
     for round_index, budget in enumerate(BUDGETS, start=1):
         if budget in held:
             with PrivacyLedger.open(path) as ledger:
-                ledger.reserve("run", round_index, [ReleaseCost("ann", "client", "client", "replace-one", budget)])
+                ledger.reserve(
+                    "run", round_index, [ReleaseCost("ann", "local client update", "client", "replace_one", budget)]
+                )
         book.ask([entry(round_index=round_index, budget=budget)])
         state = "lost" if round_index == 3 and held != BUDGETS else "paid"
         book.settle("run", round_index, [Settlement("ann", state, "", sum(held[:round_index], 0.0))])

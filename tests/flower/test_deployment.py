@@ -167,10 +167,10 @@ def test_a_server_app_that_fails_ends_the_deployment_with_one_line(tmp_path, fau
     if fault == "import":
         server.write_text("import no_such_module_anywhere\n\napp = no_such_module_anywhere.app\n")
     else:
-        layout.experiment.write_text(layout.experiment.read_text().replace('noise = "gaussian"', 'noise = "seeded"'))
+        layout.experiment.write_text(layout.experiment.read_text().replace('noise = "gaussian"', 'noise = "simulated"'))
     with deployed(layout) as deployment:
         assert deployment.wait() == 1
-    assert ("the server app died" if fault == "import" else "noise='seeded' protects no one") in deployment.said()
+    assert ("the server app died" if fault == "import" else "noise='simulated' protects nobody") in deployment.said()
     assert processes_of(layout.app) == []
 
 

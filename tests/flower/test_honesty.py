@@ -5,18 +5,16 @@ import pytest
 from scipy import stats
 
 from mppfl.flower import HonestUpload, fault_of, honest_upload, work_of
-from mppfl.privacy import release_updates, round_cost
+from mppfl.privacy import Protection, release_updates, round_cost
 from mppfl.training import TrainingConfig, noise_in_update
 
 
 def cost_of(config, budget, num_parameters):
-    work = work_of(config, 40)
-    return work, round_cost(
-        config.mechanism, budget, float(config.clip_norm), work, config.noise, num_parameters, "ann", 1, "run"
-    )
+    work = work_of(config, config.protection, 40)
+    return work, round_cost(config.protection, budget, work, num_parameters, "ann", 1, "run")
 
 
-CLIENT = TrainingConfig(privacy="client", clip_norm=1.0, noise="gaussian")
+CLIENT = TrainingConfig(protection=Protection(unit="client", noise="gaussian"))
 
 
 @pytest.mark.parametrize("num_parameters", [1, 2, 17, 650, 40_000])
@@ -34,10 +32,9 @@ def test_honest_uploads_at_full_length_pass_at_the_stated_rate():
     work, cost = cost_of(CLIENT, 0.5, 30)
     honest = honest_upload(CLIENT, work, cost, 30)
     update = np.full(30, 1.0)  # longer than the clip norm: it leaves at full length
-    terms = {"mechanism": CLIENT.mechanism, "clip_norm": 1.0, "work": work, "noise": "gaussian", "clients": ["ann"]}
     faults = 0
     for _ in range(4_000):
-        sent = release_updates(update, [0.5], round_index=1, run="run", **terms).updates
+        sent = release_updates(update, [0.5], CLIENT.protection, work=work, round_index=1, run="run").updates
         faults += bool(fault_of(sent, honest, 0.01))
     assert faults <= 80
 
@@ -58,15 +55,23 @@ def test_an_upload_that_cannot_be_honest_is_named_with_its_fault(update, noise, 
     assert bool(message) == bool(fault)
 
 
-@pytest.mark.parametrize("privacy", ["full_batch", "full_batch_steps", "dpsgd_shuffle"])
+@pytest.mark.parametrize(
+    "protection",
+    [
+        Protection(noise="gaussian"),
+        Protection(release="steps", noise="gaussian"),
+        Protection(release="steps", batches="shuffled", noise="gaussian"),
+    ],
+    ids=lambda protection: protection.name,
+)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_noise_in_gradients_is_found_again_in_the_update(privacy, momentum):
+def test_noise_in_gradients_is_found_again_in_the_update(protection, momentum):
     # Steps of pure noise: the spread of the sum must be what noise_in_update says. 20,000 draws, 5 standard errors.
-    config = TrainingConfig(privacy=privacy, clip_norm=1.0, noise="gaussian", learning_rate=0.3, momentum=momentum,
-                            num_steps=4, batch_size=8, local_epochs=2)  # fmt: skip
+    config = TrainingConfig(protection=protection, learning_rate=0.3, momentum=momentum, num_steps=4, batch_size=8,
+                            local_epochs=2)  # fmt: skip
     work, cost = cost_of(config, 0.5, 10)
-    steps = {"full_batch": 1, "full_batch_steps": 4}.get(privacy, work.num_batches)
-    divisor = work.batch_size if privacy == "dpsgd_shuffle" else 1
+    steps = {"gradient": 1, "steps": 4}[protection.release] if protection.batches == "whole" else work.num_batches
+    divisor = work.batch_size if protection.batches == "shuffled" else 1
     rng = np.random.default_rng(1)
     total, velocity = np.zeros(20_000), np.zeros(20_000)
     for _ in range(steps):

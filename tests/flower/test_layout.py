@@ -54,7 +54,7 @@ def layout(tmp_path):
     [
         ("cap = 1.0", "", "cap=1.0, .*cap=none"),
         ("cap = 1.0", 'caps = { "1" = 0.5 }\ncap = 1.0', "nodes/1/node.toml has cap=1.0, .*cap=0.5"),
-        ('privacy = "full_batch"', 'privacy = "client"', r"accept=\['full_batch'\], .*accept=\['client'\]"),
+        ("[protection]", '[protection]\nunit = "client"', r"accept=\['gradient'\], .*accept=\['update'\]"),
         ('mechanism = "mppfl"', 'mechanism = "noiseless"', "without_noise=False, .*without_noise=True"),
     ],
 )

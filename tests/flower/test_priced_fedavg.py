@@ -3,6 +3,7 @@
 import io
 import math
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from mppfl.flower import (
     terms_in,
     vector_of,
 )
+from mppfl.privacy import Protection, epsilon
 from mppfl.privacy.ledger import PrivacyLedger
+from mppfl.training import budget_unit_for
 from tests.flower.federation import FakeGrid, arrays, config_of, moved, plan_of, private_app
 from tests.homes import home
 
@@ -363,11 +366,44 @@ def test_a_registry_with_one_key_for_two_clients_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"noise": "seeded"}, "seeded"),
-        ({"clip_norm": "first_round_median"}, "clip_norm"),
-        ({"privacy": "dpsgd_poisson"}, "dpsgd_poisson"),
+        ({"noise": "simulated"}, "simulated"),
+        ({"trust": "secure_sum", "noise": "discrete"}, "trust='secure_sum' is simulated only"),
+        ({"trust": "server"}, "trust='server' is simulated only"),
+        ({"unit": "record", "release": "steps", "batches": "poisson"}, "Use batches='shuffled'"),
     ],
 )
 def test_what_makes_sense_on_one_machine_only_is_refused_in_one_line(tmp_path, changes, said):
-    with pytest.raises(BadInput, match=said):
-        Federation(tmp_path, **changes).strategy()
+    with pytest.raises(BadInput, match=said) as refused:
+        Federation(tmp_path, protection=changes).strategy()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_protection_of_ones_own_is_refused_because_terms_cannot_say_it(tmp_path):
+    class HalfNoise(Protection):
+        def sensitivity(self, work):
+            return super().sensitivity(work) / 2
+
+    federation = Federation(tmp_path)
+    federation.config = replace(federation.config, protection=HalfNoise(unit="client", noise="gaussian"))
+    with pytest.raises(BadInput, match=r"HalfNoise is a protection of your own.*Use that\.$"):
+        federation.strategy()
+
+
+def test_a_total_epsilon_is_kept_by_the_plan_and_gives_the_unit_of_every_budget(tmp_path):
+    # As on one machine: the client whose budgets add to most, 3 · 2.0 of the game, ends at ε and the others below.
+    federation = Federation(tmp_path, protection={"total_epsilon": 3.0})
+    federation.run(1)
+    federation.run()  # from another process: the unit is the same, so the run goes on
+    unit = budget_unit_for(federation.plan, 3.0, 1e-5)
+    assert [entry.budget for entry in federation.entries()] == [unit * 0.5, unit * 1.0, unit * 2.0] * 3
+    assert epsilon(sum(event["budget"] for event in federation.releases("cat")), 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert federation.owed() == {"ann": 3.0, "bob": 6.0, "cat": 12.0}  # money is for budgets of the game
+    assert federation.differences() == []
+
+
+def test_a_total_epsilon_that_the_plan_cannot_keep_is_refused_before_anybody_is_asked(tmp_path):
+    federation = Federation(tmp_path, budgets=(np.inf,) * 3, protection={"total_epsilon": 3.0})
+    with pytest.raises(BadInput, match="whose budgets are infinite"):
+        federation.run()
+    assert federation.grid.sent == []
+    assert federation.strategy().folder.state() is None

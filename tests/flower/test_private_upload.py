@@ -26,13 +26,16 @@ from mppfl.privacy.ledger import PrivacyLedger
 from tests.flower.federation import arrays, moved, private_app
 
 MODEL = arrays(1.0, 2.0, 3.0, 4.0, 5.0)
+GRADIENT = {"unit": "record", "release": "gradient"}
+STEPS = {"unit": "record", "release": "steps"}
+POISSON = {**STEPS, "batches": "poisson", "adjacency": "zero_out"}
 
 
 def terms(**changes):
     base = {
-        "run": "run-1", "round_index": 1, "client": "ann", "budget": 0.5, "pays": 1.0, "privacy": "client",
-        "adjacency": "replace-one", "clip_norm": 1.0, "noise": "gaussian", "local_epochs": 1, "num_steps": 1,
-        "batch_size": 1,
+        "run": "run-1", "round_index": 1, "client": "ann", "budget": 0.5, "pays": 1.0, "unit": "client",
+        "release": "update", "batches": "whole", "adjacency": "replace_one", "clip_norm": 1.0, "noise": "gaussian",
+        "local_epochs": 1, "num_steps": 1, "batch_size": 1,
     }  # fmt: skip
     return ClientTerms(**(base | changes))
 
@@ -85,8 +88,8 @@ def test_what_leaves_is_the_noisy_update_and_its_report_and_nothing_else(node):
     assert report.model == digest_of(MODEL)
     assert list(reply.content["arrays"]) == ["first", "rest"]
     (event,) = events_of(node)  # and the ledger holds it
-    columns = ("run", "round_index", "budget", "noise_kind", "status")
-    assert [event[name] for name in columns] == ["run-1", 1, 0.5, "gaussian", "sent"]
+    columns = ("run", "round_index", "protection", "budget", "noise_kind", "status")
+    assert [event[name] for name in columns] == ["run-1", 1, "local client update", 0.5, "gaussian", "sent"]
 
 
 def test_noise_has_the_spread_that_the_budget_buys_and_is_never_the_same(node):
@@ -138,12 +141,12 @@ def test_a_round_whose_upload_was_lost_after_the_charge_is_refused_and_says_what
         ({"cap": 0.4}, {}, "over the cap"),
         ({"cap_per_round": 0.4}, {}, "over the cap of a round"),
         ({}, {"client": "bob"}, "terms of another client"),
-        ({}, {"privacy": "paper"}, "mechanism not accepted"),
-        ({"accept": ("paper", "dpsgd_poisson")}, {"privacy": "dpsgd_poisson", "adjacency": "add-remove"},
-         "mechanism not accepted"),
-        ({}, {"privacy": "full_batch"}, "mechanism not accepted"),
-        ({}, {"privacy": "trust me"}, "unknown mechanism"),
-        ({}, {"noise": "seeded"}, "noise that protects no one"),
+        ({"accept": ("gradient", "steps")}, {}, "protection not accepted"),
+        ({"accept": ("update",)}, GRADIENT, "protection not accepted"),
+        ({}, GRADIENT, "protection not accepted"),  # nobody declares to add the noise
+        ({}, {"release": "trust me"}, "unknown protection"),
+        ({}, {"unit": "record"}, "unknown protection"),  # no record hides in a whole update
+        ({}, {"noise": "simulated"}, "noise that protects no one"),
         ({}, {"budget": math.inf}, "no upload without noise"),
         ({"cap": 9.0, "without_noise": True}, {"budget": math.inf}, "over the cap"),
         ({}, {"budget": -1.0}, "terms that cannot be met"),
@@ -162,12 +165,6 @@ def test_the_cap_counts_every_run_and_is_filled_to_the_brim(tmp_path):
     app = private_app(node_in(tmp_path, cap=0.3))
     outcomes = [reported(app, run=f"run-{number}", budget=0.1)[0] for number in range(4)]
     assert outcomes == ["released", "released", "released", "refused"]
-
-
-def test_the_papers_mechanism_is_released_where_the_client_accepts_it_by_name(tmp_path):
-    node = node_in(tmp_path, accept=("paper",))
-    assert reported(private_app(node), privacy="paper")[0] == "released"
-    assert events_of(node)[0]["worst_case_budget"] == 0.5 * 10**2
 
 
 @pytest.mark.parametrize("train", [lambda record: {}["the patient"], lambda record: arrays(1.0, 2.0, 3.0)])
@@ -191,14 +188,16 @@ def test_whether_training_ran_into_nan_or_infinity_does_not_show_in_the_answer(n
     assert "NaN" not in str(reply)
 
 
-@pytest.mark.parametrize("declared", [("full_batch_steps",), "full_batch_steps", lambda context: "full_batch_steps"])
-def test_a_declared_training_function_is_trusted_with_the_mechanisms_it_declares_and_no_other(node, declared):
+@pytest.mark.parametrize("declared", [("steps",), "steps", lambda context: "steps"])
+def test_a_declared_training_function_is_trusted_with_the_releases_it_declares_and_no_other(node, declared):
     app = private_app(node, trains_privately=declared)
-    trusted = ask(app, privacy="full_batch_steps")
-    assert vector_of(trusted.content["arrays"]) == pytest.approx(np.full(5, 0.1), rel=1e-5)
-    assert reported(app, privacy="full_batch", round_index=2)[:2] == ("refused", "mechanism not accepted")
-    with pytest.raises(BadInput, match=r"'trains_privately\.fullbatch' is not known\. Did you mean 'full_batch'"):
-        private_app(node, trains_privately="fullbatch")
+    for round_index, batches in enumerate(("whole", "shuffled"), start=1):
+        trusted = ask(app, **STEPS, batches=batches, round_index=round_index)
+        assert vector_of(trusted.content["arrays"]) == pytest.approx(np.full(5, 0.1), rel=1e-5)
+    for other in (GRADIENT, POISSON):  # Poisson samples have no zCDP budget that a cap could hold
+        assert reported(app, **other, round_index=3)[:2] == ("refused", "protection not accepted")
+    with pytest.raises(BadInput, match=r"'trains_privately\.step' is not known\. Did you mean 'steps'"):
+        private_app(node, trains_privately="step")
 
 
 def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that_fails(node):
@@ -208,8 +207,8 @@ def test_noise_in_gradients_is_charged_before_training_and_stays_charged_if_that
         charged.extend(events_of(node))
         raise ValueError
 
-    app = private_app(node, train=train, trains_privately=("full_batch",))
-    assert reported(app, privacy="full_batch")[::2] == ("refused", 0.5)
+    app = private_app(node, train=train, trains_privately=("gradient",))
+    assert reported(app, **GRADIENT)[::2] == ("refused", 0.5)
     assert len(charged) == 1
 
 
@@ -227,7 +226,7 @@ def test_a_client_that_cannot_answer_says_so_and_not_why(tmp_path, node):
 
 
 def test_node_settings_read_back_as_they_were_written(tmp_path):
-    node = node_in(tmp_path, cap=1.5, accept=("client",), without_noise=True)
+    node = node_in(tmp_path, cap=1.5, accept=("update",), without_noise=True)
     (tmp_path / "node.toml").write_text(node.to_toml())
     assert read_node(tmp_path / "node.toml") == node
 

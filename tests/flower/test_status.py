@@ -42,7 +42,7 @@ def layout(tmp_path):
         accounts.settle(RUN, 1, [Settlement(client, "paid", "", 0.25) for client in clients])
     for client, path in layout.ledgers().items():
         with PrivacyLedger.open(path) as ledger:
-            ledger.reserve(RUN, 1, [ReleaseCost(client, "client", "client", "replace-one", 0.25)])
+            ledger.reserve(RUN, 1, [ReleaseCost(client, "local client update", "client", "replace_one", 0.25)])
     return layout
 
 

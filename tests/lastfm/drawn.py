@@ -30,6 +30,6 @@ def write_lastfm(folder, **drawn):
 
 
 def released(listening, lists, budgets, level="record", seed=0):
-    """Profiles of everybody with seeded noise; `budgets` may be one for all."""
+    """Profiles of everybody with simulated noise; `budgets` may be one for all."""
     budgets = np.broadcast_to(np.asarray(budgets, dtype=float), len(lists)).copy()
     return release_profiles(lists, budgets, level, users=listening.users, rng=np.random.default_rng(seed))

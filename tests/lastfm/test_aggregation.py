@@ -16,9 +16,9 @@ BUDGETS = np.array([0.25, 4.0, 1.0, 0.0])
 USERS = ("ann", "bob", "cat", "dan")
 
 
-def sums(budgets=BUDGETS, ledger=None, noise="seeded", seed=0):
+def sums(budgets=BUDGETS, ledger=None, noise="simulated", seed=0):
     users = [f"user {number}" for number in range(len(budgets))] if len(budgets) != len(USERS) else USERS
-    rng = np.random.default_rng(seed) if noise == "seeded" else None
+    rng = np.random.default_rng(seed) if noise == "simulated" else None
     ledger = PrivacyLedger.in_memory() if ledger is None else ledger
     return Sums(np.asarray(budgets), users, ledger, noise, rng, "test")
 
@@ -57,7 +57,7 @@ def test_the_ledger_adds_up_what_the_sums_cost_and_on_a_grid_nobody_pays_more_th
     assert first == approx(math.sqrt(0.5))
     assert ledger.spent(["ann", "bob", "cat"], "client") == approx(BUDGETS[:3])
     assert "dan" not in ledger.clients  # budget 0: it contributed nothing
-    assert {event["mechanism"] for event in ledger.events()} == {"secure_sum"}
+    assert {event["protection"] for event in ledger.events()} == {"sum with noise inside"}
     ledger = PrivacyLedger.in_memory()
     _, std = sums(ledger=ledger, noise="gaussian").sum(unit_rows(4, 500), 1 - 1e-9, 1)
     assert std >= math.sqrt(0.5)

@@ -14,7 +14,7 @@ from examples.lastfm.updates import FOLDS, audit_updates, drawn_noise, learn_dir
 from pytest import approx
 
 from mppfl.errors import BadInput
-from mppfl.privacy import privacy_mechanism, release_updates
+from mppfl.privacy import Protection, release_updates
 from tests.lastfm.drawn import released, write_lastfm
 
 SMALL = factorisation.Training(width=4, start=0.1)
@@ -137,9 +137,8 @@ def test_noise_along_a_direction_and_in_the_sum_is_that_of_noise_on_every_number
         read, total = drawn_noise(stds, weights, directions, reader, 2, rng)
         ours.append([*read[1], *total.ravel()])  # a second draw along the same path of the model
         full = release_updates(
-            np.zeros((size, 6)), budgets, mechanism=privacy_mechanism("client"), clip_norm=1.0, work=ONCE,
-            noise="seeded", rng=rng, round_index=1, run="test",
-        ).updates  # fmt: skip
+            np.zeros((size, 6)), budgets, Protection(unit="client"), work=ONCE, rng=rng, round_index=1, run="test"
+        ).updates
         plain.append([*np.einsum("ij,ij->i", full, chosen), *(weights @ full)])
     covariance, expected = np.cov(np.array(ours).T), np.cov(np.array(plain).T)
     scale = np.sqrt(np.outer(np.diagonal(expected), np.diagonal(expected)))

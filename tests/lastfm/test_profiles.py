@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from examples.lastfm.profiles import PROFILE, SENSITIVITY, UNIT_PROFILE, clean_profiles, release_profiles
+from examples.lastfm.profiles import ONCE, SENSITIVITY, clean_profiles, protection_of, release_profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
@@ -32,10 +32,10 @@ def test_a_record_or_a_client_moves_its_profile_by_no_more_than_the_declared_sen
     after = before.copy()
     after[0, which % len(heard)] = 1 - after[0, which % len(heard)]  # one artist added or removed
     moved = np.linalg.norm(clean_profiles(after, "record") - clean_profiles(before, "record"))
-    assert moved == SENSITIVITY == PROFILE.sensitivity(SENSITIVITY, None)
+    assert moved == SENSITIVITY == protection_of("record").sensitivity(ONCE)
     gone = np.linalg.norm(clean_profiles(before, "client") - clean_profiles(0 * before, "client"))
     assert gone == approx(float(any(heard)))
-    assert gone <= UNIT_PROFILE.sensitivity(SENSITIVITY, None) * (1 + 1e-12)
+    assert gone <= protection_of("client").sensitivity(ONCE) * (1 + 1e-12)
 
 
 # ---- noise and price ----------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_the_ledger_holds_every_release_with_its_unit_and_epsilon(level):
     ledger = PrivacyLedger.in_memory()
     account = released([1.0, 0.25, 0.5], level, ledger=ledger).account
     assert ledger.spent(list(USERS), level) == approx([1.0, 0.25, 0.5])
-    assert {event["adjacency"] for event in ledger.events()} == {"add-remove"}
+    assert {event["adjacency"] for event in ledger.events()} == {"zero_out"}
     assert account.dp_epsilon == approx(epsilon(1.0, 1e-5))
     assert account.median_epsilon == approx(epsilon(0.5, 1e-5))
     assert account.simulation

@@ -28,7 +28,9 @@ def model_of(listening, lists, rho, level="record", constants=None):
 
 
 def sums_of(listening, rho):
-    return Sums(np.full(120, rho), listening.users, PrivacyLedger.in_memory(), "seeded", np.random.default_rng(0), "x")
+    return Sums(
+        np.full(120, rho), listening.users, PrivacyLedger.in_memory(), "simulated", np.random.default_rng(0), "x"
+    )
 
 
 # ---- weights, the Gram matrix and its noise -----------------------------------------------------------------------

@@ -19,13 +19,13 @@ PATH = friends((1, 2), (2, 0), names=NAMES)  # ann - bob - cat
 
 
 def cost(client, budget, **terms):
-    shared = {"mechanism": "client", "unit": "client", "adjacency": "replace-one"}
+    shared = {"protection": "local client update", "unit": "client", "adjacency": "replace_one"}
     return ReleaseCost(client, **shared | terms, budget=budget)
 
 
 def poisson(client):
-    return cost(client, None, mechanism="dpsgd_poisson", unit="record", adjacency="add-remove", noise_multiplier=1.0,
-                sampling_rate=0.1, num_steps=3)  # fmt: skip
+    sampled = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "num_steps": 3}
+    return cost(client, None, unit="record", adjacency="zero_out", **sampled)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_column_that_cannot_be_had_is_empty_and_says_why(ledger):
 def test_budgets_per_record_need_the_number_of_records_and_then_count_squared():
     budgets, counts = {"ann": 1e-5, "bob": 2e-5, "cat": 4e-5}, {"cat": 30, "ann": 10, "bob": 20}
     with PrivacyLedger.in_memory() as ledger:
-        ledger.reserve("run", 1, [cost(*spent, unit="record", mechanism="full_batch") for spent in budgets.items()])
+        ledger.reserve("run", 1, [cost(*spent, unit="record") for spent in budgets.items()])
         bare, named, listed = (
             external_columns(ledger, PATH, couplings=0.5, num_examples=number)
             for number in (None, counts, [10, 20, 30])
@@ -107,21 +107,12 @@ def test_budgets_per_record_need_the_number_of_records_and_then_count_squared():
     assert any("n² times the budget" in note for note in named.notes)
 
 
-def test_adding_or_removing_counts_four_times_and_the_papers_mechanism_by_its_worst_case():
+def test_a_budget_against_data_that_are_absent_counts_four_times():
     with PrivacyLedger.in_memory() as ledger:
-        ledger.reserve("run", 1, [cost("ann", 0.01, adjacency="add-remove"), cost("bob", 0.04)])
+        ledger.reserve("run", 1, [cost("ann", 0.01, adjacency="zero_out"), cost("bob", 0.04)])
         columns = external_columns(ledger, PATH, couplings=0.5)
     assert columns.r_bound == approx(r_bound(PATH, 0.5, [0.0, 0.04, 0.04]).nats[[1, 2]])
     assert columns.r_bound[0] == approx(columns.r_bound[1])
-    with PrivacyLedger.in_memory() as ledger:
-        paper = cost("ann", 1e-6, unit="record", mechanism="paper", worst_case_budget=1e-4)
-        ledger.reserve("run", 1, [paper, cost("bob", 1e-6, unit="record", mechanism="full_batch")])
-        propagation = propagate(PATH, 1)
-        columns = external_columns(ledger, PATH, propagation=propagation, couplings=0.5, num_examples=10)
-    assert (columns.spent.tolist(), columns.worst_case.tolist()) == ([1e-6, 1e-6], [1e-4, 1e-6])
-    assert (columns.r_model[1], columns.r_model_worst_case[1]) == (approx(0.5e-6), approx(0.5e-4))
-    assert columns.r_bound[1] == approx(math.tanh(0.5) ** 2 * 10**2 * 1e-4 / 4)  # ann's worst case
-    assert any("nominal" in note and "worst-case" in note for note in columns.notes)
 
 
 def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats(ledger):
@@ -130,6 +121,7 @@ def test_releases_without_a_budget_or_in_another_unit_leave_no_statement_in_nats
     assert np.isnan(per_client.r_bound).all()
     assert "also holds releases per record" in per_client.bound_reason
     per_record = external_columns(ledger, PATH, couplings=0.5, unit="record", num_examples=5)
+    assert per_record.spent == approx(per_client.spent)  # which counts what was released per client, too
     assert "client 'ann' has Poisson-sampled releases" in per_record.bound_reason
     assert any("leaves out Poisson" in note for note in per_record.notes)
 

@@ -1,99 +1,219 @@
-"""Audits: sensitivity by neighbouring data, ε by canaries, last bits. Sound mechanisms pass, others are found out."""
+"""Audits: sensitivity by neighbouring data, ε by canaries and by a whole training, last bits. Sound code passes, and
+code without clipping, noise or bounds is found out."""
 
 from __future__ import annotations
 
-import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from pytest import approx
 
+from mppfl.data import client_data
 from mppfl.errors import BadInput
-from mppfl.privacy import MECHANISMS, LocalWork, add_noise, privacy_mechanism
-from mppfl.privacy.audit import audit_float, audit_mechanism, audit_sensitivity, clip_and_noise
+from mppfl.privacy import LocalWork, Protection, SecureSum, add_noise, release_updates, shared_noise_weights
+from mppfl.privacy.audit import audit_float, audit_mechanism, clip_and_noise
+from mppfl.spec import TrainingConfig
+from mppfl.training import audit_sensitivity, audit_training, make_model
 from tests.homes import home
+from tests.training.trainings import pictures, plan_with
 
 noise_module = home(add_noise)
+CLIENT, STEPS = {"unit": "client"}, {"release": "steps"}
+SUM = {"trust": "secure_sum"}
+PROTECTIONS = {
+    "gradient": {},
+    "gradient, zero-out": {"adjacency": "zero_out"},
+    "gradient, summed": SUM,
+    "gradient, server": {"trust": "server"},
+    "gradient, sampled clients": {"trust": "server", "client_rate": 0.5},
+    "steps": STEPS,
+    "steps, zero-out": STEPS | {"adjacency": "zero_out"},
+    "shuffled": STEPS | {"batches": "shuffled"},
+    "poisson": STEPS | {"batches": "poisson"},
+    "update": CLIENT,
+    "update, zero-out": CLIENT | {"adjacency": "zero_out"},
+    "update, summed": CLIENT | SUM | {"dropouts": 1},
+    "update, summed, zero-out": CLIENT | SUM | {"adjacency": "zero_out"},
+    "update, server": CLIENT | {"trust": "server"},
+    "update, sampled clients": CLIENT | SUM | {"client_rate": 0.5},
+}
 
 
-# ---- sensitivity: the paper's clipped update is caught -----------------------------------------------------------
+def everywhere(monkeypatch, name, value):
+    """Puts something in place of a function of the package, wherever its name was imported to."""
+    for module in [module for key, module in sys.modules.items() if key.startswith("mppfl.")]:
+        if name in vars(module):
+            monkeypatch.setattr(module, name, value)
 
-SMALL = {"num_examples": 200, "batch_size": 20, "local_epochs": 2}
+
+# ---- sensitivity: through the engine that trains -------------------------------------------------------------------
+
+DATA = pictures((12, 9, 8))
 
 
-def test_the_papers_worst_case_is_never_passed_and_the_seed_decides_the_figures():
-    # The whole update is clipped to 𝒮, so no two can lie farther apart than 2𝒮 = n times the declared 2𝒮/n.
+def sensitivity(model="mlp", *, client=0, seed=0, engine="auto", precision="float32", **protection):
+    config = TrainingConfig(
+        batch_size=4, local_epochs=2, num_steps=2, learning_rate=0.5, engine=engine, precision=precision,
+        protection=protection,
+    )  # fmt: skip
+    module = make_model(model, DATA.input_shape, DATA.num_classes)
+    return audit_sensitivity(module, DATA, config, client=client, seed=seed)
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_every_sound_protection_passes_and_a_sensitivity_declared_a_tenth_too_small_would_not(name):
+    audit = sensitivity(**PROTECTIONS[name], client=1, clip_norm=0.3)
+    assert audit.verdict == "pass"
+    assert audit.details["budget_ratio"] <= 1 + 1e-9
+    turns = "update" not in name or audit.details["adjacency"] == "zero_out"  # training goes much the same way always
+    assert audit.measured > (0.9 if turns else 0.7) * audit.claimed
+    assert audit.details["answers_touched"] == audit.details["answers_declared"]
+    in_sum = audit.details["ratio_in_sum"]
+    assert (in_sum is None) == ("local" in audit.details["protection"])
+    assert in_sum is None or 0.5 < in_sum <= 1
+
+
+@pytest.mark.parametrize(("model", "engine"), [("softmax", "dense"), ("cnn_fmnist", "batched"), ("cnn_fmnist", "vmap")])
+@pytest.mark.parametrize("protection", [{}, CLIENT])
+def test_every_engine_passes(model, engine, protection):
+    assert sensitivity(model, engine=engine, **protection).verdict == "pass"
+
+
+def test_the_seed_decides_the_figures_and_torchs_own_generator_is_left_alone():
     before = torch.get_rng_state()
-    audit, again = (audit_sensitivity(privacy_mechanism("paper"), **SMALL, seed=3) for _ in range(2))
-    nominal_to_real = privacy_mechanism("paper").worst_case_budget(1.0, LocalWork(200, 2, 2, 20))
-    assert audit.details["budget_multiplier"] <= nominal_to_real * (1 + 1e-9)
-    assert audit == again
+    audit, again, other = (sensitivity(seed=seed) for seed in (3, 3, 4))
+    assert audit == again != other
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", ["full_batch", "full_batch_steps", "dpsgd_shuffle", "client"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_sound_mechanism_passes_and_the_audit_is_sharp_where_a_gradient_can_be_turned_round(name, seed):
-    audit = audit_sensitivity(privacy_mechanism(name), **SMALL, seed=seed)
-    assert audit.verdict == "pass"
-    assert audit.measured <= audit.claimed * (1 + 1e-9)
-    assert audit.details["budget_multiplier"] <= 1 + 1e-9
-    assert name == "client" or audit.details["ratio"] > 0.9  # a sensitivity declared 10 % too small would be caught
-
-
-@pytest.mark.parametrize(("name", "epochs"), [("dpsgd_shuffle", 1), ("dpsgd_shuffle", 3), ("full_batch_steps", 3)])
-def test_a_record_touches_one_answer_per_epoch_or_step(name, epochs):
-    audit = audit_sensitivity(privacy_mechanism(name), **(SMALL | {"local_epochs": epochs}))
-    assert audit.details["answers_touched"] == audit.details["answers_declared"] == epochs
-
-
-def test_poisson_batches_pass_under_add_remove_and_say_what_is_not_measured():
-    audit = audit_sensitivity(privacy_mechanism("dpsgd_poisson"), **SMALL)
-    assert (audit.verdict, audit.claimed) == ("pass", 1.0)
-    assert "absent" in audit.details["between"]
-    assert "accountant" in audit.details["meaning"]
-
-
-def test_a_client_may_replace_everything_or_be_absent():
-    replaced = audit_sensitivity(privacy_mechanism("client"), **SMALL)
-    absent = audit_sensitivity(privacy_mechanism("client", "add-remove"), **SMALL)
-    assert (replaced.claimed, absent.claimed) == (2.0, 1.0)
-    assert replaced.verdict == absent.verdict == "pass"
-    assert "every label flipped" in replaced.details["change_of_each"]
-    assert absent.measured == approx(1.0)  # an outlier fills the ball
-
-
-def test_a_declared_sensitivity_that_is_too_small_is_caught():
-    class Careless:
-        """full_batch, which says that its answers move half as far as they do."""
-
-        def __getattr__(self, name):
-            return getattr(MECHANISMS["full_batch"], name)
-
-        def sensitivity(self, clip_norm, work):
-            return MECHANISMS["full_batch"].sensitivity(clip_norm, work) / 2
-
-    audit = audit_sensitivity(Careless(), **SMALL)
+@pytest.mark.parametrize(("model", "engine"), [("mlp", "loop"), ("mlp", "dense"), ("cnn_fmnist", "batched")])
+@pytest.mark.parametrize("protection", [{}, STEPS | {"batches": "poisson"}])
+def test_gradients_that_are_not_shortened_are_found_out(monkeypatch, model, engine, protection):
+    everywhere(monkeypatch, "clip_factors", lambda norms, *_: torch.ones_like(norms, dtype=torch.float64))
+    audit = sensitivity(model, engine=engine, **protection)
     assert audit.verdict == "fail"
-    assert audit.details["budget_multiplier"] == approx(4.0, rel=0.1)
+    assert audit.details["budget_ratio"] > 4
+    assert "every budget really costs at least" in audit.details["meaning"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_examples", 1), ("batch_size", 201), ("local_epochs", 0), ("clip_norm", 0.0), ("clip_norm", 1e-300),
-        ("clip_norm", 1e300), ("learning_rate", math.nan), ("seed", -1),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(name, value):
-    with pytest.raises(BadInput, match=name):
-        audit_sensitivity(privacy_mechanism("paper"), **(SMALL | {name: value}))
+def test_updates_that_are_not_shortened_are_found_out(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(home(release_updates), "_scale", lambda *_: 1.0)
+        assert sensitivity(**CLIENT, clip_norm=0.01).verdict == "fail"
+        assert with_canaries(1, {**CLIENT, "noise": "gaussian"}, num_canaries=100).verdict == "fail"
+    really = home(SecureSum).clip_rows
+    monkeypatch.setattr(home(SecureSum), "clip_rows", lambda rows, clip_norm: really(rows, 2 * clip_norm))
+    audit = sensitivity(**CLIENT, **SUM, clip_norm=0.01)
+    assert audit.details["ratio"] <= 1
+    assert audit.details["ratio_in_sum"] > 1.5
+    assert audit.verdict == "fail"
 
 
-def test_a_training_that_overflows_says_so():
-    with pytest.raises(BadInput, match="learning_rate=1e\\+200"):
-        audit_sensitivity(privacy_mechanism("paper"), **SMALL, learning_rate=1e200)
+def test_a_sum_whose_weights_are_not_bounded_by_budgets_is_found_out(monkeypatch):
+    monkeypatch.setattr(home(shared_noise_weights), "_below_limits", lambda wish, limits: (wish, 0.0))
+    for client in range(3):
+        assert sensitivity(**SUM, client=client).verdict == "fail"
+
+
+def test_a_declared_sensitivity_that_is_too_small_is_found_out(monkeypatch):
+    declared = Protection.sensitivity
+    monkeypatch.setattr(Protection, "sensitivity", lambda self, work: declared(self, work) / 2)
+    audit = sensitivity()
+    assert audit.verdict == "fail"
+    assert audit.details["budget_ratio"] == approx(4.0, rel=0.1)
+
+
+def test_a_record_in_more_answers_than_are_charged_is_found_out(monkeypatch):
+    monkeypatch.setattr(Protection, "queries", lambda self, work: 1)
+    audit = sensitivity(**STEPS)
+    assert (audit.verdict, audit.details["answers_touched"], audit.details["answers_declared"]) == ("fail", 2, 1)
+    assert "more answers than are charged" in audit.details["meaning"]
+
+
+class Remembers(torch.nn.Module):
+    """Keeps the mean of all examples it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 4)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, inputs):
+        inputs = inputs.flatten(1)
+        if self.training:
+            self.mean += inputs.mean(0)
+        return self.layer(inputs - self.mean)
+
+
+@pytest.mark.parametrize("protection", [{}, CLIENT])
+def test_a_model_that_remembers_examples_is_refused_by_both_audits(protection):
+    config = TrainingConfig(batch_size=4, protection=protection)
+    for audit in (
+        lambda: audit_sensitivity(Remembers(), DATA, config),
+        lambda: audit_training(Remembers(), DATA, plan_with([1.0] * 3), config, num_coins=8),
+    ):
+        with pytest.raises(BadInput, match="keeps something of the examples it has seen"):
+            audit()
+
+
+def test_a_client_that_is_not_there_is_refused():
+    with pytest.raises(BadInput, match="client=3 is none of the 3 clients"):
+        sensitivity(client=3)
+
+
+# ---- a whole training ----------------------------------------------------------------------------------------------
+
+
+def memorised(noise_is_drawn=True, *, sizes=(100, 100, 100), rounds=12, rho=5e-4, seed=0, **protection):
+    """The audit of a linear model with more inputs than examples, whose labels are drawn: all it learns is by heart."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((sum(sizes) + 20, 400)).astype(np.float32)
+    labels = rng.integers(0, 4, len(features))
+    members = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    data = client_data(
+        features[: sum(sizes)], labels[: sum(sizes)], members, features[-20:], labels[-20:], num_classes=4
+    )
+    config = TrainingConfig(model="softmax", learning_rate=2.0, batch_size=10, local_epochs=1, protection=protection)
+    model = make_model("softmax", data.input_shape, 4)
+    return audit_training(model, data, plan_with([rho] * len(sizes), rounds), config, num_coins=200, seed=seed)
+
+
+TRAININGS = {
+    "gradient": {},
+    "gradient, summed": SUM,
+    "gradient, zero-out": {"adjacency": "zero_out"},
+    "shuffled": STEPS | {"batches": "shuffled"},
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_whose_noise_is_switched_off_tells_more_than_its_epsilon_allows(monkeypatch, name):
+    sound = memorised(**TRAININGS[name])
+    assert (sound.verdict, sound.confidence) == ("pass", 0.95)
+    assert sound.measured < 0.3 < sound.claimed < 2
+    everywhere(monkeypatch, "add_noise", lambda values, std, kind, rng=None, out=None: quiet(values, out))
+    everywhere(monkeypatch, "discrete_steps", lambda size, *_: np.zeros(size))
+    broken = memorised(**TRAININGS[name])
+    assert (broken.verdict, broken.claimed) == ("fail", sound.claimed)
+    assert broken.measured > 2
+    assert broken.details["right"] > 150
+
+
+def quiet(values, out=None):
+    """What `add_noise` would give without noise."""
+    result = np.array(values) if out is None else out
+    result[...] = values
+    return noise_module.NoisyValues(result, noise_module.NoisePrice("none"))
+
+
+def test_the_coins_of_clients_are_clients(monkeypatch):
+    audit = memorised(sizes=(10,) * 24, rounds=3, unit="client", trust="secure_sum")
+    assert (audit.verdict, audit.details["num_coins"], audit.details["unit"]) == ("pass", 24, "client")
+    everywhere(monkeypatch, "discrete_steps", lambda size, *_: np.zeros(size))
+    broken = memorised(sizes=(10,) * 24, rounds=3, unit="client", trust="secure_sum")
+    assert broken.verdict == "fail"
 
 
 # ---- canaries: the ε that a mechanism has, and less noise than it says --------------------------------------------
@@ -102,14 +222,17 @@ WORK = LocalWork(num_examples=100, local_epochs=3, num_steps=2)
 TRUE_EPSILON = 4.3772  # noise multiplier 1, δ = 1e-5
 
 
-def with_canaries(seed, mechanism="dpsgd_poisson", noise="seeded", **changed):
+POISSON = STEPS | {"batches": "poisson"}
+
+
+def with_canaries(seed, protection=POISSON, **changed):
     asked = {"dimension": 2000, "num_canaries": 2000, "work": WORK} | changed
-    return audit_mechanism(mechanism, noise_multiplier=1.0, noise=noise, rng=np.random.default_rng(seed), **asked)
+    return audit_mechanism(Protection(**protection), noise_multiplier=1.0, rng=np.random.default_rng(seed), **asked)
 
 
-def with_noise_times(factor, seed, mechanism=MECHANISMS["dpsgd_poisson"]):
+def with_noise_times(factor, seed, protection=POISSON):
     """Sound code, but for the size of its noise."""
-    return clip_and_noise(mechanism, factor, 1.0, WORK, "seeded", np.random.default_rng(seed))
+    return clip_and_noise(Protection(**protection), factor, WORK, np.random.default_rng(seed))
 
 
 def test_the_lower_bound_is_close_to_the_truth_and_rarely_above_it():
@@ -117,32 +240,43 @@ def test_the_lower_bound_is_close_to_the_truth_and_rarely_above_it():
     assert ((bounds >= 3.8) & (bounds <= TRUE_EPSILON)).mean() >= 0.9
 
 
-@pytest.mark.parametrize("mechanism", [MECHANISMS["dpsgd_poisson"], privacy_mechanism("client", "add-remove")])
-def test_half_the_declared_noise_is_caught_every_time(mechanism):
+@pytest.mark.parametrize("protection", [POISSON, CLIENT | {"adjacency": "zero_out"}])
+def test_half_the_declared_noise_is_found_out_every_time(protection):
     for seed in range(5):
-        answer = with_noise_times(0.5, seed, mechanism)
-        audit = with_canaries(seed, mechanism, answer=answer, num_canaries=500)
+        answer = with_noise_times(0.5, seed, protection)
+        audit = with_canaries(seed, protection, answer=answer, num_canaries=500)
         assert audit.verdict == "fail"
         assert audit.measured > TRUE_EPSILON
         assert audit.details["variance_p_value"] < 1e-9
 
 
-@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "paper"])
+UNSAMPLED = [name for name, values in PROTECTIONS.items() if "client_rate" not in values]
+
+
+@pytest.mark.parametrize("name", UNSAMPLED)
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
-def test_every_sound_mechanism_passes_through_the_real_code(name, noise):
+def test_every_sound_protection_passes_through_the_real_code(name, noise):
     # A 99.9999 % bound; with the χ² test at 1e-3 a run fails once in a thousand, so two of two once in a million.
-    runs = (with_canaries(seed, name, noise, confidence=1 - 1e-6, num_canaries=500).verdict for seed in (1, 2))
-    assert "pass" in runs
+    protection = PROTECTIONS[name] | {"noise": "discrete" if "summed" in name else noise}
+    asked = {"confidence": 1 - 1e-6, "num_canaries": 60 if "trust" in protection else 500}
+    assert "pass" in (with_canaries(seed, protection, **asked).verdict for seed in (1, 2))
 
 
-def test_the_papers_noise_code_without_clipping_or_noise_and_more_noise_than_declared_are_caught():
+@pytest.mark.parametrize("name", UNSAMPLED)
+def test_noise_that_is_not_drawn_is_found_out(monkeypatch, name):
+    everywhere(monkeypatch, "add_noise", lambda values, std, kind, rng=None, out=None: quiet(values, out))
+    everywhere(monkeypatch, "discrete_steps", lambda size, *_: np.zeros(size))
+    audit = with_canaries(1, PROTECTIONS[name] | {"noise": "simulated"}, num_canaries=20)
+    assert audit.verdict == "fail"
+    assert audit.measured > 1000
+
+
+def test_answers_without_clipping_or_noise_and_more_noise_than_declared_are_found_out():
     rng = np.random.default_rng(1)
-    paper = with_canaries(1, "paper", "gaussian", num_canaries=100)
     unclipped = with_canaries(1, answer=lambda rows: rows.sum(axis=0) + rng.standard_normal(rows.shape[1]))
     silent = with_canaries(1, answer=lambda rows: rows.sum(axis=0), num_canaries=100)
     loud = with_canaries(1, answer=with_noise_times(2.0, 1))
-    assert [audit.verdict for audit in (paper, unclipped, silent, loud)] == ["fail"] * 4
-    assert paper.measured > 1000
+    assert [audit.verdict for audit in (unclipped, silent, loud)] == ["fail"] * 3
     assert unclipped.details["variance_p_value"] > 1e-6  # noise as declared; the canaries show too strongly
     assert loud.measured < 2
 
@@ -155,7 +289,7 @@ def test_an_answer_of_the_wrong_shape_is_refused():
 # ---- last bits: noise that gives the value away, and noise on a grid ----------------------------------------------
 
 
-@pytest.mark.parametrize("noise", ["plain-float32", "plain-float64", "seeded"])
+@pytest.mark.parametrize("noise", ["plain-float32", "plain-float64", "simulated"])
 def test_noise_added_in_floating_point_gives_the_value_away(noise):
     audit = audit_float(noise, trials=50_000)
     assert audit.verdict == "fail"
@@ -176,5 +310,5 @@ def test_noise_on_a_grid_does_not_unless_it_tells_the_sign_of_zero(noise, monkey
 
 
 def test_unknown_noise_is_refused():
-    with pytest.raises(BadInput, match="Known: seeded"):
+    with pytest.raises(BadInput, match="Known: simulated"):
         audit_float("loud")

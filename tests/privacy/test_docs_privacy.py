@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pytest
 from pytest import approx
 
-from mppfl.privacy import MECHANISMS, LocalWork, epsilon, privacy_mechanism
+from mppfl.fields import hints
+from mppfl.privacy import LocalWork, Protection, Trust, attack_risk, epsilon, shared_noise_weights
 
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -49,18 +53,56 @@ def test_the_signal_to_noise_table_follows_from_the_noise_of_the_mechanisms():
         for p, cell in zip((10_000, 100_000, 1_600_000), cells, strict=True):
             for rho, shown in zip((0.1, 1, 10), cell.split("/"), strict=True):
                 work = LocalWork(n, local_epochs=3, batch_size=batch)
-                std = privacy_mechanism("dpsgd_shuffle").noise_std(rho, 1.0, work) / batch
+                std = Protection(release="steps", batches="shuffled").noise_std(rho, work) / batch
                 steps = 3 * n / batch
                 assert float(shown) == approx(steps / (math.sqrt(steps) * std * math.sqrt(p)), rel=5e-3)
 
 
 def test_the_golden_epsilons_are_what_the_accounting_gives():
-    shown = {row[0].strip("`"): float(row[1]) for row in rows_after("## Accounting")}
+    shown = {row[0].strip("`"): float(row[1]) for row in rows_after("## Accounting") if row[1]}
     assert shown == {method: approx(epsilon(0.5, 1e-5, method), abs=5e-5) for method in ("zcdp", "rdp", "exact")}
 
 
-def test_the_table_of_mechanisms_names_all_of_them():
-    assert [row[0].strip("`") for row in rows_after("## Six mechanisms")] == list(MECHANISMS)
+def test_an_epsilon_means_as_an_attack_what_the_table_says():
+    for rho, dp_epsilon, advantage, rate in rows_after("**What an ε means.**"):
+        risk = attack_risk(float(rho))
+        assert float(dp_epsilon) == approx(epsilon(float(rho), 1e-5), abs=5e-3)
+        assert float(advantage) == approx(risk.advantage, abs=5e-3)
+        assert float(rate.removesuffix(" %")) == approx(100 * risk.true_positive_rate, abs=0.5)
+
+
+def test_the_table_of_protections_has_every_unit_release_trust_and_kind_of_batches():
+    shown = {word for row in rows_after("## Protections") for cell in row[:3] for word in re.findall(r"`(\w+)`", cell)}
+    kinds = [hints(Protection)[name] for name in ("unit", "release", "batches", "trust")]
+    assert shown == {word for kind in kinds for word in re.findall(r"'(\w+)'", str(kind))}
+    assert [row[0].strip("`") for row in rows_after("## Whom you trust")] == list(get_args(Trust))
+
+
+@pytest.mark.parametrize(
+    ("values", "noise"),
+    [
+        ({}, lambda rho, work: math.sqrt(2 / rho) / work.num_examples),
+        ({"release": "steps"}, lambda rho, work: math.sqrt(2 * work.num_steps / rho) / work.num_examples),
+        ({"release": "steps", "batches": "shuffled"}, lambda rho, work: math.sqrt(2 * work.local_epochs / rho)),
+        ({"unit": "client"}, lambda rho, work: math.sqrt(2 / rho)),
+        ({"unit": "client", "adjacency": "zero_out"}, lambda rho, work: math.sqrt(2 / rho) / 2),
+    ],
+)
+def test_noise_of_clients_is_what_the_table_of_protections_says(values, noise):
+    work = LocalWork(50, local_epochs=3, num_steps=4, batch_size=10)
+    assert Protection(clip_norm=0.7, **values).noise_std(0.3, work) == approx(0.7 * noise(0.3, work))
+
+
+@pytest.mark.parametrize("spread", [1, 10])
+def test_noise_of_a_sum_and_what_it_gains_are_what_the_formulas_say(spread):
+    rho, delta = np.linspace(1, spread, 9) / 10, np.linspace(1, spread, 9)[::-1] / 5
+    noise = shared_noise_weights(rho, delta, np.ones(9), 0.0, 1)
+    assert noise.noise_variance == approx(1 / (2 * np.sum(np.sqrt(rho) / delta) ** 2))
+    assert noise.used == approx(noise.weights**2 * delta**2 / (2 * noise.noise_variance))
+    assert noise.used == approx(rho)
+    gain = 1 / (2 * np.sum(rho / delta**2)) / noise.noise_variance
+    assert gain == approx(np.sum(np.sqrt(rho) / delta) ** 2 / np.sum(rho / delta**2))
+    assert gain == approx(9) if spread == 1 else 1 < gain < 9
 
 
 def test_every_dotted_name_can_be_imported():
@@ -80,24 +122,22 @@ def test_every_command_exists():
 
 
 @pytest.mark.slow
-def test_the_sensitivity_table_is_what_the_audit_measures():
-    from mppfl.privacy.audit import audit_sensitivity
+def test_what_the_audit_of_sensitivity_measures_is_what_the_page_says(capsys, monkeypatch):
+    from mppfl.cli import main
 
-    for name, claimed, measured, ratio, multiplier, verdict in rows_after("**Reading the sensitivity audit.**"):
-        found = audit_sensitivity(privacy_mechanism(name.strip("`")), num_examples=2500)
-        assert found.verdict == verdict.strip("*")
-        assert found.claimed == approx(number(claimed))
-        assert found.measured == approx(number(measured), rel=1e-3)
-        assert found.details["ratio"] == approx(number(ratio), rel=1e-3)
-        assert found.details["budget_multiplier"] == approx(number(multiplier), rel=1e-2)
+    def audited(*changes):
+        options = [word for change in changes for word in ("--set", f"protection.{change}")]
+        monkeypatch.setattr("sys.argv", ["mppfl", "audit", "sensitivity", *options, "--json"])
+        with contextlib.suppress(SystemExit):
+            main()
+        audit = json.loads(capsys.readouterr().out)
+        return audit["claimed"], audit["measured"]
 
-
-@pytest.mark.slow
-def test_the_table_of_changed_records_is_what_the_audit_measures():
-    from mppfl.privacy.audit import audit_sensitivity
-
-    changes = audit_sensitivity(privacy_mechanism("paper"), num_examples=2500).details["change_of_each"]
-    for change, distance, times in rows_after("For `paper` nothing exotic"):
-        name = change.replace("features ×", "outlier x")
-        assert changes[name] == approx(number(distance), rel=2e-2)
-        assert changes[name] / 0.0008 == approx(number(times), rel=5e-2)
+    text = " ".join(PAGE.split())
+    found = re.findall(r"by at most ([\d.]+) of the ([\d.]+) declared.*?by ([\d.]+) of (\d+) \(", text)
+    measured, claimed, of_client, claimed_of_client = map(float, found[0])
+    assert audited() == approx((claimed, measured), rel=1e-3)
+    assert audited("unit=client") == approx((claimed_of_client, of_client), rel=1e-3)
+    for unit in ("record", "client"):
+        whole, reached = audited("adjacency=zero_out", f"unit={unit}")
+        assert reached == approx(whole)

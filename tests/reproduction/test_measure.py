@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reproduction.cells import ArmName, Case, Cell, arms_of, clients_of
+from reproduction.cells import ArmName, Cell, arms_of
 from reproduction.measure import measure, missing_arms
 from reproduction.settings import SETTINGS
 from reproduction.status import status
@@ -20,7 +20,7 @@ from reproduction.store import cell_path, every_training, read_cell, read_trials
 from reproduction.units import place_of_unit, units_of
 
 from mppfl.data import Dataset, Examples
-from mppfl.errors import BadFile, BadInput
+from mppfl.errors import BadFile
 from mppfl.experiment import provenance_here
 from mppfl.training import train_many
 from reproduction import batch
@@ -208,24 +208,6 @@ def test_a_run_takes_only_what_should_fit_by_what_earlier_ones_took(tmp_path, li
     lines.clear()
     run(tmp_path, lines, minutes=4.5)
     assert "about 100 s for an arm, 270 s left: 2 of" in lines[0]
-
-
-@pytest.mark.parametrize(("spoilt", "refused"), [(11, True), (10, False)])
-def test_arms_whose_updates_are_mostly_no_numbers_are_not_filed(lines, monkeypatch, spoilt, refused):
-    def spoiling(model, arms):
-        for records in train_many(model, arms):
-            yield {name: replace(record, diverged=tuple(map(str, range(spoilt)))) for name, record in records.items()}
-
-    monkeypatch.setattr(batch, "train_many", spoiling)
-    case = Case(IID, SETTING, clients_of(IID, SETTING, drawn()))
-    jobs = [(ArmName("social_agnostic", "noise_aware"), 1e-3)]
-    if refused:
-        with pytest.raises(BadInput, match=r"33 of the first 60 updates of social_agnostic.* hold NaN"):
-            batch.trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
-    else:
-        (row,) = batch.trained(case, jobs, "cpu", "float32", provenance_here(), tell=lines.append)
-        assert row.diverged == 10 * SETTING.num_rounds
-        assert any("(10 diverged)" in line for line in lines)
 
 
 def test_data_that_are_not_there_stop_nobody_else_and_the_commit_is_told_or_unknown(tmp_path, lines, monkeypatch):

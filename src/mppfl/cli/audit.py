@@ -75,7 +75,7 @@ def sensitivity_command(
 def training_command(
     experiment: Audited = None,
     changes: inputs.SetOption = None,
-    coins: Annotated[int, inputs.option("Records, or clients, of which a coin decides what is trained on.")] = 200,
+    num_coins: Annotated[int, inputs.option("Records, or clients, of which a coin decides what is trained on.")] = 200,
     confidence: Annotated[float, inputs.option("With which the lower bound holds.")] = 0.95,
     seed: AuditSeedOption = 0,
     json: inputs.JsonOption = False,
@@ -88,7 +88,7 @@ def training_command(
     with inputs.working("training"):
         result = audit_training(
             model_of(case.experiment, case.data), case.data, case.solution.plan, case.config,
-            num_coins=coins, confidence=confidence, seed=seed,
+            num_coins=num_coins, confidence=confidence, seed=seed,
         )  # fmt: skip
     details = result.details
     print_result(

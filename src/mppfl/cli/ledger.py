@@ -189,14 +189,83 @@ def epsilon_command(
         columns = {
             unit: {"dp_epsilon": ledger.get_epsilon(names, delta, method, unit=unit)} for unit in _units(ledger, unit)
         }
+        meanings = {unit: ledger.get_attack_risk(names, unit=unit).sentence for unit in columns if names}
         notes = ledger.notes()
     rows = _rows(names, columns)
     if json:
-        inputs.print_json({"dp_delta": delta, "method": method, "notes": notes, "clients": _with_infinity(rows)})
+        answer = {"dp_delta": delta, "method": method, "meaning": meanings, "notes": notes}
+        inputs.print_json(answer | {"clients": _with_infinity(rows)})
         return
     _print_rows(rows)
     typer.echo(f"at dp_delta {delta:g} by the method {method}")
+    for released, meaning in meanings.items():
+        typer.echo(f"per {released}, at most: {meaning}")
     inputs.warn(notes)
+
+
+@app.command("label")
+def label_command(
+    source: Source,
+    client: Annotated[str, typer.Argument(help="Name of the client.")],
+    delta: Annotated[float, inputs.option("dp_delta of all releases together.")] = 1e-5,
+    json: inputs.JsonOption = False,
+) -> None:
+    """Print one client's privacy label: what was released about it, under which protection, and what that means.
+
+    The fields follow the label for differential privacy of arXiv 2507.15997.
+    """
+    with _open(source) as ledger, inputs.working("accounting"):
+        units = [unit for unit in ledger.units if unit == "record" or _released_per_client(ledger, client)]
+        labels = {unit: _label(ledger, client, unit, delta) for unit in units}
+        events = [event for event in ledger.events() if event["client"] == client]
+        notes = ledger.notes()
+    label = {
+        "client": client,
+        "releases": len(events),
+        "rounds": len({(event["run"], event["round_index"]) for event in events}),
+        "runs": sorted({event["run"] for event in events}),
+        "protections": sorted({event["protection"] for event in events}),
+        "noise": sorted({event["noise_kind"] for event in events}),
+        "dp_delta": delta,
+    }
+    if json:
+        inputs.print_json(
+            label | {"units": {unit: _with_infinity([row])[0] for unit, row in labels.items()}, "notes": notes}
+        )
+        return
+    inputs.print_lines({name: _listed(value) for name, value in label.items()}, 24)
+    for unit, row in labels.items():
+        typer.echo(f"\nof one {unit}" if unit == "record" else "\nof all its data")
+        inputs.print_lines({name: _listed(value) for name, value in row.items()}, 24)
+    inputs.warn(notes)
+
+
+def _released_per_client(ledger: PrivacyLedger, client: str) -> bool:
+    return any(event["client"] == client and event["unit"] == "client" for event in ledger.events())
+
+
+def _label(ledger: PrivacyLedger, client: str, unit: Any, delta: float) -> dict[str, Any]:
+    """One client's figures in one unit."""
+    account = ledger.account(client, unit)
+    method = "pld" if account.poisson.any() else "rdp" if account.not_gaussian.any() else "exact"
+    risk = ledger.get_attack_risk(client, unit=unit)
+    return {
+        "hides": "one record, replaced by nothing" if account.zero_out.any() else "one record, replaced by another",
+        "dp_epsilon": ledger.get_epsilon(client, delta, method, unit=unit),
+        "accounting": method,
+        "spent": float(account.budget[0]),
+        "cap": float(account.cap[0]),
+        "remaining": float(account.remaining[0]),
+        "attacker's advantage": float(risk.advantage),
+        "meaning": risk.sentence,
+    } | ({"hides": "all its data"} if unit == "client" else {})
+
+
+def _listed(value: Any) -> str:
+    """A value of the label as text."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command("export")

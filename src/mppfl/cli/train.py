@@ -93,6 +93,11 @@ def show(runs: Sequence[Run]) -> None:
         if num_clients := int((run.rounds_refused > 0).sum()):
             uploads = int(run.rounds_refused.sum())
             typer.echo(f"{run.name}: caps refused {uploads:,} uploads of {num_clients:,} of the clients")
+    meanings: dict[str, list[str]] = {}
+    for run in runs:
+        meanings.setdefault(run.accounts.meaning, []).append(run.name)
+    for meaning, names in meanings.items():
+        typer.echo(f"{', '.join(names) if len(meanings) > 1 else 'what ε means'}: {meaning}")
     for note in dict.fromkeys(note for run in runs for note in run.accounts.notes):
         typer.echo(f"note: {note}")
 
@@ -117,6 +122,8 @@ def as_json(experiment: Experiment, runs: Sequence[Run], folder: Path | None) ->
             "num_rounds": run.num_rounds,
             "num_clients": run.num_clients,
             "final_loss": run.final_loss,
+            "protection": run.accounts.protection,
+            "meaning": run.accounts.meaning,
             "simulation": run.accounts.simulation,
             "notes": [*run.notes, *run.accounts.notes],
         }

@@ -46,7 +46,7 @@ def read_experiment(path: str | Path | None, overrides: Sequence[str] = ()) -> E
         >>> _ = file.write_text("seed = 1\\n[protection]\\nclip_norm = 2.0")
         >>> read_experiment(file, ["protection.clip_norm=0.5"])
         Experiment 'trial': mppfl, seed 1
-          protection release = "gradient", adjacency = "replace_one", clip_norm = 0.5
+          protection clip_norm = 0.5
     """
     path = None if path is None else Path(path)
     raw = {} if path is None else read_toml(path)

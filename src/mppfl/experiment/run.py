@@ -59,6 +59,18 @@ class PrivacyAccounts:
         return self.noise == "simulated"
 
     @property
+    def meaning(self) -> str:
+        """What the largest ε means, in a sentence for people."""
+        from mppfl.privacy import attack_risk, risk_of_epsilon
+
+        worst = int(np.argmax(self.dp_epsilon))
+        if math.isinf(self.dp_epsilon[worst]):
+            return "No noise was added: nobody's data is protected."
+        if self.spent[worst] > 0:
+            return attack_risk(float(self.spent[worst])).sentence
+        return risk_of_epsilon(float(self.dp_epsilon[worst]), self.dp_delta).sentence
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What must be said beside every figure of these accounts."""
         return (SIMULATION,) if self.simulation else ()

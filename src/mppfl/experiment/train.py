@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mppfl.experiment.run import PrivacyAccounts, Run
 from mppfl.experiment.store import storage
 from mppfl.game import Outcome, Solution, evaluate, plan_from_rounds
 from mppfl.privacy.ledger import PrivacyLedger, TooManyHistories
-from mppfl.spec import Experiment
+from mppfl.spec import Experiment, table_of
 from mppfl.training import History, Log, RoundRecord, TrainingConfig, history_of
 
 BY_ORDERS = (
@@ -166,7 +166,8 @@ def run_from_records(
             "accuracy_weight": game.accuracy_weight,
         },
         "data": {"name": data.name},
-        "training": {"model": model, **{item.name: getattr(config, item.name) for item in fields(config)}},
+        "training": {**table_of(config), "model": model},
+        "protection": table_of(config.protection),
     }
     started = datetime.now(UTC) - timedelta(seconds=float(history.rounds["seconds"].sum()))
     origin = provenance_here(config.device, started=started.isoformat(timespec="seconds"))

@@ -43,9 +43,9 @@ from mppfl.flower.wire import (
     work_of,
 )
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, ReleaseCost, grid_of
+from mppfl.privacy import LocalWork, Protection, ReleaseCost, grid_of
 from mppfl.privacy.ledger import name_of
-from mppfl.training import TrainingConfig, noise_in_update, times_counted, weights_of_updates
+from mppfl.training import TrainingConfig, noise_in_update, times_counted, weights_of_updates, with_budget_unit
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,7 @@ class PricedFedAvg(FedAvg):
         self.wait_seconds, self.false_alarm_rate = wait_seconds, false_alarm_rate
         self._asked: list[tuple[ClientTerms, Message]] = []
         self._state: ServerState
+        self._training: TrainingConfig
         self._accounts: Accounts
 
     def __repr__(self) -> str:
@@ -156,7 +157,8 @@ class PricedFedAvg(FedAvg):
             evaluate_fn: tests a model on the server, given the number of the round.
 
         Raises:
-            BadInput: where the folder holds a run with another plan, configuration, model or data.
+            BadInput: where the folder holds a run with another plan, configuration, model or data, or where the plan
+                cannot keep the configuration's total ε.
             BadFile: where a file of the folder is damaged.
             MppflError: where another server uses the folder.
         """
@@ -164,7 +166,9 @@ class PricedFedAvg(FedAvg):
             resources.enter_context(self.folder.locked())
             self._accounts = resources.enter_context(Accounts.open(self.folder.accounts))
             self._form, self._timeout = initial_arrays, timeout
-            self._state = state = self._begin(initial_arrays)
+            weights = vector_of(initial_arrays)
+            self._training = with_budget_unit(self.config, self.plan, weights.size)
+            self._state = state = self._begin(weights)
             remaining = len(self.plan) - state.rounds_done
             rounds = remaining if num_rounds == 0 else min(num_rounds, remaining)
             log.info("run %s: %d rounds done, %d to go", state.run, state.rounds_done, remaining)
@@ -176,10 +180,9 @@ class PricedFedAvg(FedAvg):
                 result.arrays = shown
             return result
 
-    def _begin(self, initial_arrays: ArrayRecord) -> ServerState:
+    def _begin(self, weights: Vector) -> ServerState:
         """The state in the folder, or a new one. Raises where the folder is that of another training."""
-        weights = vector_of(initial_arrays)
-        key = run_key(self.plan, self.clients, self.config, weights, self.data_fingerprint)
+        key = run_key(self.plan, self.clients, self._training, weights, self.data_fingerprint)
         state = self.folder.state()
         if state is None:
             state = first_state(self.name, key, self.plan, self.clients, weights)
@@ -209,7 +212,7 @@ class PricedFedAvg(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message, with terms of its own, to every connected client whose budget in this round is not 0."""
-        state, training = self._state, self.config
+        state, training = self._state, self._training
         self._began = time.monotonic()
         terms = self.plan[state.rounds_done]
         budgets = training.protection.budget_unit * terms.budgets
@@ -261,7 +264,7 @@ class PricedFedAvg(FedAvg):
         mean = self._mean(uploads)  # before anything is booked: what cannot be averaged must not be paid
         self._accounts.settle(state.run, round_index, settlements)
         declared = {upload.client: upload.num_examples for upload in uploads}
-        self._state = after_round(state, mean, self.config, declared)
+        self._state = after_round(state, mean, self._training, declared)
         self.folder.keep(self._state)
         by_state: dict[str, list[str]] = {"refused": [], "rejected": [], "lost": []}
         for end in sorted(settlements, key=lambda settlement: settlement.client):
@@ -317,7 +320,7 @@ class PricedFedAvg(FedAvg):
 
     def _checked(self, terms: ClientTerms, report: UploadReport, content: RecordDict) -> _Upload:
         """The upload, if everything about it can be honest. Raises BadInput with what cannot."""
-        config = self.config
+        config = self._training
         if (report.run, report.round_index) != (terms.run, terms.round_index):
             raise BadInput(f"is for round {report.round_index} of {report.run!r:.60}")
         if report.budget != terms.budget:
@@ -352,7 +355,7 @@ class PricedFedAvg(FedAvg):
             return None
         rows = torch.from_numpy(np.stack([upload.update for upload in uploads]))
         sizes, noises = [upload.num_examples for upload in uploads], [upload.noise_std for upload in uploads]
-        theta, _ = weights_of_updates(self.config.aggregation, sizes, noises, rows)
+        theta, _ = weights_of_updates(self._training.aggregation, sizes, noises, rows)
         mean: Vector = (torch.from_numpy(theta).to(rows) @ rows).numpy()
         return mean
 
@@ -372,6 +375,11 @@ def _require_deployable(plan: Plan, clients: Sequence[str], config: TrainingConf
     for client in clients:
         name_of(client)
     protection = config.protection
+    if type(protection) is not Protection:
+        raise BadInput(
+            f"{type(protection).__name__} is a protection of your own, which clients do not know: terms carry the "
+            "values of Protection. Use that."
+        )
     if protection.is_simulated:
         raise BadInput("noise='simulated' protects nobody. Clients draw their own: use noise='gaussian' or 'discrete'.")
     if protection.opens_sums:

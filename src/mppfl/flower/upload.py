@@ -8,7 +8,7 @@ A round of a run is released once. The noisy upload is stored before it is sent,
 same bytes again, which say nothing new and cost nothing new. If the client died after it had reserved the budget and
 before it stored the upload, the round is refused from then on: fresh noise for it would be a second release.
 
-Some mechanisms put their noise on every gradient, where no mod can reach. They are refused unless the author of the
+Some protections put their noise on every gradient, where no mod can reach. They are refused unless the author of the
 training function declares that it adds the noise (`trains_privately`): what it returns under them leaves as it is.
 """
 

@@ -176,9 +176,8 @@ def _why_budgets_do_not_tell(units: Sequence[str], account: Account, counts: Arr
     if account.poisson.any():
         name = account.clients[int(np.argmax(account.poisson > 0))]
         return f"client {name!r} has Poisson-sampled releases, which no zCDP budget measures"
-    others = [unit for unit in units if unit != account.unit]
-    if others:
-        return f"the ledger also holds releases per {others[0]}, which these budgets leave out"
+    if account.unit == "client" and "record" in units:  # figures per record count everything
+        return "the ledger also holds releases per record, which these budgets leave out"
     if account.unit == "record" and counts is None:
         return (
             "budgets per record say nothing about an attribute that all records share; with num_examples n they count "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         require_sampling,
         to_dp_event,
     )
-    from .attack import AttackRisk, attack_risk
+    from .attack import AttackRisk, attack_risk, risk_of_epsilon
     from .noise import (
         NOISE_KINDS,
         Floats,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,13 @@ class AttackRisk(NamedTuple):
             return "An attacker who accuses 1 in 100 by mistake recognises hardly more members: 1 in 100."
         recognised = "nearly every member" if rate >= 0.995 else f"{rate * 100:.0f} in 100 members"
         return f"An attacker who accuses 1 in 100 by mistake recognises {recognised}."
+
+
+def risk_of_epsilon(dp_epsilon: float, dp_delta: float) -> AttackRisk:
+    """The most that any (ε, δ)-DP release allows, where more than its ε is not known (Kairouz, Oh & Viswanath 2015)."""
+    grows = math.exp(min(dp_epsilon, LARGEST_EXPONENT))
+    rate = min(grows * FALSE_POSITIVES + dp_delta, 1 - (1 - FALSE_POSITIVES - dp_delta) / grows)
+    return AttackRisk(min(1.0, (grows - 1 + 2 * dp_delta) / (grows + 1)), rate)
 
 
 def attack_risk(spent: Any, sampled: Sequence[tuple[float, float, int]] = ()) -> AttackRisk:

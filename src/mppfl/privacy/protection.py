@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from mppfl.errors import BadInput
 from mppfl.fields import About, Spec, documented
@@ -150,10 +150,9 @@ class Protection(Spec):
     ] = 0
 
     def _check(self) -> None:
-        if self.release is None:
-            object.__setattr__(self, "release", "gradient" if self.unit == "record" else "update")
-        if self.adjacency is None:
-            object.__setattr__(self, "adjacency", "replace_one" if self.is_zcdp else "zero_out")
+        for name, usual in self._usual().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, usual)
         self._require_unit_and_release()
         self._require_trust()
         if self.total_epsilon is not None and self.budget_unit != 1.0:
@@ -161,6 +160,18 @@ class Protection(Spec):
                 f"total_epsilon={self.total_epsilon:g} chooses the unit of budgets, and budget_unit="
                 f"{self.budget_unit:g} gives it. Keep one of them."
             )
+
+    def _usual(self) -> dict[str, str]:
+        """What follows from the rest where it is left out."""
+        return {
+            "release": "gradient" if self.unit == "record" else "update",
+            "adjacency": "replace_one" if self.is_zcdp else "zero_out",
+        }
+
+    def changed(self) -> dict[str, Any]:
+        """The values that are not the default, by name; without those that follow from the others."""
+        usual = self._usual().items()
+        return {name: value for name, value in Spec.changed(self).items() if (name, value) not in usual}
 
     def _require_unit_and_release(self) -> None:
         if (self.unit == "client") != (self.release == "update"):

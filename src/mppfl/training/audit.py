@@ -16,11 +16,12 @@ from mppfl.arrays import Array, BoolArray, IntArray, require_count, require_numb
 from mppfl.data import ClientData, Inputs
 from mppfl.errors import BadInput
 from mppfl.game import Plan
-from mppfl.privacy import LocalWork, SecureSum, clip_rows, noise_of_sum
+from mppfl.privacy import LocalWork, Protection, SecureSum, clip_rows, noise_of_sum, release_updates
 from mppfl.privacy.audit import AuditResult
 from mppfl.spec import TrainingConfig
 from mppfl.training.client import ClientSlot, GradientNoise, as_array, batches_of_round, local_work
 from mppfl.training.engines import Engine, choose_engine
+from mppfl.training.job import require_private
 from mppfl.training.models import FlatModel, flat_model, load_weights
 from mppfl.training.rounds import train_rounds
 
@@ -79,6 +80,7 @@ def audit_sensitivity(
         raise BadInput(f"client={client} is none of the {data.num_clients} clients.")
     protection = config.protection
     flat, rng = flat_model(model), np.random.default_rng([seed, 77])
+    require_private(flat, data, config)
     work = local_work(int(data.num_examples[client]), config, data.names[client])
     if choose_engine(flat, config, torch.device(config.device), 2) == "processes":
         config = replace(config, engine="loop")  # which these processes run
@@ -87,7 +89,9 @@ def audit_sensitivity(
     batches = batches_of_round(work, protection, rng)
     touched = sum(record in batch for batch in batches)
     answers = _answers(flat, neighbours, config, work, batches)
-    distances = np.stack([_distances(vectors, protection.adjacency == "zero_out") for vectors in answers])
+    distances = np.stack(
+        [_distances(_as_released(vectors, protection, work), protection.adjacency == "zero_out") for vectors in answers]
+    )
     worst = np.unravel_index(int(distances.argmax()), distances.shape)
     claimed, measured = protection.sensitivity(work), float(distances.max())
     declared = protection.queries(work)
@@ -163,7 +167,7 @@ def _answers(
     work: LocalWork,
     batches: Sequence[IntArray],
 ) -> list[Array]:
-    """What gets noise in each of the round's first steps, for every neighbour [neighbours, parameters].
+    """What gets noise in each of the round's first steps, or is shortened for it, of every neighbour [neighbours, p].
 
     Each answer is noisy and public before the next is asked, so all are compared at the same weights.
     """
@@ -183,12 +187,23 @@ def _answers(
                 vectors.append(np.zeros(model.num_parameters))
                 continue
             (rows,) = engine.updates([slot])
-            if noise is not None:
-                vectors.append(noise.answers[0] if noise.answers else np.zeros(model.num_parameters))
+            if noise is None:
+                update = as_array(rows)[0].astype(np.float64)
+                vectors.append(update if np.isfinite(update).all() else np.zeros_like(update))  # as in a training
             else:
-                vectors.append(clip_rows(as_array(rows), protection.clip_norm)[0][0].astype(np.float64))
+                vectors.append(noise.answers[0] if noise.answers else np.zeros(model.num_parameters))
         answers.append(np.stack(vectors))
     return answers
+
+
+def _as_released(vectors: Array, protection: Protection, work: LocalWork) -> Array:
+    """What gets noise, as the code that releases it makes it of these vectors."""
+    if protection.clips_examples:
+        return vectors
+    if protection.opens_sums:
+        return np.asarray(clip_rows(vectors, protection.clip_norm)[0])
+    endless = np.full(len(vectors), math.inf)  # budgets without noise
+    return np.asarray(release_updates(vectors, endless, protection, work=work, round_index=1, run="audit").updates)
 
 
 def flat_start(model: FlatModel, config: TrainingConfig) -> Tensor:
@@ -215,7 +230,7 @@ def _spent_in_sum(pair: Array, config: TrainingConfig, data: ClientData, client:
     if not protection.opens_sums:
         return 0.0
     works = [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
-    caps = np.linspace(0.01, 0.1, data.num_clients)
+    caps = np.where(np.arange(data.num_clients) == client, 0.01, 0.1)  # so that its weight is bounded
     dispersion = config.dispersion * protection.clip_norm**2
     noise = noise_of_sum(protection, caps, works, pair.shape[1], data.num_examples, dispersion)
     totals = []
@@ -243,9 +258,9 @@ def audit_training(
 ) -> AuditResult:
     """A lower bound on ε from one whole training (Steinke, Nasr & Jagielski 2023, arXiv:2305.08846v1, Thm. 5.2).
 
-    A coin decides for each of `num_coins` records, or for each client, which of two versions of it is trained on: the
-    one with its own labels or the one with others. The final model is then asked which version it knows better, and ε
-    is bounded by how often that is right.
+    A coin decides for each of `num_coins` records, or for each client, which of two versions of it is trained on. Both
+    have wrong labels, which a model can only have learned by heart (of two classes one is right). The final model is
+    then asked which version it knows better, and ε is bounded by how often that is right.
 
     Args:
         model: The model to train.
@@ -270,15 +285,14 @@ def audit_training(
         rows = np.concatenate(data.members)
         groups = [rows[k : k + 1] for k in rng.permutation(len(rows))[: require_count(num_coins, "num_coins")]]
     coins = rng.integers(0, 2, len(groups)).astype(np.bool_)
-    shift = rng.integers(1, data.num_classes, len(groups))
+    wrong = np.arange(data.num_classes > 2, data.num_classes)
+    versions = np.array([rng.choice(wrong, 2, replace=False) for _ in groups])  # by what labels are moved on
     labels = np.array(data.labels)
-    for group, is_other, step in zip(groups, coins, shift, strict=True):
-        labels[group] = (data.labels[group] + (step if is_other else 0)) % data.num_classes
+    for group, coin, steps in zip(groups, coins, versions, strict=True):
+        labels[group] = (data.labels[group] + steps[int(coin)]) % data.num_classes
     *_, record = train_rounds(model, replace(data, labels=labels), plan, config)
     trained = load_weights(model, record).eval()
-    scores = np.array(
-        [_prefers_other(trained, data, group, int(step)) for group, step in zip(groups, shift, strict=True)]
-    )
+    scores = np.array([_prefers_second(trained, data, *known) for known in zip(groups, versions, strict=True)])
     claimed, delta = _claim(record.dp_epsilon, config.protection.dp_delta, config.protection.adjacency == "zero_out")
     bounds = {share: _bound(scores, coins, share, delta, (1 - level) / len(SHARES_GUESSED)) for share in SHARES_GUESSED}
     measured = max(bounds.values())
@@ -308,15 +322,12 @@ def _claim(dp_epsilon: float, dp_delta: float, doubled: bool) -> tuple[float, fl
     return 2 * dp_epsilon, min(1.0, dp_delta * (1 + math.exp(min(dp_epsilon, 500.0))))
 
 
-def _prefers_other(model: nn.Module, data: ClientData, rows: IntArray, step: int) -> float:
-    """How much better the model knows the other version: its log-likelihood less that of the data's own labels."""
-    inputs = torch.from_numpy(np.array(data.features[rows]))
-    own = torch.from_numpy(np.array(data.labels[rows]))
+def _prefers_second(model: nn.Module, data: ClientData, rows: IntArray, steps: IntArray) -> float:
+    """How much better the model knows the second version of these rows: its log-likelihood less that of the first."""
+    labels = (data.labels[rows, None] + steps) % data.num_classes  # [rows, versions]
     with torch.no_grad():
-        log_likelihood = torch.log_softmax(model(inputs).double(), 1)
-    other = (own + step) % data.num_classes
-    gain = log_likelihood.gather(1, other[:, None]) - log_likelihood.gather(1, own[:, None])
-    return float(gain.mean())
+        log_likelihood = torch.log_softmax(model(torch.from_numpy(np.array(data.features[rows]))).double(), 1)
+    return float(log_likelihood.gather(1, torch.from_numpy(labels)).diff().mean())
 
 
 def _bound(scores: Array, coins: BoolArray, share: float, delta: float, chance: float) -> float:

@@ -132,6 +132,16 @@ def require_fitting(model: FlatModel, job: TrainingJob) -> list[LocalWork]:
     config, data = job.config, job.data
     if job.plan.num_clients != data.num_clients:
         raise BadInput(f"the plan has {job.plan.num_clients} clients, the data {data.num_clients}.")
+    require_private(model, data, config)
+    if config.average_rounds > len(job.plan):
+        raise BadInput(
+            f"average_rounds={config.average_rounds} is more than the plan's {len(job.plan)} rounds. Use fewer."
+        )
+    return [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
+
+
+def require_private(model: FlatModel, data: ClientData, config: TrainingConfig) -> None:
+    """Raises where the model cannot take the data, or no noise of this protection would protect what it learns."""
     _require_shapes(model, data)
     if model.remembers(_first_example(model, data).repeat(2, *[1] * (len(data.input_shape)))):
         raise BadInput(
@@ -150,11 +160,6 @@ def require_fitting(model: FlatModel, job: TrainingJob) -> list[LocalWork]:
             "the model draws at random, as Dropout does, which breaks batches='poisson': draws go by place in "
             "the sample, so one record more changes the others'. Leave it out, or use batches='shuffled'."
         )
-    if config.average_rounds > len(job.plan):
-        raise BadInput(
-            f"average_rounds={config.average_rounds} is more than the plan's {len(job.plan)} rounds. Use fewer."
-        )
-    return [local_work(int(size), config, name) for size, name in zip(data.num_examples, data.names, strict=True)]
 
 
 class TrainingState:

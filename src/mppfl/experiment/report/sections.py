@@ -96,9 +96,9 @@ def _protected(run: Run) -> str:
     accounts = run.accounts
     largest = float(accounts.dp_epsilon.max())
     if math.isinf(largest):
-        return "No noise was added: nobody's data is protected."
+        return accounts.meaning
     bound = f"ε = {epsilon(largest)} at δ = {delta(accounts.dp_delta)} per {accounts.unit}"
-    return f"The client who spent most has {bound}."
+    return f"The client who spent most has {bound}. {accounts.meaning}"
 
 
 def _finite_figures(runs: Sequence[Run], measure: Callable[[Run], Any]) -> dict[int, float]:

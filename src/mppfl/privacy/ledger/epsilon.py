@@ -168,7 +168,7 @@ def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int]
 
     def composed(deltas: Array) -> Array:
         answer = np.array(epsilon(account.budget, deltas, "exact" if method == "pld" else method))
-        known: dict[tuple[History, float], float] = {}
+        known: dict[tuple[ReleaseHistory, float], float] = {}
         for client, history in histories.items():
             question = (history, float(deltas[client]))
             if question not in known:
@@ -181,7 +181,7 @@ def epsilons(read: sqlite3.Connection, account: Account, numbers: dict[str, int]
     return epsilon_with_extra(composed, delta, extra)
 
 
-class History(NamedTuple):
+class ReleaseHistory(NamedTuple):
     """All releases of one client in the account of one unit: ρ in all, and those that are Poisson-sampled.
 
     sampled  (noise_multiplier, sampling_rate, num_steps) of each kind
@@ -193,7 +193,7 @@ class History(NamedTuple):
 
 def histories_of(
     read: sqlite3.Connection, account: Account, numbers: dict[str, int], *, by_orders_alone: bool = False
-) -> dict[int, History]:
+) -> dict[int, ReleaseHistory]:
     """Histories with Poisson-sampled releases, by their clients' places in the account.
 
     Raises TooManyHistories for more than `MOST_HISTORIES` different ones, unless they are bounded `by_orders_alone`.
@@ -210,7 +210,7 @@ def histories_of(
         if client in places and charge is not None and charge.budget is None:
             noise, rate, steps = require_sampling(charge.noise_multiplier, charge.sampling_rate, charge.num_steps)
             sampled[places[client]].append((noise, rate, steps * times))
-    histories = {place: History(float(account.budget[place]), tuple(kinds)) for place, kinds in sampled.items()}
+    histories = {place: ReleaseHistory(float(account.budget[place]), tuple(kinds)) for place, kinds in sampled.items()}
     different = len(set(histories.values()))
     if different > MOST_HISTORIES and not by_orders_alone:
         raise TooManyHistories(
